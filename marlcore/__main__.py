@@ -38,25 +38,18 @@ def _leave(signum: int, frame: object) -> None:
 # Until a run has something to clean up, Ctrl-C simply exits, without a traceback from an import.
 signal.signal(signal.SIGINT, _leave)
 
-# name: (module of cli, function from its arguments to the exit code, options, summary)
+# name: (options, summary); module and function are cli.<name>.main
 COMMANDS = {
-    "train": (
-        "train",
-        "train",
-        "[--env ENV] [--algo ALGO] [--resume RUN] [OPTIONS]",
-        "train every agent of an environment",
-    ),
+    "train": ("[--env ENV] [--algo ALGO] [--resume RUN] [OPTIONS]", "train every agent of an environment"),
     "eval": (
-        "eval",
-        "main",
         "RUN [--episodes N] [--which best] [--video FILE]",
         "play episodes with a run's policies, and print their returns",
     ),
-    "top": ("top", "main", "[RUN_DIR] [--once] [--json]", "show a live run: rates, lag, waits and restarts"),
-    "bench": ("bench", "main", "[--json]", "measure the core on this machine, each call beside its bound"),
-    "gc": ("gc", "main", "[--dry-run]", "remove shared memory that no living process holds"),
-    "warmup": ("warmup", "main", "", "compile the kernels now, so that no first batch waits for them"),
-    "doctor": ("doctor", "main", "[--json]", "check this machine, with advice on each finding"),
+    "top": ("[RUN_DIR] [--once] [--json]", "show a live run: rates, lag, waits and restarts"),
+    "bench": ("[--json]", "measure the core on this machine, each call beside its bound"),
+    "gc": ("[--dry-run]", "remove shared memory that no living process holds"),
+    "warmup": ("", "compile the kernels now, so that no first batch waits for them"),
+    "doctor": ("[--json]", "check this machine, with advice on each finding"),
 }
 
 
@@ -99,8 +92,8 @@ def _main(argv: list[str] | None) -> int:
 
 def _usage() -> str:
     lines = []
-    for name, (_, _, options, does) in COMMANDS.items():
-        lines += [f"marlcore {name} {options}".rstrip(), f"    {does}"]
+    for name, (options, summary) in COMMANDS.items():
+        lines += [f"marlcore {name} {options}".rstrip(), f"    {summary}"]
     return "usage: " + "\n       ".join([*lines, "marlcore COMMAND --help", "    all options", "marlcore --version\n"])
 
 
@@ -115,9 +108,8 @@ def _run(command: str, arguments: list[str]) -> int:
         sys.stderr.write("marlcore: expected a working directory that exists, got a deleted one\n")
         return 2
     say_always()
-    module, function, _, _ = COMMANDS[command]
     try:
-        code: int = getattr(import_module(f".cli.{module}", __package__), function)(arguments)
+        code: int = import_module(f".cli.{command}", __package__).main(arguments)
         return code
     except WorkerFailed as error:
         sys.stderr.write(f"marlcore: {error}\n")
@@ -142,10 +134,10 @@ def _how_to_resume(run_dir: str) -> str:
 
     if not run_dir:
         return ""
+    where = shlex.quote(run_dir)
     if has_all_steps(run_dir):
-        written = f"its metrics, curves and last checkpoints are in {shlex.quote(run_dir)}"
-        return f"; the run had taken all its steps; {written}"
-    return f"; resume with marlcore train --resume {shlex.quote(run_dir)}"
+        return f"; the run had taken all its steps; its metrics, curves and last checkpoints are in {where}"
+    return f"; resume with marlcore train --resume {where}"
 
 
 def _output_fails(error: OSError) -> bool:

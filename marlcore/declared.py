@@ -1,18 +1,17 @@
-"""Ranges and choices of settings: declared at the fields of a dataclass, and checked by one function.
+"""Settings as dataclasses: ranges and choices declared at the fields, checked by one function, changed by dotted names.
 
     @dataclass(frozen=True)
-    class Settings:
+    class Settings(Declared):
         steps: Annotated[int, Whole(1)] = 10
         tau: Annotated[float, Number(above=0, high=1)] = 0.02
         hidden: Annotated[tuple[int, ...], Sizes()] = (64, 64)
         cell: Literal["lstm", "gru"] = "lstm"
         clip: Annotated[float | None, Number(above=0)] = None
+        names: Annotated[tuple[str, ...], By(function)] = ()
+        section: Section = field(default_factory=Section)
 
-        def __post_init__(self) -> None:
-            check_declared(self)
-
-A Literal is a choice without further words, and None is allowed where the type allows it. Another rule is a class with
-the method `checked` of `Rule`.
+A Literal is a choice without further words, and None is allowed where the type allows it. A field whose default a
+dataclass makes is a section: it holds that class.
 """
 
 from __future__ import annotations
@@ -21,13 +20,16 @@ import math
 import sys
 import types
 from abc import ABC, abstractmethod
-from dataclasses import KW_ONLY, dataclass, fields
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import KW_ONLY, dataclass, fields, is_dataclass, replace
 from functools import cache
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import numpy as np
 
 from .checks import came, check_whole, is_number
+
+T = TypeVar("T")
 
 
 class Rule(ABC):
@@ -105,15 +107,40 @@ class Sizes(Rule):
 
 
 @dataclass(frozen=True)
+class By(Rule):
+    """A function from the label and the value to the value as the field holds it."""
+
+    function: Callable[[str, Any], Any]
+
+    def checked(self, label: str, value: Any) -> Any:
+        return self.function(label, value)
+
+
+@dataclass(frozen=True)
+class _Section(Rule):
+    kind: type
+
+    def checked(self, label: str, value: Any) -> Any:
+        if not isinstance(value, self.kind):
+            article = "an" if self.kind.__name__[0] in "AEIOU" else "a"
+            raise TypeError(f"{label}: expected {article} {self.kind.__name__}, got {value!r}")
+        return value
+
+
+@dataclass(frozen=True)
 class _Choice(Rule):
     options: tuple[Any, ...]
 
     def checked(self, label: str, value: Any) -> Any:
         if value not in self.options:
-            *others, last = map(str, self.options)
-            expected = f"{', '.join(others)} or {last}" if others else last
-            raise ValueError(f"{label}: expected {expected}, got {came(value)}")
+            raise ValueError(f"{label}: expected {listed(self.options)}, got {came(value)}")
         return value
+
+
+def listed(options: Iterable[Any]) -> str:
+    """Such as "a, b or c"."""
+    *others, last = map(str, options)
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 def check_declared(settings: Any, owner: str = "") -> None:
@@ -135,16 +162,80 @@ def check_declared(settings: Any, owner: str = "") -> None:
         object.__setattr__(settings, name, value)
 
 
+class Declared:
+    """A dataclass of it checks its fields when it is made."""
+
+    def __post_init__(self) -> None:
+        check_declared(self)
+
+
+def hints_of(kind: Any, prefix: str = "") -> dict[str, Any]:
+    """By dotted name: the type of each field of a dataclass and of its sections."""
+    hints: dict[str, Any] = {}
+    for name, hint in _hints(kind).items():
+        section = _sections(kind).get(name)
+        hints |= hints_of(section, f"{prefix}{name}.") if section else {prefix + name: hint}
+    return hints
+
+
+def flattened(plain: Any, kind: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Nested settings by dotted name. Raises ValueError: a section is no mapping."""
+    if not isinstance(plain, Mapping):
+        raise ValueError(f"{prefix[:-1] or 'settings'}: expected settings by name, got {came(plain)}")
+    sections = _sections(kind)
+    for name, value in plain.items():
+        if name in sections:
+            yield from flattened(value, sections[name], f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def changed(settings: T, values: Mapping[str, Any], prefix: str = "") -> T:
+    """The dataclass with other values, by dotted name; errors of a section begin with `prefix` and the field's name.
+
+    Lists become tuples, since JSON and YAML know only lists.
+    """
+    own: dict[str, Any] = {}
+    sections: dict[str, dict[str, Any]] = {}
+    for dotted, value in values.items():
+        name, dot, rest = dotted.partition(".")
+        if dot:
+            sections.setdefault(name, {})[rest] = value
+        else:
+            own[name] = tuple(value) if isinstance(value, list) else value
+    for name, inside in sections.items():
+        own[name] = changed(getattr(settings, name), inside, f"{prefix}{name}.")
+    try:
+        return replace(settings, **own)  # type: ignore[type-var]
+    except (ValueError, TypeError) as error:
+        if not prefix:
+            raise
+        raise type(error)(f"{prefix}{error}") from None
+
+
+def _sections(kind: Any) -> dict[str, Any]:
+    return {field.name: field.default_factory for field in fields(kind) if is_dataclass(field.default_factory)}
+
+
 @cache
 def _declared(kind: Any) -> list[tuple[str, list[Rule], bool]]:
     """The fields that have rules, each with these and whether it may be None."""
+    declared = [(name, *_rules(hint)) for name, hint in _hints(kind).items()]
+    sections: list[tuple[str, list[Rule], bool]] = [
+        (name, [_Section(part)], False) for name, part in _sections(kind).items()
+    ]
+    return [*sections, *((name, rules, optional) for name, rules, optional in declared if rules)]
+
+
+@cache
+def _hints(kind: Any) -> dict[str, Any]:
+    """The annotation of each field that is an argument of the dataclass."""
     hints: dict[str, Any] = {}
     for base in reversed(kind.__mro__):
         namespace = vars(sys.modules[base.__module__])
         for name, hint in vars(base).get("__annotations__", {}).items():
             hints[name] = _evaluated(hint, namespace)
-    declared = [(field.name, *_rules(hints[field.name])) for field in fields(kind)]
-    return [(name, rules, optional) for name, rules, optional in declared if rules]
+    return {field.name: hints[field.name] for field in fields(kind) if field.init}
 
 
 def _evaluated(hint: Any, namespace: dict[str, Any]) -> Any:
@@ -162,11 +253,11 @@ def _rules(hint: Any) -> tuple[list[Rule], bool]:
     kind, inside = get_origin(hint), get_args(hint)
     if kind is Annotated:
         rules, optional = _rules(inside[0])
-        return [*rules, *(one for one in inside[1:] if isinstance(one, Rule))], optional
+        return [*rules, *(mark for mark in inside[1:] if isinstance(mark, Rule))], optional
     if kind is Literal:
         return [_Choice(inside)], False
     if kind in (Union, types.UnionType):
-        members = [one for one in inside if one is not type(None)]
+        members = [member for member in inside if member is not type(None)]
         alone = _rules(members[0])[0] if len(members) == 1 else []
         return alone, len(members) < len(inside)
     return [], False

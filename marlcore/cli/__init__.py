@@ -3,4 +3,4 @@
 A command reads options, calls the other rooms and prints. Everything it does is available from Python too.
 """
 
-from .options import parse
+from .options import CommandLine

@@ -9,7 +9,6 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import cycle
@@ -17,7 +16,6 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-import tyro
 from rich.console import Console
 
 from ..notices import say
@@ -26,7 +24,7 @@ from ..spec import Field, TransitionSpec
 from ..tables import FittedTable
 from ..training import compile_before_a_run
 from ..weights import ParameterStore
-from .options import parse
+from .options import CommandLine
 
 ROUNDS, ROUND_S = 61, 0.002  # shorter than a scheduler's slice, so that most rounds run undisturbed
 BATCH, STACK = 256, 4
@@ -53,7 +51,7 @@ class BenchOptions:
     half a minute.
     """
 
-    json: tyro.conf.FlagCreatePairsOff[bool] = False
+    json: bool = False
     """Print one JSON object instead of a table."""
 
 
@@ -73,20 +71,22 @@ class Measurement:
 
 def main(arguments: list[str]) -> int:
     """Runs `marlcore bench` with these arguments; 0."""
-    options = parse(BenchOptions, arguments, "bench")
+    options = CommandLine("bench", arguments).parse(BenchOptions)
     compile_before_a_run()
     load = os.getloadavg()[0]
-    found = [*_of_vectors(), *_of_frames(), *_of_weights()]
-    processor, cpus = _processor(), len(os.sched_getaffinity(0))
+    measured = [*_of_vectors(), *_of_frames(), *_of_weights()]
+    with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
+        names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    processor, cpus = next(iter(names), platform.machine()), len(os.sched_getaffinity(0))
     if options.json:
-        rows = [{**asdict(one), "ratio": one.ratio} for one in found]
+        rows = [{**asdict(row), "ratio": row.ratio} for row in measured]
         machine = {"processor": processor, "cpus": cpus, "load": load, "python": platform.python_version()}
         sys.stdout.write(json.dumps({**machine, "rows": rows}) + "\n")
         return 0
     console = Console(width=None if sys.stdout.isatty() else WIDTH)
     headline = [processor, f"{cpus} CPUs", f"load {load:.1f}"]
     titles = ["us", "bound us", "ratio", "bound is"]
-    table = {one.name: [f"{one.us:,.2f}", f"{one.bound_us:,.2f}", f"{one.ratio:.2f}", one.bound] for one in found}
+    table = {row.name: [f"{row.us:,.2f}", f"{row.bound_us:,.2f}", f"{row.ratio:.2f}", row.bound] for row in measured}
     console.print(FittedTable(headline, "call", titles, table))
     console.print(FOOTER, highlight=False)
     if load > 0.5 * cpus:
@@ -101,10 +101,14 @@ def interleaved(runs: dict[str, Run]) -> dict[str, float]:
         _seconds(run, 16)
         counts[name] = max(1, int(ROUND_S / min(_seconds(run, 4) for _ in range(5))))
     times: dict[str, list[float]] = {name: [] for name in runs}
-    with _no_collections():
+    gc.collect()
+    gc.disable()
+    try:
         for _ in range(ROUNDS):
             for name, run in runs.items():
                 times[name].append(_seconds(run, counts[name]))
+    finally:
+        gc.enable()
     return {name: median(seconds) for name, seconds in times.items()}
 
 
@@ -118,16 +122,6 @@ def _seconds(run: Run, times: int) -> float:
     for _ in range(times):
         run()
     return (time.perf_counter() - began) / times
-
-
-@contextmanager
-def _no_collections() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 def _of_vectors() -> Iterator[Measurement]:
@@ -179,17 +173,8 @@ def _of_weights() -> Iterator[Measurement]:
     copy = _copies(nbytes)
     with ParameterStore.create(model) as store:
         publish, pull = store.publisher(model).publish, store.subscriber(local).pull
-
-        def publish_and_pull() -> None:
-            publish()
-            pull()
-
-        def two_copies() -> None:
-            copy()
-            copy()
-
         yield _measured(f"publish {nbytes / 1e6:.2f} MB", publish, "a copy of its bytes", copy)
-        yield _measured("publish and pull", publish_and_pull, "two copies", two_copies)
+        yield _measured("publish and pull", lambda: (publish(), pull()), "two copies", lambda: (copy(), copy()))
 
 
 def _copies(nbytes: int) -> Run:
@@ -209,9 +194,3 @@ def _random_rows(rows: int, nbytes: int, neighbours: int) -> Run:
     places = cycle((starts + np.arange(neighbours)).reshape(64, -1))
     out = np.empty((BATCH * neighbours, nbytes), np.uint8)
     return lambda: np.take(ring, next(places), axis=0, out=out, mode="clip")
-
-
-def _processor() -> str:
-    with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
-        names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()

@@ -11,7 +11,7 @@ import tyro
 from rich.console import Console
 
 from ..training import EvaluatedRun, evaluate
-from .options import parse
+from .options import CommandLine
 from .video import check_format, film, write_video
 
 WIDTH = 200  # of a table outside a terminal
@@ -35,14 +35,14 @@ class EvalOptions:
     """Environment copies that play together."""
     seed: int = 0
     """The same seed plays the same episodes."""
-    explore: tyro.conf.FlagCreatePairsOff[bool] = False
+    explore: bool = False
     """Explore as actors do with these weights."""
     policies: dict[str, str] = field(default_factory=dict)
     """What acts instead of a policy or an agent: module:name of a function of an observation, or of a class or an
     object with a method act(obs); or the directory of another run."""
     env: str = ""
     """Another environment than the run's, as in marlcore train."""
-    trust: tyro.conf.FlagCreatePairsOff[bool] = False
+    trust: bool = False
     """Execute the code of a run's directory that another user could have changed."""
     video: str = ""
     """A file for one more episode, filmed: .gif or .mp4."""
@@ -54,7 +54,7 @@ def main(arguments: list[str]) -> int:
     Raises: ValueError, TypeError: bad input, in one line; ImportError: a package for the video is missing.
     """
     sys.path.append(os.getcwd())  # for modules of the run's environment and algorithms
-    options = parse(EvalOptions, arguments, "eval")
+    options = CommandLine("eval", arguments).parse(EvalOptions, positional="run_dir")
     env_fn = options.env or None
     run_dir, video = os.path.abspath(options.run_dir), os.path.abspath(options.video)  # environments may move
     policies = {name: os.path.abspath(it) if os.path.isdir(it) else it for name, it in options.policies.items()}
@@ -62,17 +62,8 @@ def main(arguments: list[str]) -> int:
         check_format(options.video)
         run = EvaluatedRun(run_dir, options.which, policies, env_fn, trust=options.trust)
         write_video(video, *film(run, options.seed))
-    outcome = evaluate(
-        run_dir,
-        options.episodes,
-        which=options.which,
-        envs=options.envs,
-        seed=options.seed,
-        explore=options.explore,
-        policies=policies,
-        env_fn=env_fn,
-        trust=options.trust,
-    )
+    chosen = {name: getattr(options, name) for name in ("episodes", "which", "envs", "seed", "explore", "trust")}
+    outcome = evaluate(run_dir, policies=policies, env_fn=env_fn, **chosen)
     Console(width=None if sys.stdout.isatty() else WIDTH).print(outcome)
     if options.video:
         sys.stdout.write(f"video in {options.video}\n")

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import time
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import tyro
-
-from ..memory import SHM_DIR, SegmentFile, survey_segments
-from .options import parse
+from ..memory import SHM_DIR, survey_segments
+from .options import CommandLine, print_table
 
 
 @dataclass(frozen=True)
@@ -26,25 +24,26 @@ class GcOptions:
     number of those segments.
     """
 
-    dry_run: tyro.conf.FlagCreatePairsOff[bool] = False
+    dry_run: bool = False
     """Only list the segments that would be removed."""
 
 
 def main(arguments: list[str], directory: Path = SHM_DIR) -> int:
-    """Runs `marlcore gc` with these arguments on a directory, and prints the result; 0.
-
-    Raises: ValueError: an option is unknown, in one line.
-    """
-    options = parse(GcOptions, arguments, "gc")
+    """Runs `marlcore gc` with these arguments on a directory, and prints the result; 0."""
+    options = CommandLine("gc", arguments).parse(GcOptions)
     files = survey_segments(directory, remove=not options.dry_run)
     pids = holders(directory, {file.inode for file in files if file.held})
     verb = "orphaned" if options.dry_run else "removed"
     now = time.time()
-    rows = [_row(file, verb, now, pids.get(file.inode, [])) for file in files]
+    rows: list[tuple[str, ...]] = []
+    for file in files:
+        age, held_by = max(0, round(now - file.written)), ",".join(map(str, pids.get(file.inode, []))) or "-"
+        name = ascii(file.name)[1:-1]  # a file name may contain anything, even newlines
+        rows.append(("kept" if file.held else verb, str(file.nbytes), str(age), name, held_by))
     freed = [file.nbytes for file in files if not file.held]
-    if sys.stdout.isatty():
-        _draw(rows, f"{verb}: {len(freed)} of {len(files)} segments, {sum(freed):,} bytes")
-    else:
+    total = f"{verb}: {len(freed)} of {len(files)} segments, {sum(freed):,} bytes"
+    columns = {"": "left", "bytes": "right", "age in s": "right", "segment": "left", "held by": "left"}
+    if not sys.stdout.isatty() or not print_table(columns, rows, total):
         rows.append(("total", str(sum(freed)), str(len(freed))))
         sys.stdout.writelines("\t".join(row) + "\n" for row in rows)
     return 0
@@ -52,43 +51,22 @@ def main(arguments: list[str], directory: Path = SHM_DIR) -> int:
 
 def holders(directory: Path, inodes: Collection[tuple[int, int]]) -> dict[tuple[int, int], list[int]]:
     """By (device, inode) of a directory's files: the processes that have them open, as far as /proc shows them."""
-    found: dict[tuple[int, int], list[int]] = {}
-    if not inodes:
-        return found
-    for pid in sorted(int(entry) for entry in os.listdir("/proc") if entry.isdecimal()):
+    pids: dict[tuple[int, int], list[int]] = {}
+    for pid in sorted(int(entry) for entry in os.listdir("/proc") if entry.isdecimal()) if inodes else ():
         for inode in _open_files(pid, directory) & set(inodes):
-            found.setdefault(inode, []).append(pid)
-    return found
+            pids.setdefault(inode, []).append(pid)
+    return pids
 
 
 def _open_files(pid: int, directory: Path) -> set[tuple[int, int]]:
     """(device, inode) of a directory's files that a process has open; none for another user's process."""
-    found = set()
+    inodes = set()
     descriptors = f"/proc/{pid}/fd"
-    with contextlib.suppress(OSError):  # it ended, or belongs to another user
+    with suppress(OSError):  # it ended, or belongs to another user
         for fd in os.listdir(descriptors):
-            with contextlib.suppress(OSError):  # closed meanwhile
+            with suppress(OSError):  # closed meanwhile
                 # The link first: stat of an unrelated file could block on a network file system.
                 if os.readlink(f"{descriptors}/{fd}").startswith(f"{directory}/"):
                     status = os.stat(f"{descriptors}/{fd}")
-                    found.add((status.st_dev, status.st_ino))
-    return found
-
-
-def _row(file: SegmentFile, verb: str, now: float, pids: list[int]) -> tuple[str, ...]:
-    age = max(0, round(now - file.written))
-    name = ascii(file.name)[1:-1]  # a file name may contain anything, even newlines
-    return "kept" if file.held else verb, str(file.nbytes), str(age), name, ",".join(map(str, pids)) or "-"
-
-
-def _draw(rows: list[tuple[str, ...]], total: str) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(caption=total)
-    for title in ("", "bytes", "age in s", "segment", "held by"):
-        table.add_column(title, justify="right" if title in ("bytes", "age in s") else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*map(Text, row))
-    Console().print(table)
+                    inodes.add((status.st_dev, status.st_ino))
+    return inodes

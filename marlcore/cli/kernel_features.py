@@ -1,7 +1,7 @@
 """The kernel features that marlcore needs, each tried: in a sandbox, the kernel's version says little.
 
-An attempt gets the segments' directory, and raises OSError or MarlcoreError if the feature does not work. An attempt
-itself imports the parts of the core that it needs, since the core may be broken.
+An attempt gets the segments' directory, and raises OSError or MarlcoreError if the feature does not work. It imports
+the parts of the core that it needs itself, since the core may be broken.
 """
 
 from __future__ import annotations
@@ -11,28 +11,33 @@ import os
 import secrets
 import select
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class Feature:
-    """A feature that the kernel must have.
-
-    Attributes:
-        attempt: tries it in a directory. purpose: marlcore's use of it. advice: the fix if it fails.
-    """
+class Feature(NamedTuple):
+    """A feature that the kernel must have: its attempt, marlcore's use of it, and the fix if it fails."""
 
     attempt: Callable[[Path], None]
     purpose: str
     advice: str
 
 
+@contextmanager
+def _opened(path: Path | str, flags: int) -> Iterator[int]:
+    fd = os.open(path, flags | os.O_CLOEXEC, 0o600)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
 def try_nameless_file(directory: Path) -> None:
-    """O_TMPFILE."""
-    os.close(_open_nameless(directory))
+    with _opened(directory, os.O_TMPFILE | os.O_RDWR):
+        pass
 
 
 def try_naming(directory: Path) -> None:
@@ -40,20 +45,14 @@ def try_naming(directory: Path) -> None:
     from ..memory import PREFIX
 
     name = f"{PREFIX}doctor-{secrets.token_hex(8)}"  # so that a sweep removes it after a kill
-    fd = _open_nameless(directory)
-    try:
-        at = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    with _opened(directory, os.O_TMPFILE | os.O_RDWR) as fd, _opened(directory, os.O_PATH | os.O_DIRECTORY) as at:
         try:
             os.link(f"/proc/self/fd/{fd}", name, dst_dir_fd=at, follow_symlinks=True)
         finally:
-            os.close(at)
             (directory / name).unlink(missing_ok=True)
-    finally:
-        os.close(fd)
 
 
 def try_allocation(directory: Path) -> None:
-    """posix_fallocate."""
     with tempfile.TemporaryFile(dir=directory) as file:
         os.posix_fallocate(file.fileno(), 0, mmap.PAGESIZE)
 
@@ -63,14 +62,11 @@ def try_locks(directory: Path) -> None:
     from ..memory import is_locked, try_lock
 
     with tempfile.TemporaryFile(dir=directory) as file:
-        other = os.open(f"/proc/self/fd/{file.fileno()}", os.O_RDWR | os.O_CLOEXEC)
-        try:
+        with _opened(f"/proc/self/fd/{file.fileno()}", os.O_RDWR) as other:
             if not try_lock(other, 0, exclusive=True):
                 raise OSError("a free lock cannot be taken")
             if not is_locked(file.fileno(), 0) or try_lock(file.fileno(), 0, exclusive=False):
                 raise OSError("a lock does not exclude others")
-        finally:
-            os.close(other)
         if not try_lock(file.fileno(), 0, exclusive=True):
             raise OSError("a lock outlives its holder")
 
@@ -99,32 +95,22 @@ def try_pidfd(directory: Path) -> None:
         raise OSError("this Python was built without os.pidfd_open")
     pidfd = os.pidfd_open(os.getpid())
     try:
-        poll = select.poll()
-        poll.register(pidfd, select.POLLIN)
-        if poll.poll(0):
+        if select.select([pidfd], [], [], 0)[0]:
             raise OSError("a living process is reported as ended")
     finally:
         os.close(pidfd)
 
 
-def _open_nameless(directory: Path) -> int:
-    return os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
-
-
 _TMPFS = "mount a tmpfs at /dev/shm"
+_ROOM = "mount a tmpfs with room at /dev/shm"
+_WHOLE = "segments appear whole or not at all"
+_LOCKS = "use Linux 3.15 or newer, and a sandbox that has these locks"
+_PIDFD = "use Linux 5.3 or newer, a Python built on it, and a sandbox that allows pidfd_open"
 FEATURES = {
-    "O_TMPFILE": Feature(try_nameless_file, "segments appear whole or not at all", _TMPFS),
-    "linkat": Feature(try_naming, "segments appear whole or not at all", f"mount /proc, and {_TMPFS[6:]}"),
-    "fallocate": Feature(
-        try_allocation, "a full /dev/shm is an error, not a signal", "mount a tmpfs with room at /dev/shm"
-    ),
-    "OFD locks": Feature(
-        try_locks, "proof that a process is dead", "use Linux 3.15 or newer, and a sandbox that has these locks"
-    ),
+    "O_TMPFILE": Feature(try_nameless_file, _WHOLE, _TMPFS),
+    "linkat": Feature(try_naming, _WHOLE, "mount /proc, and a tmpfs at /dev/shm"),
+    "fallocate": Feature(try_allocation, "a full /dev/shm is an error, not a signal", _ROOM),
+    "OFD locks": Feature(try_locks, "proof that a process is dead", _LOCKS),
     "futex": Feature(try_waking, "readers sleep until a writer commits", "allow the system call futex in the sandbox"),
-    "pidfd": Feature(
-        try_pidfd,
-        "the end of a worker is noticed",
-        "use Linux 5.3 or newer, a Python built on it, and a sandbox that allows pidfd_open",
-    ),
+    "pidfd": Feature(try_pidfd, "the end of a worker is noticed", _PIDFD),
 }

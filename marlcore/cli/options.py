@@ -1,88 +1,201 @@
-"""A command's options: the fields of a dataclass; their docstrings are the help."""
+"""A command's options: the fields of a dataclass, whose docstrings are the help.
+
+tyro only draws the help: it reports a wrong option as a box, and not in one line.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import io
-from collections.abc import Callable
-from typing import Any, TypeVar
+import inspect
+import sys
+import types
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import fields
+from enum import Enum
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
-import tyro
-
-from ..checks import did_you_mean
-from ..training import Schedule, names_of
+from ..checks import came, did_you_mean
+from ..declared import hints_of, listed
 
 T = TypeVar("T")
+Refuse = Callable[[str], str]
+
+_COLOURS = {"ok": "green", "warning": "yellow", "problem": "red"}
+_EXPECTED = {int: "an integer", float: "a number", bool: "True or False", types.NoneType: "None"}
 
 
-def parse(
-    kind: type[T],
-    arguments: list[str],
-    command: str,
-    refuse: Callable[[str], str] = "unknown option {}".format,
-    default: T | None = None,
-) -> T:
-    """The options of `marlcore <command>`, as the dataclass `kind`.
+class CommandLine:
+    """The words of a command, by option: --name WORD ..., --name=WORD, --flag or --no-flag.
 
-    Args:
-        refuse: makes the message for an unknown option; the nearest known option is appended.
-        default: the options that are not given; by default those of the class.
-
-    Raises: ValueError: an option is unknown or out of range, in one line. SystemExit: --help was shown.
+    Attributes:
+        words: by name of an option, with underscores.
     """
-    errors = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(errors), _schedules_as_text():
-            found, unknown = tyro.cli(
-                kind, args=arguments, prog=f"marlcore {command}", return_unknown_args=True, default=default
+
+    def __init__(self, command: str, arguments: list[str]) -> None:
+        self.words: dict[str, list[str]] = {}
+        self.asks_for_help = not {"-h", "--help"}.isdisjoint(arguments)
+        self._command = command
+        self._free: list[str] = []
+        words = self._free
+        for argument in arguments:
+            if argument.startswith("--"):
+                option, equals, word = argument[2:].partition("=")
+                self.words[option.replace("-", "_")] = words = [word] if equals else []
+                words = self._free if equals else words
+            else:
+                words.append(argument)
+
+    def word(self, name: str) -> str | None:
+        """The first word of an option; None without it."""
+        return next(iter(self.words.get(name, ())), None)
+
+    def parse(self, kind: type[T], positional: str = "", refuse: Refuse = "unknown option {}".format) -> T:
+        """The options as a dataclass. Raises: see `read`. SystemExit: --help was shown."""
+        if self.asks_for_help:
+            self.show_help(kind, single_flags=True)
+        values = self.read(hints_of(kind), positional, refuse)
+        for field in fields(kind):  # type: ignore[arg-type]
+            if field.name not in values and field.default is field.default_factory:  # both are missing
+                raise ValueError(f"{field.name}: expected a value, got none; see marlcore {self._command} --help")
+        return kind(**values)
+
+    def read(
+        self, hints: Mapping[str, Any], positional: str = "", refuse: Refuse = "unknown option {}".format
+    ) -> dict[str, Any]:
+        """The values of the options, by name.
+
+        Args:
+            hints: the types of the known options, by name.
+            positional: the one that a word without an option gives.
+            refuse: makes the message for an unknown option; the nearest known option is appended.
+
+        Raises: ValueError: an option is unknown or not of its type, in one line.
+        """
+        values: dict[str, Any] = {}
+        free = [*self._free]
+        for name, words in self.words.items():
+            section, dot, last = name.rpartition(".")
+            positive = f"{section}{dot}{last.removeprefix('no_')}"
+            if name in hints:
+                members = _members(hints[name])
+                is_flag = members == (bool,)
+                taken = len(words) if any(map(_is_collection, members)) else int(not is_flag)
+                values[name] = True if is_flag else _read(name, hints[name], words[:taken])
+            elif hints.get(positive) is bool:
+                values[positive], taken = False, 0
+            else:
+                hint = did_you_mean(_option(name), map(_option, hints)) or ";"
+                raise ValueError(f"{refuse(_option(name))}{hint} see marlcore {self._command} --help")
+            free += words[taken:]
+        if positional and free:
+            values[positional] = free.pop(0)
+        if free:
+            raise ValueError(f"expected an option, got {free[0]!r}; see marlcore {self._command} --help")
+        return values
+
+    def show_help(self, kind: type, default: Any = None, single_flags: bool = False) -> None:
+        """Prints the options of a dataclass and exits; without tyro only their names."""
+        try:
+            import tyro
+        except ModuleNotFoundError:
+            options = "".join(f"  {_option(name)}\n" for name in hints_of(kind))
+            about = f"usage: marlcore {self._command} [OPTIONS]\n\n{inspect.getdoc(kind)}\n"
+            sys.stdout.write(about + (f"\noptions:\n{options}" if options else ""))
+            sys.exit(0)
+        from ..training import Schedule
+
+        registry = tyro.constructors.ConstructorRegistry()
+
+        @registry.primitive_rule
+        def of_schedules(about: Any) -> tyro.constructors.PrimitiveConstructorSpec[Any] | None:
+            if about.type not in (Schedule, Schedule | None):
+                return None
+            return tyro.constructors.PrimitiveConstructorSpec(
+                nargs=1,
+                metavar="SCHEDULE" if about.type is Schedule else "{None}|SCHEDULE",
+                instance_from_str=lambda words: Schedule.from_value("schedule", words[0]),
+                is_instance=lambda value: value is None or isinstance(value, Schedule),
+                str_from_instance=lambda value: [str(value)],
             )
-    except SystemExit as end:
-        if not end.code:
-            raise
-        raise ValueError(_first_message(errors.getvalue())) from None
-    if unknown:
-        raise ValueError(f"{_unknown(unknown, kind, refuse)} see marlcore {command} --help")
-    return found  # type: ignore[return-value]
+
+        config = (tyro.conf.FlagCreatePairsOff,) if single_flags else ()
+        prog = f"marlcore {self._command}"
+        tyro.cli(kind, args=["--help"], prog=prog, default=default, registry=registry, config=config)
 
 
-def _schedules_as_text() -> tyro.constructors.ConstructorRegistry:
-    """Makes an option of a schedule one word, such as "linear(1, 0.05, 50000)", and "None" if there may be none."""
-    registry = tyro.constructors.ConstructorRegistry()
-
-    @registry.primitive_rule
-    def rule(about: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.PrimitiveConstructorSpec[Any] | None:
-        optional = about.type == (Schedule | None)
-        if about.type is not Schedule and not optional:
-            return None
-
-        def read(words: list[str]) -> Schedule | None:
-            return None if optional and words[0] == "None" else Schedule.from_value("schedule", words[0])
-
-        return tyro.constructors.PrimitiveConstructorSpec(
-            nargs=1,
-            metavar="{None}|SCHEDULE" if optional else "SCHEDULE",
-            instance_from_str=read,
-            is_instance=lambda value: isinstance(value, Schedule) or (optional and value is None),
-            str_from_instance=lambda value: [str(value)],
-        )
-
-    return registry
+def _members(hint: Any) -> tuple[Any, ...]:
+    """The types that an annotation allows."""
+    kind, inside = get_origin(hint), get_args(hint)
+    if kind is Annotated:
+        return _members(inside[0])
+    if kind in (Union, types.UnionType):
+        return tuple(member for choice in inside for member in _members(choice))
+    return (hint,)
 
 
-def _unknown(arguments: list[str], kind: type, refuse: Callable[[str], str]) -> str:
-    """A message about the first unknown option of these arguments."""
-    option = next((one.partition("=")[0] for one in arguments if one.startswith("-")), None)
-    if option is None:
-        return f"expected an option, got {arguments[0]!r};"
-    return refuse(option) + (did_you_mean(option, [f"--{name.replace('_', '-')}" for name in names_of(kind)]) or ";")
+def _is_collection(kind: Any) -> bool:
+    return (get_origin(kind) or kind) in (tuple, list, set, frozenset, dict, Mapping)
 
 
-def _first_message(box: str) -> str:
-    """The message in the box that the option parser draws around an error, as one line."""
-    lines = [line.strip("│ ") for line in box.splitlines() if not line.startswith(("╭", "╰"))]
-    message = []
-    for line in lines:
-        if line.startswith("─"):
-            break
-        message.append(line)
-    return " ".join(message)
+def _read(label: str, hint: Any, words: list[str]) -> Any:
+    """The value that words stand for; as text only if no other type takes them. Raises ValueError: no type does."""
+    members = _members(hint)
+    for kind in sorted(members, key=lambda kind: kind is str):
+        with suppress(ValueError, KeyError):
+            return _of_kind(kind, words)
+    expected = " or ".join(map(_expected, members))
+    got = "none" if not words else came(words[0] if len(words) == 1 else words)
+    raise ValueError(f"{label}: expected {expected}, got {got}")
+
+
+def _of_kind(kind: Any, words: list[str]) -> Any:
+    origin, inside = get_origin(kind) or kind, get_args(kind)
+    if origin in (dict, Mapping):
+        pairs = zip(words[::2], words[1::2], strict=True)
+        return {name: _read("", inside[-1] if inside else str, [word]) for name, word in pairs}
+    if _is_collection(kind):
+        fixed = origin is tuple and Ellipsis not in (inside or [...])
+        each = inside if fixed else [*inside[:1], str][:1] * len(words)
+        return origin(_read("", member, [word]) for member, word in zip(each, words, strict=True))
+    (word,) = words
+    if origin is Literal:
+        return {str(choice): choice for choice in inside}[word]
+    if kind in (bool, types.NoneType):
+        return {"True": True, "False": False, "None": None}[word]
+    if kind in (int, float):
+        return kind(word)
+    return kind[word] if isinstance(kind, type) and issubclass(kind, Enum) else word
+
+
+def _expected(kind: Any) -> str:
+    inside = get_args(kind)
+    if get_origin(kind) is Literal:
+        return listed(inside)
+    if (get_origin(kind) or kind) in (dict, Mapping):
+        return f"pairs of a name and {_expected(_members(inside[-1])[0]) if inside else 'a value'}"
+    if _is_collection(kind):
+        return f"words that are each {_expected(_members(inside[0])[0])}" if inside else "words"
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return listed(kind.__members__)
+    return _EXPECTED.get(kind, "a value")
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def print_table(columns: Mapping[str, Any], rows: Iterable[Sequence[str]], caption: str | None = None) -> bool:
+    """Prints rows below these titles, each with its justification; False if rich is not installed."""
+    try:
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+    except ModuleNotFoundError:
+        return False
+    table = Table(caption=caption)
+    for title, justify in columns.items():
+        table.add_column(title, justify=justify, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell, style=_COLOURS.get(cell, "")) for cell in row))
+    Console().print(table)
+    return True

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import signal
 import sys
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable
-from contextlib import closing
-from dataclasses import dataclass, field
+from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,13 +16,14 @@ import tyro
 from rich.console import Console
 from rich.live import Live
 
+from ..declared import Declared, Number
 from ..errors import MarlcoreError
 from ..memory import SHM_DIR, SegmentHandle
 from ..notices import say
 from ..processes import PID, READY, RESTARTS, STEPS, UPDATES, Control, Telemetry
 from ..tables import FittedTable
 from ..training import EVALUATOR, agent_order, has_ended, is_learner, policy_of
-from .options import parse
+from .options import CommandLine
 
 COLUMNS = {  # of the table, the most important first; key of a worker's figures: format
     "state": "",
@@ -49,7 +48,7 @@ REPORTED = ("policy_lag_p50", "policy_lag_p99", "lapped", "redrawn", "waited_s")
 
 
 @dataclass(frozen=True)
-class TopOptions:
+class TopOptions(Declared):
     """Show a live run: each process's rates and restarts, each policy's updates and samples, each agent's returns.
 
     It waits for a run that is about to start; Ctrl-C ends it. The return is the mean of an agent's last 100 episodes.
@@ -61,32 +60,36 @@ class TopOptions:
 
     run_dir: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="[RUN_DIR]")]] = ""
     """Directory of the run; may be omitted if only one run is live."""
-    once: tyro.conf.FlagCreatePairsOff[bool] = False
+    once: bool = False
     """Show one table of a run that is live, and exit."""
-    json: tyro.conf.FlagCreatePairsOff[bool] = False
+    json: bool = False
     """Print lines of JSON instead of tables."""
-    interval: float = 1.0
+    interval: Annotated[float, Number(0.05)] = 1.0
     """Seconds over which rates are measured, and between tables; at least 0.05."""
 
 
 def main(arguments: list[str]) -> int:
-    """Runs `marlcore top` with these arguments until the run ends; 0.
-
-    Raises: ValueError: an option is out of range, the run has ended, or more than one is live.
-    """
-    options = parse(TopOptions, arguments, "top")
+    """Runs `marlcore top` with these arguments until the run ends; 0."""
+    options = CommandLine("top", arguments).parse(TopOptions, positional="run_dir")
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    if not 0.05 <= options.interval < float("inf"):
-        raise ValueError(f"interval: expected seconds of at least 0.05, got {options.interval!r}")
-    with contextlib.suppress(KeyboardInterrupt), closing(_find(options.run_dir, options.once)) as run:
-        if options.json:
-            _watch(run, options, _print_json)
-        elif options.once or not sys.stdout.isatty():
-            console = Console(width=None if sys.stdout.isatty() else WIDTH)
-            _watch(run, options, lambda figures: console.print(_draw(figures)))
-        else:
-            with Live(auto_refresh=False) as live:
-                _watch(run, options, lambda figures: live.update(_draw(figures, crop=True), refresh=True))
+    with suppress(KeyboardInterrupt), closing(_find(options.run_dir, options.once)) as run, ExitStack() as stack:
+        live = None
+        if sys.stdout.isatty() and not options.json and not options.once:
+            live = stack.enter_context(Live(auto_refresh=False))
+        console = Console(width=None if sys.stdout.isatty() else WIDTH)
+        while True:
+            time.sleep(options.interval)
+            figures = run.figures()
+            if options.json:
+                sys.stdout.write(json.dumps(figures) + "\n")
+                sys.stdout.flush()
+            elif live:
+                live.update(_table(figures, crop=True), refresh=True)
+            else:
+                console.print(_table(figures))
+            if options.once or not run.alive:
+                break
+        stack.close()
         if not run.alive:
             say(f"{run.about['run_dir']} has ended")
     return 0
@@ -103,7 +106,7 @@ class Run:
         self._telemetry = Telemetry.watch(SegmentHandle(**self.about["telemetry"]))
         self._newest: dict[str, dict[str, float]] = {}
         self._returns: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=RETURNS))
-        self._before = self._count()
+        self._now = self._before = self._count()
 
     def close(self) -> None:
         self._telemetry.close()
@@ -120,85 +123,64 @@ class Run:
             self._newest.setdefault(metric.agent, {})[metric.name] = metric.value
             if metric.name == "episode_return":
                 self._returns[metric.agent].append(metric.value)
-        before, now = self._before, self._count()
-        self._before = now
-        seconds = max(now.time - before.time, 1e-9)
-        workers = {name: self._of_worker(name, before, now, seconds) for name in self._control.workers}
-        policies = {name: self._of_policy(name, before, now, seconds) for name in self._policies}
-        steps = sum(now.steps.values())
+        self._before, self._now = self._now, self._count()
         return {
             "run_dir": self.about["run_dir"],
-            "steps": steps,
+            **self._counted("steps", "all"),
             "total_steps": self.about["total_steps"],
-            "steps_per_s": (steps - sum(before.steps.values())) / seconds,
-            "workers": workers,
-            "policies": policies,
+            "workers": {name: self._of_worker(name) for name in self._control.workers},
+            "policies": {name: self._of_policy(name) for name in self._policies},
             "returns": {
                 agent: sum(self._returns[agent]) / len(self._returns[agent])
                 for agent in sorted(self._returns, key=agent_order)
             },
         }
 
-    def _of_worker(self, name: str, before: _Count, now: _Count, seconds: float) -> dict[str, Any]:
-        counters = self._control.workers[name]
+    def _of_worker(self, name: str) -> dict[str, Any]:
         pid, restarts = (self._control.notes[name].load(word) for word in (PID, RESTARTS))
-        state = _state(pid, restarts, counters.load(READY))
-        found: dict[str, Any] = {"state": state, "pid": pid, "restarts": restarts}
-        if name == EVALUATOR:
-            return found
-        if not is_learner(name):
-            rate = (now.steps[name] - before.steps[name]) / seconds
-            return {**found, "steps": now.steps[name], "steps_per_s": rate}
-        rate = (now.updates[name] - before.updates[name]) / seconds
-        found |= {"updates": now.updates[name], "updates_per_s": rate}
-        alone = policy_of(name)
-        return found | self._of_policy(alone, before, now, seconds) if alone in self._policies else found
+        ready = self._control.workers[name].load(READY)
+        if pid:
+            state = "running" if ready == restarts + 1 else "starting"
+        else:
+            state = "down" if restarts or ready else "starting"
+        figures = {"state": state, "pid": pid, "restarts": restarts}
+        if is_learner(name):
+            only = policy_of(name)
+            figures |= self._counted("updates", name) | (self._of_policy(only) if only in self._policies else {})
+        elif name != EVALUATOR:
+            figures |= self._counted("steps", name)
+        return figures
 
-    def _of_policy(self, name: str, before: _Count, now: _Count, seconds: float) -> dict[str, Any]:
-        updates, about = now.updates[name], self._policies[name]
-        steps = about["share"] * sum(now.steps.values())
-        newest = self._newest.get(name, {})
-        ratio = updates * about["batch_size"] / max(steps, 1.0)
-        return {
-            "updates": updates,
-            "updates_per_s": (updates - before.updates[name]) / seconds,
-            **({"replay_ratio": ratio} if about["batch_size"] else {}),  # a queue is no replay
-        } | {label: newest[label] for label in REPORTED if label in newest}
+    def _of_policy(self, name: str) -> dict[str, Any]:
+        about, newest = self._policies[name], self._newest.get(name, {})
+        figures = self._counted("updates", name)
+        if about["batch_size"]:  # a queue is no replay
+            steps = about["share"] * self._now["steps", "all"]
+            figures["replay_ratio"] = figures["updates"] * about["batch_size"] / max(steps, 1.0)
+        return figures | {label: newest[label] for label in REPORTED if label in newest}
 
-    def _count(self) -> _Count:
-        workers, policies = self._control.workers, self._control.tallies
-        return _Count(
-            time.monotonic(),
-            {name: counters.load(STEPS) for name, counters in workers.items()},
-            {name: counters.load(UPDATES) for name, counters in (workers | policies).items()},
-        )
+    def _counted(self, what: str, name: str) -> dict[str, Any]:
+        """A count and its rate."""
+        now, before = self._now, self._before
+        seconds = max(now["time", "all"] - before["time", "all"], 1e-9)
+        return {what: now[what, name], f"{what}_per_s": (now[what, name] - before[what, name]) / seconds}
 
-
-def _state(pid: int, restarts: int, ready: int) -> str:
-    """A worker's state from its words in the control block; without a process it is down if it ever had one."""
-    if not pid:
-        return "down" if restarts or ready else "starting"
-    return "running" if ready == restarts + 1 else "starting"
-
-
-@dataclass
-class _Count:
-    time: float
-    steps: dict[str, int] = field(default_factory=dict)
-    updates: dict[str, int] = field(default_factory=dict)
+    def _count(self) -> dict[tuple[str, str], Any]:
+        workers = self._control.workers
+        counts: dict[tuple[str, str], Any] = {("steps", name): own.load(STEPS) for name, own in workers.items()}
+        steps = sum(counts.values())
+        for name, counters in (workers | self._control.tallies).items():
+            counts["updates", name] = counters.load(UPDATES)
+        return counts | {("steps", "all"): steps, ("time", "all"): time.monotonic()}
 
 
 def _find(run_dir: str, once: bool) -> Run:
-    """The run of that directory, or the only live one; unless `once`, waits until there is one.
-
-    Raises: ValueError: the run has ended, there is none, or more than one.
-    """
+    """The run of that directory, or the only live one; unless `once`, waits until there is one. Raises ValueError."""
     notified = False
-    while not (found := _live(run_dir)):
+    while not (runs := _live(run_dir)):
         if run_dir and has_ended(run_dir):
-            raise ValueError(
-                f"run_dir: expected a run that is live or about to start, got {run_dir!r}, which has ended"
-            )
+            expected = "run_dir: expected a run that is live or about to start"
+            raise ValueError(f"{expected}, got {run_dir!r}, which has ended")
         if once:
             raise ValueError(f"run_dir: expected one live run, got none{f' of {run_dir!r}' if run_dir else ''}")
         if not notified:
@@ -206,43 +188,30 @@ def _find(run_dir: str, once: bool) -> Run:
             say(f"waiting for {run_dir or 'a run'} to start{missing}")
             notified = True
         time.sleep(POLL_S)
-    if len(found) > 1:
-        for run in found:
+    if len(runs) > 1:
+        for run in runs:
             run.close()
-        raise ValueError(f"run_dir: expected one live run, got {', '.join(run.about['run_dir'] for run in found)}")
-    return found[0]
+        raise ValueError(f"run_dir: expected one live run, got {', '.join(run.about['run_dir'] for run in runs)}")
+    return runs[0]
 
 
 def _live(run_dir: str) -> list[Run]:
     """The live runs, of that directory if it is given."""
     wanted = str(Path(run_dir).resolve()) if run_dir else ""
-    found: list[Run] = []
+    runs: list[Run] = []
     for path in sorted(SHM_DIR.glob("marlcore-control-*")):
         try:
             run = Run(Control.watch(path))
         except (MarlcoreError, TypeError, KeyError):  # gone, of another user, or not a run's
             continue
         if run.alive and wanted in ("", run.about["run_dir"]):
-            found.append(run)
+            runs.append(run)
         else:
             run.close()
-    return found
+    return runs
 
 
-def _watch(run: Run, options: TopOptions, show: Callable[[dict[str, Any]], object]) -> None:
-    while True:
-        time.sleep(options.interval)
-        show(run.figures())
-        if options.once or not run.alive:
-            return
-
-
-def _print_json(figures: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(figures) + "\n")
-    sys.stdout.flush()
-
-
-def _draw(figures: dict[str, Any], crop: bool = False) -> FittedTable:
+def _table(figures: dict[str, Any], crop: bool = False) -> FittedTable:
     """A line for the run; a row for each worker, each policy that shares its learner, each agent of others."""
     headline = [
         figures["run_dir"],

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import sys
-from dataclasses import dataclass, field
-from itertools import pairwise
+from dataclasses import dataclass, field, is_dataclass, make_dataclass, replace
 from typing import Annotated, Any
-
-import tyro
 
 from .. import algos
 from ..checks import did_you_mean
-from ..training import Config, Result, Settings, described_run, names_of, read_settings, summary, train_seeds
+from ..declared import changed, hints_of
+from ..training import Config, Settings, described_run, read_settings, summary, train_seeds
 from ..training import train as run
-from .options import parse
+from .options import CommandLine
 
 
 @dataclass(frozen=True)
@@ -36,7 +33,6 @@ class TrainOptions:
     """Instead of --seed: a run for each of these, one after another, with their curves together."""
     settings: str | None = None
     """A YAML file of settings, with these options' names as its keys; options override it."""
-    config: Annotated[Config, tyro.conf.arg(name="")] = field(default_factory=Config)
 
 
 @dataclass(frozen=True)
@@ -50,27 +46,31 @@ class ResumeOptions:
     """The run's directory."""
     total_steps: int | None = None
     """A new number of steps for the whole run, earlier steps included."""
-    trust: tyro.conf.FlagCreatePairsOff[bool] = False
+    trust: bool = False
     """Execute the code of a run's directory that another user could have changed."""
 
 
-def train(arguments: list[str]) -> int:
+def main(arguments: list[str]) -> int:
     """Runs `marlcore train` with these arguments and prints the result; 0.
 
     Raises: ValueError: an option is unknown or out of range, in one line; otherwise see `training.train`.
     """
     sys.path.append(os.getcwd())  # for modules of --env and --algo; workers use the same path
+    line = CommandLine("train", arguments)
     resume = None
-    if any(argument.partition("=")[0] == "--resume" for argument in arguments):
-        given = parse(ResumeOptions, arguments, "train", "--resume takes only --total-steps and --trust, got {}".format)
-        resume, (env, algorithm, config) = given.resume, described_run(given.resume, trust=given.trust)
-        if given.total_steps is not None:
-            config = dataclasses.replace(config, total_steps=given.total_steps)
+    if "resume" in line.words:
+        options = line.parse(ResumeOptions, refuse="--resume takes only --total-steps and --trust, got {}".format)
+        resume, (env, algorithm, config) = options.resume, described_run(options.resume, trust=options.trust)
+        if options.total_steps is not None:
+            config = replace(config, total_steps=options.total_steps)
     else:
-        options: Any = _parse(arguments)
-        env, algorithm, config = options.env, options.algorithm, options.config
-        if options.seeds:
-            _print_seeds(options.seeds, train_seeds(env, algorithm, config, options.seeds))
+        seeds, env, algorithm, config = _read(line)
+        if seeds:
+            results = train_seeds(env, algorithm, config, seeds)
+            for seed, result in zip(seeds, results, strict=True):
+                returns = ", ".join(f"{agent} {value:,.2f}" for agent, value in result.returns.items())
+                sys.stdout.write(f"seed {seed}: mean return at the end: {returns}\n")
+            sys.stdout.write(f"results in {results[0].run_dir.parent}\n")
             return 0
     result = run(env, algorithm, config, resume=resume)
     updates = ", ".join(f"{agent} {count:,}" for agent, count in result.updates.items())
@@ -79,51 +79,47 @@ def train(arguments: list[str]) -> int:
     return 0
 
 
-def _print_seeds(seeds: tuple[int, ...], results: list[Result]) -> None:
-    for seed, result in zip(seeds, results, strict=True):
-        returns = ", ".join(f"{agent} {value:,.2f}" for agent, value in result.returns.items())
-        sys.stdout.write(f"seed {seed}: mean return at the end: {returns}\n")
-    sys.stdout.write(f"results in {results[0].run_dir.parent}\n")
+def _read(line: CommandLine) -> tuple[tuple[int, ...], str, Any, Config]:
+    """The seeds, the environment, the algorithm and the settings."""
+    file = line.word("settings")
+    settings = read_settings(file) if file else Settings(Config())
+    name = line.word("algo") or settings.algo or TrainOptions.algo
+    kind: Any = algos.find(name)
+    own, of_algorithm = hints_of(TrainOptions), hints_of(kind, "algorithm.") if is_dataclass(kind) else {}
+    hints = own | hints_of(Config) | of_algorithm
+    hyperparameters = settings.algorithm if settings.algo in (None, name) else {}
+    for key in (f"algorithm.{label}" for label in hyperparameters):
+        if key not in of_algorithm:
+            raise ValueError(f"unknown setting {key}{did_you_mean(key, hints)}")
+    chosen = {label: tuple(value) if isinstance(value, list) else value for label, value in hyperparameters.items()}
+    if line.asks_for_help:
+        _show_help(line, name, kind(**chosen), settings)
+
+    def refuse(option: str) -> str:
+        return f"{option} is no option of {name}" if option.startswith("--algorithm.") else f"unknown option {option}"
+
+    values = line.read(hints, refuse=refuse)
+    options = TrainOptions(**{label: values.pop(label) for label in own if label in values})
+    inside: dict[str, Any] = {}  # of an algorithm's sections
+    for label in of_algorithm.keys() & values.keys():
+        name = label.removeprefix("algorithm.")
+        (inside if "." in name else chosen)[name] = values.pop(label)
+    env = options.env if "env" in line.words else settings.env or options.env
+    algorithm = kind(**chosen)
+    if inside:
+        algorithm = changed(algorithm, inside)
+    return options.seeds, env, algorithm, changed(settings.config, values)
 
 
-def _parse(arguments: list[str]) -> Any:
-    """TrainOptions with a further field `algorithm`: the hyperparameters of the algorithm of --algo."""
-    file, named = (_given(name, arguments) for name in ("--settings", "--algo"))
-    settings = read_settings(file) if file else Settings(Config(), None, None, {})
-    algorithm = named or settings.algo or TrainOptions.algo
-    hyperparameters: Any = algos.find(algorithm)
-    given = settings.algorithm if settings.algo in (None, algorithm) else {}
-    kind: Any = dataclasses.make_dataclass(
+def _show_help(line: CommandLine, name: str, algorithm: Any, settings: Settings) -> None:
+    import tyro
+
+    nested = Annotated[Config, tyro.conf.arg(name="")]
+    kind: Any = make_dataclass(
         "TrainOptions",
-        [("algorithm", hyperparameters, field(default_factory=lambda: _made(kind, hyperparameters, given)))],
+        [("config", nested, settings.config), ("algorithm", type(algorithm), field(default_factory=lambda: algorithm))],
         bases=(TrainOptions,),
         frozen=True,
         namespace={"__doc__": TrainOptions.__doc__},
     )
-
-    def refuse(option: str) -> str:
-        is_the_algorithms = option.startswith("--algorithm.")
-        return f"{option} is no option of {algorithm}" if is_the_algorithms else f"unknown option {option}"
-
-    default = kind(env=settings.env or TrainOptions.env, algo=algorithm, config=settings.config)
-    return parse(kind, arguments, "train", refuse, default)
-
-
-def _given(option: str, arguments: list[str]) -> str | None:
-    """The value of an option among the arguments: the word after it, or after its "="."""
-    for word, following in pairwise([*arguments, ""]):
-        if word == option:
-            return following
-        if word.startswith(f"{option}="):
-            return word.partition("=")[2]
-    return None
-
-
-def _made(options: type, kind: Any, hyperparameters: dict[str, Any]) -> Any:
-    """Raises ValueError: a file gave the algorithm an unknown hyperparameter."""
-    names = [one.name for one in dataclasses.fields(kind)] if dataclasses.is_dataclass(kind) else []
-    for name in hyperparameters:
-        if name not in names:
-            key = f"algorithm.{name}"
-            raise ValueError(f"unknown setting {key}{did_you_mean(key, names_of(options))}")
-    return kind(**hyperparameters)
+    line.show_help(kind, kind(env=settings.env or TrainOptions.env, algo=name))

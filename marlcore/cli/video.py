@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -53,15 +53,14 @@ def film(run: EvaluatedRun, seed: int) -> tuple[list[Frame], float]:
 
 def _rendering(env_fn: Callable[..., Any]) -> Any:
     """An environment made to render arrays. Raises ValueError: it cannot."""
-    made: Callable[[], Any] | None = None
     if isinstance(env_fn, NamedEnvironment):
-        made = dataclasses.replace(env_fn, options={**env_fn.options, "render_mode": MODE})
+        make: Callable[[], Any] = replace(env_fn, options={**env_fn.options, "render_mode": MODE})
     elif _takes_render_mode(env_fn):
-        made = partial(env_fn, render_mode=MODE)
-    if made is None:
+        make = partial(env_fn, render_mode=MODE)
+    else:
         raise ValueError(f"video: expected an environment function that takes render_mode, got {env_fn!r}")
     try:
-        env = made()
+        env = make()
     except Exception as error:  # an environment may raise anything
         raise _cannot(error) from None
     if not hasattr(env, "render"):
@@ -75,16 +74,14 @@ def _takes_render_mode(function: Callable[..., Any]) -> bool:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):
         return False
-    return "render_mode" in parameters or any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+    return "render_mode" in parameters or any(named.kind is named.VAR_KEYWORD for named in parameters.values())
 
 
 class _Camera:
     """Renders an environment after its reset and each of its steps, until its next episode.
 
-    Adapters and vector environments hide the environment behind them, so the camera sits on its own methods.
-
-    Attributes:
-        frames: of the first episode that has steps. failed: why it could not render, or None.
+    Adapters and vector environments hide the environment behind them, so the camera wraps its own methods. `frames` are
+    of the first episode that has steps; `failed` says why it could not render.
     """
 
     def __init__(self, env: Any) -> None:

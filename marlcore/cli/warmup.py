@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from .. import planning
 from ..kernels import jit
 from ..training import warm_up
-from .options import parse
+from .options import CommandLine
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class WarmupOptions:
 
 def main(arguments: list[str]) -> int:
     """Runs `marlcore warmup`; 0, or 1 if the kernels cannot be kept."""
-    parse(WarmupOptions, arguments, "warmup")
+    CommandLine("warmup", arguments).parse(WarmupOptions)
     with jit.quietly():
         seconds = warm_up() + planning.warm_up()
     if jit.cache_directory() is None:

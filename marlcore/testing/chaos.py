@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..cli import parse
+from ..cli import CommandLine
 from ..memory import survey_segments
 from ..processes import end_with_parent
 from ..training import ActorConfig, Config, EvaluationConfig, LearnerConfig, ReplayConfig, SupervisionConfig, train
@@ -79,7 +79,7 @@ def main(arguments: list[str]) -> int:
     Returns: 0 if no row was torn, no recovery hung and no segment was left; otherwise 1; 2 for bad input.
     """
     try:
-        options = parse(ChaosOptions, arguments, "chaos")
+        options = CommandLine("chaos", arguments).parse(ChaosOptions)
         for name, value in (("seconds", options.seconds), ("pause", options.pause)):
             if not 0 < value < float("inf"):
                 raise ValueError(f"{name}: expected a number above 0, got {value!r}")

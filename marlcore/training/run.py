@@ -1,17 +1,16 @@
-"""A training run as a call, `train`, or as an object that goes on in the background, `start`."""
+"""A training run: `train` blocks, `start` returns a `Run`."""
 
 from __future__ import annotations
 
 import atexit
-import dataclasses
 import logging
 import math
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from ..checks import absolute, check_timeout
@@ -27,7 +26,7 @@ from .loops import choose_device
 from .record import RUNS, Status, draw, final_returns, read_metrics
 from .self_play import FILE as PAYOFF
 from .self_play import check_self_play, draw_payoff, policies_in_self_play
-from .session import Session
+from .session import Session, Setup
 from .warmup import compile_before_a_run
 
 Algorithms = Algorithm | str | Mapping[str, Algorithm | str]
@@ -97,12 +96,11 @@ def train(
         KeyboardInterrupt, SystemExit: SIGINT, or SIGTERM or SIGHUP, came; the run first stopped and wrote everything.
             The message of KeyboardInterrupt is the run's directory, if it has one.
     """
-    with shown_with(progress):
-        plan = _Plan.of(env_fn, algorithm, config, resume, callback)
+    setup = _checked(env_fn, algorithm, config, resume, callback, progress)
     with Interrupts() as interrupts:
-        with plan.session(interrupts, progress) as session:
+        with Session(setup, interrupts, progress) as session:
             session.work()
-        result = plan.result(session)
+        result = _result(session)
     interrupts.deliver(str(result.run_dir) if result.run_dir.exists() else "")
     return result
 
@@ -116,35 +114,33 @@ def start(
     resume: str | Path | None = None,
     callback: Callable[[Metric], object] | None = None,
 ) -> Run:
-    """Starts a run that goes on in the background, watched by a thread of this process; the arguments are `train`'s.
+    """Starts a run in the background, watched by a thread of this process; the arguments are `train`'s.
 
     No signal stops it: the program decides, by `stop` or by leaving the run's `with` block. The interpreter's exit
     stops it too.
 
     Raises: as `train`, for everything that fails before the run's processes start; `Run.wait` raises the rest.
     """
-    with shown_with(progress):
-        plan = _Plan.of(env_fn, algorithm, config, resume, callback)
-    return Run(plan, progress)
+    return Run(_checked(env_fn, algorithm, config, resume, callback, progress), progress)
 
 
 class Run:
-    """A run that goes on in the background; made by `start`. A context manager that stops it at the end of the block.
+    """A run in the background, made by `start`. A context manager that stops it at the end of the block.
 
     Attributes:
         run_dir: the directory of its metrics, checkpoints and curves.
         env_fn: makes its environments.
     """
 
-    def __init__(self, plan: _Plan, progress: bool) -> None:
-        self.env_fn = plan.env_fn
-        self._plan = plan
+    def __init__(self, setup: Setup, progress: bool) -> None:
+        self.env_fn = setup.env_fn
+        self._setup = setup
         self._interrupts = Interrupts()
         self._begun = threading.Event()
         self._session: Session | None = None
         self._result: Result | None = None
         self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._go, args=(progress,), name="marlcore-run", daemon=True)
+        self._thread = threading.Thread(target=self._work, args=(progress,), name="marlcore-run", daemon=True)
         self._thread.start()
         atexit.register(self._end)
         self._begun.wait()
@@ -175,7 +171,7 @@ class Run:
     def status(self) -> Status:
         """The run's state, at most a second old; after its end, the last one."""
         assert self._session is not None
-        return dataclasses.replace(self._session.monitor.status, running=self._thread.is_alive())
+        return replace(self._session.monitor.status, running=self._thread.is_alive())
 
     def policy(self, name: str) -> LoadedPolicy:
         """The newest weights of a policy, given by its name or by one of its agents; waits for its first ones.
@@ -191,16 +187,15 @@ class Run:
     @property
     def saved(self) -> SavedRun:
         """Its policies with the weights of its checkpoints; nothing is unpickled."""
-        assert self._session is not None
-        return SavedRun(self.run_dir, self._plan.policies, self._session.config)
+        return SavedRun(self.run_dir, self._setup.policies, self._setup.config)
 
-    def _go(self, progress: bool) -> None:
+    def _work(self, progress: bool) -> None:
         try:
-            with self._plan.session(self._interrupts, progress) as session:
+            with Session(self._setup, self._interrupts, progress) as session:
                 self._session = session
                 self._begun.set()
                 session.work()
-            self._result = self._plan.result(session)
+            self._result = _result(session)
         except BaseException as error:  # `wait` raises it
             self._error = error
         finally:
@@ -213,9 +208,7 @@ class Run:
     def __enter__(self) -> Run:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         self.stop()
         self._thread.join()
         if kind is None:  # otherwise the block's own error matters more
@@ -225,58 +218,33 @@ class Run:
         return f"<Run {self.run_dir}, {'running' if self._thread.is_alive() else 'ended'}>"
 
 
-@dataclass(frozen=True)
-class _Plan:
-    """A run's checked input."""
+def _checked(
+    env_fn: Callable[[], Any] | str,
+    algorithm: Algorithms,
+    config: Config | None,
+    resume: str | Path | None,
+    callback: Callable[[Metric], object] | None,
+    progress: bool,
+) -> Setup:
+    """The arguments of `train` for a session; compiles the kernels if they never were.
 
-    env_fn: Callable[[], Any]
-    policies: tuple[AssignedPolicy, ...]
-    config: Config
-    runs: Path
-    resume: Path | None
-    callback: Callable[[Metric], object] | None
-
-    @classmethod
-    def of(
-        cls,
-        env_fn: Callable[[], Any] | str,
-        algorithm: Algorithms,
-        config: Config | None,
-        resume: str | Path | None,
-        callback: Callable[[Metric], object] | None,
-    ) -> _Plan:
-        """Raises ValueError, TypeError: bad input, in one line. Compiles the kernels if they never were."""
-        if not isinstance(config, Config | None):
-            raise TypeError(f"config: expected a Config or None, got {config!r}")
-        if callback is not None and not callable(callback):
-            raise TypeError(f"callback: expected a function of a Metric or None, got {callback!r}")
-        config = (config or Config()).with_absolute_paths()  # first: an environment may change the working directory
-        resume = None if resume is None else absolute(resume)
-        runs = absolute(RUNS) if resume is None and config.run_dir is None else Path(RUNS)
-        make_env = factory(env_fn)
-        if config.replay.stack is None:
-            replay = dataclasses.replace(config.replay, stack=getattr(make_env, "stack", 1))
-            config = dataclasses.replace(config, replay=replay)
-        choose_device(config.actor.device)
-        with closing(vectorize(make_env, 1)) as env:
-            if config.self_play.pool:
-                config = dataclasses.replace(config, policies=policies_in_self_play(config, env.agents))
-            policies = assign(env.spaces, config.policies, algorithm, config.replay.frames)
-            if env.copies > 1:  # a vector environment has its own number of copies
-                config = dataclasses.replace(config, actor=dataclasses.replace(config.actor, envs=env.copies))
-        joint = [agent for one in policies if getattr(one.algorithm, "wants_joint", False) for agent in one.agents]
-        if joint:
-            make_env = _with_joint_observations(make_env, tuple(joint))
-            with closing(vectorize(make_env, 1)) as env:
-                policies = assign(env.spaces, config.policies, algorithm, config.replay.frames)
+    Raises: ValueError, TypeError: bad input, in one line.
+    """
+    if not isinstance(config, Config | None):
+        raise TypeError(f"config: expected a Config or None, got {config!r}")
+    if callback is not None and not callable(callback):
+        raise TypeError(f"callback: expected a function of a Metric or None, got {callback!r}")
+    config = (config or Config()).with_absolute_paths()  # first: an environment may change the working directory
+    resume = None if resume is None else absolute(resume)
+    runs = absolute(RUNS) if resume is None and config.run_dir is None else Path(RUNS)
+    with shown_with(progress):
+        make_env, policies, config = _assigned(factory(env_fn), algorithm, config)
         for texts in dict.fromkeys(policy.spaces.texts for policy in policies):
             if texts:
                 say(f"observations: left out {', '.join(texts)}, since no network takes text; a wrapper may encode it")
-        for name in config.learners:
-            if all(name != policy.name for policy in policies):
-                raise ValueError(
-                    f"learners: expected the policies {[policy.name for policy in policies]}, got {name!r}"
-                )
+        names = [policy.name for policy in policies]
+        if wrong := config.learners.keys() - names:
+            raise ValueError(f"learners: expected the policies {names}, got {min(wrong)!r}")
         for policy in policies:
             choose_device(config.learner_of(policy.name).device)
             if isinstance(source_of(policy, config), ReplaySource):
@@ -288,43 +256,53 @@ class _Plan:
             check_picklable(env_fn=make_env, algorithm=[policy.algorithm for policy in policies])
         _warn_of_short_run(config, policies)
         compile_before_a_run()
-        return cls(make_env, policies, config, runs, resume, callback)
-
-    def session(self, interrupts: Interrupts, progress: bool) -> Session:
-        return Session(
-            self.env_fn, self.policies, self.config, self.runs, interrupts, progress, self.resume, self.callback
-        )
-
-    def result(self, session: Session) -> Result:
-        """The outcome of an ended session, whose curves it draws."""
-        status, run_dir = session.monitor.status, session.run.path
-        _warn_of_few_samples(self.config, self.policies, status.steps, status.updates)
-        metrics = read_metrics(run_dir / "metrics.csv")
-        algorithms = ", ".join(dict.fromkeys(type(policy.algorithm).__name__ for policy in self.policies))
-        title = f"{session.described['env']}, {algorithms}, seed {self.config.seed}"
-        draw(metrics, run_dir / "curves.png", title)
-        if (run_dir / PAYOFF).exists():
-            draw_payoff(run_dir / PAYOFF, run_dir / "payoff.png", title)
-        returns = final_returns(
-            metrics, self.config.total_steps, [agent for policy in self.policies for agent in policy.agents]
-        )
-        if endless := [agent for agent, mean in returns.items() if math.isnan(mean)]:
-            log.warning("returns: NaN for %s: no episode ended in %d steps", ", ".join(endless), status.steps)
-        return Result(
-            run_dir, status.steps, status.updates, returns, session.telemetry.lost, session.sinks.lost, status.restarts
-        )
+    return Setup(make_env, policies, config, runs, resume, callback)
 
 
-def _with_joint_observations(env_fn: Callable[[], Any], agents: tuple[str, ...]) -> Callable[[], Any]:
-    """Raises ValueError: the environment is of a kind without them."""
-    joined = JointObservations(env_fn, agents)
-    joined().close()
-    return joined
+def _assigned(
+    make_env: Callable[[], Any], algorithm: Algorithms, config: Config
+) -> tuple[Callable[[], Any], tuple[AssignedPolicy, ...], Config]:
+    """The policies; the environment as they observe it, and the settings with what follows from it."""
+    if config.replay.stack is None:
+        config = replace(config, replay=replace(config.replay, stack=getattr(make_env, "stack", 1)))
+    choose_device(config.actor.device)
+    with closing(vectorize(make_env, 1)) as env:
+        if config.self_play.pool:
+            config = replace(config, policies=policies_in_self_play(config, env.agents))
+        policies = assign(env.spaces, config.policies, algorithm, config.replay.frames)
+        if env.copies > 1:  # a vector environment has its own number of copies
+            config = replace(config, actor=replace(config.actor, envs=env.copies))
+    joint = [policy.agents for policy in policies if getattr(policy.algorithm, "wants_joint", False)]
+    if joint:
+        make_env = JointObservations(make_env, tuple(chain(*joint)))
+        make_env().close()  # raises ValueError where the environment is of a kind without them
+        with closing(vectorize(make_env, 1)) as env:
+            policies = assign(env.spaces, config.policies, algorithm, config.replay.frames)
+    return make_env, policies, config
+
+
+def _result(session: Session) -> Result:
+    """The outcome of an ended session, whose curves it plots."""
+    config, policies = session.setup.config, session.setup.policies
+    status, run_dir = session.monitor.status, session.run.path
+    _warn_of_few_samples(config, policies, status.steps, status.updates)
+    metrics = read_metrics(run_dir / "metrics.csv")
+    algorithms = ", ".join(dict.fromkeys(type(policy.algorithm).__name__ for policy in policies))
+    title = f"{session.described['env']}, {algorithms}, seed {config.seed}"
+    draw(metrics, run_dir / "curves.png", title)
+    if (run_dir / PAYOFF).exists():
+        draw_payoff(run_dir / PAYOFF, run_dir / "payoff.png", title)
+    returns = final_returns(metrics, config.total_steps, chain(*(policy.agents for policy in policies)))
+    if endless := [agent for agent, mean in returns.items() if math.isnan(mean)]:
+        log.warning("returns: NaN for %s: no episode ended in %d steps", ", ".join(endless), status.steps)
+    return Result(
+        run_dir, status.steps, status.updates, returns, session.telemetry.lost, session.sinks.lost, status.restarts
+    )
 
 
 def _steps_of(policy: AssignedPolicy, policies: tuple[AssignedPolicy, ...], steps: float) -> float:
     """A policy's part of a run's steps, if every agent acts equally often."""
-    return steps * len(policy.agents) / sum(len(one.agents) for one in policies)
+    return steps * len(policy.agents) / sum(len(policy.agents) for policy in policies)
 
 
 def _warn_of_few_samples(
@@ -332,12 +310,11 @@ def _warn_of_few_samples(
 ) -> None:
     """Warns if a free run of `steps` steps drew each transition of a policy less than once on average."""
     for policy in policies:
-        if isinstance(source_of(policy, config), QueueSource):
-            continue  # it reads each transition once
-        inserted = _steps_of(policy, policies, steps)
-        if config.updates_per_step is not None or inserted <= config.learner_of(policy.name).warmup:
+        inserted, learner = _steps_of(policy, policies, steps), config.learner_of(policy.name)
+        queued = isinstance(source_of(policy, config), QueueSource)  # which reads each transition once
+        if queued or config.updates_per_step is not None or inserted <= learner.warmup:
             continue
-        ratio = updates[policy.name] * config.learner_of(policy.name).batch_size / inserted
+        ratio = updates[policy.name] * learner.batch_size / inserted
         if ratio < 1.0:
             log.warning(
                 "updates_per_step: %s trained on %.2g samples for each of its steps, since the run was free; "

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 from ..checks import absolute
@@ -35,14 +34,10 @@ def train_seeds(
     config = config.with_absolute_paths()
     results = []
     for seed in seeds:
-        one = dataclasses.replace(config, seed=seed, run_dir=str(folder / f"seed-{seed}"))
-        results.append(train(env_fn, algorithm, one, progress=progress))
+        seeded = replace(config, seed=seed, run_dir=str(folder / f"seed-{seed}"))
+        results.append(train(env_fn, algorithm, seeded, progress=progress))
         runs = [read_metrics(result.run_dir / "metrics.csv") for result in results]
-        title = f"{_title(results[0].run_dir)}, seeds {', '.join(map(str, seeds[: len(runs)]))}"
+        described = read_config(results[0].run_dir)
+        title = f"{described['env']}, {described['algorithm']}, seeds {', '.join(map(str, seeds[: len(runs)]))}"
         draw_runs(runs, folder / "curves.png", title)
     return results
-
-
-def _title(run_dir: Path) -> str:
-    described = read_config(run_dir)
-    return f"{described['env']}, {described['algorithm']}"

@@ -43,11 +43,11 @@ def run_serial(blueprint: Blueprint, monitor: Monitor, interrupts: Interrupts) -
                 monitor.tick()
             return interrupts.signum is None
 
-        def goes_on() -> bool:
+        def unfinished() -> bool:
             return unstopped() and not all(actor.done for actor in actors)
 
         try:
-            _take_turns(learners, actors, evaluators, goes_on, monitor)
+            _take_turns(learners, actors, evaluators, unfinished, monitor)
         except WorkerFailed as failed:
             for learner in learners:
                 if learner.name == failed.worker and "\n" not in failed.traceback:
@@ -70,18 +70,18 @@ def _take_turns(
     learners: list[LearnerWorker],
     actors: list[ActorWorker],
     evaluators: list[EvaluatorWorker],
-    goes_on: Callable[[], bool],
+    unfinished: Callable[[], bool],
     monitor: Monitor,
 ) -> None:
     rounds = 0
-    while goes_on():
+    while unfinished():
         turns = [(actor, _guarded(actor, observe, actor.env, actor.seats, actor)) for actor in actors if not actor.done]
         for learner in learners:  # before the actions, so that they are of the newest weights
             _guarded(learner, catch_up, learner.learners, learner)
         for actor, due in turns:
             _guarded(actor, act, actor.env, actor.seats, actor.policies, due, actor)
         for evaluator in evaluators:
-            _guarded(evaluator, evaluator.step, goes_on)
+            _guarded(evaluator, evaluator.step, unfinished)
         rounds += 1
         if rounds % ROUNDS == 0:
             monitor.tick()

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import os
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from ..interfaces import ReplaySource
@@ -17,8 +16,17 @@ from ..processes import PID, STEPS, Children, Control, Interrupts, Metric, Telem
 from ..weights import ParameterStore
 from .after import save_policies
 from .config import EVALUATOR, AssignedPolicy, Config, actor_names, learner_names, source_of
-from .loops import PolicyModel, build_model
-from .record import Monitor, Progress, RunDirectory, check_resumed, describe, load_checkpoint, open_sinks
+from .loops import build_model
+from .record import (
+    Monitor,
+    Progress,
+    RunDirectory,
+    check_resumed,
+    describe,
+    load_checkpoint,
+    open_sinks,
+    read_progress,
+)
 from .self_play import create_self_play, odds_fields, published_numbers
 from .serial import run_serial
 from .supervised import run_async, start_all, supervisor_of
@@ -27,44 +35,29 @@ from .workers import Blueprint, PolicyBlueprint, create_storage
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class Setup:
+    """A run's checked input: settings with absolute paths, and the absolute parent of directories without a name."""
+
+    env_fn: Callable[[], Any]
+    policies: tuple[AssignedPolicy, ...]
+    config: Config
+    runs: Path
+    resume: Path | None = None
+    callback: Callable[[Metric], object] | None = None
+
+
 class Session:
-    """A run's shared memory and processes; a context manager that removes them.
+    """A run's shared memory and processes; a context manager that removes them. `interrupts` stops the run."""
 
-    Args:
-        env_fn: makes environments.
-        policies: to train.
-        config: the settings, with absolute paths.
-        runs: the parent of run directories without a given path, absolute.
-        interrupts: stops the run where it notes a signal.
-        show: show the run's progress.
-        resume: the directory of a run to continue, or None.
-        callback: called with each metric, in a thread of its own.
-
-    Attributes:
-        run: the run's directory.
-        sinks: of the run's metrics.
-        control: the workers' counters.
-        blueprint: the run's data for its workers.
-        monitor: of the run's metrics.
-    """
-
-    def __init__(
-        self,
-        env_fn: Callable[[], Any],
-        policies: tuple[AssignedPolicy, ...],
-        config: Config,
-        runs: Path,
-        interrupts: Interrupts,
-        show: bool = False,
-        resume: str | Path | None = None,
-        callback: Callable[[Metric], object] | None = None,
-    ) -> None:
-        self.config = config
+    def __init__(self, setup: Setup, interrupts: Interrupts, show: bool = False) -> None:
+        env_fn, policies, config, resume = setup.env_fn, setup.policies, setup.config, setup.resume
+        self.setup = setup
         self.described = describe(env_fn, policies, config)
         self._interrupts = interrupts
         with ExitStack() as stack:
-            self.run = self._directory(stack, policies, runs, resume)
-            self.sinks = open_sinks(self.run.csv, self.run.path, config.metrics, callback)
+            self.run = self._directory(stack)
+            self.sinks = open_sinks(self.run.csv, self.run.path, config.metrics, setup.callback)
             stack.callback(self.sinks.close)
             names = [policy.name for policy in policies]
             workers = [*actor_names(config), *learner_names(config, names)]
@@ -89,19 +82,18 @@ class Session:
             stack.callback(self.monitor.finish)
             self._stack = stack.pop_all()
 
-    def _directory(
-        self, stack: ExitStack, policies: tuple[AssignedPolicy, ...], runs: Path, resume: str | Path | None
-    ) -> RunDirectory:
+    def _directory(self, stack: ExitStack) -> RunDirectory:
+        config, resume = self.setup.config, self.setup.resume
         if resume is None:
-            return stack.enter_context(RunDirectory.create(self.config.run_dir, self.described, runs))
+            return stack.enter_context(RunDirectory.create(config.run_dir, self.described, self.setup.runs))
         check_resumed(resume, self.described)  # first, so that a refused run stays unchanged
         run = stack.enter_context(RunDirectory.resume(resume))
-        _warn_of_what_begins_anew(run, policies, self.config)
+        _warn_of_what_begins_anew(run, self.setup.policies, config)
         return run
 
     def work(self) -> None:
         """Works until all steps are taken, or a signal came. Raises: WorkerFailed: a worker failed for good."""
-        config, interrupts = self.config, self._interrupts
+        config, interrupts = self.setup.config, self._interrupts
         with ExitStack() as stack:
             children = stack.enter_context(closing(Children(interrupts=interrupts)))
             stack.callback(self.control.stop)
@@ -118,28 +110,18 @@ class Session:
     def __enter__(self) -> Session:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stack.__exit__(kind, error, trace)
+    def __exit__(self, *error: Any) -> None:
+        self._stack.__exit__(*error)
 
 
 def _about(policies: tuple[AssignedPolicy, ...], config: Config, run_dir: Path, telemetry: Telemetry) -> dict[str, Any]:
     """The description of the run for `marlcore top`; a policy's share is that of its agents in the run's steps."""
-    agents = sum(len(policy.agents) for policy in policies)
-    return {
-        "run_dir": str(run_dir.resolve()),
-        "pid": os.getpid(),
-        "total_steps": config.total_steps,
-        "policies": {
-            policy.name: {
-                "batch_size": config.learner_of(policy.name).batch_size if _has_replay(policy, config) else 0,
-                "share": len(policy.agents) / agents,
-            }
-            for policy in policies
-        },
-        "telemetry": dataclasses.asdict(telemetry.handle),
-    }
+    agents, of_policies = sum(len(policy.agents) for policy in policies), {}
+    for policy in policies:
+        batch = config.learner_of(policy.name).batch_size if _has_replay(policy, config) else 0
+        of_policies[policy.name] = {"batch_size": batch, "share": len(policy.agents) / agents}
+    about = {"run_dir": str(run_dir.resolve()), "pid": os.getpid(), "total_steps": config.total_steps}
+    return {**about, "policies": of_policies, "telemetry": asdict(telemetry.handle)}
 
 
 def _warn_of_what_begins_anew(run: RunDirectory, policies: tuple[AssignedPolicy, ...], config: Config) -> None:
@@ -148,8 +130,7 @@ def _warn_of_what_begins_anew(run: RunDirectory, policies: tuple[AssignedPolicy,
         if not run.checkpoint_path(policy.name).exists():
             log.warning("resume: %s has no checkpoint yet, its learner starts from scratch", policy.name)
     replays = [policy.name for policy in policies if _has_replay(policy, config)]
-    empty = [name for name in replays if not run.replay_path(name).exists()]
-    if empty:
+    if empty := [name for name in replays if not run.replay_path(name).exists()]:
         why = "were not saved before the run ended" if config.replay.save else "were not saved (replay.save)"
         log.warning("resume: replays %s: empty at first for %s", why, ", ".join(empty))
 
@@ -164,7 +145,7 @@ def _restore_progress(run: RunDirectory, control: Control, config: Config, polic
     The parent may have been killed after a learner's checkpoint and before it saved its progress: then the actors share
     the steps of that checkpoint, so that schedules do not go back. Metrics of later steps are cut off.
     """
-    saved = run.progress
+    saved = read_progress(run.path)
     steps = {name: int(saved.get("steps", {}).get(name, 0)) for name in actor_names(config)}
     reached = max(int(load_checkpoint(run.checkpoint_path(name)).get("step", 0)) for name in policies)
     missing = max(reached - sum(steps.values()), 0)
@@ -186,7 +167,11 @@ def _blueprint_of(
     model = build_model(policy, config, index)
     state = load_checkpoint(checkpoint)
     if state:
-        _check_checkpoint(checkpoint, state, model, policy)
+        try:
+            model.restore(state)
+        except (KeyError, RuntimeError) as error:
+            expected = f"resume: expected a checkpoint of {name}'s {type(policy.algorithm).__name__}"
+            raise ValueError(f"{expected}, got {str(checkpoint)!r} ({' '.join(str(error).split())[:200]})") from None
     store = ParameterStore.create(
         model.acting,
         mode=config.learner_of(name).publish_mode,
@@ -207,15 +192,3 @@ def _blueprint_of(
         store.handle,
         saved.exists(),
     )
-
-
-def _check_checkpoint(path: Path, state: dict[str, Any], model: PolicyModel, policy: AssignedPolicy) -> None:
-    """Raises ValueError: it is of another model; of this one, it becomes the state."""
-    try:
-        model.restore(state)
-    except (KeyError, RuntimeError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise ValueError(
-            f"resume: expected a checkpoint of {policy.name}'s {type(policy.algorithm).__name__}, got {str(path)!r} "
-            f"({reason})"
-        ) from None

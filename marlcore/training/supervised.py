@@ -32,10 +32,7 @@ def supervisor_of(blueprint: Blueprint, control: Control, run: RunDirectory, chi
 
 
 def start_all(supervisor: Supervisor, interrupts: Interrupts, fallback: bool) -> bool:
-    """Starts the workers' processes; False if the system could not.
-
-    Raises: MarlcoreError: they could not be started, for another reason or without a fallback.
-    """
+    """Starts the workers' processes; False if the system could not. Raises MarlcoreError: there is no fallback."""
     try:
         with suppress_failed_calls(errno.EINTR):  # a signal came, which the caller checks
             for worker in supervisor.workers.values():

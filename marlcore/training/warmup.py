@@ -45,22 +45,15 @@ def warm_up() -> float:
     with TrajectoryQueue.create(spec, 8) as queue:
         queue.reader(batch_size=1).close()
     next_random(np.ones(4, np.uint64))  # as preload.py calls it
-    _compile_what_the_drop_ins_use()
-    _compile_what_algorithms_use()
+    _compile_tables()
     cache = jit.cache_directory()
     if cache is not None:
         (cache / jit.WARM).touch()
     return time.monotonic() - began
 
 
-def _compile_what_algorithms_use() -> None:
-    rows = [np.zeros(1, np.float32) for _ in range(7)]
-    given, continues, (ratio, *filled) = rows[:4], np.zeros(1, np.bool_), rows[4:]
-    advantages.trace(*given, continues, ratio, np.ones(2), 1.0, *filled)
-    categories.draw_category(np.zeros((1, 1), np.float32), 0, 1, np.zeros(1), np.zeros(1, np.int64), rows[0])
-
-
-def _compile_what_the_drop_ins_use() -> None:
+def _compile_tables() -> None:
+    """What drop-ins and algorithms call beside the replay."""
     bytes_, ints, floats = np.zeros(64, np.uint8), np.zeros(2, np.int64), np.zeros(2)
     columns.gather(np.zeros(1, COLUMN), 1, ints[:0], bytes_)
     offsets = sumtree.level_offsets(8)
@@ -68,3 +61,6 @@ def _compile_what_the_drop_ins_use() -> None:
     sumtree.repair(tree, offsets, ints.copy(), 2)
     sumtree.repair(tree, offsets, ints.copy(), 2, True)
     sumtree.find(tree, offsets, floats, ints, 2)
+    rows = [np.zeros(1, np.float32) for _ in range(7)]
+    advantages.trace(*rows[:4], np.zeros(1, np.bool_), rows[4], np.ones(2), 1.0, *rows[5:])
+    categories.draw_category(np.zeros((1, 1), np.float32), 0, 1, np.zeros(1), np.zeros(1, np.int64), rows[0])

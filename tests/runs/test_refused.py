@@ -103,8 +103,8 @@ RUNS: dict[str, Callable[[], dict[str, Any]]] = {
     },
     "learners: expected a dict, got 5": lambda: {"learners": 5},
     "policies: expected the policy of each agent, got 5": lambda: {"policies": 5},
-    "no_number' at 0: expected a number, got 'half'": lambda: {"exploration": {"schedules": {"heat": no_number}}},
-    "at 0: expected a number, got 'half'": lambda: {"exploration": {"epsilon": no_number}},
+    "' at 0: expected a finite number, got 'half'": lambda: {"exploration": {"schedules": {"heat": no_number}}},
+    "at 0: expected a finite number, got 'half'": lambda: {"exploration": {"epsilon": no_number}},
     "epsilon: expected a probability": lambda: {"exploration": {"epsilon": 1.5}},
     "learning_rate: expected a number or one of": lambda: {
         "env_fn": CARTPOLE, "algorithm": mc.PPO(learning_rate="slowly"), "learner": mc.LearnerConfig()
@@ -229,9 +229,9 @@ FILES = {
     "learner: {batchsize: 5}": "unknown setting learner.batchsize; did you mean learner.batch_size?",
     "learners: {a: {gama: 0.5}}": "unknown setting learners.a.gama; did you mean learners.a.gamma?",
     "algo: dqn\nalgorithm: {hiden: [3]}": "unknown setting algorithm.hiden; did you mean algorithm.hidden?",
-    "exploration: {epsilon: 'linaer(1, 0, 5)'}": "epsilon: expected a number or one of",
+    "exploration: {epsilon: 'linaer(1, 0, 5)'}": "exploration.epsilon: expected a number or one of",
     "learner: 5": "learner: expected settings by name, got 5",
-    "learner: {gamma: high}": "gamma: expected a number from 0 to 1, got 'high'",
+    "learner: {gamma: high}": "learner.gamma: expected a number from 0 to 1, got 'high'",
     "learner: [": "config: expected a YAML file",
     "- 5": "settings: expected settings by name, got [5]",
     "learners: 5": "learners: expected settings by policy, got 5",

@@ -97,7 +97,22 @@ def test_a_missing_library_is_one_line(case: str, tmp_path: Path) -> None:
 
 def test_a_command_says_what_to_install(tmp_path: Path) -> None:
     code = "from marlcore.__main__ import main\nsys.stderr = sys.stdout\nprint(main(['train']))"
-    assert alone(code, tmp_path) == 'marlcore: marlcore train needs tyro: pip install "marlcore[train]"\n2'
+    assert alone(code, tmp_path) == 'marlcore: marlcore train needs torch: pip install "marlcore[train]"\n2'
+
+
+COMMANDS = {
+    "gc": (["gc", "--dry-run"], "total\t"),
+    "doctor": (["doctor"], "core\tok\tmarlcore "),
+    "warmup": (["warmup"], "kernels compiled in "),
+    "help": (["gc", "--help"], "options:\n  --dry-run"),
+}
+
+
+@pytest.mark.parametrize("case", COMMANDS)
+def test_commands_of_the_core_need_no_extra(case: str, tmp_path: Path) -> None:
+    arguments, printed = COMMANDS[case]
+    code = f"from marlcore.__main__ import main\ntry: main({arguments})\nexcept SystemExit as end: assert not end.code"
+    assert printed in alone(code, tmp_path)
 
 
 def test_the_readmes_first_examples_run(tmp_path: Path) -> None:

@@ -8,7 +8,18 @@ import numpy as np
 import pytest
 from refused import Refused, check_refused
 
-from marlcore.declared import Number, Rule, Sizes, Whole, check_declared
+from marlcore.declared import (
+    By,
+    Declared,
+    Number,
+    Rule,
+    Sizes,
+    Whole,
+    changed,
+    check_declared,
+    flattened,
+    hints_of,
+)
 
 if TYPE_CHECKING:
     from nowhere import Unknown
@@ -135,3 +146,38 @@ def test_annotations_as_text_are_read_and_unknown_names_declare_nothing():
     assert text.__annotations__["steps"] == "Annotated[int, Whole(1)]"
     check_refused(lambda: check_declared(text()), ValueError, "steps: expected an integer of at least 1, got 0")
     assert Settings(unknown=-5).unknown == -5
+
+
+@dataclass(frozen=True)
+class Inner(Declared):
+    rate: Annotated[float, Number(0)] = 1.0
+    words: Annotated[tuple[str, ...], By(lambda label, words: tuple(word.upper() for word in words))] = ()
+
+
+@dataclass(frozen=True)
+class Outer(Declared):
+    steps: Annotated[int, Whole(1)] = 1
+    inner: Inner = field(default_factory=Inner)
+    free: dict[str, int] = field(default_factory=dict)
+    made: int = field(default=0, init=False)
+
+
+def test_settings_are_changed_by_dotted_names():
+    assert list(hints_of(Outer)) == ["steps", "inner.rate", "inner.words", "free"]
+    plain = {"steps": 3, "inner": {"words": ["a", "b"]}, "free": {"x": 1}}
+    values = dict(flattened(plain, Outer))
+    assert values == {"steps": 3, "inner.words": ["a", "b"], "free": {"x": 1}}
+    assert changed(Outer(inner=Inner(rate=5.0)), values) == Outer(3, Inner(5.0, ("A", "B")), {"x": 1})
+
+
+SECTIONS: dict[str, Refused] = {
+    "range": (lambda: changed(Outer(), {"inner.rate": -1}), ValueError, "inner.rate: expected a finite number of at"),
+    "mapping": (lambda: dict(flattened({"inner": 3}, Outer)), ValueError, "inner: expected settings by name, got 3"),
+    "whole": (lambda: dict(flattened(3, Outer)), ValueError, "settings: expected settings by name, got 3"),
+    "class": (lambda: Outer(inner=3), TypeError, "inner: expected an Inner, got 3"),
+}
+
+
+@pytest.mark.parametrize("case", SECTIONS)
+def test_a_section_is_named_with_its_field(case):
+    check_refused(*SECTIONS[case])

@@ -1,4 +1,4 @@
-"""Evaluating the policies of a run: of its directory, or of one that goes on."""
+"""Evaluating the policies of a run: of its directory, or of a live one."""
 
 from __future__ import annotations
 
@@ -86,23 +86,17 @@ def evaluate(
     check_whole("seed", seed, 0)
     run = EvaluatedRun(run_or_dir, str(which), policies or {}, env_fn, trust)
     with closing(vectorize(run.env_fn, min(envs, episodes))) as env:
-        players = {
-            agent: run.player(agent, env.copies, child, explore)
-            for agent, child in zip(env.agents, _seeds(seed, len(env.agents)), strict=True)
-        }
+        children = np.random.SeedSequence(seed).spawn(len(env.agents))
+        seeds = [int(child.generate_state(1)[0]) for child in children]
+        pairs = zip(env.agents, seeds, strict=True)
+        players = {agent: run.player(agent, env.copies, own, explore) for agent, own in pairs}
         outcome = play(env, players, episodes, seed)
     assert outcome is not None
     return outcome
 
 
 class EvaluatedRun:
-    """The environment and the policies of a run to evaluate; arguments as those of `evaluate`.
-
-    Attributes:
-        env_fn: makes environments.
-
-    Raises: ValueError, TypeError: bad input, in one line.
-    """
+    """The environment (`env_fn`) and the policies of a run; arguments and errors as those of `evaluate`."""
 
     def __init__(
         self,
@@ -112,20 +106,18 @@ class EvaluatedRun:
         env_fn: Callable[[], Any] | str | None = None,
         trust: bool = False,
     ) -> None:
-        live: LiveRun | None = None
-        if isinstance(run_or_dir, LiveRun):
-            live, self._saved = run_or_dir, run_or_dir.saved
-        else:
-            self._saved = SavedRun.of(run_or_dir, trust=trust)
-        self._load = live.policy if live is not None and which == "last" else self._from_checkpoint
         self._which = which
+        self._load: Callable[[str], LoadedPolicy] = self._from_checkpoint
+        if isinstance(run_or_dir, LiveRun):
+            self._saved, make_env = run_or_dir.saved, run_or_dir.env_fn
+            if which == "last":
+                self._load = run_or_dir.policy
+        else:
+            self._saved, make_env = SavedRun.of(run_or_dir, trust=trust), None
         self._loaded: dict[str, LoadedPolicy] = {}
         self._policy_of = {agent: policy.name for policy in self._saved.policies for agent in policy.agents}
         self._instead = {name: self._checked(name, player, trust) for name, player in (policies or {}).items()}
-        if env_fn is not None:
-            self.env_fn = factory(env_fn)
-        else:
-            self.env_fn = live.env_fn if live is not None else self._saved.env_fn
+        self.env_fn = factory(env_fn) if env_fn is not None else make_env or self._saved.env_fn
 
     def player(self, agent: str, copies: int, seed: int, explore: bool = False) -> Player:
         """A new player of an agent; see `LoadedPolicy.player`. Raises ValueError: the run has no such agent."""
@@ -143,12 +135,11 @@ class EvaluatedRun:
 
     def _checked(self, name: str, player: Any, trust: bool) -> Any:
         """A policy or a script that can act for an agent or a policy of the run."""
-        label = f"policies[{name!r}]"
-        if name not in self._policy_of and name not in self._policy_of.values():
-            known = sorted({*self._policy_of, *self._policy_of.values()})
-            raise ValueError(f"policies: expected names among {known}, got {name!r}")
+        label, known = f"policies[{name!r}]", {*self._policy_of, *self._policy_of.values()}
+        if name not in known:
+            raise ValueError(f"policies: expected names among {sorted(known)}, got {name!r}")
         if isinstance(player, str):
-            player = _named(label, name, player, trust)
+            player = _referred(label, name, player, trust)
         spaces = self._spaces(name)
         if not isinstance(player, LoadedPolicy):
             ScriptedPlayer(label, player, spaces, 1)  # it checks the script
@@ -163,14 +154,10 @@ class EvaluatedRun:
         return self._saved.policy(name, self._which)
 
 
-def _named(label: str, name: str, reference: str, trust: bool) -> Any:
+def _referred(label: str, name: str, reference: str, trust: bool) -> Any:
     """The script, or the policy of the run, that a reference names."""
     if is_importable(reference):
         return resolve(label, reference)
     if not Path(reference).is_dir():
         raise ValueError(f"{label}: expected module:name or the directory of a run, got {reference!r}")
     return SavedRun.of(reference, trust=trust).policy(name)
-
-
-def _seeds(seed: int, count: int) -> list[int]:
-    return [int(child.generate_state(1)[0]) for child in np.random.SeedSequence(seed).spawn(count)]

@@ -1,4 +1,4 @@
-"""Trained policies for use outside a run: from its directory, or from the shared memory of one that goes on."""
+"""Trained policies for use outside a run: from its directory, or from the shared memory of a live one."""
 
 from __future__ import annotations
 
@@ -51,11 +51,8 @@ class LoadedPolicy:
         model: ActingModel,
         spaces: Spaces,
         pad: Literal["repeat", "zero"],
-        numbers: Mapping[str, float],
+        numbers: Mapping[str, float],  # of exploration, as they were for these weights
     ) -> None:
-        """Args:
-        numbers: of exploration, as they were for these weights.
-        """
         self.spaces = spaces
         self._algorithm = algorithm
         self._model = model
@@ -125,12 +122,9 @@ def _of_one_copy(spaces: Spaces, obs: Any, mask: Any) -> Values:
 
 @dataclass(frozen=True)
 class SavedRun:
-    """What a run's directory says of its environment and policies; `of` reads it.
+    """A run's environment and policies, as its directory has them; `of` reads it.
 
-    Attributes:
-        path: the directory, absolute.
-        policies: the run's. config: its settings.
-        pickled_env_fn: None if cloudpickle could not pickle it, or nothing was to be unpickled.
+    `pickled_env_fn` is None if cloudpickle could not pickle it, or nothing was to be unpickled.
     """
 
     path: Path
@@ -157,12 +151,11 @@ class SavedRun:
     @property
     def env_fn(self) -> Callable[[], Any]:
         """Makes environments. Raises ValueError: it could not be pickled, or cannot be unpickled here."""
-        if self.pickled_env_fn is None:
-            reason = "it could not be pickled"
-        else:
+        reason = "it could not be pickled"
+        if self.pickled_env_fn is not None:
             try:
-                found: Callable[[], Any] = cloudpickle.loads(self.pickled_env_fn)
-                return found
+                env_fn: Callable[[], Any] = cloudpickle.loads(self.pickled_env_fn)
+                return env_fn
             except Exception as error:  # unpickling may raise anything
                 reason = f"{type(error).__name__}: {error}".partition("\n")[0]
         raise ValueError(f"env_fn: {str(self.path)!r} has no environment function ({reason}); pass env_fn=")
@@ -217,7 +210,7 @@ def load_policy(
 
 
 def published_policy(blueprint: Blueprint, name: str) -> LoadedPolicy:
-    """A policy with the newest weights of a run that goes on; waits for its first ones.
+    """A policy with the newest weights of a live run; waits for its first ones.
 
     Raises: ValueError: no such policy. TimeoutError: it has published no weights after a minute.
     """
@@ -245,11 +238,8 @@ def save_policies(
 
 def _named(name: str, policies: Any) -> Any:
     """The policy of that name, or of the agent of that name."""
-    for policy in policies:
-        if name == policy.name:
-            return policy
-    for policy in policies:
-        if name in policy.agents:
-            return policy
-    known = sorted({one for policy in policies for one in (policy.name, *policy.agents)})
-    raise ValueError(f"policy: expected one of {known}, got {name!r}")
+    agents = {agent: policy for policy in policies for agent in policy.agents}
+    named = agents | {policy.name: policy for policy in policies}
+    if name not in named:
+        raise ValueError(f"policy: expected one of {sorted(named)}, got {name!r}")
+    return named[name]

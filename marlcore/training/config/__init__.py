@@ -4,7 +4,6 @@ This room reads settings and relates them to an environment's agents and to an a
 process and imports no torch.
 """
 
-from .applied import check_applied, schedules_of, source_of
 from .config import (
     ActorConfig,
     Config,
@@ -15,9 +14,20 @@ from .config import (
     ReplayConfig,
     SupervisionConfig,
 )
-from .policies import AssignedPolicy, assign, policy_names
+from .policies import (
+    EVALUATOR,
+    AssignedPolicy,
+    actor_names,
+    assign,
+    check_applied,
+    is_learner,
+    learner_names,
+    policy_names,
+    policy_of,
+    schedules_of,
+    source_of,
+)
 from .schedules import Constant, Custom, Exponential, Linear, Piecewise, Schedule, is_custom
 from .sections import EPSILON
 from .self_play import BOTH, SelfPlayConfig, absolute_anchors
-from .settings_file import Settings, names_of, read_settings
-from .worker_names import EVALUATOR, actor_names, is_learner, learner_names, policy_of
+from .settings_file import Settings, read_settings

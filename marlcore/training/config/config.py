@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from ...checks import absolute
-from ...declared import Number, Whole, check_declared
-from .schedules import Schedule, Stages
+from ...declared import By, Declared, Number, Whole, changed, flattened
+from .schedules import Schedule, Stages, ascending
 from .sections import (
     ActorConfig,
     Count,
@@ -24,14 +24,22 @@ from .self_play import SelfPlayConfig, absolute_anchors
 if TYPE_CHECKING:
     from ...replay import RateLimiter
 
-if TYPE_CHECKING:
     PolicyOf: TypeAlias = Mapping[str, str] | Callable[[str], str]
 else:
     PolicyOf = dict[str, str]  # what the command line reads
 
 
+def _learners(label: str, learners: Any) -> Any:
+    if not isinstance(learners, Mapping):
+        raise TypeError(f"{label}: expected a dict, got {learners!r}")
+    for policy, learner in learners.items():
+        if not isinstance(learner, LearnerConfig):
+            raise TypeError(f"{label}: expected a LearnerConfig for {policy!r}, got {learner!r}")
+    return learners
+
+
 @dataclass(frozen=True)
-class Config:
+class Config(Declared):
     """A training run, such as Config(total_steps=50_000, learner=LearnerConfig(gamma=0.9)).
 
     Raises: ValueError, TypeError: a setting is out of range or of another kind, in one line.
@@ -49,13 +57,13 @@ class Config:
     """Updates that a learner may lag behind updates_per_step before its actors wait; it never leads."""
     run_dir: str | None = None
     """Directory for the results, new or empty. By default runs/<date and time>."""
-    stages: tuple[int, ...] = ()
+    stages: Annotated[tuple[int, ...], By(ascending)] = ()
     """Steps of the run at which its stages 1, 2, ... begin; the stage is published with the weights, and is one of the
     numbers of an algorithm's `explore`."""
     policies: PolicyOf | None = None
     """The policy of each agent, by agent; agents with the same policy share it. By default each has its own. In Python
     also a function of the agent's name."""
-    learners: dict[str, LearnerConfig] = field(default_factory=dict)
+    learners: Annotated[dict[str, LearnerConfig], By(_learners)] = field(default_factory=dict)
     """By policy, settings of its learner that replace `learner`; in a file, those that are not given are `learner`'s.
     `processes` and `threads` always are."""
     actor: ActorConfig = field(default_factory=ActorConfig)
@@ -68,22 +76,10 @@ class Config:
     supervision: SupervisionConfig = field(default_factory=SupervisionConfig)
 
     def __post_init__(self) -> None:
-        self._check_parts()
-        check_declared(self)
-        for policy, learner in self.learners.items():
-            if not isinstance(learner, LearnerConfig):
-                raise TypeError(f"learners: expected a LearnerConfig for {policy!r}, got {learner!r}")
-        object.__setattr__(self, "stages", Stages(self.stages).begins)
+        super().__post_init__()
         if self.mode == "serial" and self.updates_per_step is None:
             raise ValueError("updates_per_step: expected a number in serial mode, got None")
         self.check_rows()
-
-    def _check_parts(self) -> None:
-        for one in fields(self):
-            part, value = one.default_factory, getattr(self, one.name)
-            if isinstance(part, type) and not isinstance(value, part):
-                article = "an" if part.__name__[0] in "AEIOU" else "a"
-                raise TypeError(f"{one.name}: expected {article} {part.__name__}, got {value!r}")
 
     def learner_of(self, policy: str) -> LearnerConfig:
         """The settings of a policy's learner."""
@@ -108,12 +104,7 @@ class Config:
             )
 
     def limiter(self, policy: str, lanes: int) -> RateLimiter | None:
-        """The rate limiter between a policy's learner and its actors; None when they run free.
-
-        Args:
-            policy: its name.
-            lanes: of its replay.
-        """
+        """The rate limiter between a policy's learner and its actors, whose replay has so many lanes, or None."""
         from ...replay import RateLimiter
 
         learner = self.learner_of(policy)
@@ -150,28 +141,19 @@ class Config:
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Config:
-        """The configuration from which `to_dict` made `plain`; missing fields get their defaults.
-
-        Raises ValueError: a value is out of range.
-        """
-        given: dict[str, Any] = {}
-        for one in fields(cls):
-            value = plain.get(one.name, MISSING)
-            if one.name == "learners":
-                common = plain.get("learner", {})
-                given[one.name] = {
-                    policy: LearnerConfig(**{**common, **section})
-                    for policy, section in plain.get("learners", {}).items()
-                }
-            elif value is not MISSING:
-                part = one.default_factory
-                given[one.name] = value if part is MISSING else type(part())(**value)
-        return cls(**given)
+        """The configuration of `to_dict`; missing fields get their defaults. Raises ValueError: see `Config`."""
+        names = {field.name for field in fields(cls)} - {"learners"}
+        config = changed(cls(), dict(flattened({name: plain[name] for name in plain if name in names}, cls)))
+        learners = {
+            policy: changed(config.learner, section, f"learners.{policy}.")
+            for policy, section in plain.get("learners", {}).items()
+        }
+        return replace(config, learners=learners)
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Schedule):
         return str(value)
     if is_dataclass(value):
-        return {one.name: _plain(getattr(value, one.name)) for one in fields(value)}
-    return {name: _plain(one) for name, one in value.items()} if isinstance(value, dict) else value
+        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+    return {name: _plain(inside) for name, inside in value.items()} if isinstance(value, dict) else value

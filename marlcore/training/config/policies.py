@@ -1,17 +1,26 @@
-"""Which agents are trained as which policy, and by which algorithm; checked before anything starts."""
+"""A run's policies: agents, algorithms, workers, and which settings apply to them; checked before anything starts."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ...checks import did_you_mean
-from ...interfaces import Algorithm
+from ...interfaces import Algorithm, QueueSource, ReplaySource
 from ...processes import encoded_name
 from ...spaces import Spaces
+from .config import Config, ExplorationConfig, LearnerConfig, ReplayConfig
+from .schedules import Schedule
+from .sections import EPSILON
 
+EVALUATOR = "evaluator"
+_LEARNER = "learner-"
+OF_LEARNER = ("batch_size", "n_step", "warmup", "prefetch", "publish_interval")
+OF_RUN = ("updates_per_step", "updates_tolerance")
+OF_EXPLORATION = ("epsilon", "ladder")
+OF_REPLAY = [name for name in ReplayConfig.__dataclass_fields__ if name not in ("stack", "pad")]
 METHODS = ("transition", "source", "make_model", "act", "make_trainer")  # schedules may be missing
 
 
@@ -31,13 +40,7 @@ def assign(
     algorithm: Algorithm | str | Mapping[str, Algorithm | str],
     stack: int,
 ) -> tuple[AssignedPolicy, ...]:
-    """The policies of an environment's agents, in the order of their first agents.
-
-    Args:
-        spaces: by agent.
-        policies: the policy of each agent, in a dict or from a function; None gives each agent its own, of its name.
-        algorithm: of every policy, or a dict by policy.
-        stack: observations in a model's input.
+    """The policies of an environment's agents, in the order of their first agents; spaces and algorithms are by name.
 
     Raises: ValueError, TypeError: an agent or policy is unknown or missing, agents of one policy have different spaces,
         or an algorithm is none or cannot handle the spaces.
@@ -80,19 +83,15 @@ def policy_names(agents: list[str], policies: Mapping[str, str] | Callable[[str]
     for agent in agents:
         if not isinstance(names[agent], str) or not names[agent]:
             raise TypeError(f"policies: expected the name of a policy for {agent}, got {names[agent]!r}")
-    for label, given in (("agent", agents), ("policies", names.values())):
-        for name in given:
-            encoded_name(label, name)  # refuses what metrics cannot hold
+    for agent, policy in names.items():
+        encoded_name("agent", agent)  # refuses what metrics cannot hold
+        encoded_name("policies", policy)
     return names
 
 
-def _algorithms(
-    policies: list[str], algorithm: Algorithm | str | Mapping[str, Algorithm | str]
-) -> dict[str, Algorithm]:
-    """The algorithm of each policy."""
+def _algorithms(policies: list[str], algorithm: Any) -> dict[str, Algorithm]:
     if not isinstance(algorithm, Mapping):
-        one = _chosen(algorithm)
-        return dict.fromkeys(policies, one)
+        return dict.fromkeys(policies, _chosen(algorithm))
     for name in algorithm:
         if name not in policies:
             raise ValueError(f"algorithm: expected the policies {policies}, got {name!r}{did_you_mean(name, policies)}")
@@ -113,5 +112,87 @@ def _chosen(algorithm: Any) -> Algorithm:
         what = f"the class {algorithm.__name__}" if isinstance(algorithm, type) else f"{algorithm!r}"
         lacks = f", which has no {missing[0]}" if missing else ""
         raise TypeError(f"algorithm: expected an Algorithm, such as marlcore.DQN(), or its name, got {what}{lacks}")
-    found: Algorithm = algorithm
-    return found
+    chosen: Algorithm = algorithm
+    return chosen
+
+
+def source_of(policy: AssignedPolicy, config: Config) -> ReplaySource | QueueSource:
+    """How the policy's learner gets its batches. Raises TypeError: its algorithm says something else."""
+    chosen = ReplaySource(config.learner_of(policy.name).n_step, config.replay.priorities)
+    source = policy.algorithm.source(chosen)
+    if not isinstance(source, (ReplaySource, QueueSource)):
+        raise TypeError(f"source of {policy.name}: expected a ReplaySource or a QueueSource, got {source!r}")
+    return source
+
+
+def schedules_of(algorithm: Algorithm, config: Config) -> dict[str, Schedule]:
+    """The numbers that a policy's learner publishes with its weights, by name.
+
+    On-policy algorithms sample their actions, so there is an epsilon for them only if they name one themselves.
+    """
+    own: Mapping[str, Any] = getattr(algorithm, "schedules", dict)()  # an algorithm need not derive from Algorithm
+    schedules = {name: Schedule.from_value(name, value) for name, value in own.items()} | config.schedules
+    if "epsilon" in own or not isinstance(algorithm.source(ReplaySource()), QueueSource):
+        return {"epsilon": EPSILON} | schedules
+    schedules.pop("epsilon", None)
+    return schedules
+
+
+def check_applied(policies: tuple[AssignedPolicy, ...], config: Config) -> None:
+    """Raises ValueError: a setting differs from its default although it applies to none of the run's policies."""
+    queued = 0
+    for policy in policies:
+        source, learner = source_of(policy, config), config.learner_of(policy.name)
+        if isinstance(source, QueueSource):
+            queued += 1
+            _check("learner.", OF_LEARNER, learner, LearnerConfig(), policy)
+        elif source.n_step != learner.n_step:
+            _check("learner.", ("n_step",), learner, LearnerConfig(), policy, "makes its returns itself")
+    if queued == len(policies):
+        _check("", OF_RUN, config, Config(), policies[0])
+        _check("replay.", OF_REPLAY, config.replay, ReplayConfig(), policies[0])
+    if not any("epsilon" in schedules_of(policy.algorithm, config) for policy in policies):
+        why = "draws its actions without an epsilon"
+        _check("exploration.", OF_EXPLORATION, config.exploration, ExplorationConfig(), policies[0], why)
+
+
+def _check(
+    section: str,
+    names: Iterable[str],
+    given: Any,
+    default: Any,
+    policy: AssignedPolicy,
+    why: str = "reads each transition once and has no use for it",
+) -> None:
+    for name in names:
+        value, usual = getattr(given, name), getattr(default, name)
+        if value != usual:
+            algorithm = f"{type(policy.algorithm).__name__}, the algorithm of {policy.name!r}, {why}"
+            raise ValueError(f"{section}{name}: expected the default {usual!r}, since {algorithm}, got {value!r}")
+
+
+# The names of a run's workers, which only these functions form
+
+
+def actor_names(config: Config) -> list[str]:
+    """The names of a run's actors."""
+    return [f"actor-{i}" for i in range(config.actor.processes)]
+
+
+def learner_names(config: Config, policies: Sequence[str]) -> dict[str, list[str]]:
+    """The policies that each learner process trains, by its name; one each, unless the configuration says otherwise."""
+    processes = config.learner.processes
+    if processes is None:
+        return {_LEARNER + policy: [policy] for policy in policies}
+    count = min(processes, len(policies))
+    return {f"{_LEARNER}{i}": list(policies[i::count]) for i in range(count)}
+
+
+def is_learner(worker: str) -> bool:
+    """Whether a worker of this name is a learner."""
+    return worker.startswith(_LEARNER)
+
+
+def policy_of(worker: str) -> str:
+    """The policy of a learner that trains one."""
+    return worker.removeprefix(_LEARNER)

@@ -8,35 +8,33 @@ every=100, of=updates)".
 from __future__ import annotations
 
 import ast
-import math
 from bisect import bisect_right
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
+
+import numpy as np
 
 from ...checks import came
+from ...declared import By, Number, check_declared
 from ...references import reference_to, resolve
 
-Count = Literal["steps", "updates"]
+FINITE = Number()
+Finite = Annotated[float, FINITE]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """A number that depends on a count.
+    """A number that depends on a count: the "steps" of the whole run, or the "updates" of the policy's learner."""
 
-    Attributes:
-        of: the count: "steps" of the whole run, or "updates" of the policy's learner.
-    """
-
-    of: Count = "steps"
+    of: Literal["steps", "updates"] = "steps"
     kinds: ClassVar[dict[str, type[Schedule]]] = {}
 
     def __init_subclass__(cls) -> None:
         Schedule.kinds[cls.__name__.lower()] = cls
 
     def __post_init__(self) -> None:
-        if self.of not in ("steps", "updates"):
-            raise ValueError(f"{self._kind} of: expected steps or updates, got {self.of!r}")
+        check_declared(self, self._kind)
 
     def at(self, count: int) -> float:
         """The number at a count of at least 0."""
@@ -46,16 +44,8 @@ class Schedule:
     def _kind(self) -> str:
         return type(self).__name__.lower()
 
-    def _check(self, numbers: Mapping[str, Any], low: float = -math.inf, above: bool = False) -> None:
-        """Raises ValueError: a number is not finite, below `low`, or with `above` equal to it."""
-        for name, value in numbers.items():
-            number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-            if not number or value < low or (above and value == low):
-                bound = "" if low == -math.inf else f" {'above' if above else 'of at least'} {low:g}"
-                raise ValueError(f"{self._kind} {name}: expected a number{bound}, got {value!r}")
-
     def __str__(self) -> str:
-        shown = [_shown(getattr(self, one.name)) for one in fields(self) if one.name != "of"]
+        shown = [_shown(getattr(self, field.name)) for field in fields(self) if field.name != "of"]
         return f"{self._kind}({', '.join([*shown, *([f'of={self.of}'] if self.of != 'steps' else [])])})"
 
     @staticmethod
@@ -78,18 +68,38 @@ class Schedule:
 if TYPE_CHECKING:
     Scheduled: TypeAlias = Schedule | float | str | Callable[[int], float]  # what a setting turns into a Schedule
 else:
-    Scheduled = Schedule  # what the command line reads
+    Scheduled = Schedule  # what the help shows
+
+
+def _points(label: str, points: Any) -> tuple[tuple[int, float], ...]:
+    try:
+        pairs = tuple((int(count), float(value)) for count, value in points)
+    except (TypeError, ValueError):
+        raise ValueError(f"{label}: expected pairs of a count and a value, got {points!r}") from None
+    counts = [count for count, _ in pairs]
+    if not pairs or counts != sorted(set(counts)):
+        raise ValueError(f"{label}: expected ascending counts, got {points!r}")
+    for i, (_, value) in enumerate(pairs):
+        FINITE.checked(f"{label}[{i}]", value)
+    return pairs
+
+
+def ascending(label: str, begins: Any) -> tuple[int, ...]:
+    """Counts of at least 1, as a tuple. Raises ValueError: they are none, or do not ascend."""
+    try:
+        counts = tuple(int(count) for count in begins)
+    except (TypeError, ValueError):
+        raise ValueError(f"{label}: expected counts, got {begins!r}") from None
+    if list(counts) != sorted(set(counts)) or any(count < 1 for count in counts):
+        raise ValueError(f"{label}: expected ascending counts of at least 1, got {begins!r}")
+    return counts
 
 
 @dataclass(frozen=True)
 class Constant(Schedule):
     """The same number at any count."""
 
-    value: float
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._check({"value": self.value})
+    value: Finite
 
     def at(self, count: int) -> float:
         return self.value
@@ -99,14 +109,9 @@ class Constant(Schedule):
 class Linear(Schedule):
     """From `start` at 0 to `end` at the count `over`, and `end` from then on."""
 
-    start: float
-    end: float
-    over: int
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._check({"start": self.start, "end": self.end})
-        self._check({"over": self.over}, 1)
+    start: Finite
+    end: Finite
+    over: Annotated[float, Number(1)]
 
     def at(self, count: int) -> float:
         if count >= self.over:
@@ -118,16 +123,10 @@ class Linear(Schedule):
 class Exponential(Schedule):
     """start * rate^(count / every), towards 0 and not beyond `end`."""
 
-    start: float
-    end: float
-    rate: float
-    every: int = 1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._check({"start": self.start, "end": self.end})
-        self._check({"rate": self.rate}, 0, above=True)
-        self._check({"every": self.every}, 1)
+    start: Finite
+    end: Finite
+    rate: Annotated[float, Number(above=0)]
+    every: Annotated[float, Number(1)] = 1
 
     def at(self, count: int) -> float:
         value: float = self.start * self.rate ** (count / self.every)
@@ -138,44 +137,18 @@ class Exponential(Schedule):
 class Piecewise(Schedule):
     """Straight lines between points (count, value) of ascending counts; constant before and after them."""
 
-    points: tuple[tuple[int, float], ...]
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        try:
-            points = tuple((int(count), float(value)) for count, value in self.points)
-        except (TypeError, ValueError):
-            raise ValueError(f"piecewise points: expected pairs of a count and a value, got {self.points!r}") from None
-        counts = [count for count, _ in points]
-        if not points or counts != sorted(set(counts)):
-            raise ValueError(f"piecewise points: expected ascending counts, got {self.points!r}")
-        self._check({f"points[{i}]": value for i, (_, value) in enumerate(points)})
-        object.__setattr__(self, "points", points)
+    points: Annotated[tuple[tuple[int, float], ...], By(_points)]
 
     def at(self, count: int) -> float:
-        before = [point for point in self.points if point[0] <= count]
-        after = [point for point in self.points if point[0] > count]
-        if not before or not after:
-            return (before[-1] if before else after[0])[1]
-        (from_, low), (to, high) = before[-1], after[0]
-        return low + (high - low) * (count - from_) / (to - from_)
+        counts, values = zip(*self.points, strict=True)
+        return float(np.interp(count, counts, values))
 
 
 @dataclass(frozen=True)
 class Stages(Schedule):
     """The number of the stage, from 0: how many of the counts `begins` have been reached."""
 
-    begins: tuple[int, ...]
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        try:
-            begins = tuple(int(count) for count in self.begins)
-        except (TypeError, ValueError):
-            raise ValueError(f"stages: expected counts, got {self.begins!r}") from None
-        if list(begins) != sorted(set(begins)) or any(count < 1 for count in begins):
-            raise ValueError(f"stages: expected ascending counts of at least 1, got {self.begins!r}")
-        object.__setattr__(self, "begins", begins)
+    begins: Annotated[tuple[int, ...], By(ascending)]
 
     def at(self, count: int) -> float:
         return float(bisect_right(self.begins, count))
@@ -193,8 +166,8 @@ class Custom(Schedule):
 
     def at(self, count: int) -> float:
         value = self.function(count)
-        self._check({f"{reference_to(self.function) or self.function!r} at {count}": value})
-        return float(value)
+        label = f"custom {reference_to(self.function) or self.function!r} at {count}"
+        return float(FINITE.checked(label, value))
 
 
 def is_custom(value: Any) -> bool:
@@ -217,14 +190,14 @@ def _parsed(label: str, text: str) -> Schedule:
     kind = Schedule.kinds.get(name.strip().lower())
     if kind is None or not bracket or not inside.endswith(")"):
         raise ValueError(f"{label}: expected {expected}, got {came(text)}")
-    if kind is Custom:
-        return Custom(resolve(label, inside[:-1].strip()))
+    function = resolve(label, inside[:-1].strip()) if kind is Custom else None
     try:
+        if function:
+            return Custom(function)
         call = ast.parse(f"f({inside}", mode="eval").body
         assert isinstance(call, ast.Call)
-        given = [ast.literal_eval(one) for one in call.args]
-        named = {one.arg: _word(one.value) for one in call.keywords if one.arg}
-        return kind(*given, **named)
+        named = {keyword.arg: _word(keyword.value) for keyword in call.keywords if keyword.arg}
+        return kind(*map(ast.literal_eval, call.args), **named)
     except (SyntaxError, TypeError, AssertionError, RecursionError, MemoryError) as error:
         raise ValueError(f"{label}: expected {expected}, got {came(text)} ({error})") from None
     except ValueError as error:

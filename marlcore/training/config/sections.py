@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, cast
 
-from ...checks import did_you_mean
-from ...declared import Number, Whole, check_declared
+from ...checks import did_you_mean, is_number
+from ...declared import By, Declared, Number, Whole
 from ...references import is_importable
 from .schedules import Custom, Exponential, Schedule, Scheduled
 
@@ -25,19 +25,57 @@ Seconds = Annotated[float, Number(0, finite=False)]
 Timeout = Annotated[float, Number(1, finite=False)]
 
 
-def _check_shares(name: str, shares: Any) -> None:
-    """Raises ValueError: there are shares, and their sum is not 1."""
-    if not isinstance(shares, Mapping):
-        raise TypeError(f"{name}: expected shares by name, got {shares!r}")
-    numbers = [*shares.values()]
-    if not all(isinstance(one, (int, float)) and not isinstance(one, bool) and one >= 0 for one in numbers) or (
-        numbers and not math.isclose(sum(numbers), 1.0, abs_tol=1e-6)
-    ):
-        raise ValueError(f"{name}: expected numbers of at least 0 whose sum is 1, got {dict(shares)}")
+def shares(label: str, value: Any) -> dict[str, float]:
+    """Shares by name. Raises ValueError, TypeError: they are none, or their sum is not 1."""
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{label}: expected shares by name, got {value!r}")
+    numbers = [*value.values()]
+    right = all(is_number(number) and number >= 0 for number in numbers)
+    if not right or (numbers and not math.isclose(sum(numbers), 1.0, abs_tol=1e-6)):
+        raise ValueError(f"{label}: expected numbers of at least 0 whose sum is 1, got {dict(value)}")
+    return {name: float(share) for name, share in value.items()}
+
+
+def existing_directory(label: str, path: Any) -> Any:
+    if not os.path.isdir(path):
+        raise ValueError(f"{label}: expected an existing directory, got {path!r}")
+    return path
+
+
+def probability(label: str, value: Any) -> Schedule:
+    """The schedule that a value stands for. Raises ValueError: its first or last number is no probability."""
+    schedule = Schedule.from_value(label, value)
+    for count in (0,) if isinstance(schedule, Custom) else (0, 10**9):  # a function may know no further
+        if not 0.0 <= schedule.at(count) <= 1.0:
+            raise ValueError(f"{label}: expected a probability, got {schedule.at(count):g} from {schedule}")
+    return schedule
+
+
+def named_schedules(label: str, value: Any) -> dict[str, Schedule]:
+    """Schedules by name. Raises ValueError, TypeError: one is none, or its name is taken."""
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{label}: expected schedules by name, got {value!r}")
+    taken = {"epsilon", "stage", "step", "updates", "opponents", "odds"} & value.keys()
+    if taken:
+        raise ValueError(f"{label}: {min(taken)!r} is the name of a number that marlcore publishes itself")
+    return {name: Schedule.from_value(name, schedule) for name, schedule in value.items()}
+
+
+def sinks(label: str, names: Any) -> tuple[str, ...]:
+    """Names of sinks, csv among them. Raises ValueError, TypeError."""
+    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+        raise TypeError(f"{label}: expected names of sinks, got {names!r}")
+    for name in names:
+        if name not in SINKS and not is_importable(name):
+            known = ", ".join(SINKS)
+            raise ValueError(f"{label}: expected {known} or module:Class, got {name!r}{did_you_mean(name, SINKS)}")
+    if "csv" not in names or len(set(names)) < len(names):
+        raise ValueError(f"{label}: expected csv, the run's own record, and others, each once, got {' '.join(names)!r}")
+    return tuple(names)
 
 
 @dataclass(frozen=True)
-class ActorConfig:
+class ActorConfig(Declared):
     """The processes that step environments."""
 
     processes: Count = 1
@@ -51,12 +89,9 @@ class ActorConfig:
     device: str = "cpu"
     """Device on which actors choose actions: "cpu", "cuda:0", "mps", or "auto" for the best available one."""
 
-    def __post_init__(self) -> None:
-        check_declared(self)
-
 
 @dataclass(frozen=True)
-class LearnerConfig:
+class LearnerConfig(Declared):
     """The processes that train the policies."""
 
     processes: Annotated[int | None, Whole(1)] = None
@@ -95,12 +130,9 @@ class LearnerConfig:
     threads: Count = 1
     """CPU threads of each learner and actor."""
 
-    def __post_init__(self) -> None:
-        check_declared(self)
-
 
 @dataclass(frozen=True)
-class ReplayConfig:
+class ReplayConfig(Declared):
     """Each policy's replay buffer."""
 
     capacity: Count = 100_000
@@ -114,10 +146,10 @@ class ReplayConfig:
     clear_at_stage: bool = False
     """Train only on transitions of the current stage: those written before a learner publishes its number are not
     drawn any more."""
-    mixture: dict[str, float] = field(default_factory=dict)
+    mixture: Annotated[dict[str, float], By(shares)] = field(default_factory=dict)
     """Parts of each policy's replay by tag, with their shares of a batch, such as anchor 0.3 pool 0.7: rows lie in the
     part of their episode's tag, which is the opponent's name in self-play, otherwise info["tag"]. None: one part."""
-    path: str | None = None
+    path: Annotated[str | None, By(existing_directory)] = None
     """An existing directory for the replays' files, for replays larger than memory; removed at the end. By default
     they are in /dev/shm."""
     prioritized: bool = False
@@ -128,12 +160,6 @@ class ReplayConfig:
     """Exponent of importance weights at the first batch, from 0 to 1."""
     beta_steps: Annotated[int | None, Whole(1)] = None
     """Batches over which beta rises linearly to 1; None keeps it constant."""
-
-    def __post_init__(self) -> None:
-        check_declared(self)
-        _check_shares("mixture", self.mixture)
-        if self.path is not None and not os.path.isdir(self.path):
-            raise ValueError(f"path: expected an existing directory, got {self.path!r}")
 
     @property
     def frames(self) -> int:
@@ -160,54 +186,35 @@ else:
 
 
 @dataclass(frozen=True)
-class ExplorationConfig:
+class ExplorationConfig(Declared):
     """How actors explore; learners evaluate the schedules and publish the numbers with their weights."""
 
-    epsilon: Scheduled | None = None
+    epsilon: Annotated[Scheduled | None, By(probability)] = None
     """Probability of a random action, a schedule: 0.1, "linear(1, 0.05, 50000)" over the run's steps, "exponential(1,
     0.02, rate=0.95, every=100, of=updates)", "piecewise([(0, 1), (1000, 0.1)])" or "custom(module:function)". None:
     that exponential, unless the algorithm has another default."""
     ladder: Annotated[float, Number(0, finite=False)] = 0.0
     """Ape-X's ladder, its alpha: of N copies, over all actors, copy i explores with epsilon^(1 + ladder * i / (N - 1));
     0 makes all explore alike, 7 is the paper's (Horgan et al. 2018, arXiv:1803.00933, section 4.1)."""
-    schedules: Schedules = field(default_factory=dict)
+    schedules: Annotated[Schedules, By(named_schedules)] = field(default_factory=dict)
     """Further numbers for an algorithm's `explore`, by name."""
-
-    def __post_init__(self) -> None:
-        if self.epsilon is not None:
-            object.__setattr__(self, "epsilon", _probability("epsilon", self.epsilon))
-        check_declared(self)
-        taken = {"epsilon", "stage", "step", "updates", "opponents", "odds"} & self.schedules.keys()
-        if taken:
-            raise ValueError(f"schedules: {min(taken)!r} is the name of a number that marlcore publishes itself")
-        given = {name: Schedule.from_value(name, one) for name, one in self.schedules.items()}
-        object.__setattr__(self, "schedules", given)
 
     @property
     def numbers(self) -> dict[str, Schedule]:
         """The schedules that are given, by name."""
-        given = self.schedules if self.epsilon is None else {"epsilon": self.epsilon, **self.schedules}
-        return cast(dict[str, Schedule], given)  # since __post_init__
+        numbers = self.schedules if self.epsilon is None else {"epsilon": self.epsilon, **self.schedules}
+        return cast(dict[str, Schedule], numbers)  # the rules have made them
 
     def exponents(self, copies: int) -> list[float]:
         """The exponent of epsilon in each copy."""
         return [1.0 + self.ladder * i / max(copies - 1, 1) for i in range(copies)]
 
 
-def _probability(label: str, value: Any) -> Schedule:
-    """The schedule that a value stands for. Raises ValueError: its first or last number is no probability."""
-    schedule = Schedule.from_value(label, value)
-    for count in (0,) if isinstance(schedule, Custom) else (0, 10**9):  # a function may know no further
-        if not 0.0 <= schedule.at(count) <= 1.0:
-            raise ValueError(f"{label}: expected a probability, got {schedule.at(count):g} from {schedule}")
-    return schedule
-
-
 @dataclass(frozen=True)
-class MetricsConfig:
+class MetricsConfig(Declared):
     """Where a run's metrics go."""
 
-    sinks: tuple[str, ...] = ("csv", "tensorboard")
+    sinks: Annotated[tuple[str, ...], By(sinks)] = ("csv", "tensorboard")
     """Sinks of the metrics: csv, which is the run's own record and must be among them, tensorboard, wandb (Weights &
     Biases), or module:Class for a sink of your own, made with the run's directory."""
     wandb_project: str = "marlcore"
@@ -216,24 +223,9 @@ class MetricsConfig:
     """Whether Weights & Biases sends metrics, or keeps them for `wandb sync`; None takes WANDB_MODE of the
     environment, else online."""
 
-    def __post_init__(self) -> None:
-        check_declared(self)
-        if isinstance(self.sinks, str) or not all(isinstance(name, str) for name in self.sinks):
-            raise TypeError(f"sinks: expected names of sinks, got {self.sinks!r}")
-        object.__setattr__(self, "sinks", tuple(self.sinks))  # JSON knows only lists
-        for name in self.sinks:
-            if name not in SINKS and not is_importable(name):
-                raise ValueError(
-                    f"sinks: expected {', '.join(SINKS)} or module:Class, got {name!r}{did_you_mean(name, SINKS)}"
-                )
-        if "csv" not in self.sinks or len(set(self.sinks)) < len(self.sinks):
-            raise ValueError(
-                f"sinks: expected csv, the run's own record, and others, each once, got {' '.join(self.sinks)!r}"
-            )
-
 
 @dataclass(frozen=True)
-class EvaluationConfig:
+class EvaluationConfig(Declared):
     """The process that plays greedy episodes with the published weights while the run goes on."""
 
     interval: Annotated[int, Whole(0)] = 0
@@ -245,9 +237,6 @@ class EvaluationConfig:
     keep: Annotated[int, Whole(0)] = 3
     """Checkpoints of the last evaluations to keep for each policy, beside the best one."""
 
-    def __post_init__(self) -> None:
-        check_declared(self)
-
     @property
     def copies(self) -> int:
         """Environment copies, no more than there are episodes."""
@@ -255,7 +244,7 @@ class EvaluationConfig:
 
 
 @dataclass(frozen=True)
-class SupervisionConfig:
+class SupervisionConfig(Declared):
     """The treatment of workers that die, fail or hang; in async mode."""
 
     max_restarts: Annotated[int, Whole(0)] = 3
@@ -271,9 +260,6 @@ class SupervisionConfig:
     """The same for learners, which may take longer: they compile and write checkpoints."""
     serial_fallback: bool = True
     """If the system can start no process, do all work in this one, as in serial mode."""
-
-    def __post_init__(self) -> None:
-        check_declared(self)
 
     @property
     def restarts(self) -> RestartPolicy:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, NamedTuple
 
 import yaml
 
 from ...checks import did_you_mean
+from ...declared import flattened, hints_of
 from .config import Config, LearnerConfig
-from .schedules import Schedule
-
-BESIDE = ("env", "algo", "algorithm")
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]
@@ -24,20 +21,13 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?\d+[eE][-+]?\d+$"), list("-+0123456789"))
 
 
-@dataclass(frozen=True)
-class Settings:
-    """What a file says.
-
-    Attributes:
-        config: its settings, the others by default.
-        env, algo: names; None where the file has none.
-        algorithm: hyperparameters.
-    """
+class Settings(NamedTuple):
+    """The settings of a file, with defaults for the others; hyperparameters of the algorithm by name."""
 
     config: Config
-    env: str | None
-    algo: str | None
-    algorithm: dict[str, Any]
+    env: str | None = None
+    algo: str | None = None
+    algorithm: Mapping[str, Any] = {}
 
 
 def read_settings(path: str | Path) -> Settings:
@@ -58,29 +48,16 @@ def read_settings(path: str | Path) -> Settings:
     except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
         raise ValueError(f"config: expected a YAML file, got {str(path)!r} ({' '.join(str(error).split())})") from None
     try:
-        _check_keys("", plain, Config(), BESIDE)
+        _check_names(plain)
         for name in ("env", "algo"):
             if not isinstance(plain.get(name, ""), str):
                 raise ValueError(f"{name}: expected a name, got {plain[name]!r}; mc.train takes an algorithm a policy")
-        hyperparameters = plain.get("algorithm") or {}
+        hyperparameters = plain.get("algorithm", {})
         if not isinstance(hyperparameters, Mapping):
             raise ValueError(f"algorithm: expected its hyperparameters by name, got {hyperparameters!r}")
-        given = {name: tuple(one) if isinstance(one, list) else one for name, one in hyperparameters.items()}
-        return Settings(Config.from_dict(plain), plain.get("env"), plain.get("algo"), given)
+        return Settings(Config.from_dict(plain), plain.get("env"), plain.get("algo"), hyperparameters)
     except (ValueError, TypeError) as error:
         raise ValueError(f"{path}: {error}") from None
-
-
-def names_of(kind: Any, prefix: str = "") -> Iterator[str]:
-    """The dotted names of the fields of a dataclass and its nested dataclasses."""
-    for one in fields(kind):
-        part: Any = one.type if is_dataclass(one.type) else one.default_factory
-        if is_dataclass(part):
-            marks = getattr(get_type_hints(kind, include_extras=True)[one.name], "__metadata__", ())
-            unnamed = any(getattr(mark, "name", None) == "" for mark in marks)
-            yield from names_of(part, prefix if unnamed else f"{prefix}{one.name}.")
-        else:
-            yield prefix + one.name
 
 
 def _without_empty(plain: Any) -> Any:
@@ -90,26 +67,19 @@ def _without_empty(plain: Any) -> Any:
     return {key: _without_empty(value) for key, value in plain.items() if value is not None}
 
 
-def _check_keys(where: str, plain: Any, known: Any, beside: tuple[str, ...] = ()) -> None:
-    """Raises ValueError: a key is no field of the dataclass `known`, or a section is no mapping."""
-    if not isinstance(plain, Mapping):
-        raise ValueError(f"{where.rstrip('.') or 'settings'}: expected settings by name, got {plain!r}")
-    names = [one.name for one in fields(known)]
-    for key, value in plain.items():
-        if key in beside:
-            continue
-        if key not in names:
+def _check_names(plain: Any) -> None:
+    """Raises ValueError: a key is no setting, or a section is no mapping."""
+    known = {*hints_of(Config), "env", "algo", "algorithm"}
+    names = [name for name, _ in flattened(plain, Config)]
+    learners = plain.get("learners", {})
+    if not isinstance(learners, Mapping):
+        raise ValueError(f"learners: expected settings by policy, got {learners!r}")
+    for policy, section in learners.items():
+        known |= hints_of(LearnerConfig, f"learners.{policy}.").keys()
+        names += [name for name, _ in flattened(section, LearnerConfig, f"learners.{policy}.")]
+    for name in names:
+        if name not in known:
             from ...algos import ALGORITHMS  # which imports torch
 
-            name, near = f"{where}{key}", [where + one for one in (*names, *beside)]
-            others = [one for kind in ALGORITHMS.values() for one in names_of(kind, "algorithm.")]
-            hint = did_you_mean(name, [*near, *names_of(Config)]) or did_you_mean(name, others)
-            raise ValueError(f"unknown setting {name}{hint}")
-        inside = getattr(known, key)
-        if key == "learners":
-            if not isinstance(value, Mapping):
-                raise ValueError(f"learners: expected settings by policy, got {value!r}")
-            for policy, section in value.items():
-                _check_keys(f"learners.{policy}.", section, LearnerConfig())
-        elif is_dataclass(inside) and not isinstance(inside, Schedule):
-            _check_keys(f"{where}{key}.", value, inside)
+            others = {other for kind in ALGORITHMS.values() for other in hints_of(kind, "algorithm.")}
+            raise ValueError(f"unknown setting {name}{did_you_mean(name, known) or did_you_mean(name, others)}")

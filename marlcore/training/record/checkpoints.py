@@ -15,27 +15,17 @@ from .run_directory import checkpoint_path
 
 
 class KeptCheckpoints:
-    """A policy's checkpoints by evaluation; one that continues another's directory continues its best.
-
-    Args:
-        run_dir: of the run.
-        policy: its name.
-        keep: how many of the last ones are kept.
-
-    Attributes:
-        best: the highest return so far; -inf before the first. last: the step of the newest one; 0 without any.
-    """
+    """A policy's best checkpoint by its evaluations, and the last `keep`. Raises ValueError: the best is damaged."""
 
     def __init__(self, run_dir: Path, policy: str, keep: int) -> None:
-        """Raises ValueError: the best checkpoint is damaged."""
         self._run_dir = run_dir
         self._policy = policy
         self._keep = keep
-        self.best = float(load_checkpoint(self._path("best")).get("return", -math.inf))
-        self.last = max(kept_steps(run_dir, policy), default=0)
+        self.best = float(load_checkpoint(self._path("best")).get("return", -math.inf))  # the highest return so far
+        self.last = max(kept_steps(run_dir, policy), default=0)  # the step of the newest
 
     def best_weights(self) -> dict[str, torch.Tensor] | None:
-        """Those of the acting part of the best checkpoint; None before the first. Raises ValueError: it is damaged."""
+        """The acting part of the best checkpoint; None before the first. Raises ValueError: it is damaged."""
         return load_checkpoint(self._path("best")).get("acting")
 
     def add(self, state: dict[str, Any], mean: float, best: float | None = None) -> None:
@@ -43,7 +33,6 @@ class KeptCheckpoints:
 
         Args:
             state: the weights of the acting part as "acting", and their "version", "updates" and "step".
-            mean: return, over the policy's agents.
             best: return of the best weights in the same games; None for what they had when they were saved.
         """
         state["return"] = mean
@@ -69,7 +58,7 @@ def kept_steps(run_dir: Path, policy: str) -> list[int]:
 
 
 def save_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
-    """Writes a checkpoint, which `torch.load` can read too. Raises OSError: see `write_atomically`."""
+    """Writes a checkpoint, which `torch.load` can read too."""
     data = io.BytesIO()
     torch.save(dict(state), data)
     write_sealed(path, data.getvalue())
@@ -78,10 +67,7 @@ def save_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
 def load_checkpoint(path: Path, *, own_name: bool = True) -> dict[str, Any]:
     """A checkpoint; empty if there is none yet. No code of the file runs.
 
-    Args:
-        own_name: refuse a file that was written under another name.
-
-    Raises: ValueError: the file is damaged, or a copy of another one.
+    Raises: ValueError: the file is damaged, or with `own_name` a copy of another one.
     """
     if not path.exists():
         return {}

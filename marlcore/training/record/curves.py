@@ -1,9 +1,12 @@
-"""The learning curves of a run as a PNG."""
+"""Pictures of runs as PNG files: the returns of one run, or of several together."""
 
 from __future__ import annotations
 
+import io
 import math
-from collections.abc import Callable
+import textwrap
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,52 +14,113 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...processes import Metric
-from .canvas import canvas, say_that_none_ended
+from .files import write_atomically
 from .run_directory import agent_order
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 GRID = 500  # steps at which runs are compared
 MAX_POINTS = 4000  # a curve is 1200 pixels wide; more points only cost time
 
+Points = NDArray[np.float64]  # [episodes, 2]: step and return, in order of steps
+
+
+@contextmanager
+def canvas(path: Path, title: str, height: float) -> Iterator[tuple[Figure, Axes]]:
+    """A figure, 1200 pixels wide and 100 times `height` high, that is written to `path` after the block, atomically."""
+    # Imported here: matplotlib takes longer to import than marlcore itself.
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12, height), dpi=100, layout="constrained")
+    axes = figure.add_subplot()
+    axes.set_title(textwrap.fill(title, 100), fontsize=15, pad=12, parse_math=False)  # it may contain a dollar sign
+    yield figure, axes
+    png = io.BytesIO()
+    figure.savefig(png, format="png", dpi=100)
+    write_atomically(path, png.getvalue())
+
+
+def say_that_none_ended(axes: Axes) -> None:
+    """Says in the middle of an empty picture that no episode has ended."""
+    axes.set(xticks=[], yticks=[])
+    axes.text(0.5, 0.5, "no episode has ended", transform=axes.transAxes, ha="center", fontsize=15)
+
 
 def draw(metrics: list[Metric], path: Path, title: str) -> None:
-    """Draw each agent's `episode_return` over environment steps, 1200 x 700 pixels, as a PNG at `path`.
-
-    Points are episodes, the line is their running mean. NaN and infinite returns are omitted. The file is replaced
-    atomically, so a viewer never reads half a picture.
-    """
+    """Plots each agent's finite `episode_return`s over steps as points, and their running mean, as a PNG at `path`."""
     curves = returns_of(metrics)
-    label = "return (points: episodes, lines: running means)"
-    _picture(path, title, label, (lambda axes: _draw_curves(axes, curves)) if curves else None)
+    _plot(path, title, "return (points: episodes, lines: running means)", [curves], list(curves), _plot_episodes)
 
 
 def draw_runs(runs: list[list[Metric]], path: Path, title: str) -> None:
-    """Draw each agent's running mean over several runs, such as one a seed: their mean, and a band from the lowest to
-    the highest; otherwise as `draw`.
-    """
-    curves = [returns_of(metrics) for metrics in runs]
-    agents = [agent for agent in curves[0] if all(agent in one for one in curves)] if curves else []
+    """As `draw`, the mean of several runs' running means, and a band from the lowest to the highest."""
+    runs_curves = [returns_of(metrics) for metrics in runs]
+    agents = [agent for agent in runs_curves[0] if all(agent in curves for curves in runs_curves)] if runs else []
     label = "return (lines: means of the runs, bands: lowest to highest)"
-    _picture(path, title, label, (lambda axes: _draw_bands(axes, curves, agents)) if agents else None)
+    _plot(path, title, label, runs_curves, agents, _plot_band)
 
 
-def _picture(path: Path, title: str, label: str, fill: Callable[[Axes], None] | None) -> None:
-    """A picture that `fill` fills; None: that no episode has ended."""
+def _plot(
+    path: Path,
+    title: str,
+    label: str,
+    runs: list[dict[str, Points]],
+    agents: list[str],
+    plot_agent: Callable[[Axes, str, list[Points], Any], None],
+) -> None:
+    from matplotlib import colormaps
+    from matplotlib.ticker import EngFormatter
+
     with canvas(path, title, 7) as (figure, axes):
-        _style(axes, label)
-        if fill is None:
+        axes.set_xlabel("environment steps", fontsize=12)
+        axes.set_ylabel(label, fontsize=12)
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))  # 200k rather than 200000
+        axes.grid(color="0.9")
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right"]].set_visible(False)
+        if not agents:
             say_that_none_ended(axes)
             return
-        fill(axes)
+        last = max(points[-1, 0] for curves in runs for points in curves.values())
+        axes.set_xlim(0, max(10, 1.01 * last))  # at least 10, so that ticks fall on whole steps
+        few = len(agents) <= 10
+        colors = colormaps["tab10" if few else "turbo"](
+            np.arange(len(agents)) if few else np.linspace(0, 1, len(agents))
+        )
+        for agent, color in zip(agents, colors, strict=True):
+            plot_agent(axes, agent or "all", [curves[agent] for curves in runs], color)
         widest = max(len(label) for label in axes.get_legend_handles_labels()[1])
         # Below the axes: beside the curves, the legend would take a sixth of the width.
         figure.legend(loc="outside lower center", frameon=False, ncols=max(1, 160 // (widest + 8)))
 
 
-def returns_of(metrics: list[Metric]) -> dict[str, NDArray[np.float64]]:
-    """By agent, in order: an [episodes, 2] array of step and return, in order of steps."""
+def _plot_episodes(axes: Axes, agent: str, runs: list[Points], color: Any) -> None:
+    ((steps, returns),) = (points.T for points in runs)
+    window = _window(len(returns))
+    mean = thin(steps[window - 1 :], running_mean(returns, window))
+    axes.plot(*thin(steps, returns), ".", color=color, markersize=6, alpha=0.4, markeredgewidth=0)
+    axes.plot(*mean, color="white", linewidth=3.5, zorder=3)  # a rim that separates the line from the points
+    label = f"{agent}: mean of {window} episode{'s'[: window > 1]}"
+    marker = "o" if mean.shape[1] == 1 else None  # one episode makes no line
+    axes.plot(*mean, color=color, linewidth=2, marker=marker, zorder=4, label=label)
+
+
+def _plot_band(axes: Axes, agent: str, runs: list[Points], color: Any) -> None:
+    means = []
+    for steps, returns in (points.T for points in runs):
+        window = _window(len(returns))
+        means.append((steps[window - 1 :], running_mean(returns, window)))
+    # Where every run has a mean.
+    grid = np.linspace(max(steps[0] for steps, _ in means), min(steps[-1] for steps, _ in means), GRID)
+    rows = np.stack([np.interp(grid, *mean) for mean in means])
+    axes.fill_between(grid, rows.min(0), rows.max(0), color=color, alpha=0.2, linewidth=0)
+    axes.plot(grid, rows.mean(0), color=color, linewidth=2, label=f"{agent}: mean of {len(rows)} runs")
+
+
+def returns_of(metrics: list[Metric]) -> dict[str, Points]:
+    """The finite returns by agent, in order."""
     points: dict[str, list[tuple[int, float]]] = {}
     for metric in metrics:
         if metric.name == "episode_return" and math.isfinite(metric.value):
@@ -80,55 +144,6 @@ def thin(steps: NDArray[np.float64], values: NDArray[np.float64]) -> NDArray[np.
     return np.stack((steps, values))[:, :: 1 + (len(steps) - 1) // MAX_POINTS]
 
 
-def _style(axes: Axes, label: str) -> None:
-    from matplotlib.ticker import EngFormatter
-
-    axes.set_xlabel("environment steps", fontsize=12)
-    axes.set_ylabel(label, fontsize=12)
-    axes.xaxis.set_major_formatter(EngFormatter(sep=""))  # 200k rather than 200000
-    axes.grid(color="0.9")
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-
-
-def _draw_curves(axes: Axes, curves: dict[str, NDArray[np.float64]]) -> None:
-    last = max(points[-1, 0] for points in curves.values())
-    axes.set_xlim(0, max(10, 1.01 * last))  # at least 10, so that ticks fall on whole steps
-    colors = _colors(len(curves))
-    for (agent, points), color in zip(curves.items(), colors, strict=True):
-        steps, returns = points.T
-        window = _window(len(returns))
-        mean = thin(steps[window - 1 :], running_mean(returns, window))
-        axes.plot(*thin(steps, returns), ".", color=color, markersize=6, alpha=0.4, markeredgewidth=0)
-        # A white rim separates the line from the points.
-        axes.plot(*mean, color="white", linewidth=3.5, zorder=3)
-        label = f"{agent or 'all'}: mean of {window} episode{'s'[: window > 1]}"
-        marker = "o" if mean.shape[1] == 1 else None  # one episode makes no line
-        axes.plot(*mean, color=color, linewidth=2, marker=marker, zorder=4, label=label)
-
-
-def _draw_bands(axes: Axes, curves: list[dict[str, NDArray[np.float64]]], agents: list[str]) -> None:
-    last = max(points[-1, 0] for one in curves for points in one.values())
-    axes.set_xlim(0, max(10, 1.01 * last))
-    for agent, color in zip(agents, _colors(len(agents)), strict=True):
-        means = []
-        for one in curves:
-            steps, returns = one[agent].T
-            window = _window(len(returns))
-            means.append((steps[window - 1 :], running_mean(returns, window)))
-        # Where every run has a mean.
-        grid = np.linspace(max(steps[0] for steps, _ in means), min(steps[-1] for steps, _ in means), GRID)
-        rows = np.stack([np.interp(grid, *mean) for mean in means])
-        axes.fill_between(grid, rows.min(0), rows.max(0), color=color, alpha=0.2, linewidth=0)
-        axes.plot(grid, rows.mean(0), color=color, linewidth=2, label=f"{agent or 'all'}: mean of {len(rows)} runs")
-
-
 def _window(episodes: int) -> int:
     """Of a running mean: wide enough to be smooth, at most a tenth of the run, so that short runs keep their shape."""
     return max(1, min(100, episodes // 10), episodes // 50)
-
-
-def _colors(n: int) -> list[Any]:
-    from matplotlib import colormaps
-
-    return list(colormaps["tab10"](np.arange(n)) if n <= 10 else colormaps["turbo"](np.linspace(0, 1, n)))

@@ -1,4 +1,4 @@
-"""A run's description in config.json: its environment, algorithm and settings, written and read back."""
+"""Descriptions of a run in JSON: config.json, and its policies, which are made again without executing any code."""
 
 from __future__ import annotations
 
@@ -10,13 +10,32 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from gymnasium import spaces as gym
+from numpy.typing import NDArray
+
 from ... import algos
+from ...checks import came
 from ...envs.joint import JointObservations
 from ...interfaces import Algorithm
 from ...references import reference_to
-from ..config import AssignedPolicy, Config
+from ...spaces import Spaces, is_text
+from ..config import AssignedPolicy, Config, is_custom
+from .files import check_trusted, read_json, write_json
 from .run_directory import read_config, steps_taken
-from .trust import check_trusted
+
+POLICIES = "checkpoints/policies.json"
+_NUMBERS = {"Discrete": ("n", "start"), "MultiDiscrete": ("nvec", "start"), "Box": ("low", "high")}
+_UNREADABLE = (
+    OSError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    ValueError,
+    ArithmeticError,
+    RecursionError,
+    MemoryError,
+)
 
 
 def describe(env_fn: Any, policies: tuple[AssignedPolicy, ...], config: Config) -> dict[str, Any]:
@@ -24,38 +43,32 @@ def describe(env_fn: Any, policies: tuple[AssignedPolicy, ...], config: Config) 
 
     With one algorithm for all policies: "algorithm" and "hyperparameters"; otherwise both are dicts by policy.
     """
-    algorithms = {policy.name: policy.algorithm for policy in policies}
     first = policies[0].algorithm
-    one = all(algorithm is first for algorithm in algorithms.values())
+    names: Any = {policy.name: algos.name_of(policy.algorithm) for policy in policies}
+    chosen: Any = {policy.name: hyperparameters(policy.algorithm) for policy in policies}
+    if all(policy.algorithm is first for policy in policies):
+        names, chosen = algos.name_of(first), hyperparameters(first)
+    made_by = env_fn.env_fn if isinstance(env_fn, JointObservations) else env_fn
     return {
-        "env": _name_of(env_fn),
-        "algorithm": algos.name_of(first) if one else {name: algos.name_of(it) for name, it in algorithms.items()},
-        "hyperparameters": hyperparameters(first)
-        if one
-        else {name: hyperparameters(it) for name, it in algorithms.items()},
+        "env": getattr(made_by, "name", None) or reference_to(made_by) or repr(made_by),
+        "algorithm": names,
+        "hyperparameters": chosen,
         **config.to_dict(),
         "policies": config.policies and {agent: policy.name for policy in policies for agent in policy.agents},
     }
 
 
-def _name_of(env_fn: Any) -> str:
-    made_by = env_fn.env_fn if isinstance(env_fn, JointObservations) else env_fn
-    return getattr(made_by, "name", None) or reference_to(made_by) or repr(made_by)
-
-
 def hyperparameters(algorithm: Algorithm) -> dict[str, Any]:
     """An algorithm's hyperparameters in a form for JSON, from which `remade` makes it again."""
-    if dataclasses.is_dataclass(algorithm):
-        given = {one.name: getattr(algorithm, one.name) for one in dataclasses.fields(algorithm) if one.init}
-    else:
-        given = getattr(algorithm, "__dict__", {})
-    return {name: _plain(value) for name, value in given.items()}
+    if not dataclasses.is_dataclass(algorithm):
+        return {name: _plain(value) for name, value in getattr(algorithm, "__dict__", {}).items()}
+    return {field.name: _plain(getattr(algorithm, field.name)) for field in dataclasses.fields(algorithm) if field.init}
 
 
 def _plain(value: Any) -> Any:
     """A form for JSON; a value that JSON cannot hold becomes its repr, only for human readers."""
     if isinstance(value, (tuple, list)):
-        return [_plain(one) for one in value]
+        return [_plain(member) for member in value]
     simple = isinstance(value, (bool, int, str, type(None))) or (isinstance(value, float) and math.isfinite(value))
     return value if simple else {"repr": repr(value)}
 
@@ -65,18 +78,19 @@ def described_run(run_dir: str | Path, *, trust: bool = False) -> tuple[str, Alg
 
     Modules that config.json names are imported, and their functions called: its directory is code.
 
-    Args:
-        trust: also a run that another user could have changed.
-
     Raises ValueError: config.json does not describe them, an import fails, or the run is not trusted.
     """
     described = read_config(check_trusted(run_dir, trust))
     try:
         config, env, name = Config.from_dict(described), described["env"], described["algorithm"]
+        of_algorithms = described["hyperparameters"]
         _check_named("environment", env)
         if not isinstance(name, dict):
-            return env, _made("", name, described["hyperparameters"]), config
-        return env, {one: _made(one, name[one], described["hyperparameters"][one]) for one in name}, config
+            _check_named("algorithm", name)
+            return env, remade(name, of_algorithms), config
+        for policy in name:
+            _check_named(f"algorithm of {policy}", name[policy])
+        return env, {policy: remade(name[policy], of_algorithms[policy]) for policy in name}, config
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         reason = str(error) if isinstance(error, ValueError) else repr(error)
         raise ValueError(
@@ -85,14 +99,9 @@ def described_run(run_dir: str | Path, *, trust: bool = False) -> tuple[str, Alg
         ) from None
 
 
-def _made(policy: str, name: str, hyperparameters: Mapping[str, Any]) -> Algorithm:
-    _check_named(f"algorithm of {policy}" if policy else "algorithm", name)
-    return remade(name, hyperparameters)
-
-
 def remade(name: str, hyperparameters: Mapping[str, Any]) -> Algorithm:
     """The algorithm of that name. Raises ValueError: a hyperparameter is none, or JSON could not hold it."""
-    return algos.make(name, **{label: _given(label, value) for label, value in hyperparameters.items()})
+    return algos.make(name, **{label: _value(label, value) for label, value in hyperparameters.items()})
 
 
 def _check_named(what: str, name: str) -> None:
@@ -101,10 +110,10 @@ def _check_named(what: str, name: str) -> None:
         raise ValueError(f"{what}: expected one that can be imported, got {name}")
 
 
-def _given(label: str, value: Any) -> Any:
+def _value(label: str, value: Any) -> Any:
     if isinstance(value, Mapping):
         raise ValueError(f"hyperparameter {label}: {value.get('repr')} cannot be made again")
-    return tuple(_given(label, one) for one in value) if isinstance(value, list) else value
+    return tuple(_value(label, member) for member in value) if isinstance(value, list) else value
 
 
 def check_resumed(run_dir: str | Path, described: dict[str, Any]) -> None:
@@ -113,21 +122,133 @@ def check_resumed(run_dir: str | Path, described: dict[str, Any]) -> None:
     for label in ("algorithm", "hyperparameters", "policies"):
         if before.get(label) != now[label]:
             raise ValueError(f"resume: expected {label} {before.get(label)!r}, as the run had it, got {now[label]!r}")
-    fixed = {
-        "actor": ["processes", "envs"],
-        "replay": ["capacity", "stack", "prioritized", "mixture"],
-        "learner": ["obs_norm"],
-        "self_play": ["anchors"],  # whose order the payoff table knows
-    }
+    fixed = [
+        "actor.processes",
+        "actor.envs",
+        "learner.obs_norm",
+        "self_play.anchors",
+    ]  # the payoff table has their order
+    fixed += [f"replay.{label}" for label in ("capacity", "stack", "prioritized", "mixture")]
     if now["replay"]["prioritized"]:  # the saved priorities depend on these
-        fixed = {**fixed, "learner": ["obs_norm", "n_step"], "replay": [*fixed["replay"], "alpha"]}
-    for part, label in ((part, label) for part, labels in fixed.items() for label in labels):
+        fixed += ["learner.n_step", "replay.alpha"]
+    for name in fixed:
+        part, _, label = name.partition(".")
         section = before.get(part)
         had = section.get(label) if isinstance(section, dict) else None
         if had != now[part][label]:
-            raise ValueError(f"resume: expected {part}.{label} {had!r}, as the run had it, got {now[part][label]!r}")
+            raise ValueError(f"resume: expected {name} {had!r}, as the run had it, got {now[part][label]!r}")
     taken = steps_taken(run_dir)
     if now["total_steps"] <= taken:
         raise ValueError(
             f"total_steps: expected more than the {taken:,} steps that the run has taken, got {now['total_steps']}"
         )
+
+
+def write_policies(run_dir: Path, policies: tuple[AssignedPolicy, ...], config: Config) -> None:
+    """Writes what `described_policies` reads."""
+    settings = {
+        "learner": {"obs_norm": config.learner.obs_norm},
+        "learners": {policy: {"obs_norm": learner.obs_norm} for policy, learner in config.learners.items()},
+        "replay": {"pad": config.replay.pad},
+        "exploration": config.to_dict()["exploration"],
+        "stages": config.stages,
+    }
+    described = [
+        {
+            "name": policy.name,
+            "agents": policy.agents,
+            "observation": _described(policy.spaces.observation),
+            "action": _described(policy.spaces.action),
+            "masked": policy.spaces.masked,
+            "stack": policy.spaces.stack,
+            "algorithm": algos.name_of(policy.algorithm),
+            "hyperparameters": hyperparameters(policy.algorithm),
+        }
+        for policy in policies
+    ]
+    write_json(run_dir / POLICIES, {"policies": described, "config": settings})
+
+
+def described_policies(run_dir: Path) -> tuple[tuple[AssignedPolicy, ...], Config]:
+    """A run's policies and the settings that they act by; schedules that are functions are left out.
+
+    Raises: ValueError: an algorithm is not of this package, or the file is damaged or missing.
+    """
+    path = run_dir / POLICIES
+    try:
+        described = read_json(path)
+        return tuple(map(_policy, described["policies"])), _config(described["config"])
+    except _UNREADABLE as error:
+        reason = str(error) if isinstance(error, (ValueError, OSError)) else came(error)
+        expected = "weights_only: expected policies of built-in algorithms"
+        raise ValueError(f"{expected}, got {str(path)!r} ({reason})") from None
+
+
+def _policy(plain: Mapping[str, Any]) -> AssignedPolicy:
+    name, given = plain["algorithm"], plain["hyperparameters"]
+    if name.lower() not in algos.ALGORITHMS:
+        raise ValueError(f"{plain['name']} is of the algorithm {name}, whose code would have to be imported")
+    for label, value in given.items():
+        if ":" in json.dumps(value):  # module:name, or a value that JSON could not hold
+            raise ValueError(f"{plain['name']} has the hyperparameter {label}={came(value)}, which is code")
+    spaces = Spaces(_space(plain["observation"]), _space(plain["action"]), plain["masked"], plain["stack"])
+    return AssignedPolicy(plain["name"], tuple(plain["agents"]), spaces, remade(name, given))
+
+
+def _config(plain: dict[str, Any]) -> Config:
+    exploration = plain["exploration"]
+    kept = {name: text for name, text in exploration["schedules"].items() if not is_custom(text)}
+    epsilon = None if is_custom(exploration["epsilon"]) else exploration["epsilon"]
+    return Config.from_dict({**plain, "exploration": {**exploration, "epsilon": epsilon, "schedules": kept}})
+
+
+def _described(space: gym.Space) -> dict[str, Any]:
+    """A form for JSON of the spaces that `Spaces` takes."""
+    if isinstance(space, gym.Dict):
+        # A key of another kind is kept as what no dict can have.
+        keys = [key if isinstance(key, (str, int)) else {"repr": repr(key)} for key in space.spaces]
+        return {"kind": "Dict", "spaces": list(zip(keys, map(_described, space.spaces.values()), strict=True))}
+    if isinstance(space, gym.Tuple):
+        return {"kind": "Tuple", "spaces": [_described(part) for part in space.spaces]}
+    if isinstance(space, gym.MultiBinary):
+        return {"kind": "MultiBinary", "n": np.asarray(space.n).tolist()}  # a number or a shape
+    if is_text(space):
+        return {"kind": "Text"}  # it keeps its place, and no network sees it
+    kind = next(name for name in _NUMBERS if isinstance(space, getattr(gym, name)))
+    numbers = {name: _shortened(np.asarray(getattr(space, name))) for name in _NUMBERS[kind]}
+    return {"kind": kind, **numbers, "shape": list(space.shape), "dtype": np.dtype(space.dtype).name}
+
+
+def _space(plain: Mapping[str, Any]) -> gym.Space:
+    """Raises KeyError, TypeError, ValueError: `plain` is not of `_described`."""
+    kind = plain["kind"]
+    if kind == "Dict":
+        return gym.Dict({key: _space(part) for key, part in plain["spaces"]})
+    if kind == "Tuple":
+        return gym.Tuple([_space(part) for part in plain["spaces"]])
+    if kind == "MultiBinary":
+        return gym.MultiBinary(plain["n"])
+    if kind == "Text":
+        return gym.Text(1)
+    dtype = np.dtype(plain["dtype"])
+    numbers = dtype if dtype.kind in "iu" else np.float64  # which reads "inf"
+    first, second = (np.broadcast_to(np.array(plain[name], numbers), plain["shape"]) for name in _NUMBERS[kind])
+    if kind == "Discrete":
+        other = {} if dtype == np.int64 else {"dtype": dtype}  # of which earlier releases of Gymnasium know nothing
+        return gym.Discrete(first.item(), start=second.item(), **other)
+    if kind == "MultiDiscrete":
+        return gym.MultiDiscrete(first, dtype=dtype, start=second)
+    return gym.Box(first.astype(dtype), second.astype(dtype), dtype=dtype.type)
+
+
+def _shortened(array: NDArray[Any]) -> Any:
+    """One number if all are equal; infinity is text."""
+    if array.size and (array == array.flat[0]).all():
+        array = array.reshape(-1)[0]
+    return _finite(array.tolist())
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_finite(part) for part in value]
+    return value if math.isfinite(value) else repr(value)

@@ -18,6 +18,7 @@ import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from glob import escape
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,11 @@ from ...checks import came
 
 _DIGITS = 64
 _SEAL = re.compile(rb'"file": "([^"]*)",\s*"sha256": "([0-9a-f]{64})"\s*\}\n\Z')
-_LONGEST = 4096  # of a seal
-ZIP = b"PK\x03\x04"  # with which one begins
+_LONGEST = 4096  # bytes of a seal
+ZIP = b"PK\x03\x04"  # its first bytes
+
+CODE = ("config.json", "checkpoints")  # of a run's directory: modules that are imported, and what is unpickled
+
 log = logging.getLogger(__name__)
 
 
@@ -41,9 +45,7 @@ def make_directory(path: Path) -> None:
 
 
 def write_atomically(path: Path, *data: bytes | memoryview) -> None:
-    """Make `path` hold the parts of `data`, atomically: even after a crash, a reader sees all of it or the old content.
-
-    Other users may read the file, as far as the umask lets them, and never write it.
+    """Make `path` hold `data`, atomically: even after a crash, a reader sees all of it or the old content.
 
     Raises OSError: the disk is full or failed; the old content is intact, as the error says.
     """
@@ -74,14 +76,11 @@ def write_sealed(path: Path, data: bytes) -> None:
 
 
 def write_json(path: Path, members: Mapping[str, Any], indent: int | None = None) -> None:
-    """Writes a JSON object with a seal as its last members; paths become strings. See `write_atomically`.
-
-    Raises: ValueError, TypeError: JSON cannot hold a member.
-    """
+    """Writes a JSON object with a seal as its last members; paths become strings."""
     sealed = {**members, "file": path.name, "sha256": ""}
     text = json.dumps(sealed, indent=indent, allow_nan=False, default=os.fspath).encode() + b"\n"
-    at = text.rindex(b'""') + 1
-    _write_sealed(path, text[:at], b"", text[at:])
+    start, quote, end = text.rpartition(b'"')
+    _write_sealed(path, start, b"", quote + end)
 
 
 def _write_sealed(path: Path, data: bytes | memoryview, start: bytes, end: bytes) -> None:
@@ -93,10 +92,7 @@ def _write_sealed(path: Path, data: bytes | memoryview, start: bytes, end: bytes
 def read_sealed(path: Path, *, own_name: bool = True) -> bytes:
     """The bytes of a sealed file, the seal included.
 
-    Args:
-        own_name: refuse a file that was written under another name.
-
-    Raises: ValueError: it is damaged, or a copy of another file. OSError: it cannot be read.
+    Raises: ValueError: it is damaged, or with `own_name` a copy of another file. OSError: it cannot be read.
     """
     data = read_regular(path)
     fault = _fault(path, data, own_name)
@@ -108,8 +104,7 @@ def read_sealed(path: Path, *, own_name: bool = True) -> bytes:
 def read_json(path: Path, *, editable: bool = False) -> dict[str, Any]:
     """The members of a JSON object that `write_json` wrote, without its seal.
 
-    Args:
-        editable: a file that was changed since is taken too, and the change is logged.
+    An `editable` file that was changed since is taken too, and the change is logged.
 
     Raises: ValueError: it is damaged, or is no JSON object. OSError: it cannot be read.
     """
@@ -167,3 +162,32 @@ def naming(path: Path, kept: str) -> Iterator[None]:
         if error.errno is None:  # a signal handler's
             raise
         raise OSError(error.errno, f"{error.strerror or error}; {kept}", str(path)) from error
+
+
+def check_trusted(run_dir: str | Path, trust: bool = False) -> Path:
+    """The real path of a run's directory, which is to be read; with `trust` nothing is checked.
+
+    The directory, its config.json and all in `checkpoints` must belong to this user or to root, and only the owner may
+    write them. Links in the directory are refused, since other users may write where they lead.
+
+    Raises: ValueError: another user could have changed the run. OSError: a file cannot be examined.
+    """
+    root = Path(os.path.realpath(run_dir))
+    inside = [Path(folder, name) for folder, *names in os.walk(root / "checkpoints") for name in chain(*names)]
+    for path in () if trust else (root, *(root / name for name in CODE), *inside):  # a walk does not follow links
+        if not os.path.lexists(path):
+            continue
+        status = os.lstat(path)
+        if status.st_uid not in (os.geteuid(), 0):
+            reason = f"belongs to user {status.st_uid}"
+        elif stat.S_ISLNK(status.st_mode):
+            reason = "is a link"
+        elif status.st_mode & 0o022:
+            reason = f"has mode {stat.S_IMODE(status.st_mode):04o}; chmod -R go-w repairs that"
+        else:
+            continue
+        raise ValueError(
+            f"trust: expected a run that only this user can write, since loading it executes code, got {str(path)!r}, "
+            f"which {reason}; trust=True or --trust loads it all the same"
+        )
+    return root

@@ -23,7 +23,7 @@ class Status:
     """A run at a moment.
 
     Attributes:
-        running: whether it goes on.
+        running: whether it has not ended.
         steps, total_steps: taken by all agents together, and to take.
         seconds: since its beginning, earlier parts of a resumed run included.
         updates: by policy.
@@ -44,28 +44,21 @@ class Status:
     metrics: dict[tuple[str, str], float]
 
 
+@dataclass(eq=False)
 class Monitor:
     """Moves metrics from shared memory to their sinks and the screen, and saves the run's progress."""
 
-    def __init__(
-        self,
-        run: RunDirectory,
-        sinks: Sink,
-        control: Control,
-        telemetry: Telemetry,
-        table: Progress | None,
-        total_steps: int,
-        began: float,
-    ) -> None:
-        self._run = run
-        self._sinks = sinks
-        self._control = control
-        self._telemetry = telemetry
-        self._table = table
-        self._total = total_steps
-        self._began = began
-        now = monotonic() - began
-        self._counted = deque([(now, control.steps)], maxlen=RATES + 1)  # (seconds, steps)
+    run: RunDirectory
+    sinks: Sink
+    control: Control
+    telemetry: Telemetry
+    table: Progress | None
+    total_steps: int
+    began: float
+
+    def __post_init__(self) -> None:
+        now = self._seconds
+        self._counted = deque([(now, self.control.steps)], maxlen=RATES + 1)  # (seconds, steps)
         self._rate = 0.0
         self._ticked = now
         self._noted = -NOTE_S
@@ -75,28 +68,32 @@ class Monitor:
         self.status = self._look(now)
 
     @property
+    def _seconds(self) -> float:
+        return monotonic() - self.began
+
+    @property
     def due(self) -> bool:
         """Whether the last tick was `TICK_S` ago."""
-        return monotonic() - self._began - self._ticked >= TICK_S
+        return self._seconds - self._ticked >= TICK_S
 
     def tick(self) -> None:
         """Records what was reported meanwhile; by time, measures the rate, flushes the sinks and saves the progress."""
-        for metric in self._telemetry.tail():
+        for metric in self.telemetry.tail():
             self._record(metric)
-        steps, now = self._control.steps, monotonic() - self._began
+        steps, now = self.control.steps, self._seconds
         self._ticked = now
         if steps:
-            self._run.keep()
+            self.run.keep()
         if now - self._counted[-1][0] >= RATE_S:
             self._measure(now, steps)
             self._average(steps)
-            self._sinks.flush()
+            self.sinks.flush()
         elif self._means.keys() != self._returns.keys():  # an agent's first episode ended
             self._average(steps)
         if now - self._noted > NOTE_S:
             self._note(now)
-        if self._table is not None:
-            self._table.tick(steps, self._total, self._rate)
+        if self.table is not None:
+            self.table.tick(steps, self.total_steps, self._rate)
         self.status = self._look(now)
 
     def _measure(self, now: float, steps: int) -> None:
@@ -115,23 +112,23 @@ class Monitor:
     def _look(self, now: float) -> Status:
         return Status(
             True,
-            self._control.steps,
-            self._total,
+            self.control.steps,
+            self.total_steps,
             now,
-            {policy: tally.load(UPDATES) for policy, tally in self._control.tallies.items()},
+            {policy: tally.load(UPDATES) for policy, tally in self.control.tallies.items()},
             self._means,
-            {name: own.load(RESTARTS) for name, own in self._control.notes.items()},
+            {name: own.load(RESTARTS) for name, own in self.control.notes.items()},
             dict(self._newest),
         )
 
     def say(self, text: str) -> None:
         """Prints a line where progress is shown."""
-        if self._table is not None:
-            self._table.say(text)
+        if self.table is not None:
+            self.table.say(text)
 
     def finish(self) -> None:
         """Makes the last tick, and saves the progress; a run shorter than `RATE_S` has a rate, too."""
-        now, steps = monotonic() - self._began, self._control.steps
+        now, steps = self._seconds, self.control.steps
         if steps != self._counted[-1][1]:
             self._measure(now, steps)
         self.tick()
@@ -142,14 +139,14 @@ class Monitor:
     def _note(self, now: float) -> None:
         """Saves the progress, from which the run can be resumed."""
         self._noted = now
-        steps = {name: counters.load(STEPS) for name, counters in self._control.workers.items()}
-        self._run.save_progress({"time_s": now, "steps": steps})
-        self._sinks.flush()
+        steps = {name: counters.load(STEPS) for name, counters in self.control.workers.items()}
+        self.run.save_progress({"time_s": now, "steps": steps})
+        self.sinks.flush()
 
     def _record(self, metric: Metric) -> None:
-        self._sinks.record(metric)
+        self.sinks.record(metric)
         self._newest[metric.agent, metric.name] = metric.value
         if metric.name == "episode_return":
-            self._returns.setdefault(metric.agent, LateReturns(self._total)).add(metric)
-        if self._table is not None:
-            self._table.update(metric)
+            self._returns.setdefault(metric.agent, LateReturns(self.total_steps)).add(metric)
+        if self.table is not None:
+            self.table.update(metric)

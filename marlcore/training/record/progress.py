@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 import sys
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping
 from time import monotonic
-from types import TracebackType
 from typing import Any, TextIO, cast
 
 from rich.console import Console
@@ -21,27 +19,14 @@ from .run_directory import agent_order
 _RETURNS = 100  # episodes in the running mean
 _FRAME_S = 0.25
 _MIN_WIDTH = 8  # of a column of the table
-_LAST = {"loss": ".4g", "epsilon": ".3f", "policy_lag": ".1f", "updates_per_s": ",.0f"}  # metric: format
-_TITLES = {
-    "episode_return": f"return (last {_RETURNS})",
-    "loss": "loss",
-    "epsilon": "epsilon",
-    "policy_lag": "policy lag",
-    "updates_per_s": "updates/s",
+_COLUMNS = {  # metric: title, number of values averaged, format
+    "episode_return": (f"return (last {_RETURNS})", _RETURNS, ",.2f"),
+    "loss": ("loss", 1, ".4g"),
+    "epsilon": ("epsilon", 1, ".3f"),
+    "policy_lag": ("policy lag", 1, ".1f"),
+    "updates_per_s": ("updates/s", 1, ",.0f"),
 }
-
-
-@dataclass
-class _Agent:
-    returns: deque[float] = field(default_factory=lambda: deque(maxlen=_RETURNS))
-    last: dict[str, float] = field(default_factory=dict)
-
-    def cells(self) -> dict[str, str]:
-        """By metric: the text to show, "-" before its first report."""
-        cells = {"episode_return": f"{_mean(self.returns):,.2f}" if self.returns else "-"}
-        for name, form in _LAST.items():
-            cells[name] = format(self.last[name], form) if name in self.last else "-"
-        return cells
+_TITLES = [title for title, *_ in _COLUMNS.values()]
 
 
 class _Watched:
@@ -52,16 +37,16 @@ class _Watched:
         self._stream: Any = stream
 
     def write(self, text: str) -> int:
-        self._unless_gone(lambda: self._stream.write(text))
+        self._unless_gone("write", text)
         return len(text)
 
     def flush(self) -> None:
-        self._unless_gone(lambda: self._stream.flush())
+        self._unless_gone("flush")
 
-    def _unless_gone(self, act: Callable[[], object]) -> None:
+    def _unless_gone(self, method: str, *text: str) -> None:
         try:
             if not self._gone:
-                act()
+                getattr(self._stream, method)(*text)
         except OSError as error:  # metrics.csv still records everything
             if error.errno is None:  # a signal handler's
                 raise
@@ -74,30 +59,23 @@ class _Watched:
 class Progress:
     """Shows a run's progress; a context manager that leaves the last table on the screen.
 
-    It writes to standard error, so that a program's own output can be piped. It starts no thread: `tick` draws, at most
-    four times a second on a terminal and once per `interval` elsewhere. While it is entered, this process's other
-    output to the same terminal appears above the table. Once writing fails, since the terminal was closed or the disk
-    is full, it stays silent.
+    It writes to standard error and starts no thread: `tick` prints, at most four times a second on a terminal and once
+    per `interval` seconds elsewhere. This process's other output to the same terminal appears above the table. Once
+    writing fails, since the terminal was closed or the disk is full, it stays silent.
     """
 
     def __init__(self, console: Console | None = None, interval: float = 10.0) -> None:
-        """Args:
-        console: where to draw; standard error if None.
-        interval: seconds between lines if the console is not a terminal.
-        """
         self._console = console or Console(file=cast(TextIO, _Watched(sys.stderr)))
-        self._agents: dict[str, _Agent] = {}
+        self._agents: dict[str, dict[str, deque[float]]] = {}  # the last values of each metric
         self._step, self._total, self._rate = 0, 0, 0.0
         self._first: int | None = None  # step of the first tick: a resumed run's is not 0
         self._began = self._drawn = monotonic()
         self._news = True  # since the last line
         self._live: Live | None = None
         if self._console.is_terminal and not self._console.is_dumb_terminal:
+            piped = not sys.stdout.isatty()  # this output must stay in its pipe
             self._live = Live(
-                console=self._console,
-                auto_refresh=False,
-                get_renderable=self._table,
-                redirect_stdout=sys.stdout.isatty(),  # output to a pipe must stay there
+                console=self._console, auto_refresh=False, get_renderable=self._table, redirect_stdout=not piped
             )
         self._period = interval if self._live is None else _FRAME_S
 
@@ -107,9 +85,7 @@ class Progress:
             self._live.start(refresh=True)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._live is not None:
             self._live.stop()  # draws the last state
         elif self._news:
@@ -117,14 +93,10 @@ class Progress:
 
     def update(self, metric: Metric) -> None:
         """Take in a metric; metrics that the table does not show are ignored."""
-        if metric.name not in _TITLES:
-            return
-        self._news = True
-        agent = self._agents.setdefault(metric.agent, _Agent())
-        if metric.name == "episode_return":
-            agent.returns.append(metric.value)
-        else:
-            agent.last[metric.name] = metric.value
+        if metric.name in _COLUMNS:
+            self._news = True
+            new = {name: deque[float](maxlen=count) for name, (_, count, _) in _COLUMNS.items()}
+            self._agents.setdefault(metric.agent, new)[metric.name].append(metric.value)
 
     def tick(self, step: int, total_steps: int, env_steps_per_s: float) -> None:
         """Set the progress in environment steps, and draw if it is time; call it often."""
@@ -149,14 +121,9 @@ class Progress:
         # Text only: no markup, no colours, no wrapping at 80 columns.
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
-    @property
-    def _starting(self) -> bool:
-        """Whether no step was taken and no agent reported a metric yet."""
-        return not self._agents and self._step == (self._first or 0)
-
     def _header(self) -> list[str]:
         elapsed = f"elapsed {_clock(monotonic() - self._began)}"
-        if self._starting:
+        if not self._agents and self._step == (self._first or 0):
             return ["starting workers", elapsed]
         left_s = (self._total - self._step) / self._rate if self._rate > 0 else None
         return [
@@ -166,19 +133,25 @@ class Progress:
             f"ETA {'-' if left_s is None else _clock(max(left_s, 0.0))}",
         ]
 
+    def _cells(self) -> dict[str, list[str]]:
+        """By agent: the text of each column, "-" before its first report."""
+        return {
+            name or "all": [
+                format(_mean(values), form) if (values := self._agents[name][metric]) else "-"
+                for metric, (_, _, form) in _COLUMNS.items()
+            ]
+            for name in sorted(self._agents, key=agent_order)
+        }
+
     def _line(self) -> str:
-        agents = []
-        for name in sorted(self._agents, key=agent_order):
-            cells = self._agents[name].cells()
-            shown = [f"{_TITLES[metric]} {cell}" for metric, cell in cells.items() if cell != "-"]
-            agents.append(f"{name or 'all'}: {', '.join(shown)}")
-        return " | ".join(["  ".join(self._header()), *agents])
+        parts = ["  ".join(self._header())]
+        for name, cells in self._cells().items():
+            shown = [f"{title} {cell}" for title, cell in zip(_TITLES, cells, strict=True) if cell != "-"]
+            parts.append(f"{name}: {', '.join(shown)}")
+        return " | ".join(parts)
 
     def _table(self) -> FittedTable:
-        rows = {
-            name or "all": list(self._agents[name].cells().values()) for name in sorted(self._agents, key=agent_order)
-        }
-        return FittedTable(self._header(), "agent", list(_TITLES.values()), rows, _MIN_WIDTH, crop=True)
+        return FittedTable(self._header(), "agent", _TITLES, self._cells(), _MIN_WIDTH, crop=True)
 
 
 class LateReturns:
@@ -193,30 +166,22 @@ class LateReturns:
         """Notes an episode's return."""
         self._count += 1
         self._late.append(ended)
-        while len(self._late) > self._least and not self._is_late(self._late[0], ended.step):
+        while len(self._late) > max(1, self._count // 10) and not self._is_late(self._late[0], ended.step):
             self._late.popleft()
 
     def mean(self, step: int) -> float:
         """The mean over the episodes of the last tenth before a step; if there are none, over the last tenth of all
         episodes, at least one; NaN without any."""
-        if not self._late:
-            return math.nan
-        late = [one.value for one in self._late if self._is_late(one, step)]
-        return _mean(late or [one.value for one in self._late][-self._least :])
-
-    @property
-    def _least(self) -> int:
-        return max(1, self._count // 10)
+        late = [ended.value for ended in self._late if self._is_late(ended, step)]
+        last = [ended.value for ended in self._late][-max(1, self._count // 10) :]
+        return _mean(late or last or [math.nan])
 
     def _is_late(self, ended: Metric, step: int) -> bool:
         return 10 * ended.step >= 9 * min(step, self._total)
 
 
 def final_returns(metrics: list[Metric], total_steps: int, agents: Iterable[str]) -> dict[str, float]:
-    """By agent: the mean `episode_return` at the end of the run, see `LateReturns`.
-
-    The run ends at `total_steps`, or at the largest step of the metrics if it was stopped earlier.
-    """
+    """By agent: the mean return late in the run, which may have been stopped before `total_steps`."""
     ended = {agent: LateReturns(total_steps) for agent in sorted(agents, key=agent_order)}
     for metric in metrics:
         if metric.name == "episode_return" and metric.agent in ended:
@@ -227,10 +192,11 @@ def final_returns(metrics: list[Metric], total_steps: int, agents: Iterable[str]
 
 def summary(returns: Mapping[str, float]) -> str:
     """`final_returns` in words, one line per agent."""
-    return "\n".join(
-        f"{agent or 'all'}: {'no episode ended' if math.isnan(mean) else f'mean return {mean:,.2f} at the end'}"
-        for agent, mean in returns.items()
-    )
+    lines = []
+    for agent, mean in returns.items():
+        said = "no episode ended" if math.isnan(mean) else f"mean return {mean:,.2f} at the end"
+        lines.append(f"{agent or 'all'}: {said}")
+    return "\n".join(lines)
 
 
 def _mean(values: Collection[float]) -> float:

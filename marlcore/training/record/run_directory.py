@@ -11,11 +11,9 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from io import TextIOWrapper
 from itertools import chain, count, takewhile
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 from urllib.parse import quote
 
@@ -33,52 +31,39 @@ class RunDirectory:
 
     run_dir/
         config.json             the configuration; its presence marks a run
-        metrics.csv             every metric, one a line
+        metrics.csv             every metric, one a line; its lock keeps other processes out
         tensorboard/, wandb/    the same, where `Config.metrics` names these sinks
         logs/<worker>.log
         checkpoints/<agent>.pt, and <agent>.replay where replays are saved
         checkpoints/<agent>.best.pt and <agent>.<step>.pt, kept by evaluations
         checkpoints/run.json    the run's progress
-
-    Attributes:
-        path: the directory, absolute.
-        csv: writes metrics.csv; its lock keeps other processes out of the directory.
     """
 
-    def __init__(self, path: Path, csv: CsvSink) -> None:
+    def __init__(self, path: Path, csv: CsvSink, undo: ExitStack | None = None) -> None:
         """Callers use `create` or `resume`."""
         self.path = path
         self.csv = csv
-        self._made = _Made()
+        self._undo = undo or ExitStack()
 
     @classmethod
     def create(cls, path: str | Path | None, config: Mapping[str, Any], runs: str | Path = RUNS) -> RunDirectory:
-        """Make the directory and its parents, and write the configuration.
+        """Make the directory, or one in `runs` named by date and time, and write the configuration.
 
-        As a context manager it removes all of these if an error ends the block before `keep`.
-
-        Args:
-            path: a new or empty directory; None makes one in `runs`, named by date and time.
-            config: anything that JSON holds; paths become strings.
-            runs: see `path`.
+        As a context manager it removes all that it made if an error ends the block before `keep`.
 
         Raises:
             ValueError: the directory is not empty or not writable, or the configuration holds NaN.
             TypeError: the configuration holds a value that JSON cannot.
         """
-        made = _Made()
         json.dumps(config, allow_nan=False, default=os.fspath)  # raises before anything is made
         try:
-            with ExitStack() as unless_whole:
-                unless_whole.callback(made.take_back)
-                root = _make_directory(path, runs, made)
-                _lay_out(root, made)
-                run = cls(root, CsvSink(root / "metrics.csv", "x"))
-                unless_whole.callback(run.close)
+            with ExitStack() as undo:
+                root = _make_directory(path, runs, undo)
+                _lay_out(root, undo)
+                csv = CsvSink(root / "metrics.csv", "x")
+                undo.callback(csv.close)
                 write_json(root / "config.json", config, indent=2)  # last: this file marks a run
-                run._made = made
-                unless_whole.pop_all()
-            return run
+                return cls(root, csv, undo.pop_all())
         except OSError as error:
             if error.errno is None:  # a signal handler's
                 raise
@@ -90,8 +75,7 @@ class RunDirectory:
     def resume(cls, path: str | Path) -> RunDirectory:
         """Open a run's directory to continue it; an incomplete last line of a killed run is cut off.
 
-        Raises:
-            ValueError: there is no run, it has not ended, or one of its files is damaged; nothing was changed.
+        Raises ValueError: there is no run, it has not ended, or a file is damaged; nothing was changed.
         """
         root = absolute(path)
         read_config(root)
@@ -107,20 +91,15 @@ class RunDirectory:
 
     def keep(self) -> None:
         """From now on, the directory stays however the run ends."""
-        self._made = _Made()
+        self._undo.pop_all()
 
     def replace_config(self, config: Mapping[str, Any]) -> None:
         """Writes the configuration of the resumed run."""
         write_json(self.path / "config.json", config, indent=2)
 
     def save_progress(self, progress: Mapping[str, Any]) -> None:
-        """Replaces the progress that `progress` returns; metrics.csv is verified up to here when it is read."""
+        """Replaces what `read_progress` returns; metrics.csv is verified up to here when it is read."""
         write_json(self.path / PROGRESS, {**progress, "metrics": self.csv.sync()})
-
-    @property
-    def progress(self) -> dict[str, Any]:
-        """See `read_progress`."""
-        return read_progress(self.path)
 
     def close(self) -> None:
         """Flush and close metrics.csv; closing twice is fine. Raises OSError: a write failed; the file is closed."""
@@ -141,12 +120,10 @@ class RunDirectory:
     def __enter__(self) -> RunDirectory:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         self.close()
         if error is not None:
-            self._made.take_back()
+            self._undo.close()
 
 
 def checkpoint_path(run_dir: Path, policy: str, which: str = "last") -> Path:
@@ -167,8 +144,9 @@ def read_progress(run_dir: str | Path) -> dict[str, Any]:
     path = Path(run_dir) / PROGRESS
     saved = read_json(path) if path.exists() else {}
     time_s, steps = saved.get("time_s", 0.0), saved.get("steps", {})
-    if not (_is_number(time_s, float, int) and isinstance(steps, dict)
-            and all(_is_number(count, int) for count in steps.values())):  # fmt: skip
+    counts = list(steps.values()) if isinstance(steps, dict) else [None]
+    right = type(time_s) in (int, float) and all(type(count) is int for count in counts)
+    if not right or not all(0 <= number < 2**63 for number in (time_s, *counts)):  # as the control block's words
         raise ValueError(f"{str(path)!r}: expected time_s and steps, a number for each worker, got {came(saved)}")
     return saved
 
@@ -179,7 +157,7 @@ def steps_taken(run_dir: str | Path) -> int:
 
 
 def has_all_steps(run_dir: str | Path) -> bool:
-    """Whether a run has taken all its steps, so that it can be resumed only for more. Raises ValueError: no run."""
+    """Whether a run has taken all its steps. Raises ValueError: no run."""
     return bool(steps_taken(run_dir) >= read_config(run_dir)["total_steps"])
 
 
@@ -219,79 +197,60 @@ class _LogFile(logging.FileHandler):
             super().handleError(record)
 
 
-def _is_number(value: object, *kinds: type) -> bool:
-    """Whether a JSON value is a number of a valid kind that fits a word of the control block."""
-    return type(value) in kinds and 0 <= value < 2**63  # type: ignore[operator]
-
-
 def _no_run(path: str | Path, error: Exception) -> ValueError:
     return ValueError(f"resume: expected the directory of a run, got {str(path)!r} ({error})")
 
 
-@dataclass
-class _Made:
-    """The files and directories that a run made, to remove them if it fails."""
-
-    directories: list[Path] = field(default_factory=list)  # the run's directory and its parents, the outermost first
-    contents: list[Path] = field(default_factory=list)  # in the run's directory
-
-    def make(self, directory: Path) -> None:
-        """Makes a directory with its parents. Raises FileExistsError: it exists."""
-        missing = takewhile(lambda path: not path.exists(), directory.parents)
-        for parent in reversed([*missing]):
-            with suppress_failed_calls(errno.EEXIST):  # another run was quicker
-                make_directory(parent)
-                self.directories.append(parent)
-        make_directory(directory)
-        self.directories.append(directory)
-
-    def take_back(self) -> None:
-        """Removes them; files that other processes put there stay, and so do the directories that hold them."""
-        for path in self.contents:
-            if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                path.unlink(missing_ok=True)
-        for directory in reversed(self.directories):
-            with suppress_failed_calls():
-                directory.rmdir()
+def _make(directory: Path, undo: ExitStack) -> None:
+    """Makes a directory with its parents. Raises FileExistsError: it exists."""
+    missing = takewhile(lambda path: not path.exists(), directory.parents)
+    for parent in reversed([*missing]):
+        with suppress_failed_calls(errno.EEXIST):  # another run was quicker
+            make_directory(parent)
+            undo.callback(_remove_empty, parent)
+    make_directory(directory)
+    undo.callback(_remove_empty, directory)
 
 
-def _make_directory(path: str | Path | None, runs: str | Path, made: _Made) -> Path:
+def _remove_empty(directory: Path) -> None:
+    with suppress_failed_calls():  # files that other processes put there stay, and so do the directories that hold them
+        directory.rmdir()
+
+
+def _make_directory(path: str | Path | None, runs: str | Path, undo: ExitStack) -> Path:
     """A run's directory, made if needed; without a path a unique one, even for runs that start in the same second."""
     if path is not None:
         root = absolute(path)
         if root.exists() and not root.is_dir():
             raise ValueError(f"run_dir: expected a new or empty directory, got a file, {str(root)!r}")
         with suppress_failed_calls(errno.EEXIST):
-            made.make(root)
+            _make(root, undo)
         return root
     name = time.strftime("%Y%m%d-%H%M%S")
     for suffix in chain([""], (f"-{number}" for number in count(1))):
         root = absolute(Path(runs, name + suffix))
-        try:
-            made.make(root)
-        except FileExistsError:
-            continue
-        break
+        with suppress_failed_calls(errno.EEXIST):
+            _make(root, undo)
+            break
     return root
 
 
-def _lay_out(root: Path, made: _Made) -> None:
-    if (root / "config.json").exists():
-        raise ValueError(f"run_dir: expected a new or empty directory, got {str(root)!r}, which holds a run")
-    if any(root.iterdir()):
-        raise ValueError(f"run_dir: expected a new or empty directory, got {str(root)!r}, which holds files")
-    checkpoints, logs = root / "checkpoints", root / "logs"
-    make_directory(checkpoints)  # if two runs race for the directory, one fails here
-    made.contents += [checkpoints, logs, root / "metrics.csv", root / "config.json"]
-    made.contents += [root / "tensorboard", root / "wandb"]  # which their sinks make
-    make_directory(logs)
+def _lay_out(root: Path, undo: ExitStack) -> None:
+    for holds, what in (((root / "config.json").exists(), "a run"), (any(root.iterdir()), "files")):
+        if holds:
+            raise ValueError(f"run_dir: expected a new or empty directory, got {str(root)!r}, which holds {what}")
+    make_directory(root / "checkpoints")  # if two runs race for the directory, one fails here
+    undo.callback(_remove_contents, root)
+    make_directory(root / "logs")
+
+
+def _remove_contents(root: Path) -> None:
+    for name in ("checkpoints", "logs", "tensorboard", "wandb"):  # the last two are made by their sinks
+        shutil.rmtree(root / name, ignore_errors=True)
+    for name in ("metrics.csv", "config.json"):
+        (root / name).unlink(missing_ok=True)
 
 
 def _file_name(name: str) -> str:
-    """The name itself if it is plain, such as "agent_0"; others, such as slashes, are percent-encoded.
-
-    Dots are too, so that no checkpoint of a policy "a.best" is taken for the best of a policy "a".
-    """
+    """The name, percent-encoded; dots too, so that no checkpoint of a policy "a.best" is the best of a policy "a"."""
     return quote(name, safe="").replace(".", "%2E")

@@ -1,22 +1,96 @@
-"""The command line as a whole: how it ends."""
-
-from __future__ import annotations
+"""The command line as a whole: what it refuses, and how it ends."""
 
 import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-from marlcore import IQN, Config, Result
+from marlcore import DQN, IQN, Config, LearnerConfig, ReplayConfig, Result
 from marlcore.__main__ import main
 from marlcore.cli import gc
 from marlcore.processes.control import Control
 from marlcore.processes.signals import Interrupts
 from marlcore.processes.telemetry import Telemetry
 from marlcore.training.record.run_directory import RunDirectory
+
+REFUSED = {
+    "train --learner.gamma 2": "learner.gamma: expected a number from 0 to 1, got 2.0",
+    "train --exploration.epsilon linear(1": "exploration.epsilon: expected a number or one of constant(...), linear",
+    "train --algo td3 --algorithm.tau 0": "TD3 tau: expected a number in (0, 1], got 0.0",
+    "train --algo ppo --algorithm.hiden 4": "--algorithm.hiden is no option of ppo; did you mean --algorithm.hidden?",
+    "train --algo nothing": "algorithm: expected one of dqn, iqn, mappo, ppo, r2d2, recurrentppo, sac, td3 or module:C",
+    "train --learner.gama 1": "unknown option --learner.gama; did you mean --learner.gamma? see marlcore train --help",
+    "train --learner.learning-rate 1": "unknown option --learner.learning-rate; did you mean --algorithm.learning-rate",
+    "train extra": "expected an option, got 'extra'; see marlcore train --help",
+    "train --resume x --seed 1": "--resume takes only --total-steps and --trust, got --seed; see marlcore train --help",
+    "train --settings /no": "config: expected a YAML file, got '/no' (",
+    "eval": "run_dir: expected a value, got none; see marlcore eval --help",
+    "eval x y": "expected an option, got 'y'; see marlcore eval --help",
+    "top --interval 0": "interval: expected a finite number of at least 0.05, got 0.0",
+    "gc --dryrun": "unknown option --dryrun; did you mean --dry-run? see marlcore gc --help",
+    "gc --dry-run yes": "expected an option, got 'yes'; see marlcore gc --help",
+}
+
+
+@pytest.mark.parametrize("line", REFUSED)
+def test_a_wrong_option_is_refused_in_one_line(line, capfd, monkeypatch):
+    for work in ("train.run", "train.train_seeds", "gc.survey_segments"):
+        monkeypatch.setattr(f"marlcore.cli.{work}", None)
+    assert main(line.split()) == 2
+    out, err = capfd.readouterr()
+    assert out == "" and err.startswith(f"marlcore: {REFUSED[line]}") and len(err.splitlines()) == 1
+
+
+FILE = """
+env: gymnasium:CartPole-v1
+algo: dqn
+algorithm: {hidden: [8, 8], tau: 1e-3}
+learner: {n_step: 1, gamma: 0.5}
+learners: {a: {gamma: 0.7}}
+"""
+ASKED = {
+    "": ("treasure_hunt", IQN(), Config()),
+    "--algo dqn --learner.n_step 2 --replay.save --env=x:y": (
+        "x:y", DQN(), Config(learner=LearnerConfig(n_step=2), replay=ReplayConfig(save=True)),
+    ),
+    "--settings FILE --learner.gamma 0.9 --algorithm.no-double --replay.no-save": (
+        "gymnasium:CartPole-v1", DQN(hidden=(8, 8), tau=1e-3, double=False),
+        Config(learner=LearnerConfig(n_step=1, gamma=0.9), learners={"a": LearnerConfig(n_step=1, gamma=0.7)}),
+    ),
+    "--settings FILE --algo iqn --algorithm.hidden 4 --updates-per-step None --policies a p b p": (
+        "gymnasium:CartPole-v1", IQN(hidden=(4,)),
+        Config(
+            updates_per_step=None, policies={"a": "p", "b": "p"}, learner=LearnerConfig(n_step=1, gamma=0.5),
+            learners={"a": LearnerConfig(n_step=1, gamma=0.7)},
+        ),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("line", ASKED)
+def test_options_come_before_the_file_and_that_before_defaults(line, tmp_path, monkeypatch):
+    """Without any, as in the README's first command."""
+    (tmp_path / "FILE").write_text(FILE)
+    asked = []
+
+    def run(*arguments: object, **options: object) -> Result:
+        asked.append((arguments, options))
+        raise ValueError("that was all")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("marlcore.cli.train.run", run)
+    assert main(["train", *line.split()]) == 2
+    assert asked == [(ASKED[line], {"resume": None})]
+
+
+@pytest.mark.parametrize("command", ["train", "train --algo ppo", "train --resume x", "eval", "top", "gc", "doctor"])
+def test_the_help_of_a_command_is_drawn(command, capfd):
+    with pytest.raises(SystemExit) as end:
+        main([*command.split(), "--help"])
+    out = capfd.readouterr().out
+    assert not end.value.code and f"usage: marlcore {command.split()[0]} [-h]" in out and "(default: " in out
 
 
 def unread(*arguments: str) -> tuple[int, str]:
@@ -33,12 +107,12 @@ def unread(*arguments: str) -> tuple[int, str]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["gc", "--dry-run"], ["gc", "--help"], ["doctor"]])
-def test_a_command_that_nobody_listens_to_any_more_ends_quietly(arguments: list[str]) -> None:
+def test_a_command_that_nobody_listens_to_any_more_ends_quietly(arguments):
     assert unread(*arguments) == (1, "")
 
 
 @pytest.mark.parametrize("form", [[], ["--json"]])
-def test_a_look_at_a_run_ends_quietly_with_its_reader(form: list[str]) -> None:
+def test_a_look_at_a_run_ends_quietly_with_its_reader(form):
     with Telemetry.create(["actor-0"]) as telemetry:
         about = {"pid": os.getpid(), "total_steps": 1, "policies": {}, "telemetry": vars(telemetry.handle)}
         with Control.create(["actor-0"], run_dir="/a/run", **about):
@@ -46,9 +120,7 @@ def test_a_look_at_a_run_ends_quietly_with_its_reader(form: list[str]) -> None:
 
 
 @pytest.mark.parametrize("command", ["--version", "gc"])
-def test_a_full_standard_output_is_named(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], command: str
-) -> None:
+def test_a_full_standard_output_is_named(monkeypatch, capfd, command):
     """It reads as if the run's disk were full otherwise."""
     monkeypatch.setattr(gc, "main", lambda arguments: print("nothing to remove", flush=True))
     with open("/dev/full", "w") as full:
@@ -57,7 +129,7 @@ def test_a_full_standard_output_is_named(
     assert capfd.readouterr().err == "marlcore: standard output: No space left on device\n"
 
 
-def test_the_help_fits_80_columns(capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_help_fits_80_columns(capfd):
     assert main(["--help"]) == 0
     assert max(map(len, capfd.readouterr().out.splitlines())) <= 80
 
@@ -73,14 +145,7 @@ COMPLETE = "the run had taken all its steps; its metrics, curves and last checkp
         ("runs/a b", 60, f"stopped; {COMPLETE}"),
     ],
 )
-def test_a_stopped_run_says_how_to_go_on(
-    tmp_path: Path,
-    capfd: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    run_dir: str,
-    taken: int,
-    says: str,
-) -> None:
+def test_a_stopped_run_says_how_to_go_on(tmp_path, capfd, monkeypatch, run_dir, taken, says):
     """A run that has taken all its steps cannot be resumed with them."""
     monkeypatch.chdir(tmp_path)
     with RunDirectory.create("runs/a b", {"total_steps": 60}) as run:
@@ -95,23 +160,7 @@ def test_a_stopped_run_says_how_to_go_on(
     assert capfd.readouterr().err == f"marlcore: {says}\n"
 
 
-def test_train_needs_no_option(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in the README's first command."""
-    asked = []
-
-    def run(*given: object, **also: object) -> Result:
-        asked.append((given, also))
-        raise ValueError("that was all")
-
-    monkeypatch.setattr("marlcore.cli.train.run", run)
-    assert main(["train"]) == 2
-    assert capfd.readouterr().err == "marlcore: that was all\n"
-    assert asked == [(("treasure_hunt", IQN(), Config()), {"resume": None})]
-
-
-def test_another_broken_pipe_is_an_ordinary_error(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_broken_pipe_is_an_ordinary_error(capfd, monkeypatch):
     def fail(arguments: list[str]) -> int:
         raise BrokenPipeError(32, "the server is gone")
 

@@ -1,7 +1,5 @@
 """`marlcore top` says what a live run does, and changes nothing of it."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -16,7 +14,7 @@ import pytest
 from refusals import refused
 
 from marlcore.cli import top as top_module
-from marlcore.cli.top import Run, _draw, _find
+from marlcore.cli.top import Run, _find, _table
 from marlcore.processes.control import READY, Control
 from marlcore.processes.telemetry import Metric, Telemetry
 from marlcore.testing.victim import parent_of
@@ -25,8 +23,8 @@ from marlcore.training.record.run_directory import RunDirectory, has_ended
 MARLCORE = [sys.executable, "-m", "marlcore"]
 
 
-def top(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*MARLCORE, "top", *arguments], capture_output=True, text=True, check=False)
+def top(*arguments: str) -> str:
+    return subprocess.check_output([*MARLCORE, "top", *arguments], text=True)
 
 
 @pytest.fixture
@@ -51,9 +49,7 @@ def run(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Path, 
 @pytest.mark.long
 def test_one_look_at_a_live_run(run):
     path, process = run
-    seen = top(str(path), "--once", "--json")
-    assert seen.returncode == 0, seen.stderr
-    figures = json.loads(seen.stdout)
+    figures = json.loads(top(str(path), "--once", "--json"))
     assert figures["run_dir"] == str(path) and figures["steps"] > 0 and figures["total_steps"] == 100_000_000
     assert figures["steps_per_s"] > 0
     workers = figures["workers"]
@@ -72,18 +68,18 @@ def test_one_look_at_a_live_run(run):
     restarts = 0
     while restarts == 0:
         assert process.poll() is None
-        again = json.loads(top(str(path), "--once", "--json").stdout)["workers"]["learner-agent_1"]
+        again = json.loads(top(str(path), "--once", "--json"))["workers"]["learner-agent_1"]
         restarts = again["restarts"]
     assert restarts == 1 and again["pid"] != workers["learner-agent_1"]["pid"]
     table = top(str(path), "--once", "--interval", "0.1")
-    assert "learner-agent_2" in table.stdout and "policy lag p99" in table.stdout
+    assert "learner-agent_2" in table and "policy lag p99" in table
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("run", [["--learner.processes", "2"]], indirect=True)
 def test_policies_that_share_a_learner_have_rows_of_their_own(run):
     path, _ = run
-    figures = json.loads(top(str(path), "--once", "--json").stdout)
+    figures = json.loads(top(str(path), "--once", "--json"))
     assert figures["workers"].keys() == {"actor-0", "learner-0", "learner-1"}
     policies = figures["policies"]
     assert policies.keys() == {"agent_0", "agent_1", "agent_2"}
@@ -93,7 +89,7 @@ def test_policies_that_share_a_learner_have_rows_of_their_own(run):
     assert sum(row["updates"] for row in policies.values()) == pytest.approx(
         sum(row.get("updates", 0) for row in figures["workers"].values()), rel=0.01
     )
-    table = top(str(path), "--once", "--interval", "0.1").stdout
+    table = top(str(path), "--once", "--interval", "0.1")
     assert "learner-1" in table and "agent_2" in table
 
 
@@ -110,20 +106,6 @@ def test_it_ends_with_the_run_and_with_ctrl_c(run):
     process.send_signal(signal.SIGINT)
     lines = follows.communicate()[0].splitlines()
     assert follows.returncode == 0 and all(json.loads(line)["steps"] > 0 for line in lines)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["/no/such/run"], "run_dir: expected one live run, got none of '/no/such/run'"),
-        (["--interval", "0"], "interval: expected seconds of at least 0.05, got 0.0"),
-        (["--what"], "--what"),
-    ],
-)
-def test_bad_input_is_one_line(arguments, message):
-    seen = top("--once", *arguments)
-    assert seen.returncode == 2 and message in seen.stderr and len(seen.stderr.splitlines()) == 1
 
 
 @contextmanager
@@ -147,7 +129,7 @@ def test_the_last_returns_of_each_agent_are_shown():
         with closing(Run(Control.watch(control.handle))) as run:
             figures = run.figures()
     assert figures["returns"] == {"agent_0": 53.5, "agent_2": 7.0, "agent_10": 7.0}
-    table = _draw(figures)
+    table = _table(figures)
     at = table.titles.index("return")
     assert {name: row[at] for name, row in table.rows.items()} == {
         "actor-0": "", "learner-agent_0": "53.50", "learner-team": "", "agent_2": "7.00", "agent_10": "7.00",
@@ -174,13 +156,10 @@ def test_a_run_that_is_about_to_start_is_waited_for(tmp_path, monkeypatch):
     assert said == [f"waiting for {path} to start; this directory does not exist yet"]
 
 
-def test_a_look_at_no_run_names_its_directory():
+@pytest.mark.parametrize("once", [True, False])
+def test_a_run_that_has_ended_or_is_none_says_so(tmp_path, once):
     with refused(ValueError, "run_dir: expected one live run, got none of 'runs/nope'"):
         _find("runs/nope", once=True)
-
-
-@pytest.mark.parametrize("once", [True, False])
-def test_a_run_that_has_ended_says_so(tmp_path, once):
     with RunDirectory.create(tmp_path / "run", {}) as run:
         run.keep()
         assert not has_ended(tmp_path / "run")

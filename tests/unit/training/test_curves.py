@@ -1,7 +1,5 @@
 """Learning curves are pictures of the right size, whatever the metrics hold."""
 
-from __future__ import annotations
-
 import math
 import struct
 import sys
@@ -43,19 +41,22 @@ def test_a_run_is_drawn_at_1200_by_700(tmp_path, agents):
     assert [entry.name for entry in tmp_path.iterdir()] == ["curves.png"]
 
 
-@pytest.mark.parametrize(
-    "metrics",
-    [
-        [],
-        [Metric(0.0, 1, "agent_0", "loss", 1.0)],
-        [episode(1, math.nan), episode(2, math.inf)],
-        [episode(1, 2.0)],
-        [episode(1, 2.0, agent="")],
-    ],
-)
-def test_little_or_nothing_to_draw_still_makes_a_picture(tmp_path, metrics):
-    curves.draw(metrics, tmp_path / "curves.png", "costs $5 or $x_")
+LITTLE = {
+    "nothing": [],
+    "no return": [Metric(0.0, 1, "agent_0", "loss", 1.0)],
+    "no finite return": [episode(1, math.nan), episode(2, math.inf)],
+    "one": [episode(1, 2.0)],
+    "one of all agents": [episode(1, 2.0, agent="")],
+}
+
+
+@pytest.mark.parametrize("case", LITTLE)
+def test_little_or_nothing_to_plot_still_makes_a_picture(tmp_path, case):
+    """pyplot, which keeps figures alive and may look for a display, is not imported."""
+    loaded = "matplotlib.pyplot" in sys.modules
+    curves.draw(LITTLE[case], tmp_path / "curves.png", "costs $5 or $x_")
     assert size(tmp_path / "curves.png") == (1200, 700)
+    assert ("matplotlib.pyplot" in sys.modules) == loaded
 
 
 def test_a_picture_is_replaced_only_when_the_next_is_whole(tmp_path, monkeypatch):
@@ -91,10 +92,3 @@ def test_long_runs_are_thinned_evenly(n):
     assert min(n, curves.MAX_POINTS / 2) <= len(kept) <= curves.MAX_POINTS
     assert len(set(np.diff(kept))) <= 1
     np.testing.assert_array_equal(values, -kept)
-
-
-def test_pyplot_is_not_imported(tmp_path):
-    """pyplot keeps figures alive and may look for a display."""
-    loaded = "matplotlib.pyplot" in sys.modules
-    curves.draw([episode(1, 2.0)], tmp_path / "curves.png", "run")
-    assert ("matplotlib.pyplot" in sys.modules) == loaded

@@ -1,7 +1,5 @@
 """Every file that a run writes and reads back is verified: damage is refused by name, or changes nothing."""
 
-from __future__ import annotations
-
 import io
 import logging
 import os
@@ -24,8 +22,8 @@ from marlcore.training.after.loaded_policy import SavedRun, save_policies
 from marlcore.training.config.policies import AssignedPolicy
 from marlcore.training.record import files
 from marlcore.training.record.checkpoints import load_checkpoint, save_checkpoint
+from marlcore.training.record.describe import described_policies
 from marlcore.training.record.files import read_json, write_json
-from marlcore.training.record.policies_file import described_policies
 from marlcore.training.record.run_directory import RunDirectory, checkpoint_path, read_config, read_progress
 from marlcore.training.record.sinks.csv import CsvSink
 from marlcore.training.record.sinks.wandb import _run_id

@@ -1,7 +1,5 @@
 """An environment that changes the working directory moves no path of a run."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 from functools import partial
@@ -15,7 +13,7 @@ from marlcore.cli.eval import main
 from marlcore.envs import factory
 from marlcore.training import ReplayConfig, SelfPlayConfig, read_metrics, train_seeds
 from marlcore.training.record.run_directory import RunDirectory
-from marlcore.training.run import _Plan
+from marlcore.training.run import _checked
 
 
 def moving(folder):
@@ -42,17 +40,17 @@ def test_every_path_is_absolute_before_an_environment_is_made(elsewhere, tmp_pat
         replay=ReplayConfig(path="replays"),
         self_play=SelfPlayConfig(anchors={"old.pt": 0.1, "bots:Bot": 0.1}),
     )
-    plan = _Plan.of(elsewhere, "dqn", config, "earlier", None)
+    setup = _checked(elsewhere, "dqn", config, "earlier", None, False)
     assert Path.cwd() == tmp_path / "elsewhere"
-    assert (plan.config.run_dir, plan.config.replay.path) == (str(here / "run"), str(here / "replays"))
-    assert list(plan.config.self_play.anchors) == [str(here / "old.pt"), "bots:Bot"]
-    assert plan.resume == here / "earlier"
+    assert (setup.config.run_dir, setup.config.replay.path) == (str(here / "run"), str(here / "replays"))
+    assert list(setup.config.self_play.anchors) == [str(here / "old.pt"), "bots:Bot"]
+    assert setup.resume == here / "earlier"
 
 
 def test_a_directory_of_the_runs_own_lies_where_the_run_was_started(elsewhere, tmp_path):
     here = tmp_path / "here"
-    plan = _Plan.of(elsewhere, "dqn", mc.Config(mode="serial"), None, None)
-    with RunDirectory.create(None, {}, plan.runs) as run:
+    setup = _checked(elsewhere, "dqn", mc.Config(mode="serial"), None, None, False)
+    with RunDirectory.create(None, {}, setup.runs) as run:
         assert run.path.parent == here / "runs"
 
 

@@ -1,7 +1,5 @@
 """A run's directory is whole or refused, and what it records reads back exactly."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import json
@@ -10,10 +8,13 @@ import os
 import resource
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from refused import check_refused
 
 from marlcore.errors import ClosedError
 from marlcore.processes.telemetry import Metric
@@ -30,66 +31,55 @@ def test_a_new_run_holds_its_configuration_and_its_folders(tmp_path):
     assert read_config(run.path) == {"seed": 3, "run_dir": str(tmp_path)}
     names = sorted(entry.name for entry in run.path.iterdir())
     assert names == ["checkpoints", "config.json", "logs", "metrics.csv"]
+    (tmp_path / "empty").mkdir()
+    RunDirectory.create(tmp_path / "empty", {}).close()
+    assert (tmp_path / "empty" / "config.json").exists()
 
 
-def test_an_empty_directory_is_accepted(tmp_path):
-    RunDirectory.create(tmp_path, {}).close()
-    assert (tmp_path / "config.json").exists()
-
-
-def make_run(path: Path) -> None:
-    RunDirectory.create(path, {"seed": 1}).close()
-
-
-def make_full(path: Path) -> None:
-    path.mkdir()
-    (path / "notes.txt").write_text("mine")
-
-
-def make_file(path: Path) -> None:
-    path.write_text("mine")
+def fill(place: Path, name: str | None) -> None:
+    """Makes the place a run, a directory with a file of that name, or itself a file."""
+    if name == "run":
+        RunDirectory.create(place, {"seed": 1}).close()
+    elif name:
+        place.mkdir()
+        (place / name).write_text("mine")
+    else:
+        place.write_text("mine")
 
 
 @pytest.mark.parametrize(
-    ("make", "below", "words"),
+    ("name", "below", "words"),
     [
-        (make_run, ".", "which holds a run"),
-        (make_full, ".", "which holds files"),
-        (make_file, ".", "got a file"),
-        (make_file, "run", "Not a directory"),
+        ("run", ".", "which holds a run"),
+        ("notes.txt", ".", "which holds files"),
+        (None, ".", "got a file"),
+        (None, "run", "Not a directory"),
     ],
 )
-def test_a_place_that_is_taken_is_refused(tmp_path, make, below, words):
-    """A place that is taken is refused in one line and left as it was."""
+def test_a_place_that_is_taken_is_refused_and_left_as_it_was(tmp_path, name, below, words):
     place = tmp_path / "place"
-    make(place)
+    fill(place, name)
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(ValueError, match=words) as caught:
         RunDirectory.create(place / below, {"seed": 2})
     message = str(caught.value)
-    assert message.startswith("run_dir: expected ")
-    assert str(place) in message
-    assert "\n" not in message
+    assert message.startswith("run_dir: expected ") and str(place) in message and "\n" not in message
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_a_place_that_cannot_be_written_is_refused():
-    with pytest.raises(ValueError, match=r"run_dir: expected a place that can be written, got '/proc/run'"):
-        RunDirectory.create("/proc/run", {})
-
-
-@pytest.mark.parametrize(("config", "error"), [({"a": object()}, TypeError), ({"a": math.nan}, ValueError)])
-def test_a_configuration_that_is_no_json_is_refused(tmp_path, config, error):
-    """A configuration that is no json is refused before anything is made."""
-    with pytest.raises(error):
-        RunDirectory.create(tmp_path / "run", config)
-    assert not (tmp_path / "run").exists()
+@pytest.mark.parametrize(
+    ("config", "error", "below"), [({"a": object()}, TypeError, "run"), ({"a": math.nan}, ValueError, "run"),
+                                   ({}, ValueError, "/proc/run")],
+)  # fmt: skip
+def test_what_cannot_be_written_is_refused_before_anything_is_made(tmp_path, config, error, below):
+    with pytest.raises(error) as caught:
+        RunDirectory.create(tmp_path / below, config)
+    assert list(tmp_path.iterdir()) == []
+    assert config or str(caught.value).startswith("run_dir: expected a place that can be written, got '/proc/run'")
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])
 def test_a_write_that_fails_leaves_the_old_file_alone(tmp_path, monkeypatch, call):
-    """A write that fails midway leaves the old file and no other."""
-
     def fail(*_):
         raise OSError("disk full")
 
@@ -171,25 +161,19 @@ RunDirectory.create(sys.argv[1], {"text": "x" * 100_000})
 
 
 def test_metrics_read_back_exactly(tmp_path):
+    """Numbers of NumPy too, as floats."""
     metrics = [
         Metric(0.1 + 0.2, 0, "agent_0", "loss", 1 / 3),
         Metric(1e-300, 2**53 + 1, 'a,"b"', "episode_return", -math.inf),
         Metric(5.0, 7, "", "env_steps_per_s", 5e-324),
+        Metric(np.float64(1.5), np.int64(4), "a", "loss", np.float32(0.1)),
     ]
     with RunDirectory.create(tmp_path, {}) as run:
-        for metric in metrics:
+        for metric in [*metrics, Metric(2.0, 5, "a", "loss", math.nan)]:
             run.csv.record(metric)
     assert (tmp_path / "metrics.csv").read_text().startswith("time_s,step,agent,name,value\n0.30000000000000004,")
-    assert read_metrics(tmp_path / "metrics.csv") == metrics
-
-
-def test_nan_and_numpy_numbers_read_back_as_floats(tmp_path):
-    with RunDirectory.create(tmp_path, {}) as run:
-        run.csv.record(Metric(np.float64(1.5), np.int64(4), "a", "loss", np.float32(0.1)))
-        run.csv.record(Metric(2.0, 5, "a", "loss", math.nan))
-    first, second = read_metrics(tmp_path / "metrics.csv")
-    assert first == Metric(1.5, 4, "a", "loss", float(np.float32(0.1)))
-    assert math.isnan(second.value)
+    *read, last = read_metrics(tmp_path / "metrics.csv")
+    assert read == metrics and type(read[-1].value) is float and math.isnan(last.value)
 
 
 def test_a_line_cut_short_by_a_kill_is_dropped(tmp_path):
@@ -218,61 +202,38 @@ def test_a_damaged_line_of_metrics_is_named_with_its_file(tmp_path, line, words)
     assert message.startswith(repr(str(path))) and words in message and "\n" not in message and len(message) < 600
 
 
-def damage_metrics(run: Path) -> str:
-    (run / "metrics.csv").write_text("time_s,step,agent,name,value\n1.0,1,a,loss\n1.0,2,a,lo")
-    return "metrics.csv': expected time_s,step,agent,name,value in line 2"
+def sealed(members: Any) -> Callable[[Path], object]:
+    return lambda path: write_json(path, members)
 
 
-def damage_config(run: Path) -> str:
-    (run / "config.json").write_text('{"seed": ')
-    return "config.json': expected a JSON object, got invalid JSON (Expecting value"
+CONFIG, METRICS, PROGRESS = "config.json", "metrics.csv", "checkpoints/run.json"
+DAMAGE = {  # the file, its content or what writes it, and what is said
+    "a line of metrics": (
+        METRICS, b"time_s,step,agent,name,value\n1.0,1,a,loss\n1.0,2,a,lo",
+        "metrics.csv': expected time_s,step,agent,name,value in line 2",
+    ),
+    "half a configuration": (CONFIG, b'{"seed": ', "config.json': expected a JSON object, got invalid JSON (Expecting"),
+    "another configuration": (CONFIG, b"[1, 2]", "config.json': expected a JSON object, got [1, 2]"),
+    "bytes": (PROGRESS, b"\xff\0", "run.json': expected the file as the run wrote it, got a changed or damaged one"),
+    "a negative count": (
+        PROGRESS, sealed({"time_s": 1.5, "steps": {"actor-0": -3}}),
+        "run.json': expected time_s and steps, a number for each worker, got {'time_s': 1.5, 'steps'",
+    ),
+    "a count of another kind": (PROGRESS, sealed({"steps": {"actor-0": True}}), "run.json': expected time_s and steps"),
+    "steps of another kind": (PROGRESS, sealed({"steps": 3}), "run.json': expected time_s and steps"),
+    "a time that is none": (PROGRESS, sealed({"time_s": "NaN", "steps": {}}), "run.json': expected time_s and steps"),
+    "no metrics": (METRICS, Path.unlink, "metrics.csv'"),
+}  # fmt: skip
 
 
-def replace_config(run: Path) -> str:
-    (run / "config.json").write_text("[1, 2]")
-    return "config.json': expected a JSON object, got [1, 2]"
-
-
-def damage_progress(run: Path) -> str:
-    (run / "checkpoints" / "run.json").write_bytes(b"\xff\0")
-    return "run.json': expected the file as the run wrote it, got a changed or damaged one"
-
-
-def replace_progress(run: Path) -> str:
-    write_json(run / "checkpoints" / "run.json", {"time_s": 1.5, "steps": {"actor-0": -3}})
-    return "run.json': expected time_s and steps, a number for each worker, got {'time_s': 1.5, 'steps'"
-
-
-def replace_time(run: Path) -> str:
-    write_json(run / "checkpoints" / "run.json", {"time_s": "NaN", "steps": {}})
-    return "run.json': expected time_s and steps"
-
-
-def remove_metrics(run: Path) -> str:
-    (run / "metrics.csv").unlink()
-    return "metrics.csv'"
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        damage_metrics,
-        damage_config,
-        replace_config,
-        damage_progress,
-        replace_progress,
-        replace_time,
-        remove_metrics,
-    ],
-)
-def test_a_run_with_a_damaged_file_is_refused(tmp_path, damage):
-    """A run with a damaged file is refused in one line that names it and left as it is."""
+@pytest.mark.parametrize("case", DAMAGE)
+def test_a_run_with_a_damaged_file_is_refused_and_left_as_it_is(tmp_path, case):
     RunDirectory.create(tmp_path / "run", {"seed": 1}).close()
-    words = damage(tmp_path / "run")
+    name, damage, words = DAMAGE[case]
+    path = tmp_path / "run" / name
+    path.write_bytes(damage) if isinstance(damage, bytes) else damage(path)
     before = {path: path.is_file() and path.read_bytes() for path in tmp_path.rglob("*")}
-    with pytest.raises(ValueError, match="expected") as caught:
-        RunDirectory.resume(tmp_path / "run")
-    assert words in str(caught.value) and "\n" not in str(caught.value)
+    check_refused(lambda: RunDirectory.resume(tmp_path / "run"), ValueError, words)
     assert {path: path.is_file() and path.read_bytes() for path in tmp_path.rglob("*")} == before
 
 
@@ -314,19 +275,15 @@ def test_a_live_run_is_not_resumed(tmp_path):
 
 def test_another_file_is_refused(tmp_path):
     (tmp_path / "other.csv").write_text("x,y\n1,2\n")
-    with pytest.raises(ValueError, match="expected the header time_s,step,agent,name,value, got 'x,y'"):
-        read_metrics(tmp_path / "other.csv")
+    says = "expected the header time_s,step,agent,name,value, got 'x,y'"
+    check_refused(lambda: read_metrics(tmp_path / "other.csv"), ValueError, says)
 
 
-def test_flush_makes_metrics_visible_to_readers_of_a_live_run(tmp_path):
-    with RunDirectory.create(tmp_path, {}) as run:
-        run.csv.record(Metric(1.0, 10, "a", "loss", 0.5))
-        run.csv.flush()
-        assert len(read_metrics(tmp_path / "metrics.csv")) == 1
-
-
-def test_a_closed_run_takes_no_metrics_and_may_be_closed_again(tmp_path):
+def test_metrics_are_visible_after_a_flush_until_the_run_is_closed(tmp_path):
     run = RunDirectory.create(tmp_path, {})
+    run.csv.record(Metric(1.0, 10, "a", "loss", 0.5))
+    run.csv.flush()
+    assert len(read_metrics(tmp_path / "metrics.csv")) == 1
     run.close()
     run.close()
     with pytest.raises(ClosedError):

@@ -1,14 +1,12 @@
 """The tables of a run and of `marlcore top` fit the terminal, narrow ones too."""
 
-from __future__ import annotations
-
 import io
 
 import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from marlcore.cli.top import COLUMNS, _draw
+from marlcore.cli.top import COLUMNS, _table
 from marlcore.processes.telemetry import Metric
 from marlcore.tables import FittedTable
 from marlcore.training.record.progress import Progress
@@ -34,7 +32,7 @@ def training(console: Console, agents: list[str]) -> FittedTable:
 def top(agents: list[str], crop: bool = False) -> FittedTable:
     workers = {"actor-0": ACTOR} | {f"learner-{agent}": LEARNER for agent in agents}
     run_dir = "/home/somebody/experiments/2026/runs/2026-01-01_12-00-00-treasure_hunt-iqn"
-    return _draw(
+    return _table(
         {
             "run_dir": run_dir,
             "steps": 10**8,
@@ -60,7 +58,7 @@ def drawn(console: Console, table: FittedTable) -> list[str]:
 @pytest.mark.parametrize("width", [60, 80, 120, 200])
 @pytest.mark.parametrize("count", [3, 12])
 @pytest.mark.parametrize("kind", ["training", "top"])
-def test_nothing_is_wrapped_or_cut_off_at_any_width(kind: str, count: int, width: int) -> None:
+def test_nothing_is_wrapped_or_cut_off_at_any_width(kind, count, width):
     agents = [f"agent_{i}" for i in range(count)]
     out = console(width, height=24 if count == 3 and kind == "training" else 400)
     table = training(out, agents) if kind == "training" else top(agents)
@@ -74,14 +72,14 @@ def test_nothing_is_wrapped_or_cut_off_at_any_width(kind: str, count: int, width
         assert {name, *needed} - {""} <= cells, f"a number of {name} is not whole"
 
 
-def test_the_training_table_is_one_at_80_columns() -> None:
+def test_the_training_table_is_one_at_80_columns():
     out = console(80)
     assert sum("agent_0" in line for line in drawn(out, training(out, ["agent_0", "agent_11"]))) == 1
 
 
 @pytest.mark.parametrize("width", [60, 80])
 @pytest.mark.parametrize("kind", ["training", "top"])
-def test_rows_below_a_live_terminal_are_left_out(kind: str, width: int) -> None:
+def test_rows_below_a_live_terminal_are_left_out(kind, width):
     agents = [f"agent_{i}" for i in range(12)]
     out = console(width)
     table = training(out, agents) if kind == "training" else top(agents, crop=True)
@@ -90,7 +88,7 @@ def test_rows_below_a_live_terminal_are_left_out(kind: str, width: int) -> None:
     assert ("return (last 100)" if kind == "training" else "updates/s") in "".join(lines)
 
 
-def test_long_names_are_shortened_and_markup_is_text() -> None:
+def test_long_names_are_shortened_and_markup_is_text():
     out = console(60)
     lines = drawn(out, training(out, ["[red]" + "x" * 100, "b"]))
     assert all(cell_len(line) <= 60 for line in lines)
@@ -98,10 +96,10 @@ def test_long_names_are_shortened_and_markup_is_text() -> None:
 
 
 @pytest.mark.parametrize(("width", "shown"), [(80, False), (200, True)])
-def test_pids_are_shown_where_one_table_has_room_for_them(width: int, shown: bool) -> None:
+def test_pids_are_shown_where_one_table_has_room_for_them(width, shown):
     out = console(width)
     assert (" pid " in "".join(drawn(out, top(["agent_0"])))) == shown
 
 
-def test_every_column_of_top_is_one_that_a_worker_reports() -> None:
+def test_every_column_of_top_is_one_that_a_worker_reports():
     assert set(COLUMNS) == LEARNER.keys() | ACTOR.keys()

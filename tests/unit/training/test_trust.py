@@ -1,7 +1,5 @@
 """A run's directory is code: one that others could have changed is refused, and weights alone execute nothing."""
 
-from __future__ import annotations
-
 import os
 import pickle
 from functools import partial
@@ -21,10 +19,8 @@ from marlcore.training.after.loaded_policy import SavedRun, save_policies
 from marlcore.training.config.policies import AssignedPolicy
 from marlcore.training.loops import build_model
 from marlcore.training.record.checkpoints import save_checkpoint
-from marlcore.training.record.describe import describe
+from marlcore.training.record.describe import POLICIES, describe, described_policies, write_policies
 from marlcore.training.record.files import read_json, write_json, write_sealed
-from marlcore.training.record.policies_file import FILE as POLICIES
-from marlcore.training.record.policies_file import described_policies, write_policies
 from marlcore.training.record.run_directory import RunDirectory, checkpoint_path
 
 SPACES = Spaces(gym.Box(-np.inf, 1, (3,)), gym.Discrete(2, start=4))
@@ -74,12 +70,11 @@ def with_bomb(run: Path) -> Path:
     return mark
 
 
-def writable(run: Path, name: str) -> None:
-    (run / name).chmod(0o775)
+def writable(run: Path, name: str, mode: int = 0o775) -> None:
+    (run / name).chmod(mode)
 
 
-def everybodys(run: Path, name: str) -> None:
-    (run / name).chmod(0o646)
+everybodys = partial(writable, mode=0o646)
 
 
 def linked(run: Path, name: str) -> None:

@@ -1,12 +1,8 @@
 """Compiling kernels is said, done beforehand by `marlcore warmup`, and works where nothing can be kept."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -26,7 +22,7 @@ def ran(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.long
-def test_warmup_compiles_every_kernel_that_python_calls() -> None:
+def test_warmup_compiles_every_kernel_that_python_calls():
     code = """if True:
         from importlib import import_module
         from pkgutil import iter_modules
@@ -47,7 +43,7 @@ def test_warmup_compiles_every_kernel_that_python_calls() -> None:
 
 
 @pytest.mark.long
-def test_after_a_warm_up_no_plan_compiles() -> None:
+def test_after_a_warm_up_no_plan_compiles():
     """Whatever the probabilities' dtype, and whether goals are a list or a function."""
     code = """if True:
         from marlcore import planning
@@ -67,9 +63,7 @@ def test_after_a_warm_up_no_plan_compiles() -> None:
     ran(code)
 
 
-def test_a_wait_for_the_compiler_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_wait_for_the_compiler_is_one_line(tmp_path, monkeypatch, capsys):
     """Off a terminal too, such as under nohup; without progress the log alone has it."""
     monkeypatch.setattr(jit, "cache_directory", lambda: tmp_path)
     monkeypatch.setattr(warmup, "warm_up", lambda: 80.0)
@@ -79,9 +73,7 @@ def test_a_wait_for_the_compiler_is_one_line(
         assert capsys.readouterr().err == said
 
 
-def test_overlapping_threads_leave_notices_as_they_were(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_overlapping_threads_leave_notices_as_they_were(monkeypatch, capsys):
     monkeypatch.setattr(notices, "_by_default", None)  # the command line shows them for good
     first, second = notices.shown_with(True), notices.shown_with(False)
     first.__enter__()
@@ -96,9 +88,7 @@ def test_overlapping_threads_leave_notices_as_they_were(
 
 
 @pytest.mark.parametrize(("train", "by_default"), [(mc.train, True), (mc.start, False)])
-def test_a_run_without_progress_gives_no_notice(
-    train: Any, by_default: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_without_progress_gives_no_notice(train, by_default, monkeypatch, capsys):
     class Told(Exception):
         pass
 
@@ -126,20 +116,20 @@ COMPILES = """if True:
 
 
 @pytest.mark.long
-def test_the_first_compilation_is_said_once_by_the_command_line() -> None:
+def test_the_first_compilation_is_said_once_by_the_command_line():
     said = ran(COMPILES.format(first="notices.say_always()")).stderr
     assert said == f"marlcore: {jit.FIRST_COMPILATION}\n"
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("first", ["", "notices.say_always(); quiet = jit.quietly(); quiet.__enter__()"])
-def test_a_library_keeps_to_the_log(first: str) -> None:
+def test_a_library_keeps_to_the_log(first):
     """A library keeps to the log where nobody looks, and warmup says it itself."""
     assert ran(COMPILES.format(first=first)).stderr == ""
 
 
 @pytest.mark.long
-def test_an_unwritable_cache_names_the_variable() -> None:
+def test_an_unwritable_cache_names_the_variable():
     code = """if True:
         import tempfile
         def refuse(*args, **kwargs): raise PermissionError(13, "read-only")
@@ -154,9 +144,7 @@ def test_an_unwritable_cache_names_the_variable() -> None:
 
 
 @pytest.mark.long
-def test_the_benchmark_says_what_each_call_and_its_bound_take(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_benchmark_says_what_each_call_and_its_bound_take(capsys, monkeypatch):
     for name, value in {"ROUNDS": 1, "ROUND_S": 0.0, "VECTORS": 1024, "FRAMES": 600}.items():
         monkeypatch.setattr(benchmark, name, value)
     monkeypatch.setattr("torch.set_num_threads", lambda count: None)
@@ -168,7 +156,7 @@ def test_the_benchmark_says_what_each_call_and_its_bound_take(
 
 
 @pytest.mark.long
-def test_after_a_warm_up_workers_compile_nothing(tmp_path: Path) -> None:
+def test_after_a_warm_up_workers_compile_nothing(tmp_path):
     """Neither what the fork server loads, nor a learner's first batch of three steps."""
     ran("from marlcore.training.warmup import warm_up; warm_up()", NUMBA_CACHE_DIR=str(tmp_path))
     first_batch = """if True:

@@ -1,17 +1,27 @@
-"""A sink behind a bounded queue, with a thread of its own: the run never waits for it."""
+"""A run's sinks: metrics.csv at once, every other one behind a bounded queue with a thread of its own."""
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from enum import Enum, auto
+from functools import partial
+from pathlib import Path
 from queue import SimpleQueue
-from typing import Final
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ....processes import Metric
-from .sink import Sink
+from ....references import resolve
+from .csv import CsvSink
+from .tensorboard import TensorBoardSink
+from .wandb import WandbSink, check_wandb
+
+if TYPE_CHECKING:
+    from ...config import MetricsConfig
 
 CAPACITY = 10_000  # metrics that wait; about 2 MB
 CLOSE_S = 5.0  # for a sink to write what waits and to close
@@ -19,38 +29,56 @@ CLOSE_S = 5.0  # for a sink to write what waits and to close
 log = logging.getLogger(__name__)
 
 
-class _Flush:
-    pass
+class Sink(Protocol):
+    """Takes a run's metrics. One thread makes it and calls all of its methods.
+
+    An exception of any method ends the sink, not the run.
+    """
+
+    def record(self, metric: Metric) -> None:
+        """Takes a metric; it may be buffered until `flush`."""
+
+    def flush(self) -> None:
+        """Hands everything recorded so far to its readers; called about once a second."""
+
+    def close(self) -> None:
+        """Flushes and releases what the sink holds; the last call, also after another method raised."""
 
 
-class _End:
-    pass
+class CallbackSink:
+    """Calls a function with each metric."""
+
+    def __init__(self, function: Callable[[Metric], object]) -> None:
+        self._function = function
+
+    def record(self, metric: Metric) -> None:
+        self._function(metric)
+
+    def flush(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
 
 
-FLUSH: Final = _Flush()
-END: Final = _End()
+class _Request(Enum):
+    FLUSH = auto()
+    END = auto()
 
 
 class Background:
     """A sink that another thread makes and uses; what it cannot take is dropped and counted.
 
     The first metric starts the thread, so a run that fails before it leaves no trace in the sink. `record`, `flush` and
-    `close` are for one thread, the run's. Each of them returns at once, except that `close` waits for a bounded time.
-
-    The thread is a daemon: a sink that hangs for ever does not keep the interpreter from its exit. A forked process
-    has the object without its thread, and must not use it; workers are not forked from the run's process.
-
-    Args:
-        name: of the sink, for messages.
-        make: makes the sink, in the thread.
-        capacity: metrics that wait at most.
+    `close` are for the run's thread, and return at once, except that `close` waits for a bounded time. The thread is a
+    daemon: a sink that hangs for ever does not keep the interpreter from its exit.
     """
 
     def __init__(self, name: str, make: Callable[[], Sink], capacity: int = CAPACITY) -> None:
         self.name = name
         self._make = make
         self._capacity = capacity
-        self._queue: SimpleQueue[Metric | _Flush | _End] = SimpleQueue()
+        self._queue: SimpleQueue[Metric | _Request] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._offered = 0  # written by the run's thread
         self._written = 0  # written by the sink's thread
@@ -73,13 +101,13 @@ class Background:
     def flush(self) -> None:
         """Asks the sink to flush once it has taken what waits."""
         if self._thread is not None and self._takes_more:
-            self._queue.put(FLUSH)
+            self._queue.put(_Request.FLUSH)
 
     def end(self) -> None:
         """Asks the sink to take what waits and to close; returns at once, and later metrics are lost."""
         if not self._ended:
             self._ended = True
-            self._queue.put(END)
+            self._queue.put(_Request.END)
 
     def close(self, timeout: float = CLOSE_S) -> None:
         """Ends the sink and waits for it, at most `timeout` seconds; one that hangs is left behind, as the log says."""
@@ -111,7 +139,7 @@ class Background:
             sink.close()
 
     def _serve(self, sink: Sink) -> None:
-        while not self._given_up and (asked := self._queue.get()) is not END:
+        while not self._given_up and (asked := self._queue.get()) is not _Request.END:
             if isinstance(asked, Metric):
                 sink.record(asked)
                 self._written += 1
@@ -134,3 +162,67 @@ class Background:
         frames = traceback.extract_tb(error.__traceback__)
         place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
         log.warning("metrics: the sink %s failed and gets no more metrics: %s%s", self.name, reason, place)
+
+
+class Sinks:
+    """Sinks as one: metrics.csv, which the run's directory closes, and others with a thread each."""
+
+    def __init__(self, csv: CsvSink, others: list[Background]) -> None:
+        self._csv = csv
+        self._others = others
+        self._closed = False
+
+    def record(self, metric: Metric) -> None:
+        """Takes a metric. Raises OSError: metrics.csv could not be written."""
+        self._csv.record(metric)
+        for sink in self._others:
+            sink.record(metric)
+
+    def flush(self) -> None:
+        """Hands everything recorded so far to its readers; only metrics.csv is flushed at once."""
+        self._csv.flush()
+        for sink in self._others:
+            sink.flush()
+
+    def close(self, timeout: float = CLOSE_S) -> None:
+        """Closes the others, in `timeout` seconds together, and logs how many metrics each has lost; twice is fine."""
+        if self._closed:
+            return
+        self._closed = True
+        deadline = time.monotonic() + timeout
+        for sink in self._others:
+            sink.end()
+        for sink in self._others:
+            sink.close(max(deadline - time.monotonic(), 0.0))
+            if sink.lost:
+                log.warning("metrics: the sink %s lost %d metrics, which metrics.csv holds", sink.name, sink.lost)
+
+    @property
+    def lost(self) -> dict[str, int]:
+        """By sink, the metrics that it has not taken; metrics.csv loses none."""
+        return {sink.name: sink.lost for sink in self._others}
+
+
+def open_sinks(
+    csv: CsvSink, run_dir: Path, config: MetricsConfig, callback: Callable[[Metric], object] | None = None
+) -> Sinks:
+    """The sinks of a configuration, and the callback's; they are made at the first metric.
+
+    Raises: ValueError: a sink cannot be imported; wandb has no credentials.
+    """
+    others = [Background(name, _maker(name, run_dir, config)) for name in config.sinks if name != "csv"]
+    if callback is not None:
+        others.append(Background("callback", partial(CallbackSink, callback)))
+    return Sinks(csv, others)
+
+
+def _maker(name: str, run_dir: Path, config: MetricsConfig) -> Callable[[], Sink]:
+    if name == "tensorboard":
+        return partial(TensorBoardSink, run_dir)
+    if name == "wandb":
+        check_wandb(config.wandb_mode)
+        return partial(WandbSink, run_dir, config.wandb_project, config.wandb_mode)
+    own: Any = resolve("metrics.sinks", name)
+    if not callable(own):
+        raise ValueError(f"metrics.sinks: expected module:Class, got {name!r}, which is no class")
+    return partial(own, run_dir)

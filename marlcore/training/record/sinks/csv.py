@@ -24,13 +24,9 @@ _HEADER = ["time_s", "step", "agent", "name", "value"]
 class CsvSink:
     """Writes a metrics.csv in the run's own thread; its lock on the file makes it the run's only process.
 
-    Args:
-        path: of the file.
-        mode: "x" makes a new file; "r+" continues one, and cuts off an incomplete last line of a killed run.
+    Mode "x" makes a new file; "r+" continues one, and cuts off an incomplete last line of a killed run.
 
-    Raises:
-        ValueError: another process writes the file, or it is not a metrics.csv; nothing was changed.
-        OSError: it cannot be opened.
+    Raises: ValueError: another process writes the file, or it is not a metrics.csv; nothing was changed. OSError.
     """
 
     def __init__(self, path: Path, mode: Literal["x", "r+"]) -> None:
@@ -48,8 +44,10 @@ class CsvSink:
                 self._rows.writerow(_HEADER)
                 self._file.flush()
             else:
-                _cut_off_half_a_line(path)
-                self._raw.take(path.read_bytes())
+                read_metrics(path)  # raises ValueError: it is none
+                whole, newline, _ = path.read_bytes().rpartition(b"\n")
+                os.truncate(path, len(whole) + len(newline))
+                self._raw.take(whole + newline)
         except BaseException:
             self._file.close()
             raise
@@ -72,12 +70,7 @@ class CsvSink:
         self._raw.take(data[:kept])
 
     def record(self, metric: Metric) -> None:
-        """Appends a metric; buffered until `flush`.
-
-        Raises:
-            ClosedError: the file was closed.
-            OSError: a write failed; the message names the file.
-        """
+        """Appends a metric; buffered until `flush`. Raises: ClosedError. OSError: a write failed."""
         if self._file.closed:
             raise ClosedError(f"{str(self._path)!r}: expected it open, it was closed")
         # repr is the shortest text that reads back as the same float; float() drops NumPy's own repr.
@@ -128,8 +121,7 @@ def read_metrics(path: str | Path) -> list[Metric]:
     A last line without a newline, left by a killed run, is dropped: its number may be cut short. In a run's directory
     the file is verified as far as the run's last saved progress reaches.
 
-    Raises:
-        ValueError: the file is not a metrics.csv, one of its lines is not a metric, or it was changed.
+    Raises ValueError: the file is not a metrics.csv, one of its lines is not a metric, or it was changed.
     """
     text = _verified(Path(path)).decode("utf-8", errors="replace")
     lines = io.StringIO(text[: text.rfind("\n") + 1], newline="").readlines()
@@ -162,10 +154,3 @@ def _saved(path: Path) -> tuple[int, int]:
     progress = path.parent / PROGRESS
     size, crc = (read_json(progress).get("metrics") if progress.exists() else None) or (0, 0)
     return size, crc
-
-
-def _cut_off_half_a_line(path: Path) -> None:
-    """Removes an incomplete line after the last whole metric. Raises ValueError: the file is not a metrics.csv."""
-    read_metrics(path)
-    whole, newline, _ = path.read_bytes().rpartition(b"\n")
-    os.truncate(path, len(whole) + len(newline))

@@ -29,10 +29,8 @@ class TensorBoardSink:
             make_directory(directory)
         before = len(list(directory.iterdir()))  # event files before a resume
         path = directory / f"events.out.tfevents.{int(time.time())}.{before}"
-        file = open(path, "xb", opener=opener)  # noqa: SIM115 (`close`)
-        self._records = RecordWriter(file)
-        header = Event(wall_time=time.time(), file_version="brain.Event:2")
-        self._records.write(header.SerializeToString())
+        self._records = RecordWriter(open(path, "xb", opener=opener))  # noqa: SIM115 (`close`)
+        self._records.write(Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
 
     def record(self, metric: Metric) -> None:
         if self._began is None:  # the start of the whole run, if it is resumed

@@ -35,11 +35,6 @@ class WandbSink:
     """A W&B run, named like the run's directory and grouped by its parent; a resumed run continues the same W&B run.
 
     Its metrics are "agent/name" over `step`. Its config is the run's config.json.
-
-    Args:
-        run_dir: the run's directory; W&B writes to its folder `wandb`.
-        project: the W&B project.
-        mode: "online" or "offline"; None takes WANDB_MODE of the environment, else "online".
     """
 
     def __init__(self, run_dir: Path, project: str, mode: Literal["online", "offline"] | None) -> None:
