@@ -64,10 +64,11 @@ def test_policies_differ_in_algorithm_and_learner(tmp_path: Path, mode: str) -> 
         "agent_1": mc.IQN(hidden=(24, 12)),
         "agent_2": mc.DQN(learning_rate=1e-3, dueling=False, hidden=(32, 16)),
     }
+    learner = runs.config.learner
     learners = {
-        "agent_0": {"n_step": 3, "gamma": 0.9},
-        "agent_1": {"batch_size": 32, "warmup": 100, "publish_mode": "triple_buffer"},
-        "agent_2": {"obs_norm": "running"},
+        "agent_0": replace(learner, n_step=3, gamma=0.9),
+        "agent_1": replace(learner, batch_size=32, warmup=100, publish_mode="triple_buffer"),
+        "agent_2": replace(learner, obs_norm="running"),
     }
     result = runs.train(tmp_path, HUNT3, algorithms, mode=mode, learners=learners)
     assert all(result.updates[agent] > 50 for agent in AGENTS)
