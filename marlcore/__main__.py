@@ -32,10 +32,13 @@ _prepare_streams()
 
 
 def _leave(signum: int, frame: object) -> None:
+    close_all = getattr(sys.modules.get("marlcore.memory.segment"), "close_all", None)
+    if close_all is not None:
+        close_all()
     os._exit(130)
 
 
-# Until a run has something to clean up, Ctrl-C simply exits, without a traceback from an import.
+# Until a run has processes, Ctrl-C exits at once, without a traceback from an import or from the compiler of kernels.
 signal.signal(signal.SIGINT, _leave)
 
 # name: (options, summary); module and function are cli.<name>.main

@@ -241,10 +241,10 @@ class Segment:
         self._file.close()
 
 
-def _at_exit() -> None:
+def close_all() -> None:
     """Closes segments that are still open: Python may not collect them at exit."""
     for segment in list(_open):
         segment.close()
 
 
-atexit.register(_at_exit)
+atexit.register(close_all)

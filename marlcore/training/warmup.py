@@ -33,6 +33,7 @@ def warm_up() -> float:
     began = time.monotonic()
     spec = TransitionSpec(Field((2,)), Field((), "int64"))
     with ReplayBuffer.create(spec, 8) as replay:
+        replay.unlink()  # at once: a signal in the half minute of compiling must leave no file behind
         with replay.writer() as writer:
             for _ in range(4):
                 writer.add(np.zeros(2, np.float32), 0, 0.0)
@@ -43,6 +44,7 @@ def warm_up() -> float:
         prioritized.update_priorities(prioritized.sample().index, [1.0, 2.0])
         prioritized.load_state_dict(prioritized.state_dict())
     with TrajectoryQueue.create(spec, 8) as queue:
+        queue.unlink()
         queue.reader(batch_size=1).close()
     next_random(np.ones(4, np.uint64))  # as preload.py calls it
     _compile_tables()

@@ -1,6 +1,7 @@
 """Compiling kernels is said, done beforehand by `marlcore warmup`, and works where nothing can be kept."""
 
 import os
+import signal
 import subprocess
 import sys
 
@@ -172,3 +173,35 @@ def test_after_a_warm_up_workers_compile_nothing(tmp_path):
             replay.sampler(8, n_step=3).sample()
     """
     assert "compil" not in ran(first_batch, NUMBA_CACHE_DIR=str(tmp_path)).stderr
+
+
+STOPS = """
+    import signal, sys
+    import pytest
+    from marlcore.__main__ import main
+
+    def stop(*args, **options):
+        print("compiles", flush=True)
+        signal.pause()
+
+    pytest.MonkeyPatch().setattr(sys.argv[1], stop)
+    main(["warmup"])
+"""
+
+
+@pytest.mark.parametrize(
+    ("kernel", "signum"),
+    [
+        ("marlcore.training.warmup.Prioritized", signal.SIGINT),
+        ("marlcore.training.warmup.Prioritized", signal.SIGKILL),
+        ("marlcore.queue.TrajectoryQueue.reader", signal.SIGKILL),
+        ("marlcore.planning.induction.induce", signal.SIGINT),
+    ],
+)
+def test_a_signal_while_kernels_are_compiled_leaves_no_segment(program: Any, kernel: str, signum: int) -> None:
+    """The fixture `leaves_nothing_behind` looks for segments."""
+    compiles = program(STOPS, args=[kernel])
+    while compiles.line() != "compiles":
+        assert compiles.running
+    os.kill(compiles.pid, signum)
+    assert compiles.line() == ""
