@@ -198,7 +198,7 @@ STOPS = """
         ("marlcore.planning.induction.induce", signal.SIGINT),
     ],
 )
-def test_a_signal_while_kernels_are_compiled_leaves_no_segment(program: Any, kernel: str, signum: int) -> None:
+def test_a_signal_while_kernels_are_compiled_leaves_no_segment(program, kernel, signum):
     """The fixture `leaves_nothing_behind` looks for segments."""
     compiles = program(STOPS, args=[kernel])
     while compiles.line() != "compiles":
