@@ -122,7 +122,7 @@ def breaks_down(count: int) -> Any:
 @MODES
 def test_a_schedule_that_breaks_down_ends_the_run(tmp_path: Path, mode: str) -> None:
     exploration = mc.ExplorationConfig(epsilon=0.1, schedules={"heat": breaks_down})
-    with pytest.raises(mc.WorkerFailed, match=r"heat: custom .*breaks_down' at \d+: expected a finite number, got 'half'"):
+    with pytest.raises(mc.WorkerFailed, match=r"heat: .*breaks_down' at \d+: expected a finite number, got 'half'"):
         train(tmp_path, Corridor, mode=mode, total_steps=3_000, exploration=exploration)
 
 
