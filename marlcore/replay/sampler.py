@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..checks import check_whole, deadline_of, state_array
-from ..errors import MarlcoreError, NotEnoughData
+from ..errors import MarlcoreError, NotEnoughData, TimedOut
 from ..kernels.rows import HI
 from ..memory import one_thread, sleep_until
 from ..spec import Sequence
@@ -319,7 +319,7 @@ class Sampler:
         found = sleep_until(missing, self._drawing.event, until, self._view.segment.check_open)
         self.stats.waited += time.monotonic() - began
         if not found:
-            error = NotEnoughData if deadline is None else TimeoutError
+            error = NotEnoughData if deadline is None else TimedOut
             raise error(f"{self._view.segment.path}: {self._shortage()}")
 
     def _shortage(self) -> str:

@@ -21,6 +21,7 @@ from marlcore import (
     Sequence,
     TransitionSpec,
 )
+from marlcore.errors import TimedOut
 
 SPEC = TransitionSpec(Field((2,)), Field((), "int64"))
 pytestmark = pytest.mark.long
@@ -106,7 +107,7 @@ def test_with_nothing_to_draw_from_it_says_so(replays):
     each = "; ".join([r".*marlcore-replay-.*: expected at least 1 transitions, got 0"] * 3)
     with pytest.raises(NotEnoughData, match=f"^no replay has anything to draw from: {each}$"):
         mixture.sample()
-    with pytest.raises(TimeoutError, match=f"^no replay has anything to draw from: {each}$"):
+    with pytest.raises(TimedOut, match=f"^no replay has anything to draw from: {each}$"):
         mixture.sample(timeout=0.05)
     fill(replays[2], 0)
     assert mixture.can_sample()
@@ -149,7 +150,7 @@ def test_a_limited_replays_share_goes_to_nobody(replays, fractions):
             assert not mixture.can_sample()
             with pytest.raises(NotEnoughData, match=r"the limiter expects at least 8 transitions inserted, got 7$"):
                 mixture.sample()
-            with pytest.raises(TimeoutError, match=r"the limiter expects at least 8 transitions inserted, got 7$"):
+            with pytest.raises(TimedOut, match=r"the limiter expects at least 8 transitions inserted, got 7$"):
                 mixture.sample(timeout=0.05)
         assert [sampler.stats.drawn for sampler in mixture.samplers] == [0, 0]
         drawn = np.zeros(2)
@@ -196,7 +197,7 @@ def test_waiting_for_data_does_not_move_the_shares(replays):
     """The shares of a row that a wait ends with are those that it began with, however often it looked."""
     mixture = Mixture(replays[:2], [0.3, 0.7], 1, seed=0)
     for _ in range(5):
-        with pytest.raises(TimeoutError):
+        with pytest.raises(TimedOut):
             mixture.sample(timeout=0.0)
     for replay in replays[:2]:
         fill(replay, 0)
@@ -209,12 +210,12 @@ def test_a_limited_replay_short_of_data_lets_writers_go_on(replays):
     with limited(2, 8.0) as replay, replay.writer(timeout=0.0) as writer:
         mixture = Mixture([replay, replays[0]], [0.5, 0.5], 8, seed=0, min_size=20)
         add(writer, 10)
-        with pytest.raises(TimeoutError, match="no sampler made room"):
+        with pytest.raises(TimedOut, match="no sampler made room"):
             add(writer, 1)
         assert mixture.sample().source.tolist() == [1] * 8
         add(writer, 10)
         assert np.bincount(mixture.sample().source).tolist() == [4, 4]
-        with pytest.raises(TimeoutError, match="no sampler made room"):
+        with pytest.raises(TimedOut, match="no sampler made room"):
             add(writer, 10)
 
 

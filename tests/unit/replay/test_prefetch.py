@@ -35,6 +35,7 @@ from marlcore import (
     TransitionSpec,
     Workers,
 )
+from marlcore.errors import TimedOut
 from marlcore.replay.prefetch_work import Work
 from marlcore.transitions.batch import TorchBatch
 
@@ -123,9 +124,9 @@ def test_too_little_data_is_said_at_once(replay):
         for _ in range(3):
             with pytest.raises(NotEnoughData, match="expected at least 8 transitions, got 0"):
                 batches.sample()
-        with pytest.raises(TimeoutError, match="expected at least 8 transitions, got 0"):
+        with pytest.raises(TimedOut, match="expected at least 8 transitions, got 0"):
             batches.sample(timeout=0.02)
-        with pytest.raises(TimeoutError):
+        with pytest.raises(TimedOut):
             batches.sample(timeout=0)
         fill(replay)
         assert batches.can_sample()
@@ -334,7 +335,7 @@ def test_a_timeout_that_is_over_is_the_samplers(replay, count):
                 if count:
                     assert len(sampler.sample(0)) == 8
                 else:
-                    with pytest.raises(TimeoutError, match="expected at least 8 transitions, got 0"):
+                    with pytest.raises(TimedOut, match="expected at least 8 transitions, got 0"):
                         sampler.sample(0)
 
 

@@ -29,6 +29,7 @@ from marlcore import (
     StaleHandle,
     TransitionSpec,
 )
+from marlcore.errors import TimedOut
 from marlcore.memory import Event, Segment
 
 SCALAR = TransitionSpec(Field(), Field((), "int64"))
@@ -413,7 +414,7 @@ def test_sampling_waits_for_min_size():
             assert patient.can_sample() == (held >= 6)
 
 
-@pytest.mark.parametrize(("timeout", "error"), [(None, NotEnoughData), (0.0, TimeoutError), (0.001, TimeoutError)])
+@pytest.mark.parametrize(("timeout", "error"), [(None, NotEnoughData), (0.0, TimedOut), (0.001, TimedOut)])
 def test_an_empty_replay_gives_no_batch(timeout, error):
     with ReplayBuffer.create(SCALAR, 100) as replay:
         sampler = replay.sampler(4)
@@ -422,7 +423,7 @@ def test_an_empty_replay_gives_no_batch(timeout, error):
             sampler.sample(timeout)
 
 
-@pytest.mark.parametrize(("timeout", "error"), [(None, NotEnoughData), (0.001, TimeoutError)])
+@pytest.mark.parametrize(("timeout", "error"), [(None, NotEnoughData), (0.001, TimedOut)])
 def test_rows_of_which_none_is_whole_give_no_batch(timeout, error):
     with ReplayBuffer.create(SCALAR, 100) as replay:
         write(replay, [(i, 0, "") for i in range(5)])
