@@ -11,7 +11,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from ..checks import came, deadline_of
-from ..errors import ClosedError, MarlcoreError, NotEnoughData, StaleHandle
+from ..errors import ClosedError, MarlcoreError, NotEnoughData, StaleHandle, TimedOut
 from ..lazy import missing
 from ..memory import WAIT_SLICE_S, check_interruption
 from ..observations import each
@@ -137,7 +137,7 @@ class Work:
                 continue
             # Like a sampler, it tries once more after the deadline.
             if self._starved > asked and (deadline is None or time.monotonic() >= deadline):
-                raise (NotEnoughData if timeout is None else TimeoutError)(self._shortage)
+                raise (NotEnoughData if timeout is None else TimedOut)(self._shortage)
             check_interruption()
             self._to_consumer.wait(WAIT_SLICE_S)
 

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ..checks import state_array
 from ..declared import Whole, check_declared
-from ..errors import MarlcoreError, NotEnoughData
+from ..errors import MarlcoreError, NotEnoughData, TimedOut
 from ..kernels import uniform as kernels
 from ..kernels.rows import HI
 from ..memory import sleep_until
@@ -294,7 +294,7 @@ class RowSource:
         enough = sleep_until(missing, self._drawing.event, until, self.check_open)
         self.stats.waited += time.monotonic() - began
         if not enough:
-            error = NotEnoughData if deadline is None else TimeoutError
+            error = NotEnoughData if deadline is None else TimedOut
             raise error(f"{self.path}: {self._shortage()}")
 
     def _shortage(self) -> str:

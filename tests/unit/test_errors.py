@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import signal
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import marlcore
 from marlcore.errors import suppress_failed_calls
 from marlcore.planning.batches import stays_equal
 from marlcore.planning.exploration import expand
@@ -70,3 +73,11 @@ def test_a_failed_call_keeps_no_caller_alive() -> None:
         return weakref.ref(held)
 
     assert failing()() is None
+
+
+def test_a_wait_raises_marlcores_own_error() -> None:
+    """Callers of the package catch TimedOut, which is Python's TimeoutError too; the other way round it would pass."""
+    package = Path(marlcore.__file__).parent
+    for path in set(package.rglob("*.py")) - {package / "errors.py"}:
+        names = {node.id for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Name)}
+        assert "TimeoutError" not in names, path

@@ -22,6 +22,7 @@ from marlcore import (
     Sequence,
     TransitionSpec,
 )
+from marlcore.errors import TimedOut
 from marlcore.replay.limiter import SampleGate
 
 SPEC = TransitionSpec(Field((2,)), Field((), "int64"), extras={"frame": Field((64,), "uint8")})
@@ -113,7 +114,7 @@ def test_a_source_is_left_out_until_it_has_rows(sources):
     mixture = sources.mixture([0.5, 0.125, 0.375], seed=0)
     assert not mixture.can_sample()
     each = "; ".join([r".*marlcore-replay-.*: expected at least 1 transitions, got 0"] * 3)
-    for error, timeout in ((NotEnoughData, None), (TimeoutError, 0.05)):
+    for error, timeout in ((NotEnoughData, None), (TimedOut, 0.05)):
         with pytest.raises(error, match=f"^no replay has anything to draw from: {each}$"):
             mixture.sample(timeout)
     sources.fill(1)
@@ -156,7 +157,7 @@ def test_waiting_for_data_does_not_move_the_shares(pair):
     with ReplayBuffer.create(SPEC, 100) as late:
         mixture, plain = (Mixture([late, late], [0.3, 0.7], 1, seed=0) for _ in range(2))
         for _ in range(5):
-            with pytest.raises(TimeoutError):
+            with pytest.raises(TimedOut):
                 mixture.sample(timeout=0.0)
         write(late, 0, 50)
         assert [mixture.sample().source[0] for _ in range(10)] == [plain.sample().source[0] for _ in range(10)]
@@ -194,7 +195,7 @@ def test_a_limited_replays_share_goes_to_no_other(replays, fractions):
     with limited(tolerance=16.0) as replay:
         mixture = Mixture([replay, replays[0]], fractions, 8, seed=0)
         write(replay, 0, 7)
-        for error, timeout in ((NotEnoughData, None), (TimeoutError, 0.05)) * 2:
+        for error, timeout in ((NotEnoughData, None), (TimedOut, 0.05)) * 2:
             assert not mixture.can_sample()
             with pytest.raises(error, match=r"the limiter expects at least 8 transitions inserted, got 7$"):
                 mixture.sample(timeout)
@@ -240,7 +241,7 @@ def test_a_limited_replay_short_of_data_sets_its_writers_free(replays):
         for expected in ([0, 8], [4, 4]):
             write(replay, 0, 10, timeout=0.0)
             assert counts(mixture.sample()) == expected
-        with pytest.raises(TimeoutError, match="no sampler made room"):
+        with pytest.raises(TimedOut, match="no sampler made room"):
             write(replay, 0, 10, timeout=0.0)
 
 
@@ -256,7 +257,7 @@ def parted() -> Iterator[ReplayBuffer]:
 def fills(replay: ReplayBuffer, lane: int) -> int:
     """Rows that fit before the limiter stops the lane's writer."""
     before = len(replay)
-    with pytest.raises(TimeoutError):
+    with pytest.raises(TimedOut):
         write(replay, lane, 1000, timeout=0)
     return len(replay) - before
 
@@ -309,7 +310,7 @@ def test_parts_hold_the_ratio_against_free_running_writers(parted):
     while any(thread.is_alive() for thread in threads) or mixture.due:
         try:
             drawn += len(mixture.sample(timeout=0.05))
-        except TimeoutError:
+        except TimedOut:
             continue
     for thread in threads:
         thread.join()

@@ -30,6 +30,7 @@ from marlcore import (
     TransitionSpec,
     Workers,
 )
+from marlcore.errors import TimedOut
 from marlcore.replay.prefetch_work import Work
 from marlcore.transitions.batch import TorchBatch
 
@@ -116,7 +117,7 @@ def test_it_waits_for_data_as_its_sampler_does(replay):
     with Prefetch(replay.sampler(8)) as batches:
         for sampler in (replay.sampler(8), batches):
             assert not sampler.can_sample()
-            for error, timeout in ((NotEnoughData, None), (TimeoutError, 0.02), (TimeoutError, 0)) * 2:
+            for error, timeout in ((NotEnoughData, None), (TimedOut, 0.02), (TimedOut, 0)) * 2:
                 with pytest.raises(error, match="expected at least 8 transitions, got 0"):
                     sampler.sample(timeout)
         fill(replay)

@@ -19,6 +19,7 @@ from marlcore import (
     SegmentCorrupt,
     TransitionSpec,
 )
+from marlcore.errors import TimedOut
 from marlcore.lazy import is_installed
 from marlcore.observations import each
 
@@ -279,7 +280,7 @@ def test_a_seed_decides_the_draws():
 
 @pytest.mark.parametrize("timeout", [None, 0.0, 0.001])
 def test_without_enough_rows_there_is_no_batch(timeout):
-    error = NotEnoughData if timeout is None else TimeoutError
+    error = NotEnoughData if timeout is None else TimedOut
     with ReplayBuffer.create(SCALAR, 100) as replay, replay.writer() as writer:
         usual, patient, far = replay.sampler(4), replay.sampler(4, min_size=6), replay.sampler(4, n_step=5)
         for held in range(9):

@@ -2,7 +2,9 @@
 
 import json
 import logging
+import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +63,26 @@ def test_a_free_run_that_trains_on_few_of_its_samples_says_so(tmp_path: Path, ca
     ratio = result.updates["agent_0"] / 2_000
     assert ratio < 1.0
     assert f"agent_0 trained on {ratio:.2g} samples for each of its steps" in caplog.text
+
+
+class Late(HUNT.func):  # type: ignore[misc, name-defined]
+    """Gives its first observation when every learner has waited for data in vain."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        time.sleep(0.5)
+
+
+@pytest.mark.parametrize("prefetch", [0, pytest.param(2, marks=pytest.mark.long)])
+def test_learners_of_a_free_run_wait_for_their_warm_up(tmp_path: Path, prefetch: int) -> None:
+    changes: dict[str, Any] = {
+        "updates_per_step": None,
+        "learner": replace(CONFIG.learner, prefetch=prefetch, warmup=200),
+        "supervision": mc.SupervisionConfig(max_restarts=0),
+        "run_dir": str(tmp_path / "run"),
+    }
+    result = mc.train(partial(Late, **HUNT.keywords), "dqn", replace(CONFIG, **changes), progress=False)
+    assert result.steps == CONFIG.total_steps
 
 
 def test_a_run_that_ends_before_its_warm_up_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
