@@ -97,6 +97,14 @@ class Number(Rule):
 
 
 @dataclass(frozen=True)
+class Scheduled(Number):
+    """A number in the range, or the text of a schedule, which a run reads."""
+
+    def checked(self, label: str, value: Any) -> Any:
+        return value if isinstance(value, str) else super().checked(label, value)
+
+
+@dataclass(frozen=True)
 class Sizes(Rule):
     """A tuple of at least one integer of at least 1."""
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import torch
 
 from ..checks import check_whole
-from ..declared import Number
+from ..declared import Number, Scheduled
 from ..interfaces import Action, QueueSource, ReplaySource, Update
 from ..observations import rows_at
 from ..spaces import Spaces
@@ -38,7 +38,7 @@ METRICS = ("loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fr
 class PPO(Acting):
     """Hyperparameters of PPO. An update, as runs count them, is a step on one minibatch."""
 
-    learning_rate: float | str = 3e-4
+    learning_rate: Annotated[float | str, Scheduled(above=0)] = 3e-4
     """Adam's step size; a number or a schedule, such as "linear(3e-4, 0, 1000000)"."""
     hidden: Layers = (64, 64)
     """Units in each fully connected layer of the policy, and of the critic."""
@@ -56,7 +56,7 @@ class PPO(Acting):
     """How far an action's probability may move, as a fraction, before it counts no more; above 0."""
     clip_value: Annotated[float | None, Number(above=0)] = None
     """How far the critic's prediction may move in an update; None: any distance."""
-    entropy_coefficient: float | str = 0.0
+    entropy_coefficient: Annotated[float | str, Scheduled(0)] = 0.0
     """Weight of the policy's entropy in the loss; a number or a schedule."""
     value_coefficient: Positive = 0.5
     """Weight of the critic's loss; above 0."""

@@ -264,7 +264,8 @@ def _assigned(
 ) -> tuple[Callable[[], Any], tuple[AssignedPolicy, ...], Config]:
     """The policies; the environment as they observe it, and the settings with what follows from it."""
     if config.replay.stack is None:
-        config = replace(config, replay=replace(config.replay, stack=getattr(make_env, "stack", 1)))
+        own = getattr(make_env, "stack", 1)  # of an environment class it may be a method
+        config = replace(config, replay=replace(config.replay, stack=own if isinstance(own, int) else 1))
     choose_device(config.actor.device)
     with closing(vectorize(make_env, 1)) as env:
         if config.self_play.pool:
