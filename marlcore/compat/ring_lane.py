@@ -18,7 +18,19 @@ from numpy.typing import NDArray
 from ..errors import LaneBusy, TimedOut
 from ..kernels import columns
 from ..kernels.plan import COLUMN
-from ..memory import LINE, WAIT_SLICE_S, File, LaneClaim, NativeWriter, Segment, Words, add_lock, claim, slot_lock
+from ..memory import (
+    LINE,
+    WAIT_SLICE_S,
+    File,
+    LaneClaim,
+    NativeWriter,
+    Segment,
+    Words,
+    add_lock,
+    check_interruption,
+    claim,
+    slot_lock,
+)
 from ..spec import Field, TransitionSpec
 from ..transitions import address_of
 from .column_views import ViewedReplay
@@ -210,6 +222,7 @@ class RingWriter:
         while code in (-errno.EAGAIN, -errno.EINTR):
             if time.monotonic() >= began + PATIENCE_S:
                 raise TimedOut(f"add: another process stayed inside its own add for {PATIENCE_S} seconds")
+            check_interruption()
             code = append()
         if code < 0:
             raise self._native.fail(code)

@@ -68,7 +68,7 @@ class Segment:
         self.body: NDArray[np.uint8] = mapped[:end]
         self._checksum = None if end is None else mapped[end : end + 8].view(np.uint64)
         self._file = file
-        self._closed: str | None = None
+        self._closed: tuple[type[MarlcoreError], str] | None = None
         invalidate_after_fork(self)
         _open.add(self)
 
@@ -166,7 +166,8 @@ class Segment:
     def check_open(self) -> None:
         """Raises ClosedError after `close`, StaleHandle in a forked child."""
         if self._closed is not None:
-            raise (StaleHandle if "fork" in self._closed else ClosedError)(f"{self.path}: {self._closed}")
+            kind, why = self._closed
+            raise kind(f"{self.path}: {why}")
 
     def verify(self) -> None:
         """Compares the body of a save with its checksum, unless a process took one of its locks to use it in place.
@@ -213,7 +214,7 @@ class Segment:
 
     def close(self) -> None:
         """Releases the segment; the kernel unmaps the memory when its last view is gone."""
-        self._let_go("it was closed")
+        self._let_go(ClosedError, "it was closed")
 
     def unlink(self) -> None:
         """Removes the segment's name; processes that have it mapped keep it. Repeated calls are harmless."""
@@ -230,11 +231,11 @@ class Segment:
         """In a forked child: releases the segment, and makes later use raise; arrays of its bytes stay valid."""
         if self._closed is None:
             self._mapping.detach(self._file.fd)
-        self._let_go("it was opened before a fork; attach to its handle in the child")
+        self._let_go(StaleHandle, "it was opened before a fork; attach to its handle in the child")
 
-    def _let_go(self, why: str) -> None:
+    def _let_go(self, kind: type[MarlcoreError], why: str) -> None:
         """Every step may repeat: an earlier call, perhaps interrupted, may have done it already."""
-        self._closed = self._closed or why
+        self._closed = self._closed or (kind, why)
         vars(self).pop("body", None)
         vars(self).pop("_mapping", None)
         self._checksum = None

@@ -55,8 +55,6 @@ class QueueGate:
         left: rows that may be added; a lower bound.
     """
 
-    spare_rows = 1  # the newest row holds the number of written transitions
-
     def __init__(
         self,
         view: LaneView,
@@ -122,7 +120,7 @@ class QueueGate:
         if not (sane and 0 <= released <= committed and left >= 0):
             path = self._view.segment.path
             raise SegmentCorrupt(f"{path}: the counters of lane {self._lane} and of its reader contradict one another")
-        self._check_length(rows, longest - self._crowded(whole) if longest else self._capacity - self.spare_rows)
+        self._check_length(rows, longest - self._crowded(whole) if longest else self._capacity - 1)
         if rows <= left:
             self.left = left - rows
         return max(0, rows - left)

@@ -5,24 +5,22 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..checks import check_whole
+from ..kernels.inorder import DROPPED, PASSED, SKIPPED
 from ..memory import Segment
 from ..spec import TransitionSpec
 from ..transitions import TransitionLanes, VectorWriter, Writer
 from .cursor import CursorLines
 from .gates import QueueGate, QueueGates, UnreadLimit
-
-if TYPE_CHECKING:
-    from .reader import TrajectoryReader
+from .reader import ReaderOptions, TrajectoryReader
 
 WHEN_FULL = ("wait", "drop_oldest", "drop_newest")
 LEAST_ROWS = 3  # a transition with its final_obs, plus the newest row
-PASSED, DROPPED, SKIPPED = 1, 2, 3  # rows of a cursor, see kernels/inorder.py
 
 
 class TrajectoryQueue(TransitionLanes):
@@ -176,8 +174,6 @@ class TrajectoryQueue(TransitionLanes):
             ValueError: an option is out of range, or a lane has too few rows for it: reader and writers would wait for
                 ever, the reader for a batch and the writers for room. A `vector_writer` may need more, and says so.
         """
-        from .reader import ReaderOptions, TrajectoryReader
-
         self._segment.check_open()
         reader = TrajectoryReader(self._mapped, ReaderOptions(batch_size, length, stack, n_step, gamma, pad))
         self._readers.add(reader)

@@ -130,8 +130,6 @@ class _Side:
 class WriteGate(_Side):
     """The gate that the writer of one lane, or of several, passes before each add; see transitions.Gate."""
 
-    spare_rows = 1  # the newest row holds the number of inserted transitions
-
     @classmethod
     def of(cls, view: LaneView) -> WriteGate | None:
         """The gate of a replay; None without a limiter."""
@@ -155,7 +153,8 @@ class WriteGate(_Side):
         return True
 
     def wait_each(self, which: Any, boundaries: Any, timeout: float | None, check_open: Check) -> bool:
-        return not self.wait(len(which), int(np.count_nonzero(boundaries)), timeout, check_open)
+        self.wait(len(which), int(np.count_nonzero(boundaries)), timeout, check_open)
+        return False
 
     def _missing(self, rows: int) -> int:
         """Rows that samplers must draw before `rows` transitions may be added."""

@@ -78,7 +78,7 @@ class Writer(WriterBase):
         self._put_obs, self._put_final, self._put_action = fields.obs, fields.final_obs, fields.action
         self._extras = fields.extras
         self._staging: BatchStaging | None = None
-        self._spare_rows = 0 if gate is None else gate.spare_rows
+        self._spare_rows = int(gate is not None)  # the newest row holds the number of written transitions
         invalidate_after_fork(self)
 
     def add(
@@ -131,7 +131,7 @@ class Writer(WriterBase):
             began = None
             if self._gate is not None:
                 began = time.monotonic()
-                if not self._gate.wait(1, flags // BOUNDARY, self._timeout, self.check_open):
+                if not self._gate.wait(1, bool(flags & BOUNDARY), self._timeout, self.check_open):
                     return self._leave_out()
             ticket: int = self._add_row(self._raw, flags)
             if ticket < 0:

@@ -20,13 +20,7 @@ W = TypeVar("W", bound="WriterBase")
 
 
 class Gate(Protocol):
-    """The condition that the writer of one lane passes before each add: a replay's limiter, or a queue's reader.
-
-    Attributes:
-        spare_rows: rows of a lane that an add leaves free.
-    """
-
-    spare_rows: int
+    """The condition that the writer of one lane passes before each add: a replay's limiter, or a queue's reader."""
 
     def wait(self, transitions: int, boundaries: int, timeout: float | None, check_open: Callable[[], None]) -> bool:
         """Waits until so many rows of each kind may be added; False means that the writer must drop them.
@@ -46,7 +40,7 @@ class VectorGate(Protocol):
         timeout: float | None,
         check_open: Callable[[], None],
     ) -> NDArray[np.bool_] | bool:
-        """`Gate.wait` for a row in each of k lanes, indices of the writer's; returns the rows to drop, bool [k]."""
+        """`Gate.wait` for a row in each of k lanes, indices of the writer's; the rows to drop, bool [k], or False."""
 
 
 class WriterBase:
