@@ -15,8 +15,8 @@ from ..interfaces import Environment, Outcome, Turn
 from ..spaces import MASK, Spaces
 from .agent_buffer import AgentBuffer
 from .agent_view import AgentView, Result, may_mask, result_of
+from .lockstep import child_seeds
 from .pettingzoo import ParallelRounds, is_parallel
-from .splitmix import child_seeds
 
 EMPTY_EPISODES = 1000  # in a row without an action, after which the environment counts as broken
 

@@ -11,9 +11,9 @@ from turns import assert_same, play, record
 
 from marlcore.envs import Recall, TreasureHunt, adapt, make, vectorize
 from marlcore.envs.copies import Copies
+from marlcore.envs.lockstep import Draws
 from marlcore.envs.recall import Recalls
-from marlcore.envs.splitmix import key_of, unit
-from marlcore.envs.treasure_hunts import TreasureHunts
+from marlcore.envs.treasure_hunt import TreasureHunts
 from marlcore.testing import check_env
 
 
@@ -256,15 +256,15 @@ def test_the_vector_form_refuses_other_actions(action):
 def test_draws_are_splitmix64():
     """Beside the first numbers of the reference implementation for the seed 1234567."""
     reference = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431]
-    drawn = [unit(1234567, 1 + i) for i in range(4)]
-    assert drawn == [(number >> 11) * 2.0**-53 for number in reference]
-    both = unit(np.full(4, 1234567, np.uint64), np.arange(1, 5, dtype=np.uint64))
-    assert both.tolist() == drawn
+    draws = Draws([0])
+    draws.keys[:] = 1234567
+    assert draws.peek([0] * 4, np.arange(1, 5)).tolist() == [(number >> 11) * 2.0**-53 for number in reference]
+    assert [draws.take()[0] for _ in range(5)][1:] == draws.peek([0] * 4, np.arange(-4, 0)).tolist()
 
 
 def test_draws_are_uniform_and_seeds_apart():
-    keys = np.array([key_of(seed) for seed in range(200)], np.uint64)
-    draws = np.array([unit(keys, np.full(200, count, np.uint64)) for count in range(200)])
+    sequences = Draws(range(200))
+    draws = np.array([sequences.take() for _ in range(200)])
     assert len(np.unique(draws)) == draws.size
     counts = np.histogram(draws, bins=20, range=(0, 1))[0]
     assert ((counts - 2000) ** 2 / 2000).sum() < 45  # chi-squared, 19 degrees of freedom: p < 0.001
