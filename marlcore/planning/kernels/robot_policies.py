@@ -11,8 +11,7 @@ import math
 from typing import Any, NamedTuple
 
 from ...kernels.jit import inlined, jit
-from .expectations import OFFERED, divide, expect, is_complete, soften
-from .half import wide
+from .expectations import OFFERED, divide, expect, is_complete, soften, wide
 
 
 class People(NamedTuple):

@@ -9,8 +9,7 @@ Where believed profiles are not possible, p is conditioned on the possible ones.
 from typing import Any, NamedTuple
 
 from ...kernels.jit import inlined, jit
-from .expectations import ACHIEVED, OFFERED, divide, expect, row_of, soften
-from .half import narrow
+from .expectations import ACHIEVED, OFFERED, divide, expect, narrow, row_of, soften
 
 
 class Belief(NamedTuple):
