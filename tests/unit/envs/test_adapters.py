@@ -1,10 +1,8 @@
 """One copy of an environment: every adapter keeps the order of turns, rewards and ends, whatever agents come and go."""
 
 from collections.abc import Callable
-from itertools import pairwise
 
 import gymnasium
-import mpe2.simple_spread_v3
 import numpy as np
 import pytest
 from pettingzoo.utils import parallel_to_aec
@@ -69,52 +67,11 @@ def test_only_living_agents_are_due_an_action(name):
     env.close()
 
 
-# Gymnasium
-
-
-def test_cart_pole_is_what_gymnasium_itself_gives():
-    turns = record(make("gymnasium:CartPole-v1"), episodes=1)
-    env = gymnasium.make("CartPole-v1")
-    obs, _ = env.reset(seed=7)
-    np.testing.assert_array_equal(turns[0].obs, obs)
-    for before, after in pairwise(turns):
-        obs, reward, terminated, truncated, _ = env.step(before.action)
-        np.testing.assert_array_equal(after.obs, obs)
-        assert after[2:5] == (reward, terminated, truncated)
-
-
-def test_a_fallen_pole_terminates_and_a_time_limit_truncates():
-    fallen = record(make("gymnasium:CartPole-v1"), episodes=1)
-    assert fallen[-1][3:] == (True, False, None)
-    assert abs(fallen[-1].obs[0]) > 2.4 or abs(fallen[-1].obs[2]) > 0.2, "the final observation is the fallen one"
-    cut = record(make("gymnasium:CartPole-v1", max_episode_steps=5), episodes=1)
-    assert cut[-1][3:] == (False, True, None)
-    assert len(cut) == 6
-
-
-# PettingZoo
-
-
 def test_spread_is_the_same_through_both_interfaces():
     aec = record(make("pettingzoo:mpe2.simple_spread_v3", max_cycles=10), episodes=3)
     parallel = record(make("pettingzoo-parallel:mpe2.simple_spread_v3", max_cycles=10), episodes=3)
     assert len(aec) == 3 * 3 * 11
     assert_same(aec, parallel)
-
-
-def test_spread_is_what_pettingzoo_itself_gives():
-    turns = record(make("pettingzoo-parallel:mpe2.simple_spread_v3", max_cycles=10), episodes=1)
-    env = mpe2.simple_spread_v3.parallel_env(max_cycles=10)
-    seen, _ = env.reset(seed=7)
-    rewards = dict.fromkeys(seen, 0.0)
-    for start in range(0, len(turns), 3):
-        round_ = turns[start : start + 3]
-        for turn in round_:
-            np.testing.assert_array_equal(turn.obs, seen[turn.agent])
-            assert turn.reward == rewards[turn.agent]
-            assert turn.truncated == (start == 30)
-        if env.agents:
-            seen, rewards, *_ = env.step({turn.agent: turn.action for turn in round_})
 
 
 class Duck:

@@ -6,10 +6,10 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces as gym
+from puck import ACTIONS, DOWN, STAY, UP, Puck, chaser, idle, two_player_puck
 from refused import Refused, check_refused
 
 from marlcore.envs import vectorize
-from marlcore.envs.puck import ACTIONS, DOWN, STAY, UP, Puck, chaser, idle, two_player_puck
 from marlcore.envs.two_player import PLAYERS, TwoPlayer
 from marlcore.testing import check_env
 
