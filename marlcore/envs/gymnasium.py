@@ -29,11 +29,7 @@ AGENT = "agent_0"
 class GymnasiumEnvironment:
     """A Gymnasium environment as an `Environment` with one agent, "agent_0".
 
-    Args:
-        env: a `gymnasium.Env`.
-
-    Raises:
-        ValueError: marlcore does not support a space.
+    Raises: ValueError: marlcore does not support a space.
     """
 
     def __init__(self, env: Any) -> None:
@@ -69,9 +65,7 @@ class GymnasiumEnvironment:
 def make_gymnasium(id: str, /, **options: Any) -> Any:
     """The registered environment `id`, such as CartPole-v1, made with `options`.
 
-    Raises:
-        ValueError: the id is not registered.
-        ImportError: a package that it needs is not installed.
+    Raises: ValueError: the id is not registered. ImportError: a package that it needs is not installed.
     """
     _import_what_registers(id)
     try:

@@ -25,14 +25,10 @@ NOT_NUMBERS = {"env_id"}  # of EnvPool
 class GymnasiumVector:
     """A Gymnasium vector environment as a `VectorEnvironment` with one agent, "agent_0".
 
-    Every autoreset mode works. In NEXT_STEP mode a copy whose episode ended has no turn in the step that resets it. If
-    the infos may hold action masks, the environment is reset once here to see.
+    It determines the number of copies. Every autoreset mode works; in NEXT_STEP mode a copy has no turn in the step
+    that resets it. If the infos may hold action masks, the environment is reset once here to see.
 
-    Args:
-        env: a `gymnasium.vector.VectorEnv`, which determines the number of copies.
-
-    Raises:
-        ValueError: marlcore does not support a space. EnvironmentFailed: the environment raised.
+    Raises: ValueError: marlcore does not support a space. EnvironmentFailed: the environment raised.
     """
 
     def __init__(self, env: Any) -> None:
@@ -177,7 +173,6 @@ class GymnasiumVector:
         return self._view.mask(np.asarray(masks), shape[:1]).astype(bool)
 
     def _call(self, method: Any, *args: Any, **options: Any) -> Any:
-        """Calls the environment. Raises EnvironmentFailed: it raised."""
         try:
             return method(*args, **options)
         except Exception as error:
@@ -185,12 +180,9 @@ class GymnasiumVector:
 
 
 class EnvPool(GymnasiumVector):
-    """EnvPool's Gymnasium interface, whose copies compute while the actor does.
+    """`envpool.make(..., env_type="gymnasium")` in synchronous mode, whose copies compute while the actor does.
 
     EnvPool takes its seed only when it is made, so each reset makes the pool again.
-
-    Args:
-        pool: made by `envpool.make(..., env_type="gymnasium")` in synchronous mode: batch_size is num_envs.
 
     Raises: ValueError: the pool has another form, or marlcore does not support a space.
     """

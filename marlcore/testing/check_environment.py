@@ -13,7 +13,7 @@ from gymnasium import spaces as gym
 from numpy.typing import NDArray
 
 from ..checks import came
-from ..envs import adapt, factory, vectorize
+from ..envs import adapt, factory, is_vector, vectorize
 from ..envs.agent_view import LARGEST_REWARD, AgentView, Result, label_of, may_mask, wrong_values
 from ..envs.copies import EMPTY_EPISODES
 from ..errors import EnvironmentFailed
@@ -66,7 +66,7 @@ def _make(env_fn: Any, made: ExitStack) -> Any:
 
 
 def _player(env: Any) -> _Single | _Several:
-    several = hasattr(env, "act") or hasattr(env, "num_envs") or hasattr(env, "send")
+    several = is_vector(env) or hasattr(env, "num_envs") or hasattr(env, "send")
     return _Several(vectorize(lambda: env, 1)) if several else _Single(adapt(env))
 
 

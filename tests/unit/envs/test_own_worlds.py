@@ -14,7 +14,6 @@ from marlcore.envs.copies import Copies
 from marlcore.envs.lockstep import Draws
 from marlcore.envs.recall import Recalls
 from marlcore.envs.treasure_hunt import TreasureHunts
-from marlcore.testing import check_env
 
 
 def board(env, size):
@@ -207,11 +206,6 @@ def test_the_vector_form_is_what_plain_copies_give(kind, options, copies):
         for key in its:
             assert_same_events(mine[key], its[key])
         assert ours.episodes == theirs.episodes > 0
-
-
-@pytest.mark.parametrize("kind", [Recall, lambda: Recall(3, 4).vectorized(2)])
-def test_recall_keeps_the_interface(kind):
-    check_env(kind)
 
 
 @pytest.mark.parametrize(("cues", "delay"), [(2, 1), (4, 20)])
