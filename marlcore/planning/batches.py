@@ -83,10 +83,7 @@ class Batches:
         return len(self.states) - self.handed
 
     def attend(self, seconds: float = 0.0) -> None:
-        """Takes what workers have finished, waiting at most so long, and gives states to idle ones.
-
-        Raises: WorkerFailed: a worker could not begin, or several died of the same states.
-        """
+        """Takes what workers have finished, waiting at most so long, and gives states to idle ones."""
         if self.pool is None:
             return
         if self.size is not None:

@@ -39,10 +39,7 @@ class Discount(Declared):
 
 
 def discounted_rows(tabulate: Tabulate, durations: Durations | None, *discounts: Discount) -> list[Rows]:
-    """The graph as kernels see it, with each of these discounts; durations are evaluated if one depends on them.
-
-    Raises: ValueError: the graph has no probabilities; durations are negative, no numbers, or not as many as outcomes.
-    """
+    """The graph as kernels see it, with each of these discounts; durations are evaluated if one depends on them."""
     graph = tabulate.graph
     if graph.probability is None:
         raise ValueError("graph: expected one with probabilities, got one of build_graph(..., probabilities=False)")

@@ -24,10 +24,7 @@ class People(NamedTuple):
 
 @jit
 def mix(flags, weight, policy, numbers, mixed):
-    """Writes the mean of the policies for goals on offer, by their weights, to mixed[state] in the states `numbers`.
-
-    It is zero where the offered goals have no weight.
-    """
+    """Writes the mean of the policies for goals on offer, by their weights, to mixed[state]; zero without weights."""
     for i in range(len(numbers)):
         state = numbers[i]
         total, mean = 0.0, mixed[state]
