@@ -46,9 +46,8 @@ class GymnasiumVector:
         self._all = np.arange(self.copies)
         mode = (getattr(env, "metadata", None) or {}).get("autoreset_mode", "NextStep")
         self._mode: str = getattr(mode, "value", mode)
-        if self._mode not in MODES or (
-            masked and self._mode == "Disabled"
-        ):  # resets of some copies return only their masks
+        # In the mode Disabled, a reset of some copies returns only their masks.
+        if self._mode not in MODES or (masked and self._mode == "Disabled"):
             raise ValueError(f"autoreset_mode of {env}: expected NextStep or SameStep, got {self._mode}")
         self._idle = _member(self._view)
         self._actions = np.stack([self._idle] * self.copies)

@@ -25,8 +25,7 @@ class People(NamedTuple):
 @jit
 def mix(flags, weight, policy, numbers, mixed):
     """Writes the mean of the policies for goals on offer, by their weights, to mixed[state]; zero without weights."""
-    for i in range(len(numbers)):
-        state = numbers[i]
+    for state in numbers:
         total, mean = 0.0, mixed[state]
         for action in range(len(mean)):
             mean[action] = 0.0
@@ -98,8 +97,7 @@ def choose(rows, people, beta, power, values, policy, numbers, q, score, mass):
     Returns: -1, or a state in which no profile is possible under the people's policies, or, for the power law, one with
         a Q that is not negative.
     """
-    for i in range(len(numbers)):
-        state = numbers[i]
+    for state in numbers:
         if rows.first[state] == rows.first[state + 1]:
             continue
         _evaluate(rows, state, people, values, q, mass)
@@ -128,8 +126,7 @@ def attain(rows, people, person, chosen, policy, flags, values, numbers, scratch
     person's. `scratch` has three arrays float64 [goals].
     """
     attained, mass, total = scratch
-    for i in range(len(numbers)):
-        state = numbers[i]
+    for state in numbers:
         if rows.first[state] == rows.first[state + 1]:
             continue
         for goal in range(len(attained)):

@@ -98,8 +98,7 @@ def induce(rows, belief, place, beta, flags, values, policy, numbers, scratch):
 
     Returns: -1, or a state in which no believed profile is possible; the states after it are not computed.
     """
-    for i in range(len(numbers)):
-        state = numbers[i]
+    for state in numbers:
         if rows.first[state] == rows.first[state + 1]:
             continue
         possible = 0.0

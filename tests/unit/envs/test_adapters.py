@@ -84,29 +84,15 @@ class Duck:
         return getattr(self.__dict__["_env"], name)
 
 
-def test_an_object_with_the_methods_is_enough():
-    env = adapt(Duck())
-    assert isinstance(env, ParallelEnvironment)
-    assert_same(record(env, episodes=2), record(ParallelEnvironment(Relay()), episodes=2))
-
-
-def test_both_interfaces_show_agents_that_come_and_go():
-    assert_same(
-        record(ParallelEnvironment(Relay()), episodes=3),
-        record(AECEnvironment(parallel_to_aec(Relay())), episodes=3),
-    )
-
-
 def test_a_dead_agents_last_turn_has_its_last_reward():
-    """An agent that dies first takes its last turn with its last reward."""
     turns = record(ParallelEnvironment(Relay()), episodes=1)
     order = [turn.agent + ("!" if turn.action is None else "") for turn in turns]
     assert order == ["a", "b"] * 2 + ["a", "b", "c"] + ["a!", "b", "c"] + ["b", "c"] + ["b!", "c!"]
     for agent in "abc":
-        mine = [turn for turn in turns if turn.agent == agent]
-        assert [turn.reward for turn in mine[1:]] == [turn.action for turn in mine[:-1]]
-        assert (mine[-1].terminated, mine[-1].truncated) == (agent == "a", agent != "a")
-        assert mine[-1].obs[0] == (3 if agent == "a" else 5), "the final observation, not a later one"
+        own = [turn for turn in turns if turn.agent == agent]
+        assert [turn.reward for turn in own[1:]] == [turn.action for turn in own[:-1]]
+        assert (own[-1].terminated, own[-1].truncated) == (agent == "a", agent != "a")
+        assert own[-1].obs[0] == (3 if agent == "a" else 5), "the final observation, not a later one"
 
 
 class Lingering(Relay):
@@ -118,12 +104,10 @@ class Lingering(Relay):
         return result
 
 
-def test_an_ended_agent_still_listed_has_one_last_turn():
-    """An agent that stays on the list after its end still has one last turn."""
-    assert_same(
-        record(ParallelEnvironment(Lingering()), episodes=2),
-        record(ParallelEnvironment(Relay()), episodes=2),
-    )
+@pytest.mark.parametrize("make", [Duck, Lingering, lambda: parallel_to_aec(Relay())])
+def test_each_form_of_an_environment_has_the_same_turns(make):
+    """Also where agents come and go, or stay on the list after their end."""
+    assert_same(record(adapt(make()), episodes=3), record(ParallelEnvironment(Relay()), episodes=3))
 
 
 MAKERS = {

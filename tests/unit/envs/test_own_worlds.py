@@ -98,6 +98,20 @@ def test_entities_come_back_before_any_agent_acts():
     assert total > 100
 
 
+def test_each_collected_entity_returns_with_the_probability_asked_for():
+    env = TreasureHunt(agents=1, size=3, view=3, horizon=4000, gems=4, food=0, bones=0, respawn=0.3)
+    rng, missing, returned = np.random.default_rng(3), 0, 0
+    env.reset(3)
+    for _ in range(3999):
+        planes, place = board(env, 3)
+        action = int(rng.integers(4))
+        left = moved(planes, place, action)[0][1].sum()
+        env.step(action)
+        missing += 4 - left
+        returned += board(env, 3)[0][1].sum() - left
+    assert missing > 2000 and abs(returned / missing - 0.3) < 5 * np.sqrt(0.3 * 0.7 / missing)
+
+
 def test_what_was_picked_up_stays_away_when_nothing_comes_back():
     env = TreasureHunt(agents=1, size=3, view=3, horizon=500, gems=2, food=2, bones=2, respawn=0.0)
     rewards = [turn.reward for turn in record(env, episodes=1)]
