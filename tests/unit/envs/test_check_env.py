@@ -121,13 +121,10 @@ class Rooms:
 
     def __init__(self, wrong):
         self.inner = TreasureHunt(horizon=4, agents=2).vectorized(3)
-        self.copies, self.agents, self.spaces = self.inner.copies, self.inner.agents, self.inner.spaces
-        self.act, self.close = self.inner.act, self.inner.close
         self.wrong, self.round = wrong, 0
 
-    @property
-    def episodes(self):
-        return self.inner.episodes
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
 
     @property
     def ended(self):
