@@ -178,6 +178,16 @@ def result_of(method: str, result: Any) -> Any:
     return result
 
 
+def check_action(agent: str | None, action: Any, ended: bool) -> str:
+    """The agent. Raises ValueError: there is none, or the action is not None exactly if its episode has ended."""
+    if agent is None:
+        raise ValueError(f"step: expected a reset, since the episode is over, got action {action!r}")
+    if ended != (action is None):
+        expected = "None" if ended else "an action"
+        raise ValueError(f"step: expected {expected} from {agent}, got {action!r}")
+    return agent
+
+
 def failed(copy: Any, agent: str, reason: Any) -> EnvironmentFailed:
     """The error of an agent's value in a copy."""
     return EnvironmentFailed(f"environment copy {copy}, {agent}: {reason}")

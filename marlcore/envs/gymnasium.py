@@ -9,7 +9,7 @@ from typing import Any
 
 import gymnasium
 
-from .agent_view import AgentView, result_of
+from .agent_view import AgentView, check_action, result_of
 
 # Prefix of an environment's id: the package that registers the id when imported.
 PACKAGES = {
@@ -49,10 +49,7 @@ class GymnasiumEnvironment:
         return self._last
 
     def step(self, action: Any) -> None:
-        ended = self.agent is not None and bool(self._last[2] or self._last[3])
-        if self.agent is None or ended != (action is None):
-            expected = "a reset" if self.agent is None else "None" if ended else "an action"
-            raise ValueError(f"step: expected {expected}, got action {action!r}")
+        check_action(self.agent, action, self.agent is not None and bool(self._last[2] or self._last[3]))
         if action is None:
             self.agent = None
         else:

@@ -11,7 +11,7 @@ from typing import Any
 from gymnasium import Space
 
 from ..checks import came
-from .agent_view import AgentView, Result, failed, result_of
+from .agent_view import AgentView, Result, check_action, failed, result_of
 
 FUNCTIONS = {"pettingzoo": "env", "pettingzoo-parallel": "parallel_env"}
 
@@ -169,16 +169,6 @@ class ParallelEnvironment(ParallelRounds):
     def _begin_round(self) -> None:
         self._turns = {agent: result for agent, result in self.round().items() if result is not None}
         self.agent = next(iter(self._turns), None)
-
-
-def check_action(agent: str | None, action: Any, ended: bool) -> str:
-    """The agent. Raises ValueError: there is none, or the action is not None exactly if its episode has ended."""
-    if agent is None:
-        raise ValueError(f"step: expected a reset, since the episode is over, got action {action!r}")
-    if ended != (action is None):
-        expected = "None" if ended else "an action"
-        raise ValueError(f"step: expected {expected} from {agent}, got {action!r}")
-    return agent
 
 
 def make_pettingzoo(kind: str, module: str, /, **options: Any) -> Any:

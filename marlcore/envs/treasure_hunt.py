@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from ..declared import Number, Whole, check_declared
 from ..interfaces import Outcome, Turn
 from ..spaces import Spaces
+from .agent_view import check_action
 from .lockstep import Draws, Lockstep
 
 # What a cell holds; entity i has the code ENTITY + i, so that each collected entity is known.
@@ -217,14 +218,10 @@ class TreasureHunt:
 
     def step(self, action: int | None) -> None:
         """Move the agent whose turn it is; when the time is over, None removes it."""
-        if self.agent is None:
-            raise ValueError(f"step: expected a reset, since the episode is over, got action {action!r}")
-        if self._state.is_over:
-            if action is not None:
-                raise ValueError(f"step: expected None from {self.agent}, which is truncated, got {action!r}")
-        elif action is None or not 0 <= action < 4:
-            raise ValueError(f"step: expected an action from 0 to 3 from {self.agent}, got {action!r}")
-        else:
+        agent = check_action(self.agent, action, self.agent is not None and self._state.is_over)
+        if action is not None:
+            if not 0 <= action < 4:
+                raise ValueError(f"step: expected an action from 0 to 3 from {agent}, got {action!r}")
             self._state.move(np.array([action]))
         self._state.pass_turn()
         self.agent = self.agents[self._state.index] if self._state.turn <= self._rules.horizon else None
