@@ -22,17 +22,11 @@ EMPTY_EPISODES = 1000  # in a row without an action, after which the environment
 
 
 class Copies:
-    """A VectorEnvironment over copies; copy i begins with the i-th child of the seed's SeedSequence.
+    """A VectorEnvironment over copies, each an `Environment` or a PettingZoo Parallel environment.
 
-    Agents that act at once share an `observe`; a copy of them steps in the next one, when all have acted. If the infos
-    may hold action masks, the first copy is reset once here to see.
-
-    Args:
-        envs: an `Environment` each, or a PettingZoo Parallel environment with `possible_agents`.
-
-    Raises:
-        ValueError: marlcore does not support a space, or the agents are not known in advance.
-        EnvironmentFailed: the first copy raised.
+    Copy i begins with the i-th child of the seed's SeedSequence. Agents that act at once share an `observe`; a copy of
+    them steps in the next one, when all have acted. If the infos may hold action masks, the first copy is reset once
+    here to see. Raises: ValueError: marlcore does not support a space, or the agents are not known in advance.
     """
 
     def __init__(self, envs: Sequence[Any]) -> None:

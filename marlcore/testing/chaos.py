@@ -51,7 +51,7 @@ class Report:
 
     attacks: Counter[str] = field(default_factory=Counter)  # by kind
     restarts: int = 0  # of workers, and of the run by resuming
-    rows: int = 0  # drawn and checked by learners
+    rows: int = 0  # sampled and checked by learners
     faults: list[str] = field(default_factory=list)  # a line for each torn or mixed row, or torn weights
     hung: int = 0  # recoveries that took longer than five minutes
     lost: int = 0  # steps repeated because the parent was killed before it saved them
