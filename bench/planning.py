@@ -7,7 +7,7 @@ import os
 import resource
 import sys
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
@@ -21,7 +21,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from marlcore.planning import Graph, backward_induction, build_graph
+from marlcore.planning import backward_induction, build_graph
 
 from .machine import describe_machine, parse_if_idle, publish
 
@@ -38,28 +38,21 @@ GAMMA = 0.95
 
 
 class Mesh:
-    """Two agents with four actions each; a profile leads to one of two neighbouring places of the next level.
-
-    Args:
-        states: at least as many, and few more.
-        cost: seconds that each transition takes.
-    """
+    """At least so many states, and few more; a profile leads to one of two neighbouring places of the next level."""
 
     agents = (0, 1)
     action_space = SimpleNamespace(n=4)
 
     def __init__(self, states: int, cost: float = 0.0) -> None:
         self._width = 1 + bisect_left(range(1, states), states, key=_reached)
-        self._cost = cost
+        self._cost = cost  # seconds that each transition takes
 
-    def reset(self) -> None:
-        """The only state that it has is given to each call."""
+    def reset(self) -> None: ...
 
     def get_state(self) -> tuple[int, int]:
         return (0, 0)
 
-    def set_state(self, state: tuple[int, int]) -> None:
-        """As `reset`."""
+    def set_state(self, state: tuple[int, int]) -> None: ...
 
     def transition_probabilities(self, state: Any, profile: Sequence[int]) -> list[tuple[float, Any]] | None:
         level, place = state
@@ -78,15 +71,7 @@ def _reached(width: int) -> int:
     return sum(min(16**level, width) for level in range(LEVELS + 1))
 
 
-def is_near(state: tuple[int, int]) -> bool:
-    return state[1] % 97 == 5
-
-
-def is_far(state: tuple[int, int]) -> bool:
-    return state[1] % 89 == 3
-
-
-GOALS: dict[int, list[Callable[[Any], bool]]] = {0: [is_near, is_far]}
+GOALS: Any = {0: [lambda state: state[1] % 97 == 5, lambda state: state[1] % 89 == 3]}
 
 
 @dataclass
@@ -101,15 +86,10 @@ class Figures:
     policy_bytes: int = 0
 
 
-def worker_counts() -> list[int]:
-    cores = len(os.sched_getaffinity(0))
-    return [count for count in (1, 2, 4, 8, 16) if count <= cores]
-
-
 def measure(states: int, cost: float, workers: Sequence[int], rounds: int) -> Figures:
     """Builds a graph and plans on it, the sides by turns; asserts that all results are equal."""
-    model, found = Mesh(states, cost), Figures(states, cost)
-    plain = plain_side(model, found) if states <= MOST_PLAIN else None
+    model, figures = Mesh(states, cost), Figures(states, cost)
+    plain = plain_side(model, figures) if states <= MOST_PLAIN else None
     times: dict[str, list[tuple[float, float]]] = {str(count): [] for count in workers}
     results = set()
     for _ in range(rounds):
@@ -120,23 +100,23 @@ def measure(states: int, cost: float, workers: Sequence[int], rounds: int) -> Fi
                 with closing(backward_induction(graph, GOALS, gamma=GAMMA, workers=count)) as policies:
                     times[str(count)].append((built - began, perf_counter() - built))
                     results.add((graph.successor.tobytes(), policies[0].values.tobytes()))
-                    found.states = len(graph)
-                    found.graph_bytes, found.policy_bytes = graph.nbytes, policies.nbytes
+                    figures.states = len(graph)
+                    figures.graph_bytes, figures.policy_bytes = graph.nbytes, policies.nbytes
                     if plain is not None:
                         assert policies[0].values.T.tolist() == plain
     assert len(results) == 1, "the number of workers changed a result"
     for name, pairs in times.items():
-        found.build[name], found.induce[name] = (median(seconds) for seconds in zip(*pairs, strict=True))
-    return found
+        figures.build[name], figures.induce[name] = (median(seconds) for seconds in zip(*pairs, strict=True))
+    return figures
 
 
-def plain_side(model: Mesh, found: Figures) -> list[list[float]]:
+def plain_side(model: Mesh, figures: Figures) -> list[list[float]]:
     """Measures plain Python once; returns its values."""
     began = perf_counter()
     lists = graph_lists(model)
     built = perf_counter()
     planned = Induction(lists.states, lists.transitions, len(model.agents), model.action_space.n, GOALS, gamma=GAMMA)
-    found.build["plain"], found.induce["plain"] = built - began, perf_counter() - built
+    figures.build["plain"], figures.induce["plain"] = built - began, perf_counter() - built
     values: list[list[float]] = planned.values[0]
     return values
 
@@ -149,20 +129,16 @@ def measure_memory(states: int, goals: int) -> dict[str, float]:
 
 def _plan_alone(states: int, goals: int) -> dict[str, float]:
     began = perf_counter()
+    predicates = [lambda state, i=i: state[1] % 97 == i for i in range(goals)]
     with build_graph(Mesh(states), workers=1, progress=False) as graph:
         built = perf_counter()
-        with plan(graph, goals) as policies:
+        with backward_induction(graph, {0: predicates}, gamma=GAMMA, workers=1) as policies:
             planned = perf_counter()
             peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
             return {
                 "states": len(graph), "goals": goals, "build_s": built - began, "induce_s": planned - built,
                 "peak_bytes": peak, "graph_bytes": graph.nbytes, "policy_bytes": policies.nbytes,
             }  # fmt: skip
-
-
-def plan(graph: Graph, goals: int) -> Any:
-    predicates = [lambda state, i=i: state[1] % 97 == i for i in range(goals)]
-    return backward_induction(graph, {0: predicates}, gamma=GAMMA, workers=1)
 
 
 def rates_table(title: str, figures: Sequence[Figures], part: str, goals: int) -> Table:
@@ -172,10 +148,9 @@ def rates_table(title: str, figures: Sequence[Figures], part: str, goals: int) -
     table = Table(title=title, show_edge=False)
     for name in ("states", "us a transition", *(f"{side} workers" if side != "plain" else side for side in sides)):
         table.add_column(name, justify="right", no_wrap=True)
-    for one in figures:
-        seconds = getattr(one, part)
-        cells = [_cell(one.states * goals, seconds, side) for side in sides]
-        table.add_row(f"{one.states:,}", f"{one.cost * 1e6:.0f}", *cells)
+    for row in figures:
+        cells = [_cell(row.states * goals, getattr(row, part), side) for side in sides]
+        table.add_row(f"{row.states:,}", f"{row.cost * 1e6:.0f}", *cells)
     return table
 
 
@@ -191,7 +166,8 @@ def main() -> None:
     parser.add_argument("--states", type=int, nargs="+", default=SIZES)
     parser.add_argument("--rounds", type=int, default=3)
     options = parse_if_idle(parser)
-    workers, machine = worker_counts(), describe_machine()
+    workers = [count for count in (1, 2, 4, 8, 16) if count <= len(os.sched_getaffinity(0))]
+    machine = describe_machine()
     with Console().status("measuring") as status:
         measure(100, 0.0, workers, 1)  # compiles or loads the kernels
         figures = []

@@ -23,9 +23,11 @@ import numpy as np
 
 import marlcore as mc
 from marlcore.envs import NamedEnvironment
-from marlcore.envs.puck import chaser, idle, two_player_puck
 
 from .training_work import run
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
+from puck import chaser, idle, two_player_puck
 
 GAMES = 200
 DQN = mc.DQN(learning_rate=1e-3, reward_scale=1.0)

@@ -15,10 +15,11 @@ from ..checks import check_whole, did_you_mean
 from ..errors import EnvironmentFailed
 from ..interfaces import Environment, Outcome, Turn, VectorEnvironment
 from ..references import is_importable, resolve
-from .agent_view import AgentView
+from .agent_view import ValueCheck
 from .copies import Copies
 from .gymnasium import GymnasiumEnvironment, is_registered, make_atari, make_gymnasium, make_gymnasium_vector
 from .gymnasium_vector import EnvPool, GymnasiumVector, is_envpool, is_gymnasium_vector
+from .lockstep import Lockstep
 from .pettingzoo import AECEnvironment, ParallelEnvironment, is_parallel, make_pettingzoo
 from .recall import Recall
 from .treasure_hunt import TreasureHunt
@@ -135,8 +136,7 @@ def factory(env_fn: Any) -> Callable[[], Any]:
 def adapt(env: Any) -> Environment:
     """`env` as an Environment: unchanged, or wrapped if it is from PettingZoo (AEC or Parallel) or Gymnasium.
 
-    Raises:
-        TypeError: it is none of these. ValueError: marlcore does not support its spaces.
+    Raises: TypeError: it is none of these. ValueError: marlcore does not support its spaces.
     """
     if hasattr(env, "possible_agents"):
         return ParallelEnvironment(env) if is_parallel(env) else AECEnvironment(env)
@@ -179,22 +179,22 @@ def vectorize(env_fn: Callable[[], Any], copies: int) -> VectorEnvironment:
 
 def checked(env: VectorEnvironment) -> VectorEnvironment:
     """The environment with checks of its values, if it is a caller's; those of this room check their own."""
-    return env if type(env).__module__.startswith(f"{__name__}.") else _Checked(env)
+    return env if isinstance(env, (Copies, GymnasiumVector, Lockstep)) else _Checked(env)
 
 
 class _Checked:
-    """A caller's VectorEnvironment whose values are checked. Raises EnvironmentFailed, from `observe`: one is wrong."""
+    """A caller's VectorEnvironment; `observe` raises EnvironmentFailed if a value is wrong."""
 
     def __init__(self, env: VectorEnvironment) -> None:
         self._env = env
-        self._views = {agent: AgentView(agent, spaces, None, False) for agent, spaces in env.spaces.items()}
+        self._checks = {agent: ValueCheck(agent, spaces) for agent, spaces in env.spaces.items()}
 
     def observe(self) -> tuple[list[Outcome], list[Turn]]:
         outcomes, turns = self._env.observe()
         for outcome in outcomes:
-            self._views[outcome.agent].check_outcome(outcome)
+            self._checks[outcome.agent].check_outcome(outcome)
         for turn in turns:
-            self._views[turn.agent].check(turn.copies, turn.obs, acting=True)
+            self._checks[turn.agent].check(turn.copies, turn.obs, acting=True)
         return outcomes, turns
 
     def __getattr__(self, name: str) -> Any:
@@ -205,12 +205,17 @@ def _vector_form(env: Any, copies: int) -> VectorEnvironment | None:
     """The VectorEnvironment that `env` is, or brings along; None if it is a single copy."""
     if "vectorized" in vars(type(env)):  # a class that inherits it has other rules
         env = env.vectorized(copies)
-    if hasattr(env, "observe") and hasattr(env, "act"):
+    if is_vector(env):
         vector: VectorEnvironment = env
         return vector
     if is_envpool(env):
         return EnvPool(env)
     return GymnasiumVector(env) if is_gymnasium_vector(env) else None
+
+
+def is_vector(env: Any) -> bool:
+    """Whether the methods are those of a VectorEnvironment."""
+    return hasattr(env, "observe") and hasattr(env, "act")
 
 
 def _attempt(function: Callable[..., Any], *args: Any) -> Any:

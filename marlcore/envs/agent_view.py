@@ -30,20 +30,43 @@ LARGEST_REWARD = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True)
-class AgentView:
-    """An agent's spaces, and where its environment puts the mask of allowed actions.
-
-    Attributes:
-        agent: its name.
-        spaces: without the mask.
-        mask_in: where the mask is; None without one.
-        wrapped: the observation is what stands under "observation", beside the mask.
-    """
+class ValueCheck:
+    """Checks of what copies tell an agent. They raise EnvironmentFailed, which names copy, agent and part."""
 
     agent: str
-    spaces: Spaces
+    spaces: Spaces  # without the mask
+
+    def check(self, copies: NDArray[np.int64], values: Values, *, acting: bool) -> None:
+        """The values [k, ...] of these copies: floats are finite, discrete values in range, and a mask allows something
+        if the agent is `acting`.
+        """
+        fault = fault_of(self.spaces, values, acting=acting)
+        if fault is not None:
+            raise failed(copies[fault[0]], self.agent, fault[1])
+
+    def check_rewards(self, copies: NDArray[np.int64], reward: NDArray[Any]) -> None:
+        """Rewards are numbers that are finite as float32."""
+        if reward.dtype.kind not in "biuf":
+            raise failed(copies[0], self.agent, f"reward: expected a number, got {came(reward[0])}")
+        fits = np.abs(reward) <= LARGEST_REWARD  # never of NaN
+        if not fits.all():
+            row = int(fits.argmin())
+            raise failed(copies[row], self.agent, f"reward: expected a finite number of float32, got {reward[row]}")
+
+    def check_outcome(self, outcome: Outcome) -> None:
+        """Also the final observations where the episode ended."""
+        self.check_rewards(outcome.copies, outcome.reward)
+        ended = outcome.terminated | outcome.truncated
+        if outcome.final_obs is not None and ended.any():
+            self.check(outcome.copies[ended], rows_at(outcome.final_obs, ended), acting=False)
+
+
+@dataclass(frozen=True)
+class AgentView(ValueCheck):
+    """An agent's spaces, and where its environment puts the mask of allowed actions."""
+
     mask_in: Literal["observation", "info"] | None
-    wrapped: bool
+    wrapped: bool  # the observation stands under "observation", beside the mask
 
     @classmethod
     def of(cls, agent: str, observation: gym.Space, action: gym.Space, masked: bool = False) -> AgentView:
@@ -68,10 +91,7 @@ class AgentView:
         return cls(agent, spaces, "observation" if inside else "info" if masked else None, wrapped)
 
     def split(self, observation: Any, info: Mapping[str, Any]) -> tuple[Any, Any]:
-        """(observation, mask or None) of a value of the environment's space; or of several, batched by Gymnasium.
-
-        Raises ValueError: a mask comes unexpectedly.
-        """
+        """(observation, mask or None) of a value, or of several. Raises ValueError: a mask comes unexpectedly."""
         if self.mask_in == "observation":
             return observation[ALONE] if self.wrapped else observation, observation[MASK]
         mask = info.get(MASK)
@@ -89,32 +109,6 @@ class AgentView:
         if array.shape != expected or array.dtype.kind not in "biu":
             raise ValueError(f"{MASK}: expected {Field(expected, 'bool').describe()}, got {came(value)}")
         return array
-
-    def check(self, copies: NDArray[np.int64], values: Values, *, acting: bool) -> None:
-        """Checks the values [k, ...] of these copies.
-
-        Raises EnvironmentFailed, naming the copy, the agent and the part: a float is not finite, a discrete value is
-        out of range or, if the agent is `acting`, its mask allows no action.
-        """
-        fault = fault_of(self.spaces, values, acting=acting)
-        if fault is not None:
-            raise failed(copies[fault[0]], self.agent, fault[1])
-
-    def check_rewards(self, copies: NDArray[np.int64], reward: NDArray[Any]) -> None:
-        """Raises EnvironmentFailed, naming the copy and the agent: a reward is no number or not finite as float32."""
-        if reward.dtype.kind not in "biuf":
-            raise failed(copies[0], self.agent, f"reward: expected a number, got {came(reward[0])}")
-        fits = np.abs(reward) <= LARGEST_REWARD  # never of NaN
-        if not fits.all():
-            row = int(fits.argmin())
-            raise failed(copies[row], self.agent, f"reward: expected a finite number of float32, got {reward[row]}")
-
-    def check_outcome(self, outcome: Outcome) -> None:
-        """Checks rewards, and final observations where the episode ended. Raises EnvironmentFailed: see `check`."""
-        self.check_rewards(outcome.copies, outcome.reward)
-        ended = outcome.terminated | outcome.truncated
-        if outcome.final_obs is not None and ended.any():
-            self.check(outcome.copies[ended], rows_at(outcome.final_obs, ended), acting=False)
 
     def convert(self, action: NDArray[Any], rows: int) -> NDArray[Any]:
         """Actions [rows, ...] of rows as a new array of actions of the space. Raises ValueError, TypeError."""
@@ -184,6 +178,16 @@ def result_of(method: str, result: Any) -> Any:
     return result
 
 
+def check_action(agent: str | None, action: Any, ended: bool) -> str:
+    """The agent. Raises ValueError: there is none, or the action is not None exactly if its episode has ended."""
+    if agent is None:
+        raise ValueError(f"step: expected a reset, since the episode is over, got action {action!r}")
+    if ended != (action is None):
+        expected = "None" if ended else "an action"
+        raise ValueError(f"step: expected {expected} from {agent}, got {action!r}")
+    return agent
+
+
 def failed(copy: Any, agent: str, reason: Any) -> EnvironmentFailed:
     """The error of an agent's value in a copy."""
     return EnvironmentFailed(f"environment copy {copy}, {agent}: {reason}")
@@ -208,15 +212,12 @@ def numbers(info: Mapping[str, Any]) -> dict[str, float]:
     return named
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float, np.bool_, np.integer, np.floating))
+
+
 def _as_float(value: Any) -> float:
-    """The number; an integer beyond float64 is infinite."""
     try:
         return float(value)
-    except OverflowError:
+    except OverflowError:  # an integer beyond float64
         return math.inf if value > 0 else -math.inf
-
-
-def _is_number(value: Any) -> bool:
-    if isinstance(value, np.generic):
-        return value.dtype.kind in "biuf"
-    return isinstance(value, (int, float))

@@ -15,24 +15,18 @@ from ..interfaces import Environment, Outcome, Turn
 from ..spaces import MASK, Spaces
 from .agent_buffer import AgentBuffer
 from .agent_view import AgentView, Result, may_mask, result_of
+from .lockstep import child_seeds
 from .pettingzoo import ParallelRounds, is_parallel
-from .splitmix import child_seeds
 
 EMPTY_EPISODES = 1000  # in a row without an action, after which the environment counts as broken
 
 
 class Copies:
-    """A VectorEnvironment over copies; copy i begins with the i-th child of the seed's SeedSequence.
+    """A VectorEnvironment over copies, each an `Environment` or a PettingZoo Parallel environment.
 
-    Agents that act at once share an `observe`; a copy of them steps in the next one, when all have acted. If the infos
-    may hold action masks, the first copy is reset once here to see.
-
-    Args:
-        envs: an `Environment` each, or a PettingZoo Parallel environment with `possible_agents`.
-
-    Raises:
-        ValueError: marlcore does not support a space, or the agents are not known in advance.
-        EnvironmentFailed: the first copy raised.
+    Copy i begins with the i-th child of the seed's SeedSequence. Agents that act at once share an `observe`; a copy of
+    them steps in the next one, when all have acted. If the infos may hold action masks, the first copy is reset once
+    here to see. Raises: ValueError: marlcore does not support a space, or the agents are not known in advance.
     """
 
     def __init__(self, envs: Sequence[Any]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import gymnasium
 
-from .agent_view import AgentView, result_of
+from .agent_view import AgentView, check_action, result_of
 
 # Prefix of an environment's id: the package that registers the id when imported.
 PACKAGES = {
@@ -29,11 +29,7 @@ AGENT = "agent_0"
 class GymnasiumEnvironment:
     """A Gymnasium environment as an `Environment` with one agent, "agent_0".
 
-    Args:
-        env: a `gymnasium.Env`.
-
-    Raises:
-        ValueError: marlcore does not support a space.
+    Raises: ValueError: marlcore does not support a space.
     """
 
     def __init__(self, env: Any) -> None:
@@ -53,10 +49,7 @@ class GymnasiumEnvironment:
         return self._last
 
     def step(self, action: Any) -> None:
-        ended = self.agent is not None and bool(self._last[2] or self._last[3])
-        if self.agent is None or ended != (action is None):
-            expected = "a reset" if self.agent is None else "None" if ended else "an action"
-            raise ValueError(f"step: expected {expected}, got action {action!r}")
+        check_action(self.agent, action, self.agent is not None and bool(self._last[2] or self._last[3]))
         if action is None:
             self.agent = None
         else:
@@ -69,9 +62,7 @@ class GymnasiumEnvironment:
 def make_gymnasium(id: str, /, **options: Any) -> Any:
     """The registered environment `id`, such as CartPole-v1, made with `options`.
 
-    Raises:
-        ValueError: the id is not registered.
-        ImportError: a package that it needs is not installed.
+    Raises: ValueError: the id is not registered. ImportError: a package that it needs is not installed.
     """
     _import_what_registers(id)
     try:

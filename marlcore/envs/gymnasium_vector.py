@@ -25,14 +25,10 @@ NOT_NUMBERS = {"env_id"}  # of EnvPool
 class GymnasiumVector:
     """A Gymnasium vector environment as a `VectorEnvironment` with one agent, "agent_0".
 
-    Every autoreset mode works. In NEXT_STEP mode a copy whose episode ended has no turn in the step that resets it. If
-    the infos may hold action masks, the environment is reset once here to see.
+    It determines the number of copies. Every autoreset mode works; in NEXT_STEP mode a copy has no turn in the step
+    that resets it. If the infos may hold action masks, the environment is reset once here to see.
 
-    Args:
-        env: a `gymnasium.vector.VectorEnv`, which determines the number of copies.
-
-    Raises:
-        ValueError: marlcore does not support a space. EnvironmentFailed: the environment raised.
+    Raises: ValueError: marlcore does not support a space. EnvironmentFailed: the environment raised.
     """
 
     def __init__(self, env: Any) -> None:
@@ -50,7 +46,8 @@ class GymnasiumVector:
         self._all = np.arange(self.copies)
         mode = (getattr(env, "metadata", None) or {}).get("autoreset_mode", "NextStep")
         self._mode: str = getattr(mode, "value", mode)
-        if self._mode not in MODES or (masked and self._mode == "Disabled"):  # a reset tells no other copy's mask
+        # In the mode Disabled, a reset of some copies returns only their masks.
+        if self._mode not in MODES or (masked and self._mode == "Disabled"):
             raise ValueError(f"autoreset_mode of {env}: expected NextStep or SameStep, got {self._mode}")
         self._idle = _member(self._view)
         self._actions = np.stack([self._idle] * self.copies)
@@ -177,7 +174,6 @@ class GymnasiumVector:
         return self._view.mask(np.asarray(masks), shape[:1]).astype(bool)
 
     def _call(self, method: Any, *args: Any, **options: Any) -> Any:
-        """Calls the environment. Raises EnvironmentFailed: it raised."""
         try:
             return method(*args, **options)
         except Exception as error:
@@ -185,12 +181,9 @@ class GymnasiumVector:
 
 
 class EnvPool(GymnasiumVector):
-    """EnvPool's Gymnasium interface, whose copies compute while the actor does.
+    """`envpool.make(..., env_type="gymnasium")` in synchronous mode, whose copies compute while the actor does.
 
     EnvPool takes its seed only when it is made, so each reset makes the pool again.
-
-    Args:
-        pool: made by `envpool.make(..., env_type="gymnasium")` in synchronous mode: batch_size is num_envs.
 
     Raises: ValueError: the pool has another form, or marlcore does not support a space.
     """

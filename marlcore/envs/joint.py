@@ -19,18 +19,12 @@ from .pettingzoo import is_parallel
 
 @dataclass(frozen=True)
 class JointObservations:
-    """A picklable function that makes an environment whose `agents` get joint observations.
-
-    Attributes:
-        env_fn: makes a PettingZoo Parallel environment.
-        agents: their names.
-    """
+    """A picklable function that makes an environment whose `agents` get joint observations."""
 
     env_fn: Callable[[], Any]
     agents: tuple[str, ...]
 
     def __call__(self) -> JointEnvironment:
-        """Raises ValueError: it is of another kind."""
         return JointEnvironment(self.env_fn(), self.agents)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from gymnasium import Space
 
 from ..checks import came
-from .agent_view import AgentView, Result, failed, result_of
+from .agent_view import AgentView, Result, check_action, failed, result_of
 
 FUNCTIONS = {"pettingzoo": "env", "pettingzoo-parallel": "parallel_env"}
 
@@ -37,10 +37,7 @@ def spaces_of(env: Any) -> tuple[Mapping[str, Space], Mapping[str, Space]]:
 
 
 class AECEnvironment:
-    """A PettingZoo AEC environment as an `Environment`.
-
-    Args:
-        env: a `pettingzoo.AECEnv`, or an object with its methods, with `possible_agents`.
+    """A PettingZoo AEC environment, or an object with its methods and `possible_agents`, as an `Environment`.
 
     Raises: ValueError: the agents are not known in advance, or marlcore does not support a space.
     """
@@ -54,17 +51,15 @@ class AECEnvironment:
         self._env = env
 
     @property
-    def infos(self) -> Mapping[str, Mapping[str, Any]]:
-        infos: Mapping[str, Mapping[str, Any]] = self._env.infos
-        return infos
+    def infos(self) -> Any:
+        return self._env.infos
 
     def reset(self, seed: int | None = None) -> None:
         self._env.reset(seed=seed)
         self._select()
 
-    def last(self) -> Result:
-        result: Result = self._env.last()
-        return result
+    def last(self) -> Any:
+        return self._env.last()
 
     def step(self, action: Any) -> None:
         ends = self._env.terminations, self._env.truncations
@@ -81,10 +76,6 @@ class AECEnvironment:
 
 class ParallelRounds:
     """A PettingZoo Parallel environment in rounds: all live agents act, then it steps.
-
-    Args:
-        env: a `pettingzoo.ParallelEnv`, or an object with its methods, with `possible_agents`.
-        copy: its number, for error messages.
 
     Raises: ValueError: the agents are not known in advance, or marlcore does not support a space.
     """
@@ -144,30 +135,23 @@ class ParallelRounds:
         return results
 
 
-class ParallelEnvironment:
+class ParallelEnvironment(ParallelRounds):
     """A PettingZoo Parallel environment as an `Environment`: the agents act in turns, the environment in rounds.
 
     A round begins with the last turns of agents whose episode ended in the previous round. Then each live agent acts
     once, in the order of `env.agents`; when all actions are collected, the environment steps.
 
-    Args, Raises: see ParallelRounds.
+    Raises: ValueError: the agents are not known in advance, or marlcore does not support a space.
     """
 
     def __init__(self, env: Any) -> None:
         if not is_parallel(env):
             raise ValueError(f"ParallelEnvironment: expected a PettingZoo Parallel environment, got {env!r}")
-        self._rounds = rounds = ParallelRounds(env)
-        self.agents, self.observation_spaces, self.action_spaces = (
-            rounds.agents, rounds.observation_spaces, rounds.action_spaces,
-        )  # fmt: skip
+        super().__init__(env)
         self.agent: str | None = None
 
-    @property
-    def infos(self) -> Mapping[str, Mapping[str, Any]]:
-        return self._rounds.infos
-
     def reset(self, seed: int | None = None) -> None:
-        self._rounds.reset(seed)
+        super().reset(seed)
         self._begin_round()
 
     def last(self) -> Result:
@@ -176,38 +160,21 @@ class ParallelEnvironment:
 
     def step(self, action: Any) -> None:
         agent = check_action(self.agent, action, self.agent is not None and any(self.last()[2:4]))
-        self._rounds.act(agent, action)
+        self.act(agent, action)
         del self._turns[agent]
         self.agent = next(iter(self._turns), None)
         if self.agent is None:
             self._begin_round()
 
-    def close(self) -> None:
-        self._rounds.close()
-
     def _begin_round(self) -> None:
-        self._turns = {agent: result for agent, result in self._rounds.round().items() if result is not None}
+        self._turns = {agent: result for agent, result in self.round().items() if result is not None}
         self.agent = next(iter(self._turns), None)
 
 
-def check_action(agent: str | None, action: Any, ended: bool) -> str:
-    """The agent. Raises ValueError: there is none, or the action is not None exactly if its episode has ended."""
-    if agent is None:
-        raise ValueError(f"step: expected a reset, since the episode is over, got action {action!r}")
-    if ended != (action is None):
-        expected = "None" if ended else "an action"
-        raise ValueError(f"step: expected {expected} from {agent}, got {action!r}")
-    return agent
-
-
 def make_pettingzoo(kind: str, module: str, /, **options: Any) -> Any:
-    """The environment made by a module's `env(**options)` or `parallel_env(**options)`.
+    """The environment made by a module's `env(**options)` or, of kind "pettingzoo-parallel", its `parallel_env`.
 
-    Args:
-        kind: "pettingzoo" for `env`, "pettingzoo-parallel" for `parallel_env`.
-        module: such as mpe2.simple_spread_v3; sisl.pursuit_v5 is short for pettingzoo.sisl.pursuit_v5.
-
-    Raises: ValueError: no such module or function exists.
+    The module sisl.pursuit_v5 is short for pettingzoo.sisl.pursuit_v5. Raises: ValueError: no such function exists.
     """
     function = FUNCTIONS[kind]
     for path in (module, f"pettingzoo.{module}"):

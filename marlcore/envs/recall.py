@@ -14,7 +14,7 @@ from ..checks import check_whole
 from ..interfaces import Outcome, Turn
 from ..spaces import Spaces
 from .gymnasium import AGENT
-from .splitmix import fresh_key, key_of, keys_of, unit
+from .lockstep import Draws, Lockstep
 
 
 class Recall(gymnasium.Env):  # type: ignore[misc] # here, gymnasium is Any
@@ -36,16 +36,15 @@ class Recall(gymnasium.Env):  # type: ignore[misc] # here, gymnasium is Any
         self.cues, self.delay = int(cues), int(delay)
         self.observation_space = Box(0.0, 1.0, (self.cues + 1,), np.float32)
         self.action_space = Discrete(self.cues)
-        self._key, self._drawn = fresh_key(), 0
+        self._draws = Draws()
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[NDArray[np.float32], dict[str, Any]]:
         """Begins an episode; a seed determines this episode and all later ones."""
         if seed is not None:
-            self._key, self._drawn = key_of(seed), 0
-        self._cue, self._step = int(unit(self._key, self._drawn) * self.cues), 0
-        self._drawn += 1
+            self._draws = Draws([seed])
+        self._cue, self._step = int(self._draws.take()[0] * self.cues), 0
         return self._observe(), {}
 
     def step(self, action: np.int64) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
@@ -66,41 +65,30 @@ class Recall(gymnasium.Env):  # type: ignore[misc] # here, gymnasium is Any
         return Recalls(self, copies)
 
 
-class Recalls:
-    """A VectorEnvironment of copies of `Recall`, all at the same step; as plain copies with the same seeds."""
+class Recalls(Lockstep):
+    """A VectorEnvironment of copies of `Recall`: as plain copies with the same seeds."""
 
     agents: tuple[str, ...] = (AGENT,)
 
     def __init__(self, recall: Recall, copies: int) -> None:
-        check_whole("copies", copies)
-        self.copies = copies
+        super().__init__(copies)
         self.spaces: Mapping[str, Spaces] = {AGENT: Spaces(recall.observation_space, recall.action_space)}
-        self.episodes = 0
-        self.ended = np.zeros(copies, np.int64)
         self._cues, self._delay = recall.cues, recall.delay
-        self._all = np.arange(copies)
         self._seen = np.zeros((copies, recall.cues + 1), np.float32)
-        self._never, self._always = np.zeros(copies, bool), np.ones(copies, bool)
 
-    def reset(self, seed: int) -> None:
-        self.episodes = 0
-        self.ended[:] = 0
-        self._keys = keys_of(seed, self.copies)
-        self._drawn = np.zeros(self.copies, np.uint64)
-        self._right: NDArray[np.bool_] | None = None
-        self._begin()
+    def _begin(self) -> None:
+        self._cue = (self._draws.take() * self._cues).astype(np.int64)
+        self._step = 0
 
     def observe(self) -> tuple[list[Outcome], list[Turn]]:
         outcomes = []
-        if self._right is not None:
+        if self._step:
             over = self._step > self._delay
             reward = (self._right & over).astype(np.float64)
             ended, final = (self._always, np.zeros_like(self._seen)) if over else (self._never, None)
             outcomes.append(Outcome(AGENT, self._all, reward, ended, self._never, final))
             if over:
-                self.episodes += self.copies
-                self.ended += 1
-                self._begin()
+                self._begin_next()
         self._seen[:] = 0.0
         self._seen[self._all, self._cue] = self._step == 0
         self._seen[:, -1] = self._step == self._delay
@@ -109,11 +97,3 @@ class Recalls:
     def act(self, turn: Turn, action: NDArray[Any]) -> None:
         self._right = np.asarray(action) == self._cue
         self._step += 1
-
-    def close(self) -> None:
-        """The environment holds no resources."""
-
-    def _begin(self) -> None:
-        self._cue = (unit(self._keys, self._drawn) * self._cues).astype(np.int64)
-        self._drawn += np.uint64(1)
-        self._step = 0

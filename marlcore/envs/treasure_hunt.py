@@ -3,14 +3,158 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import numpy as np
-from gymnasium.spaces import Space
+from gymnasium.spaces import Box, Discrete, Space
 from numpy.typing import NDArray
 
-from .splitmix import fresh_key, key_of, unit
-from .treasure_hunts import AGENT, EMPTY, ENTITY, KINDS, WALL, Hunt, TreasureHunts
+from ..declared import Number, Whole, check_declared
+from ..interfaces import Outcome, Turn
+from ..spaces import Spaces
+from .agent_view import check_action
+from .lockstep import Draws, Lockstep
+
+# What a cell holds; entity i has the code ENTITY + i, so that each collected entity is known.
+WALL, AGENT, EMPTY, ENTITY = range(4)
+KINDS = PLANE_WALL, PLANE_AGENT, GEM, FOOD, BONE = range(5)  # the planes of an observation
+WORTH = {GEM: 10.0, FOOD: 5.0, BONE: -10.0}  # an agent's reward for entering a cell
+NO_PLANE = 5
+
+
+@dataclass(frozen=True)
+class Rules:
+    """See `TreasureHunt`."""
+
+    agents: Annotated[int, Whole(1)]
+    size: Annotated[int, Whole(1)]
+    view: Annotated[int, Whole(1)]
+    horizon: Annotated[int, Whole(1)]
+    gems: Annotated[int, Whole(0)]
+    food: Annotated[int, Whole(0)]
+    bones: Annotated[int, Whole(0)]
+    respawn: Annotated[float, Number(0, 1)]
+
+    def __post_init__(self) -> None:
+        check_declared(self, "TreasureHunt")
+        crowd = self.agents + self.entities
+        if crowd >= self.size * self.size:
+            raise ValueError(f"TreasureHunt size: expected more than {crowd} cells, got {self.size}x{self.size}")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(f"agent_{i}" for i in range(self.agents))
+
+    @property
+    def entities(self) -> int:
+        return self.gems + self.food + self.bones
+
+
+class HuntState:
+    """The state of treasure hunts with the same rules, all at the same turn of the same agent.
+
+    The grounds stand one after another in one array, so that a cell's place also says which hunt it is of. Their walls
+    are as thick as the view, so that every window fits.
+
+    Attributes:
+        turn: of the episode. index: of the agent that acts.
+        earned: float64 [agents, hunts], the reward for each agent's last action.
+    """
+
+    def __init__(self, rules: Rules, hunts: int) -> None:
+        self.rules = rules
+        side, width = rules.size + 2 * rules.view, 2 * rules.view + 1
+        self.observation_space = Box(0.0, 1.0, (len(KINDS), width, width), np.float32)
+        self.action_space = Discrete(4)
+        ground = np.full((side, side), WALL, np.int16)
+        ground[rules.view : -rules.view, rules.view : -rules.view] = EMPTY
+        self._bare = np.tile(ground.ravel(), hunts)
+        self._inside = np.flatnonzero(ground == EMPTY)
+        self._all = np.arange(hunts)
+        self._grounds = self._all * ground.size  # where each hunt's ground begins
+        self._moves = np.array([-side, side, -1, 1])  # by action: the way to the next cell
+        reach = np.arange(-rules.view, rules.view + 1)
+        self._window = (reach[:, None] * side + reach).ravel()  # from an agent's cell to each that it sees
+        kinds = [GEM] * rules.gems + [FOOD] * rules.food + [BONE] * rules.bones
+        planes = [PLANE_WALL, PLANE_AGENT, NO_PLANE, *kinds]
+        self._planes = np.array(planes, np.int8)  # by code of a cell: the plane in which it shows
+        self._rewards = np.array([WORTH.get(plane, 0.0) for plane in planes])  # by code: for entering the cell
+        self._kinds = np.array(KINDS, np.int8).reshape(1, -1, 1)
+
+    @property
+    def is_over(self) -> bool:
+        return self.turn >= self.rules.horizon
+
+    def begin(self, draws: Draws) -> None:
+        """Begins an episode of each hunt with everything on random cells."""
+        self._draws = draws
+        self._cells = self._bare.copy()
+        self._collected = np.zeros((len(self._all), self.rules.entities), bool)
+        for entity in range(self.rules.entities):
+            self._place(self._all, ENTITY + entity)
+        self._positions = np.array([self._place(self._all, AGENT) for _ in range(self.rules.agents)])  # [agent, hunt]
+        self.earned = np.zeros((self.rules.agents, len(self._all)))
+        self.turn = self.index = 0
+
+    def look(self, index: int, obs: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
+        """An agent's observations, float32 [hunts, 5, width, width], in `obs` if it is given."""
+        if obs is None:
+            obs = np.empty((len(self._all), *self.observation_space.shape), np.float32)
+        seen = self._planes[self._cells[self._positions[index][:, None] + self._window]]
+        np.equal(seen[:, None, :], self._kinds, out=obs.reshape(len(obs), len(KINDS), -1))
+        return obs
+
+    def move(self, actions: NDArray[np.int64]) -> None:
+        """Moves the agent that acts, int64 [hunts], if possible."""
+        origin = self._positions[self.index]
+        target = origin + self._moves[actions]
+        codes = self._cells[target]
+        target = np.where(codes >= EMPTY, target, origin)
+        self._cells[origin] = EMPTY
+        self._cells[target] = AGENT
+        self._positions[self.index] = target
+        self.earned[self.index] = self._rewards[codes]
+        hits = np.flatnonzero(codes >= ENTITY)
+        self._collected[hits, codes[hits] - ENTITY] = True
+
+    def pass_turn(self) -> None:
+        """The next agent acts; a new turn begins by returning collected entities."""
+        self.index += 1
+        if self.index == self.rules.agents:
+            self.index = 0
+            self.turn += 1
+            if not self.is_over:
+                self._bring_back()
+
+    def _bring_back(self) -> None:
+        """Draw i of a turn decides on entity i, later draws say where; in each hunt one entity after another."""
+        hunt, entity = np.nonzero(self._collected)  # by hunt, then by entity
+        back = self._draws.peek(hunt, entity) < self.rules.respawn
+        self._draws.counts += np.uint64(self.rules.entities)
+        hunt, entity = hunt[back], entity[back]
+        self._collected[hunt, entity] = False
+        while len(hunt):
+            first = np.ones(len(hunt), bool)  # of its hunt
+            first[1:] = hunt[1:] != hunt[:-1]
+            self._place(hunt[first], ENTITY + entity[first])
+            hunt, entity = hunt[~first], entity[~first]
+
+    def _place(self, hunts: NDArray[np.int64], what: int | NDArray[np.int64]) -> NDArray[np.int64]:
+        """Puts something on a random empty cell of each of these hunts; returns the cells."""
+        cells = np.zeros(len(hunts), np.int64)
+        codes = np.broadcast_to(np.asarray(what, np.int16), len(hunts))
+        left = np.arange(len(hunts))
+        while len(left):  # ends, since the rules leave an empty cell
+            hunt = hunts[left]
+            drawn = (self._draws.take(hunt) * len(self._inside)).astype(np.int64)
+            cell = self._grounds[hunt] + self._inside[drawn]
+            free = self._cells[cell] == EMPTY
+            placed = left[free]
+            self._cells[cell[free]] = codes[placed]
+            cells[placed] = cell[free]
+            left = left[~free]
+        return cells
 
 
 class TreasureHunt:
@@ -49,91 +193,76 @@ class TreasureHunt:
         bones: int = 8,
         respawn: float = 0.2,
     ) -> None:
-        self._hunt = hunt = Hunt(agents, size, view, horizon, gems=gems, food=food, bones=bones, respawn=respawn)
-        self.agents: tuple[str, ...] = hunt.names
-        self.observation_spaces: Mapping[str, Space] = dict.fromkeys(self.agents, hunt.observation_space)
-        self.action_spaces: Mapping[str, Space] = dict.fromkeys(self.agents, hunt.action_space)
+        self._rules = Rules(agents, size, view, horizon, gems, food, bones, respawn)
+        self._state = HuntState(self._rules, 1)
+        self._draws = Draws()
+        self.agents: tuple[str, ...] = self._rules.names
+        self.observation_spaces: Mapping[str, Space] = dict.fromkeys(self.agents, self._state.observation_space)
+        self.action_spaces: Mapping[str, Space] = dict.fromkeys(self.agents, self._state.action_space)
         self.agent: str | None = None
-        self._key, self._drawn = fresh_key(), 0
 
     def vectorized(self, copies: int) -> TreasureHunts:
         """Several copies with the same rules, which compute together; see `marlcore.envs.vectorize`."""
-        return TreasureHunts(self._hunt, copies)
+        return TreasureHunts(self._rules, copies)
 
     def reset(self, seed: int | None = None) -> None:
         """Begin an episode with everything on random cells; without a seed the generator continues."""
         if seed is not None:
-            self._key, self._drawn = key_of(seed), 0
-        hunt = self._hunt
-        self._cells = hunt.bare.copy()
-        self._collected = [False] * hunt.entities
-        for entity in range(hunt.entities):
-            self._place(ENTITY + entity)
-        self._positions = [self._place(AGENT) for _ in self.agents]
-        self._earned = [0.0] * hunt.agents
-        self._turn = 0
-        self._index = 0
+            self._draws = Draws([seed])
+        self._state.begin(self._draws)
         self.agent = self.agents[0]
 
     def last(self) -> tuple[NDArray[np.float32], float, bool, bool, Mapping[str, Any]]:
-        hunt = self._hunt
-        seen = hunt.planes[self._cells[self._positions[self._index] + hunt.window]]
-        obs = (seen == np.array(KINDS)[:, None]).astype(np.float32).reshape(hunt.observation_space.shape)
-        return obs, self._earned[self._index], False, self._turn == hunt.horizon, {}
+        state = self._state
+        return state.look(state.index)[0], float(state.earned[state.index, 0]), False, state.is_over, {}
 
     def step(self, action: int | None) -> None:
         """Move the agent whose turn it is; when the time is over, None removes it."""
-        if self.agent is None:
-            raise ValueError(f"step: expected a reset, since the episode is over, got action {action!r}")
-        if self._turn == self._hunt.horizon:
-            if action is not None:
-                raise ValueError(f"step: expected None from {self.agent}, which is truncated, got {action!r}")
-        elif action is None or not 0 <= action < 4:
-            raise ValueError(f"step: expected an action from 0 to 3 from {self.agent}, got {action!r}")
-        else:
-            self._earned[self._index] = self._move(int(self._hunt.moves[action]))
-        self._pass_turn()
+        agent = check_action(self.agent, action, self.agent is not None and self._state.is_over)
+        if action is not None:
+            if not 0 <= action < 4:
+                raise ValueError(f"step: expected an action from 0 to 3 from {agent}, got {action!r}")
+            self._state.move(np.array([action]))
+        self._state.pass_turn()
+        self.agent = self.agents[self._state.index] if self._state.turn <= self._rules.horizon else None
 
     def close(self) -> None:
         """The environment holds no resources."""
 
-    def _move(self, way: int) -> float:
-        """Move the agent if possible; returns its reward."""
-        origin = self._positions[self._index]
-        code = int(self._cells[origin + way])
-        if code in (WALL, AGENT):
-            return 0.0
-        self._cells[origin] = EMPTY
-        self._cells[origin + way] = AGENT
-        self._positions[self._index] = origin + way
-        if code >= ENTITY:
-            self._collected[code - ENTITY] = True
-        return float(self._hunt.rewards[code])
 
-    def _pass_turn(self) -> None:
-        self._index += 1
-        if self._index == len(self.agents):
-            self._index = 0
-            self._turn += 1
-            if self._turn < self._hunt.horizon:
-                self._bring_back()
-        self.agent = self.agents[self._index] if self._turn <= self._hunt.horizon else None
+class TreasureHunts(Lockstep):
+    """A VectorEnvironment of treasure hunts: with the same seeds as plain copies."""
 
-    def _bring_back(self) -> None:
-        """Returns collected entities to the ground: draw i of a turn decides on entity i, later draws say where."""
-        begin = self._drawn
-        self._drawn += len(self._collected)
-        for entity, collected in enumerate(self._collected):
-            if collected and unit(self._key, begin + entity) < self._hunt.respawn:
-                self._collected[entity] = False
-                self._place(ENTITY + entity)
+    def __init__(self, rules: Rules, copies: int) -> None:
+        super().__init__(copies)
+        self._state = state = HuntState(rules, copies)
+        self.agents: tuple[str, ...] = rules.names
+        self.spaces = dict.fromkeys(self.agents, Spaces(state.observation_space, state.action_space))
+        self._seen = {agent: np.zeros((copies, *state.observation_space.shape), np.float32) for agent in self.agents}
 
-    def _place(self, what: int) -> int:
-        """Put `what` on a random empty cell; returns the cell."""
-        inside = self._hunt.inside
-        while True:  # ends, since the rules leave an empty cell
-            cell = int(inside[int(unit(self._key, self._drawn) * len(inside))])
-            self._drawn += 1
-            if self._cells[cell] == EMPTY:
-                self._cells[cell] = what
-                return cell
+    def _begin(self) -> None:
+        self._state.begin(self._draws)
+
+    def observe(self) -> tuple[list[Outcome], list[Turn]]:
+        state, outcomes = self._state, []
+        if state.is_over:
+            outcomes = [self._outcome(index, over=True) for index in range(len(self.agents))]
+            self._begin_next()
+        elif state.turn:
+            outcomes = [self._outcome(state.index, over=False)]
+        agent = self.agents[state.index]
+        obs = state.look(state.index, self._seen[agent])
+        return outcomes, [Turn(agent, self._all, obs, self._never if state.turn else self._always)]
+
+    def _outcome(self, index: int, *, over: bool) -> Outcome:
+        truncated, final_obs = (self._always, self._state.look(index)) if over else (self._never, None)
+        reward = self._state.earned[index].copy()
+        return Outcome(self.agents[index], self._all, reward, self._never, truncated, final_obs)
+
+    def act(self, turn: Turn, action: NDArray[np.int64]) -> None:
+        actions = np.asarray(action)
+        fits = actions.shape == (self.copies,) and actions.dtype.kind in "iu"
+        if not fits or actions.min() < 0 or actions.max() > 3:
+            raise ValueError(f"action: expected {self.copies} integers from 0 to 3, got {action!r}")
+        self._state.move(actions)
+        self._state.pass_turn()

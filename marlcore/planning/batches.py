@@ -7,6 +7,7 @@ evaluate.
 import multiprocessing
 import pickle
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -58,47 +59,34 @@ def stays_equal(thing: Any) -> bool:
         return False
 
 
+@dataclass
 class Batches:
-    """The batches of a list of states, which may grow meanwhile.
+    """The batches of a list of states, which may grow meanwhile."""
 
-    Attributes:
-        handed: the states before this one are evaluated, or are being evaluated.
-        merged: the results of the states before this one were returned.
-        cost: seconds that a state takes here.
-        sending: seconds that this process took to send states, and to read and merge what came back.
-        pool: of the workers, which answer a pickled batch by a `packed` part, and an empty one by anything; None to
-            evaluate all in this process. started: whether the workers were.
-
-    Args:
-        evaluate: what this process does with a batch.
-        workers: processes that evaluate, this one included.
-        size: states that a worker gets at a time; then all workers start at once. None: as many as take 50 ms.
-    """
-
-    def __init__(
-        self, states: Sequence[Any], evaluate: Callable[[Sequence[Any]], Part], workers: int, size: int | None = None
-    ) -> None:
-        self.pool: Pool | None = None
-        self.handed = self.merged = 0
-        self.cost = self.sending = 0.0
-        self._states, self._evaluate, self._workers, self._size = states, evaluate, workers, size
-        self.started = False
-        self._ends: dict[int, int] = {}  # by a batch's first state: the state after it
-        self._parts: dict[int, Part] = {}  # by a batch's first state; each waits for earlier ones
-        self._given, self._sent = 0, 0  # batches given to workers, and the states in them
+    states: Sequence[Any]
+    evaluate: Callable[[Sequence[Any]], Part]  # in this process
+    workers: int  # processes that evaluate, this one included
+    size: int | None = None  # states that a worker gets; then all start at once. None: as many as take 50 ms
+    pool: Pool | None = None  # answers a pickled batch by a `packed` part, an empty one by anything; None: all is here
+    started: bool = False  # whether the pool's workers were
+    handed: int = 0  # the states before this one are evaluated, or are being evaluated
+    merged: int = 0  # the results of the states before this one were returned
+    cost: float = 0.0  # seconds that a state takes here
+    _sending: float = 0.0  # seconds that this process took to send states, and to read and merge what came back
+    _sent_batches: int = 0
+    _sent_states: int = 0
+    _ends: dict[int, int] = field(default_factory=dict)  # by a batch's first state: the state after it
+    _parts: dict[int, Part] = field(default_factory=dict)  # by a batch's first state; each waits for earlier ones
 
     @property
     def pending(self) -> int:
-        return len(self._states) - self.handed
+        return len(self.states) - self.handed
 
     def attend(self, seconds: float = 0.0) -> None:
-        """Takes what workers have finished, waiting at most so long, and gives states to idle ones.
-
-        Raises: WorkerFailed: a worker could not begin, or several died of the same states.
-        """
+        """Takes what workers have finished, waiting at most so long, and gives states to idle ones."""
         if self.pool is None:
             return
-        if self._size is not None:
+        if self.size is not None:
             self._start(self.pool)
         self._take(self.pool, seconds)
         while size := self._next_size():
@@ -108,18 +96,18 @@ class Batches:
             began = perf_counter()
             first, end = self.handed, self.handed + size
             self._ends[first] = self.handed = end
-            self.pool.ask(first, cloudpickle.dumps(self._states[first:end]))
-            self._given += 1
-            self._sent += size
-            self.sending += perf_counter() - began
+            self.pool.ask(first, cloudpickle.dumps(self.states[first:end]))
+            self._sent_batches += 1
+            self._sent_states += size
+            self._sending += perf_counter() - began
 
     def evaluate_here(self) -> None:
         """Evaluates some of the pending states in this process."""
-        first, began, sending = self.handed, perf_counter(), self.sending
+        first, began, sending = self.handed, perf_counter(), self._sending
         size = min(self.pending, max(1, int(OWN_S / self.cost)) if self.cost else 1, MOST)
         self._ends[first] = self.handed = first + size
-        self._parts[first] = self._evaluate(self._states[first : first + size])
-        self.took(size, perf_counter() - began - (self.sending - sending))
+        self._parts[first] = self.evaluate(self.states[first : first + size])
+        self.took(size, perf_counter() - began - (self._sending - sending))
 
     def took(self, states: int, seconds: float) -> None:
         """Notes how long this process took for some states."""
@@ -133,7 +121,7 @@ class Batches:
                 raise part.failure
             self.merged, began = self._ends.pop(self.merged), perf_counter()
             yield part.result
-            self.sending += perf_counter() - began  # until the caller has merged it
+            self._sending += perf_counter() - began  # until the caller has merged it
 
     def _take(self, pool: Pool, seconds: float) -> None:
         if not self.started:
@@ -142,14 +130,14 @@ class Batches:
             began = perf_counter()
             if first >= 0:
                 self._parts[first] = pickle.loads(reply)
-            self.sending += perf_counter() - began
+            self._sending += perf_counter() - began
 
     def _next_size(self) -> int:
         """How many of the pending states a worker should get now; 0 for none."""
-        share = -(-(self.pending - 1) // self._workers)  # the last one is for this process
-        if self._size is not None:
-            return min(self._size, share)
-        is_costly = self._given >= TRIED and self.sending > self._sent * self.cost
+        share = -(-(self.pending - 1) // self.workers)  # the last one is for this process
+        if self.size is not None:
+            return min(self.size, share)
+        is_costly = self._sent_batches >= TRIED and self._sending > self._sent_states * self.cost
         if is_costly or min(share * self.cost, BATCH_S) < LEAST_S:
             return 0
         return min(max(1, int(BATCH_S / self.cost)), share, MOST)
@@ -159,9 +147,9 @@ class Batches:
         if self.started:
             return
         pool.begin()
-        if pool.ready or self._size is not None:
-            for number in range(1, self._workers):
+        if pool.ready or self.size is not None:
+            for number in range(1, self.workers):
                 pool.ask(-number, pickle.dumps([]))  # the reply says that the worker has started
             self.started = True
-        while self._size is not None and pool.free < self._workers - 1:
+        while self.size is not None and pool.free < self.workers - 1:
             self._take(pool, WAIT_S)

@@ -27,10 +27,7 @@ def tabulate_belief(
     believed: Believed | None,
     acting: NDArray[np.bool_],
 ) -> Belief:
-    """Evaluates what an agent believes, once for each state where it acts, and action; None: all others act at random.
-
-    Raises: ValueError: probabilities are negative or do not sum to 1, or a profile is none.
-    """
+    """Evaluates what an agent believes for each action in each state where it acts; None: others act at random."""
     graph, actions = tabulate.graph, tabulate.graph.actions
     others = tuple(i for i in range(graph.agents) if i != agent and i not in robots)
     free = _profiles_of(robots, actions)

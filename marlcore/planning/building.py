@@ -1,19 +1,29 @@
 """Building the graph of a world model: its states are enumerated, then ordered, then written to one segment."""
 
+import sys
 from collections.abc import Callable
 from contextlib import closing
+from pathlib import Path
+from time import monotonic
 from typing import Any, Literal
 
 import numpy as np
 
+from .. import cgroup
 from ..checks import came, check_whole
+from ..declared import Number
+from ..errors import NotEnoughMemory
 from ..notices import shown_with
 from .batches import count_workers
 from .exploration import Exploration
 from .graph import Graph
 from .model import Profiles, WorldModel
 from .order import Edges, given_levels, longest_paths, topological_order
-from .watch import Watch
+
+FRAME_S = 0.25
+MEMINFO = Path("/proc/meminfo")
+_MIB = 1 << 20
+_SMALL = _MIB  # bytes that are not worth a look, which takes a quarter of a millisecond
 
 
 def build_graph(
@@ -81,3 +91,63 @@ def _dtype(probabilities: object) -> str | None:
     if not isinstance(probabilities, (bool, str)) or probabilities not in named:
         raise ValueError(f"probabilities: expected True, False, 'float64' or 'float32', got {came(probabilities)}")
     return named[probabilities]
+
+
+class Watch:
+    """Keeps a share of the memory free, an error in time instead of a kill by the kernel; and shows progress.
+
+    The progress is a line on standard error, rewritten in place, if that is a terminal.
+    """
+
+    def __init__(self, fraction: float, progress: bool) -> None:
+        self._fraction = Number(0, below=1).checked("min_free_memory_fraction", fraction)
+        self._stream = sys.stderr if progress and sys.stderr is not None and sys.stderr.isatty() else None
+        self._began = monotonic()
+        self._due = self._began + FRAME_S
+        self._shown = False
+
+    def look(self, expanded: int, found: int) -> None:
+        """Checks the memory and shows the progress, four times a second. Raises NotEnoughMemory."""
+        now = monotonic()
+        if now < self._due:
+            return
+        self._due = now + FRAME_S
+        self.check_memory(found)
+        rate = expanded / max(now - self._began, 1e-9)
+        self._write(f"\rmarlcore: {expanded:,} of {found:,} states found so far expanded, {rate:,.0f} states/s ")
+        self._shown = True
+
+    def check_memory(self, states: int, nbytes: int = 0) -> None:
+        """Raises NotEnoughMemory: less than the share is free, or would be after allocating `nbytes` more."""
+        if not self._fraction or 0 < nbytes < _SMALL:
+            return
+        for whose, free, total in _memory():
+            if free - nbytes < self._fraction * total:
+                more = f"after allocating {nbytes // _MIB} MiB more " if nbytes else ""
+                raise NotEnoughMemory(
+                    f"min_free_memory_fraction: expected {self._fraction:g} of {whose} ({total // _MIB} MiB) to stay "
+                    f"free {more}at {states} states, got {free // _MIB} MiB free"
+                )
+
+    def close(self) -> None:
+        """Ends the line."""
+        if self._shown:
+            self._write("\n")
+
+    def _write(self, text: str) -> None:
+        try:
+            if self._stream is not None:
+                self._stream.write(text)
+                self._stream.flush()
+        except OSError as error:  # the terminal was closed
+            if error.errno is None:  # a signal handler's
+                raise
+            self._stream = None
+
+
+def _memory() -> list[tuple[str, int, int]]:
+    """The machine's memory and the tightest limit on this process: a name, free bytes, all bytes."""
+    lines = dict(line.split(":", 1) for line in MEMINFO.read_text().splitlines())
+    free, total = (1024 * int(lines[name].split()[0]) for name in ("MemAvailable", "MemTotal"))
+    limit = cgroup.memory_limit()
+    return [("the machine's memory", free, total)] + ([("the memory limit", limit.left, limit.limit)] if limit else [])

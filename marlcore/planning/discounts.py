@@ -4,12 +4,13 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checks import came, is_number
+from ..checks import came
+from ..declared import Declared, Number
 from .graph import Graph
 from .kernels.expectations import Rows
 from .model import Profiles
@@ -20,19 +21,16 @@ Durations = Callable[[Any, tuple[int, ...], list[tuple[float, Any]]], Sequence[f
 
 
 @dataclass(frozen=True)
-class Discount:
+class Discount(Declared):
     """The factor for a duration of 1, `gamma`, or its rate `rho`, -ln(gamma); neither for no discount."""
 
-    gamma: float | None = None
-    rho: float | None = None
+    gamma: Annotated[float | None, Number(above=0, high=1)] = None
+    rho: Annotated[float | None, Number(0)] = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.gamma is not None and self.rho is not None:
             raise ValueError(f"expected gamma or rho, got both: {self.gamma!r} and {self.rho!r}")
-        if self.gamma is not None and not (is_number(self.gamma) and 0 < self.gamma <= 1):
-            raise ValueError(f"gamma: expected a number above 0 and up to 1, got {self.gamma!r}")
-        if self.rho is not None and not (is_number(self.rho) and 0 <= self.rho < math.inf):
-            raise ValueError(f"rho: expected a finite number of at least 0, got {self.rho!r}")
 
     def over(self, duration: float) -> float:
         if self.rho is not None:
@@ -41,10 +39,7 @@ class Discount:
 
 
 def discounted_rows(tabulate: Tabulate, durations: Durations | None, *discounts: Discount) -> list[Rows]:
-    """The graph as kernels see it, with each of these discounts; durations are evaluated if one depends on them.
-
-    Raises: ValueError: the graph has no probabilities; durations are negative, no numbers, or not as many as outcomes.
-    """
+    """The graph as kernels see it, with each of these discounts; durations are evaluated if one depends on them."""
     graph = tabulate.graph
     if graph.probability is None:
         raise ValueError("graph: expected one with probabilities, got one of build_graph(..., probabilities=False)")

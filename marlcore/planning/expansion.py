@@ -21,30 +21,18 @@ TOLERANCE = 1e-6  # of a sum of probabilities
 
 
 class Expansion:
-    """The transitions of some states; their successors are numbered in the order in which they first occur.
-
-    Attributes:
-        states: the numbered states, in the order of their numbers; the arguments have the first numbers.
-        rows: by expanded state, its possible profiles.
-        profile, outcomes: by possible profile, its index and its number of outcomes.
-        successor, probability: by outcome, the successor's number and the probability.
-    """
+    """The transitions of some states; their successors are numbered in the order in which they first occur."""
 
     def __init__(self, *states: Hashable) -> None:
-        self.states = [*states]
+        self.states = [*states]  # in the order of their numbers
         self._numbers = {state: number for number, state in enumerate(states)}
-        self.rows = array("i")
-        self.profile, self.outcomes = array("i"), array("i")
-        self.successor, self.probability = array("i"), array("d")
+        self.rows = array("i")  # by expanded state: its possible profiles
+        self.profile, self.outcomes = array("i"), array("i")  # by possible profile: its index, its number of outcomes
+        self.successor, self.probability = array("i"), array("d")  # by outcome
         self._checked = (0, 0, 0)  # expanded states, possible profiles and outcomes
 
     def add(self, transition: Transition, profiles: Profiles, state: Any) -> None:
-        """Expands a state.
-
-        Raises:
-            WorldModelFailed: the model raised, or returned something else than pairs.
-            TypeError: a successor is not hashable.
-        """
+        """Raises WorldModelFailed: the model raised, or returned no pairs. TypeError: a successor is not hashable."""
         numbers, successor, probability = self._numbers, self.successor.append, self.probability.append
         number = numbers.setdefault
         before = len(self.profile)
@@ -89,13 +77,7 @@ class Expansion:
         return _starts(self.outcomes)[_starts(self.rows)]
 
     def check(self, expanded: Sequence[Any], profiles: Profiles) -> None:
-        """Checks the probabilities of the states expanded since the last check.
-
-        Args:
-            expanded: all states that this was given to expand, in their order.
-
-        Raises: ValueError: some are negative or do not sum to 1; the message names the state and the profile.
-        """
+        """Checks the probabilities of those of the `expanded` states that the last check did not."""
         states, rows, outcomes = self._checked
         counts = np.asarray(self.rows)[states:]
         lengths = np.asarray(self.outcomes)[rows : rows + int(counts.sum())]
@@ -114,10 +96,7 @@ class Expansion:
         self._checked = (states + len(counts), rows + len(lengths), outcomes + len(chances))
 
     def check_repeats(self, transition: Transition, profiles: Profiles) -> None:
-        """Expands a bounded sample of the states that have transitions again, wherever they were expanded first.
-
-        Raises: ValueError: the model's answer is another one; the message names state and profile. Others: see `add`.
-        """
+        """Expands a bounded sample of the states that have transitions again, wherever they were expanded first."""
         live = np.flatnonzero(self.rows)
         sample = live[np.linspace(0, len(live) - 1, min(SAMPLE, 1 + len(live) // 4)).astype(int)] if len(live) else live
         first_row, first_outcome = _starts(self.rows), _starts(self.outcomes)

@@ -30,10 +30,7 @@ class GoalTable:
 
 
 def tabulate_goals(tabulate: Tabulate, goals: Goals, agent: int, acting: NDArray[np.bool_]) -> GoalTable:
-    """Evaluates an agent's goals once in each state, a generator only in the states where agents act.
-
-    Raises: ValueError: a state offers no goal, or a weight is negative or no number.
-    """
+    """Evaluates an agent's goals once in each state, a generator only in the states where agents act."""
     offered: NDArray[Any]
     if callable(goals):
         job, numbers = partial(_offers, goals, agent), np.flatnonzero(acting).tolist()
@@ -63,8 +60,6 @@ def _achieved(goals: list[Goal], graph: Graph, numbers: Numbers) -> NDArray[np.u
 
 
 class _Offers(NamedTuple):
-    """What some states offer."""
-
     goals: list[Goal]  # in the order in which the states offer them first
     counts: NDArray[np.int64]  # [states], how many goals each offers
     columns: NDArray[np.int64]  # [offers], each one's number among the goals

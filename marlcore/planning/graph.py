@@ -78,10 +78,7 @@ class Graph(Shared):
         profiles: Profiles,
         probability: str | None,
     ) -> Graph:
-        """A new graph of a complete expansion, whose states' numbers `order` has in the graph's order.
-
-        Raises: SharedMemoryFull: no room for the graph. TypeError: the states cannot be pickled.
-        """
+        """A new graph of a complete expansion, whose states' numbers `order` has in the graph's order."""
         states = [expansion.states[number] for number in order]
         content = pickled(states, "states: expected something that can be pickled ({})")
         counts = {

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..checks import came, is_number
+from ..checks import came
+from ..declared import Number
 from .batches import count_workers
 from .beliefs import Believed, tabulate_belief
 from .discounts import Discount, Durations, discounted_rows
@@ -18,6 +19,7 @@ from .sweep import Numbers, Progress, sweep, work_of
 from .tabulate import Tabulate
 
 DTYPES = ("float64", "float32", "float16")
+BETA = Number(0, finite=False)
 
 
 def backward_induction(
@@ -73,7 +75,7 @@ def backward_induction(
     if len({*robots}) < len(robots):
         raise ValueError(f"robots: expected each agent once, got {came([*robots])}")
     chosen = _checked_agents(agents, goals, robots, graph)
-    check_beta(beta)
+    beta = BETA.checked("beta", beta)
     if dtype not in DTYPES:
         raise ValueError(f"dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}")
     threads = count_workers(workers)
@@ -116,11 +118,6 @@ class _Induction:
                     f"believed: no profile that agent {agent} believes in is possible in state "
                     f"{came(self.graph.states[stuck])}"
                 )
-
-
-def check_beta(beta: object) -> None:
-    if not (is_number(beta) and beta >= 0):  # type: ignore[operator]
-        raise ValueError(f"beta: expected a number of at least 0, got {beta!r}")
 
 
 def _checked_agents(agents: Sequence[int] | None, goals: Goals, robots: Sequence[int], graph: Graph) -> tuple[int, ...]:

@@ -55,12 +55,10 @@ class Edges:
 
 
 def topological_order(states: Sequence[Any], edges: Edges) -> list[int]:
-    """The states' numbers in an order in which every successor comes later.
+    """The states' numbers in an order in which every successor comes later. Raises ValueError: there is a cycle.
 
-    Of the states whose predecessors all came, the smallest comes next; if two of them do not compare, the states come
-    in the order of their numbers instead.
-
-    Raises: ValueError: the edges have a cycle; the message has its states.
+    Of the states whose predecessors all came, the smallest comes next; if any two do not compare, the one with the
+    smallest number.
     """
     try:
         order = _smallest_first(states, edges)
@@ -117,10 +115,7 @@ def longest_paths(edges: Edges, order: list[int]) -> NDArray[np.int64]:
 
 
 def given_levels(states: Sequence[Any], edges: Edges, level_fct: Callable[[Any], int]) -> NDArray[np.int64]:
-    """By state, the function's level, int64 [states].
-
-    Raises: ValueError: a level is no integer, or two transitions differ in whether they raise or lower the level.
-    """
+    """By state, the function's level, int64 [states]. Raises ValueError: it contradicts the edges."""
     levels = [level_fct(state) for state in states]
     for state, value in zip(states, levels, strict=True):
         check_whole(f"level_fct({came(state)})", value, -(2**62), 2**62)

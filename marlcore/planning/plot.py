@@ -23,12 +23,8 @@ def plotted(
     successors_of: Callable[[int], NDArray[np.int32]],
     label: Callable[[int], str] | None,
 ) -> Figure:
-    """A figure with each state as its number, or its label, and an arrow to each of its successors.
-
-    Raises: ValueError: the levels have more than 300 states.
-    """
-    # Imported here: matplotlib takes longer to import than marlcore itself.
-    try:
+    """A figure with each state as its number, or its label, and an arrow to each of its successors."""
+    try:  # here: matplotlib takes longer to import than marlcore itself
         from matplotlib.figure import Figure
     except ModuleNotFoundError as error:
         raise missing("graph.plot", error) from None

@@ -84,10 +84,7 @@ class Policies(Shared):
 
     @classmethod
     def create(cls, tables: Mapping[int, GoalTable], actions: int, dtype: str) -> Policies:
-        """Zeroed values and policies for these agents' goals.
-
-        Raises: SharedMemoryFull: no room. TypeError: a goal cannot be pickled.
-        """
+        """Zeroed values and policies for these agents' goals."""
         goals = {agent: table.goals for agent, table in tables.items()}
         content = pickled(goals, "goals: expected something that can be pickled, got {}")
         about = {

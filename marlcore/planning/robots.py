@@ -1,17 +1,17 @@
 """The robots' policy among people whose policies are known: the second phase of planning, by the same sweep."""
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checks import came, is_number
+from ..checks import came
+from ..declared import Number
 from .batches import count_workers
 from .discounts import Discount, Durations, discounted_rows
 from .graph import Graph
-from .induction import check_beta
+from .induction import BETA
 from .kernels.expectations import OFFERED, Rows
 from .kernels.robot_policies import People, attain, choose, mix
 from .policies import AgentPolicies, Policies
@@ -81,9 +81,7 @@ def robot_induction(
     robots = tuple(i for i in range(graph.agents) if i not in people.agents)
     if not robots:
         raise ValueError("people: expected at least one agent to be a robot, got policies of all agents")
-    check_beta(beta)
-    if not (is_number(terminal) and math.isfinite(terminal)):
-        raise ValueError(f"terminal: expected a finite number, got {terminal!r}")
+    beta, terminal = BETA.checked("beta", beta), Number().checked("terminal", terminal)
     policies = {person: people[person] for person in people.agents}
     if len(policies[people.agents[0]].values) != len(graph):
         raise ValueError(f"people: expected policies in {len(graph)} states, got them in another graph's")

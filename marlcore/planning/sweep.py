@@ -35,15 +35,9 @@ def sweep(
     after: Step | None = None,
     progress: Progress | None = None,
 ) -> None:
-    """Does a step in all states, level by level.
+    """Does a step in all states by level, the end first, and `after` with all states of a level, in this thread.
 
-    Args:
-        levels: states by level, the end first; no state depends on another one of its level or of a later level.
-        threads: how many share a large level; several call the step at once.
-        after: called in this thread with all states of a level, once the step was done in them.
-        progress: called in this thread after each level, or several small ones.
-
-    Raises: what the step raised in the first of the states in which it failed.
+    Threads share large levels. Raises what the step raised in the first of the states in which it failed.
     """
     done, total = 0, sum(map(len, levels))
     with ThreadPoolExecutor(max(1, threads), "marlcore-sweep") as pool:

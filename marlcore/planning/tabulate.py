@@ -29,10 +29,7 @@ class Tabulate:
     workers: int
 
     def __call__(self, job: Job[T], numbers: Numbers) -> list[T]:
-        """The job's results for batches of the states `numbers`, in their order.
-
-        Raises: what the job raised in the first batch that failed. WorkerFailed: workers died of the same states.
-        """
+        """The results for batches of states, in their order. Raises what the job raised in the first that failed."""
         batches = Batches(numbers, partial(_evaluate, job, self.graph), self.workers)
         worth_s = WORTH_S + WORTH_A_STATE_S * len(self.graph)
         may_start = self.workers > 1

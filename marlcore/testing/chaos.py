@@ -1,8 +1,7 @@
 """Kills a real run's processes at random and reports the damage: `python -m marlcore.testing.chaos --seconds 60`.
 
 The run uses `checked.py`, so that every row and every weight can be checked. SIGKILL ends actors, learners, the parent
-and the fork server; SIGSTOP stops them for a while, sometimes for longer than their timeouts. A run whose parent was
-killed is resumed.
+and the fork server; SIGSTOP stops them, sometimes for longer than their timeouts. A run without its parent is resumed.
 """
 
 from __future__ import annotations
@@ -18,10 +17,12 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 
 from ..cli import CommandLine
+from ..declared import Declared, Number
 from ..memory import survey_segments
 from ..processes import end_with_parent
 from ..training import ActorConfig, Config, EvaluationConfig, LearnerConfig, ReplayConfig, SupervisionConfig, train
@@ -29,18 +30,18 @@ from .checked import AGENTS, CheckedAlgorithm, CheckedEnvironment, read_faults, 
 from .victim import Lost, Victim, parent_of
 
 TIMEOUT_S = 10.0  # the supervisor's timeout for workers
-RUN = "run-to-be-struck"  # first argument of this module as the run; the directory and the striking process's id follow
+RUN = "run-to-be-attacked"  # first argument of this module as the run; the directory and the attacker's id follow
 
 
 @dataclass(frozen=True)
-class ChaosOptions:
+class ChaosOptions(Declared):
     """Kill and stop the processes of a real run at random, and check every row and every weight that is read."""
 
-    seconds: float = 60.0
+    seconds: Annotated[float, Number(above=0)] = 60.0
     """Duration of the run."""
     seed: int = 0
     """Seed of all actions, their times and their targets."""
-    pause: float = 2.0
+    pause: Annotated[float, Number(above=0)] = 2.0
     """Mean seconds between two actions."""
 
 
@@ -48,9 +49,9 @@ class ChaosOptions:
 class Report:
     """The outcome of a run."""
 
-    blows: Counter[str] = field(default_factory=Counter)  # the number of each action taken against the run
+    attacks: Counter[str] = field(default_factory=Counter)  # by kind
     restarts: int = 0  # of workers, and of the run by resuming
-    rows: int = 0  # drawn and checked by learners
+    rows: int = 0  # sampled and checked by learners
     faults: list[str] = field(default_factory=list)  # a line for each torn or mixed row, or torn weights
     hung: int = 0  # recoveries that took longer than five minutes
     lost: int = 0  # steps repeated because the parent was killed before it saved them
@@ -63,9 +64,9 @@ class Report:
 
     def __str__(self) -> str:
         p50, p99 = np.percentile(self.recoveries, (50, 99)) if self.recoveries else (0.0, 0.0)
-        blows = ", ".join(f"{count} {what}" for what, count in sorted(self.blows.items()))
+        attacks = ", ".join(f"{count} {what}" for what, count in sorted(self.attacks.items()))
         lines = [
-            f"blows: {blows or 'none'}",
+            f"attacks: {attacks or 'none'}",
             f"restarts: {self.restarts}; recovery p50 {p50:.2f} s, p99 {p99:.2f} s",
             f"rows checked: {self.rows:,}; torn or mixed rows and weights: {len(self.faults)}",
             f"hung: {self.hung}; lost steps, taken again: {self.lost:,}; left behind: {len(self.leaked)}",
@@ -74,25 +75,19 @@ class Report:
 
 
 def main(arguments: list[str]) -> int:
-    """Runs the test with these arguments and prints the report.
-
-    Returns: 0 if no row was torn, no recovery hung and no segment was left; otherwise 1; 2 for bad input.
-    """
+    """Attacks a run and prints the report; returns 0 for a good one, otherwise 1; 2 for bad input."""
     try:
         options = CommandLine("chaos", arguments).parse(ChaosOptions)
-        for name, value in (("seconds", options.seconds), ("pause", options.pause)):
-            if not 0 < value < float("inf"):
-                raise ValueError(f"{name}: expected a number above 0, got {value!r}")
     except ValueError as error:
         sys.stderr.write(f"chaos: {error}\n")
         return 2
-    report = wreak(options.seconds, options.seed, options.pause)
+    report = attack(options.seconds, options.seed, options.pause)
     sys.stdout.write(f"{report}\n")
     return 0 if report.good else 1
 
 
-def wreak(seconds: float, seed: int = 0, pause: float = 2.0) -> Report:
-    """Strikes a run for `seconds` seconds; returns the report."""
+def attack(seconds: float, seed: int = 0, pause: float = 2.0) -> Report:
+    """Attacks a run for `seconds` seconds; returns the report."""
     before = {file.name for file in survey_segments()}
     with tempfile.TemporaryDirectory() as folder:
         chaos = _Chaos(Path(folder), random.Random(seed))
@@ -111,8 +106,6 @@ def wreak(seconds: float, seed: int = 0, pause: float = 2.0) -> Report:
 
 
 class _Chaos:
-    """Strikes one run."""
-
     def __init__(self, folder: Path, dice: random.Random) -> None:
         self.folder = folder
         self.dice = dice
@@ -121,55 +114,55 @@ class _Chaos:
         self.victim = Victim(command, folder / "log")
 
     def run(self, seconds: float, pause: float) -> None:
-        """Strikes until the time is up, then sends Ctrl-C, which must end the run cleanly. Raises: Lost."""
+        """Attacks until the time is up, then sends Ctrl-C, which must end the run cleanly. Raises: Lost."""
         self.victim.start()
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             time.sleep(min(self.dice.expovariate(1 / pause), max(end - time.monotonic(), 0.0)))
-            self.strike()
+            self._attack()
         if (code := self.victim.interrupt()) != 130:
             self.report.faults.append(f"the run ended with {code}: {(self.folder / 'log').read_text()[-2000:]}")
 
-    def strike(self) -> None:
-        """Strikes one process, and waits for the run's recovery."""
-        blow = self.dice.choices(("kill", "stop", "hang"), (8, 3, 1))[0]
-        whom = self.dice.choices(("worker", "parent", "fork server"), (17, 2, 1))[0]
-        if whom == "worker":
-            self._strike_worker(self.dice.choice(self.victim.workers), blow)
-        elif blow != "kill":
-            pid = self.victim.parent.pid if whom == "parent" else self._server()
-            self.report.blows[f"{whom} stop"] += 1
+    def _attack(self) -> None:
+        """Attacks one process, and waits for the run's recovery."""
+        how = self.dice.choices(("kill", "stop", "hang"), (8, 3, 1))[0]
+        target = self.dice.choices(("worker", "parent", "fork server"), (17, 2, 1))[0]
+        if target == "worker":
+            self._attack_worker(self.dice.choice(self.victim.workers), how)
+        elif how != "kill":
+            pid = self.victim.parent.pid if target == "parent" else self._server()
+            self.report.attacks[f"{target} stop"] += 1
             self.victim.signal(pid, signal.SIGSTOP)
             self._continue(pid)
-        elif whom == "parent":
+        elif target == "parent":
             self._kill_parent()
         else:
             self._kill_server()
 
-    def _strike_worker(self, name: str, blow: str) -> None:
+    def _attack_worker(self, name: str, how: str) -> None:
         victim, began = self.victim, time.monotonic()
         pid, attempt = victim.pid(name), victim.attempt(name)
-        if victim.pid(name) != pid or not victim.signal(pid, signal.SIGKILL if blow == "kill" else signal.SIGSTOP):
+        if victim.pid(name) != pid or not victim.signal(pid, signal.SIGKILL if how == "kill" else signal.SIGSTOP):
             return  # it is just being replaced
-        self.report.blows[f"{name.partition('-')[0]} {blow}"] += 1
-        if blow == "stop":
+        self.report.attacks[f"{name.partition('-')[0]} {how}"] += 1
+        if how == "stop":
             self._continue(pid)
             return
         victim.wait(lambda: victim.works(name, attempt))
-        self._recovered(began + (TIMEOUT_S if blow == "hang" else 0.0))
+        self._recovered(began + (TIMEOUT_S if how == "hang" else 0.0))
 
     def _continue(self, pid: int) -> None:
         time.sleep(self.dice.random())
         self.victim.signal(pid, signal.SIGCONT)
 
     def _kill_parent(self) -> None:
-        self.report.blows["parent kill"] += 1
+        self.report.attacks["parent kill"] += 1
         began = time.monotonic()
         self.victim.parent.kill()
         steps = self.victim.control.steps
         self.victim.kill()
-        noted = json.loads((self.folder / "run" / "checkpoints" / "run.json").read_text())["steps"]
-        self.report.lost += max(steps - sum(noted.values()), 0)
+        saved = json.loads((self.folder / "run" / "checkpoints" / "run.json").read_text())["steps"]
+        self.report.lost += max(steps - sum(saved.values()), 0)
         self.victim.start()
         self._recovered(began)
 
@@ -179,7 +172,7 @@ class _Chaos:
         attempts = {name: victim.attempt(name) for name in victim.workers}
         if not victim.signal(self._server(), signal.SIGKILL):
             return
-        self.report.blows["fork server kill"] += 1
+        self.report.attacks["fork server kill"] += 1
         victim.wait(lambda: all(victim.works(name, attempt) for name, attempt in attempts.items()))
         self._recovered(began)
 
@@ -196,14 +189,19 @@ class _Chaos:
 
 
 def _run(folder: Path, parent: int) -> None:
-    """The struck run, in its own process; it ends when it is stopped or the striking process dies."""
+    """The attacked run, in its own process; it ends when it is stopped or the attacker dies."""
     end_with_parent(parent)
     config = Config(
         total_steps=10**12,
         run_dir=str(folder / "run"),
         actor=ActorConfig(processes=2, envs=2, sync_interval=5),
         learner=LearnerConfig(
-            batch_size=256, n_step=1, warmup=300, publish_interval=7, checkpoint_interval=200, device="cpu"
+            batch_size=256,
+            n_step=1,
+            warmup=300,
+            publish_interval=7,
+            checkpoint_interval=200,
+            device="cpu",
         ),
         updates_per_step=None,  # free running and small replays, so that writers lap samplers
         replay=ReplayConfig(capacity=2000),

@@ -6,14 +6,15 @@ import warnings
 from collections.abc import Mapping
 from contextlib import ExitStack
 from copy import deepcopy
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from gymnasium import spaces as gym
 from numpy.typing import NDArray
 
 from ..checks import came
-from ..envs import adapt, factory, vectorize
+from ..envs import adapt, factory, is_vector, vectorize
 from ..envs.agent_view import LARGEST_REWARD, AgentView, Result, label_of, may_mask, wrong_values
 from ..envs.copies import EMPTY_EPISODES
 from ..errors import EnvironmentFailed
@@ -21,6 +22,7 @@ from ..interfaces import Environment, Outcome, Turn, VectorEnvironment
 from ..observations import by_name
 from ..spaces import MASK, Spaces
 
+Event = tuple[Any, ...]  # where something happened, and the values that two plays with one seed have in common
 COSTS = "training works, but a seed does not repeat a run, also in serial mode, nor the episodes of an evaluation"
 
 
@@ -66,24 +68,16 @@ def _make(env_fn: Any, made: ExitStack) -> Any:
 
 
 def _player(env: Any) -> _Single | _Several:
-    several = hasattr(env, "act") or hasattr(env, "num_envs") or hasattr(env, "send")
+    several = is_vector(env) or hasattr(env, "num_envs") or hasattr(env, "send")
     return _Several(vectorize(lambda: env, 1)) if several else _Single(adapt(env))
 
 
-class _Event(NamedTuple):
-    """Something that two plays with one seed have in common."""
-
-    where: str
-    values: list[Any]
-
-
-def _difference(first: list[_Event], again: list[_Event]) -> str | None:
+def _difference(first: list[Event], again: list[Event]) -> str | None:
     """The first event of a play that another one does not repeat, and what came instead."""
     for number, (event, other) in enumerate(zip(first, again, strict=True)):
-        pairs = [(event.where, other.where), *zip(event.values, other.values, strict=False)]
-        for value, repeated in pairs:
+        for value, repeated in zip(event, other, strict=False):
             if not np.array_equal(value, repeated):
-                return f"event {number}, {event.where}: {came(value)}, got {came(repeated)}"
+                return f"event {number}, {event[0]}: {came(value)}, got {came(repeated)}"
     return None
 
 
@@ -110,10 +104,10 @@ class _Single:
         }
         self._refused: set[str] = set()  # misuses that the environment was seen to refuse
 
-    def play(self, steps: int, seed: int) -> list[_Event]:
+    def play(self, steps: int, seed: int) -> list[Event]:
         choosers = {agent: _Chooser(view.spaces, seed) for agent, view in self._views.items()}
         self._masked: dict[str, bool] = {}  # by agent: whether its infos hold masks
-        events: list[_Event] = []
+        events: list[Event] = []
         empty = 0
         self._reset(seed)
         while len(events) < steps:
@@ -148,7 +142,7 @@ class _Single:
         _require(right, f"last of {agent}", "(observation, reward, terminated, truncated, info)", last)
         return last
 
-    def _turn(self, agent: str) -> tuple[_Event, bool, NDArray[np.bool_] | None]:
+    def _turn(self, agent: str) -> tuple[Event, bool, NDArray[np.bool_] | None]:
         observation, reward, terminated, truncated, info = self._last(agent)
         for name, value in {"terminated": terminated, "truncated": truncated}.items():
             _require(isinstance(value, (bool, np.bool_)), f"{agent}: {name}", "a bool", value)
@@ -157,7 +151,7 @@ class _Single:
         _require(fits, f"{agent}: reward", "a finite number of float32", reward)
         ended = bool(terminated or truncated)
         values, mask = self._seen(agent, observation, info, acting=not ended)
-        return _Event(agent, [*values, mask, float(reward), terminated, truncated]), ended, mask
+        return (agent, *values, mask, float(reward), terminated, truncated), ended, mask
 
     def _seen(
         self, agent: str, observation: Any, info: Mapping[str, Any], *, acting: bool
@@ -239,13 +233,13 @@ class _Chooser:
         return int(action) if isinstance(self._space, gym.Discrete) else action
 
 
+@dataclass
 class _Several:
     """Plays several copies, round by round."""
 
-    def __init__(self, env: VectorEnvironment) -> None:
-        self._env = env
+    _env: VectorEnvironment
 
-    def play(self, steps: int, seed: int) -> list[_Event]:
+    def play(self, steps: int, seed: int) -> list[Event]:
         env = self._env
         choosers = {agent: _Chooser(spaces, seed) for agent, spaces in env.spaces.items()}
         env.reset(seed)
@@ -253,7 +247,7 @@ class _Several:
         self._begun: set[tuple[str, int]] = set()
         if np.any(env.ended):
             raise EnvironmentFailed(f"ended: expected no episodes after a reset, got {env.ended}")
-        events: list[_Event] = []
+        events: list[Event] = []
         while len(events) < steps:
             outcomes, turns = env.observe()
             _check_array("ended", env.ended, (env.copies,), "i")
@@ -267,7 +261,7 @@ class _Several:
                 env.act(turn, self._actions(turn, choosers[turn.agent]))
         return events[:steps]
 
-    def _outcome(self, outcome: Outcome) -> _Event:
+    def _outcome(self, outcome: Outcome) -> Event:
         agent, copies, reward, terminated, truncated, final_obs, _ = outcome
         label = f"outcome of {agent}"
         self._check_copies(label, agent, copies)
@@ -287,9 +281,9 @@ class _Several:
             self._pending.discard((agent, copy))
             if end:
                 self._begun.discard((agent, copy))
-        return _Event(label, [copies.copy(), np.array(reward), terminated.copy(), truncated.copy()])
+        return label, copies.copy(), np.array(reward), terminated.copy(), truncated.copy()
 
-    def _turn(self, turn: Turn) -> _Event:
+    def _turn(self, turn: Turn) -> Event:
         agent, copies, obs, begins, _ = turn
         label = f"turn of {agent}"
         self._check_copies(label, agent, copies)
@@ -304,7 +298,7 @@ class _Several:
             elif place not in self._begun:
                 raise EnvironmentFailed(f"{where}: expected begins to be True in an episode's first turn")
             self._pending.add(place)
-        return _Event(label, [copies.copy(), *values, begins.copy()])
+        return label, copies.copy(), *values, begins.copy()
 
     def _check_copies(self, label: str, agent: str, copies: Any) -> None:
         if agent not in self._env.agents:

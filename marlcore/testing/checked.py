@@ -41,8 +41,8 @@ def _lines(path: Path) -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
 
 
-def _note(path: Path, line: str) -> None:
-    """Appends a line, whole or not at all: killing the process loses no earlier line."""
+def _append(path: Path, line: str) -> None:
+    """Writes the line whole or not at all: killing the process loses no earlier line."""
     with path.open("a") as file:
         file.write(line + "\n")
 
@@ -110,15 +110,10 @@ class _Network(torch.nn.Module):
 
 @dataclass(frozen=True)
 class CheckedAlgorithm(Algorithm):
-    """Learns nothing; checks the weights that actors pull and the rows that learners draw.
+    """Learns nothing; checks the weights that actors pull and the rows that learners sample."""
 
-    Attributes:
-        folder: the directory of the files `faults` and `rows`.
-        prioritized: draw by priorities, which are random.
-    """
-
-    folder: str
-    prioritized: bool = False
+    folder: str  # of the files `faults` and `rows`
+    prioritized: bool = False  # sample by priorities, which are random
 
     def source(self, chosen: ReplaySource) -> ReplaySource:
         return replace(chosen, prioritized=Prioritized()) if self.prioritized else chosen
@@ -130,10 +125,10 @@ class CheckedAlgorithm(Algorithm):
         weights = model.weights.detach()
         low, high = float(weights.min()), float(weights.max())
         if low != high:
-            _note(Path(self.folder) / "faults", f"torn weights: from {low:g} to {high:g}")
+            _append(Path(self.folder) / "faults", f"torn weights: from {low:g} to {high:g}")
         before = model.__dict__.setdefault("newest", low)
         if low < before:
-            _note(Path(self.folder) / "faults", f"older weights: {low:g} after {before:g}")
+            _append(Path(self.folder) / "faults", f"older weights: {low:g} after {before:g}")
         model.__dict__["newest"] = low
         return Action(generator.integers(4, size=len(obs)))
 
@@ -157,8 +152,8 @@ class _Checker:
             if not bool(good.all()):
                 row = int((~good).nonzero()[0])
                 obs, after, reward = batch.obs[row].tolist(), batch.next_obs[row].tolist(), float(batch.reward[row])
-                _note(self._folder / "faults", f"{name}: obs {obs}, next_obs {after}, reward {reward}")
-        _note(self._folder / "rows", str(len(batch.reward)))
+                _append(self._folder / "faults", f"{name}: obs {obs}, next_obs {after}, reward {reward}")
+        _append(self._folder / "rows", str(len(batch.reward)))
         with torch.no_grad():
             self._weights += 1.0
         return Update({"loss": torch.zeros(())}, priority=torch.rand(len(batch.reward)))

@@ -7,6 +7,8 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import MarlcoreError
@@ -21,25 +23,20 @@ class Lost(Exception):
     """The run hung or ended unexpectedly."""
 
 
+@dataclass
 class Victim:
-    """A run in its own process group.
+    """A run in its own process group."""
 
-    Args:
-        command: starts the run, and restarts it after its parent was killed.
-        log: the file for its output.
-    """
-
-    def __init__(self, command: Sequence[str], log: Path) -> None:
-        self._command = command
-        self._log = log
-        self._parent: subprocess.Popen[bytes] | None = None
-        self._control: Control | None = None
+    command: Sequence[str]  # starts the run, and restarts it after its parent was killed
+    log: Path
+    _parent: subprocess.Popen[bytes] | None = None
+    _control: Control | None = None
 
     def start(self) -> None:
         """Starts it, and waits until every worker works. Raises: Lost."""
         self._others = {*SHM_DIR.glob("marlcore-control-*")}  # opening one would hold it
-        with self._log.open("ab") as log:
-            self._parent = subprocess.Popen(self._command, stdout=log, stderr=log, start_new_session=True)
+        with self.log.open("ab") as log:
+            self._parent = subprocess.Popen(self.command, stdout=log, stderr=log, start_new_session=True)
         self.wait(self._find_control)
         self.wait(lambda: all(self.works(name, 0) for name in self.workers))
 
@@ -84,30 +81,23 @@ class Victim:
 
     def signal(self, pid: int, signum: int) -> bool:
         """Signals a process of the run; False if it is gone. A reused process id of another group gets no signal."""
-        if not pid:
-            return False
-        try:
-            pidfd = os.pidfd_open(pid)
-        except ProcessLookupError:
-            return False
-        try:
-            if os.getpgid(pid) != self.parent.pid:
-                return False
-            signal.pidfd_send_signal(pidfd, signum)
-        except ProcessLookupError:
-            return False
-        finally:
-            os.close(pidfd)
-        return True
+        with suppress(ProcessLookupError), ExitStack() as opened:
+            if pid:
+                pidfd = os.pidfd_open(pid)
+                opened.callback(os.close, pidfd)
+                if os.getpgid(pid) == self.parent.pid:
+                    signal.pidfd_send_signal(pidfd, signum)
+                    return True
+        return False
 
     def wait(self, done: Callable[[], bool], alone: bool = False) -> None:
         """Waits until `done`; `alone` allows the parent to end, and leaves it unreaped. Raises: Lost."""
         end = time.monotonic() + HUNG_S
         while not done():
             if not alone and self.parent.poll() is not None:
-                raise Lost(f"the run ended with {self.parent.returncode}: {self._log.read_text()[-2000:]}")
+                raise Lost(f"the run ended with {self.parent.returncode}: {self.log.read_text()[-2000:]}")
             if time.monotonic() > end:
-                raise Lost(f"nothing happened for {HUNG_S:g} s: {self._log.read_text()[-2000:]}")
+                raise Lost(f"nothing happened for {HUNG_S:g} s: {self.log.read_text()[-2000:]}")
             time.sleep(LOOK_S)
 
     def kill(self) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..checks import absolute, check_timeout
-from ..envs import factory, vectorize
+from ..envs import NamedEnvironment, factory, vectorize
 from ..envs.joint import JointObservations
 from ..errors import SegmentNotFound, TimedOut
 from ..interfaces import Algorithm, QueueSource, ReplaySource
@@ -264,8 +264,8 @@ def _assigned(
 ) -> tuple[Callable[[], Any], tuple[AssignedPolicy, ...], Config]:
     """The policies; the environment as they observe it, and the settings with what follows from it."""
     if config.replay.stack is None:
-        own = getattr(make_env, "stack", 1)  # of an environment class it may be a method
-        config = replace(config, replay=replace(config.replay, stack=own if isinstance(own, int) else 1))
+        stack = make_env.stack if isinstance(make_env, NamedEnvironment) else 1
+        config = replace(config, replay=replace(config.replay, stack=stack))
     choose_device(config.actor.device)
     with closing(vectorize(make_env, 1)) as env:
         if config.self_play.pool:

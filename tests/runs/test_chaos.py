@@ -10,7 +10,7 @@ import torch
 
 import marlcore as mc
 from marlcore.testing import checked
-from marlcore.testing.chaos import Report, wreak
+from marlcore.testing.chaos import Report, attack
 from marlcore.testing.checked import CheckedAlgorithm, CheckedEnvironment, read_faults, read_rows
 
 
@@ -19,7 +19,7 @@ def test_a_run_under_kills_reads_nothing_torn() -> None:
     reports: list[Report] = []
     while sum(report.restarts for report in reports) < 2 or sum(report.rows for report in reports) < 10_000:
         assert len(reports) < 90, "half an hour"
-        reports.append(wreak(seconds=20, seed=1 + len(reports), pause=0.5))
+        reports.append(attack(seconds=20, seed=1 + len(reports), pause=0.5))
         assert reports[-1].good, str(reports[-1])
 
 

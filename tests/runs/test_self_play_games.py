@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from puck import chaser, idle, two_player_puck
 from whole_runs import LONG, Runs, saved_replay
 
 import marlcore as mc
-from marlcore.envs.puck import chaser, idle, two_player_puck
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 

@@ -3,15 +3,27 @@
 A row is one possible profile of a state; a profile is one action of each agent, as the number sum of action_i * n^i.
 Every sum runs in the order of the rows, outcomes and actions, so a result does not depend on how many threads share the
 work. The inner loops run over goals, which are independent of one another, so the compiler may vectorise them.
+
+Numba has no float16 on CPUs, so kernels see a float16's bits as uint16. `wide` and `narrow` are what `numpy.astype`
+does, to the last bit, for the numbers from 0 to 65504; other dtypes pass unchanged, so that one kernel serves all.
 """
 
 import math
 from typing import Any, NamedTuple
 
-from ...kernels.jit import inlined
-from .half import wide
+from numba.core import types
+from numba.extending import overload
+
+from ...kernels.jit import bits_of, float_of, inlined
 
 OFFERED, ACHIEVED = 1, 2  # bits of a goal's flags in a state
+
+DROPPED = 42  # bits of float64's mantissa that float16 lacks
+HALF, EVEN = (1 << (DROPPED - 1)) - 1, 1 << DROPPED  # what rounds to the nearest, ties to even
+REBIAS = (1023 - 15) << 10  # difference of the exponents' biases, in float16's place
+SCALE = 2.0**1008  # the same as a factor
+LEAST_NORMAL = 2.0**-14
+SUBNORMAL = 2.0**28  # added to a smaller number, it leaves the float16's bits in the low bits
 
 
 class Rows(NamedTuple):
@@ -25,6 +37,37 @@ class Rows(NamedTuple):
     discount: Any  # float64 [outcomes], or [1] if all are equal
     stride: int  # of discounts: 1, or 0 if all are equal
     profiles: int  # how many there are
+
+
+def wide(value):
+    """A stored number as float64."""
+    raise NotImplementedError("only kernels call it")
+
+
+def narrow(values, value):
+    """A float64 as the items of the array `values` store it."""
+    raise NotImplementedError("only kernels call it")
+
+
+@overload(wide, inline="always")
+def _wide(value):
+    if isinstance(value, types.Integer):
+        return lambda value: float_of((value & 0x7FFF) << DROPPED) * SCALE
+    return lambda value: value
+
+
+@overload(narrow, inline="always")
+def _narrow(values, value):
+    if isinstance(values.dtype, types.Integer):
+
+        def half(values, value):
+            if value < LEAST_NORMAL:
+                return bits_of(value + SUBNORMAL) & 0x7FF
+            bits = bits_of(value)
+            return ((bits + HALF + ((bits & EVEN) >> DROPPED)) >> DROPPED) - REBIAS
+
+        return half
+    return lambda values, value: value
 
 
 @inlined

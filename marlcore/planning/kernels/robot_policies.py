@@ -11,8 +11,7 @@ import math
 from typing import Any, NamedTuple
 
 from ...kernels.jit import inlined, jit
-from .expectations import OFFERED, divide, expect, is_complete, soften
-from .half import wide
+from .expectations import OFFERED, divide, expect, is_complete, soften, wide
 
 
 class People(NamedTuple):
@@ -25,12 +24,8 @@ class People(NamedTuple):
 
 @jit
 def mix(flags, weight, policy, numbers, mixed):
-    """Writes the mean of the policies for goals on offer, by their weights, to mixed[state] in the states `numbers`.
-
-    It is zero where the offered goals have no weight.
-    """
-    for i in range(len(numbers)):
-        state = numbers[i]
+    """Writes the mean of the policies for goals on offer, by their weights, to mixed[state]; zero without weights."""
+    for state in numbers:
         total, mean = 0.0, mixed[state]
         for action in range(len(mean)):
             mean[action] = 0.0
@@ -102,8 +97,7 @@ def choose(rows, people, beta, power, values, policy, numbers, q, score, mass):
     Returns: -1, or a state in which no profile is possible under the people's policies, or, for the power law, one with
         a Q that is not negative.
     """
-    for i in range(len(numbers)):
-        state = numbers[i]
+    for state in numbers:
         if rows.first[state] == rows.first[state + 1]:
             continue
         _evaluate(rows, state, people, values, q, mass)
@@ -132,8 +126,7 @@ def attain(rows, people, person, chosen, policy, flags, values, numbers, scratch
     person's. `scratch` has three arrays float64 [goals].
     """
     attained, mass, total = scratch
-    for i in range(len(numbers)):
-        state = numbers[i]
+    for state in numbers:
         if rows.first[state] == rows.first[state + 1]:
             continue
         for goal in range(len(attained)):

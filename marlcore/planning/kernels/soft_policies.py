@@ -9,8 +9,7 @@ Where believed profiles are not possible, p is conditioned on the possible ones.
 from typing import Any, NamedTuple
 
 from ...kernels.jit import inlined, jit
-from .expectations import ACHIEVED, OFFERED, divide, expect, row_of, soften
-from .half import narrow
+from .expectations import ACHIEVED, OFFERED, divide, expect, narrow, row_of, soften
 
 
 class Belief(NamedTuple):
@@ -92,20 +91,14 @@ def _choose(flag, goal, beta, scratch):
 
 @jit
 def induce(rows, belief, place, beta, flags, values, policy, numbers, scratch):
-    """Computes one agent's values and policies in the states `numbers`, in this order.
+    """Computes one agent's values and policies in the states `numbers`, in this order: successors come before.
 
-    Args:
-        place: n to the power of the agent's index.
-        beta: the inverse temperature of the softmax, at least 0; infinity takes the best action.
-        flags: uint8 [states, goals], OFFERED and ACHIEVED. A goal that is not offered has the value 0 and no policy.
-        values: [states, goals], float64, float32 or float16's bits; zero in terminal states.
-        policy: [states, goals, actions], float64 or float32; zero.
-        numbers: int64 [n]; the successors of each state lie before it, or were computed by earlier calls.
+    place: n to the power of the agent's index. flags: uint8 [states, goals]. values: [states, goals], float64, float32
+    or float16's bits. policy: [states, goals, actions], float64 or float32. Both are zero before.
 
     Returns: -1, or a state in which no believed profile is possible; the states after it are not computed.
     """
-    for i in range(len(numbers)):
-        state = numbers[i]
+    for state in numbers:
         if rows.first[state] == rows.first[state + 1]:
             continue
         possible = 0.0

@@ -1,10 +1,8 @@
 """One copy of an environment: every adapter keeps the order of turns, rewards and ends, whatever agents come and go."""
 
 from collections.abc import Callable
-from itertools import pairwise
 
 import gymnasium
-import mpe2.simple_spread_v3
 import numpy as np
 import pytest
 from pettingzoo.utils import parallel_to_aec
@@ -69,52 +67,11 @@ def test_only_living_agents_are_due_an_action(name):
     env.close()
 
 
-# Gymnasium
-
-
-def test_cart_pole_is_what_gymnasium_itself_gives():
-    turns = record(make("gymnasium:CartPole-v1"), episodes=1)
-    env = gymnasium.make("CartPole-v1")
-    obs, _ = env.reset(seed=7)
-    np.testing.assert_array_equal(turns[0].obs, obs)
-    for before, after in pairwise(turns):
-        obs, reward, terminated, truncated, _ = env.step(before.action)
-        np.testing.assert_array_equal(after.obs, obs)
-        assert after[2:5] == (reward, terminated, truncated)
-
-
-def test_a_fallen_pole_terminates_and_a_time_limit_truncates():
-    fallen = record(make("gymnasium:CartPole-v1"), episodes=1)
-    assert fallen[-1][3:] == (True, False, None)
-    assert abs(fallen[-1].obs[0]) > 2.4 or abs(fallen[-1].obs[2]) > 0.2, "the final observation is the fallen one"
-    cut = record(make("gymnasium:CartPole-v1", max_episode_steps=5), episodes=1)
-    assert cut[-1][3:] == (False, True, None)
-    assert len(cut) == 6
-
-
-# PettingZoo
-
-
 def test_spread_is_the_same_through_both_interfaces():
     aec = record(make("pettingzoo:mpe2.simple_spread_v3", max_cycles=10), episodes=3)
     parallel = record(make("pettingzoo-parallel:mpe2.simple_spread_v3", max_cycles=10), episodes=3)
     assert len(aec) == 3 * 3 * 11
     assert_same(aec, parallel)
-
-
-def test_spread_is_what_pettingzoo_itself_gives():
-    turns = record(make("pettingzoo-parallel:mpe2.simple_spread_v3", max_cycles=10), episodes=1)
-    env = mpe2.simple_spread_v3.parallel_env(max_cycles=10)
-    seen, _ = env.reset(seed=7)
-    rewards = dict.fromkeys(seen, 0.0)
-    for start in range(0, len(turns), 3):
-        round_ = turns[start : start + 3]
-        for turn in round_:
-            np.testing.assert_array_equal(turn.obs, seen[turn.agent])
-            assert turn.reward == rewards[turn.agent]
-            assert turn.truncated == (start == 30)
-        if env.agents:
-            seen, rewards, *_ = env.step({turn.agent: turn.action for turn in round_})
 
 
 class Duck:
@@ -127,29 +84,15 @@ class Duck:
         return getattr(self.__dict__["_env"], name)
 
 
-def test_an_object_with_the_methods_is_enough():
-    env = adapt(Duck())
-    assert isinstance(env, ParallelEnvironment)
-    assert_same(record(env, episodes=2), record(ParallelEnvironment(Relay()), episodes=2))
-
-
-def test_both_interfaces_show_agents_that_come_and_go():
-    assert_same(
-        record(ParallelEnvironment(Relay()), episodes=3),
-        record(AECEnvironment(parallel_to_aec(Relay())), episodes=3),
-    )
-
-
 def test_a_dead_agents_last_turn_has_its_last_reward():
-    """An agent that dies first takes its last turn with its last reward."""
     turns = record(ParallelEnvironment(Relay()), episodes=1)
     order = [turn.agent + ("!" if turn.action is None else "") for turn in turns]
     assert order == ["a", "b"] * 2 + ["a", "b", "c"] + ["a!", "b", "c"] + ["b", "c"] + ["b!", "c!"]
     for agent in "abc":
-        mine = [turn for turn in turns if turn.agent == agent]
-        assert [turn.reward for turn in mine[1:]] == [turn.action for turn in mine[:-1]]
-        assert (mine[-1].terminated, mine[-1].truncated) == (agent == "a", agent != "a")
-        assert mine[-1].obs[0] == (3 if agent == "a" else 5), "the final observation, not a later one"
+        own = [turn for turn in turns if turn.agent == agent]
+        assert [turn.reward for turn in own[1:]] == [turn.action for turn in own[:-1]]
+        assert (own[-1].terminated, own[-1].truncated) == (agent == "a", agent != "a")
+        assert own[-1].obs[0] == (3 if agent == "a" else 5), "the final observation, not a later one"
 
 
 class Lingering(Relay):
@@ -161,12 +104,10 @@ class Lingering(Relay):
         return result
 
 
-def test_an_ended_agent_still_listed_has_one_last_turn():
-    """An agent that stays on the list after its end still has one last turn."""
-    assert_same(
-        record(ParallelEnvironment(Lingering()), episodes=2),
-        record(ParallelEnvironment(Relay()), episodes=2),
-    )
+@pytest.mark.parametrize("make", [Duck, Lingering, lambda: parallel_to_aec(Relay())])
+def test_each_form_of_an_environment_has_the_same_turns(make):
+    """Also where agents come and go, or stay on the list after their end."""
+    assert_same(record(adapt(make()), episodes=3), record(ParallelEnvironment(Relay()), episodes=3))
 
 
 MAKERS = {

@@ -10,11 +10,13 @@ from gymnasium import spaces as gym
 from gymnasium.vector import SyncVectorEnv
 from odd_spaces import Counting
 from pettingzoo.utils import parallel_to_aec
+from puck import two_player_puck
 from refused import check_refused
 from relay import Relay
 from rooms import WRONG, Room
 
-from marlcore.envs import NamedEnvironment, TreasureHunt, vectorize
+from marlcore.envs import NamedEnvironment, Recall, TreasureHunt, vectorize
+from marlcore.envs.pettingzoo import ParallelEnvironment
 from marlcore.errors import EnvironmentFailed
 from marlcore.testing import check_env
 from marlcore.testing.checked import CheckedEnvironment
@@ -32,6 +34,11 @@ FINE: dict[str, Any] = {
     "box": lambda: Counting(action=gym.Box(-np.inf, np.float32([1, np.inf]), (2,))),
     "relay": Relay,
     "relay in turns": lambda: parallel_to_aec(Relay()),
+    "relay of an adapter": lambda: ParallelEnvironment(Relay()),
+    "recall": lambda: Recall(3, 4),
+    "recalls": lambda: Recall(3, 4).vectorized(2),
+    "puck": two_player_puck,
+    "puck of numbers": lambda: two_player_puck(discrete=False),
     "vector": lambda: SyncVectorEnv([Counting] * 3),
     "vector, same step": lambda: SyncVectorEnv([Counting] * 3, autoreset_mode="SameStep"),
     "copies": lambda: vectorize(lambda: parallel_to_aec(Relay()), 2),
@@ -114,13 +121,10 @@ class Rooms:
 
     def __init__(self, wrong):
         self.inner = TreasureHunt(horizon=4, agents=2).vectorized(3)
-        self.copies, self.agents, self.spaces = self.inner.copies, self.inner.agents, self.inner.spaces
-        self.act, self.close = self.inner.act, self.inner.close
         self.wrong, self.round = wrong, 0
 
-    @property
-    def episodes(self):
-        return self.inner.episodes
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
 
     @property
     def ended(self):

@@ -79,18 +79,26 @@ def test_agents_that_come_and_go(form):
             assert_same(events[copy, agent], expected[agent])
 
 
-class Phoenix(Relay):
-    """Relay, but "a" is back in round 4, after its end in round 3."""
+class Changed(Relay):
+    """Relay, but a function changes what a step returns."""
+
+    def __init__(self, change):
+        self.change = change
 
     def step(self, actions):
-        obs, rewards, terminated, truncated, infos = super().step(actions)
-        if self.seen[0] == 4:
-            self.agents.append("a")
-            obs["a"], rewards["a"], terminated["a"], truncated["a"], infos["a"] = self.seen, 9.0, False, False, {}
-        return obs, rewards, terminated, truncated, infos
+        result = super().step(actions)
+        self.change(self, *result)
+        return result
 
 
-@pytest.mark.parametrize("make", [Phoenix, lambda: ParallelEnvironment(Phoenix())])
+def phoenix(env, obs, rewards, terminated, truncated, infos):
+    """Agent "a" is back in round 4, after its end in round 3."""
+    if env.seen[0] == 4:
+        env.agents.append("a")
+        obs["a"], rewards["a"], terminated["a"], truncated["a"], infos["a"] = env.seen, 9.0, False, False, {}
+
+
+@pytest.mark.parametrize("make", [lambda: Changed(phoenix), lambda: ParallelEnvironment(Changed(phoenix))])
 def test_an_agent_that_comes_back_after_its_end_begins_again(make):
     first, later, ended = ("turn", True, True), ("turn", False, False), ("outcome", 1.0, 1.0, True, True)
     alive = ("outcome", 1.0, 1.0, False, False)
@@ -98,25 +106,20 @@ def test_an_agent_that_comes_back_after_its_end_begins_again(make):
     assert told[:9] == [first, alive, later, alive, later, ended, first, alive, first]
 
 
-class Vanishing(Relay):
+def vanishing(env, obs, rewards, terminated, truncated, infos):
     """Agent "b" leaves in round 1 without an end, and is there again in round 3."""
-
-    def step(self, actions):
-        self.agents = list(actions)
-        obs, rewards, terminated, truncated, infos = super().step(actions)
-        if self.seen[0] == 1:
-            self.agents.remove("b")
-            del terminated["b"], truncated["b"], obs["b"], rewards["b"]
-        if self.seen[0] == 3:
-            self.agents.append("b")
-            obs["b"], rewards["b"], terminated["b"], truncated["b"] = self.seen, 7.0, False, False
-        return obs, rewards, terminated, truncated, infos
+    if env.seen[0] == 1:
+        env.agents.remove("b")
+        del terminated["b"], truncated["b"], obs["b"], rewards["b"]
+    if env.seen[0] == 3:
+        env.agents.append("b")
+        obs["b"], rewards["b"], terminated["b"], truncated["b"] = env.seen, 7.0, False, False
 
 
 def test_an_agent_that_vanished_begins_again_without_an_outcome():
     first, later = ("turn", True, True), ("turn", False, False)
     expected = [first, first, ("outcome", 1.0, 1.0, False, False), later]
-    assert list(told_to(vectorize(Vanishing, 2), "b", 5)) == expected
+    assert list(told_to(vectorize(lambda: Changed(vanishing), 2), "b", 5)) == expected
 
 
 class Abrupt:
@@ -270,40 +273,32 @@ def test_each_component_of_an_action_must_be_allowed_something():
     check_refused(lambda: list(rounds(vectorize(Stuck, 2))), EnvironmentFailed, says)
 
 
-class FromParallel(Relay):
-    """Relay, but one copy returns something wrong in its second round."""
-
-    def __init__(self, wrong):
-        self.wrong = wrong
-
-    def step(self, actions):
-        obs, rewards, terminated, truncated, infos = super().step(actions)
-        if self.seen[0] == 2:
-            if self.wrong == "stranger":
-                self.agents.append("z")
-                obs["z"] = self.seen
-            if self.wrong == "inf":
-                obs["b"] = np.full(4, np.inf, np.float32)
-            if self.wrong == "missing":
-                del obs["b"]
-            if self.wrong == "raise":
-                raise RuntimeError("no step")
-        return obs, rewards, terminated, truncated, infos
+def stranger(env, obs):
+    env.agents.append("z")
+    obs["z"] = env.seen
 
 
-@pytest.mark.parametrize(
-    ("wrong", "says"),
-    [
-        ("stranger", ": ValueError: agent: expected one of ['a', 'b', 'c'], which the environment named at first, got"),
-        ("inf", ", b: obs: expected finite numbers, got inf in"),
-        ("missing", ", b: obs: expected an observation, got those of ['a', 'c']"),
-        ("raise", ": RuntimeError: no step"),
-    ],
-)
+def broken(env, obs):
+    raise RuntimeError("no step")
+
+
+INFINITE = np.full(4, np.inf, np.float32)
+NAMED = ": ValueError: agent: expected one of ['a', 'b', 'c'], which the environment named at first, got"
+AMONG_SEVERAL: dict[str, tuple[Any, str]] = {  # by case: what happens in the second round, and what is said
+    "stranger": (stranger, NAMED),
+    "inf": (lambda env, obs: obs.update(b=INFINITE), ", b: obs: expected finite numbers, got inf in"),
+    "missing": (lambda env, obs: obs.pop("b"), ", b: obs: expected an observation, got those of ['a', 'c']"),
+    "raise": (broken, ": RuntimeError: no step"),
+}
+
+
+@pytest.mark.parametrize("wrong", AMONG_SEVERAL)
 @FORM
-def test_a_wrong_value_among_several_agents(form, wrong, says):
-    made = iter(range(4))
-    env = vectorize(lambda: FORMS[form][0](FromParallel(wrong if next(made) == 1 else "")), 3)
+def test_a_wrong_value_among_several_agents(form, wrong):
+    change, says = AMONG_SEVERAL[wrong]
+    changed = Changed(lambda env, obs, *_: change(env, obs) if env.seen[0] == 2 else None)
+    copies = iter([Relay(), changed, Relay()])
+    env = vectorize(lambda: FORMS[form][0](next(copies)), 3)
     if form == "aec" and wrong in ("stranger", "missing"):  # PettingZoo's conversion fails, in its own words
         with pytest.raises(EnvironmentFailed, match=r"^environment copy 1, [bc]: "):
             list(rounds(env, 12))

@@ -77,32 +77,35 @@ def test_every_copy_is_what_the_single_environment_gives(name: str, mode: Autore
     env.close()
 
 
+def assert_follows(env, raw, obs):
+    """Each copy acts on what the raw vector environment of the same seed returns from `obs` on."""
+    events, actions = play(env, 150)
+    queues = {copy: deque(events[copy, "agent_0"]) for copy in range(env.copies)}
+    spaces = env.spaces["agent_0"]
+    idle = np.zeros_like(spaces.action.sample())
+    begun, ended = np.ones(env.copies, bool), np.zeros(env.copies, bool)
+    while True:
+        acting = np.flatnonzero(~ended)
+        rows = [np.asarray(part.of(obs)).astype(part.space.dtype) for part in spaces.parts]
+        for copy in acting:
+            assert_same([queues[copy].popleft()], [("turn", [row[copy] for row in rows], begun[copy])])
+        if not all(actions[copy, "agent_0"] for copy in acting):
+            break
+        chosen = [idle if ended[copy] else actions[copy, "agent_0"].popleft() for copy in range(env.copies)]
+        begun = ended
+        obs, reward, terminated, truncated, _ = raw.step(np.array(chosen, spaces.action.dtype))
+        for copy in acting:
+            _, earned, *ends, _ = queues[copy].popleft()
+            assert (earned, *ends) == (reward[copy], terminated[copy], truncated[copy])
+        ended = (terminated | truncated) & ~begun
+    assert not any(queues.values())
+
+
 def test_the_vector_form_of_cart_pole_is_taken_by_name():
     env = vectorize(NamedEnvironment("gymnasium:CartPole-v1"), 5)
-    assert isinstance(env, GymnasiumVector)
-    assert env.copies == 5
-    events, actions = play(env, 150)
+    assert isinstance(env, GymnasiumVector) and env.copies == 5
     raw = gymnasium.make_vec("CartPole-v1", num_envs=5)
-    obs, _ = raw.reset(seed=seeds_of(5, 1)[0])
-    ended = np.zeros(5, bool)
-    mine = {copy: deque(events[copy, "agent_0"]) for copy in range(5)}
-    reset_before = np.ones(5, bool)
-    while True:
-        for copy in np.flatnonzero(~ended):
-            _, seen, begins = mine[copy].popleft()
-            np.testing.assert_array_equal(seen[0], obs[copy])
-            assert begins == reset_before[copy]
-        if not all(actions[copy, "agent_0"] for copy in np.flatnonzero(~ended)):
-            break
-        chosen = [0 if ended[copy] else actions[copy, "agent_0"].popleft() for copy in range(5)]
-        reset_before = ended
-        obs, reward, terminated, truncated, _ = raw.step(np.array(chosen))
-        for copy in np.flatnonzero(~reset_before):
-            _, earned, *ends, final = mine[copy].popleft()
-            assert (earned, *ends) == (reward[copy], terminated[copy], truncated[copy])
-            assert final is None or (final[0] == obs[copy]).all()
-        ended = terminated | truncated
-    assert not any(mine.values())
+    assert_follows(env, raw, raw.reset(seed=seeds_of(5, 1)[0])[0])
     assert env.episodes > 5
 
 
@@ -303,6 +306,7 @@ def test_a_stand_in_for_envpool():
     check_env(lambda: Pool(PoolSpec({"num_envs": 2, "batch_size": 2, "seed": 1})), steps=100)
 
 
+@pytest.mark.filterwarnings("ignore:.*precision lowered")
 class TestEnvPool:
     """The real one."""
 
@@ -316,42 +320,15 @@ class TestEnvPool:
 
         return envpool.make(id, env_type="gymnasium", num_threads=1, **options)
 
-    @pytest.mark.filterwarnings("ignore:.*precision lowered")
     @pytest.mark.parametrize("id", ["CartPole-v1", "Pendulum-v1", "FrozenLake-v1", "Catch-v0", "Blackjack-v1"])
     def test_each_copy_acts_on_what_the_pool_returned(self, id: str):
-        """Beside a plain loop over a pool with the same seed."""
         env = vectorize(lambda: self.pool(id, num_envs=3, seed=1), 7)
-        assert isinstance(env, EnvPool)
-        assert env.copies == 3
-        events, actions = play(env, 80)
+        assert isinstance(env, EnvPool) and env.copies == 3
         raw = self.pool(id, num_envs=3, seed=seeds_of(5, 1)[0] & 0x7FFFFFFF)
-        obs, _ = raw.reset()
-        resetting = np.zeros(3, bool)
-        ended = np.zeros(3, bool)
-        mine = {copy: deque(events[copy, "agent_0"]) for copy in range(3)}
-        while any(mine.values()):
-            for copy in np.flatnonzero(~ended):
-                assert_same([(mine[copy].popleft()[1],)], [(list(self.leaves(env, obs, copy)),)])
-            if not all(actions[copy, "agent_0"] for copy in np.flatnonzero(~ended)):
-                break
-            idle = np.zeros_like(raw.action_space.sample())
-            chosen = [idle if ended[copy] else actions[copy, "agent_0"].popleft() for copy in range(3)]
-            resetting = ended
-            obs, reward, terminated, truncated, _ = raw.step(np.array(chosen, raw.action_space.dtype))
-            for copy in np.flatnonzero(~resetting):
-                _, earned, *ends, _ = mine[copy].popleft()
-                assert (earned, *ends) == (reward[copy], terminated[copy], truncated[copy])
-            ended = (terminated | truncated) & ~resetting
-        assert not any(mine.values())
+        assert_follows(env, raw, raw.reset()[0])
         env.close()
         raw.close()
 
-    @staticmethod
-    def leaves(env: EnvPool, obs: Any, copy: int):
-        for part in env.spaces["agent_0"].parts:
-            yield np.asarray(part.of(obs))[copy].astype(part.space.dtype)
-
-    @pytest.mark.filterwarnings("ignore:.*precision lowered")
     def test_the_seed_decides(self):
         env = EnvPool(self.pool("CartPole-v1", num_envs=2, seed=1))
         first, second, third = (play(env, 20, seed)[0] for seed in (3, 4, 3))
@@ -359,7 +336,6 @@ class TestEnvPool:
         assert_same(first[0, "agent_0"], third[0, "agent_0"])
         assert (first[0, "agent_0"][0][1][0] != second[0, "agent_0"][0][1][0]).any()
 
-    @pytest.mark.filterwarnings("ignore:.*precision lowered")
     def test_an_asynchronous_pool_is_refused(self):
         with pytest.raises(ValueError, match=r"^EnvPool batch_size: expected 4, got 2$"):
             EnvPool(self.pool("CartPole-v1", num_envs=4, batch_size=2, seed=1))

@@ -1,11 +1,13 @@
 """Names of environments, and the spaces and kinds that are refused in one line."""
 
+import json
 import pickle
 import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import gymnasium
 import gymnasium.wrappers
@@ -17,7 +19,7 @@ from random_play import assert_same, child_seeds, play, single
 from refused import Refused, check_refused
 from relay import Relay
 
-from marlcore import algos
+from marlcore import Config, algos, train
 from marlcore.envs import NamedEnvironment, TreasureHunt, adapt, factory, make, vectorize
 from marlcore.envs.copies import Copies
 from marlcore.envs.pettingzoo import AECEnvironment, ParallelEnvironment
@@ -55,44 +57,32 @@ SPACES = [
 NO_WRAPPER = "wrappers: expected something that can be imported, got 'no_such:wrapper'"
 REFUSED: dict[str, Refused] = {
     **{
-        f"{observation}, {action}": (
-            lambda spaces=(observation, action): adapt(Lone(*spaces)),
-            ValueError,
-            f"agent_0: {says}",
-        )
-        for observation, action, says in SPACES
+        f"{spaces}": (lambda spaces=spaces: adapt(Lone(*spaces)), ValueError, f"agent_0: {says}")
+        for *spaces, says in SPACES
     },
-    "misspelt environment": (
-        lambda: make("treasure_hutn"),
-        ValueError,
-        "got 'treasure_hutn'; did you mean treasure_hunt?",
-    ),
+    "misspelt environment": (lambda: make("treasure_hutn"), ValueError, "got 'treasure_hutn'; did you mean treasure_h"),
     "misspelt algorithm": (lambda: algos.find("IQNN"), ValueError, "got 'IQNN'; did you mean iqn?"),
     "wrapper": (lambda: make("gymnasium:CartPole-v1", wrappers=["no_such:wrapper"]), ValueError, NO_WRAPPER),
     "AEC of a Parallel": (
         lambda: AECEnvironment(Relay()),
-        ValueError,
-        "AECEnvironment: expected a PettingZoo AEC environment, got ",
+        ValueError, "AECEnvironment: expected a PettingZoo AEC environment, got ",
     ),
     "Parallel of an AEC": (
         lambda: ParallelEnvironment(parallel_to_aec(Relay())),
-        ValueError,
-        "ParallelEnvironment: expected a PettingZoo Parallel environment, got ",
+        ValueError, "ParallelEnvironment: expected a PettingZoo Parallel environment, got ",
     ),
     "agents without names": (lambda: vectorize(Numbered, 1), ValueError, ": expected a list of names, got [0, 1]"),
     "no environment": (
         lambda: vectorize(lambda: 5, 2),
-        TypeError,
-        "env_fn: expected it to make a marlcore, PettingZoo or Gymnasium environment, got 5",
+        TypeError, "env_fn: expected it to make a marlcore, PettingZoo or Gymnasium environment, got 5",
     ),
     "no copies": (lambda: vectorize(Relay, 0), ValueError, "copies: expected an integer of at least 1, got 0"),
     "an environment": (
         lambda: factory(Relay()),
-        TypeError,
-        "env_fn: expected a function that makes an environment, such as lambda: gymnasium.make('CartPole-v1'), or a "
-        "name, such as 'gymnasium:CartPole-v1', got an environment, Relay",
+        TypeError, "env_fn: expected a function that makes an environment, such as lambda: "
+        "gymnasium.make('CartPole-v1'), or a name, such as 'gymnasium:CartPole-v1', got an environment, Relay",
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", REFUSED)
@@ -179,13 +169,8 @@ EXTRA = "a package that it needs is not installed; try: pip install 'marlcore[{}
          "pygame is not installed, run `pip install pygame`"),
     ],
 )  # fmt: skip
-def test_a_missing_package_names_the_extra_that_brings_it(
-    monkeypatch: pytest.MonkeyPatch, name: str, reason: str, says: str
-) -> None:
-    def missing(*_, **__):
-        raise gymnasium.error.DependencyNotInstalled(reason)
-
-    monkeypatch.setattr(gymnasium, "make", missing)
+def test_a_missing_package_names_the_extra_that_brings_it(monkeypatch, name, reason, says):
+    monkeypatch.setattr(gymnasium, "make", Mock(side_effect=gymnasium.error.DependencyNotInstalled(reason)))
     with pytest.raises(ImportError) as caught:
         make(name)
     assert str(caught.value) == f"environment: {name!r}: {says}"
@@ -222,6 +207,16 @@ def test_atari_games_are_stacked_by_default():
     assert stacks == {"atari:Pong": 4, "gymnasium:ALE/Pong-v5": 4, "recall": 1}
 
 
+@pytest.mark.usefixtures("undrawn")
+def test_the_attribute_stack_of_another_function_is_its_own(tmp_path):
+    def make_hunt():
+        return TreasureHunt(agents=1, horizon=5)
+
+    make_hunt.stack = 3
+    train(make_hunt, "dqn", Config(total_steps=10, mode="serial", run_dir=str(tmp_path)), progress=False)
+    assert json.loads((tmp_path / "config.json").read_text())["replay"]["stack"] == 1
+
+
 # What `vectorize` makes
 
 
@@ -232,24 +227,11 @@ class Closing(Relay):
         self.closed = True
 
 
-class Broken:
-    """A function that fails at its third call."""
-
-    def __init__(self):
-        self.made: list[Any] = []
-
-    def __call__(self):
-        if len(self.made) == 2:
-            raise RuntimeError("no third one")
-        self.made.append(Closing())
-        return self.made[-1]
-
-
 def test_a_function_that_raises_is_named_and_what_it_made_is_closed():
-    broken = Broken()
+    made = [Closing(), Closing()]
     with pytest.raises(EnvironmentFailed, match=r"^env_fn: RuntimeError: no third one$"):
-        vectorize(broken, 3)
-    assert [env.closed for env in broken.made] == [True, True]
+        vectorize(Mock(side_effect=[*made, RuntimeError("no third one")]), 3)
+    assert [env.closed for env in made] == [True, True]
 
 
 class OddSpace(Closing):

@@ -6,12 +6,10 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces as gym
+from puck import ACTIONS, DOWN, STAY, UP, Puck, chaser, idle, two_player_puck
 from refused import Refused, check_refused
 
-from marlcore.envs import vectorize
-from marlcore.envs.puck import ACTIONS, DOWN, STAY, UP, Puck, chaser, idle, two_player_puck
 from marlcore.envs.two_player import PLAYERS, TwoPlayer
-from marlcore.testing import check_env
 
 
 class Table(gymnasium.Env):
@@ -151,14 +149,6 @@ REFUSED: dict[str, Refused] = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_refuses(case):
     check_refused(*REFUSED[case])
-
-
-@pytest.mark.parametrize("discrete", [True, False])
-def test_puck_keeps_the_interface(discrete):
-    check_env(lambda: two_player_puck(discrete))
-    env = vectorize(lambda: two_player_puck(discrete), 3)
-    assert env.agents == PLAYERS and env.spaces["player_1"] == env.spaces["player_2"]
-    env.close()
 
 
 def test_puck_is_the_same_game_from_both_sides():

@@ -21,10 +21,10 @@ from world_models import Diamonds, Doors, Slippery, Table, World
 
 from marlcore import NotEnoughMemory, WorkerFailed, WorldModelFailed, cgroup
 from marlcore.planning import build_graph
+from marlcore.planning.building import Watch
 from marlcore.planning.expansion import Expansion
 from marlcore.planning.exploration import expand
 from marlcore.planning.model import Profiles
-from marlcore.planning.watch import Watch
 
 MODELS = {
     "doors": Doors(2, 5, 2, 6),
@@ -198,7 +198,7 @@ REFUSED: dict[str, Refused] = {
     "no dtype": (building(Doors(), probabilities=1), ValueError, "'float64' or 'float32', got 1"),
     "all memory": (
         building(Doors(), min_free_memory_fraction=1.0),
-        ValueError, "min_free_memory_fraction: expected a number from 0 to less than 1, got 1.0",
+        ValueError, "min_free_memory_fraction: expected a number in [0, 1), got 1.0",
     ),
 }  # fmt: skip
 
@@ -373,7 +373,7 @@ def test_a_successor_that_cannot_be_pickled_is_named() -> None:
 
 def test_too_little_free_memory_ends_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cgroup, "memory_limit", lambda: cgroup.MemoryLimit(limit=1000 << 20, left=99 << 20))
-    monkeypatch.setattr("marlcore.planning.watch.FRAME_S", 0.0)
+    monkeypatch.setattr("marlcore.planning.building.FRAME_S", 0.0)
     expected = r"expected 0.1 of the memory limit \(1000 MiB\) to stay free at \d+ states, got 99 MiB free$"
     with pytest.raises(NotEnoughMemory, match=expected):
         build_graph(Doors())

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from marlcore.kernels.jit import jit
-from marlcore.planning.kernels.half import narrow, wide
+from marlcore.planning.kernels.expectations import narrow, wide
 
 FINITE = np.arange(0x7C00, dtype=np.uint16)  # the bits of all numbers of at least 0
 

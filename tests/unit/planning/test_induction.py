@@ -1,4 +1,4 @@
-"""Values and policies of backward induction are what plain Python computes, to the last bit."""
+"""Values and policies of agents and of robots among people are what plain Python computes, to the last bit."""
 
 import math
 import pickle
@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from induction_oracle import Induction
+from induction_oracle import Induction, RobotInduction
 from world_models import Diamonds, Doors, Slippery, Table
 
 from marlcore import ClosedError
-from marlcore.planning import Graph, Policies, backward_induction, build_graph
+from marlcore.planning import Graph, Policies, backward_induction, build_graph, robot_induction
 
 MODELS = {"doors": Doors(), "slippery": Slippery(horizon=3), "diamonds": Diamonds()}
 STORED: dict[str, Callable[[float], float]] = {
@@ -110,27 +110,21 @@ def test_what_an_agent_believes_may_depend_on_all(graph: Graph) -> None:
     goals = {0: GOALS, 1: [is_third]}
     try:
         check(graph, goals, oracle=oracle, believed=believed)
-    except ValueError as error:  # behind doors, not every belief is possible
-        assert "is possible in state" in str(error) and "doors" in str(graph_name(graph))
-
-
-def graph_name(graph: Graph) -> str:
-    return "doors" if graph.actions == 5 else "another"
+    except ValueError as error:
+        assert "is possible in state" in str(error) and graph.actions == 5, "behind doors, not every belief is possible"
 
 
 def test_a_discount_depends_on_the_duration(graph: Graph) -> None:
     def durations(state: Any, profile: tuple[int, ...], outcomes: list[tuple[float, Any]]) -> list[float]:
         return [0.5 + sum(profile) + i + p for i, (p, _) in enumerate(outcomes)]
 
-    def by_gamma(state: Any, profile: tuple[int, ...], outcomes: list[tuple[float, Any]]) -> list[float]:
-        return [0.9**duration for duration in durations(state, profile, outcomes)]
-
-    def by_rho(state: Any, profile: tuple[int, ...], outcomes: list[tuple[float, Any]]) -> list[float]:
-        return [math.exp(-0.2 * duration) for duration in durations(state, profile, outcomes)]
-
     states, _, _, transitions = graph.to_lists()
-    for options, discount in (({"gamma": 0.9}, by_gamma), ({"rho": 0.2}, by_rho)):
-        expected = Induction(states, transitions, graph.agents, graph.actions, {0: GOALS}, discount=discount)
+    discounts: Any = (({"gamma": 0.9}, lambda time: 0.9**time), ({"rho": 0.2}, lambda time: math.exp(-0.2 * time)))
+    for options, factor in discounts:
+        expected = Induction(
+            states, transitions, graph.agents, graph.actions, {0: GOALS},
+            discount=lambda *outcomes, factor=factor: [*map(factor, durations(*outcomes))],
+        )  # fmt: skip
         with backward_induction(graph, {0: GOALS}, durations=durations, **options) as found:
             assert found[0].values.T.tolist() == expected.values[0]
 
@@ -202,11 +196,14 @@ def bytes_of(policies: Policies) -> list[bytes]:
 
 
 def test_any_number_of_workers_gives_the_same_bytes(graph: Graph, split_finely: None) -> None:
-    found = []
-    for workers in (1, 2, 3, 8):
-        with backward_induction(graph, {0: GOALS, 1: GOALS}, workers=workers) as policies:
-            found.append(bytes_of(policies))
-    assert all(one == found[0] for one in found)
+    results = set()
+    with backward_induction(graph, {0: GOALS}) as people:
+        for workers in (1, 2, 3, 8):
+            robot = robot_induction(graph, people, reward, workers=workers)
+            arrays = robot.values, robot.policy, robot.attainable[0]
+            with backward_induction(graph, {0: GOALS, 1: GOALS}, workers=workers) as policies:
+                results.add((*bytes_of(policies), *(array.tobytes() for array in arrays)))
+    assert len(results) == 1
 
 
 def test_levels_that_are_split_have_the_oracles_values(graph: Graph, split_finely: None) -> None:
@@ -241,6 +238,95 @@ def test_a_goal_may_have_a_method(graph: Graph) -> None:
     with backward_induction(graph, {0: [goal]}) as one, backward_induction(graph, {0: [is_rare]}) as other:
         assert bytes_of(one) == bytes_of(other)
 
+
+# ---- robots ----
+
+
+def reward(attainable: dict[int, Any], weights: dict[int, Any]) -> Any:
+    """For the package and the oracle alike: people's goals count by the square of what they can attain, less 2."""
+    total = 0.0
+    for agent in attainable:
+        for goal in range(attainable[agent].shape[-1]):
+            value = attainable[agent][..., goal]
+            total = total + weights[agent][..., goal] * (value * value)
+    return total - 2.0
+
+
+def generate(state: Any, agent: int) -> Iterator[tuple[Any, float]]:
+    yield is_third, 0.25
+    if sum(repr(state).encode()) % 2:
+        yield is_rare, 0.5 + agent
+
+
+def check_robots(graph: Graph, goals: Any, people: list[int], **options: Any) -> None:
+    states, _, _, transitions = graph.to_lists()
+    options = {"beta": 5.0, **options}
+    with backward_induction(graph, goals, people) as policies:
+        found = robot_induction(graph, policies, reward, **options)
+        order = {agent: policies[agent].goals for agent in people}
+    offers = goals if callable(goals) else lambda state, agent: [(goal, 1 / len(GOALS)) for goal in GOALS]
+
+    def weights(i: int, agent: int) -> dict[int, float]:
+        return {order[agent].index(goal): weight for goal, weight in offers(states[i], agent)}
+
+    def aggregate(i: int, attainable: dict[int, list[float]]) -> float:
+        given = {agent: np.array([weights(i, agent).get(k, 0.0) for k in range(len(order[agent]))]) for agent in order}
+        return reward({agent: np.array(values) for agent, values in attainable.items()}, given)
+
+    human = Induction(
+        states, transitions, graph.agents, graph.actions, order,
+        offered=lambda state, agent: [goal for goal, _ in offers(state, agent)],
+    )  # fmt: skip
+    options["human_gamma"] = options.pop("people_gamma", 1.0)
+    expected = RobotInduction(human, weights, aggregate, **options)
+    assert found.robots == tuple(expected.robots)
+    assert found.values.tolist() == expected.values
+    assert found.policy.tolist() == expected.policies
+    for agent in people:
+        assert found.attainable[agent].T.tolist() == expected.attainable[agent]
+
+
+@pytest.mark.parametrize("people", [[0], [1]])
+def test_robots_are_as_the_oracle_says(graph: Graph, people: list[int]) -> None:
+    check_robots(graph, dict.fromkeys(people, GOALS), people)
+
+
+def test_discounts_of_robots_and_people_differ(graph: Graph) -> None:
+    check_robots(graph, {0: GOALS}, [0], gamma=0.8, people_gamma=0.95, terminal=-1.5)
+
+
+def test_a_power_law_is_the_oracles(graph: Graph) -> None:
+    check_robots(graph, {1: GOALS}, [1], power=True, terminal=-1e-10)
+    check_robots(graph, {1: GOALS}, [1], power=True, terminal=-1e-10, beta=math.inf)
+
+
+def test_goals_of_people_may_depend_on_the_state(graph: Graph) -> None:
+    check_robots(graph, generate, [0])
+
+
+def test_several_people_or_robots_act_together() -> None:
+    with build_graph(Diamonds(agents=3, depth=6), workers=1) as graph:
+        check_robots(graph, generate, [0, 2], beta=math.inf)
+        check_robots(graph, {2: GOALS, 1: GOALS}, [2, 1])
+        check_robots(graph, generate, [1])
+
+
+def test_durations_are_asked_for_once(graph: Graph) -> None:
+    asked: list[Any] = []
+
+    def durations(state: Any, profile: tuple[int, ...], outcomes: list[Any]) -> list[float]:
+        asked.append((state, profile))
+        return [1.0] * len(outcomes)
+
+    options = {"gamma": 0.8, "people_gamma": 0.9, "workers": 1}
+    with backward_induction(graph, {0: GOALS}) as people:
+        timed = robot_induction(graph, people, reward, durations=durations, **options)
+        plain = robot_induction(graph, people, reward, **options)
+    assert len(asked) == len({*asked}) == len(graph.profile)
+    assert timed.values.tobytes() == plain.values.tobytes()
+
+
+# ---- the document ----
 
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "planning.md"
 

@@ -49,29 +49,23 @@ class Log:
 
 @dataclass(frozen=True)
 class Slow:
-    """A function that notes which process evaluates it.
-
-    Attributes:
-        fails: the states that it raises for; `elsewhere`: only in another process than the owner.
-        kills: the states in which it kills its process, once, or `always`; never the owner.
-    """
+    """A goal that notes which process evaluates it."""
 
     log: Log
-    fails: tuple[Any, ...] = ()
-    kills: tuple[Any, ...] = ()
-    always: bool = False
-    elsewhere: bool = False
+    fails: tuple[Any, ...] = ()  # states that it raises for,
+    elsewhere: bool = False  # only in another process than the owner
+    kills: tuple[Any, ...] = ()  # states in which it kills its process, once, never the owner,
+    always: bool = False  # more than once
 
     def __call__(self, state: Any) -> bool:
-        mine = os.getpid() == self.log.owner
+        is_owner = os.getpid() == self.log.owner
         self.log.enter()
-        if state in self.fails and not (self.elsewhere and mine):
+        if state in self.fails and not (self.elsewhere and is_owner):
             raise RuntimeError(f"cannot judge {state}")
-        if state in self.kills and not mine:
-            mark = self.log.path.with_suffix(".killed")
-            if self.always or not mark.exists():
-                mark.touch()
-                os.kill(os.getpid(), signal.SIGKILL)
+        mark = self.log.path.with_suffix(".killed")
+        if state in self.kills and not is_owner and (self.always or not mark.exists()):
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
         return at_2(state)
 
 
@@ -92,13 +86,15 @@ def planned(graph: Graph, goal: Any, workers: int) -> tuple[bytes, bytes]:
         return bytes_of(found)
 
 
-def test_workers_evaluate_what_takes_long(graph: Graph, tmp_path: Path) -> None:
-    goal, others = slow(tmp_path), 0
+@pytest.mark.parametrize("dies", [False, True])
+def test_workers_evaluate_what_takes_long(graph: Graph, tmp_path: Path, dies: bool) -> None:
+    """Two workers, or one that dies and its successor."""
+    goal, others = slow(tmp_path, kills=tuple(graph.states[20:]) if dies else ()), 0
     while others < 2:  # one may come only when the other has done everything
-        goal.log.path.unlink(missing_ok=True)
-        assert planned(graph, goal, workers=3) == planned(graph, at_2, workers=1)
+        for file in tmp_path.iterdir():
+            file.unlink()
+        assert planned(graph, goal, workers=2 if dies else 3) == planned(graph, at_2, workers=1)
         others = len({*goal.log.pids} - {os.getpid()})
-    assert others == 2
 
 
 def test_what_is_quick_is_evaluated_here(graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,15 +119,6 @@ class Locked:
 def test_what_cannot_be_pickled_is_evaluated_here(graph: Graph) -> None:
     found = [backward_induction(graph, {0: [at_2]}, believed=Locked(), workers=workers) for workers in (1, 2)]
     assert bytes_of(found[0]) == bytes_of(found[1])
-
-
-def test_a_worker_that_dies_is_made_good(graph: Graph, tmp_path: Path) -> None:
-    goal, others = slow(tmp_path, kills=tuple(graph.states[20:])), 0
-    while others < 2:  # the successor too
-        goal.log.path.unlink(missing_ok=True)
-        goal.log.path.with_suffix(".killed").unlink(missing_ok=True)
-        assert planned(graph, goal, workers=2) == planned(graph, at_2, workers=1)
-        others = len({*goal.log.pids} - {os.getpid()})
 
 
 @pytest.mark.long

@@ -1,4 +1,6 @@
-"""Puck: a small table-hockey game with the interface of `TwoPlayer`'s environments; cheap, and soon learned.
+"""Puck: a small table-hockey game as an environment of two players; cheap, and soon learned.
+
+    marlcore train --env examples.puck:two_player_puck --algo dqn --self-play.pool 10
 
 Each player moves a bat up and down its own side of the table, and loses when the puck passes it. The puck is faster
 after a swing, and leaves the bat at an angle that depends on where it was hit.
@@ -12,7 +14,7 @@ import numpy as np
 from gymnasium import spaces as gym
 from numpy.typing import NDArray
 
-from .two_player import TwoPlayer
+from marlcore.envs import TwoPlayer
 
 BAT = 0.25  # half of a bat's length; the table reaches from -1 to 1 both ways
 BAT_SPEED = 0.12  # per step
