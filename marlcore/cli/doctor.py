@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from .. import __version__, cgroup
 from ..errors import MarlcoreError
-from .kernel_features import FEATURES
+from .linux_features import FEATURES
 from .options import CommandLine, print_table
 
 SHM_DIR = Path("/dev/shm")

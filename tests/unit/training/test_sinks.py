@@ -1,7 +1,6 @@
 """Every sink gets the same stream, and no sink can delay, break or end the run that feeds it."""
 
 import json
-import math
 import re
 import sys
 import threading
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import until
 from refused import Refused, check_refused
 
 import marlcore
@@ -36,26 +36,17 @@ STREAM = [
 PATIENCE_S = 600.0  # for events that come at once unless something is broken
 
 
-def numbers(count: int) -> list[Metric]:
-    return [Metric(float(step), step, "agent_0", "loss", step / 7) for step in range(count)]
+def tag_of(metric: Metric) -> str:
+    return f"{metric.agent}/{metric.name}" if metric.agent else metric.name
 
 
-def scalars(run_dir: Path) -> dict[str, list[tuple[int, float, float]]]:
-    """By tag: the (step, value, wall time) of every event, read by TensorBoard itself."""
+def events_of(run_dir: Path) -> dict[tuple[str, int], Any]:
+    """By tag and step: every event, read by TensorBoard itself."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(run_dir / "tensorboard"), size_guidance={"scalars": 0})
     events.Reload()
-    tags = events.Tags()["scalars"]
-    return {tag: [(e.step, e.value, e.wall_time) for e in events.Scalars(tag)] for tag in tags}
-
-
-def by_tag(metrics: list[Metric]) -> dict[str, list[tuple[int, float]]]:
-    found: dict[str, list[tuple[int, float]]] = {}
-    for metric in metrics:
-        tag = f"{metric.agent}/{metric.name}" if metric.agent else metric.name
-        found.setdefault(tag, []).append((metric.step, metric.value))
-    return found
+    return {(tag, event.step): event for tag in events.Tags()["scalars"] for event in events.Scalars(tag)}
 
 
 class Held:
@@ -64,8 +55,7 @@ class Held:
     def __init__(self) -> None:
         self.entered, self.release = threading.Event(), threading.Event()
         self.taken: list[Metric] = []
-        self.flushes = 0
-        self.closed = False
+        self.flushes, self.closed = 0, False
 
     def record(self, metric: Metric) -> None:
         self.entered.set()
@@ -84,7 +74,10 @@ class Faulty:
 
     def __init__(self, fault: str) -> None:
         self.fault, self.taken, self.closed = fault, 0, 0
+
+    def make(self) -> "Faulty":
         self._raise("make")
+        return self
 
     def _raise(self, method: str) -> None:
         if method in self.fault.split():
@@ -117,13 +110,6 @@ def monitored(
         yield Monitor(run, sinks, control, telemetry, None, total_steps, monitors.monotonic()), reporter.report, sinks
 
 
-def wait_for(true: Callable[[], bool]) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while not true():
-        assert time.monotonic() < end, "it never came true"
-        time.sleep(0.001)
-
-
 # The same numbers everywhere
 
 
@@ -138,12 +124,10 @@ def test_every_sink_gets_the_same_numbers(tmp_path):
         sinks.close(PATIENCE_S)
         assert sinks.lost == {"tensorboard": 0, "callback": 0}
     assert called == STREAM == read_metrics(tmp_path / "run" / "metrics.csv")
-    read = scalars(tmp_path / "run")
-    assert {tag: [(step, value) for step, value, _ in points] for tag, points in read.items()} == {
-        tag: [(step, pytest.approx(value, rel=1e-6)) for step, value in points]
-        for tag, points in by_tag(STREAM).items()
-    }
-    first, second = (wall for _, _, wall in read["agent_0/loss"])
+    events = events_of(tmp_path / "run")
+    values = {(tag_of(metric), metric.step): metric.value for metric in STREAM}
+    assert {place: event.value for place, event in events.items()} == pytest.approx(values, rel=1e-6)
+    first, second = (events["agent_0/loss", step].wall_time for step in (10, 20))
     assert second - first == pytest.approx(2.0, abs=1e-3)
     assert abs(time.time() - first) < PATIENCE_S
 
@@ -154,7 +138,7 @@ def test_a_resumed_run_adds_to_tensorboard(tmp_path):
             for metric in part:
                 sink.record(metric)
     assert len(list((tmp_path / "tensorboard").iterdir())) == 2
-    assert [step for step, _, _ in scalars(tmp_path)["agent_0/loss"]] == [10, 20]
+    assert {("agent_0/loss", 10), ("agent_0/loss", 20)} <= events_of(tmp_path).keys()
 
 
 def test_a_flush_reaches_the_readers_of_a_live_run(tmp_path):
@@ -163,7 +147,7 @@ def test_a_flush_reaches_the_readers_of_a_live_run(tmp_path):
         sinks.record(STREAM[0])
         sinks.flush()
         assert len(read_metrics(run_dir / "metrics.csv")) == 1
-        wait_for(lambda: [*run_dir.glob("tensorboard/*")] != [] and "agent_0/loss" in scalars(run_dir))
+        until(lambda: [*run_dir.glob("tensorboard/*")] and ("agent_0/loss", 10) in events_of(run_dir))
 
 
 # By time
@@ -191,7 +175,7 @@ def test_rates_and_flushes_come_by_time(tmp_path, clock):
             monitor.tick()
         rates = [(m.time_s, m.step, m.name, m.value) for m in read_metrics(run_dir / "metrics.csv")]
         assert rates == [(3.0 + i, 300 * i, "env_steps_per_s", 300.0) for i in (1, 2, 3)]
-        wait_for(lambda: held.flushes >= 3)
+        until(lambda: held.flushes >= 3)
 
 
 def test_a_serial_run_of_slow_rounds_reports_by_time(tmp_path, clock, undrawn, monkeypatch):
@@ -231,12 +215,11 @@ def test_what_finds_no_room_is_dropped_and_counted():
     with closing(Background("held", lambda: held, capacity=5)) as sink:
         sink.record(STREAM[0])
         assert held.entered.wait(PATIENCE_S)
-        rows = numbers(12)
-        for metric in rows:
+        for metric in 3 * STREAM:
             sink.record(metric)
             sink.flush()
         held.release.set()
-    assert held.taken == [STREAM[0], *rows[:3]] and held.flushes == 2
+    assert held.taken == [STREAM[0], *STREAM[:3]] and held.flushes == 2
     assert sink.lost == 9
 
 
@@ -248,7 +231,7 @@ def test_a_hanging_sink_is_left_behind_at_the_end(tmp_path, caplog):
         for metric in STREAM:
             sinks.record(metric)
         assert held.entered.wait(PATIENCE_S)
-        wait_for(lambda: not callback.lost)
+        until(lambda: not callback.lost)
         sinks.close(timeout=0.01)
         assert sinks.lost == {"held": 4, "callback": 0}
         assert held.taken == [] and not held.closed
@@ -257,17 +240,16 @@ def test_a_hanging_sink_is_left_behind_at_the_end(tmp_path, caplog):
         "metrics: the sink held lost 4 metrics, which metrics.csv holds",
     ]
     held.release.set()
-    wait_for(lambda: held.closed)
+    until(lambda: held.closed)
     assert held.taken == STREAM[:1] and hanging.lost == 3
 
 
 def test_hanging_sinks_share_one_time_limit(tmp_path):
     """The second of two gets what the first has left of it."""
-    sinks = [Held() for _ in range(2)]
-    left: list[float] = []
+    sinks, left = [Held() for _ in range(2)], []
 
     class Watched(Background):
-        def close(self, timeout: float = math.inf) -> None:
+        def close(self, timeout: float) -> None:
             left.append(timeout)
             super().close(timeout)
 
@@ -278,7 +260,7 @@ def test_hanging_sinks_share_one_time_limit(tmp_path):
     assert left[0] <= 0.05 and left[1] == 0.0
     for held in sinks:
         held.release.set()
-        wait_for(lambda held=held: held.closed)
+        until(lambda held=held: held.closed)
 
 
 def test_a_hanging_sink_does_not_keep_the_interpreter(program):
@@ -296,10 +278,10 @@ def test_a_hanging_sink_does_not_keep_the_interpreter(program):
     sink.close(timeout=0.01)
     print("ends")
     """
-    one = program(code)
-    assert one.line() == "ends"
-    wait_for(lambda: not one.running)
-    assert one.finish() == ""
+    ends = program(code)
+    assert ends.line() == "ends"
+    until(lambda: not ends.running)
+    assert ends.finish() == ""
 
 
 # A sink that raises
@@ -310,22 +292,15 @@ def test_a_hanging_sink_does_not_keep_the_interpreter(program):
     [("make", 0, 0), ("record", 0, 1), ("flush", 1, 1), ("close", 1, 1), ("record close", 0, 1)],
 )
 def test_a_sink_that_raises_is_reported_once(tmp_path, caplog, fault, taken, closed):
-    """It is then left alone, its later metrics count as lost, and the other sinks and the run go on."""
-    made: list[Faulty] = []
-
-    def make() -> Faulty:
-        made.append(Faulty.__new__(Faulty))
-        made[0].__init__(fault)  # type: ignore[misc]
-        return made[0]
-
-    called: list[Metric] = []
-    faulty, callback = Background("faulty", make), Background("callback", lambda: CallbackSink(called.append))
+    """It is then left alone, its later metrics count as lost, and the other sinks and the run continue."""
+    sink, called = Faulty(fault), []
+    faulty, callback = Background("faulty", sink.make), Background("callback", lambda: CallbackSink(called.append))
     with monitored(tmp_path / "run", faulty, callback) as (monitor, report, sinks):
         report(STREAM[0])
         monitor.tick()
         sinks.flush()
         if fault != "close":
-            wait_for(lambda: "failed" in caplog.text)
+            until(lambda: "failed" in caplog.text)
         rest = STREAM[1:] if fault != "close" else []
         for metric in rest:
             report(metric)
@@ -333,13 +308,10 @@ def test_a_sink_that_raises_is_reported_once(tmp_path, caplog, fault, taken, clo
         sinks.close()
         assert sinks.lost == {"faulty": 1 + len(rest) - taken, "callback": 0}
     assert called == [STREAM[0], *rest] == read_metrics(tmp_path / "run" / "metrics.csv")
-    assert (made[0].taken, made[0].closed) == (taken, closed)
-    said = [record.getMessage() for record in caplog.records if "failed" in record.getMessage()]
-    where = re.escape(f"({__file__}:") + r"\d+\)"
-    assert len(said) == 1
-    assert re.fullmatch(
-        f"metrics: the sink faulty failed and gets no more metrics: RuntimeError: the server said no {where}", said[0]
-    )
+    assert (sink.taken, sink.closed) == (taken, closed)
+    (said,) = (record.getMessage() for record in caplog.records if "failed" in record.getMessage())
+    says = f"metrics: the sink faulty failed and gets no more metrics: RuntimeError: the server said no ({__file__}:"
+    assert said.startswith(says) and re.fullmatch(r"\d+\)", said.removeprefix(says))
 
 
 def test_a_failure_is_reported_before_a_close_that_hangs(caplog):
@@ -351,7 +323,7 @@ def test_a_failure_is_reported_before_a_close_that_hangs(caplog):
 
     with closing(Background("stuck", lambda: Stuck("record"))) as sink:
         sink.record(STREAM[0])
-        wait_for(lambda: "the server said no" in caplog.text)
+        until(lambda: "the server said no" in caplog.text)
         sink.close(timeout=0.01)
         release.set()
     assert len(caplog.records) == 1 and sink.lost == 1
@@ -390,7 +362,7 @@ def test_a_closed_sink_takes_nothing_and_may_be_closed_again():
 def test_a_sink_without_metrics_is_never_made():
     with closing(Background("held", lambda: pytest.fail("it was made"))) as sink:
         sink.flush()
-        assert not [one for one in threading.enumerate() if one.name == "marlcore-sink-held"]
+        assert "marlcore-sink-held" not in [thread.name for thread in threading.enumerate()]
     assert sink.lost == 0
 
 
@@ -532,16 +504,14 @@ def test_wandb_offline_gets_the_same_numbers(program, tmp_path):
     """The files are read after the writer's exit: wandb's own process writes them on after `finish` has returned."""
     pytest.importorskip("wandb", reason="wandb is not installed: pip install 'marlcore[wandb]'")
     run_dir = tmp_path / "sweep" / "run-7"
-    given = [[m.time_s, m.step, m.agent, m.name, m.value] for m in STREAM]
-    lost = program(WANDB, args=[run_dir, json.dumps(given)]).finish().splitlines()
+    stream = json.dumps([[m.time_s, m.step, m.agent, m.name, m.value] for m in STREAM])
+    lost = program(WANDB, args=[run_dir, stream]).finish().splitlines()
     assert [json.loads(line) for line in lost] == [{"wandb": 0}] * 2
     runs, history = json.loads(program(READ_WANDB, args=[run_dir]).finish())
     assert [run[1:] for run in runs] == [["forest", "run-7", "sweep", 3]] * 2
     assert runs[0][0] == runs[1][0] == (run_dir / "wandb" / "run-id").read_text()
-    logged = [{name: value for name, value in one.items() if not name.startswith("_")} for one in history]
-    assert logged == [
-        {f"{m.agent}/{m.name}" if m.agent else m.name: m.value, "step": m.step, "time_s": m.time_s} for m in STREAM
-    ]
+    logged = [{name: value for name, value in row.items() if not name.startswith("_")} for row in history]
+    assert logged == [{tag_of(m): m.value, "step": m.step, "time_s": m.time_s} for m in STREAM]
 
 
 def test_a_missing_wandb_is_named_before_a_run(tmp_path, monkeypatch):

@@ -8,6 +8,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
 from pathlib import Path
@@ -42,23 +43,17 @@ class Sink(Protocol):
         """Hands everything recorded so far to its readers; called about once a second."""
 
     def close(self) -> None:
-        """Flushes and releases what the sink holds; the last call, also after another method raised."""
+        """Flushes and releases the sink's resources; the last call, also after another method raised."""
 
 
-class CallbackSink:
+@dataclass
+class CallbackSink(Sink):
     """Calls a function with each metric."""
 
-    def __init__(self, function: Callable[[Metric], object]) -> None:
-        self._function = function
+    function: Callable[[Metric], object]
 
     def record(self, metric: Metric) -> None:
-        self._function(metric)
-
-    def flush(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
+        self.function(metric)
 
 
 class _Request(Enum):
@@ -67,11 +62,10 @@ class _Request(Enum):
 
 
 class Background:
-    """A sink that another thread makes and uses; what it cannot take is dropped and counted.
+    """A sink that another thread makes and uses; metrics that it cannot take are dropped and counted.
 
-    The first metric starts the thread, so a run that fails before it leaves no trace in the sink. `record`, `flush` and
-    `close` are for the run's thread, and return at once, except that `close` waits for a bounded time. The thread is a
-    daemon: a sink that hangs for ever does not keep the interpreter from its exit.
+    The first metric starts the thread, so a run that fails earlier leaves no trace in the sink. The methods are for the
+    run's thread. The thread is a daemon: a sink that hangs does not keep the interpreter from its exit.
     """
 
     def __init__(self, name: str, make: Callable[[], Sink], capacity: int = CAPACITY) -> None:
@@ -93,15 +87,14 @@ class Background:
     def record(self, metric: Metric) -> None:
         """Queues a metric, or drops it if the queue is full, the sink failed or it was closed."""
         self._offered += 1
-        if self._takes_more:
-            if self._thread is None:
-                self._start()
-            self._queue.put(metric)
+        if self._thread is None and not self._given_up and not self._ended:
+            self._start()
+        self._ask(metric)
 
     def flush(self) -> None:
         """Asks the sink to flush once it has taken what waits."""
-        if self._thread is not None and self._takes_more:
-            self._queue.put(_Request.FLUSH)
+        if self._thread is not None:
+            self._ask(_Request.FLUSH)
 
     def end(self) -> None:
         """Asks the sink to take what waits and to close; returns at once, and later metrics are lost."""
@@ -119,9 +112,9 @@ class Background:
             self._given_up = True  # if it wakes up, it only closes
             log.warning("metrics: the sink %s did not close in time and is left behind", self.name)
 
-    @property
-    def _takes_more(self) -> bool:
-        return not self._given_up and not self._ended and self._queue.qsize() < self._capacity
+    def _ask(self, request: Metric | _Request) -> None:
+        if not self._given_up and not self._ended and self._queue.qsize() < self._capacity:
+            self._queue.put(request)
 
     def _start(self) -> None:
         self._thread = threading.Thread(target=self._work, name=f"marlcore-sink-{self.name}", daemon=True)
