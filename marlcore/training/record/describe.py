@@ -26,16 +26,6 @@ from .run_directory import read_config, steps_taken
 
 POLICIES = "checkpoints/policies.json"
 _NUMBERS = {"Discrete": ("n", "start"), "MultiDiscrete": ("nvec", "start"), "Box": ("low", "high")}
-_UNREADABLE = (
-    OSError,
-    LookupError,
-    TypeError,
-    AttributeError,
-    ValueError,
-    ArithmeticError,
-    RecursionError,
-    MemoryError,
-)
 
 
 def describe(env_fn: Any, policies: tuple[AssignedPolicy, ...], config: Config) -> dict[str, Any]:
@@ -83,14 +73,11 @@ def described_run(run_dir: str | Path, *, trust: bool = False) -> tuple[str, Alg
     described = read_config(check_trusted(run_dir, trust))
     try:
         config, env, name = Config.from_dict(described), described["env"], described["algorithm"]
-        of_algorithms = described["hyperparameters"]
+        chosen = described["hyperparameters"]
         _check_named("environment", env)
         if not isinstance(name, dict):
-            _check_named("algorithm", name)
-            return env, remade(name, of_algorithms), config
-        for policy in name:
-            _check_named(f"algorithm of {policy}", name[policy])
-        return env, {policy: remade(name[policy], of_algorithms[policy]) for policy in name}, config
+            return env, remade(name, chosen), config
+        return env, {policy: remade(name[policy], chosen[policy], f"algorithm of {policy}") for policy in name}, config
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         reason = str(error) if isinstance(error, ValueError) else repr(error)
         raise ValueError(
@@ -99,8 +86,9 @@ def described_run(run_dir: str | Path, *, trust: bool = False) -> tuple[str, Alg
         ) from None
 
 
-def remade(name: str, hyperparameters: Mapping[str, Any]) -> Algorithm:
-    """The algorithm of that name. Raises ValueError: a hyperparameter is none, or JSON could not hold it."""
+def remade(name: str, hyperparameters: Mapping[str, Any], label: str = "algorithm") -> Algorithm:
+    """The algorithm of that name. Raises ValueError: it cannot be imported, or JSON could not hold a hyperparameter."""
+    _check_named(label, name)
     return algos.make(name, **{label: _value(label, value) for label, value in hyperparameters.items()})
 
 
@@ -122,21 +110,20 @@ def check_resumed(run_dir: str | Path, described: dict[str, Any]) -> None:
     for label in ("algorithm", "hyperparameters", "policies"):
         if before.get(label) != now[label]:
             raise ValueError(f"resume: expected {label} {before.get(label)!r}, as the run had it, got {now[label]!r}")
-    fixed = [
-        "actor.processes",
-        "actor.envs",
-        "learner.obs_norm",
-        "self_play.anchors",
-    ]  # the payoff table has their order
-    fixed += [f"replay.{label}" for label in ("capacity", "stack", "prioritized", "mixture")]
+    fixed = {
+        "actor": ["processes", "envs"],
+        "learner": ["obs_norm"],
+        "self_play": ["anchors"],  # the payoff table has their order
+        "replay": ["capacity", "stack", "prioritized", "mixture"],
+    }
     if now["replay"]["prioritized"]:  # the saved priorities depend on these
-        fixed += ["learner.n_step", "replay.alpha"]
-    for name in fixed:
-        part, _, label = name.partition(".")
+        fixed["learner"].append("n_step")
+        fixed["replay"].append("alpha")
+    for part, label in ((part, label) for part, labels in fixed.items() for label in labels):
         section = before.get(part)
         had = section.get(label) if isinstance(section, dict) else None
         if had != now[part][label]:
-            raise ValueError(f"resume: expected {name} {had!r}, as the run had it, got {now[part][label]!r}")
+            raise ValueError(f"resume: expected {part}.{label} {had!r}, as the run had it, got {now[part][label]!r}")
     taken = steps_taken(run_dir)
     if now["total_steps"] <= taken:
         raise ValueError(
@@ -178,7 +165,7 @@ def described_policies(run_dir: Path) -> tuple[tuple[AssignedPolicy, ...], Confi
     try:
         described = read_json(path)
         return tuple(map(_policy, described["policies"])), _config(described["config"])
-    except _UNREADABLE as error:
+    except Exception as error:  # a sealed file may still hold anything
         reason = str(error) if isinstance(error, (ValueError, OSError)) else came(error)
         expected = "weights_only: expected policies of built-in algorithms"
         raise ValueError(f"{expected}, got {str(path)!r} ({reason})") from None

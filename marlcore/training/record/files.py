@@ -95,8 +95,7 @@ def read_sealed(path: Path, *, own_name: bool = True) -> bytes:
     Raises: ValueError: it is damaged, or with `own_name` a copy of another file. OSError: it cannot be read.
     """
     data = read_regular(path)
-    fault = _fault(path, data, own_name)
-    if fault:
+    if fault := _fault(path, data, own_name):
         raise ValueError(f"{str(path)!r}: {fault}")
     return data
 
@@ -108,21 +107,16 @@ def read_json(path: Path, *, editable: bool = False) -> dict[str, Any]:
 
     Raises: ValueError: it is damaged, or is no JSON object. OSError: it cannot be read.
     """
-    if editable:
-        data = read_regular(path)
-        if fault := _fault(path, data, own_name=True):
-            _warn_once(f"{str(path)!r}: {fault}; it is taken as it is")
-    else:
-        data = read_sealed(path)
+    data = read_regular(path) if editable else read_sealed(path)
+    if editable and (fault := _fault(path, data, own_name=True)):
+        _warn_once(f"{str(path)!r}: {fault}; it is taken as it is")
     try:
         members = json.loads(data.decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{str(path)!r}: expected a JSON object, got invalid JSON ({error})") from None
     if not isinstance(members, dict):
         raise ValueError(f"{str(path)!r}: expected a JSON object, got {came(members)}")
-    for name in ("file", "sha256"):
-        members.pop(name, None)
-    return members
+    return {name: value for name, value in members.items() if name not in ("file", "sha256")}
 
 
 def read_regular(path: Path) -> bytes:

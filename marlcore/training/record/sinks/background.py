@@ -47,13 +47,19 @@ class Sink(Protocol):
 
 
 @dataclass
-class CallbackSink(Sink):
+class CallbackSink:
     """Calls a function with each metric."""
 
     function: Callable[[Metric], object]
 
     def record(self, metric: Metric) -> None:
         self.function(metric)
+
+    def flush(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
 
 
 class _Request(Enum):

@@ -36,9 +36,8 @@ class CsvSink:
         try:
             check_regular(path, self._file.fileno())
             if not try_lock(self._file.fileno(), 0, exclusive=True):
-                raise ValueError(
-                    f"resume: expected a run that has ended, got {str(path.parent)!r}, which is still running"
-                )
+                expected = "resume: expected a run that has ended"
+                raise ValueError(f"{expected}, got {str(path.parent)!r}, which is still running")
             self._rows = csv.writer(self._file, lineterminator="\n")
             if mode == "x":
                 self._rows.writerow(_HEADER)
@@ -134,10 +133,8 @@ def read_metrics(path: str | Path) -> list[Metric]:
             Metric(float(time_s), int(step), agent, name, float(value)) for time_s, step, agent, name, value in rows
         ]
     except (ValueError, csv.Error) as error:
-        line = 1 + rows.line_num
-        raise ValueError(
-            f"{str(path)!r}: expected {expected} in line {line}, got {came(lines[line - 1])} ({error})"
-        ) from None
+        got = f"in line {1 + rows.line_num}, got {came(lines[rows.line_num])}"
+        raise ValueError(f"{str(path)!r}: expected {expected} {got} ({error})") from None
 
 
 def _verified(path: Path) -> bytes:
