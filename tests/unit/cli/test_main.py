@@ -135,30 +135,27 @@ def test_the_help_fits_80_columns(capfd):
     assert max(map(len, capfd.readouterr().out.splitlines())) <= 80
 
 
-COMPLETE = "the run had taken all its steps; its metrics, curves and last checkpoints are in 'runs/a b'"
+STOPPED = {  # steps that a run of 60 has taken, and what is said; None: without a run
+    None: "",
+    59: "; resume with marlcore train --resume 'runs/a b'",
+    60: "; the run had taken all its steps; its metrics, curves and last checkpoints are in 'runs/a b'",
+}
 
 
-@pytest.mark.parametrize(
-    ("run_dir", "taken", "says"),
-    [
-        ("", 0, "stopped"),
-        ("runs/a b", 59, "stopped; resume with marlcore train --resume 'runs/a b'"),
-        ("runs/a b", 60, f"stopped; {COMPLETE}"),
-    ],
-)
-def test_a_stopped_run_says_how_to_go_on(tmp_path, capfd, monkeypatch, run_dir, taken, says):
+@pytest.mark.parametrize("taken", STOPPED)
+def test_a_stopped_run_says_how_it_is_resumed(tmp_path, capfd, monkeypatch, taken):
     """A run that has taken all its steps cannot be resumed with them."""
     monkeypatch.chdir(tmp_path)
     with RunDirectory.create("runs/a b", {"total_steps": 60}) as run:
-        run.save_progress({"steps": {"actor-0": taken - 9, "actor-1": 9}})
+        run.save_progress({"steps": {"actor-0": (taken or 9) - 9, "actor-1": 9}})
 
     def stop(arguments: list[str]) -> int:
-        Interrupts(signal.SIGINT).deliver(run_dir)
+        Interrupts(signal.SIGINT).deliver("runs/a b" if taken else "")
         return 0
 
     monkeypatch.setattr(gc, "main", stop)
     assert main(["gc"]) == 130
-    assert capfd.readouterr().err == f"marlcore: {says}\n"
+    assert capfd.readouterr().err == f"marlcore: stopped{STOPPED[taken]}\n"
 
 
 def test_another_broken_pipe_is_an_ordinary_error(capfd, monkeypatch):

@@ -57,20 +57,18 @@ def test_one_look_at_a_live_run(run):
     for name, worker in workers.items():
         assert (worker["state"], worker["restarts"]) == ("running", 0)
         assert parent_of(parent_of(worker["pid"])) == process.pid  # the fork server is between them
-        if name == "actor-0":
-            assert worker["steps"] > 0 and worker["steps_per_s"] > 0
-        else:
-            assert worker["updates"] > 0 and worker["updates_per_s"] > 0 and worker["replay_ratio"] > 0
+        counted = ("steps",) if name == "actor-0" else ("updates", "replay_ratio")
+        assert all(worker[count] > 0 for count in (*counted, f"{counted[0]}_per_s"))
+        if name != "actor-0":
             assert 0 <= worker["policy_lag_p50"] <= worker["policy_lag_p99"]
             assert worker["lapped"] >= 0 and worker["redrawn"] >= 0 and worker["waited_s"] >= 0
     # Killed workers and their restarts are seen; a look leaves the run as it was.
-    os.kill(workers["learner-agent_1"]["pid"], signal.SIGKILL)
-    restarts = 0
-    while restarts == 0:
+    pid, again = workers["learner-agent_1"]["pid"], {"restarts": 0}
+    os.kill(pid, signal.SIGKILL)
+    while not again["restarts"]:
         assert process.poll() is None
         again = json.loads(top(str(path), "--once", "--json"))["workers"]["learner-agent_1"]
-        restarts = again["restarts"]
-    assert restarts == 1 and again["pid"] != workers["learner-agent_1"]["pid"]
+    assert again["restarts"] == 1 and again["pid"] != pid
     table = top(str(path), "--once", "--interval", "0.1")
     assert "learner-agent_2" in table and "policy lag p99" in table
 
