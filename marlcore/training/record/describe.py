@@ -192,7 +192,7 @@ def _config(plain: dict[str, Any]) -> Config:
 def _described(space: gym.Space) -> dict[str, Any]:
     """A form for JSON of the spaces that `Spaces` takes."""
     if isinstance(space, gym.Dict):
-        # A key of another kind is kept as what no dict can have.
+        # A key of another kind is kept as a value that cannot be a key.
         keys = [key if isinstance(key, (str, int)) else {"repr": repr(key)} for key in space.spaces]
         return {"kind": "Dict", "spaces": list(zip(keys, map(_described, space.spaces.values()), strict=True))}
     if isinstance(space, gym.Tuple):
@@ -218,24 +218,17 @@ def _space(plain: Mapping[str, Any]) -> gym.Space:
     if kind == "Text":
         return gym.Text(1)
     dtype = np.dtype(plain["dtype"])
-    numbers = dtype if dtype.kind in "iu" else np.float64  # which reads "inf"
-    first, second = (np.broadcast_to(np.array(plain[name], numbers), plain["shape"]) for name in _NUMBERS[kind])
+    first, second = (np.broadcast_to(np.array(plain[name], dtype), plain["shape"]) for name in _NUMBERS[kind])
     if kind == "Discrete":
         other = {} if dtype == np.int64 else {"dtype": dtype}  # of which earlier releases of Gymnasium know nothing
         return gym.Discrete(first.item(), start=second.item(), **other)
     if kind == "MultiDiscrete":
         return gym.MultiDiscrete(first, dtype=dtype, start=second)
-    return gym.Box(first.astype(dtype), second.astype(dtype), dtype=dtype.type)
+    return gym.Box(first, second, dtype=dtype.type)
 
 
 def _shortened(array: NDArray[Any]) -> Any:
-    """One number if all are equal; infinity is text."""
+    """The numbers as text, which may be infinite; one if all are equal."""
     if array.size and (array == array.flat[0]).all():
         array = array.reshape(-1)[0]
-    return _finite(array.tolist())
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_finite(part) for part in value]
-    return value if math.isfinite(value) else repr(value)
+    return array.astype(str).tolist()

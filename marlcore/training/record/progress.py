@@ -44,9 +44,10 @@ class _Watched:
         self._unless_gone("flush")
 
     def _unless_gone(self, method: str, *text: str) -> None:
+        if self._gone:
+            return
         try:
-            if not self._gone:
-                getattr(self._stream, method)(*text)
+            getattr(self._stream, method)(*text)
         except OSError as error:  # metrics.csv still records everything
             if error.errno is None:  # a signal handler's
                 raise
@@ -192,11 +193,10 @@ def final_returns(metrics: list[Metric], total_steps: int, agents: Iterable[str]
 
 def summary(returns: Mapping[str, float]) -> str:
     """`final_returns` in words, one line per agent."""
-    lines = []
-    for agent, mean in returns.items():
-        said = "no episode ended" if math.isnan(mean) else f"mean return {mean:,.2f} at the end"
-        lines.append(f"{agent or 'all'}: {said}")
-    return "\n".join(lines)
+    return "\n".join(
+        f"{agent or 'all'}: " + ("no episode ended" if math.isnan(mean) else f"mean return {mean:,.2f} at the end")
+        for agent, mean in returns.items()
+    )
 
 
 def _mean(values: Collection[float]) -> float:
