@@ -22,13 +22,9 @@ from marlcore.cli.linux_features import FEATURES
 GIB = 1 << 30
 
 
-def fine(finding: Finding) -> None:
-    assert (finding.state, finding.advice) == ("ok", "") and finding.found
-
-
-def bad(finding: Finding, state: str, found: str, advice: str) -> None:
-    assert finding.state == state and found in finding.found
-    assert advice in finding.advice and len(finding.advice.splitlines()) == 1
+def check_finding(finding: Finding, state: str = "ok", found: str = "", advice: str = "") -> None:
+    assert finding.state == state and finding.found and found in finding.found
+    assert advice in finding.advice and len(finding.advice.splitlines()) == (state != "ok")
 
 
 def statvfs(free: int, total: int = 8 * GIB) -> Callable[[Path], Any]:
@@ -71,27 +67,24 @@ def limit(left: int) -> Callable[[], MemoryLimit]:
     return lambda: MemoryLimit(8 * GIB, left)
 
 
-# what is looked at: a check, its arguments, and the beginning of what it finds
-FINE = {
-    "x86_64": (doctor.check_python, ["linux", "x86_64"], "Python 3."),
-    "aarch64": (doctor.check_python, ["linux", "aarch64"], "Python 3."),
-    "core": (doctor.check_core, [], "marlcore "),
-    "packages": (doctor.check_packages, [["numpy"]], "numpy "),
-    "torch": (doctor.check_packages, [["torch"]], "torch "),
-    "no limit": (doctor.check_memory_limit, [lambda: None], "no limit"),
-    "a wide limit": (doctor.check_memory_limit, [limit(4 * GIB)], "8.0 GiB, 4.0 GiB free"),
-    "processors": (doctor.check_processors, [lambda: 4.0], "4 for 1 actors and 3 learners"),
-    "threads": (doctor.check_threads, [FakeTorch(threads=2), lambda: 2.0, {}], "torch uses 2 a process"),
-    "a thread for half a processor": (doctor.check_threads, [FakeTorch(), lambda: 0.5, {}], "torch uses 1"),
-    "cache": (doctor.check_numba_cache, [lambda: Path("/tmp"), {}], "kernels are cached in /tmp"),
-    "asked cache": (doctor.check_numba_cache, [lambda: Path("/tmp"), {"NUMBA_CACHE_DIR": "/"}], "kernels are"),
-    "Numba's cache": (doctor.check_numba_cache, [], "kernels are cached in /"),
-    "no GPU": (doctor.check_gpu, [FakeTorch()], "none; learners train on the CPU"),
-    "two GPUs": (doctor.check_gpu, [FakeTorch(gpus=2)], "cuda:0 GPU 0, cuda:1 GPU 1"),
-    "a Mac's": (doctor.check_gpu, [FakeTorch(mps=True)], "mps Metal"),
-}
 # a check, its arguments, and its finding: state, a part of what is found, a part of the advice
-BAD = {
+LOOKS = {
+    "x86_64": (doctor.check_python, ["linux", "x86_64"], "ok", "Python 3.", ""),
+    "aarch64": (doctor.check_python, ["linux", "aarch64"], "ok", "Python 3.", ""),
+    "core works": (doctor.check_core, [], "ok", "marlcore ", ""),
+    "packages": (doctor.check_packages, [["numpy"]], "ok", "numpy ", ""),
+    "torch": (doctor.check_packages, [["torch"]], "ok", "torch ", ""),
+    "no limit": (doctor.check_memory_limit, [lambda: None], "ok", "no limit", ""),
+    "a wide limit": (doctor.check_memory_limit, [limit(4 * GIB)], "ok", "8.0 GiB, 4.0 GiB free", ""),
+    "processors works": (doctor.check_processors, [lambda: 4.0], "ok", "4 for 1 actors and 3 learners", ""),
+    "threads works": (doctor.check_threads, [FakeTorch(threads=2), lambda: 2.0, {}], "ok", "torch uses 2", ""),
+    "a thread for half a processor": (doctor.check_threads, [FakeTorch(), lambda: 0.5, {}], "ok", "torch uses 1", ""),
+    "cache": (doctor.check_numba_cache, [lambda: Path("/tmp"), {}], "ok", "kernels are cached in /tmp", ""),
+    "asked cache": (doctor.check_numba_cache, [lambda: Path("/tmp"), {"NUMBA_CACHE_DIR": "/"}], "ok", "kernels", ""),
+    "Numba's cache": (doctor.check_numba_cache, [], "ok", "kernels are cached in /", ""),
+    "no GPU": (doctor.check_gpu, [FakeTorch()], "ok", "none; learners train on the CPU", ""),
+    "two GPUs": (doctor.check_gpu, [FakeTorch(gpus=2)], "ok", "cuda:0 GPU 0, cuda:1 GPU 1", ""),
+    "a Mac's": (doctor.check_gpu, [FakeTorch(mps=True)], "ok", "mps Metal", ""),
     **{
         " ".join(at): (doctor.check_python, at, "problem", f"on {', '.join(at)}", "use Linux")
         for at in [("darwin", "arm64"), ("linux", "riscv64"), ("win32", "x86_64")]
@@ -127,19 +120,11 @@ BAD = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", FINE)
-def test_what_is_fine_needs_no_advice(case):
-    check, arguments, found = FINE[case]
-    finding = check(*arguments)
-    fine(finding)
-    assert finding.found.startswith(found)
-
-
-@pytest.mark.parametrize("case", BAD)
-def test_what_is_missing_is_named_with_advice(case, monkeypatch):
+@pytest.mark.parametrize("case", LOOKS)
+def test_what_is_found_has_advice_where_it_is_not_fine(case, monkeypatch):
     monkeypatch.setitem(sys.modules, "this_is_hollow", SimpleNamespace())
-    check, arguments, *expected = BAD[case]
-    bad(check(*arguments), *expected)
+    check, arguments, *expected = LOOKS[case]
+    check_finding(check(*arguments), *expected)
 
 
 def test_the_default_run_is_that_of_the_settings():
@@ -163,20 +148,21 @@ def test_the_default_run_is_that_of_the_settings():
 def test_the_room_in_shared_memory_is_counted_in_transitions(tmp_path, kind, free, state, advice):
     table = mounts(tmp_path, (Path("/"), "overlay"), (tmp_path, "ext4"), (tmp_path, kind))
     finding = doctor.check_shared_memory(tmp_path, table, statvfs(free))
-    assert finding.state == state and finding.found.startswith(f"{kind} of 8.0 GiB, ") and advice in finding.advice
-    assert f"free: {free // (84 * 84 + 24):,} transitions of 84x84 frames, a replay has 100,000" in finding.found
-    assert bool(finding.advice) == (state != "ok")
+    check_finding(
+        finding, state, f"free: {free // (84 * 84 + 24):,} transitions of 84x84 frames, a replay has 100,000", advice
+    )
+    assert finding.found.startswith(f"{kind} of 8.0 GiB, ")
 
 
 def test_read_only_shared_memory_is_a_problem(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write anywhere
-    bad(doctor.check_shared_memory(tmp_path), "problem", "cannot be written", "read-write")
+    check_finding(doctor.check_shared_memory(tmp_path), "problem", "cannot be written", "read-write")
 
 
 def test_what_nobody_holds_is_a_warning_and_stays(tmp_path):
-    fine(doctor.check_orphans(tmp_path))
+    check_finding(doctor.check_orphans(tmp_path))
     (tmp_path / "marlcore-left").write_bytes(bytes(8192))
-    bad(doctor.check_orphans(tmp_path), "warning", "orphaned segments: 1, 8 KiB", "marlcore gc")
+    check_finding(doctor.check_orphans(tmp_path), "warning", "orphaned segments: 1, 8 KiB", "marlcore gc")
     assert (tmp_path / "marlcore-left").exists()
 
 
@@ -258,7 +244,7 @@ def test_a_machine_without_control_groups_has_no_limits(tmp_path):
 @pytest.mark.parametrize("name", FEATURES)
 def test_a_feature_that_works_is_fine_and_leaves_nothing(name):
     before = set(os.listdir("/proc/self/fd"))
-    fine(doctor.check_feature(name))
+    check_finding(doctor.check_feature(name))
     assert set(os.listdir("/proc/self/fd")) == before
 
 
@@ -266,7 +252,7 @@ def test_a_feature_that_works_is_fine_and_leaves_nothing(name):
 def test_a_feature_that_a_file_system_lacks_is_a_problem(name, monkeypatch):
     monkeypatch.setattr(os, "access", lambda path, mode: True)  # as root is told
     finding = doctor.check_feature(name, Path("/proc/self"))
-    bad(finding, "problem", f"needed: {FEATURES[name].purpose}", FEATURES[name].advice)
+    check_finding(finding, "problem", f"needed: {FEATURES[name].purpose}", FEATURES[name].advice)
 
 
 BROKEN = {  # a feature, its call, what takes the call's place, and what is found
@@ -281,7 +267,7 @@ BROKEN = {  # a feature, its call, what takes the call's place, and what is foun
 def test_a_feature_that_does_not_do_its_work_is_a_problem(case, monkeypatch):
     name, call, broken, found = BROKEN[case]
     monkeypatch.setattr(call, broken) if broken else monkeypatch.delattr(call)
-    bad(doctor.check_feature(name), "problem", found, "use Linux")
+    check_finding(doctor.check_feature(name), "problem", found, "use Linux")
 
 
 def test_a_sleeper_that_nobody_wakes_is_an_error(monkeypatch, tmp_path):
@@ -299,9 +285,9 @@ def test_a_failing_check_is_a_finding_of_one_line(error):
         raise error
 
     found = examine({"first": fails, "second": lambda: Finding("ok", "good")})
-    bad(found["first"], "problem", "could not be checked: ", "fix the problems above")
+    check_finding(found["first"], "problem", "could not be checked: ", "fix the problems above")
     assert len(found["first"].found.splitlines()) == 1
-    fine(found["second"])
+    check_finding(found["second"])
 
 
 @pytest.mark.long

@@ -10,6 +10,7 @@ from contextlib import closing, contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from processes import until
@@ -47,6 +48,10 @@ def events_of(run_dir: Path) -> dict[tuple[str, int], Any]:
     events = EventAccumulator(str(run_dir / "tensorboard"), size_guidance={"scalars": 0})
     events.Reload()
     return {(tag, event.step): event for tag in events.Tags()["scalars"] for event in events.Scalars(tag)}
+
+
+def calling(function: Callable[[Metric], object]) -> Background:
+    return Background("callback", lambda: CallbackSink(function))
 
 
 class Held:
@@ -116,7 +121,7 @@ def monitored(
 def test_every_sink_gets_the_same_numbers(tmp_path):
     called: list[Metric] = []
     tensorboard = Background("tensorboard", lambda: TensorBoardSink(tmp_path / "run"))
-    callback = Background("callback", lambda: CallbackSink(called.append))
+    callback = calling(called.append)
     with monitored(tmp_path / "run", tensorboard, callback) as (monitor, report, sinks):
         for metric in STREAM:
             report(metric)
@@ -226,7 +231,7 @@ def test_what_finds_no_room_is_dropped_and_counted():
 def test_a_hanging_sink_is_left_behind_at_the_end(tmp_path, caplog):
     """Closing waits for a bounded time; the log counts what is lost, and the sink takes no more when it wakes."""
     held, taken = Held(), []
-    hanging, callback = Background("held", lambda: held), Background("callback", lambda: CallbackSink(taken.append))
+    hanging, callback = Background("held", lambda: held), calling(taken.append)
     with monitored(tmp_path / "run", hanging, callback) as (*_, sinks):
         for metric in STREAM:
             sinks.record(metric)
@@ -294,7 +299,7 @@ def test_a_hanging_sink_does_not_keep_the_interpreter(program):
 def test_a_sink_that_raises_is_reported_once(tmp_path, caplog, fault, taken, closed):
     """It is then left alone, its later metrics count as lost, and the other sinks and the run continue."""
     sink, called = Faulty(fault), []
-    faulty, callback = Background("faulty", sink.make), Background("callback", lambda: CallbackSink(called.append))
+    faulty, callback = Background("faulty", sink.make), calling(called.append)
     with monitored(tmp_path / "run", faulty, callback) as (monitor, report, sinks):
         report(STREAM[0])
         monitor.tick()
@@ -315,13 +320,9 @@ def test_a_sink_that_raises_is_reported_once(tmp_path, caplog, fault, taken, clo
 
 
 def test_a_failure_is_reported_before_a_close_that_hangs(caplog):
-    release = threading.Event()
-
-    class Stuck(Faulty):
-        def close(self) -> None:
-            assert release.wait(PATIENCE_S)
-
-    with closing(Background("stuck", lambda: Stuck("record"))) as sink:
+    release, stuck = threading.Event(), Faulty("record")
+    stuck.close = lambda: release.wait(PATIENCE_S)  # type: ignore[assignment, return-value]
+    with closing(Background("stuck", stuck.make)) as sink:
         sink.record(STREAM[0])
         until(lambda: "the server said no" in caplog.text)
         sink.close(timeout=0.01)
@@ -330,27 +331,23 @@ def test_a_failure_is_reported_before_a_close_that_hangs(caplog):
 
 
 def test_a_callback_that_exits_ends_only_itself(caplog):
-    with closing(Background("callback", lambda: CallbackSink(lambda metric: sys.exit(3)))) as sink:
+    with closing(calling(lambda metric: sys.exit(3))) as sink:
         sink.record(STREAM[0])
     assert sink.lost == 1 and "SystemExit: 3" in caplog.text
 
 
 def test_a_sink_without_a_thread_is_reported_once(monkeypatch, caplog):
-    def fail(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threading.Thread, "start", fail)
+    monkeypatch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
     with closing(Background("held", Held)) as sink:
         for metric in STREAM:
             sink.record(metric)
     assert sink.lost == 4
-    (record,) = caplog.records
-    assert "can't start new thread" in record.getMessage()
+    assert len(caplog.records) == 1 and "can't start new thread" in caplog.text
 
 
 def test_a_closed_sink_takes_nothing_and_may_be_closed_again():
     taken: list[Metric] = []
-    sink = Background("callback", lambda: CallbackSink(taken.append))
+    sink = calling(taken.append)
     sink.record(STREAM[0])
     sink.close()
     sink.record(STREAM[1])
