@@ -25,14 +25,10 @@ _EXPECTED = {int: "an integer", float: "a number"}
 
 
 class CommandLine:
-    """The words of a command, by option: --name WORD ..., --name=WORD, --flag or --no-flag.
-
-    Attributes:
-        words: by name of an option, with underscores.
-    """
+    """The words of a command, by option: --name WORD ..., --name=WORD, --flag or --no-flag."""
 
     def __init__(self, command: str, arguments: list[str]) -> None:
-        self.words: dict[str, list[str]] = {}
+        self.words: dict[str, list[str]] = {}  # by name of an option, with underscores
         self.asks_for_help = not {"-h", "--help"}.isdisjoint(arguments)
         self._command = command
         self._free: list[str] = []
@@ -62,14 +58,9 @@ class CommandLine:
     def read(
         self, hints: Mapping[str, Any], positional: str = "", refuse: Refuse = "unknown option {}".format
     ) -> dict[str, Any]:
-        """The values of the options, by name.
+        """The values of the options by name, read by their types; a word without an option is that of `positional`.
 
-        Args:
-            hints: the types of the known options, by name.
-            positional: the one that a word without an option gives.
-            refuse: makes the message for an unknown option; the nearest known option is appended.
-
-        Raises: ValueError: an option is unknown or not of its type, in one line.
+        Raises ValueError: an option is not of its type, or unknown, as `refuse` says of it.
         """
         values: dict[str, Any] = {}
         free = [*self._free]

@@ -66,9 +66,7 @@ def _plain(value: Any) -> Any:
 def described_run(run_dir: str | Path, *, trust: bool = False) -> tuple[str, Algorithm | dict[str, Algorithm], Config]:
     """The environment's name, the algorithm (or one by policy) and the configuration of a run to resume.
 
-    Modules that config.json names are imported, and their functions called: its directory is code.
-
-    Raises ValueError: config.json does not describe them, an import fails, or the run is not trusted.
+    Modules that config.json names are imported. Raises ValueError: one cannot be, or the run is not trusted.
     """
     described = read_config(check_trusted(run_dir, trust))
     try:

@@ -101,9 +101,7 @@ def read_sealed(path: Path, *, own_name: bool = True) -> bytes:
 
 
 def read_json(path: Path, *, editable: bool = False) -> dict[str, Any]:
-    """The members of a JSON object that `write_json` wrote, without its seal.
-
-    An `editable` file that was changed since is taken too, and the change is logged.
+    """The members of a JSON object that `write_json` wrote, without its seal; a change of an `editable` one is logged.
 
     Raises: ValueError: it is damaged, or is no JSON object. OSError: it cannot be read.
     """
@@ -161,10 +159,7 @@ def naming(path: Path, kept: str) -> Iterator[None]:
 def check_trusted(run_dir: str | Path, trust: bool = False) -> Path:
     """The real path of a run's directory, which is to be read; with `trust` nothing is checked.
 
-    The directory, its config.json and all in `checkpoints` must belong to this user or to root, and only the owner may
-    write them. Links in the directory are refused, since other users may write where they lead.
-
-    Raises: ValueError: another user could have changed the run. OSError: a file cannot be examined.
+    Raises ValueError: another user could have changed its code, or a link leads to where others may write.
     """
     root = Path(os.path.realpath(run_dir))
     inside = [Path(folder, name) for folder, *names in os.walk(root / "checkpoints") for name in chain(*names)]

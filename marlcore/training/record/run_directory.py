@@ -52,9 +52,7 @@ class RunDirectory:
 
         As a context manager it removes all that it made if an error ends the block before `keep`.
 
-        Raises:
-            ValueError: the directory is not empty or not writable, or the configuration holds NaN.
-            TypeError: the configuration holds a value that JSON cannot.
+        Raises: ValueError: it is not empty or not writable. ValueError, TypeError: JSON cannot hold the configuration.
         """
         json.dumps(config, allow_nan=False, default=os.fspath)  # raises before anything is made
         try:

@@ -205,10 +205,7 @@ class Sinks:
 def open_sinks(
     csv: CsvSink, run_dir: Path, config: MetricsConfig, callback: Callable[[Metric], object] | None = None
 ) -> Sinks:
-    """The sinks of a configuration, and the callback's; they are made at the first metric.
-
-    Raises: ValueError: a sink cannot be imported; wandb has no credentials.
-    """
+    """The sinks of a configuration, made at the first metric. Raises ValueError: one cannot be used."""
     others = [Background(name, _maker(name, run_dir, config)) for name in config.sinks if name != "csv"]
     if callback is not None:
         others.append(Background("callback", partial(CallbackSink, callback)))

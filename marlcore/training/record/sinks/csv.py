@@ -24,9 +24,8 @@ _HEADER = ["time_s", "step", "agent", "name", "value"]
 class CsvSink:
     """Writes a metrics.csv in the run's own thread; its lock on the file makes it the run's only process.
 
-    Mode "x" makes a new file; "r+" continues one, and cuts off an incomplete last line of a killed run.
-
-    Raises: ValueError: another process writes the file, or it is not a metrics.csv; nothing was changed. OSError.
+    Mode "r+" continues a file, and cuts off an incomplete last line. Raises: ValueError: another process writes the
+    file, or it is not a metrics.csv; nothing was changed. OSError.
     """
 
     def __init__(self, path: Path, mode: Literal["x", "r+"]) -> None:
@@ -115,10 +114,9 @@ class _Summed(io.FileIO):
 
 
 def read_metrics(path: str | Path) -> list[Metric]:
-    """Read a metrics.csv, in the order written.
+    """Read a metrics.csv, in the order written; a last line without a newline, left by a killed run, is dropped.
 
-    A last line without a newline, left by a killed run, is dropped: its number may be cut short. In a run's directory
-    the file is verified as far as the run's last saved progress reaches.
+    In a run's directory the file is verified as far as the run's last saved progress reaches.
 
     Raises ValueError: the file is not a metrics.csv, one of its lines is not a metric, or it was changed.
     """
