@@ -21,7 +21,7 @@ from urllib.parse import quote
 from ...checks import absolute, came
 from ...errors import suppress_failed_calls
 from ...memory import is_locked
-from ..config.sections import SINKS
+from ..config import SINKS
 from .files import make_directory, opener, read_json, write_json
 from .sinks.csv import PROGRESS, CsvSink
 

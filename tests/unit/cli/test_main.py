@@ -4,12 +4,14 @@ import os
 import signal
 import subprocess
 import sys
+from unittest.mock import Mock
 
 import pytest
 
 from marlcore import DQN, IQN, Config, LearnerConfig, ReplayConfig, Result
 from marlcore.__main__ import COMMANDS, main
 from marlcore.cli import gc
+from marlcore.errors import EnvironmentFailed
 from marlcore.processes.control import Control
 from marlcore.processes.signals import Interrupts
 from marlcore.processes.telemetry import Telemetry
@@ -158,10 +160,15 @@ def test_a_stopped_run_says_how_it_is_resumed(tmp_path, capfd, monkeypatch, take
     assert capfd.readouterr().err == f"marlcore: stopped{STOPPED[taken]}\n"
 
 
-def test_another_broken_pipe_is_an_ordinary_error(capfd, monkeypatch):
-    def fail(arguments: list[str]) -> int:
-        raise BrokenPipeError(32, "the server is gone")
+FAILURES = {
+    "[Errno 32] the server is gone": BrokenPipeError(32, "the server is gone"),
+    "[Errno 24] Too many open files: 'a.py'; raise `ulimit -n`": OSError(24, "Too many open files", "a.py"),
+    "--env: ValueError: environment: none": EnvironmentFailed("env_fn: ValueError: environment: none"),
+}
 
-    monkeypatch.setattr(gc, "main", fail)
+
+@pytest.mark.parametrize("line", FAILURES)
+def test_a_failure_is_one_line(capfd, monkeypatch, line):
+    monkeypatch.setattr(gc, "main", Mock(side_effect=FAILURES[line]))
     assert main(["gc"]) == 2
-    assert capfd.readouterr().err == "marlcore: [Errno 32] the server is gone\n"
+    assert capfd.readouterr().err == f"marlcore: {line}\n"

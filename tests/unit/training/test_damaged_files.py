@@ -24,7 +24,7 @@ from marlcore.training.after.loaded_policy import SavedRun, save_policies
 from marlcore.training.config.policies import AssignedPolicy
 from marlcore.training.record import files
 from marlcore.training.record.checkpoints import load_checkpoint, save_checkpoint
-from marlcore.training.record.describe import described_policies
+from marlcore.training.record.descriptions import described_policies
 from marlcore.training.record.files import read_json, write_json
 from marlcore.training.record.run_directory import RunDirectory, checkpoint_path, read_config, read_progress
 from marlcore.training.record.sinks.csv import CsvSink

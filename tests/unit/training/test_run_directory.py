@@ -150,15 +150,11 @@ def test_metrics_read_back_exactly(tmp_path):
     with RunDirectory.create(tmp_path, {}) as run:
         for metric in [*metrics, Metric(2.0, 5, "a", "loss", math.nan)]:
             run.csv.record(metric)
+    run.close()  # again
+    check_refused(lambda: run.csv.record(metrics[0]), ClosedError, "metrics.csv': expected it open, it was closed")
     assert (tmp_path / "metrics.csv").read_text().startswith("time_s,step,agent,name,value\n0.30000000000000004,")
     *read, last = read_metrics(tmp_path / "metrics.csv")
     assert read == metrics and type(read[-1].value) is float and math.isnan(last.value)
-
-
-def test_a_line_cut_short_by_a_kill_is_dropped(tmp_path):
-    path = tmp_path / "metrics.csv"
-    path.write_text("time_s,step,agent,name,value\n1.0,1,a,loss,2.0\n2.0,2,a,loss,12")
-    assert read_metrics(path) == [Metric(1.0, 1, "a", "loss", 2.0)]
 
 
 LINES = {
@@ -192,6 +188,7 @@ DAMAGE = {  # the file, its content or what writes it, and what is said
         "metrics.csv': expected time_s,step,agent,name,value in line 2",
     ),
     "half a configuration": (CONFIG, b'{"seed": ', "config.json': expected a JSON object, got invalid JSON (Expecting"),
+    "brackets": (CONFIG, b"[" * 100_000, "config.json': expected a JSON object, got invalid JSON (maximum recursion"),
     "another configuration": (CONFIG, b"[1, 2]", "config.json': expected a JSON object, got [1, 2]"),
     "bytes": (PROGRESS, b"\xff\0", "run.json': expected the file as the run wrote it, got a changed or damaged one"),
     "a negative count": (
@@ -219,14 +216,17 @@ def test_a_run_with_a_damaged_file_is_refused_and_left_as_it_is(tmp_path, case):
     assert {path: path.is_file() and path.read_bytes() for path in tmp_path.rglob("*")} == before
 
 
-def test_a_resumed_run_goes_on_behind_its_last_whole_metric(tmp_path):
-    with RunDirectory.create(tmp_path / "run", {}) as run:
-        run.csv.record(Metric(1.0, 1, "a", "loss", 2.0))
-    with (tmp_path / "run" / "metrics.csv").open("a") as file:
+def test_a_line_cut_short_by_a_kill_is_dropped(tmp_path):
+    """A resumed run writes behind the last whole line."""
+    metrics = [Metric(float(step), step, "a", "loss", 2.0) for step in (1, 3)]
+    with RunDirectory.create(tmp_path, {}) as run:
+        run.csv.record(metrics[0])
+    with (tmp_path / "metrics.csv").open("a") as file:
         file.write("2.0,2,a,loss,12")
-    with RunDirectory.resume(tmp_path / "run") as run:
-        run.csv.record(Metric(3.0, 3, "a", "loss", 4.0))
-    assert [metric.step for metric in read_metrics(tmp_path / "run" / "metrics.csv")] == [1, 3]
+    assert read_metrics(tmp_path / "metrics.csv") == metrics[:1]
+    with RunDirectory.resume(tmp_path) as run:
+        run.csv.record(metrics[1])
+    assert read_metrics(tmp_path / "metrics.csv") == metrics
 
 
 @pytest.mark.parametrize(("saved", "step", "kept"), [(0, 0, 0), (0, 20, 2), (1, 0, 1), (3, 20, 3)])
@@ -251,17 +251,6 @@ def test_a_live_run_is_not_resumed(tmp_path):
         says = f"resume: expected a run that has ended, got {str(tmp_path)!r}, which is still running"
         check_refused(lambda: RunDirectory.resume(tmp_path), ValueError, says)
     RunDirectory.resume(tmp_path).close()
-
-
-def test_metrics_are_visible_after_a_flush_until_the_run_is_closed(tmp_path):
-    run = RunDirectory.create(tmp_path, {})
-    run.csv.record(Metric(1.0, 10, "a", "loss", 0.5))
-    run.csv.flush()
-    assert len(read_metrics(tmp_path / "metrics.csv")) == 1
-    run.close()
-    run.close()
-    with pytest.raises(ClosedError):
-        run.csv.record(Metric(0.0, 0, "a", "loss", 0.0))
 
 
 def test_any_name_of_a_worker_or_agent_has_its_file(tmp_path):

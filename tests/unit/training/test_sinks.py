@@ -22,7 +22,7 @@ from marlcore.cli import CommandLine
 from marlcore.declared import changed, hints_of
 from marlcore.processes import STEPS, Control, Metric, Telemetry
 from marlcore.training import MetricsConfig, read_metrics
-from marlcore.training.config.sections import SINKS
+from marlcore.training.config import SINKS
 from marlcore.training.record import monitor as monitors
 from marlcore.training.record.monitor import Monitor
 from marlcore.training.record.run_directory import RunDirectory
@@ -330,29 +330,24 @@ def test_a_failure_is_reported_before_a_close_that_hangs(caplog):
     assert len(caplog.records) == 1 and sink.lost == 1
 
 
-def test_a_callback_that_exits_ends_only_itself(caplog):
+@pytest.mark.parametrize("threads", [True, False])
+def test_a_callback_that_exits_or_gets_no_thread_is_reported_once(monkeypatch, caplog, threads):
+    if not threads:
+        monkeypatch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
     with closing(calling(lambda metric: sys.exit(3))) as sink:
-        sink.record(STREAM[0])
-    assert sink.lost == 1 and "SystemExit: 3" in caplog.text
-
-
-def test_a_sink_without_a_thread_is_reported_once(monkeypatch, caplog):
-    monkeypatch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
-    with closing(Background("held", Held)) as sink:
         for metric in STREAM:
             sink.record(metric)
-    assert sink.lost == 4
-    assert len(caplog.records) == 1 and "can't start new thread" in caplog.text
+    assert sink.lost == 4 and len(caplog.records) == 1
+    assert ("SystemExit: 3" if threads else "can't start new thread") in caplog.text
 
 
 def test_a_closed_sink_takes_nothing_and_may_be_closed_again():
     taken: list[Metric] = []
     sink = calling(taken.append)
-    sink.record(STREAM[0])
-    sink.close()
-    sink.record(STREAM[1])
-    sink.flush()
-    sink.close()
+    for metric in STREAM[:2]:
+        sink.record(metric)
+        sink.flush()
+        sink.close()
     assert taken == STREAM[:1] and sink.lost == 1
 
 

@@ -19,7 +19,7 @@ from marlcore.training.after.loaded_policy import SavedRun, save_policies
 from marlcore.training.config.policies import AssignedPolicy
 from marlcore.training.loops import build_model
 from marlcore.training.record.checkpoints import save_checkpoint
-from marlcore.training.record.describe import POLICIES, describe, described_policies, write_policies
+from marlcore.training.record.descriptions import POLICIES, describe, described_policies, write_policies
 from marlcore.training.record.files import read_json, write_json, write_sealed
 from marlcore.training.record.run_directory import RunDirectory, checkpoint_path
 
