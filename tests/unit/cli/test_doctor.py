@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -38,29 +39,14 @@ def mounts(tmp_path: Path, *kinds: tuple[Path, str]) -> Path:
     return tmp_path / "mountinfo"
 
 
-class FakeTorch:
-    """A torch with these GPUs; `broken` is what the driver, or the first use of one, says."""
-
-    def __init__(self, gpus: int = 0, mps: bool = False, broken: str = "", threads: int = 1) -> None:
-        self.cuda = SimpleNamespace(
-            is_available=self.available, device_count=lambda: gpus, get_device_name=lambda i: f"GPU {i}"
-        )
-        self.backends = SimpleNamespace(mps=SimpleNamespace(is_available=lambda: mps))
-        self.gpus, self.broken, self.get_num_threads = gpus, broken, lambda: threads
-
-    def available(self) -> bool:
-        if self.broken and not self.gpus:
-            warnings.warn(self.broken, stacklevel=1)
-        return self.gpus > 0
-
-    def ones(self, n: int, device: str) -> SimpleNamespace:
-        if self.broken:
-            raise RuntimeError(self.broken)
-        return SimpleNamespace(item=lambda: 1.0)
-
-
-def no_cache() -> Path:
-    raise RuntimeError("cannot cache function 'draw': no locator available")
+def fake_torch(gpus: int = 0, mps: bool = False, threads: int = 1, warns: str = "", fails: str = "") -> Any:
+    """A torch with these GPUs; the driver warns of something, or the first use of a GPU fails."""
+    torch = Mock(**{"cuda.device_count.return_value": gpus, "get_num_threads.return_value": threads})
+    torch.cuda.is_available = lambda: (warns and warnings.warn(warns, stacklevel=1)) or gpus > 0
+    torch.cuda.get_device_name = "GPU {}".format
+    torch.backends.mps.is_available.return_value = mps
+    torch.ones.side_effect = RuntimeError(fails) if fails else None
+    return torch
 
 
 def limit(left: int) -> Callable[[], MemoryLimit]:
@@ -77,14 +63,14 @@ LOOKS = {
     "no limit": (doctor.check_memory_limit, [lambda: None], "ok", "no limit", ""),
     "a wide limit": (doctor.check_memory_limit, [limit(4 * GIB)], "ok", "8.0 GiB, 4.0 GiB free", ""),
     "processors works": (doctor.check_processors, [lambda: 4.0], "ok", "4 for 1 actors and 3 learners", ""),
-    "threads works": (doctor.check_threads, [FakeTorch(threads=2), lambda: 2.0, {}], "ok", "torch uses 2", ""),
-    "a thread for half a processor": (doctor.check_threads, [FakeTorch(), lambda: 0.5, {}], "ok", "torch uses 1", ""),
+    "threads works": (doctor.check_threads, [fake_torch(threads=2), lambda: 2.0, {}], "ok", "torch uses 2", ""),
+    "a thread for half a processor": (doctor.check_threads, [fake_torch(), lambda: 0.5, {}], "ok", "torch uses 1", ""),
     "cache": (doctor.check_numba_cache, [lambda: Path("/tmp"), {}], "ok", "kernels are cached in /tmp", ""),
     "asked cache": (doctor.check_numba_cache, [lambda: Path("/tmp"), {"NUMBA_CACHE_DIR": "/"}], "ok", "kernels", ""),
     "Numba's cache": (doctor.check_numba_cache, [], "ok", "kernels are cached in /", ""),
-    "no GPU": (doctor.check_gpu, [FakeTorch()], "ok", "none; learners train on the CPU", ""),
-    "two GPUs": (doctor.check_gpu, [FakeTorch(gpus=2)], "ok", "cuda:0 GPU 0, cuda:1 GPU 1", ""),
-    "a Mac's": (doctor.check_gpu, [FakeTorch(mps=True)], "ok", "mps Metal", ""),
+    "no GPU": (doctor.check_gpu, [fake_torch()], "ok", "none; learners train on the CPU", ""),
+    "two GPUs": (doctor.check_gpu, [fake_torch(gpus=2)], "ok", "cuda:0 GPU 0, cuda:1 GPU 1", ""),
+    "a Mac's": (doctor.check_gpu, [fake_torch(mps=True)], "ok", "mps Metal", ""),
     **{
         " ".join(at): (doctor.check_python, at, "problem", f"on {', '.join(at)}", "use Linux")
         for at in [("darwin", "arm64"), ("linux", "riscv64"), ("win32", "x86_64")]
@@ -100,11 +86,13 @@ LOOKS = {
     ),
     "processors": (doctor.check_processors, [lambda: 1.5], "warning", "1.5 for 1 actors and 3 learners", "--cpus"),
     "threads": (
-        doctor.check_threads, [FakeTorch(threads=64), lambda: 2.5, {"OMP_NUM_THREADS": "64"}], "warning",
+        doctor.check_threads, [fake_torch(threads=64), lambda: 2.5, {"OMP_NUM_THREADS": "64"}], "warning",
         "64 a process, OMP_NUM_THREADS is 64, for 2 processors", "OMP_NUM_THREADS=1",
     ),
     "interpreted": (doctor.check_numba_cache, [None, {"NUMBA_DISABLE_JIT": "1"}], "problem", "is set", "unset"),
-    "no cache": (doctor.check_numba_cache, [no_cache, {}], "problem", "cannot be cached: ", "set NUMBA_CACHE_DIR"),
+    "no cache": (
+        doctor.check_numba_cache, [Mock(side_effect=RuntimeError), {}], "problem", "cannot be cached: ", "set NUMBA_",
+    ),
     "closed cache": (
         doctor.check_numba_cache, [lambda: Path("/proc/no"), {}], "problem", "cannot be cached: ", "NUMBA_CACHE_DIR",
     ),
@@ -113,10 +101,10 @@ LOOKS = {
         "/proc/no cannot be written; kernels are cached in /tmp", "NUMBA_CACHE_DIR",
     ),
     "broken GPU": (
-        doctor.check_gpu, [FakeTorch(gpus=1, broken="CUDA error: no kernel\nis available")], "problem",
+        doctor.check_gpu, [fake_torch(gpus=1, fails="CUDA error: no kernel\nis available")], "problem",
         "cuda:0 (GPU 0): CUDA error: no kernel is available", "--learner.device cpu",
     ),
-    "broken driver": (doctor.check_gpu, [FakeTorch(broken="driver too old")], "warning", "driver too old", "driver"),
+    "broken driver": (doctor.check_gpu, [fake_torch(warns="driver too old")], "warning", "driver too old", "driver"),
 }  # fmt: skip
 
 

@@ -74,36 +74,19 @@ class Held:
         self.closed = True
 
 
-class Faulty:
-    """A sink some of whose methods raise."""
+def faulty(*methods: str) -> Mock:
+    """A sink of which these methods raise; `make` makes it."""
 
-    def __init__(self, fault: str) -> None:
-        self.fault, self.taken, self.closed = fault, 0, 0
+    def fail(*_: object) -> None:
+        raise RuntimeError("the server\nsaid no")
 
-    def make(self) -> "Faulty":
-        self._raise("make")
-        return self
-
-    def _raise(self, method: str) -> None:
-        if method in self.fault.split():
-            raise RuntimeError("the server\nsaid no")
-
-    def record(self, metric: Metric) -> None:
-        self._raise("record")
-        self.taken += 1
-
-    def flush(self) -> None:
-        self._raise("flush")
-
-    def close(self) -> None:
-        self.closed += 1
-        self._raise("close")
+    sink = Mock(**{f"{method}.side_effect": fail for method in methods})
+    sink.make.return_value = sink
+    return sink
 
 
 @contextmanager
-def monitored(
-    path: Path, *others: Background, total_steps: int = 1000
-) -> Iterator[tuple[Monitor, Callable[[Metric], None], Sinks]]:
+def monitored(path: Path, *others: Background, total_steps: int = 1000) -> Iterator[tuple[Any, ...]]:
     """A monitor of one worker, the worker's report, and the monitor's sinks."""
     with (
         RunDirectory.create(path, {}) as run,
@@ -121,8 +104,7 @@ def monitored(
 def test_every_sink_gets_the_same_numbers(tmp_path):
     called: list[Metric] = []
     tensorboard = Background("tensorboard", lambda: TensorBoardSink(tmp_path / "run"))
-    callback = calling(called.append)
-    with monitored(tmp_path / "run", tensorboard, callback) as (monitor, report, sinks):
+    with monitored(tmp_path / "run", tensorboard, calling(called.append)) as (monitor, report, sinks):
         for metric in STREAM:
             report(metric)
         monitor.tick()
@@ -298,9 +280,9 @@ def test_a_hanging_sink_does_not_keep_the_interpreter(program):
 )
 def test_a_sink_that_raises_is_reported_once(tmp_path, caplog, fault, taken, closed):
     """It is then left alone, its later metrics count as lost, and the other sinks and the run continue."""
-    sink, called = Faulty(fault), []
-    faulty, callback = Background("faulty", sink.make), calling(called.append)
-    with monitored(tmp_path / "run", faulty, callback) as (monitor, report, sinks):
+    sink, called = faulty(*fault.split()), []
+    others = Background("faulty", sink.make), calling(called.append)
+    with monitored(tmp_path / "run", *others) as (monitor, report, sinks):
         report(STREAM[0])
         monitor.tick()
         sinks.flush()
@@ -313,15 +295,15 @@ def test_a_sink_that_raises_is_reported_once(tmp_path, caplog, fault, taken, clo
         sinks.close()
         assert sinks.lost == {"faulty": 1 + len(rest) - taken, "callback": 0}
     assert called == [STREAM[0], *rest] == read_metrics(tmp_path / "run" / "metrics.csv")
-    assert (sink.taken, sink.closed) == (taken, closed)
+    assert (sink.record.call_count - ("record" in fault), sink.close.call_count) == (taken, closed)
     (said,) = (record.getMessage() for record in caplog.records if "failed" in record.getMessage())
     says = f"metrics: the sink faulty failed and gets no more metrics: RuntimeError: the server said no ({__file__}:"
     assert said.startswith(says) and re.fullmatch(r"\d+\)", said.removeprefix(says))
 
 
 def test_a_failure_is_reported_before_a_close_that_hangs(caplog):
-    release, stuck = threading.Event(), Faulty("record")
-    stuck.close = lambda: release.wait(PATIENCE_S)  # type: ignore[assignment, return-value]
+    release, stuck = threading.Event(), faulty("record")
+    stuck.close = lambda: release.wait(PATIENCE_S)
     with closing(Background("stuck", stuck.make)) as sink:
         sink.record(STREAM[0])
         until(lambda: "the server said no" in caplog.text)
