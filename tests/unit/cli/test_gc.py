@@ -41,21 +41,15 @@ def collected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..
     return collect
 
 
-@pytest.fixture
-def left(program, tmp_path):
-    """The path of what a killed process left."""
+def test_what_a_killed_process_left_is_removed_but_by_a_dry_run(program, collected, tmp_path):
     owner = program(HOLD, args=[tmp_path / "marlcore-left"])
-    path = Path(owner.line())
+    left = Path(owner.line())
     owner.kill()
-    return path
-
-
-def test_what_a_killed_process_left_is_removed_but_by_a_dry_run(collected, left):
     for _ in range(2):
-        found = collected("--dry-run")
-        state, nbytes, age, pids = found["marlcore-left"]
+        segments = collected("--dry-run")
+        state, nbytes, age, pids = segments["marlcore-left"]
         assert (state, int(nbytes), pids) == ("orphaned", 16_384, "-") and int(age) >= 0
-        assert found["total"] == ["16384", "1"] and left.exists()
+        assert segments["total"] == ["16384", "1"] and left.exists()
     assert collected()["marlcore-left"][:2] == ["removed", "16384"]
     assert not left.exists() and collected() == {"total": ["0", "0"]}
 
@@ -131,11 +125,10 @@ def test_the_command_removes_dead_segments_alone(program):
     live, dead = program(HOLD), program(HOLD)
     live_path, dead_path = Path(live.line()), Path(dead.line())
     dead.kill()
-    command = [sys.executable, "-W", "error", "-m", "marlcore", "gc"]
-    dry = lines(subprocess.check_output([*command, "--dry-run"], text=True))
-    assert dry[live_path.name][::3] == ["kept", str(live.pid)]
-    done = lines(subprocess.check_output(command, text=True))
-    assert done[live_path.name][::3] == ["kept", str(live.pid)]
+    for arguments in (["--dry-run"], []):
+        command = [sys.executable, "-W", "error", "-m", "marlcore", "gc", *arguments]
+        segments = lines(subprocess.check_output(command, text=True))
+        assert segments[live_path.name][::3] == ["kept", str(live.pid)]
     assert live_path.exists() and not dead_path.exists()
     live.finish()  # it lets go of its segment
 

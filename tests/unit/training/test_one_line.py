@@ -25,18 +25,18 @@ def test_settings_of_many_brackets_are_refused(tmp_path, text):
         read_settings(tmp_path / "settings.yaml")
 
 
-@pytest.mark.parametrize(
-    ("text", "hint"),
-    [
-        ("learner: {learning_rate: 1}", "algorithm.learning_rate"),
-        ("actor: {batch_size: 1}", "learner.batch_size"),
-        ("algorithm: {gamma: 1}", "learner.gamma"),
-    ],
-)
-def test_a_setting_of_another_section_is_named(tmp_path, capsys, text, hint):
+ELSEWHERE = {
+    "learner: {learning_rate: 1}": "algorithm.learning_rate",
+    "actor: {batch_size: 1}": "learner.batch_size",
+    "algorithm: {gamma: 1}": "learner.gamma",
+}
+
+
+@pytest.mark.parametrize("text", ELSEWHERE)
+def test_a_setting_of_another_section_is_named(tmp_path, capsys, text):
     (tmp_path / "settings.yaml").write_text(text)
     assert main(["train", "--settings", str(tmp_path / "settings.yaml")]) == 2
-    assert f"; did you mean {hint}?" in capsys.readouterr().err
+    assert f"; did you mean {ELSEWHERE[text]}?" in capsys.readouterr().err
 
 
 def test_a_schedule_of_many_brackets_is_refused():
