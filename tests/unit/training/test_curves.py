@@ -48,7 +48,7 @@ RUNS = {
 def test_a_run_is_plotted_at_1200_by_700(tmp_path, case):
     """pyplot, which keeps figures alive and may look for a display, is not imported."""
     loaded = "matplotlib.pyplot" in sys.modules
-    curves.draw(RUNS[case], tmp_path / "curves.png", "costs $5 or $x_")
+    curves.plot_run(RUNS[case], tmp_path / "curves.png", "costs $5 or $x_")
     assert size(tmp_path / "curves.png") == (1200, 700)
     assert [entry.name for entry in tmp_path.iterdir()] == ["curves.png"]
     assert ("matplotlib.pyplot" in sys.modules) == loaded
@@ -59,7 +59,7 @@ def test_a_picture_is_replaced_only_when_the_next_is_whole(tmp_path, monkeypatch
     path.write_bytes(b"old")
     monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
     with pytest.raises(OSError, match="disk full"):
-        curves.draw([episode(1, 2.0)], path, "run")
+        curves.plot_run([episode(1, 2.0)], path, "run")
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
 
