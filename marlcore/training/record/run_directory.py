@@ -37,8 +37,8 @@ class RunDirectory:
         metrics.csv             every metric, one a line; its lock keeps other processes out
         tensorboard/, wandb/    the same, where `Config.metrics` names these sinks
         logs/<worker>.log
-        checkpoints/<agent>.pt, and <agent>.replay where replays are saved
-        checkpoints/<agent>.best.pt and <agent>.<step>.pt, kept by evaluations
+        checkpoints/<policy>.pt, and <policy>.replay where replays are saved
+        checkpoints/<policy>.best.pt and <policy>.<step>.pt, kept by evaluations
         checkpoints/run.json    the run's progress
     """
 
@@ -93,7 +93,6 @@ class RunDirectory:
         self._undo.pop_all()
 
     def replace_config(self, config: Mapping[str, Any]) -> None:
-        """Writes the configuration of the resumed run."""
         write_json(self.path / "config.json", config, indent=2)
 
     def save_progress(self, progress: Mapping[str, Any]) -> None:
@@ -105,16 +104,13 @@ class RunDirectory:
         self.csv.close()
 
     def log_path(self, worker: str) -> Path:
-        """A worker's log file."""
         return self.path / "logs" / f"{_file_name(worker)}.log"
 
-    def checkpoint_path(self, agent: str) -> Path:
-        """An agent's checkpoint file."""
-        return checkpoint_path(self.path, agent)
+    def checkpoint_path(self, policy: str) -> Path:
+        return checkpoint_path(self.path, policy)
 
-    def replay_path(self, agent: str) -> Path:
-        """The file of an agent's saved replay."""
-        return self.path / "checkpoints" / f"{_file_name(agent)}.replay"
+    def replay_path(self, policy: str) -> Path:
+        return self.path / "checkpoints" / f"{_file_name(policy)}.replay"
 
     def __enter__(self) -> RunDirectory:
         return self
