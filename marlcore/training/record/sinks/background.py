@@ -13,16 +13,14 @@ from enum import Enum, auto
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from ....processes import Metric
 from ....references import resolve
+from ...config import MetricsConfig
 from .csv import CsvSink
 from .tensorboard import TensorBoardSink
 from .wandb import WandbSink, check_wandb
-
-if TYPE_CHECKING:
-    from ...config import MetricsConfig
 
 CAPACITY = 10_000  # metrics that wait; about 2 MB
 CLOSE_S = 5.0  # for a sink to write what waits and to close
@@ -167,20 +165,18 @@ class Sinks:
     """Sinks as one: metrics.csv, which the run's directory closes, and others with a thread each."""
 
     def __init__(self, csv: CsvSink, others: list[Background]) -> None:
-        self._csv = csv
         self._others = others
+        self._all: list[CsvSink | Background] = [csv, *others]
         self._closed = False
 
     def record(self, metric: Metric) -> None:
         """Takes a metric. Raises OSError: metrics.csv could not be written."""
-        self._csv.record(metric)
-        for sink in self._others:
+        for sink in self._all:
             sink.record(metric)
 
     def flush(self) -> None:
         """Hands everything recorded so far to its readers; only metrics.csv is flushed at once."""
-        self._csv.flush()
-        for sink in self._others:
+        for sink in self._all:
             sink.flush()
 
     def close(self, timeout: float = CLOSE_S) -> None:
