@@ -28,7 +28,7 @@ from marlcore.envs import factory, vectorize
 from marlcore.processes import Metric
 from marlcore.spaces import MASK
 from marlcore.training import read_metrics
-from marlcore.training.record.curves import draw_runs
+from marlcore.training.record.curves import plot_runs
 
 from .tasks import TASKS, Task
 
@@ -158,7 +158,7 @@ def _draw(task: str, curves: list[list[Metric]], beside: str | None, others: lis
             [replace(one, agent=task) for one in mine] + [replace(one, agent=beside) for one in theirs]
             for mine, theirs in zip(curves, others, strict=True)
         ]
-    draw_runs(curves, path, f"{task}, {len(curves)} seeds")
+    plot_runs(curves, path, f"{task}, {len(curves)} seeds")
 
 
 def _file_name(task: str) -> str:

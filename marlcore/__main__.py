@@ -14,10 +14,7 @@ from importlib import import_module
 
 
 def _prepare_streams() -> None:
-    """Open the null device in place of standard streams that the parent process closed.
-
-    Python sets such a stream to None, and the next opened files would get its descriptor number.
-    """
+    """Opens the null device for closed standard streams, since the next opened files would get their numbers."""
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(fd, True)
     os.close(fd)

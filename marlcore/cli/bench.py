@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import platform
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import cycle
 from statistics import median
+from timeit import repeat, timeit
 from typing import Any
 
 import numpy as np
@@ -98,30 +97,18 @@ def interleaved(runs: dict[str, Run]) -> dict[str, float]:
     """By name: the median seconds of a run; the runs alternate, round by round."""
     counts = {}
     for name, run in runs.items():
-        _seconds(run, 16)
-        counts[name] = max(1, int(ROUND_S / min(_seconds(run, 4) for _ in range(5))))
+        timeit(run, number=16)
+        counts[name] = max(1, int(4 * ROUND_S / min(repeat(run, number=4))))
     times: dict[str, list[float]] = {name: [] for name in runs}
-    gc.collect()
-    gc.disable()
-    try:
-        for _ in range(ROUNDS):
-            for name, run in runs.items():
-                times[name].append(_seconds(run, counts[name]))
-    finally:
-        gc.enable()
+    for _ in range(ROUNDS):
+        for name, run in runs.items():
+            times[name].append(timeit(run, number=counts[name]) / counts[name])
     return {name: median(seconds) for name, seconds in times.items()}
 
 
 def _measured(name: str, run: Run, bound: str, bound_run: Run) -> Measurement:
     seconds = interleaved({"run": run, "bound": bound_run})
     return Measurement(name, 1e6 * seconds["run"], bound, 1e6 * seconds["bound"])
-
-
-def _seconds(run: Run, times: int) -> float:
-    began = time.perf_counter()
-    for _ in range(times):
-        run()
-    return (time.perf_counter() - began) / times
 
 
 def _of_vectors() -> Iterator[Measurement]:

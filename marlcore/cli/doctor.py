@@ -21,10 +21,11 @@ from typing import Any, Literal
 
 from .. import __version__, cgroup
 from ..errors import MarlcoreError
-from .kernel_features import FEATURES
+from .linux_features import FEATURES
 from .options import CommandLine, print_table
 
 SHM_DIR = Path("/dev/shm")
+MOUNTS = Path("/proc/self/mountinfo")
 MACHINES = ("x86_64", "aarch64")
 ROWS, WARMUP = 100_000, 500  # of a default replay; without its warm-up, training never starts
 ACTORS, LEARNERS = 1, 3  # of a default run
@@ -32,6 +33,8 @@ _FAILURES = (AttributeError, ImportError, LookupError, OSError, RuntimeError, Va
 _NO_TORCH = "torch is not installed, which only training needs"
 
 State = Literal["ok", "warning", "problem"]
+Count = Callable[[], float]
+Environment = Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -118,11 +121,7 @@ def check_packages(names: Sequence[str] = ("numpy", "numba", "torch", "cffi")) -
 # ---- memory ----
 
 
-def check_shared_memory(
-    directory: Path = SHM_DIR,
-    mounts: Path = Path("/proc/self/mountinfo"),
-    statvfs: Callable[[Path], os.statvfs_result] = os.statvfs,
-) -> Finding:
+def check_shared_memory(directory: Path = SHM_DIR, mounts: Path = MOUNTS, statvfs: Any = os.statvfs) -> Finding:
     """Whether /dev/shm is memory, is writable, and has room for replays."""
     if not directory.is_dir():
         return Finding("problem", f"{directory} is no directory", f"mount a tmpfs at {directory}")
@@ -205,7 +204,7 @@ def processors() -> float:
     return min(float(len(os.sched_getaffinity(0))), cgroup.cpu_quota() or float("inf"))
 
 
-def check_processors(available: Callable[[], float] = processors) -> Finding:
+def check_processors(available: Count = processors) -> Finding:
     """Whether each process of a default run has a processor."""
     count = available()
     found = f"{count:g} for {ACTORS} actors and {LEARNERS} learners of a default run"
@@ -213,14 +212,12 @@ def check_processors(available: Callable[[], float] = processors) -> Finding:
     return Finding("ok", found) if count >= ACTORS + LEARNERS else Finding("warning", found, advice)
 
 
-def check_threads(
-    torch: Any = None, available: Callable[[], float] = processors, environment: Mapping[str, str] = os.environ
-) -> Finding:
+def check_threads(torch: Any = None, available: Count = processors, environ: Environment = os.environ) -> Finding:
     """Whether torch starts more threads than there are processors; `marlcore train` sets the threads itself."""
     if (torch := torch or _torch()) is None:
         return Finding("ok", _NO_TORCH)
     count, limit = torch.get_num_threads(), max(1, int(available()))
-    found = f"torch uses {count} a process, OMP_NUM_THREADS is {environment.get('OMP_NUM_THREADS', 'not set')}"
+    found = f"torch uses {count} a process, OMP_NUM_THREADS is {environ.get('OMP_NUM_THREADS', 'not set')}"
     if count <= limit:
         return Finding("ok", found)
     advice = "set OMP_NUM_THREADS=1 for programs of several processes"
@@ -234,11 +231,9 @@ def _torch() -> Any:
         return None
 
 
-def check_numba_cache(
-    cache: Callable[[], Path | None] | None = None, environment: Mapping[str, str] = os.environ
-) -> Finding:
+def check_numba_cache(cache: Callable[[], Path | None] | None = None, environ: Environment = os.environ) -> Finding:
     """Whether compiled kernels are kept between starts."""
-    if environment.get("NUMBA_DISABLE_JIT", "0") not in ("", "0"):
+    if environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0"):
         found = "NUMBA_DISABLE_JIT is set, but marlcore needs compiled kernels"
         return Finding("problem", found, "unset NUMBA_DISABLE_JIT")
     advice = "set NUMBA_CACHE_DIR to a directory that can be written"
@@ -251,7 +246,7 @@ def check_numba_cache(
         tempfile.TemporaryFile(dir=path).close()
     except (OSError, RuntimeError) as error:
         return Finding("problem", f"kernels cannot be cached: {_one_line(error)}", advice)
-    asked = environment.get("NUMBA_CACHE_DIR")
+    asked = environ.get("NUMBA_CACHE_DIR")
     path = path.absolute()
     if asked and not path.is_relative_to(Path(asked).absolute()):
         return Finding("warning", f"{asked} cannot be written; kernels are cached in {path}", advice)

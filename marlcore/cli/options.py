@@ -21,18 +21,14 @@ T = TypeVar("T")
 Refuse = Callable[[str], str]
 
 _COLOURS = {"ok": "green", "warning": "yellow", "problem": "red"}
-_EXPECTED = {int: "an integer", float: "a number", bool: "True or False", types.NoneType: "None"}
+_EXPECTED = {int: "an integer", float: "a number"}
 
 
 class CommandLine:
-    """The words of a command, by option: --name WORD ..., --name=WORD, --flag or --no-flag.
-
-    Attributes:
-        words: by name of an option, with underscores.
-    """
+    """The words of a command, by option: --name WORD ..., --name=WORD, --flag or --no-flag."""
 
     def __init__(self, command: str, arguments: list[str]) -> None:
-        self.words: dict[str, list[str]] = {}
+        self.words: dict[str, list[str]] = {}  # by name of an option, with underscores
         self.asks_for_help = not {"-h", "--help"}.isdisjoint(arguments)
         self._command = command
         self._free: list[str] = []
@@ -62,14 +58,9 @@ class CommandLine:
     def read(
         self, hints: Mapping[str, Any], positional: str = "", refuse: Refuse = "unknown option {}".format
     ) -> dict[str, Any]:
-        """The values of the options, by name.
+        """The values of the options by name, read by their types; a word without an option is that of `positional`.
 
-        Args:
-            hints: the types of the known options, by name.
-            positional: the one that a word without an option gives.
-            refuse: makes the message for an unknown option; the nearest known option is appended.
-
-        Raises: ValueError: an option is unknown or not of its type, in one line.
+        Raises ValueError: an option is not of its type, or unknown, as `refuse` says of it.
         """
         values: dict[str, Any] = {}
         free = [*self._free]
@@ -155,29 +146,32 @@ def _of_kind(kind: Any, words: list[str]) -> Any:
         return {name: _read("", inside[-1] if inside else str, [word]) for name, word in pairs}
     if _is_collection(kind):
         fixed = origin is tuple and Ellipsis not in (inside or [...])
-        each = inside if fixed else [*inside[:1], str][:1] * len(words)
-        return origin(_read("", member, [word]) for member, word in zip(each, words, strict=True))
+        kinds = inside if fixed else [*inside[:1], str][:1] * len(words)
+        return origin(_read("", member, [word]) for member, word in zip(kinds, words, strict=True))
     (word,) = words
-    if origin is Literal:
-        return {str(choice): choice for choice in inside}[word]
-    if kind in (bool, types.NoneType):
-        return {"True": True, "False": False, "None": None}[word]
-    if kind in (int, float):
-        return kind(word)
-    return kind[word] if isinstance(kind, type) and issubclass(kind, Enum) else word
+    if choices := _choices(kind):
+        return choices[word]
+    return kind(word) if kind in (int, float) else word
 
 
 def _expected(kind: Any) -> str:
     inside = get_args(kind)
-    if get_origin(kind) is Literal:
-        return listed(inside)
+    if choices := _choices(kind):
+        return listed(choices)
     if (get_origin(kind) or kind) in (dict, Mapping):
         return f"pairs of a name and {_expected(_members(inside[-1])[0]) if inside else 'a value'}"
     if _is_collection(kind):
         return f"words that are each {_expected(_members(inside[0])[0])}" if inside else "words"
-    if isinstance(kind, type) and issubclass(kind, Enum):
-        return listed(kind.__members__)
     return _EXPECTED.get(kind, "a value")
+
+
+def _choices(kind: Any) -> Mapping[str, Any]:
+    """By word: the values of a type that has few; empty for other types."""
+    if get_origin(kind) is Literal:
+        return {str(choice): choice for choice in get_args(kind)}
+    if kind in (bool, types.NoneType):
+        return {"True": True, "False": False} if kind is bool else {"None": None}
+    return kind.__members__ if isinstance(kind, type) and issubclass(kind, Enum) else {}
 
 
 def _option(name: str) -> str:

@@ -37,10 +37,7 @@ def check_format(path: str) -> None:
 
 
 def film(run: EvaluatedRun, seed: int) -> tuple[list[Frame], float]:
-    """The frames of one greedy episode, and how many there are in a second.
-
-    Raises: ValueError: the environment does not render.
-    """
+    """The frames of one greedy episode, and their number in a second. Raises ValueError: it is not rendered."""
     raw = _rendering(run.env_fn)
     camera = _Camera(raw)
     with closing(vectorize(lambda: raw, 1)) as env:
@@ -78,10 +75,9 @@ def _takes_render_mode(function: Callable[..., Any]) -> bool:
 
 
 class _Camera:
-    """Renders an environment after its reset and each of its steps, until its next episode.
+    """Films the first episode of an environment that has steps.
 
-    Adapters and vector environments hide the environment behind them, so the camera wraps its own methods. `frames` are
-    of the first episode that has steps; `failed` says why it could not render.
+    It wraps the environment's own methods, since adapters and vector environments hide the environment behind them.
     """
 
     def __init__(self, env: Any) -> None:

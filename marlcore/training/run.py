@@ -23,7 +23,7 @@ from ..processes import Interrupts, Metric, check_picklable
 from .after import LoadedPolicy, SavedRun, published_policy
 from .config import AssignedPolicy, Config, assign, check_applied, source_of
 from .loops import choose_device
-from .record import RUNS, Status, draw, final_returns, read_metrics
+from .record import RUNS, Status, final_returns, plot_run, read_metrics
 from .self_play import FILE as PAYOFF
 from .self_play import check_self_play, draw_payoff, policies_in_self_play
 from .session import Session, Setup
@@ -290,7 +290,7 @@ def _result(session: Session) -> Result:
     metrics = read_metrics(run_dir / "metrics.csv")
     algorithms = ", ".join(dict.fromkeys(type(policy.algorithm).__name__ for policy in policies))
     title = f"{session.described['env']}, {algorithms}, seed {config.seed}"
-    draw(metrics, run_dir / "curves.png", title)
+    plot_run(metrics, run_dir / "curves.png", title)
     if (run_dir / PAYOFF).exists():
         draw_payoff(run_dir / PAYOFF, run_dir / "payoff.png", title)
     returns = final_returns(metrics, config.total_steps, chain(*(policy.agents for policy in policies)))

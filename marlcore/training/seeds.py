@@ -9,7 +9,7 @@ from typing import Any
 
 from ..checks import absolute
 from .config import Config
-from .record import RUNS, draw_runs, read_config, read_metrics
+from .record import RUNS, plot_runs, read_config, read_metrics
 from .run import Algorithms, Result, train
 
 
@@ -39,5 +39,5 @@ def train_seeds(
         runs = [read_metrics(result.run_dir / "metrics.csv") for result in results]
         described = read_config(results[0].run_dir)
         title = f"{described['env']}, {described['algorithm']}, seeds {', '.join(map(str, seeds[: len(runs)]))}"
-        draw_runs(runs, folder / "curves.png", title)
+        plot_runs(runs, folder / "curves.png", title)
     return results

@@ -28,6 +28,6 @@ from .policies import (
     source_of,
 )
 from .schedules import Constant, Custom, Exponential, Linear, Piecewise, Schedule, is_custom
-from .sections import EPSILON
+from .sections import EPSILON, SINKS
 from .self_play import BOTH, SelfPlayConfig, absolute_anchors
 from .settings_file import Settings, read_settings

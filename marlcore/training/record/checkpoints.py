@@ -31,9 +31,7 @@ class KeptCheckpoints:
     def add(self, state: dict[str, Any], mean: float, best: float | None = None) -> None:
         """Saves a state among the last ones, and as the best if its mean return exceeds the best one's.
 
-        Args:
-            state: the weights of the acting part as "acting", and their "version", "updates" and "step".
-            best: return of the best weights in the same games; None for what they had when they were saved.
+        `best` is the return of the best weights in the same games; None stands for their return when they were saved.
         """
         state["return"] = mean
         step = int(state["step"])

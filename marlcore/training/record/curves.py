@@ -48,14 +48,14 @@ def say_that_none_ended(axes: Axes) -> None:
     axes.text(0.5, 0.5, "no episode has ended", transform=axes.transAxes, ha="center", fontsize=15)
 
 
-def draw(metrics: list[Metric], path: Path, title: str) -> None:
+def plot_run(metrics: list[Metric], path: Path, title: str) -> None:
     """Plots each agent's finite `episode_return`s over steps as points, and their running mean, as a PNG at `path`."""
     curves = returns_of(metrics)
     _plot(path, title, "return (points: episodes, lines: running means)", [curves], list(curves), _plot_episodes)
 
 
-def draw_runs(runs: list[list[Metric]], path: Path, title: str) -> None:
-    """As `draw`, the mean of several runs' running means, and a band from the lowest to the highest."""
+def plot_runs(runs: list[list[Metric]], path: Path, title: str) -> None:
+    """As `plot_run`, the mean of several runs' running means, and a band from the lowest to the highest."""
     runs_curves = [returns_of(metrics) for metrics in runs]
     agents = [agent for agent in runs_curves[0] if all(agent in curves for curves in runs_curves)] if runs else []
     label = "return (lines: means of the runs, bands: lowest to highest)"

@@ -95,34 +95,26 @@ def read_sealed(path: Path, *, own_name: bool = True) -> bytes:
     Raises: ValueError: it is damaged, or with `own_name` a copy of another file. OSError: it cannot be read.
     """
     data = read_regular(path)
-    fault = _fault(path, data, own_name)
-    if fault:
+    if fault := _fault(path, data, own_name):
         raise ValueError(f"{str(path)!r}: {fault}")
     return data
 
 
 def read_json(path: Path, *, editable: bool = False) -> dict[str, Any]:
-    """The members of a JSON object that `write_json` wrote, without its seal.
-
-    An `editable` file that was changed since is taken too, and the change is logged.
+    """The members of a JSON object that `write_json` wrote, without its seal; a change of an `editable` one is logged.
 
     Raises: ValueError: it is damaged, or is no JSON object. OSError: it cannot be read.
     """
-    if editable:
-        data = read_regular(path)
-        if fault := _fault(path, data, own_name=True):
-            _warn_once(f"{str(path)!r}: {fault}; it is taken as it is")
-    else:
-        data = read_sealed(path)
+    data = read_regular(path) if editable else read_sealed(path)
+    if editable and (fault := _fault(path, data, own_name=True)):
+        _warn_once(f"{str(path)!r}: {fault}; it is taken as it is")
     try:
         members = json.loads(data.decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{str(path)!r}: expected a JSON object, got invalid JSON ({error})") from None
     if not isinstance(members, dict):
         raise ValueError(f"{str(path)!r}: expected a JSON object, got {came(members)}")
-    for name in ("file", "sha256"):
-        members.pop(name, None)
-    return members
+    return {name: value for name, value in members.items() if name not in ("file", "sha256")}
 
 
 def read_regular(path: Path) -> bytes:
@@ -167,10 +159,7 @@ def naming(path: Path, kept: str) -> Iterator[None]:
 def check_trusted(run_dir: str | Path, trust: bool = False) -> Path:
     """The real path of a run's directory, which is to be read; with `trust` nothing is checked.
 
-    The directory, its config.json and all in `checkpoints` must belong to this user or to root, and only the owner may
-    write them. Links in the directory are refused, since other users may write where they lead.
-
-    Raises: ValueError: another user could have changed the run. OSError: a file cannot be examined.
+    Raises ValueError: another user could have changed its code, or a link leads to where others may write.
     """
     root = Path(os.path.realpath(run_dir))
     inside = [Path(folder, name) for folder, *names in os.walk(root / "checkpoints") for name in chain(*names)]

@@ -84,11 +84,11 @@ class Monitor:
         self._ticked = now
         if steps:
             self.run.keep()
-        if now - self._counted[-1][0] >= RATE_S:
+        measured = now - self._counted[-1][0] >= RATE_S
+        if measured:
             self._measure(now, steps)
-            self._average(steps)
             self.sinks.flush()
-        elif self._means.keys() != self._returns.keys():  # an agent's first episode ended
+        if measured or self._means.keys() != self._returns.keys():  # or an agent's first episode ended
             self._average(steps)
         if now - self._noted > NOTE_S:
             self._note(now)

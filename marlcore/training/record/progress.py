@@ -44,9 +44,10 @@ class _Watched:
         self._unless_gone("flush")
 
     def _unless_gone(self, method: str, *text: str) -> None:
+        if self._gone:
+            return
         try:
-            if not self._gone:
-                getattr(self._stream, method)(*text)
+            getattr(self._stream, method)(*text)
         except OSError as error:  # metrics.csv still records everything
             if error.errno is None:  # a signal handler's
                 raise
@@ -69,7 +70,7 @@ class Progress:
         self._agents: dict[str, dict[str, deque[float]]] = {}  # the last values of each metric
         self._step, self._total, self._rate = 0, 0, 0.0
         self._first: int | None = None  # step of the first tick: a resumed run's is not 0
-        self._began = self._drawn = monotonic()
+        self._began = self._shown_s = monotonic()
         self._news = True  # since the last line
         self._live: Live | None = None
         if self._console.is_terminal and not self._console.is_dumb_terminal:
@@ -80,16 +81,16 @@ class Progress:
         self._period = interval if self._live is None else _FRAME_S
 
     def __enter__(self) -> Progress:
-        self._began = self._drawn = monotonic()
+        self._began = self._shown_s = monotonic()
         if self._live is not None:
             self._live.start(refresh=True)
         return self
 
     def __exit__(self, *error: object) -> None:
         if self._live is not None:
-            self._live.stop()  # draws the last state
+            self._live.stop()  # shows the last state
         elif self._news:
-            self._draw()
+            self._show()
 
     def update(self, metric: Metric) -> None:
         """Take in a metric; metrics that the table does not show are ignored."""
@@ -99,19 +100,19 @@ class Progress:
             self._agents.setdefault(metric.agent, new)[metric.name].append(metric.value)
 
     def tick(self, step: int, total_steps: int, env_steps_per_s: float) -> None:
-        """Set the progress in environment steps, and draw if it is time; call it often."""
+        """Set the progress in environment steps, and show it if it is time; call it often."""
         self._news = self._news or (step, total_steps) != (self._step, self._total)
         self._step, self._total, self._rate = step, total_steps, env_steps_per_s
         self._first = step if self._first is None else self._first
-        if monotonic() - self._drawn >= self._period:
-            self._draw()
+        if monotonic() - self._shown_s >= self._period:
+            self._show()
 
     def say(self, text: str) -> None:
         """Print a line at once; on a terminal it appears above the table."""
         self._print(f"marlcore: {text}")
 
-    def _draw(self) -> None:
-        self._drawn, self._news = monotonic(), False
+    def _show(self) -> None:
+        self._shown_s, self._news = monotonic(), False
         if self._live is not None:
             self._live.refresh()
         else:
@@ -192,11 +193,10 @@ def final_returns(metrics: list[Metric], total_steps: int, agents: Iterable[str]
 
 def summary(returns: Mapping[str, float]) -> str:
     """`final_returns` in words, one line per agent."""
-    lines = []
-    for agent, mean in returns.items():
-        said = "no episode ended" if math.isnan(mean) else f"mean return {mean:,.2f} at the end"
-        lines.append(f"{agent or 'all'}: {said}")
-    return "\n".join(lines)
+    return "\n".join(
+        f"{agent or 'all'}: " + ("no episode ended" if math.isnan(mean) else f"mean return {mean:,.2f} at the end")
+        for agent, mean in returns.items()
+    )
 
 
 def _mean(values: Collection[float]) -> float:

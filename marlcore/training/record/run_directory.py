@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from io import TextIOWrapper
 from itertools import chain, count, takewhile
 from pathlib import Path
@@ -20,12 +21,14 @@ from urllib.parse import quote
 from ...checks import absolute, came
 from ...errors import suppress_failed_calls
 from ...memory import is_locked
+from ..config import SINKS
 from .files import make_directory, opener, read_json, write_json
 from .sinks.csv import PROGRESS, CsvSink
 
 RUNS = "runs"  # parent of run directories without a given path
 
 
+@dataclass(eq=False)
 class RunDirectory:
     """Writes a run's files. Use `create` or `resume`; only one process at a time may write.
 
@@ -34,16 +37,14 @@ class RunDirectory:
         metrics.csv             every metric, one a line; its lock keeps other processes out
         tensorboard/, wandb/    the same, where `Config.metrics` names these sinks
         logs/<worker>.log
-        checkpoints/<agent>.pt, and <agent>.replay where replays are saved
-        checkpoints/<agent>.best.pt and <agent>.<step>.pt, kept by evaluations
+        checkpoints/<policy>.pt, and <policy>.replay where replays are saved
+        checkpoints/<policy>.best.pt and <policy>.<step>.pt, kept by evaluations
         checkpoints/run.json    the run's progress
     """
 
-    def __init__(self, path: Path, csv: CsvSink, undo: ExitStack | None = None) -> None:
-        """Callers use `create` or `resume`."""
-        self.path = path
-        self.csv = csv
-        self._undo = undo or ExitStack()
+    path: Path
+    csv: CsvSink
+    _undo: ExitStack = field(default_factory=ExitStack)
 
     @classmethod
     def create(cls, path: str | Path | None, config: Mapping[str, Any], runs: str | Path = RUNS) -> RunDirectory:
@@ -51,9 +52,7 @@ class RunDirectory:
 
         As a context manager it removes all that it made if an error ends the block before `keep`.
 
-        Raises:
-            ValueError: the directory is not empty or not writable, or the configuration holds NaN.
-            TypeError: the configuration holds a value that JSON cannot.
+        Raises: ValueError: it is not empty or not writable. ValueError, TypeError: JSON cannot hold the configuration.
         """
         json.dumps(config, allow_nan=False, default=os.fspath)  # raises before anything is made
         try:
@@ -73,7 +72,7 @@ class RunDirectory:
 
     @classmethod
     def resume(cls, path: str | Path) -> RunDirectory:
-        """Open a run's directory to continue it; an incomplete last line of a killed run is cut off.
+        """Open a run's directory to continue it; an incomplete last line of its metrics is cut off.
 
         Raises ValueError: there is no run, it has not ended, or a file is damaged; nothing was changed.
         """
@@ -94,7 +93,6 @@ class RunDirectory:
         self._undo.pop_all()
 
     def replace_config(self, config: Mapping[str, Any]) -> None:
-        """Writes the configuration of the resumed run."""
         write_json(self.path / "config.json", config, indent=2)
 
     def save_progress(self, progress: Mapping[str, Any]) -> None:
@@ -106,16 +104,13 @@ class RunDirectory:
         self.csv.close()
 
     def log_path(self, worker: str) -> Path:
-        """A worker's log file."""
         return self.path / "logs" / f"{_file_name(worker)}.log"
 
-    def checkpoint_path(self, agent: str) -> Path:
-        """An agent's checkpoint file."""
-        return checkpoint_path(self.path, agent)
+    def checkpoint_path(self, policy: str) -> Path:
+        return checkpoint_path(self.path, policy)
 
-    def replay_path(self, agent: str) -> Path:
-        """The file of an agent's saved replay."""
-        return self.path / "checkpoints" / f"{_file_name(agent)}.replay"
+    def replay_path(self, policy: str) -> Path:
+        return self.path / "checkpoints" / f"{_file_name(policy)}.replay"
 
     def __enter__(self) -> RunDirectory:
         return self
@@ -143,10 +138,10 @@ def read_progress(run_dir: str | Path) -> dict[str, Any]:
     """A run's last saved progress; empty if nothing was saved. Raises ValueError: the file is damaged."""
     path = Path(run_dir) / PROGRESS
     saved = read_json(path) if path.exists() else {}
-    time_s, steps = saved.get("time_s", 0.0), saved.get("steps", {})
-    counts = list(steps.values()) if isinstance(steps, dict) else [None]
-    right = type(time_s) in (int, float) and all(type(count) is int for count in counts)
-    if not right or not all(0 <= number < 2**63 for number in (time_s, *counts)):  # as the control block's words
+    steps = saved.get("steps", {})
+    counts = steps.values() if isinstance(steps, dict) else [None]
+    kinds = [(saved.get("time_s", 0.0), (int, float)), *((count, (int,)) for count in counts)]
+    if not all(type(number) in kind and 0 <= number < 2**63 for number, kind in kinds):  # as the control block's words
         raise ValueError(f"{str(path)!r}: expected time_s and steps, a number for each worker, got {came(saved)}")
     return saved
 
@@ -201,15 +196,16 @@ def _no_run(path: str | Path, error: Exception) -> ValueError:
     return ValueError(f"resume: expected the directory of a run, got {str(path)!r} ({error})")
 
 
-def _make(directory: Path, undo: ExitStack) -> None:
-    """Makes a directory with its parents. Raises FileExistsError: it exists."""
+def _make(directory: Path, undo: ExitStack) -> bool:
+    """Makes a directory with its parents; False if it exists."""
     missing = takewhile(lambda path: not path.exists(), directory.parents)
-    for parent in reversed([*missing]):
+    for path in (*reversed([*missing]), directory):
+        new = False
         with suppress_failed_calls(errno.EEXIST):  # another run was quicker
-            make_directory(parent)
-            undo.callback(_remove_empty, parent)
-    make_directory(directory)
-    undo.callback(_remove_empty, directory)
+            make_directory(path)
+            undo.callback(_remove_empty, path)
+            new = True
+    return new
 
 
 def _remove_empty(directory: Path) -> None:
@@ -223,29 +219,24 @@ def _make_directory(path: str | Path | None, runs: str | Path, undo: ExitStack) 
         root = absolute(path)
         if root.exists() and not root.is_dir():
             raise ValueError(f"run_dir: expected a new or empty directory, got a file, {str(root)!r}")
-        with suppress_failed_calls(errno.EEXIST):
-            _make(root, undo)
+        _make(root, undo)
         return root
     name = time.strftime("%Y%m%d-%H%M%S")
-    for suffix in chain([""], (f"-{number}" for number in count(1))):
-        root = absolute(Path(runs, name + suffix))
-        with suppress_failed_calls(errno.EEXIST):
-            _make(root, undo)
-            break
-    return root
+    roots = (absolute(Path(runs, name + suffix)) for suffix in chain([""], map("-{}".format, count(1))))
+    return next(root for root in roots if _make(root, undo))
 
 
 def _lay_out(root: Path, undo: ExitStack) -> None:
-    for holds, what in (((root / "config.json").exists(), "a run"), (any(root.iterdir()), "files")):
-        if holds:
-            raise ValueError(f"run_dir: expected a new or empty directory, got {str(root)!r}, which holds {what}")
+    if any(root.iterdir()):
+        content = "a run" if (root / "config.json").exists() else "files"
+        raise ValueError(f"run_dir: expected a new or empty directory, got {str(root)!r}, which holds {content}")
     make_directory(root / "checkpoints")  # if two runs race for the directory, one fails here
     undo.callback(_remove_contents, root)
     make_directory(root / "logs")
 
 
 def _remove_contents(root: Path) -> None:
-    for name in ("checkpoints", "logs", "tensorboard", "wandb"):  # the last two are made by their sinks
+    for name in ("checkpoints", "logs", *SINKS):  # a sink's directory has its name
         shutil.rmtree(root / name, ignore_errors=True)
     for name in ("metrics.csv", "config.json"):
         (root / name).unlink(missing_ok=True)

@@ -41,39 +41,29 @@ def collected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..
     return collect
 
 
-@pytest.fixture
-def left(program, tmp_path):
-    """The path of what a killed process left."""
+def test_what_a_killed_process_left_is_removed_but_by_a_dry_run(program, collected, tmp_path):
     owner = program(HOLD, args=[tmp_path / "marlcore-left"])
-    path = Path(owner.line())
+    left = Path(owner.line())
     owner.kill()
-    return path
-
-
-def test_what_a_killed_process_left_is_removed_but_by_a_dry_run(collected, left):
     for _ in range(2):
-        found = collected("--dry-run")
-        state, nbytes, age, pids = found["marlcore-left"]
+        segments = collected("--dry-run")
+        state, nbytes, age, pids = segments["marlcore-left"]
         assert (state, int(nbytes), pids) == ("orphaned", 16_384, "-") and int(age) >= 0
-        assert found["total"] == ["16384", "1"] and left.exists()
+        assert segments["total"] == ["16384", "1"] and left.exists()
     assert collected()["marlcore-left"][:2] == ["removed", "16384"]
     assert not left.exists() and collected() == {"total": ["0", "0"]}
 
 
-@pytest.mark.parametrize("arguments", [[], ["--dry-run"]])
-def test_a_held_segment_is_kept_and_its_process_named(program, collected, tmp_path, arguments):
+def test_a_held_segment_is_kept_and_its_processes_named(program, collected, tmp_path):
+    """Also that of a dead creator, for its users."""
     owner = program(HOLD, args=[tmp_path / "marlcore-live"])
-    path = Path(owner.line())
-    found = collected(*arguments)
-    state, nbytes, _, pids = found["marlcore-live"]
-    assert (state, int(nbytes), pids) == ("kept", 16_384, str(owner.pid))
-    assert found["total"] == ["0", "0"]
-    Segment.attach(path).close()
-
-
-def test_a_dead_creators_segment_is_kept_for_its_users(program, collected, tmp_path):
-    owner = program(HOLD, args=[tmp_path / "marlcore-live"])
-    other = Segment.attach(owner.line())
+    path = owner.line()
+    for arguments in ([], ["--dry-run"]):
+        segments = collected(*arguments)
+        state, nbytes, _, pids = segments["marlcore-live"]
+        assert (state, int(nbytes), pids) == ("kept", 16_384, str(owner.pid))
+        assert segments["total"] == ["0", "0"]
+    other = Segment.attach(path)
     assert collected()["marlcore-live"][3] == ",".join(map(str, sorted([owner.pid, os.getpid()])))
     owner.kill()
     assert collected()["marlcore-live"][::3] == ["kept", str(os.getpid())]
@@ -88,19 +78,16 @@ def test_a_dry_run_takes_no_lock_in_anybodys_way(collected, tmp_path, monkeypatc
 
 
 def test_what_is_no_segment_is_left_and_not_listed(collected, tmp_path):
-    target = tmp_path / "precious"
-    target.write_text("precious")
-    (tmp_path / "marlcore-link").symlink_to(target)
+    (tmp_path / "marlcore-directory").mkdir()
+    for name in ("precious", "marlcore-directory/marlcore-inside", "other-marlcore-x", "marlcore"):
+        (tmp_path / name).write_text("precious")
+    (tmp_path / "marlcore-link").symlink_to(tmp_path / "precious")
     (tmp_path / "marlcore-dangling").symlink_to(tmp_path / "nothing")
     os.mkfifo(tmp_path / "marlcore-fifo", 0o600)
-    (tmp_path / "marlcore-directory").mkdir()
-    (tmp_path / "marlcore-directory" / "marlcore-inside").touch()
-    (tmp_path / "other-marlcore-x").touch()
-    (tmp_path / "marlcore").touch()
     before = sorted(tmp_path.rglob("*"))
     assert collected() == {"total": ["0", "0"]}
     assert sorted(tmp_path.rglob("*")) == before
-    assert target.read_text() == "precious"
+    assert (tmp_path / "precious").read_text() == "precious"
 
 
 def test_a_file_of_another_user_is_left(tmp_path, monkeypatch):
@@ -120,8 +107,8 @@ def test_an_orphan_is_removed_whatever_it_holds(collected, tmp_path, content):
 @pytest.mark.parametrize("name", [b"marlcore-a\nkept\t1", b"marlcore-\xff", b"marlcore-\xc3\xa4", b"marlcore- \x1b[2J"])
 def test_a_name_of_any_bytes_is_one_field_of_one_line_of_ascii(collected, tmp_path, name):
     Path(os.fsdecode(os.fsencode(tmp_path) + b"/" + name)).touch()
-    [(found, fields)] = [item for item in collected().items() if item[0] != "total"]
-    assert fields[0] == "removed" and found.isascii() and found.isprintable()
+    ((shown, fields),) = (item for item in collected().items() if item[0] != "total")
+    assert fields[0] == "removed" and shown.isascii() and shown.isprintable()
 
 
 def test_a_terminal_gets_a_table_that_says_the_same(tmp_path, capsys, monkeypatch):
@@ -138,11 +125,10 @@ def test_the_command_removes_dead_segments_alone(program):
     live, dead = program(HOLD), program(HOLD)
     live_path, dead_path = Path(live.line()), Path(dead.line())
     dead.kill()
-    command = [sys.executable, "-W", "error", "-m", "marlcore", "gc"]
-    dry = lines(subprocess.check_output([*command, "--dry-run"], text=True))
-    assert dry[live_path.name][::3] == ["kept", str(live.pid)]
-    done = lines(subprocess.check_output(command, text=True))
-    assert done[live_path.name][::3] == ["kept", str(live.pid)]
+    for arguments in (["--dry-run"], []):
+        command = [sys.executable, "-W", "error", "-m", "marlcore", "gc", *arguments]
+        segments = lines(subprocess.check_output(command, text=True))
+        assert segments[live_path.name][::3] == ["kept", str(live.pid)]
     assert live_path.exists() and not dead_path.exists()
     live.finish()  # it lets go of its segment
 

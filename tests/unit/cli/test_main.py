@@ -4,12 +4,14 @@ import os
 import signal
 import subprocess
 import sys
+from unittest.mock import Mock
 
 import pytest
 
 from marlcore import DQN, IQN, Config, LearnerConfig, ReplayConfig, Result
-from marlcore.__main__ import main
+from marlcore.__main__ import COMMANDS, main
 from marlcore.cli import gc
+from marlcore.errors import EnvironmentFailed
 from marlcore.processes.control import Control
 from marlcore.processes.signals import Interrupts
 from marlcore.processes.telemetry import Telemetry
@@ -85,12 +87,13 @@ def test_options_come_before_the_file_and_that_before_defaults(line, tmp_path, m
     assert asked == [(ASKED[line], {"resume": None})]
 
 
-@pytest.mark.parametrize("command", ["train", "train --algo ppo", "train --resume x", "eval", "top", "gc", "doctor"])
+@pytest.mark.parametrize("command", ["train --algo ppo", "train --resume x", *COMMANDS])
 def test_the_help_of_a_command_is_drawn(command, capfd):
     with pytest.raises(SystemExit) as end:
         main([*command.split(), "--help"])
     out = capfd.readouterr().out
-    assert not end.value.code and f"usage: marlcore {command.split()[0]} [-h]" in out and "(default: " in out
+    assert not end.value.code and f"usage: marlcore {command.split()[0]} [-h]" in out
+    assert command == "warmup" or "(default: " in out
 
 
 def unread(*arguments: str) -> tuple[int, str]:
@@ -134,36 +137,38 @@ def test_the_help_fits_80_columns(capfd):
     assert max(map(len, capfd.readouterr().out.splitlines())) <= 80
 
 
-COMPLETE = "the run had taken all its steps; its metrics, curves and last checkpoints are in 'runs/a b'"
+STOPPED = {  # steps that a run of 60 has taken, and what is said; None: without a run
+    None: "",
+    59: "; resume with marlcore train --resume 'runs/a b'",
+    60: "; the run had taken all its steps; its metrics, curves and last checkpoints are in 'runs/a b'",
+}
 
 
-@pytest.mark.parametrize(
-    ("run_dir", "taken", "says"),
-    [
-        ("", 0, "stopped"),
-        ("runs/a b", 59, "stopped; resume with marlcore train --resume 'runs/a b'"),
-        ("runs/a b", 60, f"stopped; {COMPLETE}"),
-    ],
-)
-def test_a_stopped_run_says_how_to_go_on(tmp_path, capfd, monkeypatch, run_dir, taken, says):
+@pytest.mark.parametrize("taken", STOPPED)
+def test_a_stopped_run_says_how_it_is_resumed(tmp_path, capfd, monkeypatch, taken):
     """A run that has taken all its steps cannot be resumed with them."""
     monkeypatch.chdir(tmp_path)
     with RunDirectory.create("runs/a b", {"total_steps": 60}) as run:
-        run.save_progress({"steps": {"actor-0": taken - 9, "actor-1": 9}})
+        run.save_progress({"steps": {"actor-0": (taken or 9) - 9, "actor-1": 9}})
 
     def stop(arguments: list[str]) -> int:
-        Interrupts(signal.SIGINT).deliver(run_dir)
+        Interrupts(signal.SIGINT).deliver("runs/a b" if taken else "")
         return 0
 
     monkeypatch.setattr(gc, "main", stop)
     assert main(["gc"]) == 130
-    assert capfd.readouterr().err == f"marlcore: {says}\n"
+    assert capfd.readouterr().err == f"marlcore: stopped{STOPPED[taken]}\n"
 
 
-def test_another_broken_pipe_is_an_ordinary_error(capfd, monkeypatch):
-    def fail(arguments: list[str]) -> int:
-        raise BrokenPipeError(32, "the server is gone")
+FAILURES = {
+    "[Errno 32] the server is gone": BrokenPipeError(32, "the server is gone"),
+    "[Errno 24] Too many open files: 'a.py'; raise `ulimit -n`": OSError(24, "Too many open files", "a.py"),
+    "--env: ValueError: environment: none": EnvironmentFailed("env_fn: ValueError: environment: none"),
+}
 
-    monkeypatch.setattr(gc, "main", fail)
+
+@pytest.mark.parametrize("line", FAILURES)
+def test_a_failure_is_one_line(capfd, monkeypatch, line):
+    monkeypatch.setattr(gc, "main", Mock(side_effect=FAILURES[line]))
     assert main(["gc"]) == 2
-    assert capfd.readouterr().err == "marlcore: [Errno 32] the server is gone\n"
+    assert capfd.readouterr().err == f"marlcore: {line}\n"

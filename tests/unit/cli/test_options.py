@@ -43,11 +43,8 @@ READ: dict[str, dict[str, Any]] = {
     "--flag here --maybe None --name x=y": {"place": "here", "flag": True, "maybe": None, "name": "x=y"},
     "--name=--x --maybe False here": {"place": "here", "name": "--x", "maybe": False},
     "--mode 3 --colour BLUE --pair 1 x --sizes": {"mode": 3, "colour": Colour.BLUE, "pair": (1, "x"), "sizes": ()},
-    "--sizes 1 2 --words a b --shares a 0.5 b 1": {
-        "sizes": (1, 2),
-        "words": ["a", "b"],
-        "shares": {"a": 0.5, "b": 1.0},
-    },
+    "--sizes 1 2 --words a b": {"sizes": (1, 2), "words": ["a", "b"]},
+    "--shares a 0.5 b 1": {"shares": {"a": 0.5, "b": 1.0}},
     "--count 1 --count 2 --bare a 1": {"count": 2, "bare": {"a": "1"}},
 }
 REFUSED = {

@@ -5,13 +5,14 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
-from refusals import refused
+from processes import until
+from refused import check_refused
 
 from marlcore.cli import top as top_module
 from marlcore.cli.top import Run, _find, _table
@@ -23,8 +24,12 @@ from marlcore.training.record.run_directory import RunDirectory, has_ended
 MARLCORE = [sys.executable, "-m", "marlcore"]
 
 
-def top(*arguments: str) -> str:
+def top(*arguments: str | Path) -> str:
     return subprocess.check_output([*MARLCORE, "top", *arguments], text=True)
+
+
+def figures_of(run_dir: Path) -> dict[str, Any]:
+    return json.loads(top(run_dir, "--once", "--json"))
 
 
 @pytest.fixture
@@ -36,10 +41,9 @@ def run(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Path, 
     process = subprocess.Popen(
         [*MARLCORE, "train", *options, "--run-dir", str(path)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
+    csv = path / "metrics.csv"
     try:
-        while not (path / "metrics.csv").exists() or "policy_lag_p99" not in (path / "metrics.csv").read_text():
-            assert process.poll() is None
-            time.sleep(0.2)
+        until(lambda: csv.exists() and "policy_lag_p99" in csv.read_text(), lambda: process.poll() is None)
         yield path, process
     finally:
         process.send_signal(signal.SIGINT)
@@ -49,7 +53,7 @@ def run(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Path, 
 @pytest.mark.long
 def test_one_look_at_a_live_run(run):
     path, process = run
-    figures = json.loads(top(str(path), "--once", "--json"))
+    figures = figures_of(path)
     assert figures["run_dir"] == str(path) and figures["steps"] > 0 and figures["total_steps"] == 100_000_000
     assert figures["steps_per_s"] > 0
     workers = figures["workers"]
@@ -57,21 +61,17 @@ def test_one_look_at_a_live_run(run):
     for name, worker in workers.items():
         assert (worker["state"], worker["restarts"]) == ("running", 0)
         assert parent_of(parent_of(worker["pid"])) == process.pid  # the fork server is between them
-        if name == "actor-0":
-            assert worker["steps"] > 0 and worker["steps_per_s"] > 0
-        else:
-            assert worker["updates"] > 0 and worker["updates_per_s"] > 0 and worker["replay_ratio"] > 0
+        counted = ("steps",) if name == "actor-0" else ("updates", "replay_ratio")
+        assert all(worker[count] > 0 for count in (*counted, f"{counted[0]}_per_s"))
+        if name != "actor-0":
             assert 0 <= worker["policy_lag_p50"] <= worker["policy_lag_p99"]
             assert worker["lapped"] >= 0 and worker["redrawn"] >= 0 and worker["waited_s"] >= 0
     # Killed workers and their restarts are seen; a look leaves the run as it was.
-    os.kill(workers["learner-agent_1"]["pid"], signal.SIGKILL)
-    restarts = 0
-    while restarts == 0:
-        assert process.poll() is None
-        again = json.loads(top(str(path), "--once", "--json"))["workers"]["learner-agent_1"]
-        restarts = again["restarts"]
-    assert restarts == 1 and again["pid"] != workers["learner-agent_1"]["pid"]
-    table = top(str(path), "--once", "--interval", "0.1")
+    pid = workers["learner-agent_1"]["pid"]
+    os.kill(pid, signal.SIGKILL)
+    again = until(lambda: (row := figures_of(path)["workers"]["learner-agent_1"])["restarts"] and row)
+    assert again["restarts"] == 1 and again["pid"] != pid
+    table = top(path, "--once", "--interval", "0.1")
     assert "learner-agent_2" in table and "policy lag p99" in table
 
 
@@ -79,7 +79,7 @@ def test_one_look_at_a_live_run(run):
 @pytest.mark.parametrize("run", [["--learner.processes", "2"]], indirect=True)
 def test_policies_that_share_a_learner_have_rows_of_their_own(run):
     path, _ = run
-    figures = json.loads(top(str(path), "--once", "--json"))
+    figures = figures_of(path)
     assert figures["workers"].keys() == {"actor-0", "learner-0", "learner-1"}
     policies = figures["policies"]
     assert policies.keys() == {"agent_0", "agent_1", "agent_2"}
@@ -89,17 +89,17 @@ def test_policies_that_share_a_learner_have_rows_of_their_own(run):
     assert sum(row["updates"] for row in policies.values()) == pytest.approx(
         sum(row.get("updates", 0) for row in figures["workers"].values()), rel=0.01
     )
-    table = top(str(path), "--once", "--interval", "0.1")
+    table = top(path, "--once", "--interval", "0.1")
     assert "learner-1" in table and "agent_2" in table
 
 
 @pytest.mark.long
 def test_it_ends_with_the_run_and_with_ctrl_c(run):
     path, process = run
-    follows = subprocess.Popen([*MARLCORE, "top", str(path), "--json"], stdout=subprocess.PIPE, text=True)
-    interrupted = subprocess.Popen([*MARLCORE, "top", str(path), "--json"], stdout=subprocess.PIPE, text=True)
-    for one in (follows, interrupted):
-        json.loads(one.stdout.readline())
+    command = [*MARLCORE, "top", path, "--json"]
+    follows, interrupted = (subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2))
+    for process_of_top in (follows, interrupted):
+        json.loads(process_of_top.stdout.readline())
     interrupted.send_signal(signal.SIGINT)
     interrupted.communicate()
     assert interrupted.returncode == 0
@@ -158,14 +158,14 @@ def test_a_run_that_is_about_to_start_is_waited_for(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("once", [True, False])
 def test_a_run_that_has_ended_or_is_none_says_so(tmp_path, once):
-    with refused(ValueError, "run_dir: expected one live run, got none of 'runs/nope'"):
-        _find("runs/nope", once=True)
+    says = "run_dir: expected one live run, got none of 'runs/nope'"
+    check_refused(lambda: _find("runs/nope", once=True), ValueError, says)
     with RunDirectory.create(tmp_path / "run", {}) as run:
         run.keep()
         assert not has_ended(tmp_path / "run")
     path = str(tmp_path / "run")
-    with refused(ValueError, f"run_dir: expected a run that is live or about to start, got {path!r}, which has ended"):
-        _find(path, once)
+    says = f"run_dir: expected a run that is live or about to start, got {path!r}, which has ended"
+    check_refused(lambda: _find(path, once), ValueError, says)
 
 
 def test_whoever_looks_cannot_write():

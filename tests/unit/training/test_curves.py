@@ -34,14 +34,8 @@ def noisy_run(agents: int, episodes: int) -> list[Metric]:
     ]
 
 
-@pytest.mark.parametrize("agents", [1, 3, 14])
-def test_a_run_is_drawn_at_1200_by_700(tmp_path, agents):
-    curves.draw(noisy_run(agents, 500), tmp_path / "curves.png", "simple_spread, seed 1")
-    assert size(tmp_path / "curves.png") == (1200, 700)
-    assert [entry.name for entry in tmp_path.iterdir()] == ["curves.png"]
-
-
-LITTLE = {
+RUNS = {
+    **{f"{agents} agents": noisy_run(agents, 500) for agents in (1, 3, 14)},
     "nothing": [],
     "no return": [Metric(0.0, 1, "agent_0", "loss", 1.0)],
     "no finite return": [episode(1, math.nan), episode(2, math.inf)],
@@ -50,12 +44,13 @@ LITTLE = {
 }
 
 
-@pytest.mark.parametrize("case", LITTLE)
-def test_little_or_nothing_to_plot_still_makes_a_picture(tmp_path, case):
+@pytest.mark.parametrize("case", RUNS)
+def test_a_run_is_plotted_at_1200_by_700(tmp_path, case):
     """pyplot, which keeps figures alive and may look for a display, is not imported."""
     loaded = "matplotlib.pyplot" in sys.modules
-    curves.draw(LITTLE[case], tmp_path / "curves.png", "costs $5 or $x_")
+    curves.plot_run(RUNS[case], tmp_path / "curves.png", "costs $5 or $x_")
     assert size(tmp_path / "curves.png") == (1200, 700)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["curves.png"]
     assert ("matplotlib.pyplot" in sys.modules) == loaded
 
 
@@ -64,18 +59,16 @@ def test_a_picture_is_replaced_only_when_the_next_is_whole(tmp_path, monkeypatch
     path.write_bytes(b"old")
     monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
     with pytest.raises(OSError, match="disk full"):
-        curves.draw([episode(1, 2.0)], path, "run")
+        curves.plot_run([episode(1, 2.0)], path, "run")
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
 
 
 def test_returns_are_grouped_by_agent_and_ordered_by_step():
     metrics = [episode(20, 2.0, "a10"), episode(10, 1.0, "a10"), episode(5, 0.5, "a2"), episode(7, math.nan)]
-    found = curves.returns_of([*metrics, Metric(0.0, 1, "a", "loss", 9.0)])
-    assert [(agent, points.tolist()) for agent, points in found.items()] == [
-        ("a2", [[5.0, 0.5]]),
-        ("a10", [[10.0, 1.0], [20.0, 2.0]]),
-    ]
+    returns = curves.returns_of([*metrics, Metric(0.0, 1, "a", "loss", 9.0)])
+    assert list(returns) == ["a2", "a10"] and returns["a2"].tolist() == [[5.0, 0.5]]
+    assert returns["a10"].tolist() == [[10.0, 1.0], [20.0, 2.0]]
 
 
 @pytest.mark.parametrize("window", [1, 2, 7, 20])

@@ -5,7 +5,8 @@ import logging
 import os
 import random
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import gymnasium
 import pytest
 import torch
 from hunt import HUNT
+from refused import check_refused
 
 import marlcore as mc
 from marlcore.processes import Metric
@@ -22,7 +24,7 @@ from marlcore.training.after.loaded_policy import SavedRun, save_policies
 from marlcore.training.config.policies import AssignedPolicy
 from marlcore.training.record import files
 from marlcore.training.record.checkpoints import load_checkpoint, save_checkpoint
-from marlcore.training.record.describe import described_policies
+from marlcore.training.record.descriptions import described_policies
 from marlcore.training.record.files import read_json, write_json
 from marlcore.training.record.run_directory import RunDirectory, checkpoint_path, read_config, read_progress
 from marlcore.training.record.sinks.csv import CsvSink
@@ -96,44 +98,40 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_run(tmp_path_factory.mktemp("tiny") / "run")
 
 
-def outcome(path: Path, read: Callable[[Path], Any], caplog: pytest.LogCaptureFixture) -> Any:
-    """The content, or the name of the file in one line of an error or a warning."""
+def is_named(path: Path, read: Callable[[Path], Any], content: Any, caplog: pytest.LogCaptureFixture) -> bool:
+    """Whether a damaged file is named, in one line of an error or a warning; without that it has the content."""
     caplog.clear()
     files._warn_once.cache_clear()
     try:
-        content = read(path)
+        value = read(path)
     except (ValueError, mc.MarlcoreError) as error:
-        assert str(path) in str(error) or path.name in str(error)
-        assert "\n" not in str(error)
-        return "told"
-    told = [record.getMessage() for record in caplog.records if "changed or damaged" in record.getMessage()]
-    assert path.name == "config.json" or not told  # only this one may be edited
-    return "told" if told and str(path) in told[0] else content
+        assert path.name in str(error) and "\n" not in str(error)
+        return True
+    warnings = [record.getMessage() for record in caplog.records if "changed or damaged" in record.getMessage()]
+    assert path.name == "config.json" or not warnings  # only this one may be edited
+    assert warnings or value == content, path
+    return bool(warnings) and str(path) in warnings[0]
 
 
-def flip(run: Path, count: int, caplog: pytest.LogCaptureFixture) -> Iterator[tuple[Path, Any, Any]]:
-    """Flips bits of the files in turn; yields file, content and outcome of each."""
+def named_flips(run: Path, count: int, caplog: pytest.LogCaptureFixture) -> int:
+    """How many of these bits, flipped in the files in turn, are named; the others change no content."""
     caplog.set_level(logging.WARNING)
-    chance = random.Random(0)
+    chance, named = random.Random(0), 0
     readers = files_of(run)
     contents = {path: read(path) for path, read in readers}
-    for i in range(count):
-        path, read = readers[i % len(readers)]
+    for path, read in islice(cycle(readers), count):
         whole = path.read_bytes()
         damaged = bytearray(whole)
         damaged[chance.randrange(len(whole))] ^= 1 << chance.randrange(8)
         path.write_bytes(damaged)
-        yield path, contents[path], outcome(path, read, caplog)
+        named += is_named(path, read, contents[path], caplog)
         path.write_bytes(whole)
         assert read(path) == contents[path]
+    return named
 
 
 def test_no_flipped_bit_changes_what_is_loaded(tiny, caplog):
-    told = 0
-    for path, content, came in flip(tiny, 65, caplog):
-        assert came in ("told", content), path
-        told += came == "told"
-    assert told > 50
+    assert named_flips(tiny, 65, caplog) > 50
 
 
 @pytest.mark.long
@@ -149,11 +147,7 @@ def test_no_flip_of_a_thousand_in_a_real_run_changes_what_is_loaded(tmp_path, ca
         self_play=SelfPlayConfig(),
     )
     mc.train(HUNT, "dqn", config, progress=False)
-    told = 0
-    for path, content, came in flip(tmp_path / "run", 1000, caplog):
-        assert came in ("told", content), path
-        told += came == "told"
-    assert told > 500
+    assert named_flips(tmp_path / "run", 1000, caplog) > 500
 
 
 @pytest.mark.parametrize("left", [0.0, 0.5, 0.99])
@@ -162,7 +156,7 @@ def test_a_file_cut_short_is_refused(tiny, tmp_path, caplog, left):
     for path, read in files_of(run):
         content, whole = read(path), path.read_bytes()
         os.truncate(path, int(len(whole) * left))
-        assert outcome(path, read, caplog) in ("told", content), path
+        is_named(path, read, content, caplog)
         path.write_bytes(whole)
 
 
@@ -207,16 +201,12 @@ def test_an_edited_configuration_is_taken_and_said(tiny, tmp_path, caplog):
     ]
 
 
-def test_a_file_without_a_seal_is_refused(tmp_path):
-    torch.save({"updates": 3}, tmp_path / "a.pt")
-    with pytest.raises(ValueError, match="expected the file as the run wrote it, got a changed or damaged one"):
-        load_checkpoint(tmp_path / "a.pt")
-
-
-def test_a_checkpoint_in_an_older_format_of_torch_is_refused(tmp_path):
-    """Reading one could execute code, in spite of `weights_only` (CVE-2025-32434)."""
-    data = io.BytesIO()
+def test_a_checkpoint_without_a_seal_or_in_an_older_format_is_refused(tmp_path):
+    """Reading torch's older format could execute code, in spite of `weights_only` (CVE-2025-32434)."""
+    path, data = tmp_path / "a.pt", io.BytesIO()
+    torch.save({"updates": 3}, path)
+    says = "expected the file as the run wrote it, got a changed or damaged one"
+    check_refused(lambda: load_checkpoint(path), ValueError, says)
     torch.save({"updates": 3}, data, _use_new_zipfile_serialization=False)
-    files.write_sealed(tmp_path / "a.pt", data.getvalue())
-    with pytest.raises(ValueError, match=r"a\.pt' \(expected a zip\)$"):
-        load_checkpoint(tmp_path / "a.pt")
+    files.write_sealed(path, data.getvalue())
+    check_refused(lambda: load_checkpoint(path), ValueError, "a.pt' (expected a zip)")

@@ -7,7 +7,7 @@ from hunt import HUNT
 
 import marlcore as mc
 from marlcore.processes import Metric
-from marlcore.training.record.curves import draw_runs
+from marlcore.training.record.curves import plot_runs
 from marlcore.training.seeds import train_seeds
 
 
@@ -29,5 +29,5 @@ def test_a_seed_that_comes_twice_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("lengths", [(0, 0), (1, 1), (1, 40), (40, 0)])
 def test_runs_of_any_length_make_a_picture(tmp_path: Path, lengths: tuple[int, int]) -> None:
     runs = [[Metric(float(i), i, "agent_0", "episode_return", i % 7) for i in range(length)] for length in lengths]
-    draw_runs(runs, tmp_path / "curves.png", "title")
+    plot_runs(runs, tmp_path / "curves.png", "title")
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")

@@ -1,7 +1,6 @@
 """Every sink gets the same stream, and no sink can delay, break or end the run that feeds it."""
 
 import json
-import math
 import re
 import sys
 import threading
@@ -11,8 +10,10 @@ from contextlib import closing, contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+from processes import until
 from refused import Refused, check_refused
 
 import marlcore
@@ -21,7 +22,7 @@ from marlcore.cli import CommandLine
 from marlcore.declared import changed, hints_of
 from marlcore.processes import STEPS, Control, Metric, Telemetry
 from marlcore.training import MetricsConfig, read_metrics
-from marlcore.training.config.sections import SINKS
+from marlcore.training.config import SINKS
 from marlcore.training.record import monitor as monitors
 from marlcore.training.record.monitor import Monitor
 from marlcore.training.record.run_directory import RunDirectory
@@ -36,26 +37,21 @@ STREAM = [
 PATIENCE_S = 600.0  # for events that come at once unless something is broken
 
 
-def numbers(count: int) -> list[Metric]:
-    return [Metric(float(step), step, "agent_0", "loss", step / 7) for step in range(count)]
+def tag_of(metric: Metric) -> str:
+    return f"{metric.agent}/{metric.name}" if metric.agent else metric.name
 
 
-def scalars(run_dir: Path) -> dict[str, list[tuple[int, float, float]]]:
-    """By tag: the (step, value, wall time) of every event, read by TensorBoard itself."""
+def events_of(run_dir: Path) -> dict[tuple[str, int], Any]:
+    """By tag and step: every event, read by TensorBoard itself."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(run_dir / "tensorboard"), size_guidance={"scalars": 0})
     events.Reload()
-    tags = events.Tags()["scalars"]
-    return {tag: [(e.step, e.value, e.wall_time) for e in events.Scalars(tag)] for tag in tags}
+    return {(tag, event.step): event for tag in events.Tags()["scalars"] for event in events.Scalars(tag)}
 
 
-def by_tag(metrics: list[Metric]) -> dict[str, list[tuple[int, float]]]:
-    found: dict[str, list[tuple[int, float]]] = {}
-    for metric in metrics:
-        tag = f"{metric.agent}/{metric.name}" if metric.agent else metric.name
-        found.setdefault(tag, []).append((metric.step, metric.value))
-    return found
+def calling(function: Callable[[Metric], object]) -> Background:
+    return Background("callback", lambda: CallbackSink(function))
 
 
 class Held:
@@ -64,8 +60,7 @@ class Held:
     def __init__(self) -> None:
         self.entered, self.release = threading.Event(), threading.Event()
         self.taken: list[Metric] = []
-        self.flushes = 0
-        self.closed = False
+        self.flushes, self.closed = 0, False
 
     def record(self, metric: Metric) -> None:
         self.entered.set()
@@ -79,33 +74,19 @@ class Held:
         self.closed = True
 
 
-class Faulty:
-    """A sink some of whose methods raise."""
+def faulty(*methods: str) -> Mock:
+    """A sink of which these methods raise; `make` makes it."""
 
-    def __init__(self, fault: str) -> None:
-        self.fault, self.taken, self.closed = fault, 0, 0
-        self._raise("make")
+    def fail(*_: object) -> None:
+        raise RuntimeError("the server\nsaid no")
 
-    def _raise(self, method: str) -> None:
-        if method in self.fault.split():
-            raise RuntimeError("the server\nsaid no")
-
-    def record(self, metric: Metric) -> None:
-        self._raise("record")
-        self.taken += 1
-
-    def flush(self) -> None:
-        self._raise("flush")
-
-    def close(self) -> None:
-        self.closed += 1
-        self._raise("close")
+    sink = Mock(**{f"{method}.side_effect": fail for method in methods})
+    sink.make.return_value = sink
+    return sink
 
 
 @contextmanager
-def monitored(
-    path: Path, *others: Background, total_steps: int = 1000
-) -> Iterator[tuple[Monitor, Callable[[Metric], None], Sinks]]:
+def monitored(path: Path, *others: Background, total_steps: int = 1000) -> Iterator[tuple[Any, ...]]:
     """A monitor of one worker, the worker's report, and the monitor's sinks."""
     with (
         RunDirectory.create(path, {}) as run,
@@ -117,33 +98,23 @@ def monitored(
         yield Monitor(run, sinks, control, telemetry, None, total_steps, monitors.monotonic()), reporter.report, sinks
 
 
-def wait_for(true: Callable[[], bool]) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while not true():
-        assert time.monotonic() < end, "it never came true"
-        time.sleep(0.001)
-
-
 # The same numbers everywhere
 
 
 def test_every_sink_gets_the_same_numbers(tmp_path):
     called: list[Metric] = []
     tensorboard = Background("tensorboard", lambda: TensorBoardSink(tmp_path / "run"))
-    callback = Background("callback", lambda: CallbackSink(called.append))
-    with monitored(tmp_path / "run", tensorboard, callback) as (monitor, report, sinks):
+    with monitored(tmp_path / "run", tensorboard, calling(called.append)) as (monitor, report, sinks):
         for metric in STREAM:
             report(metric)
         monitor.tick()
         sinks.close(PATIENCE_S)
         assert sinks.lost == {"tensorboard": 0, "callback": 0}
     assert called == STREAM == read_metrics(tmp_path / "run" / "metrics.csv")
-    read = scalars(tmp_path / "run")
-    assert {tag: [(step, value) for step, value, _ in points] for tag, points in read.items()} == {
-        tag: [(step, pytest.approx(value, rel=1e-6)) for step, value in points]
-        for tag, points in by_tag(STREAM).items()
-    }
-    first, second = (wall for _, _, wall in read["agent_0/loss"])
+    events = events_of(tmp_path / "run")
+    values = {(tag_of(metric), metric.step): metric.value for metric in STREAM}
+    assert {place: event.value for place, event in events.items()} == pytest.approx(values, rel=1e-6)
+    first, second = (events["agent_0/loss", step].wall_time for step in (10, 20))
     assert second - first == pytest.approx(2.0, abs=1e-3)
     assert abs(time.time() - first) < PATIENCE_S
 
@@ -154,7 +125,7 @@ def test_a_resumed_run_adds_to_tensorboard(tmp_path):
             for metric in part:
                 sink.record(metric)
     assert len(list((tmp_path / "tensorboard").iterdir())) == 2
-    assert [step for step, _, _ in scalars(tmp_path)["agent_0/loss"]] == [10, 20]
+    assert {("agent_0/loss", 10), ("agent_0/loss", 20)} <= events_of(tmp_path).keys()
 
 
 def test_a_flush_reaches_the_readers_of_a_live_run(tmp_path):
@@ -163,7 +134,7 @@ def test_a_flush_reaches_the_readers_of_a_live_run(tmp_path):
         sinks.record(STREAM[0])
         sinks.flush()
         assert len(read_metrics(run_dir / "metrics.csv")) == 1
-        wait_for(lambda: [*run_dir.glob("tensorboard/*")] != [] and "agent_0/loss" in scalars(run_dir))
+        until(lambda: [*run_dir.glob("tensorboard/*")] and ("agent_0/loss", 10) in events_of(run_dir))
 
 
 # By time
@@ -191,7 +162,7 @@ def test_rates_and_flushes_come_by_time(tmp_path, clock):
             monitor.tick()
         rates = [(m.time_s, m.step, m.name, m.value) for m in read_metrics(run_dir / "metrics.csv")]
         assert rates == [(3.0 + i, 300 * i, "env_steps_per_s", 300.0) for i in (1, 2, 3)]
-        wait_for(lambda: held.flushes >= 3)
+        until(lambda: held.flushes >= 3)
 
 
 def test_a_serial_run_of_slow_rounds_reports_by_time(tmp_path, clock, undrawn, monkeypatch):
@@ -231,24 +202,23 @@ def test_what_finds_no_room_is_dropped_and_counted():
     with closing(Background("held", lambda: held, capacity=5)) as sink:
         sink.record(STREAM[0])
         assert held.entered.wait(PATIENCE_S)
-        rows = numbers(12)
-        for metric in rows:
+        for metric in 3 * STREAM:
             sink.record(metric)
             sink.flush()
         held.release.set()
-    assert held.taken == [STREAM[0], *rows[:3]] and held.flushes == 2
+    assert held.taken == [STREAM[0], *STREAM[:3]] and held.flushes == 2
     assert sink.lost == 9
 
 
 def test_a_hanging_sink_is_left_behind_at_the_end(tmp_path, caplog):
     """Closing waits for a bounded time; the log counts what is lost, and the sink takes no more when it wakes."""
     held, taken = Held(), []
-    hanging, callback = Background("held", lambda: held), Background("callback", lambda: CallbackSink(taken.append))
+    hanging, callback = Background("held", lambda: held), calling(taken.append)
     with monitored(tmp_path / "run", hanging, callback) as (*_, sinks):
         for metric in STREAM:
             sinks.record(metric)
         assert held.entered.wait(PATIENCE_S)
-        wait_for(lambda: not callback.lost)
+        until(lambda: not callback.lost)
         sinks.close(timeout=0.01)
         assert sinks.lost == {"held": 4, "callback": 0}
         assert held.taken == [] and not held.closed
@@ -257,17 +227,16 @@ def test_a_hanging_sink_is_left_behind_at_the_end(tmp_path, caplog):
         "metrics: the sink held lost 4 metrics, which metrics.csv holds",
     ]
     held.release.set()
-    wait_for(lambda: held.closed)
+    until(lambda: held.closed)
     assert held.taken == STREAM[:1] and hanging.lost == 3
 
 
 def test_hanging_sinks_share_one_time_limit(tmp_path):
     """The second of two gets what the first has left of it."""
-    sinks = [Held() for _ in range(2)]
-    left: list[float] = []
+    sinks, left = [Held() for _ in range(2)], []
 
     class Watched(Background):
-        def close(self, timeout: float = math.inf) -> None:
+        def close(self, timeout: float) -> None:
             left.append(timeout)
             super().close(timeout)
 
@@ -278,7 +247,7 @@ def test_hanging_sinks_share_one_time_limit(tmp_path):
     assert left[0] <= 0.05 and left[1] == 0.0
     for held in sinks:
         held.release.set()
-        wait_for(lambda held=held: held.closed)
+        until(lambda held=held: held.closed)
 
 
 def test_a_hanging_sink_does_not_keep_the_interpreter(program):
@@ -296,10 +265,10 @@ def test_a_hanging_sink_does_not_keep_the_interpreter(program):
     sink.close(timeout=0.01)
     print("ends")
     """
-    one = program(code)
-    assert one.line() == "ends"
-    wait_for(lambda: not one.running)
-    assert one.finish() == ""
+    ends = program(code)
+    assert ends.line() == "ends"
+    until(lambda: not ends.running)
+    assert ends.finish() == ""
 
 
 # A sink that raises
@@ -310,22 +279,15 @@ def test_a_hanging_sink_does_not_keep_the_interpreter(program):
     [("make", 0, 0), ("record", 0, 1), ("flush", 1, 1), ("close", 1, 1), ("record close", 0, 1)],
 )
 def test_a_sink_that_raises_is_reported_once(tmp_path, caplog, fault, taken, closed):
-    """It is then left alone, its later metrics count as lost, and the other sinks and the run go on."""
-    made: list[Faulty] = []
-
-    def make() -> Faulty:
-        made.append(Faulty.__new__(Faulty))
-        made[0].__init__(fault)  # type: ignore[misc]
-        return made[0]
-
-    called: list[Metric] = []
-    faulty, callback = Background("faulty", make), Background("callback", lambda: CallbackSink(called.append))
-    with monitored(tmp_path / "run", faulty, callback) as (monitor, report, sinks):
+    """It is then left alone, its later metrics count as lost, and the other sinks and the run continue."""
+    sink, called = faulty(*fault.split()), []
+    others = Background("faulty", sink.make), calling(called.append)
+    with monitored(tmp_path / "run", *others) as (monitor, report, sinks):
         report(STREAM[0])
         monitor.tick()
         sinks.flush()
         if fault != "close":
-            wait_for(lambda: "failed" in caplog.text)
+            until(lambda: "failed" in caplog.text)
         rest = STREAM[1:] if fault != "close" else []
         for metric in rest:
             report(metric)
@@ -333,64 +295,48 @@ def test_a_sink_that_raises_is_reported_once(tmp_path, caplog, fault, taken, clo
         sinks.close()
         assert sinks.lost == {"faulty": 1 + len(rest) - taken, "callback": 0}
     assert called == [STREAM[0], *rest] == read_metrics(tmp_path / "run" / "metrics.csv")
-    assert (made[0].taken, made[0].closed) == (taken, closed)
-    said = [record.getMessage() for record in caplog.records if "failed" in record.getMessage()]
-    where = re.escape(f"({__file__}:") + r"\d+\)"
-    assert len(said) == 1
-    assert re.fullmatch(
-        f"metrics: the sink faulty failed and gets no more metrics: RuntimeError: the server said no {where}", said[0]
-    )
+    assert (sink.record.call_count - ("record" in fault), sink.close.call_count) == (taken, closed)
+    (said,) = (record.getMessage() for record in caplog.records if "failed" in record.getMessage())
+    says = f"metrics: the sink faulty failed and gets no more metrics: RuntimeError: the server said no ({__file__}:"
+    assert said.startswith(says) and re.fullmatch(r"\d+\)", said.removeprefix(says))
 
 
 def test_a_failure_is_reported_before_a_close_that_hangs(caplog):
-    release = threading.Event()
-
-    class Stuck(Faulty):
-        def close(self) -> None:
-            assert release.wait(PATIENCE_S)
-
-    with closing(Background("stuck", lambda: Stuck("record"))) as sink:
+    release, stuck = threading.Event(), faulty("record")
+    stuck.close = lambda: release.wait(PATIENCE_S)
+    with closing(Background("stuck", stuck.make)) as sink:
         sink.record(STREAM[0])
-        wait_for(lambda: "the server said no" in caplog.text)
+        until(lambda: "the server said no" in caplog.text)
         sink.close(timeout=0.01)
         release.set()
     assert len(caplog.records) == 1 and sink.lost == 1
 
 
-def test_a_callback_that_exits_ends_only_itself(caplog):
-    with closing(Background("callback", lambda: CallbackSink(lambda metric: sys.exit(3)))) as sink:
-        sink.record(STREAM[0])
-    assert sink.lost == 1 and "SystemExit: 3" in caplog.text
-
-
-def test_a_sink_without_a_thread_is_reported_once(monkeypatch, caplog):
-    def fail(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threading.Thread, "start", fail)
-    with closing(Background("held", Held)) as sink:
+@pytest.mark.parametrize("threads", [True, False])
+def test_a_callback_that_exits_or_gets_no_thread_is_reported_once(monkeypatch, caplog, threads):
+    if not threads:
+        monkeypatch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
+    with closing(calling(lambda metric: sys.exit(3))) as sink:
         for metric in STREAM:
             sink.record(metric)
-    assert sink.lost == 4
-    (record,) = caplog.records
-    assert "can't start new thread" in record.getMessage()
+    assert sink.lost == 4 and len(caplog.records) == 1
+    assert ("SystemExit: 3" if threads else "can't start new thread") in caplog.text
 
 
 def test_a_closed_sink_takes_nothing_and_may_be_closed_again():
     taken: list[Metric] = []
-    sink = Background("callback", lambda: CallbackSink(taken.append))
-    sink.record(STREAM[0])
-    sink.close()
-    sink.record(STREAM[1])
-    sink.flush()
-    sink.close()
+    sink = calling(taken.append)
+    for metric in STREAM[:2]:
+        sink.record(metric)
+        sink.flush()
+        sink.close()
     assert taken == STREAM[:1] and sink.lost == 1
 
 
 def test_a_sink_without_metrics_is_never_made():
     with closing(Background("held", lambda: pytest.fail("it was made"))) as sink:
         sink.flush()
-        assert not [one for one in threading.enumerate() if one.name == "marlcore-sink-held"]
+        assert "marlcore-sink-held" not in [thread.name for thread in threading.enumerate()]
     assert sink.lost == 0
 
 
@@ -532,16 +478,14 @@ def test_wandb_offline_gets_the_same_numbers(program, tmp_path):
     """The files are read after the writer's exit: wandb's own process writes them on after `finish` has returned."""
     pytest.importorskip("wandb", reason="wandb is not installed: pip install 'marlcore[wandb]'")
     run_dir = tmp_path / "sweep" / "run-7"
-    given = [[m.time_s, m.step, m.agent, m.name, m.value] for m in STREAM]
-    lost = program(WANDB, args=[run_dir, json.dumps(given)]).finish().splitlines()
+    stream = json.dumps([[m.time_s, m.step, m.agent, m.name, m.value] for m in STREAM])
+    lost = program(WANDB, args=[run_dir, stream]).finish().splitlines()
     assert [json.loads(line) for line in lost] == [{"wandb": 0}] * 2
     runs, history = json.loads(program(READ_WANDB, args=[run_dir]).finish())
     assert [run[1:] for run in runs] == [["forest", "run-7", "sweep", 3]] * 2
     assert runs[0][0] == runs[1][0] == (run_dir / "wandb" / "run-id").read_text()
-    logged = [{name: value for name, value in one.items() if not name.startswith("_")} for one in history]
-    assert logged == [
-        {f"{m.agent}/{m.name}" if m.agent else m.name: m.value, "step": m.step, "time_s": m.time_s} for m in STREAM
-    ]
+    logged = [{name: value for name, value in row.items() if not name.startswith("_")} for row in history]
+    assert logged == [{tag_of(m): m.value, "step": m.step, "time_s": m.time_s} for m in STREAM]
 
 
 def test_a_missing_wandb_is_named_before_a_run(tmp_path, monkeypatch):

@@ -19,7 +19,7 @@ from marlcore.training.after.loaded_policy import SavedRun, save_policies
 from marlcore.training.config.policies import AssignedPolicy
 from marlcore.training.loops import build_model
 from marlcore.training.record.checkpoints import save_checkpoint
-from marlcore.training.record.describe import POLICIES, describe, described_policies, write_policies
+from marlcore.training.record.descriptions import POLICIES, describe, described_policies, write_policies
 from marlcore.training.record.files import read_json, write_json, write_sealed
 from marlcore.training.record.run_directory import RunDirectory, checkpoint_path
 
@@ -82,24 +82,21 @@ def linked(run: Path, name: str) -> None:
     (run / name).symlink_to(run.parent / "elsewhere")
 
 
-@pytest.mark.parametrize(
-    ("change", "name", "words"),
-    [
-        (writable, "", "which has mode 0775; chmod -R go-w repairs that"),
-        (writable, "checkpoints", "which has mode 0775"),
-        (everybodys, "config.json", "which has mode 0646"),
-        (everybodys, "checkpoints/run.pickle", "which has mode 0646"),
-        (linked, "config.json", "which is a link"),
-        (linked, "checkpoints", "which is a link"),
-        (linked, "checkpoints/run.pickle", "which is a link"),
-    ],
-)
-def test_a_run_that_others_may_write_is_refused_unless_trusted(run, change, name, words):
+CHANGES = {  # what it does to which files of a run, and what is said
+    writable: (["", "checkpoints"], "has mode 0775; chmod -R go-w repairs that"),
+    everybodys: (["config.json", "checkpoints/run.pickle"], "has mode 0646; chmod -R go-w repairs that"),
+    linked: (["config.json", "checkpoints", "checkpoints/run.pickle"], "is a link"),
+}
+
+
+@pytest.mark.parametrize(("change", "name"), [(change, name) for change in CHANGES for name in CHANGES[change][0]])
+def test_a_run_that_others_may_write_is_refused_unless_trusted(run, change, name):
     assert mc.load_policy(run, "agent_0").act(OBS) in (4, 5)
     change(run, name)
-    with pytest.raises(ValueError, match="trust: expected a run that only this user can write") as caught:
+    with pytest.raises(ValueError, match=r"^trust: expected a run that only this user can write") as caught:
         mc.load_policy(run, "agent_0")
-    assert str(run / name) in str(caught.value) and words in str(caught.value) and "\n" not in str(caught.value)
+    says = f"got {str(run / name)!r}, which {CHANGES[change][1]}; trust=True or --trust loads it all the same"
+    assert str(caught.value).endswith(says)
     assert mc.load_policy(run, "agent_0", trust=True).act(OBS) in (4, 5)
 
 
@@ -121,8 +118,7 @@ def test_a_link_to_a_run_is_followed(run, tmp_path):
 def test_a_refused_run_executes_nothing_at_any_door(run, capsys):
     mark = with_bomb(run)
     writable(run, "")
-    doors = [partial(mc.load_policy, run, "agent_0"), partial(mc.evaluate, run, 1)]
-    for door in doors:
+    for door in (partial(mc.load_policy, run, "agent_0"), partial(mc.evaluate, run, 1)):
         with pytest.raises(ValueError, match="trust=True or --trust loads it"):
             door()
     for arguments in (["eval", str(run)], ["train", "--resume", str(run)]):
@@ -156,9 +152,10 @@ def test_weights_alone_execute_nothing_and_act_alike(run):
     assert policy._numbers == usual._numbers == {"epsilon": 0.5}
 
 
-def described(policy: AssignedPolicy, config: mc.Config, folder: Path) -> dict[str, Any]:
+def described(algorithm: mc.Algorithm, folder: Path, spaces: Spaces = SPACES) -> dict[str, Any]:
+    """The description of a policy "a" of two agents, which is written into the folder."""
     (folder / "checkpoints").mkdir(exist_ok=True)
-    write_policies(folder, (policy,), config)
+    write_policies(folder, (AssignedPolicy("a", ("x", "y"), spaces, algorithm),), mc.Config())
     return read_json(folder / POLICIES)
 
 
@@ -171,21 +168,19 @@ def test_all_kinds_of_spaces_are_described(tmp_path, masked):
     }
     observation = gym.Dict({"counting": Counting().observation_space, **boxes})
     spaces = Spaces(observation, gym.MultiDiscrete([3, 2], start=[1, 0]), masked, 3)
-    policy = AssignedPolicy("a", ("x", "y"), spaces, mc.IQN())
-    described(policy, mc.Config(), tmp_path)
-    ((again,), _) = described_policies(tmp_path)
-    assert again == policy
+    described(mc.IQN(), tmp_path, spaces)
+    assert described_policies(tmp_path)[0] == (AssignedPolicy("a", ("x", "y"), spaces, mc.IQN()),)
 
 
 def test_an_algorithm_of_other_code_is_refused(tmp_path):
-    described(AssignedPolicy("a", ("a",), SPACES, Custom()), mc.Config(), tmp_path)
+    described(Custom(), tmp_path)
     with pytest.raises(ValueError, match=r"^weights_only: expected .*a is of the algorithm test_trust:Custom, whose"):
         mc.load_policy(tmp_path, "a", weights_only=True)
 
 
 @pytest.mark.parametrize("value", ["os:system", {"repr": "<function>"}, ["antigravity:x"]])
 def test_a_hyperparameter_that_names_code_is_refused(tmp_path, value):
-    plain = described(AssignedPolicy("a", ("a",), SPACES, mc.DQN()), mc.Config(), tmp_path)
+    plain = described(mc.DQN(), tmp_path)
     plain["policies"][0]["hyperparameters"]["hidden"] = value
     write_json(tmp_path / POLICIES, plain)
     with pytest.raises(ValueError, match="weights_only: expected policies of built-in algorithms, got "):
@@ -203,11 +198,9 @@ def test_a_policy_that_its_weights_do_not_fit_is_refused(run, change):
 
 
 def test_a_schedule_that_names_code_is_left_out(tmp_path):
-    plain = described(AssignedPolicy("a", ("a",), SPACES, mc.DQN()), mc.Config(), tmp_path)
-    plain["config"]["exploration"] |= {
-        "epsilon": " Custom (os:system)",
-        "schedules": {"x": "custom(os:system)", "y": 2},
-    }
+    plain = described(mc.DQN(), tmp_path)
+    schedules = {"x": "custom(os:system)", "y": 2}
+    plain["config"]["exploration"] |= {"epsilon": " Custom (os:system)", "schedules": schedules}
     write_json(tmp_path / POLICIES, plain)
     saved = SavedRun.of(tmp_path, weights_only=True)
     assert list(saved.config.exploration.numbers) == ["y"]

@@ -8,20 +8,19 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from ....processes import Metric
 from ....references import resolve
+from ...config import MetricsConfig
 from .csv import CsvSink
 from .tensorboard import TensorBoardSink
 from .wandb import WandbSink, check_wandb
-
-if TYPE_CHECKING:
-    from ...config import MetricsConfig
 
 CAPACITY = 10_000  # metrics that wait; about 2 MB
 CLOSE_S = 5.0  # for a sink to write what waits and to close
@@ -42,17 +41,17 @@ class Sink(Protocol):
         """Hands everything recorded so far to its readers; called about once a second."""
 
     def close(self) -> None:
-        """Flushes and releases what the sink holds; the last call, also after another method raised."""
+        """Flushes and releases the sink's resources; the last call, also after another method raised."""
 
 
+@dataclass
 class CallbackSink:
     """Calls a function with each metric."""
 
-    def __init__(self, function: Callable[[Metric], object]) -> None:
-        self._function = function
+    function: Callable[[Metric], object]
 
     def record(self, metric: Metric) -> None:
-        self._function(metric)
+        self.function(metric)
 
     def flush(self) -> None:
         pass
@@ -67,11 +66,10 @@ class _Request(Enum):
 
 
 class Background:
-    """A sink that another thread makes and uses; what it cannot take is dropped and counted.
+    """A sink that another thread makes and uses; metrics that it cannot take are dropped and counted.
 
-    The first metric starts the thread, so a run that fails before it leaves no trace in the sink. `record`, `flush` and
-    `close` are for the run's thread, and return at once, except that `close` waits for a bounded time. The thread is a
-    daemon: a sink that hangs for ever does not keep the interpreter from its exit.
+    The first metric starts the thread, so a run that fails earlier leaves no trace in the sink. The methods are for the
+    run's thread. The thread is a daemon: a sink that hangs does not keep the interpreter from its exit.
     """
 
     def __init__(self, name: str, make: Callable[[], Sink], capacity: int = CAPACITY) -> None:
@@ -93,15 +91,14 @@ class Background:
     def record(self, metric: Metric) -> None:
         """Queues a metric, or drops it if the queue is full, the sink failed or it was closed."""
         self._offered += 1
-        if self._takes_more:
-            if self._thread is None:
-                self._start()
-            self._queue.put(metric)
+        if self._thread is None and not self._given_up and not self._ended:
+            self._start()
+        self._ask(metric)
 
     def flush(self) -> None:
         """Asks the sink to flush once it has taken what waits."""
-        if self._thread is not None and self._takes_more:
-            self._queue.put(_Request.FLUSH)
+        if self._thread is not None:
+            self._ask(_Request.FLUSH)
 
     def end(self) -> None:
         """Asks the sink to take what waits and to close; returns at once, and later metrics are lost."""
@@ -119,9 +116,9 @@ class Background:
             self._given_up = True  # if it wakes up, it only closes
             log.warning("metrics: the sink %s did not close in time and is left behind", self.name)
 
-    @property
-    def _takes_more(self) -> bool:
-        return not self._given_up and not self._ended and self._queue.qsize() < self._capacity
+    def _ask(self, request: Metric | _Request) -> None:
+        if not self._given_up and not self._ended and self._queue.qsize() < self._capacity:
+            self._queue.put(request)
 
     def _start(self) -> None:
         self._thread = threading.Thread(target=self._work, name=f"marlcore-sink-{self.name}", daemon=True)
@@ -168,20 +165,18 @@ class Sinks:
     """Sinks as one: metrics.csv, which the run's directory closes, and others with a thread each."""
 
     def __init__(self, csv: CsvSink, others: list[Background]) -> None:
-        self._csv = csv
         self._others = others
+        self._all: list[CsvSink | Background] = [csv, *others]
         self._closed = False
 
     def record(self, metric: Metric) -> None:
         """Takes a metric. Raises OSError: metrics.csv could not be written."""
-        self._csv.record(metric)
-        for sink in self._others:
+        for sink in self._all:
             sink.record(metric)
 
     def flush(self) -> None:
         """Hands everything recorded so far to its readers; only metrics.csv is flushed at once."""
-        self._csv.flush()
-        for sink in self._others:
+        for sink in self._all:
             sink.flush()
 
     def close(self, timeout: float = CLOSE_S) -> None:
@@ -206,10 +201,7 @@ class Sinks:
 def open_sinks(
     csv: CsvSink, run_dir: Path, config: MetricsConfig, callback: Callable[[Metric], object] | None = None
 ) -> Sinks:
-    """The sinks of a configuration, and the callback's; they are made at the first metric.
-
-    Raises: ValueError: a sink cannot be imported; wandb has no credentials.
-    """
+    """The sinks of a configuration, made at the first metric. Raises ValueError: one cannot be used."""
     others = [Background(name, _maker(name, run_dir, config)) for name in config.sinks if name != "csv"]
     if callback is not None:
         others.append(Background("callback", partial(CallbackSink, callback)))

@@ -24,9 +24,8 @@ _HEADER = ["time_s", "step", "agent", "name", "value"]
 class CsvSink:
     """Writes a metrics.csv in the run's own thread; its lock on the file makes it the run's only process.
 
-    Mode "x" makes a new file; "r+" continues one, and cuts off an incomplete last line of a killed run.
-
-    Raises: ValueError: another process writes the file, or it is not a metrics.csv; nothing was changed. OSError.
+    Mode "r+" continues a file, and cuts off an incomplete last line. Raises: ValueError: another process writes the
+    file, or it is not a metrics.csv; nothing was changed. OSError.
     """
 
     def __init__(self, path: Path, mode: Literal["x", "r+"]) -> None:
@@ -36,9 +35,8 @@ class CsvSink:
         try:
             check_regular(path, self._file.fileno())
             if not try_lock(self._file.fileno(), 0, exclusive=True):
-                raise ValueError(
-                    f"resume: expected a run that has ended, got {str(path.parent)!r}, which is still running"
-                )
+                expected = "resume: expected a run that has ended"
+                raise ValueError(f"{expected}, got {str(path.parent)!r}, which is still running")
             self._rows = csv.writer(self._file, lineterminator="\n")
             if mode == "x":
                 self._rows.writerow(_HEADER)
@@ -116,10 +114,9 @@ class _Summed(io.FileIO):
 
 
 def read_metrics(path: str | Path) -> list[Metric]:
-    """Read a metrics.csv, in the order written.
+    """Read a metrics.csv, in the order written; a last line without a newline, left by a killed run, is dropped.
 
-    A last line without a newline, left by a killed run, is dropped: its number may be cut short. In a run's directory
-    the file is verified as far as the run's last saved progress reaches.
+    In a run's directory the file is verified as far as the run's last saved progress reaches.
 
     Raises ValueError: the file is not a metrics.csv, one of its lines is not a metric, or it was changed.
     """
@@ -134,10 +131,8 @@ def read_metrics(path: str | Path) -> list[Metric]:
             Metric(float(time_s), int(step), agent, name, float(value)) for time_s, step, agent, name, value in rows
         ]
     except (ValueError, csv.Error) as error:
-        line = 1 + rows.line_num
-        raise ValueError(
-            f"{str(path)!r}: expected {expected} in line {line}, got {came(lines[line - 1])} ({error})"
-        ) from None
+        got = f"in line {1 + rows.line_num}, got {came(lines[rows.line_num])}"
+        raise ValueError(f"{str(path)!r}: expected {expected} {got} ({error})") from None
 
 
 def _verified(path: Path) -> bytes:

@@ -26,16 +26,6 @@ from .run_directory import read_config, steps_taken
 
 POLICIES = "checkpoints/policies.json"
 _NUMBERS = {"Discrete": ("n", "start"), "MultiDiscrete": ("nvec", "start"), "Box": ("low", "high")}
-_UNREADABLE = (
-    OSError,
-    LookupError,
-    TypeError,
-    AttributeError,
-    ValueError,
-    ArithmeticError,
-    RecursionError,
-    MemoryError,
-)
 
 
 def describe(env_fn: Any, policies: tuple[AssignedPolicy, ...], config: Config) -> dict[str, Any]:
@@ -76,21 +66,16 @@ def _plain(value: Any) -> Any:
 def described_run(run_dir: str | Path, *, trust: bool = False) -> tuple[str, Algorithm | dict[str, Algorithm], Config]:
     """The environment's name, the algorithm (or one by policy) and the configuration of a run to resume.
 
-    Modules that config.json names are imported, and their functions called: its directory is code.
-
-    Raises ValueError: config.json does not describe them, an import fails, or the run is not trusted.
+    Modules that config.json names are imported. Raises ValueError: one cannot be, or the run is not trusted.
     """
     described = read_config(check_trusted(run_dir, trust))
     try:
         config, env, name = Config.from_dict(described), described["env"], described["algorithm"]
-        of_algorithms = described["hyperparameters"]
+        chosen = described["hyperparameters"]
         _check_named("environment", env)
         if not isinstance(name, dict):
-            _check_named("algorithm", name)
-            return env, remade(name, of_algorithms), config
-        for policy in name:
-            _check_named(f"algorithm of {policy}", name[policy])
-        return env, {policy: remade(name[policy], of_algorithms[policy]) for policy in name}, config
+            return env, remade(name, chosen), config
+        return env, {policy: remade(name[policy], chosen[policy], f"algorithm of {policy}") for policy in name}, config
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         reason = str(error) if isinstance(error, ValueError) else repr(error)
         raise ValueError(
@@ -99,8 +84,9 @@ def described_run(run_dir: str | Path, *, trust: bool = False) -> tuple[str, Alg
         ) from None
 
 
-def remade(name: str, hyperparameters: Mapping[str, Any]) -> Algorithm:
-    """The algorithm of that name. Raises ValueError: a hyperparameter is none, or JSON could not hold it."""
+def remade(name: str, hyperparameters: Mapping[str, Any], label: str = "algorithm") -> Algorithm:
+    """The algorithm of that name. Raises ValueError: it cannot be imported, or JSON could not hold a hyperparameter."""
+    _check_named(label, name)
     return algos.make(name, **{label: _value(label, value) for label, value in hyperparameters.items()})
 
 
@@ -122,21 +108,20 @@ def check_resumed(run_dir: str | Path, described: dict[str, Any]) -> None:
     for label in ("algorithm", "hyperparameters", "policies"):
         if before.get(label) != now[label]:
             raise ValueError(f"resume: expected {label} {before.get(label)!r}, as the run had it, got {now[label]!r}")
-    fixed = [
-        "actor.processes",
-        "actor.envs",
-        "learner.obs_norm",
-        "self_play.anchors",
-    ]  # the payoff table has their order
-    fixed += [f"replay.{label}" for label in ("capacity", "stack", "prioritized", "mixture")]
+    fixed = {
+        "actor": ["processes", "envs"],
+        "learner": ["obs_norm"],
+        "self_play": ["anchors"],  # the payoff table has their order
+        "replay": ["capacity", "stack", "prioritized", "mixture"],
+    }
     if now["replay"]["prioritized"]:  # the saved priorities depend on these
-        fixed += ["learner.n_step", "replay.alpha"]
-    for name in fixed:
-        part, _, label = name.partition(".")
+        fixed["learner"].append("n_step")
+        fixed["replay"].append("alpha")
+    for part, label in ((part, label) for part, labels in fixed.items() for label in labels):
         section = before.get(part)
         had = section.get(label) if isinstance(section, dict) else None
         if had != now[part][label]:
-            raise ValueError(f"resume: expected {name} {had!r}, as the run had it, got {now[part][label]!r}")
+            raise ValueError(f"resume: expected {part}.{label} {had!r}, as the run had it, got {now[part][label]!r}")
     taken = steps_taken(run_dir)
     if now["total_steps"] <= taken:
         raise ValueError(
@@ -178,7 +163,7 @@ def described_policies(run_dir: Path) -> tuple[tuple[AssignedPolicy, ...], Confi
     try:
         described = read_json(path)
         return tuple(map(_policy, described["policies"])), _config(described["config"])
-    except _UNREADABLE as error:
+    except Exception as error:  # a sealed file may still hold anything
         reason = str(error) if isinstance(error, (ValueError, OSError)) else came(error)
         expected = "weights_only: expected policies of built-in algorithms"
         raise ValueError(f"{expected}, got {str(path)!r} ({reason})") from None
@@ -205,7 +190,7 @@ def _config(plain: dict[str, Any]) -> Config:
 def _described(space: gym.Space) -> dict[str, Any]:
     """A form for JSON of the spaces that `Spaces` takes."""
     if isinstance(space, gym.Dict):
-        # A key of another kind is kept as what no dict can have.
+        # A key of another kind is kept as a value that cannot be a key.
         keys = [key if isinstance(key, (str, int)) else {"repr": repr(key)} for key in space.spaces]
         return {"kind": "Dict", "spaces": list(zip(keys, map(_described, space.spaces.values()), strict=True))}
     if isinstance(space, gym.Tuple):
@@ -231,24 +216,17 @@ def _space(plain: Mapping[str, Any]) -> gym.Space:
     if kind == "Text":
         return gym.Text(1)
     dtype = np.dtype(plain["dtype"])
-    numbers = dtype if dtype.kind in "iu" else np.float64  # which reads "inf"
-    first, second = (np.broadcast_to(np.array(plain[name], numbers), plain["shape"]) for name in _NUMBERS[kind])
+    first, second = (np.broadcast_to(np.array(plain[name], dtype), plain["shape"]) for name in _NUMBERS[kind])
     if kind == "Discrete":
         other = {} if dtype == np.int64 else {"dtype": dtype}  # of which earlier releases of Gymnasium know nothing
         return gym.Discrete(first.item(), start=second.item(), **other)
     if kind == "MultiDiscrete":
         return gym.MultiDiscrete(first, dtype=dtype, start=second)
-    return gym.Box(first.astype(dtype), second.astype(dtype), dtype=dtype.type)
+    return gym.Box(first, second, dtype=dtype.type)
 
 
 def _shortened(array: NDArray[Any]) -> Any:
-    """One number if all are equal; infinity is text."""
+    """The numbers as text, which may be infinite; one if all are equal."""
     if array.size and (array == array.flat[0]).all():
         array = array.reshape(-1)[0]
-    return _finite(array.tolist())
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_finite(part) for part in value]
-    return value if math.isfinite(value) else repr(value)
+    return array.astype(str).tolist()
