@@ -2,21 +2,8 @@
 
     from marlcore.compat.cpprb import MPPrioritizedReplayBuffer, MPReplayBuffer
 
-Methods, results, shapes, dtypes and the uniform draws from NumPy's seed equal those of cpprb 11, which is not needed.
-Differences:
-
-- A process killed inside `add` blocks no other: the right to write is a kernel lock that ends with its holder.
-- A bad `add` (wrong width, missing field, unequal steps, more steps than the buffer holds) raises and adds nothing.
-- `sample` returns only rows that were written whole, and raises ValueError on an empty buffer, also the prioritized
-  one. `get_all_transitions` omits rows that are being overwritten.
-- `ctx` is checked but not used: no lock, event or manager is needed, and an unstarted manager stays unstarted. One
-  that has shut down is a ProcessError, as in cpprb.
-  `backend` is checked but not used: both mean segments in /dev/shm or, where that has no room, unlinked files in the
-  temporary directory, with a warning in the log; processes attach to these while the one that made the buffer lives.
-- An `add` that wraps around gives each step its own priority; cpprb repeats the first ones after the wrap.
-- An `add` raises TimeoutError if another process stays stopped (not killed) inside its own for 10 seconds.
-- Negative priorities, or those whose sum overflows, are a ValueError. Unknown constructor arguments are a TypeError.
-- Several learners may sample at once. `close` releases the memory before the last reference ends.
+Methods, results, shapes, dtypes and the uniform draws from NumPy's seed equal those of cpprb 11, which is not needed;
+docs/drop-ins.md lists the differences.
 """
 
 from __future__ import annotations
@@ -29,13 +16,14 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from ..checks import came
+from ..declared import Number
 from ..spec import Field
-from .checks import number, whole_number
 from .priorities import RingPriorities, greatest_priority
-from .ring import Held, Ints, Ring, Rows
+from .ring import Held, Ints, Ring, Rows, whole_number
 from .ring_lane import MARK
 
 _BACKENDS = ("sharedctypes", "SharedMemory")
+_POSITIVE = Number(0)
 
 
 class MPReplayBuffer:
@@ -218,7 +206,7 @@ class MPPrioritizedReplayBuffer(MPReplayBuffer):
         if env_dict and "priorities" in env_dict:
             raise ValueError("env_dict: 'priorities' is the name of an argument of add")
         super().__init__(size, env_dict, **kwargs)
-        self._alpha, self._eps = number("alpha", alpha), number("eps", eps)
+        self._alpha, self._eps = _POSITIVE.checked("alpha", alpha), _POSITIVE.checked("eps", eps)
         self._most = greatest_priority(self._ring.capacity, alpha, eps)
         if self._most < 1.0:
             raise ValueError(f"alpha, eps: expected a finite sum of (1 + eps) ** alpha, got alpha={alpha}, eps={eps}")
@@ -260,7 +248,7 @@ class MPPrioritizedReplayBuffer(MPReplayBuffer):
         Raises: see MPReplayBuffer; ValueError also if no transition has a priority above 0.
         """
         count = whole_number("batch_size", batch_size, 0)
-        number("beta", beta)
+        _POSITIVE.checked("beta", beta)
         while True:
             learner = self._caught_up()
             found, tickets = self._ring.whole(count, self._draw, *self._fields)

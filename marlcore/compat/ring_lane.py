@@ -55,11 +55,8 @@ def spec_of(fields: Mapping[str, Field]) -> TransitionSpec:
 class RingLane(ViewedReplay):
     """One lane of rows, read by ticket, with a line of words beside it.
 
-    Attributes:
-        places: of the fields by the caller's names.
-        words: see BASE and MARK.
-        load_base: loads the word BASE.
-        base, mark: BASE and MARK as an int64 in shared memory, which may be a moment old: a tenth of a C call's time.
+    `base` and `mark` are the words BASE and MARK as int64 in shared memory, which may be a moment old: reading one
+    takes a tenth of a C call's time. `load_base` makes that call. `places` are the fields' by the caller's names.
     """
 
     kind = "ring"
@@ -79,7 +76,6 @@ class RingLane(ViewedReplay):
 
     @classmethod
     def of(cls, fields: Mapping[str, Field], capacity: int) -> RingLane:
-        """A new, empty lane of rows with fields of any names."""
         spec = spec_of({f"f{i}": field for i, field in enumerate(fields.values())})
         rows = cls._lane_rows(spec, capacity, 1)
         return cls._create(spec, 1, rows, "ring", None, limiter=None, names=[*fields])
@@ -89,13 +85,11 @@ class RingLane(ViewedReplay):
         return 1
 
     def edges(self) -> tuple[int, int]:
-        """The lane's tickets [lo, hi)."""
         self.check_open()
         self._read_edges()
         return self._lo[0], self._hi[0]
 
     def gather(self, tickets: Ints, names: tuple[str, ...]) -> tuple[Rows, NDArray[np.bool_] | None]:
-        """See `Ring.gather`."""
         self.check_open()
         copy = self._copies.get(names)
         if copy is None or copy.count != len(tickets):
@@ -148,11 +142,9 @@ class _Copy:
 
 
 class RingWriter:
-    """Appends rows to the lane.
+    """Appends rows to the lane; `row` stages the next one: a view [1, *shape] of each field, whose values persist.
 
-    Attributes:
-        row: the staging of the next row: a view [1, *shape] of each field, whose values persist.
-        first, next: the oldest ticket held at first, and the next row's, if no other process appends.
+    If no other process appends, `first` is the oldest ticket that was held when it was made, `next` the next row's.
     """
 
     def __init__(self, lane: RingLane, claimed: LaneClaim, shared: bool) -> None:
@@ -204,7 +196,6 @@ class RingWriter:
         return ticket
 
     def close(self) -> None:
-        """Releases the lane; repeated calls are harmless."""
         self._native.close()
         self._claim.release()
 

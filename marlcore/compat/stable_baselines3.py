@@ -23,14 +23,15 @@ from stable_baselines3.common.vec_env import VecNormalize
 from stable_baselines3.her import HerReplayBuffer as _HerReplayBuffer
 
 from ..checks import came, names_error
+from ..declared import Number
 from ..errors import NotEnoughData
 from ..memory import TERMINATED, TRUNCATED
 from ..observations import ALONE, by_name, each, put_rows
 from ..replay import Sampler
 from ..spec import Field, TransitionSpec, as_field
 from ..transitions import Batch
-from .checks import number, whole_number
 from .column_views import ViewedReplay
+from .ring import whole_number
 from .saved import from_bytes, to_bytes
 
 _NAME = "sb3"  # of the replays
@@ -124,7 +125,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
         self.optimize_memory_usage = optimize_memory_usage
         self.handle_timeout_termination = handle_timeout_termination
         self.n_steps = whole_number("n_steps", n_steps, 1)
-        self.gamma = number("gamma", gamma, most=1)
+        self.gamma = Number(0, 1).checked("gamma", gamma)
         self._rng = np.random.default_rng(np.random.randint(2**31) if seed is None else seed)
         action = Field((self.action_dim,), np.dtype(self._maybe_cast_dtype(action_space.dtype)).name)
         self._spec = TransitionSpec(self._obs_fields(), action)

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from ...checks import came, names_error
 from ...errors import NotEnoughData
 from ...spec import Field, as_field
-from ..checks import whole_number
-from ..ring import Held, Ints, Ring
+from ..ring import Held, Ints, Ring, whole_number
 from ..saved import read_npz
 from .adder import SCALARS, Adder
 
