@@ -7,6 +7,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import asdict
 from functools import partial
@@ -151,24 +152,25 @@ class Session(AbstractContextManager["Session"]):
         of a signal handler is raised at the end.
         """
         failures: list[Exception] = []
+
+        def attempt(restoring: Callable[[], object], what: str, without: str) -> None:
+            try:
+                restoring()
+            except TimedOut:
+                log.warning("%s: the published weights are torn, and stay as they were", what)
+            except Exception as error:  # of a class of the caller's own
+                log.warning("%s: %s (%s)", what, without, came(error))
+                failures.append(error)
+
         labels = [f"agents[{plan.agents[0]}].model" for plan in self._plan.models]
         for label, plan, model in zip(labels, self._plan.models, self._models, strict=True):
             if plan.weights.version:  # otherwise its learner never published
-                try:
-                    restore(model, model.memory, plan.weights, plan.saves)
-                except TimedOut:
-                    log.warning("%s: the published weights are torn, and stay as they were", label)
-                except Exception as error:  # a class's own unpickling may raise anything
-                    log.warning("%s: only its weights and epsilon are handed back (%s)", label, came(error))
-                    failures.append(error)
+                restoring = partial(restore, model, model.memory, plan.weights, plan.saves)
+                attempt(restoring, label, "only its weights and epsilon are handed back")
                 for tensor in tensors_of(model):  # memory of its own again, in place of a part of a subscriber's row
                     tensor.data = tensor.data.clone()
         for label, plan, model in zip(labels, self._plan.models, self._models, strict=True):
-            try:
-                give_back(plan.rings, model.memory)
-            except Exception as error:  # a memory is of the caller's own class
-                log.warning("%s.memory: its rows are lost (%s)", label, came(error))
-                failures.append(error)
+            attempt(partial(give_back, plan.rings, model.memory), f"{label}.memory", "its rows are lost")
         for failure in filter(is_from_handler, failures):
             raise failure
 

@@ -16,7 +16,7 @@ import torch
 
 from marlcore import LaneBusy
 from marlcore.compat.sorrel import Buffer
-from marlcore.compat.sorrel.memory import LearnersMemory, give_back, rings_for
+from marlcore.compat.sorrel.memory import give_back, learners_memory, rings_for, writes_ignored
 from marlcore.compat.sorrel.messages import Book, Mailbox, framed
 from marlcore.compat.sorrel.packing import pack, unpack
 
@@ -197,7 +197,7 @@ def test_a_buffer_of_marlcore_is_its_own_ring() -> None:
 def test_windows_never_mix_copies_of_the_world() -> None:
     """Rows of two copies in one ring would make stacks of frames that no agent ever saw."""
     rings = rings_for(double.Buffer(60, (1,), 3), 2)
-    memory = LearnersMemory(rings)
+    memory = learners_memory(rings)
     assert (memory.capacity, len(memory)) == (60, 0)
     for t in range(100):  # turn by turn, as the actor advances its copies
         rings[0].add([t], 0, 0.0, False)
@@ -221,7 +221,7 @@ def test_windows_never_mix_copies_of_the_world() -> None:
 
 def test_a_batch_can_be_drawn_where_sorrels_condition_says_so() -> None:
     rings = rings_for(double.Buffer(60, (1,), 3), 2)
-    memory = LearnersMemory(rings)
+    memory = learners_memory(rings)
     for t in range(30):
         rings[t % 2].add([t], 0, 0.0, False)
         if len(memory) >= 5 + 3 + 1:
@@ -235,9 +235,9 @@ def test_a_batch_can_be_drawn_where_sorrels_condition_says_so() -> None:
 
 def test_a_models_hooks_add_nothing_in_its_learner() -> None:
     (ring,) = rings_for(filled(30, 12), 1)
-    memory = LearnersMemory([ring])
+    memory = learners_memory([ring])
     before = (ring.idx, len(ring))
-    with memory.hooks():
+    with writes_ignored(memory):
         memory.add_empty()
         memory.add([1, 1], 0, 0.0, False)
         memory.clear()
@@ -245,7 +245,7 @@ def test_a_models_hooks_add_nothing_in_its_learner() -> None:
     ring.add([1, 1], 0, 0.0, False)  # the actor
     other = unpack(pack(ring, {}), {})
     with pytest.raises(LaneBusy):
-        LearnersMemory([other]).add([1, 1], 0, 0.0, False)
+        learners_memory([other]).add([1, 1], 0, 0.0, False)
     memory.clear()
     assert len(ring) == 0 and memory[0][1] == 0
     ring.close()
