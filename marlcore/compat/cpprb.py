@@ -39,6 +39,8 @@ class MPReplayBuffer:
         multiprocessing.ProcessError: ctx is a manager that has shut down.
     """
 
+    _own_fields: Mapping[str, Field] = {}  # of the rows besides those of env_dict
+
     def __init__(
         self,
         size: int,
@@ -57,11 +59,7 @@ class MPReplayBuffer:
         default = np.dtype(np.float32 if default_dtype is None else default_dtype)
         self._fields = {name: _field(name, about, default) for name, about in env_dict.items()}
         self._shapes = {name: (-1, *field.shape) for name, field in self._fields.items()}
-        self._ring = Ring({**self._fields, **self._own_fields()}, whole_number("size", size, 1), shared=True)
-
-    def _own_fields(self) -> dict[str, Field]:
-        """Fields of the rows besides those of env_dict."""
-        return {}
+        self._ring = Ring({**self._fields, **self._own_fields}, whole_number("size", size, 1), shared=True)
 
     def add(self, /, **kwargs: ArrayLike) -> int:
         """Adds one or more steps, all or none.
@@ -87,8 +85,8 @@ class MPReplayBuffer:
             ValueError: the buffer is empty, or batch_size is not an integer of at least 0.
             MarlcoreError: a writer overwrote every draw, or died while it overwrote the whole ring.
         """
-        found, _ = self._ring.whole(whole_number("batch_size", batch_size, 0), self._draw)
-        return {name: found[name][:, 0] for name in self._fields}
+        rows, _ = self._ring.whole(whole_number("batch_size", batch_size, 0), self._draw)
+        return {name: rows[name][:, 0] for name in self._fields}
 
     def get_all_transitions(self, shuffle: bool = False) -> Rows:
         """Every transition held whole, in order of position, or shuffled by NumPy's generator."""
@@ -96,8 +94,8 @@ class MPReplayBuffer:
         positions = np.arange(window.stored)
         if shuffle:
             np.random.shuffle(positions)
-        found, ok = self._ring.gather(window.tickets(positions))
-        return {name: found[name] if ok is None else found[name][ok] for name in self._fields}
+        rows, ok = self._ring.gather(window.tickets(positions))
+        return {name: rows[name] if ok is None else rows[name][ok] for name in self._fields}
 
     def _encode_sample(self, idx: Iterable[int]) -> Rows:
         """The transitions at positions, as in cpprb: each field [n, *shape]; zeros at empty positions.
@@ -194,6 +192,8 @@ class MPPrioritizedReplayBuffer(MPReplayBuffer):
     Raises: see MPReplayBuffer.
     """
 
+    _own_fields: Mapping[str, Field] = {"priorities": Field((), "float32")}  # NaN if add got none
+
     def __init__(
         self,
         size: int,
@@ -214,9 +214,6 @@ class MPPrioritizedReplayBuffer(MPReplayBuffer):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_learner": None}
-
-    def _own_fields(self) -> dict[str, Field]:
-        return {"priorities": Field((), "float32")}  # NaN if add got none
 
     def add(self, /, *, priorities: ArrayLike | None = None, **kwargs: ArrayLike) -> int:
         """Adds one or more steps, all or none.
@@ -251,11 +248,11 @@ class MPPrioritizedReplayBuffer(MPReplayBuffer):
         _POSITIVE.checked("beta", beta)
         while True:
             learner = self._caught_up()
-            found, tickets = self._ring.whole(count, self._draw, *self._fields)
+            rows, tickets = self._ring.whole(count, self._draw, *self._fields)
             if learner is self._learner:  # otherwise another process cleared the ring between two draws
                 break
         positions = learner.mark_sampled(tickets[:, 0])
-        sample = {name: found[name][:, 0] for name in self._fields}
+        sample = {name: rows[name][:, 0] for name in self._fields}
         sample["weights"] = learner.weights(positions, beta)
         sample["indexes"] = positions.astype(np.uint64)
         return sample

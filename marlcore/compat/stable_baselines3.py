@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
-from functools import partial
+from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -26,7 +25,7 @@ from ..checks import came, names_error
 from ..declared import Number
 from ..errors import NotEnoughData
 from ..memory import TERMINATED, TRUNCATED
-from ..observations import ALONE, by_name, each, put_rows
+from ..observations import ALONE, put_rows
 from ..replay import Sampler
 from ..spec import Field, TransitionSpec, as_field
 from ..transitions import Batch
@@ -44,8 +43,7 @@ _REFUSED = {
     "weights; draw from buffer.replay.sampler(..., prioritized=...) in a train() of your own",
     **dict.fromkeys(("env", "n_sampled_goal", "goal_selection_strategy", "copy_info_dict"), _NO_HER),
 }
-_NUMBER = Field((), "float32")
-_FLAG = Field((), "bool")
+_STEP = ("obs", "next_obs", "action", "reward", "terminated", "discount")  # of a sample
 _OPENED = ("replay", "_writer", "_samplers", "_obs_checks", "_checks")  # set by _open
 
 Obs = dict[str, NDArray[Any]]  # by the names of the spec's fields, each [rows, *shape]
@@ -155,7 +153,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
             for role in ("obs", "next_obs")
             for name, field in self._spec.obs_fields.items()
         }
-        others = {"action": self._spec.action, "reward": _NUMBER, "done": _FLAG}
+        others = {"action": self._spec.action, "reward": Field((), "float32"), "done": Field((), "bool")}
         self._checks = {name: _rows_check(name, field, self.n_envs) for name, field in others.items()}
 
     def reset(self) -> None:
@@ -226,7 +224,8 @@ class ReplayBuffer(buffers.ReplayBuffer):
             waiting, next_obs = ~self._newest.ended, self._newest.next_obs(self._spec.obs_fields)
             for name, array in obs.items():
                 array[self.pos - 1, waiting] = next_obs[name][waiting]
-        return self._spaced({name: _frozen(array) for name, array in obs.items()})
+        frozen = {self._keys.get(name, name): _frozen(array) for name, array in obs.items()}
+        return frozen if self._keys else frozen[ALONE]
 
     def _by_position(self, column: NDArray[Any], later: int = 0) -> NDArray[Any]:
         """A column's rows by position; zeros where the lanes hold none."""
@@ -322,7 +321,6 @@ class ReplayBuffer(buffers.ReplayBuffer):
         self._open(from_bytes(saved, _NAME, ViewedReplay), newest and newest._replace(followed=False))
 
     def _ended(self, done: Any, infos: Any) -> NDArray[np.bool_]:
-        """Which environments' episodes ended with the step: bool [n_envs]."""
         ended = done if done.__class__ is np.ndarray else np.asarray(done)
         if ended.dtype.kind in "iuf" and np.isin(ended, (0, 1)).all():
             ended = ended.astype(np.bool_)
@@ -416,8 +414,8 @@ class ReplayBuffer(buffers.ReplayBuffer):
             return self._of_newest(waiting, batch_size, self._newest)
         if count:
             newest = self._of_newest(waiting, count, self._newest)
-            for field in fields(newest):
-                put_rows(getattr(batch, field.name), slice(count), getattr(newest, field.name))
+            for name in _STEP:
+                put_rows(getattr(batch, name), slice(count), getattr(newest, name))
         return batch
 
     def _sampler(self, batch_size: int) -> Sampler:
@@ -436,12 +434,11 @@ class ReplayBuffer(buffers.ReplayBuffer):
         column: torch.Tensor = self.to_torch(numbers.reshape(-1, 1), copy=False)
         return column
 
-    def _spaced(self, obs: Obs) -> Any:
-        """Observations under the names of the observation space."""
-        return obs[ALONE] if ALONE in obs else {self._keys[name]: array for name, array in obs.items()}
-
     def _tensors(self, obs: Any, env: VecNormalize | None) -> Any:
-        return each(partial(self.to_torch, copy=False), self._normalize_obs(self._spaced(by_name(obs)), env))
+        if not self._keys:
+            return self.to_torch(self._normalize_obs(obs, env), copy=False)
+        spaced = self._normalize_obs({self._keys[name]: array for name, array in obs.items()}, env)
+        return {key: self.to_torch(array, copy=False) for key, array in spaced.items()}
 
     def _label(self, name: str) -> str:
         return f"[{self._keys[name]!r}]" if self._keys else ""

@@ -7,8 +7,8 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, closing
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -200,11 +200,18 @@ def _packed_for_each(env: Any, config: Any, models: list[Any]) -> list[bytes]:
     """The environment for the actor, and for each learner without the other models; with this configuration."""
     memories = {MEMORY.format(i): model.memory for i, model in enumerate(models)}
     named = {MODEL.format(i): model for i, model in enumerate(models)}
-    before = {name: vars(env).get(name) for name in ("config", "_active_logger")}
-    try:
-        vars(env).update(config=config, _active_logger=None)
+    with configured(env, config):
         others = [{name: other for name, other in named.items() if other is not model} for model in models]
         return [pack(env, memories), *(pack(env, memories | apart) for apart in others)]
+
+
+@contextmanager
+def configured(env: Any, config: Any) -> Iterator[None]:
+    """Within the block, the environment has this configuration, and no logger yet."""
+    before = {name: vars(env).get(name) for name in ("config", "_active_logger")}
+    vars(env).update(config=config, _active_logger=None)
+    try:
+        yield
     finally:
         vars(env).update(before)
 
