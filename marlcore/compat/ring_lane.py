@@ -6,7 +6,6 @@ Large ones go from the caller's array to the lane: a second copy halves what fou
 
 from __future__ import annotations
 
-import errno
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -15,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import LaneBusy, TimedOut
+from ..errors import LaneBusy
 from ..kernels import columns
 from ..kernels.plan import COLUMN
 from ..memory import (
@@ -27,12 +26,11 @@ from ..memory import (
     Segment,
     Words,
     add_lock,
-    check_interruption,
     claim,
     slot_lock,
 )
 from ..spec import Field, TransitionSpec
-from ..transitions import address_of
+from ..transitions import WriterBase, address_of
 from .column_views import ViewedReplay
 
 # Words beside the lane: the base, written by the holder of the words' lock; a word of the buffer's own
@@ -141,20 +139,21 @@ class _Copy:
         return rows, self._ok.astype(np.bool_) if self._validate(self.count) else None
 
 
-class RingWriter:
+class RingWriter(WriterBase):
     """Appends rows to the lane; `row` stages the next one: a view [1, *shape] of each field, whose values persist.
 
     If no other process appends, `first` is the oldest ticket that was held when it was made, `next` the next row's.
     """
 
+    _native: NativeWriter
+
     def __init__(self, lane: RingLane, claimed: LaneClaim, shared: bool) -> None:
-        self._claim = claimed
         self._layout = lane._mapped.layout
         self._places = lane.places
         self.first, self.next = lane.edges()
         records = np.zeros((2, self._layout.record_bytes), np.uint8)
         lock = (claimed.fd, add_lock(1, 0), WAIT_SLICE_S) if shared else None
-        self._native = NativeWriter(lane._mapped.native, 0, records, lock)
+        super().__init__(claimed, NativeWriter(lane._mapped.native, 0, records, lock), PATIENCE_S)
         self._add_row = partial(self._native.add_row, self._native.raw, 0)
         self.row, frames = self._views(records[:1])
         self._keep = [self._native.set_frame(k, frame) for k, frame in enumerate(frames, 1)]
@@ -167,7 +166,7 @@ class RingWriter:
         """
         ticket: int = self._add_row()
         if ticket < 0:
-            ticket = self._again(ticket, self._add_row)
+            ticket = self._again(ticket, self._add_row, None, "add")
         self.next = ticket + 1
         return ticket
 
@@ -191,13 +190,9 @@ class RingWriter:
                 view[...] = values
         ticket: int = batch.add(frames)
         if ticket < 0:
-            ticket = self._again(ticket, partial(batch.add, frames))
+            ticket = self._again(ticket, partial(batch.add, frames), None, "add")
         self.next = ticket + count
         return ticket
-
-    def close(self) -> None:
-        self._native.close()
-        self._claim.release()
 
     def _views(self, records: NDArray[np.uint8]) -> tuple[Rows, list[NDArray[Any]]]:
         """The staging of each field, [count, *shape], in the records or in arrays of the large fields' own."""
@@ -206,18 +201,6 @@ class RingWriter:
         views = {name: frames[place.column - 1] if place.column else place.views(records)
                  for name, place in self._places.items()}  # fmt: skip
         return views, frames
-
-    def _again(self, code: int, append: Callable[[], int]) -> int:
-        """Repeats an append while other writers hold the lane, and handles signals in between; returns the ticket."""
-        began = time.monotonic()
-        while code in (-errno.EAGAIN, -errno.EINTR):
-            if time.monotonic() >= began + PATIENCE_S:
-                raise TimedOut(f"add: another process stayed inside its own add for {PATIENCE_S} seconds")
-            check_interruption()
-            code = append()
-        if code < 0:
-            raise self._native.fail(code)
-        return code
 
 
 class _Batch(NamedTuple):

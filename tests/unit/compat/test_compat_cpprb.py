@@ -21,8 +21,9 @@ from refused import Refused, check_refused
 from seams import patch, trusting
 
 from marlcore.compat import ring as rings
+from marlcore.compat import ring_lane
 from marlcore.compat.cpprb import MPPrioritizedReplayBuffer, MPReplayBuffer
-from marlcore.memory import SHM_DIR
+from marlcore.memory import SHM_DIR, add_lock
 from marlcore.memory.native_writers import AddRows
 from marlcore.testing.rows import torn
 
@@ -485,6 +486,18 @@ def test_a_full_dev_shm_is_no_error(cls, monkeypatch) -> None:
     assert buffer.get_all_transitions()["who"].ravel().tolist() == [1] * 50 + [2] * 50
     other.close()
     buffer.close()
+
+
+@BOTH
+def test_an_add_waits_only_so_long_for_a_stopped_writer(cls, monkeypatch) -> None:
+    monkeypatch.setattr(ring_lane, "PATIENCE_S", 0.2)
+    buffer = held(cls, 0)
+    inside = buffer._ring.lane._segment.lock(add_lock(1, 0))
+    says = "add: another writer was inside an add when this one had waited 0.2 seconds"
+    check_refused(lambda: buffer.add(**steps(np.random.default_rng(0), 2)), TimeoutError, says)
+    assert buffer.get_stored_size() == 0
+    inside.close()
+    assert buffer.add(**steps(np.random.default_rng(0), 2)) == 0
 
 
 def explore(buffer: MPReplayBuffer, who: int, count: int) -> None:
