@@ -2,21 +2,8 @@
 
     from marlcore.compat.cpprb import MPPrioritizedReplayBuffer, MPReplayBuffer
 
-Methods, results, shapes, dtypes and the uniform draws from NumPy's seed equal those of cpprb 11, which is not needed.
-Differences:
-
-- A process killed inside `add` blocks no other: the right to write is a kernel lock that ends with its holder.
-- A bad `add` (wrong width, missing field, unequal steps, more steps than the buffer holds) raises and adds nothing.
-- `sample` returns only rows that were written whole, and raises ValueError on an empty buffer, also the prioritized
-  one. `get_all_transitions` omits rows that are being overwritten.
-- `ctx` is checked but not used: no lock, event or manager is needed, and an unstarted manager stays unstarted. One
-  that has shut down is a ProcessError, as in cpprb.
-  `backend` is checked but not used: both mean segments in /dev/shm or, where that has no room, unlinked files in the
-  temporary directory, with a warning in the log; processes attach to these while the one that made the buffer lives.
-- An `add` that wraps around gives each step its own priority; cpprb repeats the first ones after the wrap.
-- An `add` raises TimeoutError if another process stays stopped (not killed) inside its own for 10 seconds.
-- Negative priorities, or those whose sum overflows, are a ValueError. Unknown constructor arguments are a TypeError.
-- Several learners may sample at once. `close` releases the memory before the last reference ends.
+Methods, results, shapes, dtypes and the uniform draws from NumPy's seed equal those of cpprb 11, which is not needed;
+docs/drop-ins.md lists the differences.
 """
 
 from __future__ import annotations
@@ -29,13 +16,14 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from ..checks import came
+from ..declared import Number
 from ..spec import Field
-from .checks import number, whole_number
 from .priorities import RingPriorities, greatest_priority
-from .ring import Held, Ints, Ring, Rows
+from .ring import Held, Ints, Ring, Rows, whole_number
 from .ring_lane import MARK
 
 _BACKENDS = ("sharedctypes", "SharedMemory")
+_POSITIVE = Number(0)
 
 
 class MPReplayBuffer:
@@ -50,6 +38,8 @@ class MPReplayBuffer:
     Raises: ValueError, TypeError: an argument is out of range. SharedMemoryFull: no room for the buffer.
         multiprocessing.ProcessError: ctx is a manager that has shut down.
     """
+
+    _own_fields: Mapping[str, Field] = {}  # of the rows besides those of env_dict
 
     def __init__(
         self,
@@ -69,11 +59,7 @@ class MPReplayBuffer:
         default = np.dtype(np.float32 if default_dtype is None else default_dtype)
         self._fields = {name: _field(name, about, default) for name, about in env_dict.items()}
         self._shapes = {name: (-1, *field.shape) for name, field in self._fields.items()}
-        self._ring = Ring({**self._fields, **self._own_fields()}, whole_number("size", size, 1), shared=True)
-
-    def _own_fields(self) -> dict[str, Field]:
-        """Fields of the rows besides those of env_dict."""
-        return {}
+        self._ring = Ring({**self._fields, **self._own_fields}, whole_number("size", size, 1), shared=True)
 
     def add(self, /, **kwargs: ArrayLike) -> int:
         """Adds one or more steps, all or none.
@@ -99,8 +85,8 @@ class MPReplayBuffer:
             ValueError: the buffer is empty, or batch_size is not an integer of at least 0.
             MarlcoreError: a writer overwrote every draw, or died while it overwrote the whole ring.
         """
-        found, _ = self._ring.whole(whole_number("batch_size", batch_size, 0), self._draw)
-        return {name: found[name][:, 0] for name in self._fields}
+        rows, _ = self._ring.whole(whole_number("batch_size", batch_size, 0), self._draw)
+        return {name: rows[name][:, 0] for name in self._fields}
 
     def get_all_transitions(self, shuffle: bool = False) -> Rows:
         """Every transition held whole, in order of position, or shuffled by NumPy's generator."""
@@ -108,8 +94,8 @@ class MPReplayBuffer:
         positions = np.arange(window.stored)
         if shuffle:
             np.random.shuffle(positions)
-        found, ok = self._ring.gather(window.tickets(positions))
-        return {name: found[name] if ok is None else found[name][ok] for name in self._fields}
+        rows, ok = self._ring.gather(window.tickets(positions))
+        return {name: rows[name] if ok is None else rows[name][ok] for name in self._fields}
 
     def _encode_sample(self, idx: Iterable[int]) -> Rows:
         """The transitions at positions, as in cpprb: each field [n, *shape]; zeros at empty positions.
@@ -206,6 +192,8 @@ class MPPrioritizedReplayBuffer(MPReplayBuffer):
     Raises: see MPReplayBuffer.
     """
 
+    _own_fields: Mapping[str, Field] = {"priorities": Field((), "float32")}  # NaN if add got none
+
     def __init__(
         self,
         size: int,
@@ -218,7 +206,7 @@ class MPPrioritizedReplayBuffer(MPReplayBuffer):
         if env_dict and "priorities" in env_dict:
             raise ValueError("env_dict: 'priorities' is the name of an argument of add")
         super().__init__(size, env_dict, **kwargs)
-        self._alpha, self._eps = number("alpha", alpha), number("eps", eps)
+        self._alpha, self._eps = _POSITIVE.checked("alpha", alpha), _POSITIVE.checked("eps", eps)
         self._most = greatest_priority(self._ring.capacity, alpha, eps)
         if self._most < 1.0:
             raise ValueError(f"alpha, eps: expected a finite sum of (1 + eps) ** alpha, got alpha={alpha}, eps={eps}")
@@ -226,9 +214,6 @@ class MPPrioritizedReplayBuffer(MPReplayBuffer):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_learner": None}
-
-    def _own_fields(self) -> dict[str, Field]:
-        return {"priorities": Field((), "float32")}  # NaN if add got none
 
     def add(self, /, *, priorities: ArrayLike | None = None, **kwargs: ArrayLike) -> int:
         """Adds one or more steps, all or none.
@@ -260,14 +245,14 @@ class MPPrioritizedReplayBuffer(MPReplayBuffer):
         Raises: see MPReplayBuffer; ValueError also if no transition has a priority above 0.
         """
         count = whole_number("batch_size", batch_size, 0)
-        number("beta", beta)
+        _POSITIVE.checked("beta", beta)
         while True:
             learner = self._caught_up()
-            found, tickets = self._ring.whole(count, self._draw, *self._fields)
+            rows, tickets = self._ring.whole(count, self._draw, *self._fields)
             if learner is self._learner:  # otherwise another process cleared the ring between two draws
                 break
         positions = learner.mark_sampled(tickets[:, 0])
-        sample = {name: found[name][:, 0] for name in self._fields}
+        sample = {name: rows[name][:, 0] for name in self._fields}
         sample["weights"] = learner.weights(positions, beta)
         sample["indexes"] = positions.astype(np.uint64)
         return sample

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import compress, product
 from typing import Any
 
@@ -90,23 +90,29 @@ def compute_human_policy_prior(
     if generator is None:
         raise ValueError("possible_goal_generator: expected one here or in world_model, got None")
     workers = num_workers if parallel else 1
-    lasting = partial(_durations, world_model) if hasattr(world_model, "transition_durations") else None
+
+    def durations(state: Any, profile: tuple[int, ...], outcomes: list[tuple[float, Any]]) -> Any:
+        return world_model.transition_durations(state, [*profile], outcomes)
+
     with build_graph(world_model, workers=workers, progress=not quiet, level_fct=level_fct) as graph:
         humans = [int(agent) for agent in human_agent_indices]
         with backward_induction(
             graph, generator.generate, humans,
             robots=[agent for agent in range(graph.agents) if agent not in humans],
             optimistic=optimistic, believed=believed_others_policy, beta=beta_h, gamma=gamma_h, rho=rho_h,
-            durations=lasting, dtype="float16" if use_float16 else "float64", workers=workers,
-            progress=progress_callback,
+            durations=durations if hasattr(world_model, "transition_durations") else None,
+            dtype="float16" if use_float16 else "float64", workers=workers, progress=progress_callback,
         ) as policies:  # fmt: skip
             arrays = {agent: policies[agent] for agent in humans}  # they keep the memory, without its name
         acting = np.diff(graph.row_start) > 0
-        tables = _Tables(graph.states, graph.index, acting, arrays)
-    prior = TabularHumanPolicyPrior(world_model, humans, generator, _ByState(tables, values=False))
-    return (prior, _ByState(tables, values=True)) if return_Vh else prior
+        policies_by, values_by = (
+            _ByState(graph.states, graph.index, acting | values, arrays, values) for values in (False, True)
+        )
+    prior = TabularHumanPolicyPrior(world_model, humans, generator, policies_by)
+    return (prior, values_by) if return_Vh else prior
 
 
+@dataclass(eq=False)
 class TabularHumanPolicyPrior:
     """A callable prior: `prior(state, agent, goal)` is how likely each action is.
 
@@ -115,13 +121,10 @@ class TabularHumanPolicyPrior:
         world_model, human_agent_indices, possible_goal_generator: as given. Pickling leaves the world model out.
     """
 
-    def __init__(
-        self, world_model: Any, human_agent_indices: list[int], possible_goal_generator: Any, values: Values
-    ) -> None:
-        self.world_model = world_model
-        self.human_agent_indices = human_agent_indices
-        self.possible_goal_generator = possible_goal_generator
-        self.values = values
+    world_model: Any
+    human_agent_indices: list[int]
+    possible_goal_generator: Any
+    values: Values
 
     def __call__(self, state: Any, human_agent_index: int, possible_goal: Goal | None = None) -> NDArray[np.float64]:
         """The probability of each action, float64 [actions]; without a goal, the weighted mean over the goals.
@@ -130,8 +133,8 @@ class TabularHumanPolicyPrior:
         """
         by_goal = self.values[state][human_agent_index]
         if possible_goal is not None:
-            found: NDArray[np.float64] = by_goal[possible_goal]
-            return found
+            policy: NDArray[np.float64] = by_goal[possible_goal]
+            return policy
         offers = [*self.possible_goal_generator.generate(state, human_agent_index)]
         total: NDArray[np.float64] = sum(weight * by_goal[goal] for goal, weight in offers)
         total /= sum(weight for _, weight in offers)
@@ -165,77 +168,61 @@ class TabularHumanPolicyPrior:
 
 
 def _joint(policies: list[NDArray[np.float64]]) -> list[tuple[float, list[int]]]:
-    found = []
-    for profile in product(*(range(len(policy)) for policy in policies)):
-        p = float(np.prod([policy[action] for policy, action in zip(policies, profile, strict=True)]))
-        if p > 0.0:
-            found.append((p, [*profile]))
-    return found
+    def p_of(profile: tuple[int, ...]) -> float:
+        return float(np.prod([policy[action] for policy, action in zip(policies, profile, strict=True)]))
+
+    profiles = product(*(range(len(policy)) for policy in policies))
+    return [(p, [*profile]) for profile in profiles if (p := p_of(profile)) > 0.0]
 
 
-def _durations(
-    world_model: Any, state: Any, profile: tuple[int, ...], outcomes: list[tuple[float, Any]]
-) -> Sequence[float]:
-    durations: Sequence[float] = world_model.transition_durations(state, [*profile], outcomes)
-    return durations
+@dataclass(eq=False)
+class _ByGoal(Mapping[Goal, Any]):
+    """An agent's values, or policies, in one state, for the goals on offer there."""
+
+    its: AgentPolicies
+    columns: Mapping[Goal, int]
+    state: int
+    wants_values: bool
+
+    def __getitem__(self, goal: Goal) -> Any:
+        i = self.columns[goal]
+        if not self.its.offers(self.state, i):
+            raise KeyError(goal)
+        if self.wants_values:
+            return float(self.its.values[self.state, i])
+        policy = self.its.policy[self.state, i].astype(np.float64)
+        return policy if self.its.policy.dtype == np.float64 else policy / policy.sum()
+
+    def __iter__(self) -> Iterator[Goal]:
+        return (self.its.goals[i] for i in self.its.on_offer(self.state))
+
+    def __len__(self) -> int:
+        return len(self.its.on_offer(self.state))
 
 
-@dataclass(frozen=True)
-class _Tables:
-    """The result of backward induction by state."""
+@dataclass(eq=False)
+class _ByState(Mapping[Hashable, Any]):
+    """By state, agent and goal: values, or the policies of states that are not terminal."""
 
     states: list[Any]
     index: dict[Any, int]
-    acting: NDArray[np.bool_]
+    has: NDArray[np.bool_]
     arrays: dict[int, AgentPolicies]
+    wants_values: bool
 
     @cached_property
     def columns(self) -> dict[int, dict[Goal, int]]:
         """By agent and goal, the goal's number."""
         return {agent: {goal: i for i, goal in enumerate(its.goals)} for agent, its in self.arrays.items()}
 
-
-class _ByGoal(Mapping[Goal, Any]):
-    """An agent's values, or policies, in one state, for the goals on offer there."""
-
-    def __init__(self, its: AgentPolicies, column: Mapping[Goal, int], state: int, values: bool) -> None:
-        self._its = its
-        self._column = column
-        self._state = state
-        self._values = values
-
-    def __getitem__(self, goal: Goal) -> Any:
-        i = self._column[goal]
-        if not self._its.offers(self._state, i):
-            raise KeyError(goal)
-        if self._values:
-            return float(self._its.values[self._state, i])
-        policy = self._its.policy[self._state, i].astype(np.float64)
-        return policy if self._its.policy.dtype == np.float64 else policy / policy.sum()
-
-    def __iter__(self) -> Iterator[Goal]:
-        return (self._its.goals[i] for i in self._its.on_offer(self._state))
-
-    def __len__(self) -> int:
-        return len(self._its.on_offer(self._state))
-
-
-class _ByState(Mapping[Hashable, Any]):
-    """By state, agent and goal: values, or the policies of states that are not terminal."""
-
-    def __init__(self, tables: _Tables, values: bool) -> None:
-        self._tables = tables
-        self._values = values
-        self._has = tables.acting | values
-
     def __getitem__(self, state: Hashable) -> dict[int, Mapping[Goal, Any]]:
-        tables, i = self._tables, self._tables.index[state]
-        if not self._has[i]:
+        i = self.index[state]
+        if not self.has[i]:
             raise KeyError(state)
-        return {agent: _ByGoal(its, tables.columns[agent], i, self._values) for agent, its in tables.arrays.items()}
+        return {agent: _ByGoal(its, self.columns[agent], i, self.wants_values) for agent, its in self.arrays.items()}
 
     def __iter__(self) -> Iterator[Hashable]:
-        return compress(self._tables.states, self._has)
+        return compress(self.states, self.has)
 
     def __len__(self) -> int:
-        return int(self._has.sum())
+        return int(self.has.sum())

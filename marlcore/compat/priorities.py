@@ -13,21 +13,21 @@ from .ring import Held, Ints
 
 
 class RingPriorities:
-    """The priorities of one ring's rows by position, since it was cleared."""
+    """The priorities of one ring's rows since it was cleared; `window` are the rows known."""
 
     def __init__(self, window: Held, alpha: float, eps: float) -> None:
         self._alpha, self._eps = alpha, eps
         self._tree = _Tree(window.capacity)
-        self.window = Held(window.base, window.base, window.base, window.capacity)  # the known rows
+        self.window = Held(window.base, window.base, window.base, window.capacity)
         self._sampled = window.base  # rows from this ticket on came after the last sample
         self._lapped = np.zeros(0, np.int64)  # positions whose drawn row was overwritten before the sample ended
         self.greatest = 1.0
 
     def append(self, positions: Ints, priorities: NDArray[np.float32], ok: NDArray[np.bool_]) -> None:
         """Adds new rows in ticket order; a priority of NaN means the greatest priority so far."""
-        given = np.where(ok & (priorities >= 0) & np.isfinite(priorities), priorities, np.nan)
-        greatest = np.fmax.accumulate(np.concatenate([[self.greatest], given]))
-        leaves = self._leaves(np.where(np.isnan(given), greatest[:-1], given))
+        known = np.where(ok & (priorities >= 0) & np.isfinite(priorities), priorities, np.nan)
+        greatest = np.fmax.accumulate(np.concatenate([[self.greatest], known]))
+        leaves = self._leaves(np.where(np.isnan(known), greatest[:-1], known))
         # Rows overwritten meanwhile are not drawn.
         self._tree.put(positions, np.where(ok, leaves, 0.0))
         self.greatest = float(greatest[-1])
@@ -56,7 +56,6 @@ class RingPriorities:
         return self._tree.total > 0
 
     def draw(self, count: int) -> Ints:
-        """Draws tickets in proportion to their priorities."""
         return self.window.tickets(self._tree.draw(count))
 
     def weights(self, positions: Ints, beta: float) -> NDArray[np.float32]:
@@ -94,7 +93,6 @@ class _Tree:
 
     @property
     def least(self) -> float:
-        """The least nonzero leaf."""
         return float(self._minima[-1])
 
     def put(self, positions: Ints, leaves: NDArray[np.float64]) -> None:
@@ -109,9 +107,9 @@ class _Tree:
         order = np.argsort(points)
         ascending = np.empty(count, np.int64)
         find(self._sums, self._offsets, points[order], ascending, count)
-        found = np.empty(count, np.int64)
-        found[order] = ascending
-        return found
+        leaves = np.empty(count, np.int64)
+        leaves[order] = ascending
+        return leaves
 
 
 def greatest_priority(size: int, alpha: float, eps: float) -> float:

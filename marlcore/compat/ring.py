@@ -9,6 +9,7 @@ Positions count from the base, so a cleared ring fills from position 0 again.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ..checks import check_whole
 from ..errors import LaneBusy, MarlcoreError
 from ..memory import invalidate_after_fork
 from ..spec import Field
@@ -41,7 +43,7 @@ class Held(NamedTuple):
         return (self.hi - self.base) % self.capacity
 
     def tickets(self, positions: Ints) -> Ints:
-        """The newest ticket at each position, from 0 to stored - 1."""
+        """The newest ticket at each position from 0 to stored - 1."""
         head = self.head
         tickets: Ints = positions + (self.hi - head)
         if self.stored == self.capacity:  # from the head on, tickets of the lap before
@@ -49,26 +51,17 @@ class Held(NamedTuple):
         return tickets
 
     def positions(self, tickets: Ints) -> Ints:
-        """The positions of tickets in the ring."""
         positions: Ints = (tickets - self.base) % self.capacity
         return positions
 
 
 class Ring:
-    """Rows of named fields in shared memory, for every process that has the object, however it was started.
+    """Rows of named fields in shared memory, for every process that has the object; one thread at a time may use it.
 
-    One thread at a time may use it. Where /dev/shm has no room, it takes an unlinked file in the temporary directory;
-    other processes attach to it while the process that made it lives.
-
-    Args:
-        fields: the fields of a row; any names.
-        capacity: rows.
-        shared: any number of processes append, each under a lock, which costs two system calls per append. Otherwise
-            the first one to append keeps the right, until it releases or closes the ring or ends.
-
-    Attributes:
-        fields, capacity: as given.
-        columns: each field in place, [capacity, *shape], for the only process that appends; otherwise none.
+    Where /dev/shm has no room, the ring takes an unlinked file in the temporary directory, to which other processes
+    attach while the process that made it lives. If `shared`, any number of processes append, each under a lock, which
+    costs two system calls per append. Otherwise the first one to append keeps the right, until it releases or closes
+    the ring or ends; `columns` are then the fields in place, [capacity, *shape], in this process alone.
 
     Raises: ValueError, TypeError: the capacity or a field is out of range. SharedMemoryFull: no room for the ring
         there either.
@@ -108,10 +101,7 @@ class Ring:
 
     @property
     def writer(self) -> RingWriter:
-        """This process's writing end.
-
-        Raises: LaneBusy: another process holds the right to append.
-        """
+        """This process's writing end. Raises LaneBusy: another process holds the right to append."""
         if self._writer is None:
             lane = self.lane
             try:
@@ -179,13 +169,9 @@ class Ring:
     def whole(self, groups: int, draw: Callable[[int], Ints], *names: str) -> tuple[Rows, Ints]:
         """Copies of groups of rows, all whole; a group that a writer overwrote meanwhile is drawn again.
 
-        Args:
-            groups: the number of groups.
-            draw: called with a number of groups; returns their tickets, [number, rows per group], or none if nothing
-                can be drawn at the moment.
-            names: the fields to copy; by default all.
+        `draw` returns the tickets of so many groups, [number, rows per group], or none while nothing can be drawn.
 
-        Returns: each field [groups, rows of a group, *shape], and the tickets [groups, rows of a group].
+        Returns: the named fields, or all, [groups, rows per group, *shape], and the tickets [groups, rows per group].
 
         Raises: MarlcoreError: a writer overwrote every draw, or died while it overwrote the whole ring.
         """
@@ -212,7 +198,6 @@ class Ring:
         raise MarlcoreError(f"{self.lane!r}: writers overwrote every draw; use a larger capacity")
 
     def position(self, ticket: int) -> int:
-        """The position of a ticket in the ring."""
         return (ticket - self.lane.load_base()) % self.capacity
 
     def clear(self) -> None:
@@ -231,3 +216,11 @@ class Ring:
         self.release()
         if self._lane is not None:
             self._lane.close()
+
+
+def whole_number(label: str, value: Any, least: int) -> int:
+    """`value` as an int; a float may be whole. Raises ValueError: it is not an integer, or is less than `least`."""
+    with contextlib.suppress(TypeError, ValueError, OverflowError):
+        value = int(value) if int(value) == value else value
+    check_whole(label, value, least)
+    return int(value)

@@ -6,7 +6,6 @@ Large ones go from the caller's array to the lane: a second copy halves what fou
 
 from __future__ import annotations
 
-import errno
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -15,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import LaneBusy, TimedOut
+from ..errors import LaneBusy
 from ..kernels import columns
 from ..kernels.plan import COLUMN
 from ..memory import (
@@ -27,12 +26,11 @@ from ..memory import (
     Segment,
     Words,
     add_lock,
-    check_interruption,
     claim,
     slot_lock,
 )
 from ..spec import Field, TransitionSpec
-from ..transitions import address_of
+from ..transitions import WriterBase, address_of
 from .column_views import ViewedReplay
 
 # Words beside the lane: the base, written by the holder of the words' lock; a word of the buffer's own
@@ -55,11 +53,8 @@ def spec_of(fields: Mapping[str, Field]) -> TransitionSpec:
 class RingLane(ViewedReplay):
     """One lane of rows, read by ticket, with a line of words beside it.
 
-    Attributes:
-        places: of the fields by the caller's names.
-        words: see BASE and MARK.
-        load_base: loads the word BASE.
-        base, mark: BASE and MARK as an int64 in shared memory, which may be a moment old: a tenth of a C call's time.
+    `base` and `mark` are the words BASE and MARK as int64 in shared memory, which may be a moment old: reading one
+    takes a tenth of a C call's time. `load_base` makes that call. `places` are the fields' by the caller's names.
     """
 
     kind = "ring"
@@ -79,7 +74,6 @@ class RingLane(ViewedReplay):
 
     @classmethod
     def of(cls, fields: Mapping[str, Field], capacity: int) -> RingLane:
-        """A new, empty lane of rows with fields of any names."""
         spec = spec_of({f"f{i}": field for i, field in enumerate(fields.values())})
         rows = cls._lane_rows(spec, capacity, 1)
         return cls._create(spec, 1, rows, "ring", None, limiter=None, names=[*fields])
@@ -89,13 +83,11 @@ class RingLane(ViewedReplay):
         return 1
 
     def edges(self) -> tuple[int, int]:
-        """The lane's tickets [lo, hi)."""
         self.check_open()
         self._read_edges()
         return self._lo[0], self._hi[0]
 
     def gather(self, tickets: Ints, names: tuple[str, ...]) -> tuple[Rows, NDArray[np.bool_] | None]:
-        """See `Ring.gather`."""
         self.check_open()
         copy = self._copies.get(names)
         if copy is None or copy.count != len(tickets):
@@ -147,22 +139,21 @@ class _Copy:
         return rows, self._ok.astype(np.bool_) if self._validate(self.count) else None
 
 
-class RingWriter:
-    """Appends rows to the lane.
+class RingWriter(WriterBase):
+    """Appends rows to the lane; `row` stages the next one: a view [1, *shape] of each field, whose values persist.
 
-    Attributes:
-        row: the staging of the next row: a view [1, *shape] of each field, whose values persist.
-        first, next: the oldest ticket held at first, and the next row's, if no other process appends.
+    If no other process appends, `first` is the oldest ticket that was held when it was made, `next` the next row's.
     """
 
+    _native: NativeWriter
+
     def __init__(self, lane: RingLane, claimed: LaneClaim, shared: bool) -> None:
-        self._claim = claimed
         self._layout = lane._mapped.layout
         self._places = lane.places
         self.first, self.next = lane.edges()
         records = np.zeros((2, self._layout.record_bytes), np.uint8)
         lock = (claimed.fd, add_lock(1, 0), WAIT_SLICE_S) if shared else None
-        self._native = NativeWriter(lane._mapped.native, 0, records, lock)
+        super().__init__(claimed, NativeWriter(lane._mapped.native, 0, records, lock), PATIENCE_S)
         self._add_row = partial(self._native.add_row, self._native.raw, 0)
         self.row, frames = self._views(records[:1])
         self._keep = [self._native.set_frame(k, frame) for k, frame in enumerate(frames, 1)]
@@ -175,7 +166,7 @@ class RingWriter:
         """
         ticket: int = self._add_row()
         if ticket < 0:
-            ticket = self._again(ticket, self._add_row)
+            ticket = self._again(ticket, self._add_row, None, "add")
         self.next = ticket + 1
         return ticket
 
@@ -199,14 +190,9 @@ class RingWriter:
                 view[...] = values
         ticket: int = batch.add(frames)
         if ticket < 0:
-            ticket = self._again(ticket, partial(batch.add, frames))
+            ticket = self._again(ticket, partial(batch.add, frames), None, "add")
         self.next = ticket + count
         return ticket
-
-    def close(self) -> None:
-        """Releases the lane; repeated calls are harmless."""
-        self._native.close()
-        self._claim.release()
 
     def _views(self, records: NDArray[np.uint8]) -> tuple[Rows, list[NDArray[Any]]]:
         """The staging of each field, [count, *shape], in the records or in arrays of the large fields' own."""
@@ -215,18 +201,6 @@ class RingWriter:
         views = {name: frames[place.column - 1] if place.column else place.views(records)
                  for name, place in self._places.items()}  # fmt: skip
         return views, frames
-
-    def _again(self, code: int, append: Callable[[], int]) -> int:
-        """Repeats an append while other writers hold the lane, and handles signals in between; returns the ticket."""
-        began = time.monotonic()
-        while code in (-errno.EAGAIN, -errno.EINTR):
-            if time.monotonic() >= began + PATIENCE_S:
-                raise TimedOut(f"add: another process stayed inside its own add for {PATIENCE_S} seconds")
-            check_interruption()
-            code = append()
-        if code < 0:
-            raise self._native.fail(code)
-        return code
 
 
 class _Batch(NamedTuple):

@@ -22,14 +22,15 @@ from stable_baselines3.common.vec_env import VecNormalize
 from stable_baselines3.her import HerReplayBuffer as _HerReplayBuffer
 
 from ..checks import came, names_error
+from ..declared import Number
 from ..errors import NotEnoughData
 from ..memory import TERMINATED, TRUNCATED
-from ..observations import ALONE
+from ..observations import ALONE, put_rows
 from ..replay import Sampler
 from ..spec import Field, TransitionSpec, as_field
 from ..transitions import Batch
-from .checks import number, whole_number
 from .column_views import ViewedReplay
+from .ring import whole_number
 from .saved import from_bytes, to_bytes
 
 _NAME = "sb3"  # of the replays
@@ -42,20 +43,16 @@ _REFUSED = {
     "weights; draw from buffer.replay.sampler(..., prioritized=...) in a train() of your own",
     **dict.fromkeys(("env", "n_sampled_goal", "goal_selection_strategy", "copy_info_dict"), _NO_HER),
 }
-_NUMBER = Field((), "float32")
-_FLAG = Field((), "bool")
+_STEP = ("obs", "next_obs", "action", "reward", "terminated", "discount")  # of a sample
 _OPENED = ("replay", "_writer", "_samplers", "_obs_checks", "_checks")  # set by _open
 
 Obs = dict[str, NDArray[Any]]  # by the names of the spec's fields, each [rows, *shape]
 
 
 class _Newest(NamedTuple):
-    """What the lanes do not have yet of the newest step of each environment.
+    """What the lanes do not have yet of the newest step of each environment."""
 
-    Bytes are faster to take and to compare than arrays, which most steps do not need.
-    """
-
-    next_obs_bytes: list[bytes]  # by field
+    next_obs_bytes: list[bytes]  # by field; bytes are faster to take and to compare than arrays
     ended_bytes: bytes
     followed: bool = True  # the lanes' next rows may follow it; after a load they begin episodes
 
@@ -126,7 +123,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
         self.optimize_memory_usage = optimize_memory_usage
         self.handle_timeout_termination = handle_timeout_termination
         self.n_steps = whole_number("n_steps", n_steps, 1)
-        self.gamma = number("gamma", gamma, most=1)
+        self.gamma = Number(0, 1).checked("gamma", gamma)
         self._rng = np.random.default_rng(np.random.randint(2**31) if seed is None else seed)
         action = Field((self.action_dim,), np.dtype(self._maybe_cast_dtype(action_space.dtype)).name)
         self._spec = TransitionSpec(self._obs_fields(), action)
@@ -152,12 +149,12 @@ class ReplayBuffer(buffers.ReplayBuffer):
         self._samplers: dict[int, Sampler] = {}
         self._newest = newest
         self._obs_checks = {
-            (role, name): _rows_check(self._label(role, name), field, self.n_envs)
+            (role, name): _rows_check(f"{role}{self._label(name)}", field, self.n_envs)
             for role in ("obs", "next_obs")
             for name, field in self._spec.obs_fields.items()
         }
-        fields = {"action": self._spec.action, "reward": _NUMBER, "done": _FLAG}
-        self._checks = {name: _rows_check(name, field, self.n_envs) for name, field in fields.items()}
+        others = {"action": self._spec.action, "reward": Field((), "float32"), "done": Field((), "bool")}
+        self._checks = {name: _rows_check(name, field, self.n_envs) for name, field in others.items()}
 
     def reset(self) -> None:
         """Deletes every transition."""
@@ -227,9 +224,8 @@ class ReplayBuffer(buffers.ReplayBuffer):
             waiting, next_obs = ~self._newest.ended, self._newest.next_obs(self._spec.obs_fields)
             for name, array in obs.items():
                 array[self.pos - 1, waiting] = next_obs[name][waiting]
-        for array in obs.values():
-            _frozen(array)
-        return self._spaced(obs)
+        frozen = {self._keys.get(name, name): _frozen(array) for name, array in obs.items()}
+        return frozen if self._keys else frozen[ALONE]
 
     def _by_position(self, column: NDArray[Any], later: int = 0) -> NDArray[Any]:
         """A column's rows by position; zeros where the lanes hold none."""
@@ -269,8 +265,8 @@ class ReplayBuffer(buffers.ReplayBuffer):
         ended_bytes = ended.tobytes()
         ends: tuple[Any, ...] = ()
         if 1 in ended_bytes:
-            ends = *self._ends(ended, infos), self._fields(next_obs)
-        self._tickets[self.pos] = self._writer.add(self._fields(obs), action, reward, *ends)
+            ends = *self._ends(ended, infos), _fields(next_obs)
+        self._tickets[self.pos] = self._writer.add(_fields(obs), action, reward, *ends)
         self._newest = _Newest([*map(np.ndarray.tobytes, next_obs.values())], ended_bytes)
         self.pos += 1
         if self.pos == self.buffer_size:
@@ -306,9 +302,9 @@ class ReplayBuffer(buffers.ReplayBuffer):
     def _samples(self, drawn: _Transitions | Batch, env: VecNormalize | None) -> Any:
         discounts = {"discounts": self._column(drawn.discount)} if self.n_steps > 1 else {}
         return self._samples_class(
-            observations=self._tensors(self._normalize_obs(self._spaced(self._named(drawn.obs)), env)),
+            observations=self._tensors(drawn.obs, env),
             actions=self.to_torch(drawn.action, copy=False),
-            next_observations=self._tensors(self._normalize_obs(self._spaced(self._named(drawn.next_obs)), env)),
+            next_observations=self._tensors(drawn.next_obs, env),
             dones=self._column(drawn.terminated.astype(np.float32)),
             rewards=self._column(self._normalize_reward(drawn.reward, env)),
             **discounts,
@@ -325,7 +321,6 @@ class ReplayBuffer(buffers.ReplayBuffer):
         self._open(from_bytes(saved, _NAME, ViewedReplay), newest and newest._replace(followed=False))
 
     def _ended(self, done: Any, infos: Any) -> NDArray[np.bool_]:
-        """Which environments' episodes ended with the step: bool [n_envs]."""
         ended = done if done.__class__ is np.ndarray else np.asarray(done)
         if ended.dtype.kind in "iuf" and np.isin(ended, (0, 1)).all():
             ended = ended.astype(np.bool_)
@@ -362,8 +357,8 @@ class ReplayBuffer(buffers.ReplayBuffer):
         final_obs = {name: array[lanes] for name, array in after.items()}
         self._writer.new_episode(lanes)
         self._tickets[self.pos - 1, lanes] = self._writer.add(
-            self._fields(again), self._actions()[lanes, rows], self.replay.rewards()[lanes, rows],
-            truncated=np.ones(len(lanes), np.bool_), final_obs=self._fields(final_obs), lanes=lanes,
+            _fields(again), self._actions()[lanes, rows], self.replay.rewards()[lanes, rows],
+            truncated=np.ones(len(lanes), np.bool_), final_obs=_fields(final_obs), lanes=lanes,
         )  # fmt: skip
 
     def _transitions(self, ahead: NDArray[np.int64], envs: NDArray[np.int64], newest: _Newest) -> _Transitions:
@@ -395,8 +390,8 @@ class ReplayBuffer(buffers.ReplayBuffer):
         for name, array in newest.next_obs(self._spec.obs_fields).items():
             next_obs[name][waiting] = array[envs[waiting]]
         return _Transitions(
-            self._fields({name: column[envs, first % capacity] for name, column in columns.items()}),
-            self._fields(next_obs),
+            _fields({name: column[envs, first % capacity] for name, column in columns.items()}),
+            _fields(next_obs),
             self._actions()[envs, first % capacity],
             (rewards[lanes, tickets % capacity] * weights).sum(axis=1).astype(np.float32),
             terminated,
@@ -419,11 +414,8 @@ class ReplayBuffer(buffers.ReplayBuffer):
             return self._of_newest(waiting, batch_size, self._newest)
         if count:
             newest = self._of_newest(waiting, count, self._newest)
-            for name in ("action", "reward", "terminated", "discount"):
-                getattr(batch, name)[:count] = getattr(newest, name)
-            for rows, first in ((batch.obs, newest.obs), (batch.next_obs, newest.next_obs)):
-                for name, array in self._named(rows).items():
-                    array[:count] = self._named(first)[name]
+            for name in _STEP:
+                put_rows(getattr(batch, name), slice(count), getattr(newest, name))
         return batch
 
     def _sampler(self, batch_size: int) -> Sampler:
@@ -442,35 +434,26 @@ class ReplayBuffer(buffers.ReplayBuffer):
         column: torch.Tensor = self.to_torch(numbers.reshape(-1, 1), copy=False)
         return column
 
+    def _tensors(self, obs: Any, env: VecNormalize | None) -> Any:
+        if not self._keys:
+            return self.to_torch(self._normalize_obs(obs, env), copy=False)
+        spaced = self._normalize_obs({self._keys[name]: array for name, array in obs.items()}, env)
+        return {key: self.to_torch(array, copy=False) for key, array in spaced.items()}
+
+    def _label(self, name: str) -> str:
+        return f"[{self._keys[name]!r}]" if self._keys else ""
+
     # Overridden for dict observations
 
     _samples_class: Callable[..., Any] = ReplayBufferSamples
+    _keys: Mapping[str, str] = {}  # a field's name in the spec: its key in the space
 
     def _obs_fields(self) -> Field | dict[str, Field]:
         return _field(self.obs_shape, self.observation_space)
 
-    def _label(self, role: str, name: str) -> str:
-        """A field of an observation in error messages."""
-        return role
-
     def _checked(self, role: str, obs: Any) -> Obs:
         """An observation's fields by name as arrays of the spec's shapes and dtypes."""
         return {ALONE: self._obs_checks[role, ALONE](obs)}
-
-    def _fields(self, obs: Obs) -> Any:
-        """An observation in the form of the spec's."""
-        return obs[ALONE]
-
-    def _named(self, obs: Any) -> Obs:
-        """The inverse of `_fields`."""
-        return {ALONE: obs}
-
-    def _spaced(self, obs: Obs) -> Any:
-        """Observations under the names of the observation space."""
-        return obs[ALONE]
-
-    def _tensors(self, obs: Any) -> Any:
-        return self.to_torch(obs, copy=False)
 
 
 class DictReplayBuffer(ReplayBuffer):
@@ -480,28 +463,18 @@ class DictReplayBuffer(ReplayBuffer):
 
     def _obs_fields(self) -> dict[str, Field]:
         # Keys may be any text, but a Field's name is an identifier.
-        self._names = {f"key_{i}": key for i, key in enumerate(self.observation_space.spaces)}
-        return {n: _field(self.obs_shape[key], self.observation_space[key]) for n, key in self._names.items()}
-
-    def _label(self, role: str, name: str) -> str:
-        return f"{role}[{self._names[name]!r}]"
+        self._keys = {f"key_{i}": key for i, key in enumerate(self.observation_space.spaces)}
+        return {n: _field(self.obs_shape[key], self.observation_space[key]) for n, key in self._keys.items()}
 
     def _checked(self, role: str, obs: Any) -> Obs:
         if obs.keys() != self.obs_shape.keys():
             raise names_error(role, self.obs_shape, obs)
-        return {name: self._obs_checks[role, name](obs[key]) for name, key in self._names.items()}
+        return {name: self._obs_checks[role, name](obs[key]) for name, key in self._keys.items()}
 
-    def _fields(self, obs: Obs) -> Obs:
-        return obs
 
-    def _named(self, obs: Obs) -> Obs:
-        return obs
-
-    def _spaced(self, obs: Obs) -> Obs:
-        return {key: obs[name] for name, key in self._names.items()}
-
-    def _tensors(self, obs: dict[str, NDArray[Any]]) -> dict[str, torch.Tensor]:
-        return {key: self.to_torch(array, copy=False) for key, array in obs.items()}
+def _fields(obs: Obs) -> Any:
+    """An observation in the form of the spec's."""
+    return obs.get(ALONE, obs)
 
 
 def _field(shape: Any, space: spaces.Space[Any]) -> Field:

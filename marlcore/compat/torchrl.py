@@ -8,6 +8,7 @@ processes, forked or spawned: each process that extends it writes to its own lan
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -19,7 +20,7 @@ from torchrl.data.replay_buffers import Sampler as _Sampler
 from torchrl.data.replay_buffers import Storage as _Storage
 from torchrl.data.replay_buffers import Writer as _Writer
 
-from ..checks import names_error
+from ..checks import came, names_error
 from ..errors import LaneBusy, MarlcoreError, NotEnoughData
 from ..memory import SEGMENT_LOCK, SegmentHandle, invalidate_after_fork
 from ..replay import ReplayBuffer as Replay
@@ -56,7 +57,7 @@ class TensorDictReplayBuffer(_TensorDictReplayBuffer):
     def __init__(self, max_size: int, *, lanes: int = 1, example: TensorDictBase | None = None, **options: Any) -> None:
         for name in ("storage", "sampler", "writer"):
             if name in options:
-                raise ValueError(f"{name}: expected none, since the lanes take its place, got {options[name]!r}")
+                raise ValueError(f"{name}: expected none, since the lanes take its place, got {came(options[name])}")
         storage = _LaneStorage(max_size, lanes)
         if example is not None:
             storage.allocate(example if example.ndim else example[None])
@@ -85,14 +86,13 @@ class _LaneStorage(_Storage):  # the base's counters are unused; compilable ones
         self._samplers: dict[int, Sampler] = {}
 
     def _hold(self, replay: Replay | None) -> None:
-        """Replaces the replay, and releases the previous one's memory."""
         if self._replay is not None:
             self._replay.close()
         self._handle = None if replay is None else replay.handle
         self._open(replay)
 
     def forked(self) -> None:
-        """In a forked child: the next use attaches anew, and writes to a lane of its own."""
+        # In the child, the next use attaches anew, and writes to a lane of its own.
         self._open(None)
 
     @property
@@ -137,13 +137,10 @@ class _LaneStorage(_Storage):  # the base's counters are unused; compilable ones
         if self._writer is None:
             assert self.replay is not None
             for lane in range(self.lanes):
-                try:
+                with suppress(LaneBusy):
                     self._writer = self.replay.writer(lane)
-                    break
-                except LaneBusy:
-                    continue
-            else:
-                raise LaneBusy(f"lanes: expected one for each process that adds rows, got {self.lanes}, all taken")
+                    return self._writer
+            raise LaneBusy(f"lanes: expected one for each process that adds rows, got {self.lanes}, all taken")
         return self._writer
 
     def draw(self, batch_size: int, generator: torch.Generator | None) -> torch.Tensor:
@@ -163,10 +160,7 @@ class _LaneStorage(_Storage):  # the base's counters are unused; compilable ones
         if drawn is None or drawn[0] is not index:
             raise IndexError("index: expected the one that was just drawn, since rows of lanes have no slots")
         batch = drawn[1]
-        found = TensorDict({}, [len(batch)])
-        for name, key in self.keys.items():
-            found.set(key, torch.from_numpy(batch.extras[name]))
-        return found
+        return TensorDict({key: torch.from_numpy(batch.extras[name]) for name, key in self.keys.items()}, [len(batch)])
 
     def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> NoReturn:
         raise TypeError("set: expected add or extend, since rows of lanes do not change")
@@ -189,7 +183,6 @@ class _LaneStorage(_Storage):  # the base's counters are unused; compilable ones
         self.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """A copy of the rows, in the form of `ReplayBuffer.save`."""
         if self.replay is None:
             return {}
         return {"keys": self.keys, "saved": torch.frombuffer(bytearray(to_bytes(self.replay)), dtype=torch.uint8)}
@@ -290,5 +283,5 @@ def _field(key: Key, leaf: Any) -> Field:
     try:
         dtype = leaf[:0].detach().cpu().numpy().dtype
     except (TypeError, AttributeError):
-        raise TypeError(f"{key}: expected a tensor of a dtype that NumPy has, got {leaf!r}"[:200]) from None
+        raise TypeError(f"{key}: expected a tensor of a dtype that NumPy has, got {came(leaf)}") from None
     return Field(tuple(leaf.shape[1:]), dtype.name)

@@ -11,4 +11,4 @@ from .setters import MEMORYVIEW_ITEMS, setter
 from .vector_writer import VectorWriter
 from .window import LAP_LIMIT_S, Drawing, Window, address_of
 from .writer import Writer
-from .writer_base import Gate, VectorGate
+from .writer_base import Gate, VectorGate, WriterBase

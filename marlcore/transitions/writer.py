@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import time
-from collections.abc import Callable
 from functools import partial
 from threading import get_ident
 from typing import Any
@@ -13,7 +12,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ..checks import came
-from ..errors import TimedOut
 from ..memory import (
     BOUNDARY,
     TERMINATED,
@@ -22,7 +20,6 @@ from ..memory import (
     LaneClaim,
     NativeWriter,
     add_lock,
-    check_interruption,
     invalidate_after_fork,
     one_thread,
     refuse_second,
@@ -137,7 +134,7 @@ class Writer(WriterBase):
             if ticket < 0:
                 if ticket == -errno.EDOM:
                     as_field("reward", _REWARD, reward)  # refuses a finite one that float32 does not hold
-                ticket = self._again(ticket, partial(self._add_row, self._raw, flags), began)
+                ticket = self._again(ticket, partial(self._add_row, self._raw, flags), began, f"lane {self.lane}")
             return ticket
         finally:
             del inside[me]
@@ -179,7 +176,7 @@ class Writer(WriterBase):
                 if not self._gate.wait(rows, staging.boundaries, self._timeout, self.check_open):
                     return self._leave_out()
             ticket = staging.append()
-            return ticket if ticket >= 0 else self._again(ticket, staging.append, began)
+            return ticket if ticket >= 0 else self._again(ticket, staging.append, began, f"lane {self.lane}")
         finally:
             staging.lent.clear()
 
@@ -194,21 +191,6 @@ class Writer(WriterBase):
         """Leaves out rows without room; a new episode begins, since later rows do not follow those in the lane."""
         self._native.new_episode()
         return -1
-
-    def _again(self, code: int, append: Callable[[], int], began: float | None) -> int:
-        """Repeats an append, which returned `code`, while others are in the shared lane; `began`: the wait for room."""
-        began = time.monotonic() - self._slice_s if began is None else began
-        while code in (-errno.EAGAIN, -errno.EINTR):
-            if self._timeout is not None and time.monotonic() >= began + self._timeout:
-                raise TimedOut(
-                    f"lane {self.lane}: another writer was inside an add when this one had waited "
-                    f"{self._timeout} seconds"
-                )
-            check_interruption()
-            code = append()
-        if code < 0:
-            raise self._failure(code)
-        return code
 
     def _ending(self, terminated: Any, truncated: Any, final_obs: Any) -> int:
         """The flags of a row that may end its episode; stages final_obs."""

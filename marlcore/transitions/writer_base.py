@@ -11,8 +11,8 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import StaleHandle
-from ..memory import LaneClaim, NativeVector, NativeWriter
+from ..errors import StaleHandle, TimedOut
+from ..memory import WAIT_SLICE_S, LaneClaim, NativeVector, NativeWriter, check_interruption
 
 _PAUSE_S = 1e-4
 
@@ -88,6 +88,19 @@ class WriterBase:
 
     def __reduce__(self) -> Any:
         raise TypeError(f"a {type(self).__name__} belongs to one process: pass the replay and make one there")
+
+    def _again(self, code: int, append: Callable[[], int], began: float | None, label: str) -> int:
+        """Repeats an append, which returned `code`, while others are in the shared lane; `began`: the wait for room."""
+        timeout = self._timeout
+        began = time.monotonic() - min(WAIT_SLICE_S, timeout or WAIT_SLICE_S) if began is None else began
+        while code in (-errno.EAGAIN, -errno.EINTR):
+            if timeout is not None and time.monotonic() >= began + timeout:
+                raise TimedOut(f"{label}: another writer was inside an add when this one had waited {timeout} seconds")
+            check_interruption()
+            code = append()
+        if code < 0:
+            raise self._failure(code)
+        return code
 
     def _failure(self, code: int) -> Exception:
         """The exception for a negative code."""

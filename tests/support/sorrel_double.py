@@ -109,7 +109,6 @@ class Model(nn.Module, Plain):
         self.register_buffer("updated", torch.zeros((), dtype=torch.int64))
         self.optimizer = torch.optim.Adam(self.local.parameters(), lr=0.01)
         self.memory = Buffer(capacity, (CELLS,), n_frames)
-        self.trained_on = 0  # rows with something in them, of all batches
 
     def take_action(self, state: Any) -> int:
         return random.randrange(2) if random.random() < self.epsilon else self.greedy(state)
@@ -127,7 +126,6 @@ class Model(nn.Module, Plain):
         with torch.no_grad():
             best = rewards + 0.9 * (1 - dones) * self.target(next_states).max(1, keepdim=True).values
         loss = ((self.local(states).gather(1, actions.long()) - best) ** 2 * valid).mean()
-        self.trained_on += int(states.any(1).sum())
         return self.learn(loss)
 
     def learn(self, loss: Any) -> Any:
@@ -151,7 +149,6 @@ class Entity:
 
     def transition(self, world: Line) -> None:
         world.prize = (world.prize + 1) % CELLS
-        world.log.append("entity")
 
 
 class Agent:
@@ -172,7 +169,6 @@ class Agent:
     def act(self, world: Line, action: int) -> float:
         at = min(max(self.location[0] + (1 if action else -1), 0), CELLS - 1)
         self.location = (at, 0, 0)
-        world.log.append("agent")
         return float(at == world.prize)
 
     def transition(self, world: Line) -> None:
@@ -187,7 +183,6 @@ class Agent:
 class Line:
     def create_world(self) -> None:
         self.total_reward, self.prize, self.is_done = 0.0, 3, False
-        self.log: list[str] = []
 
 
 class Environment:
@@ -237,16 +232,14 @@ class Environment:
             self.reset()
             for agent in self.agents:
                 self._model_start_epoch_action(agent, epoch)
-            while not self.turn >= self.config.experiment.max_turns:
+            while self.turn < self.config.experiment.max_turns:
                 self.take_turn(epoch)
                 if self.world.is_done and self.stop_if_done:
                     break
             self.world.is_done = True
             for agent in self.agents:
                 self._model_end_epoch_action(agent, epoch)
-            total_loss = 0
-            for agent in self.agents:
-                total_loss += self._model_train_step(agent)
+            total_loss = sum(self._model_train_step(agent) for agent in self.agents)
             logger.record_epoch(
                 epoch, total_loss, self.world.total_reward, self.agents[0].model.epsilon, **self.aggregate_epoch_stats()
             )

@@ -119,6 +119,3 @@ class Actor(Role):
             self._reporter.report(Metric(time.monotonic(), self._steps, "world", "episode_return", score))
         for _ in worlds:
             self._ended.publish()
-
-    def finish(self) -> None:
-        """The rows lie in shared memory already."""

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from ...checks import came, names_error
 from ...errors import NotEnoughData
 from ...spec import Field, as_field
-from ..checks import whole_number
-from ..ring import Held, Ints, Ring
+from ..ring import Held, Ints, Ring, whole_number
 from ..saved import read_npz
 from .adder import SCALARS, Adder
 
@@ -64,8 +63,8 @@ class Buffer(Ring):
         self.obs_shape = obs_shape
         self.n_frames = n_frames
         extras = {
-            name: given if isinstance(given, Field) else Field(given if isinstance(given, tuple) else (), "int64")
-            for name, given in extra_fields.items()
+            name: field if isinstance(field, Field) else Field(field if isinstance(field, tuple) else (), "int64")
+            for name, field in extra_fields.items()
         }
         obs, number = Field(tuple(obs_shape), "float32"), Field((), "float32")
         fields = {"obs": obs, "action": Field((), "int64"), "reward": number, "done": number, **extras}

@@ -11,7 +11,7 @@ from ...processes import Interrupts
 from .messages import Book
 from .options import Options, check_config, check_environment, check_learnable, chosen_options
 from .role import seed_all
-from .session import Session
+from .session import Session, configured
 
 
 @dataclass(frozen=True)
@@ -78,12 +78,9 @@ def run_experiment_mp(env: Any, config: Any = None, *, logger: Any = None, **opt
 
 def _run_sequentially(env: Any, config: Any, options: Options, logger: Any, began: float) -> Experiment:
     seed_all([options.seed or 0])
-    book, before = Book(logger, env=env), env.config
-    env.config = config
-    try:
+    book = Book(logger, env=env)
+    with configured(env, config):
         env.run_experiment(animate=options.animate, logging=True, logger=book, output_dir=options.output_dir)
-    finally:
-        env.config = before
     epochs, agents = len(book.scores), len(env.agents)
     counts = {"epochs": epochs, "steps": book.turns * agents, "updates": epochs * agents, "restarts": 0}
     return _outcome(book, began, began, **counts)

@@ -10,7 +10,7 @@ from typing import Any
 
 from ...errors import TimedOut
 from ...processes import READY, UPDATES
-from .memory import LearnersMemory
+from .memory import learners_memory, writes_ignored
 from .messages import as_number
 from .options import of_model
 from .packing import networks, pack, restore, unpack
@@ -28,7 +28,7 @@ class Learner(Role):
         super().__init__(name, plan, attempt)
         index = int(name.removeprefix(LEARNER.format("")))
         self._model_plan = plan.models[index]
-        self._memory = LearnersMemory(self._model_plan.rings)
+        self._memory = learners_memory(self._model_plan.rings)
         others = {MODEL.format(i): None for i in range(len(plan.models))}
         self._env = unpack(env, {**others, MEMORY.format(index): self._memory})
         self._agents = [self._env.agents[i] for i in self._model_plan.agents]
@@ -69,7 +69,7 @@ class Learner(Role):
         return True
 
     def _call(self, hook: Callable[[Any, int], object], epoch: int) -> None:
-        with self._memory.hooks():
+        with writes_ignored(self._memory):
             for agent in self._agents:
                 hook(agent, epoch)
 

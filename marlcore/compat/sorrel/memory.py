@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from ...spec import Field
 from .buffer import Batch, Buffer, columns_of
+
+_WRITES = ("add", "add_empty", "add_from_buffer", "clear")
 
 
 def rings_for(memory: Any, copies: int) -> list[Buffer]:
@@ -65,34 +66,37 @@ def give_back(rings: Sequence[Buffer], memory: Any) -> None:
     memory.idx, memory.size = idx, size
 
 
-class LearnersMemory:
-    """A model's memory in its learner: it samples what the actor adds, from the rings of all copies of the world.
+def learners_memory(rings: Sequence[Buffer]) -> Any:
+    """A model's memory in its learner, which samples what the actor adds."""
+    return rings[0] if len(rings) == 1 else JoinedRings(rings)
 
-    One ring draws what sorrel's buffer draws. Of several, each window that can be drawn is equally likely. `len` is
-    such that the condition of sorrel's models for a batch, `len(memory) >= batch_size + n_frames + 1`, holds
+
+@contextmanager
+def writes_ignored(memory: Any) -> Iterator[None]:
+    """Within the block, nothing is added or cleared: a model's hooks run in the actor too, where they do it."""
+    vars(memory).update(dict.fromkeys(_WRITES, lambda *row, **extras: None))
+    try:
+        yield
+    finally:
+        for name in _WRITES:
+            del vars(memory)[name]
+
+
+class JoinedRings:
+    """The rings of several copies of the world as one memory, each of whose windows is equally likely.
+
+    `len` is such that the condition of sorrel's models for a batch, `len(memory) >= batch_size + n_frames + 1`, holds
     exactly if a batch can be drawn.
     """
 
     def __init__(self, rings: Sequence[Buffer]) -> None:
         self.rings = rings
-        self._in_hooks = False
         self.obs_shape = rings[0].obs_shape
         self.n_frames = rings[0].n_frames
         self.capacity = sum(ring.capacity for ring in rings)
 
-    @contextmanager
-    def hooks(self) -> Iterator[None]:
-        """Within the block, nothing is added or cleared: a model's hooks run in the actor too, where they do it."""
-        self._in_hooks = True
-        try:
-            yield
-        finally:
-            self._in_hooks = False
-
     def sample(self, batch_size: int) -> Batch:
         """See `Buffer.sample`."""
-        if len(self.rings) == 1:
-            return self.rings[0].sample(batch_size)
         windows = self._windows()
         if batch_size > sum(windows):
             raise ValueError(f"batch_size: expected at most {sum(windows)} windows of all copies, got {batch_size}")
@@ -110,25 +114,16 @@ class LearnersMemory:
         return len(self)
 
     def __len__(self) -> int:
-        if len(self.rings) == 1:
-            return len(self.rings[0])
         windows = sum(self._windows())
         return windows + self.n_frames + 1 if windows else 0
 
-    def __getitem__(self, idx: int | slice) -> Any:
-        """See `Buffer.__getitem__`."""
-        return self.__getattr__("__getitem__")(idx)
-
     def __getattr__(self, name: str) -> Any:
-        """Everything else that one ring has; several rings have no common positions."""
-        rings = self.__dict__.get("rings", ())
-        if name in ("add", "add_empty", "add_from_buffer", "clear"):
-            return partial(self._write, name)
-        if len(rings) == 1:
-            return getattr(rings[0], name)
-        raise AttributeError(f"memory: expected a name that the memory of {len(rings)} copies has, got {name!r}")
+        if name not in _WRITES:
+            copies = len(self.__dict__.get("rings", ()))
+            raise AttributeError(f"memory: expected a name that the memory of {copies} copies has, got {name!r}")
 
-    def _write(self, name: str, *row: Any, **extras: Any) -> None:
-        """Raises LaneBusy: only the actor adds. `clear` deletes every row, for the actor too."""
-        for ring in () if self._in_hooks else self.rings:
-            getattr(ring, name)(*row, **extras)
+        def write(*row: Any, **extras: Any) -> None:
+            for ring in self.rings:
+                getattr(ring, name)(*row, **extras)
+
+        return write

@@ -67,7 +67,6 @@ class Role(AbstractContextManager["Role"]):
     def step(self) -> bool:
         """Works on the next epochs; False once there is none."""
 
-    @abstractmethod
     def finish(self) -> None:
         """Called at the end, also after an error."""
 

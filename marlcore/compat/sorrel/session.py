@@ -7,7 +7,8 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from contextlib import AbstractContextManager, ExitStack, closing
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -151,24 +152,25 @@ class Session(AbstractContextManager["Session"]):
         of a signal handler is raised at the end.
         """
         failures: list[Exception] = []
+
+        def attempt(restoring: Callable[[], object], what: str, without: str) -> None:
+            try:
+                restoring()
+            except TimedOut:
+                log.warning("%s: the published weights are torn, and stay as they were", what)
+            except Exception as error:  # of a class of the caller's own
+                log.warning("%s: %s (%s)", what, without, came(error))
+                failures.append(error)
+
         labels = [f"agents[{plan.agents[0]}].model" for plan in self._plan.models]
         for label, plan, model in zip(labels, self._plan.models, self._models, strict=True):
             if plan.weights.version:  # otherwise its learner never published
-                try:
-                    restore(model, model.memory, plan.weights, plan.saves)
-                except TimedOut:
-                    log.warning("%s: the published weights are torn, and stay as they were", label)
-                except Exception as error:  # a class's own unpickling may raise anything
-                    log.warning("%s: only its weights and epsilon are handed back (%s)", label, came(error))
-                    failures.append(error)
+                restoring = partial(restore, model, model.memory, plan.weights, plan.saves)
+                attempt(restoring, label, "only its weights and epsilon are handed back")
                 for tensor in tensors_of(model):  # memory of its own again, in place of a part of a subscriber's row
                     tensor.data = tensor.data.clone()
         for label, plan, model in zip(labels, self._plan.models, self._models, strict=True):
-            try:
-                give_back(plan.rings, model.memory)
-            except Exception as error:  # a memory is of the caller's own class
-                log.warning("%s.memory: its rows are lost (%s)", label, came(error))
-                failures.append(error)
+            attempt(partial(give_back, plan.rings, model.memory), f"{label}.memory", "its rows are lost")
         for failure in filter(is_from_handler, failures):
             raise failure
 
@@ -198,11 +200,18 @@ def _packed_for_each(env: Any, config: Any, models: list[Any]) -> list[bytes]:
     """The environment for the actor, and for each learner without the other models; with this configuration."""
     memories = {MEMORY.format(i): model.memory for i, model in enumerate(models)}
     named = {MODEL.format(i): model for i, model in enumerate(models)}
-    before = {name: vars(env).get(name) for name in ("config", "_active_logger")}
-    try:
-        vars(env).update(config=config, _active_logger=None)
+    with configured(env, config):
         others = [{name: other for name, other in named.items() if other is not model} for model in models]
         return [pack(env, memories), *(pack(env, memories | apart) for apart in others)]
+
+
+@contextmanager
+def configured(env: Any, config: Any) -> Iterator[None]:
+    """Within the block, the environment has this configuration, and no logger yet."""
+    before = {name: vars(env).get(name) for name in ("config", "_active_logger")}
+    vars(env).update(config=config, _active_logger=None)
+    try:
+        yield
     finally:
         vars(env).update(before)
 

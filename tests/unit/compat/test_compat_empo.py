@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from graph_oracle import graph_lists
 from induction_oracle import Induction
+from refused import Refused, check_refused
 from world_models import Diamonds, Doors, Slippery
 
 from marlcore.compat.empo import compute_human_policy_prior, get_dag_parallel
@@ -44,6 +45,12 @@ MODELS = {"doors": Doors(horizon=3), "slippery": Slippery(agents=3, horizon=2), 
 @pytest.fixture(params=MODELS)
 def model(request: pytest.FixtureRequest) -> Any:
     return MODELS[request.param]
+
+
+def planned(model: Any, humans: list[int], *beliefs: Any, use_float16: bool = False, **options: Any) -> Any:
+    return compute_human_policy_prior(
+        model, humans, Generator(), *beliefs, use_float16=use_float16, quiet=True, **options
+    )
 
 
 def oracle(model: Any, humans: list[int], **options: Any) -> Induction:
@@ -89,16 +96,14 @@ def test_it_replaces_a_method_by_assignment() -> None:
 @pytest.mark.parametrize("options", [{}, {"optimistic": True, "beta_h": math.inf}, {"beta_h": 3.0}])
 def test_priors_and_values_are_the_oracles(model: Any, options: dict[str, Any]) -> None:
     for humans in ([0], [0, 1]):
-        found = compute_human_policy_prior(
-            model, humans, Generator(), return_Vh=True, use_float16=False, quiet=True, gamma_h=0.9, **options
-        )
+        found = planned(model, humans, return_Vh=True, gamma_h=0.9, **options)
         wanted = {"gamma": 0.9, "beta": options.get("beta_h", 10.0), "optimistic": options.get("optimistic", False)}
         check(model, humans, found, oracle(model, humans, **wanted))
 
 
 def test_float16_rounds_values_as_they_are_stored() -> None:
     model = MODELS["slippery"]
-    prior, values = compute_human_policy_prior(model, [0], Generator(), return_Vh=True, quiet=True)
+    prior, values = planned(model, [0], return_Vh=True, use_float16=True)
     expected = oracle(model, [0], store=lambda value: float(np.float16(value)))
     for i, state in enumerate(expected.states):
         for goal, value in values[state][0].items():
@@ -111,7 +116,7 @@ def test_float16_rounds_values_as_they_are_stored() -> None:
 def test_workers_levels_and_a_generator_of_the_model_change_nothing() -> None:
     model = Slippery()
     said: list[tuple[int, int]] = []
-    plain = compute_human_policy_prior(model, [1], Generator(), use_float16=False, quiet=True)
+    plain = planned(model, [1])
     model.possible_goal_generator = Generator()
     other = compute_human_policy_prior(
         model, [1], parallel=True, num_workers=3, level_fct=lambda state: state[0], use_float16=False,
@@ -135,9 +140,7 @@ def test_beliefs_and_durations_are_those_given() -> None:
     def discount(state: Any, profile: tuple[int, ...], outcomes: list[Any]) -> list[float]:
         return [math.exp(-0.1 * (1.0 + profile[0] + i)) for i in range(len(outcomes))]
 
-    found = compute_human_policy_prior(
-        Timed(), [0, 1], Generator(), believed, rho_h=0.1, return_Vh=True, use_float16=False, quiet=True
-    )
+    found = planned(Timed(), [0, 1], believed, rho_h=0.1, return_Vh=True)
     expected = oracle(
         Timed(), [0, 1], discount=discount,
         believed=lambda *asked: [(p, [max(a, 0) for a in profile.tolist()]) for p, profile in believed(*asked)],
@@ -145,60 +148,66 @@ def test_beliefs_and_durations_are_those_given() -> None:
     check(Timed(), [0, 1], found, expected)
 
 
-def test_without_a_goal_a_prior_is_the_weighted_mean() -> None:
-    prior = compute_human_policy_prior(Slippery(), [0], Generator(), use_float16=False, quiet=True)
+START = (0, (0, 0))
+
+
+@pytest.fixture(scope="module")
+def prior() -> Any:
+    return planned(Slippery(), [0, 1], beta_h=2.0, use_float16=True)
+
+
+def test_without_a_goal_a_prior_is_the_weighted_mean(prior: Any) -> None:
     for state in prior.values:
         offers = [*Generator().generate(state, 0)]
         mean = sum(weight * prior(state, 0, goal) for goal, weight in offers) / sum(weight for _, weight in offers)
         assert np.allclose(prior(state, 0), mean) and abs(prior(state, 0).sum() - 1) < 1e-12
 
 
-def test_profiles_of_several_humans_are_independent() -> None:
-    prior = compute_human_policy_prior(Slippery(), [0, 1], Generator(), beta_h=2.0, quiet=True)
-    state = (0, (0, 0))
+def test_profiles_of_several_humans_are_independent(prior: Any) -> None:
     for found, first in (
-        (prior.profile_distribution(state), prior(state, 0)),
-        (prior.profile_distribution_with_fixed_goal(state, 0, Reach(0)), prior(state, 0, Reach(0))),
+        (prior.profile_distribution(START), prior(START, 0)),
+        (prior.profile_distribution_with_fixed_goal(START, 0, Reach(0)), prior(START, 0, Reach(0))),
     ):
         assert abs(sum(p for p, _ in found) - 1) < 1e-12
         for p, (one, other) in found:
-            assert p == pytest.approx(first[one] * prior(state, 1)[other])
+            assert p == pytest.approx(first[one] * prior(START, 1)[other])
 
 
-def test_actions_are_drawn_by_the_policy() -> None:
-    prior = compute_human_policy_prior(Slippery(), [0, 1], Generator(), beta_h=2.0, quiet=True)
+def test_actions_are_drawn_by_the_policy(prior: Any) -> None:
     np.random.seed(0)
-    state = (0, (0, 0))
-    drawn = np.bincount([prior.sample(state, 0, Reach(0)) for _ in range(3000)], minlength=3) / 3000
-    assert np.allclose(drawn, prior(state, 0, Reach(0)), atol=0.03)
-    assert len(prior.sample(state)) == 2
-    with pytest.raises(ValueError, match="possible_goal: expected None"):
-        prior.sample(state, possible_goal=Reach(0))
+    drawn = np.bincount([prior.sample(START, 0, Reach(0)) for _ in range(3000)], minlength=3) / 3000
+    assert np.allclose(drawn, prior(START, 0, Reach(0)), atol=0.03)
+    assert len(prior.sample(START)) == 2
 
 
-def test_a_prior_is_pickled_whole_without_its_model() -> None:
-    prior = compute_human_policy_prior(Slippery(), [0], Generator(), quiet=True)
+def test_a_prior_is_pickled_whole_without_its_model(prior: Any) -> None:
     copy = pickle.loads(pickle.dumps(prior))
     assert copy.world_model is None
     copy.set_world_model(prior.world_model)
-    assert [*copy.values] == [*prior.values]
+    assert copy.world_model is prior.world_model and [*copy.values] == [*prior.values]
     for state in prior.values:
         assert copy(state, 0).tolist() == prior(state, 0).tolist()
 
 
 def test_terminal_states_and_unknown_goals_have_no_policy() -> None:
-    prior, values = compute_human_policy_prior(Slippery(), [0], Generator(), return_Vh=True, quiet=True)
+    prior, values = planned(Slippery(), [0], return_Vh=True)
     end = next(state for state in values if state[0] == 4)
     assert values[end] == {0: {}} and end not in prior.values and len(prior.values) < len(values)
-    for asked in ((end, 0, Reach(0)), ((0, (0, 0)), 0, Reach(7)), ("nowhere", 0, Reach(0))):
+    for asked in ((end, 0, Reach(0)), (START, 0, Reach(7)), ("nowhere", 0, Reach(0))):
         with pytest.raises(KeyError):
             prior(*asked)
 
 
-def test_bad_arguments_are_refused_by_name() -> None:
-    with pytest.raises(ValueError, match="possible_goal_generator: expected one here or in world_model, got None"):
-        compute_human_policy_prior(Slippery(), [0], quiet=True)
-    with pytest.raises(ValueError, match="expected gamma or rho, got both"):
-        compute_human_policy_prior(Slippery(), [0], Generator(), gamma_h=0.9, rho_h=0.1, quiet=True)
-    with pytest.raises(ValueError, match="agents: expected agents from 0 to 1, got 5"):
-        compute_human_policy_prior(Slippery(), [5], Generator(), quiet=True)
+REFUSED: dict[str, Refused] = {
+    "generator": (lambda: compute_human_policy_prior(Slippery(), [0], quiet=True), ValueError,
+        "possible_goal_generator: expected one here or in world_model, got None"),
+    "discounts": (lambda: planned(Slippery(), [0], gamma_h=0.9, rho_h=0.1), ValueError, "gamma or rho, got both"),
+    "agent": (lambda: planned(Slippery(), [5]), ValueError, "agents: expected agents from 0 to 1, got 5"),
+    "goal": (lambda: planned(Slippery(), [0]).sample(START, possible_goal=Reach(0)), ValueError,
+        "possible_goal: expected None"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refuses(case: str) -> None:
+    check_refused(*REFUSED[case])

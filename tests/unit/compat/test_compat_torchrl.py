@@ -5,12 +5,14 @@ from __future__ import annotations
 import multiprocessing
 import pickle
 import warnings
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from meanwhile import running
 from model import chi_square_limit
+from refused import check_refused
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # what other packages say of one another while they are imported
@@ -50,6 +52,23 @@ def found(buffer, count=3000):
     return {tuple(leaf[i].tobytes() for leaf in leaves) for i in range(count)}, keys
 
 
+def pair(size, storage=trl.LazyTensorStorage, **options):
+    """TorchRL's buffer and marlcore's."""
+    return trl.TensorDictReplayBuffer(storage=storage(size), **options), TensorDictReplayBuffer(size, **options)
+
+
+def holding(count, size=64, **options):
+    """A buffer of marlcore's with rows."""
+    buffer = TensorDictReplayBuffer(size, **options)
+    if count:
+        buffer.extend(rows(count))
+    return buffer
+
+
+def numbers(batch):
+    return batch["next", "reward"].flatten().int().tolist()
+
+
 @pytest.fixture(autouse=True)
 def _seeded():
     torch.manual_seed(0)
@@ -60,20 +79,16 @@ def _seeded():
 @pytest.mark.parametrize("size", [100, 300])
 def test_the_same_rows_are_drawn_as_from_its_own_storage(storage, size, tmp_path):
     where = {"scratch_dir": str(tmp_path)} if storage is trl.LazyMemmapStorage else {}
-    theirs, ours = trl.TensorDictReplayBuffer(storage=storage(size, **where)), TensorDictReplayBuffer(size)
-    for first, count in ((0, 40), (40, 1), (41, 99), (140, 30)):
+    theirs, ours = pair(size, partial(storage, **where))
+    for first, count in ((0, 40), (40, 1), (41, 99), (140, 30), (170, 1)):
         for buffer in (theirs, ours):
-            buffer.extend(rows(count, first))
+            buffer.add(rows(1, first)[0]) if first == 170 else buffer.extend(rows(count, first))
         assert len(ours) == len(theirs)
-    for buffer in (theirs, ours):
-        buffer.add(rows(1, 170)[0])
-    assert len(ours) == len(theirs)
     assert found(ours) == found(theirs)
 
 
 def test_a_sample_has_the_keys_shapes_and_dtypes_of_its_own():
-    theirs = trl.TensorDictReplayBuffer(storage=trl.LazyTensorStorage(50), batch_size=8)
-    ours = TensorDictReplayBuffer(50, batch_size=8)
+    theirs, ours = pair(50, batch_size=8)
     for buffer in (theirs, ours):
         buffer.extend(rows(30))
     expected, got = theirs.sample(), ours.sample()
@@ -84,9 +99,7 @@ def test_a_sample_has_the_keys_shapes_and_dtypes_of_its_own():
 
 
 def test_every_row_is_equally_likely_the_newest_too():
-    ours = TensorDictReplayBuffer(64, batch_size=6400)
-    ours.extend(rows(100))
-    counts = np.bincount(ours.sample()["next", "reward"].numpy().ravel().astype(int), minlength=100)
+    counts = np.bincount(numbers(holding(100).sample(6400)), minlength=100)
     assert not counts[:36].any()
     assert ((counts[36:] - 100) ** 2 / 100).sum() < chi_square_limit(63)
 
@@ -99,8 +112,7 @@ def test_extend_with_more_rows_than_it_holds_keeps_the_newest():
 
 
 def test_transforms_and_prefetch_are_torchrls():
-    ours = TensorDictReplayBuffer(64, batch_size=16, prefetch=2, transform=DoubleToFloat(in_keys=[("next", "reward")]))
-    ours.extend(rows(40))
+    ours = holding(40, batch_size=16, prefetch=2, transform=DoubleToFloat(in_keys=[("next", "reward")]))
     for _ in range(5):
         batch = ours.sample()
         assert batch["next", "reward"].dtype == torch.float32
@@ -110,35 +122,42 @@ def test_transforms_and_prefetch_are_torchrls():
 
 def test_a_seed_makes_the_draws_reproducible():
     def draws():
-        ours = TensorDictReplayBuffer(64, batch_size=16, generator=torch.Generator().manual_seed(5))
-        ours.extend(rows(40))
+        ours = holding(40, batch_size=16, generator=torch.Generator().manual_seed(5))
         return [ours.sample()["index"].tolist() for _ in range(3)]
 
     assert draws() == draws()
 
 
-def test_what_does_not_fit_is_refused_and_adds_nothing():
-    ours = TensorDictReplayBuffer(64)
-    with pytest.raises(NotEnoughData, match="at least one row"):
-        ours.sample(4)
-    ours.extend(rows(10))
-    for bad, said in (
-        (rows(2).exclude("action"), "tensordict: expected the fields"),
-        (rows(2).set("observation", torch.zeros(2, 5)), r"^observation: expected float32 \(2, 4\), got shape \(2, 5\)"),
-    ):
-        with pytest.raises(ValueError, match=said):
-            ours.extend(bad)
-    with pytest.raises(TypeError, match="a dtype that NumPy has"):
-        TensorDictReplayBuffer(8).extend(TensorDict({"x": torch.zeros(2, dtype=torch.bfloat16)}, [2]))
-    with pytest.raises(IndexError, match="no slots"):
-        ours[0]
-    with pytest.raises(ValueError, match="storage: expected none"):
-        TensorDictReplayBuffer(8, storage=trl.LazyTensorStorage(8))
+BAD_ROWS = {
+    "missing": (rows(2).exclude("action"), ValueError, "tensordict: expected the fields"),
+    "shape": (rows(2).set("observation", torch.zeros(2, 5)), ValueError,
+        "observation: expected float32 (2, 4), got shape (2, 5)"),
+}  # fmt: skip
+REFUSED = {
+    "empty": (lambda: holding(0).sample(4), NotEnoughData, "at least one row"),
+    "dtype": (lambda: holding(0).extend(TensorDict({"x": torch.zeros(2, 9, dtype=torch.bfloat16)}, [2])), TypeError,
+        "a dtype that NumPy has"),
+    "index": (lambda: holding(2)[0], IndexError, "no slots"),
+    "storage": (lambda: holding(0, storage=trl.LazyTensorStorage(8)), ValueError, "storage: expected none"),
+    "pickle without memory": (lambda: pickle.dumps(holding(0)), TypeError, "give it an `example`"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refuses(case):
+    check_refused(*REFUSED[case])
+
+
+@pytest.mark.parametrize("case", BAD_ROWS)
+def test_refuses_bad_rows_and_adds_nothing(case):
+    bad, error, says = BAD_ROWS[case]
+    ours = holding(10)
+    check_refused(lambda: ours.extend(bad), error, says)
     assert len(ours) == 10
 
 
 def test_extensions_may_be_empty_or_of_a_graph():
-    theirs, ours = trl.TensorDictReplayBuffer(storage=trl.LazyTensorStorage(50)), TensorDictReplayBuffer(50)
+    theirs, ours = pair(50)
     of_a_graph = rows(5).set("value", torch.ones(5, requires_grad=True) * 2)
     ours.extend(of_a_graph[:0])  # its own takes none as the first
     for buffer in (theirs, ours):
@@ -148,9 +167,8 @@ def test_extensions_may_be_empty_or_of_a_graph():
     assert not ours.sample(3)["value"].requires_grad
 
 
-def test_empty_forgets_and_a_checkpoint_brings_back(tmp_path):
-    ours = TensorDictReplayBuffer(64)
-    ours.extend(rows(40))
+def test_empty_deletes_and_a_checkpoint_brings_back(tmp_path):
+    ours = holding(40)
     held = found(ours)
     ours.dumps(tmp_path)
     state = ours.state_dict()
@@ -165,9 +183,7 @@ def test_empty_forgets_and_a_checkpoint_brings_back(tmp_path):
 
 
 def test_a_state_that_does_not_fit_takes_no_row_away(tmp_path):
-    ours, other = TensorDictReplayBuffer(64), TensorDictReplayBuffer(640)
-    for buffer in (ours, other):
-        buffer.extend(rows(40))
+    ours, other = holding(40), holding(40, 640)
     held = found(ours)
     good, large = ours.state_dict(), other.state_dict()
     other.dumps(tmp_path)
@@ -178,10 +194,8 @@ def test_a_state_that_does_not_fit_takes_no_row_away(tmp_path):
         ({**good["_storage"], "saved": saved[:-1]}, SegmentCorrupt, "expected a file of"),
         ({**good["_storage"], "keys": {"leaf_0": "action"}}, ValueError, "keys: expected the fields"),
     ):
-        with pytest.raises(error, match=said):
-            ours.load_state_dict({**good, "_storage": storage})
-    with pytest.raises(ValueError, match="max_size, lanes: expected those of the saved buffer"):
-        ours.loads(tmp_path)
+        check_refused(partial(ours.load_state_dict, {**good, "_storage": storage}), error, said)
+    check_refused(lambda: ours.loads(tmp_path), ValueError, "max_size, lanes: expected those of the saved buffer")
     assert len(ours) == 40 and found(ours) == held
     ours.extend(rows(1, 40))
     ours.load_state_dict(good)
@@ -217,8 +231,7 @@ def test_what_processes_write_side_by_side_is_whole(method):
                 draw_whole_rows()
     draw_whole_rows()
     assert len(ours) == 600
-    numbers = set(ours.sample(6000)["next", "reward"].flatten().int().tolist())
-    assert numbers <= {*range(1700, 2000), *range(11_700, 12_000)}
+    assert {*numbers(ours.sample(6000))} <= {*range(1700, 2000), *range(11_700, 12_000)}
     ours.empty()
     assert len(ours) == 0
 
@@ -228,7 +241,7 @@ def stand_by(buffer, line):
     line.send(len(buffer))
     line.recv()
     buffer.add(rows(1, 500)[0])
-    line.send((len(buffer), 500 in buffer.sample(400)["next", "reward"].flatten().int().tolist()))
+    line.send((len(buffer), 500 in numbers(buffer.sample(400))))
     try:
         buffer.empty()
     except MarlcoreError as error:
@@ -248,8 +261,7 @@ def test_nobody_empties_what_another_process_has():
     with line:
         assert line.recv() == 5
         for forget in (ours.empty, lambda: ours.load_state_dict(state)):
-            with pytest.raises(MarlcoreError, match="expected a buffer of one process"):
-                forget()
+            check_refused(forget, MarlcoreError, "expected a buffer of one process")
         ours.extend(rows(5, 5))
         line.send("go on")
         assert line.recv() == (11, True)
@@ -261,15 +273,11 @@ def test_nobody_empties_what_another_process_has():
     assert len(ours) == 5
 
 
-def test_more_writers_than_lanes_are_told():
-    ours = TensorDictReplayBuffer(60)
-    with pytest.raises(TypeError, match="give it an `example`"):
-        pickle.dumps(ours)
-    ours.extend(rows(5))
+def test_more_writers_than_lanes_are_refused():
+    ours = holding(5)
     other = pickle.loads(pickle.dumps(ours))
     assert len(other) == 5
-    with pytest.raises(LaneBusy, match="one for each process that adds rows, got 1"):
-        other.extend(rows(5))
+    check_refused(lambda: other.extend(rows(5)), LaneBusy, "one for each process that adds rows, got 1")
 
 
 def learned_values(buffer):
@@ -285,21 +293,10 @@ def learned_values(buffer):
         action = int(rng.integers(2))
         after, steps = max(0, at + (1 if action else -1)), steps + 1
         end = after == 5
-        buffer.add(
-            TensorDict(
-                {
-                    "observation": torch.eye(5)[at],
-                    "action": torch.tensor(action),
-                    "next": {
-                        "observation": torch.eye(5)[min(after, 4)],
-                        "reward": torch.tensor([1.0 if end else -0.1]),
-                        "done": torch.tensor([end or steps == 30]),
-                        "terminated": torch.tensor([end]),
-                    },
-                },
-                [],
-            )
-        )
+        rewarded = {"reward": torch.tensor([1.0 if end else -0.1]), "terminated": torch.tensor([end])}
+        after_it = {"observation": torch.eye(5)[min(after, 4)], "done": torch.tensor([end or steps == 30]), **rewarded}
+        step = {"observation": torch.eye(5)[at], "action": torch.tensor(action), "next": after_it}
+        buffer.add(TensorDict(step, []))
         at, steps = (0, 0) if end or steps == 30 else (after, steps)
         if t >= 64:
             optimizer.zero_grad()
@@ -319,7 +316,5 @@ def true_values():
 
 @pytest.mark.long
 def test_dqn_learns_what_it_learns_with_its_own_storage():
-    theirs = trl.TensorDictReplayBuffer(storage=trl.LazyTensorStorage(1000), batch_size=64)
-    ours = TensorDictReplayBuffer(1000, batch_size=64)
-    for buffer in (theirs, ours):
+    for buffer in pair(1000, batch_size=64):
         np.testing.assert_allclose(learned_values(buffer), true_values(), atol=0.02)

@@ -36,7 +36,7 @@ class Repeatable(double.Model):
     """A model that draws no random numbers, so that any loop that does the same work has the same result."""
 
     def __init__(self) -> None:
-        super().__init__(capacity=500)
+        super().__init__(capacity=600)
         self.acted = 0
         self.epochs_begun = 0
 
@@ -95,152 +95,70 @@ def states_of(env: Any) -> list[Any]:
     return [{name: array.tolist() for name, array in agent.model.state_dict().items()} for agent in env.agents]
 
 
-def test_in_lock_step_everything_is_what_sorrels_loop_gives() -> None:
-    """Epochs, turns, scores, losses, epsilon, weights, optimizer, memories; torch's sums differ in the last digit."""
-    theirs, ours = (double.make(model=Repeatable, agents=3, epochs=9) for _ in range(2))
+def repeatable(shared: bool) -> Any:
+    env = double.make(model=Repeatable, agents=3, epochs=9)
+    for agent in env.agents if shared else ():
+        agent.model = env.agents[0].model
+    return env
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["three models", "one model"])
+def test_in_lock_step_everything_is_what_sorrels_loop_gives(shared: bool) -> None:
+    """Epochs, turns, scores, losses, epsilon, weights, optimizer, memories; torch's sums differ in the last digit.
+
+    sorrel's own branch left the actor's epsilon as it was, and trained on zeros, since pickling made a new memory.
+    """
+    theirs, ours = repeatable(shared), repeatable(shared)
     their_log, our_log = double.StepLogger(), double.StepLogger()
-    theirs.run_experiment(their_log)
-    with InTurn(ours, our_log) as run:
-        run.finish()
-    np.testing.assert_allclose(our_log.epochs, their_log.epochs, rtol=1e-5)
-    assert our_log.values == their_log.values and our_log.turns == their_log.turns
-    assert len({row[1] for row in our_log.epochs}) == len(our_log.epochs) == 10
-    for mine, other in zip(ours.agents, theirs.agents, strict=True):
-        assert mine.model.epsilon == other.model.epsilon == pytest.approx(0.5 * 0.9**10)
-        assert mine.model.epochs_begun == other.model.epochs_begun
-        torch.testing.assert_close(mine.model.state_dict(), other.model.state_dict())
-        moments = [one.optimizer.state[one.local.weight]["exp_avg"] for one in (mine.model, other.model)]
-        torch.testing.assert_close(*moments)
-        assert isinstance(mine.model.memory, double.Buffer)
-        assert (mine.model.memory.idx, mine.model.memory.size) == (other.model.memory.idx, other.model.memory.size)
-        np.testing.assert_array_equal(mine.model.memory.states, other.model.memory.states)
-
-
-def test_a_second_experiment_goes_on_where_the_first_ended() -> None:
-    theirs, ours = (double.make(model=Repeatable) for _ in range(2))
-    their_log, our_log = double.Logger(), double.Logger()
-    for _ in range(2):
+    for experiment in (1, 2):  # the second continues where the first ended
         theirs.run_experiment(their_log)
         with InTurn(ours, our_log) as run:
+            assert len(run.learners) == (1 if shared else 3)
             run.finish()
+        np.testing.assert_allclose(our_log.epochs, their_log.epochs, rtol=1e-5)
+        assert our_log.values == their_log.values and our_log.turns == their_log.turns
+        assert len({row[1] for row in our_log.epochs}) == len(our_log.epochs) == 10 * experiment
         for mine, other in zip(ours.agents, theirs.agents, strict=True):
+            assert mine.model.epsilon == other.model.epsilon
+            assert mine.model.epochs_begun == other.model.epochs_begun
+            torch.testing.assert_close(mine.model.state_dict(), other.model.state_dict())
+            moments = [one.optimizer.state[one.local.weight]["exp_avg"] for one in (mine.model, other.model)]
+            torch.testing.assert_close(*moments)
+            memory, others = mine.model.memory, other.model.memory
+            assert isinstance(memory, double.Buffer) and (memory.idx, memory.size) == (others.idx, others.size)
+            np.testing.assert_array_equal(memory.states, others.states)
             mine.model.acted = other.model.acted  # what a model counts while it acts stays in the actor
-    np.testing.assert_allclose(our_log.epochs, their_log.epochs, rtol=1e-5)
-    assert ours.agents[0].model.epsilon == theirs.agents[0].model.epsilon
-    assert ours.agents[0].model.memory.idx == theirs.agents[0].model.memory.idx
+        assert len({id(agent.model) for agent in ours.agents}) == (1 if shared else 3)
     ours.run_experiment(double.Logger())  # and sorrel's loop can take over
 
 
-def test_agents_that_share_a_model_have_one_learner() -> None:
-    logs = []
-    for sequential in (True, False):
-        torch.manual_seed(0)
-        model = Repeatable()
-        env = double.Environment(double.config(), [double.Agent(model) for _ in range(3)])
-        logs.append(double.Logger())
-        if sequential:
-            env.run_experiment(logs[-1])
-            continue
-        with InTurn(env, logs[-1]) as run:
-            assert len(run.learners) == 1
-            run.finish()
-        assert env.agents[0].model is env.agents[2].model is model
-        assert int(model.updated) == 18
-    assert [row[2:] for row in logs[0].epochs] == [row[2:] for row in logs[1].epochs]
-
-
-def test_entities_come_first_and_agents_in_turn() -> None:
-    with InTurn(double.make(agents=2, max_turns=3)) as run:
-        run.epoch()
-        assert run.actor._worlds[0].world.log == ["entity", "agent", "agent"] * 3
-
-
-def test_epsilon_reaches_the_actor_with_the_weights() -> None:
-    """sorrel's own branch left the actor's epsilon as it was in the beginning."""
-    with InTurn(double.make(epochs=4)) as run:
-        for epoch in range(5):
-            run.epoch()
-            for agent in run.actor._worlds[0].agents:
-                assert agent.model.epsilon == pytest.approx(0.5 * 0.9**epoch)
-                assert int(agent.model.updated) == max(0, run.learners[0]._model.updated - 1)
-
-
-def test_what_a_learner_trains_on_is_what_the_actor_added() -> None:
-    """sorrel's own branch trained on zeros, since pickling a model made a new buffer."""
-    with InTurn(env := double.make(agents=1, epochs=6)) as run:
-        while run.epoch():
-            mine, others = run.learners[0]._model.memory, run.actor._worlds[0].agents[0].model.memory
-            np.testing.assert_array_equal(mine.states, others.states)
-        run.finish()
-    assert env.agents[0].model.trained_on >= 4 * int(env.agents[0].model.updated) > 0
-    assert np.count_nonzero(env.agents[0].model.memory.states.any(1)) == 7 * 8
-
-
-class Watching(double.Model):
-    """Counts the windows of its batches in which one row does not follow the other."""
-
-    crossed = 0
-
-    def __init__(self) -> None:
-        super().__init__(capacity=30, n_frames=3)
-
-    def train_step(self) -> Any:
-        for _ in range(20):
-            states, _, _, next_states, _, _ = self.memory.sample(4)
-            frames = np.concatenate([states.reshape(4, 3, -1), next_states.reshape(4, 3, -1)[:, -1:]], axis=1)
-            prizes = (frames == 2).argmax(2)  # the prize moves one cell in each turn
-            Watching.crossed += int((np.diff(prizes, axis=1) % 7 != 1).any(1).sum())
-        return super().train_step()
-
-
-def test_no_window_that_is_trained_on_crosses_the_write_head() -> None:
-    """Of sorrel's own draws from a full ring, some windows do, and say that they are valid."""
-    given = {"agents": 1, "epochs": 3, "max_turns": 60, "model": Watching}
-    Watching.crossed = 0
-    with InTurn(double.make(**given)) as run:
-        run.finish()
-    assert Watching.crossed == 0
-    double.make(**given).run_experiment(double.Logger())
-    assert Watching.crossed > 0
-
-
-def test_a_killed_learners_successor_goes_on_with_everything() -> None:
-    """It has the optimizer of the last save, and the newer weights of the last publication."""
-    with InTurn(env := double.make(agents=2, epochs=6), save_seconds=1e-9) as run:
+@pytest.mark.parametrize("saved", [True, False])
+def test_a_killed_learners_successor_continues(saved: bool) -> None:
+    """It has the optimizer of the last save, if there is one, and the newer weights of the last publication."""
+    with InTurn(env := double.make(agents=2, epochs=6), save_seconds=1e-9 if saved else 1e9) as run:
         run.epoch()
         run.epoch()
-        killed = run.learners.pop(0)
+        killed = run.learners[0]
         moments = killed._model.optimizer.state[killed._model.local.weight]["exp_avg"].clone()
         killed._save_at = math.inf
-        run.learners.insert(0, killed)
         run.epoch()
-        before = {name: tensor.clone() for name, tensor in run.learners.pop(0)._model.state_dict().items()}
+        before = {name: tensor.clone() for name, tensor in killed._model.state_dict().items()}
         with torch.no_grad():
             killed._model.local.weight += 1  # an update that was never published
         killed.__exit__()
-        successor = run.role(Learner, "learner-0", attempt=2)
-        run.learners.insert(0, successor)
+        successor = run.learners[0] = run.role(Learner, "learner-0", attempt=2)
         assert (successor._epoch, successor._updates) == (3, 3)
         model = successor._model
         assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
-        assert torch.equal(model.optimizer.state[model.local.weight]["exp_avg"], moments)
+        if saved:
+            assert torch.equal(model.optimizer.state[model.local.weight]["exp_avg"], moments)
+        else:
+            assert model.optimizer.state == {}
         assert model.epsilon == pytest.approx(0.5 * 0.9**3)
         run.finish()
         assert run.session.counts()["updates"] == 2 * 7
         assert all("(deleted)" in os.readlink(path) for path in run.plan.models[0].saves)
     assert env.agents[0].model.epsilon == pytest.approx(0.5 * 0.9**7)
-
-
-def test_a_successor_without_a_save_has_the_published_weights() -> None:
-    with InTurn(double.make(agents=1, epochs=6)) as run:
-        run.epoch()
-        run.epoch()
-        killed = run.learners.pop()
-        killed.__exit__()
-        successor = run.role(Learner, "learner-0", attempt=2)
-        assert int(successor._model.updated) == int(killed._model.updated)
-        assert torch.equal(successor._model.local.weight, killed._model.local.weight)
-        assert successor._model.optimizer.state == {}
 
 
 def test_a_killed_actors_successor_repeats_its_epoch() -> None:

@@ -206,7 +206,7 @@ def test_room_and_a_turn_are_waited_for_within_one_timeout(monkeypatch, code, ga
         return -code
 
     with make(SMALL) as replay, replay.writer(shared=True, timeout=1.0 + gate_s) as writer:
-        monkeypatch.setattr("marlcore.transitions.writer.time", clock)
+        patch(monkeypatch, "transitions", time=clock)
         monkeypatch.setattr("marlcore.transitions.staging.BatchStaging.append", busy)
         monkeypatch.setattr(writer, "_add_row", busy)
         monkeypatch.setattr(writer, "_gate", Gate() if gate_s else None)
