@@ -14,6 +14,7 @@ from ..checks import check_whole, deadline_of
 from ..errors import ClosedError, MarlcoreError, NotEnoughData, TimedOut
 from ..kernels import inorder, rows
 from ..memory import claim_reader, one_thread, sleep_until
+from ..spec import Sequence
 from ..transitions import LAP_LIMIT_S, Batch, BatchMemory, Drawing, LaneView, Window
 from .cursor import CURSOR_ROWS, ReadCursor
 
@@ -77,8 +78,8 @@ class ReaderOptions:
                     f"length: expected a multiple of the {spec.state_every} rows from one stored state to the next, "
                     f"got {self.length}"
                 )
-        period = spec.state_every if self.length is not None else 1
-        window = Window(self.stack, self.n_step, self.gamma, self.pad, self.length, period=period)
+        unroll = None if self.length is None else Sequence(self.length, period=spec.state_every)
+        window = Window(self.stack, self.n_step, self.gamma, self.pad, unroll)
         spare = self.longest_add(lanes)
         if spare < 2:
             raise ValueError(

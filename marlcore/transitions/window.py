@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from types import NoneType
 from typing import Annotated, Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from ..declared import Number, Whole, check_declared
 from ..kernels import rows
 from ..kernels.plan import PLAN
 from ..memory import Event, LaneGeometry
-from ..spec import TransitionSpec
+from ..spec import Sequence, TransitionSpec
 from .batch import BatchLayout, BatchMemory
 from .layout import LaneView
 
@@ -28,13 +29,25 @@ class Window:
     n_step: Annotated[int, Whole(1)] = 1
     gamma: Annotated[float, Number(0, 1)] = 0.99
     pad: str = "repeat"
-    length: int | None = None
-    burn_in: int = 0
-    period: int = 1
+    sequence: Sequence | None = None
+
+    @property
+    def length(self) -> int | None:
+        return self.sequence.length if self.sequence else None
+
+    @property
+    def burn_in(self) -> int:
+        return self.sequence.burn_in if self.sequence else 0
+
+    @property
+    def period(self) -> int:
+        return self.sequence.period or self.sequence.length - self.sequence.burn_in if self.sequence else 1
 
     def check(self, spec: TransitionSpec, lane_rows: int) -> None:
-        """Raises ValueError: names the field, the expected value and the actual one."""
+        """Raises ValueError or TypeError: names the field, the expected value and the actual one."""
         check_declared(self)
+        if not isinstance(self.sequence, (Sequence, NoneType)):
+            raise TypeError(f"sequence: expected a Sequence or None, got {self.sequence!r}")
         if self.pad not in ("repeat", "zero"):
             raise ValueError(f"pad: expected 'repeat' or 'zero', got {self.pad!r}")
         if spec.next_obs and (self.stack > 1 or self.n_step > 1):

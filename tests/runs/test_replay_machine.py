@@ -36,7 +36,7 @@ from mapped import Mapped
 from model import Model, Priorities, add_batch, random_row
 
 from marlcore import Field, LaneBusy, NotEnoughData, Prioritized, ReplayBuffer, Sequence, TransitionSpec
-from marlcore.replay.row_source import EQUAL
+from marlcore.replay.sampler import EQUAL
 
 EVERY = 3
 SPECS = {

@@ -256,7 +256,7 @@ def test_more_priorities_than_a_batch_has_may_be_given_at_once(rng):
         sampler.update_priorities(drawn, priorities)
         assert (sampler.state_dict()["masses"][drawn] == priorities).all()
         assert sampler.stats.ignored == 0
-        assert sampler.source.strategy.total == pytest.approx(sampler.state_dict()["masses"].sum())
+        assert sampler._strategy.total == pytest.approx(sampler.state_dict()["masses"].sum())
 
 
 NUMBERS = "priority: expected finite numbers of at least 0"
