@@ -55,19 +55,12 @@ def fill(replay: ReplayBuffer, model: Model, rng: np.random.Generator, rows: lis
         writer.close()
 
 
-def one_episode(replay: ReplayBuffer, rows: int, before: int = 0, **last: object) -> None:
-    """`before` rows that end an episode, then `rows` of another, whose last may end it; obs is the ticket."""
+def write(replay: ReplayBuffer, rows: int, *last: int) -> None:
+    """Rows of episodes that end with the tickets `last`; the observation is the ticket."""
     with replay.writer() as writer:
-        for ticket in range(before + rows):
-            end = {"terminated": True} if ticket == before - 1 else last if ticket == before + rows - 1 else {}
+        for ticket in range(rows):
             extras = {"h": np.full(2, ticket)} if "h" in replay.spec.extras else {}
-            writer.add(float(ticket), ticket, 1.0, **end, **extras)
-
-
-def starts(replay: ReplayBuffer, sequence: Sequence, **options) -> list[int]:
-    """The tickets at which a sequence that may be drawn begins."""
-    sampler = replay.sampler(64, sequence=sequence, min_size=1, seed=1, **options)
-    return sorted({int(index) for _ in range(4) for index in sampler.sample().index})
+            writer.add(float(ticket), ticket, 1.0, terminated=ticket in last, **extras)
 
 
 # ---- against the oracle ----
@@ -109,43 +102,9 @@ def test_the_oracle_notices_options_that_are_off_by_one(rng):
 # ---- where a sequence begins and ends ----
 
 
-@pytest.mark.parametrize(
-    ("rows", "sequence", "expected"),
-    [
-        (10, Sequence(4, period=2), [0, 2, 4, 6, 8]), (10, Sequence(4, period=4), [0, 4, 8]),
-        (10, Sequence(4, period=6), [0, 6]), (2, Sequence(6, 4), [0]), (14, Sequence(6, 2), [0, 4, 8]),
-    ],
-)  # fmt: skip
-def test_a_sequence_begins_at_each_period_of_its_episode(rows, sequence, expected):
-    with ReplayBuffer.create(SCALAR, 40) as replay:
-        one_episode(replay, rows, terminated=True)
-        assert starts(replay, sequence) == expected
-
-
-def test_a_sequence_that_just_fits_a_lane_is_drawn():
-    with ReplayBuffer.create(SCALAR, 12) as replay:
-        one_episode(replay, 40)
-        assert starts(replay, Sequence(11, period=1)) == [28]
-
-
-@pytest.mark.parametrize("end", [{"truncated": True, "final_obs": 77.0}, {"terminated": True}], ids=str)
-def test_a_sequence_ends_with_its_episode(end):
-    with ReplayBuffer.create(SCALAR, 40) as replay:
-        one_episode(replay, 3, **end)
-        batch = replay.sampler(2, sequence=Sequence(5)).sample()
-        assert batch.mask.tolist() == [[True, True, True, False, False]] * 2
-        ends = [[False, False, True, False, False]] * 2
-        assert [batch.terminated.any(), batch.truncated.any()] == ["terminated" in end, "truncated" in end]
-        assert (batch.terminated | batch.truncated).tolist() == ends
-        bootstrapped = 3 if "truncated" in end else 2
-        assert batch.discount[0].tolist() == [np.float32(0.99)] * bootstrapped + [0] * (5 - bootstrapped)
-        if "truncated" in end:
-            assert batch.next_obs.tolist() == [[1, 2, 77, 0, 0]] * 2
-
-
 def test_without_a_period_each_transition_is_trained_on_once():
     with ReplayBuffer.create(SCALAR, 40) as replay:
-        one_episode(replay, 14, terminated=True)
+        write(replay, 14, 13)
         sampler = replay.sampler(64, sequence=Sequence(6, 2), min_size=1, seed=0)
         batch = sampler.sample()
         trained = {int(row): batch.action[i][batch.mask[i]].tolist() for i, row in enumerate(batch.index)}
@@ -165,23 +124,6 @@ def test_a_sequence_at_the_write_head_is_drawn_once_it_is_whole():
             assert sampler.sample().action.tolist() == [[0, 1, 2, 3]] * 4
 
 
-@pytest.mark.parametrize("n_step", [1, 3])
-def test_a_sequence_ends_at_a_seam(n_step):
-    """Where a writer was replaced, a sequence ends with the last whole return."""
-    with ReplayBuffer.create(SCALAR, 40) as replay:
-        one_episode(replay, 7)
-        sequence = Sequence(5, period=5)
-        # Rows behind the seam are what shows that nothing more comes.
-        assert starts(replay, sequence, n_step=1) == [0]
-        one_episode(replay, 2)
-        whole = 7 - n_step
-        sampler = replay.sampler(32, sequence=sequence, n_step=n_step, min_size=1, seed=0)
-        for _ in range(3):
-            batch = sampler.sample()
-            lengths = dict(zip(batch.index.tolist(), batch.mask.sum(1).tolist(), strict=True))
-            assert lengths == {0: min(5, whole)} | ({5: whole - 5} if whole > 5 else {})
-
-
 def test_an_episode_longer_than_any_age_has_sequences():
     """Ages go on at about half of 2^24, at the same place between stored states."""
     with ReplayBuffer.create(STATE, 16) as replay, replay.writer() as writer:
@@ -198,58 +140,10 @@ def test_an_episode_longer_than_any_age_has_sequences():
 # ---- stored recurrent states ----
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("before", [0, 1, 2, 3])
-@pytest.mark.parametrize("by_batch", [False, True], ids=["add", "add_batch"])
-def test_a_state_goes_with_the_first_ticket_of_its_row(before, by_batch):
-    """Ticket t's state lies in a row with the tickets from t - t % 4 on; a lap later the first of them ends it."""
-    capacity = 12
-    for rows in range(9, 60):
-        with ReplayBuffer.create(STATE, capacity) as replay:
-            total = before + rows
-            if by_batch:
-                tickets = np.arange(total)
-                with replay.writer() as writer:
-                    for some in np.split(tickets, range(5, total, 5)):
-                        h = np.repeat(some[:, None], 2, 1).astype("f")
-                        writer.add_batch(some.astype("f"), some, np.ones(len(some)), some == before - 1, h=h)
-            else:
-                one_episode(replay, rows, before)
-            lowest = max(0, total - capacity)
-            begins = [t for t in range(before, total - 3) if (t - before) % EVERY == 0 and t >= lowest]
-            expected = [t for t in begins if t == before or t - t % EVERY >= lowest]
-            expected += [0] if before and lowest == 0 else []
-            sampler = replay.sampler(64, sequence=Sequence(3, period=4), min_size=1, seed=rows)
-            batches = [sampler.sample() for _ in range(2)]
-            index = np.concatenate([batch.index for batch in batches])
-            state = np.concatenate([batch.extras["h"] for batch in batches])
-            assert sorted(set(index.tolist())) == sorted(expected)
-            first = (index == before) | (index == 0)
-            assert (state == np.where(first, 0, index)[:, None]).all()
-
-
-@pytest.mark.parametrize("prioritized", [None, Prioritized()], ids=["uniform", "prioritized"])
-def test_a_sequence_without_its_state_is_drawn_no_more(prioritized):
-    """Sequences begin at 3, 7 and 11; the states of 7 and 11 lie in rows with those from 4 and from 8 on."""
-    with ReplayBuffer.create(STATE, 12) as replay:
-        one_episode(replay, 12, before=3)
-        sequence = Sequence(3, period=4)
-        sampler = replay.sampler(32, sequence=sequence, min_size=1, seed=0, prioritized=prioritized)
-        assert set(sampler.sample().index.tolist()) == {3, 7, 11}
-        with replay.writer() as writer:
-            for lowest in range(4, 14):
-                writer.new_episode()  # nothing can be drawn of rows that nothing follows
-                writer.add(0.0, 0, 0.0, h=np.zeros(2))
-                expected = {7, 11} if lowest == 4 else {11} if lowest <= 8 else set()
-                assert sampler.can_sample() == bool(expected), lowest
-                assert not expected or set(sampler.sample().index.tolist()) == expected, lowest
-        assert sampler.stats.lapped == 0
-
-
 @pytest.mark.parametrize("prioritized", [None, Prioritized()], ids=["uniform", "prioritized"])
 def test_a_state_that_is_overwritten_while_copied_is_redrawn(prioritized, monkeypatch):
     with ReplayBuffer.create(STATE, 12) as replay:
-        one_episode(replay, 12, before=3)
+        write(replay, 15, 2)
         sequence = Sequence(3, period=4)
         sampler = replay.sampler(32, sequence=sequence, min_size=1, seed=0, prioritized=prioritized)
         validate, first = Drawing.lapped, []
@@ -257,7 +151,7 @@ def test_a_state_that_is_overwritten_while_copied_is_redrawn(prioritized, monkey
         def overwrite_and_validate(drawing: Drawing, filled: int):
             if not first:
                 first.extend(drawing.chosen[TICKET, :filled].tolist())
-                one_episode(replay, 2)  # 3 and 4, and with 4 the state of 7
+                write(replay, 2)  # 3 and 4, and with 4 the state of 7
             return validate(drawing, filled)
 
         monkeypatch.setattr(Drawing, "lapped", overwrite_and_validate)
@@ -269,7 +163,7 @@ def test_a_state_that_is_overwritten_while_copied_is_redrawn(prioritized, monkey
 
 def test_stored_states_come_with_sequences_alone_as_tensors_too():
     with ReplayBuffer.create(STATE, 12) as replay:
-        one_episode(replay, 12)
+        write(replay, 12)
         assert replay.sampler(4).sample().extras == {}
         batch = replay.sampler(4, sequence=Sequence(4, 1, 4)).sample()
         pytest.importorskip("torch")
