@@ -236,8 +236,7 @@ class ReplayBuffer(TransitionLanes):
     def _slots(cls, description: dict[str, Any]) -> int:
         return SLOTS if description["limiter"] else 0
 
-    def _gate(self, lane: int) -> WriteGate | None:
-        return WriteGate.of(self._mapped)
+    def _gate(self, lanes: Any) -> WriteGate | None:
+        return None if self.limiter is None else WriteGate(self._mapped, self.limiter)
 
-    def _vector_gate(self, lanes: Iterable[int]) -> WriteGate | None:
-        return WriteGate.of(self._mapped)
+    _vector_gate = _gate

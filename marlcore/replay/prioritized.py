@@ -117,7 +117,7 @@ class PriorityTree:
 
     @property
     def all_zero(self) -> bool:
-        return bool(self._marks.any())
+        return bool(self._marks.any()) and not self.total > 0.0
 
     def prepare(self, memory: BatchMemory) -> None:
         nothing = np.empty(0, np.int64)

@@ -22,31 +22,6 @@ def rng() -> np.random.Generator:
     return np.random.default_rng(12)
 
 
-def cases() -> list[tuple[str, int, int, str]]:
-    found = []
-    for name, spec in SPECS.items():
-        for stack, n_step in [(1, 1)] if spec.next_obs else [(1, 1), (4, 1), (1, 3), (3, 2), (5, 7)]:
-            for pad in ("repeat", "zero") if stack > 1 else ("repeat",):
-                found.append((name, stack, n_step, pad))
-    return found
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("name", "stack", "n_step", "pad"), cases())
-def test_every_allowed_row_is_drawn_as_the_oracle_says(name, stack, n_step, pad, rng):
-    spec = SPECS[name]
-    with ReplayBuffer.create(spec, 3 * 30, lanes=3) as replay:
-        model = Model(spec, 3, 30)
-        fill(replay, model, rng, [100, 17, 31])
-        assert len(replay) == len(model)
-        sampler = replay.sampler(64, stack=stack, n_step=n_step, gamma=0.9, pad=pad, seed=3, min_size=1)
-        allowed = model.sampleable(stack, n_step)
-        seen: set[int] = set()
-        for _ in range(15 * len(allowed) // 64 + 1):
-            seen.update(model.check(sampler.sample(), stack, n_step, 0.9, pad, allowed))
-        assert seen == set(allowed)
-
-
 @pytest.fixture
 def few(rng) -> Iterator[tuple[ReplayBuffer, Model]]:
     """A replay of which 1800 steps follow three rows alone, and its model."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import model
 import numpy as np
 import pytest
-from model import Model, add_batch, random_row
+from model import Model, fill
 
 from marlcore import Field, NotEnoughData, Prioritized, ReplayBuffer, Sequence, TransitionSpec
 from marlcore.kernels.rows import TICKET
@@ -14,9 +15,7 @@ EVERY = 4
 SCALAR = TransitionSpec(Field(), Field((), "int64"))
 STATE = TransitionSpec(Field(), Field((), "int64"), {"h": Field((2,), every=EVERY)})
 
-SPECS = {
-    "inline": TransitionSpec(Field((4,)), Field((), "int64"), {"log_prob": Field(), "done": Field((), "bool")}),
-    "frames": TransitionSpec({"image": Field((17, 19), "uint8"), "id": Field((), "int16")}, Field((2,), "float64")),
+SPECS = model.SPECS | {
     "states": TransitionSpec(
         {"image": Field((9, 31), "uint8"), "speed": Field((3,))},
         Field((), "int64"),
@@ -28,31 +27,15 @@ SHAPES = {
         Sequence(4, 3, 1), Sequence(13, 4)],
     EVERY: [Sequence(4), Sequence(6, 2), Sequence(8, 0, 4), Sequence(3, 1, 8), Sequence(12, 4), Sequence(2, 1, 12)],
 }  # fmt: skip
-WINDOWS = [(1, 1, "repeat"), (4, 1, "repeat"), (4, 1, "zero"), (1, 3, "repeat"), (3, 2, "zero")]
+WINDOWS = [
+    (1, 1, "repeat"), (4, 1, "repeat"), (4, 1, "zero"), (1, 3, "repeat"), (3, 2, "repeat"), (3, 2, "zero"),
+    (5, 7, "repeat"), (5, 7, "zero"),
+]  # fmt: skip
 
 
 @pytest.fixture
 def rng() -> np.random.Generator:
     return np.random.default_rng(21)
-
-
-def fill(replay: ReplayBuffer, model: Model, rng: np.random.Generator, rows: list[int]) -> None:
-    """Writes about rows[lane] transitions to each lane: long and short episodes, every kind of end, seams."""
-    for lane, count in enumerate(rows):
-        writer = replay.writer(lane)
-        while count > 0:
-            end = rng.choice([0.02, 0.1, 0.5])
-            some = [random_row(replay.spec, rng, end) for _ in range(rng.integers(1, 9))]
-            count -= len(some)
-            if rng.random() < 0.5:
-                add_batch(writer, model, lane, some, version=int(rng.integers(2**32)))
-            else:
-                for row in some:
-                    assert writer.add(**row) == model.add(lane, version=writer.policy_version, **row)
-            if rng.random() < 0.1:
-                writer.new_episode()
-                model.lanes[lane].seam()
-        writer.close()
 
 
 def write(replay: ReplayBuffer, rows: int, *last: int) -> None:
@@ -70,33 +53,36 @@ def write(replay: ReplayBuffer, rows: int, *last: int) -> None:
 @pytest.mark.parametrize("prioritized", [None, Prioritized()], ids=["uniform", "prioritized"])
 @pytest.mark.parametrize(("stack", "n_step", "pad"), WINDOWS)
 @pytest.mark.parametrize("name", SPECS)
-def test_every_allowed_sequence_is_as_the_oracle_says(name, stack, n_step, pad, prioritized):
+def test_every_allowed_window_is_drawn_as_the_oracle_says(name, stack, n_step, pad, prioritized):
+    """Single transitions and sequences."""
     spec, rng = SPECS[name], np.random.default_rng(len(name) + 10 * stack + 100 * n_step + bool(prioritized))
-    with ReplayBuffer.create(spec, 3 * 32, lanes=3) as replay:
-        model = Model(spec, 3, 32)
-        fill(replay, model, rng, [100, 19, 45])
-        assert len(replay) == len(model)
-        for sequence in SHAPES[spec.state_every]:
+    if spec.next_obs:
+        stack, n_step = 1, 1
+    with ReplayBuffer.create(spec, 3 * 36, lanes=3) as replay:
+        oracle = Model(spec, 3, 36)
+        fill(replay, oracle, rng, [100, 19, 45], end=rng.choice([0.02, 0.1, 0.5]))
+        assert len(replay) == len(oracle)
+        for sequence in [None, *([] if spec.next_obs else SHAPES[spec.state_every])]:
             window = {"stack": stack, "n_step": n_step, "gamma": 0.9, "pad": pad, "sequence": sequence}
             sampler = replay.sampler(16, seed=3, min_size=1, prioritized=prioritized, **window)
-            allowed = model.sampleable(stack, n_step, sequence)
+            allowed = oracle.sampleable(stack, n_step, sequence)
             assert len(allowed) > 2
             seen: set[int] = set()
             for _ in range(12 * len(allowed) // 16 + 1):
-                seen.update(model.check(sampler.sample(), allowed=allowed, **window))
+                seen.update(oracle.check(sampler.sample(), allowed=allowed, **window))
             assert seen == set(allowed), sequence
 
 
 def test_the_oracle_notices_options_that_are_off_by_one(rng):
     """A positive control of the test above: a period, burn-in or length that is off by one."""
-    with ReplayBuffer.create(SPECS["inline"], 32) as replay:
-        model = Model(SPECS["inline"], 1, 32)
-        fill(replay, model, rng, [60])
+    with ReplayBuffer.create(SPECS["vector"], 32) as replay:
+        oracle = Model(SPECS["vector"], 1, 32)
+        fill(replay, oracle, rng, [60], end=0.05)
         batch = replay.sampler(64, sequence=Sequence(5, 2), min_size=1, seed=0).sample()
-        model.check(batch, sequence=Sequence(5, 2))
+        oracle.check(batch, sequence=Sequence(5, 2))
         for wrong in (Sequence(5, 2, 4), Sequence(5, 1, 3), Sequence(4, 1)):
             with pytest.raises((AssertionError, IndexError)):
-                model.check(batch, sequence=wrong)
+                oracle.check(batch, sequence=wrong)
 
 
 # ---- where a sequence begins and ends ----
@@ -122,6 +108,17 @@ def test_a_sequence_at_the_write_head_is_drawn_once_it_is_whole():
                     sampler.sample()
             writer.add(4.0, 4, 1.0)  # the last one's next_obs
             assert sampler.sample().action.tolist() == [[0, 1, 2, 3]] * 4
+
+
+@pytest.mark.parametrize(("n_step", "lengths"), [(1, {0: 5, 5: 1}), (3, {0: 4})])
+def test_a_sequence_ends_at_a_seam(n_step, lengths):
+    """Where a writer was replaced, a sequence ends with the last whole return."""
+    with ReplayBuffer.create(SCALAR, 40) as replay:
+        write(replay, 7)
+        write(replay, 2)  # rows behind the seam show that nothing more comes
+        sampler = replay.sampler(64, sequence=Sequence(5, period=5), n_step=n_step, min_size=1, seed=0)
+        batch = sampler.sample()
+        assert dict(zip(batch.index.tolist(), batch.mask.sum(1).tolist(), strict=True)) == lengths
 
 
 def test_an_episode_longer_than_any_age_has_sequences():
