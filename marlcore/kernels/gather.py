@@ -157,8 +157,8 @@ def take(p, columns, out, lane, ticket, slot):
         p, columns: see plan.py; the windows' seams are set.
         out: the batch's address.
     """
-    found, age, lowest, rows = check(p, lane, ticket)
-    if found != SAMPLEABLE:
+    verdict, age, lowest, rows = check(p, lane, ticket)
+    if verdict != SAMPLEABLE:
         return False, lowest, rows
     write_returns(p, out, lane, ticket, rows, slot * p.length)
     _write_marks(p, out, lane, ticket, rows, age, slot)
@@ -214,10 +214,10 @@ def _take_plain(p, columns, out, rows, first, count):
         at = row_of(p, lane, ticket)
         head = uint32_at(records + at * stride)
         flags = flags_of(head[PLACE])
-        found, successor = successor_of(p, lane, ticket, flags)
+        verdict, successor = successor_of(p, lane, ticket, flags)
         if p.far and slot + AHEAD < count:
             _prefetch_columns(p, columns, lanes[slot + AHEAD], tickets[slot + AHEAD])
-        if found != SAMPLEABLE or flags & BOUNDARY:
+        if verdict != SAMPLEABLE or flags & BOUNDARY:
             continue
         after, row = row_of(p, lane, successor), rows[filled]
         for f in range(frames):

@@ -113,7 +113,7 @@ class Mixture:
             the draw, or no replay has anything to draw. Then nothing was drawn, counted or owed.
         """
         deadline = deadline_of(timeout)
-        memory = self.samplers[0]._drawing.memory()
+        memory = self.samplers[0]._read_plan.memory()
         owed = self._owed + self._fractions * self._batch_size
         counts = _apportion(owed, self._batch_size)
         source = self._draw(memory, counts, deadline)

@@ -18,7 +18,7 @@ from ..checks import check_whole, deadline_of, state_array
 from ..errors import MarlcoreError, NotEnoughData, TimedOut
 from ..kernels.rows import HI
 from ..memory import one_thread, sleep_until
-from ..transitions import LAP_LIMIT_S, Batch, BatchMemory, Drawing, LaneView, Window
+from ..transitions import LAP_LIMIT_S, Batch, BatchMemory, LaneView, ReadPlan, Window
 from .limiter import SampleGate
 from .prioritized import Prioritized, PriorityTree
 from .uniform import Uniform
@@ -83,15 +83,15 @@ class RowSource:
         self._inside: dict[int, None] = {}  # see guard.py
         self._enough = False
         self._cleared_at = 0  # the transitions inserted before
-        self._drawing = Drawing(lanes, window, self._batch_size)
+        self._read_plan = ReadPlan(lanes, window, self._batch_size)
         self._all_rows = np.arange(self._batch_size)
-        self._drawing.generator[:] = np.random.SeedSequence(seed).generate_state(4, np.uint64)
+        self._read_plan.generator[:] = np.random.SeedSequence(seed).generate_state(4, np.uint64)
         if prioritized is None and window.period > 1:
             prioritized = EQUAL  # few rows begin a sequence: drawing any row would nearly always fail
         self._strategy: Uniform | PriorityTree = (
-            PriorityTree(prioritized, lanes, self._drawing) if prioritized else Uniform(self._drawing)
+            PriorityTree(prioritized, lanes, self._read_plan) if prioritized else Uniform(self._read_plan)
         )
-        self._strategy.prepare(self._drawing.memory())  # now instead of in the first sample
+        self._strategy.prepare(self._read_plan.memory())  # now instead of in the first sample
 
     def can_sample(self) -> bool:
         """Whether `sample` would return a batch now: the replay holds enough transitions, and one can be drawn."""
@@ -116,7 +116,7 @@ class RowSource:
             ClosedError: the replay was closed. UsedByTwoThreads: another thread is inside a method of this sampler.
         """
         deadline = deadline_of(timeout)
-        memory = self._drawing.memory()
+        memory = self._read_plan.memory()
         self._wait_for_limiter(deadline)
         self._fill(memory, self._all_rows, deadline)
         self._finish(memory, self._all_rows)
@@ -160,16 +160,16 @@ class RowSource:
         at the first later transition would, so such transitions are not drawn.
         """
         self._check_open()
-        self._drawing.read_windows()
-        self._drawing.set_floor(self._drawing.windows[HI])
+        self._read_plan.read_windows()
+        self._read_plan.set_floor(self._read_plan.windows[HI])
         self._cleared_at = self._view.native.inserted()
         self._enough = False
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
         """The generator and the priorities as arrays, for `load_state_dict` or `ReplayBuffer.save`."""
-        state = {"generator": self._drawing.generator.copy()} | self._strategy.state_dict()
-        if self._drawing.has_floor:
-            state |= {"floor": self._drawing.floor.copy(), "cleared_at": np.array(self._cleared_at)}
+        state = {"generator": self._read_plan.generator.copy()} | self._strategy.state_dict()
+        if self._read_plan.has_floor:
+            state |= {"floor": self._read_plan.floor.copy(), "cleared_at": np.array(self._cleared_at)}
         return state
 
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
@@ -181,16 +181,16 @@ class RowSource:
         generator = state_array(state, "generator", (4,), np.uint64)
         if not generator.any():
             raise ValueError("state: expected generator as uint64 (4,), not all zero")
-        floor, cleared_at = np.zeros_like(self._drawing.floor), 0
+        floor, cleared_at = np.zeros_like(self._read_plan.floor), 0
         if "floor" in state:
             floor = state_array(state, "floor", floor.shape, np.int64)
             cleared_at = int(state_array(state, "cleared_at", (), np.int64))
-            self._drawing.read_windows()
-            if not ((floor >= 0) & (floor <= self._drawing.windows[HI])).all() or cleared_at < 0:
+            self._read_plan.read_windows()
+            if not ((floor >= 0) & (floor <= self._read_plan.windows[HI])).all() or cleared_at < 0:
                 raise ValueError("state: expected floor as tickets of this replay, got others")
         self._strategy.load_state_dict(state)
-        self._drawing.generator[:] = generator
-        self._drawing.set_floor(floor)
+        self._read_plan.generator[:] = generator
+        self._read_plan.set_floor(floor)
         self._cleared_at, self._enough = cleared_at, False
 
     def _check_open(self) -> None:
@@ -229,7 +229,7 @@ class RowSource:
             if filled == 0:
                 self._wait(partial(self._none_drawn, memory, rows[:1]), deadline)
                 continue
-            lapped = self._drawing.lapped(filled)
+            lapped = self._read_plan.lapped(filled)
             if filled == len(rows) and not len(lapped):
                 break
             self.stats.lapped += len(lapped)
@@ -255,7 +255,7 @@ class RowSource:
 
     def _missing(self) -> int:
         """Transitions still to be written before the replay holds enough."""
-        geometry, floor = self._view.geometry, self._drawing.floor.tolist()
+        geometry, floor = self._view.geometry, self._read_plan.floor.tolist()
         # Full lanes never hold more, and some of their rows may be boundary rows.
         committed = map(self._view.native.committed, range(geometry.lanes))
         room = sum(max(0, geometry.capacity - (count - low)) for count, low in zip(committed, floor, strict=True))
@@ -265,7 +265,7 @@ class RowSource:
     def _held(self) -> int:
         """Transitions that the replay holds since `clear`."""
         held = self._view.native.all_transitions()
-        return min(held, self._view.native.inserted() - self._cleared_at) if self._drawing.has_floor else held
+        return min(held, self._view.native.inserted() - self._cleared_at) if self._read_plan.has_floor else held
 
     def _none_drawn(self, memory: BatchMemory, rows: NDArray[np.int64]) -> int:
         filled, refused = self._strategy.draw(memory, rows)
@@ -278,7 +278,7 @@ class RowSource:
             self._starve()
         began = time.monotonic()
         until = began if deadline is None else deadline
-        enough = sleep_until(missing, self._drawing.event, until, self._check_open)
+        enough = sleep_until(missing, self._read_plan.event, until, self._check_open)
         self.stats.waited += time.monotonic() - began
         if not enough:
             error = NotEnoughData if deadline is None else TimedOut

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..kernels import uniform as kernels
-from ..transitions import BatchMemory, Drawing
+from ..transitions import BatchMemory, ReadPlan
 
 
 class Uniform:
@@ -17,33 +17,33 @@ class Uniform:
 
     all_zero = False  # if no row can be drawn, whether only priorities of 0 prevent it
 
-    def __init__(self, drawing: Drawing) -> None:
-        self._drawing = drawing
+    def __init__(self, read_plan: ReadPlan) -> None:
+        self._read_plan = read_plan
 
     def prepare(self, memory: BatchMemory) -> None:
         """Compiles or loads the kernels without drawing."""
-        d = self._drawing
+        d = self._read_plan
         kernels.draw(d.plan, d.columns, memory.address, np.empty(0, np.int64))
         self.can_draw()
 
     def can_draw(self) -> bool:
         """Whether any row can be drawn; the call changes no draw, past or future."""
-        self._drawing.read_windows()
-        return bool(kernels.any_sampleable(self._drawing.plan))
+        self._read_plan.read_windows()
+        return bool(kernels.any_sampleable(self._read_plan.plan))
 
     def draw(self, memory: BatchMemory, rows: NDArray[np.int64]) -> tuple[int, int]:
         """Chooses and copies transitions for output rows, slot i for rows[i]: (slots filled, draws refused).
 
         It fills no slot if no row can be drawn.
         """
-        d = self._drawing
+        d = self._read_plan
         d.read_windows()
         filled, refused = kernels.draw(d.plan, d.columns, memory.address, rows)
         return filled or self.draw_listed(memory, rows), refused
 
     def draw_listed(self, memory: BatchMemory, rows: NDArray[np.int64]) -> int:
         """`draw` if nearly every draw is refused: first lists the tickets that can be drawn."""
-        d = self._drawing
+        d = self._read_plan
         tickets = np.empty((2, int(np.sum(d.windows[1] - d.windows[0]))), np.int64)
         listed = kernels.list_sampleable(d.plan, tickets)
         return int(kernels.draw_listed(d.plan, d.columns, memory.address, rows, tickets, listed)) if listed else 0

@@ -39,7 +39,7 @@ def warm_up() -> float:
                 writer.add(np.zeros(2, np.float32), 0, 0.0)
         plain, prioritized = replay.sampler(2), replay.sampler(2, prioritized=Prioritized())
         assert isinstance(plain._strategy, Uniform)
-        plain._strategy.draw_listed(plain._drawing.memory(), np.arange(2))
+        plain._strategy.draw_listed(plain._read_plan.memory(), np.arange(2))
         prioritized.update_priorities(prioritized.sample().index, [1.0, 2.0])
         prioritized.load_state_dict(prioritized.state_dict())
     with TrajectoryQueue.create(spec, 8) as queue:

@@ -15,7 +15,7 @@ from ..kernels import rows
 from ..kernels.plan import PLAN
 from ..memory import Event, LaneGeometry
 from ..spec import Sequence, TransitionSpec
-from .batch import BatchLayout, BatchMemory
+from .batch import COMPUTED, BatchLayout, BatchMemory
 from .layout import LaneView
 
 LAP_LIMIT_S = 10.0  # a reader whose every copy is lapped for so long reports it
@@ -80,7 +80,7 @@ class Window:
             )
 
 
-class Drawing:
+class ReadPlan:
     """The kernels' arguments for batches of one size and kind of window; see kernels/plan.py and kernels/rows.py."""
 
     def __init__(self, lanes: LaneView, window: Window, batch_size: int) -> None:
@@ -128,7 +128,7 @@ class Drawing:
             "far": len(geometry.columns) > 1,
             "batch": layout.batch_size,
         }
-        settings |= {name: layout.offset(name) for name in _OUTPUTS}
+        settings |= {name: layout.offset(name) for name in COMPUTED}
         names = ("lo", "hi", "seam", "lane", "ticket", "lowest", "successors", "generator")
         arrays = (*self.windows, *self.chosen, self._successors, self.generator)
         settings |= {name: address_of(array) for name, array in zip(names, arrays, strict=True)}
@@ -160,10 +160,6 @@ class Drawing:
         if not self._validate(filled):
             return _NONE
         return np.flatnonzero(self._ok[:filled] == 0)
-
-
-# Fields of a batch that the kernels know by name
-_OUTPUTS = ("reward", "discount", "terminated", "truncated", "policy_version", "valid", "mask", "index", "weight")
 
 
 def address_of(array: NDArray[Any]) -> int:

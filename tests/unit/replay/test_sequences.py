@@ -9,7 +9,7 @@ from model import Model, fill
 
 from marlcore import Field, NotEnoughData, Prioritized, ReplayBuffer, Sequence, TransitionSpec
 from marlcore.kernels.rows import TICKET
-from marlcore.transitions import Drawing
+from marlcore.transitions import ReadPlan
 
 EVERY = 4
 SCALAR = TransitionSpec(Field(), Field((), "int64"))
@@ -143,15 +143,15 @@ def test_a_state_that_is_overwritten_while_copied_is_redrawn(prioritized, monkey
         write(replay, 15, 2)
         sequence = Sequence(3, period=4)
         sampler = replay.sampler(32, sequence=sequence, min_size=1, seed=0, prioritized=prioritized)
-        validate, first = Drawing.lapped, []
+        validate, first = ReadPlan.lapped, []
 
-        def overwrite_and_validate(drawing: Drawing, filled: int):
+        def overwrite_and_validate(read_plan: ReadPlan, filled: int):
             if not first:
-                first.extend(drawing.chosen[TICKET, :filled].tolist())
+                first.extend(read_plan.chosen[TICKET, :filled].tolist())
                 write(replay, 2)  # 3 and 4, and with 4 the state of 7
-            return validate(drawing, filled)
+            return validate(read_plan, filled)
 
-        monkeypatch.setattr(Drawing, "lapped", overwrite_and_validate)
+        monkeypatch.setattr(ReadPlan, "lapped", overwrite_and_validate)
         batch = sampler.sample()
         assert set(first) == {3, 7, 11}
         assert set(batch.index.tolist()) == {11} and (batch.extras["h"] == 11).all()
