@@ -118,9 +118,10 @@ class Mixture:
         counts = _apportion(owed, self._batch_size)
         source = self._draw(memory, counts, deadline)
         self._owed = owed - counts
-        drawn = {self._nonces[i] for i in np.unique(source)}
-        for i, sampler in enumerate(self.samplers):
-            sampler._finish(memory, np.flatnonzero(source == i), self._nonces[i] in drawn)
+        rows = [np.flatnonzero(source == i) for i in range(len(self.samplers))]
+        drawn = {nonce for nonce, own in zip(self._nonces, rows, strict=True) if len(own)}
+        for sampler, nonce, own in zip(self.samplers, self._nonces, rows, strict=True):
+            sampler._finish(memory, own, nonce in drawn)
         batch = memory.batch()
         batch.index *= len(self.samplers)
         batch.index += source
@@ -215,12 +216,12 @@ class Mixture:
                 except NotEnoughData as error:
                     shares[i] = 0.0
                     shortages[self.samplers[i]] = str(error)
-            for parts in self._parts.values():
-                if shortages.keys() >= set(parts):
-                    parts[0]._starve()
             rows = np.flatnonzero(source < 0)
             if not len(rows):
                 return source
+            for parts in self._parts.values():
+                if shortages.keys() >= set(parts):
+                    parts[0]._starve()
             if not shares.any():
                 raise NotEnoughData(f"no replay has anything to draw from: {'; '.join(shortages.values())}")
             counts = _apportion(len(rows) * shares / shares.sum(), len(rows))
