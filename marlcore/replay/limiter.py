@@ -180,12 +180,6 @@ class SampleGate(_Side):
         self._at = slot * _LINE_WORDS
         self._slots.store(self._at + _STARVING, 0)
 
-    @classmethod
-    def of(cls, view: LaneView, batch: int) -> SampleGate | None:
-        """The gate for a sampler of batches of `batch` rows, perhaps of a part of the lanes; None without a limiter."""
-        limiter = RateLimiter.of(view.segment)
-        return None if limiter is None else cls(view.of(view.geometry.whole), limiter, batch)
-
     def _take_slot(self) -> tuple[LaneClaim, int]:
         for slot in range(SLOTS):
             fd = self._segment.lock(self._slot_lock(slot))

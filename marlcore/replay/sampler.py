@@ -19,7 +19,7 @@ from ..errors import MarlcoreError, NotEnoughData, TimedOut
 from ..kernels.rows import HI
 from ..memory import one_thread, sleep_until
 from ..transitions import LAP_LIMIT_S, Batch, BatchMemory, LaneView, ReadPlan, Window
-from .limiter import SampleGate
+from .limiter import RateLimiter, SampleGate
 from .prioritized import Prioritized, PriorityTree
 from .uniform import Uniform
 
@@ -76,7 +76,10 @@ class RowSource:
         self.stats = SamplerStats()
         self._prioritized = prioritized
         self._batch_size, self._least = int(batch_size), int(min_size)
-        self._gate = SampleGate.of(lanes, self._batch_size)
+        limiter = RateLimiter.of(lanes.segment)
+        self._gate: SampleGate | None = None
+        if limiter is not None:  # it counts all lanes
+            self._gate = SampleGate(lanes.of(lanes.geometry.whole), limiter, self._batch_size)
         self._alone = alone
         self._view = lanes
         self._window = window

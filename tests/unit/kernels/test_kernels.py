@@ -88,16 +88,12 @@ def xoshiro256plusplus(state: list[int]) -> int:
 
 @pytest.mark.parametrize("seed", [[1, 2, 3, 4], [MASK] * 4, [0, 0, 0, 1], [2**63, 5, MASK, 77]])
 def test_the_generator_is_xoshiro256plusplus(seed):
+    """The first numbers are those that other implementations' tests list of the published code."""
     state, reference = np.array(seed, np.uint64), list(seed)
-    for _ in range(1000):
-        assert int(next_random(state)) == xoshiro256plusplus(reference)
+    expected = [xoshiro256plusplus(reference) for _ in range(1000)]
+    assert [int(next_random(state)) for _ in range(1000)] == expected
     assert state.tolist() == reference
-
-
-def test_the_generator_is_that_of_the_published_code():
-    """From xoshiro256plusplus.c with the state 1, 2, 3, 4, as other implementations' tests list them."""
-    state = np.array([1, 2, 3, 4], np.uint64)
-    assert [int(next_random(state)) for _ in range(4)] == [41943041, 58720359, 3588806011781223, 3591011842654386]
+    assert seed[0] != 1 or expected[:4] == [41943041, 58720359, 3588806011781223, 3591011842654386]
 
 
 @pytest.mark.parametrize("bound", [1, 2, 3, 7, 64, 100, 3 * 2**30])

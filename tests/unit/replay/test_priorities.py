@@ -10,7 +10,6 @@ from model import Model, Priorities, chi_square_limit, fill
 from refused import check_refused
 
 from marlcore import Field, NotEnoughData, Prioritized, ReplayBuffer, Sequence, TransitionSpec
-from marlcore.kernels.priorities import DRAWN
 
 SCALAR = TransitionSpec(Field(), Field((), "int64"))
 ACTORS = TransitionSpec(Field(), Field((), "int64"), {"priority": Field()})
@@ -181,15 +180,6 @@ def test_priorities_of_rows_that_never_were_are_ignored(replay):
         sampler.update_priorities(indices, np.full(len(foreign), 9.0))
     assert sampler.stats.ignored == 2 * len(foreign)
     assert unchanged(sampler, before)
-
-
-def test_asking_whether_a_batch_can_be_drawn_draws_nothing(replay):
-    sampler = replay.sampler(4, prioritized=Prioritized())
-    for _ in range(20):
-        assert sampler.can_sample()
-    sampler.update_priorities(np.arange(19), np.ones(19))
-    assert sampler.stats.ignored == 19
-    assert not (sampler.state_dict()["marks"] == DRAWN).any()
 
 
 NUMBERS = "priority: expected finite numbers of at least 0"

@@ -12,13 +12,7 @@ from mapped import Mapped
 from meanwhile import running
 from model import SPECS, Model, chi_square_limit, fill
 
-from marlcore import (
-    Field,
-    NotEnoughData,
-    ReplayBuffer,
-    SegmentCorrupt,
-    TransitionSpec,
-)
+from marlcore import Field, NotEnoughData, ReplayBuffer, SegmentCorrupt, TransitionSpec
 from marlcore.errors import TimedOut
 from marlcore.lazy import is_installed
 from marlcore.observations import each
@@ -171,10 +165,6 @@ def test_rows_with_their_own_next_obs_stand_alone():
         assert drawn(replay, gamma=0.5) == {1: (2, 0.5, 6, False, True)}
         writer.add(1.0, 0, 2.0, terminated=True, next_obs=7.0)
         assert drawn(replay, gamma=0.5) == {2: (2, 0, 7, True, False)}
-        with pytest.raises(ValueError, match=r"^final_obs: expected None"):
-            writer.add(1.0, 0, 2.0, truncated=True, next_obs=6.0, final_obs=6.0)
-        with pytest.raises(ValueError, match=r"^extras: expected the fields .'next_obs'"):
-            writer.add(1.0, 0, 2.0)
 
 
 # ---- drawing ----

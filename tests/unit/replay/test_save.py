@@ -491,6 +491,7 @@ BAD_LANES = [
     {"spec": {}}, {"spec": None}, {"kind": None}, {"lanes": 2**20, "lane_rows": 2**20},
     {"spec": {"obs": [[HUGE, HUGE], "uint8"], "action": [[], "int64"], "extras": {}, "next_obs": False}},
     {"spec": {"obs": {}, "action": [[], "int64"], "extras": {}, "next_obs": False}},
+    {"limiter": {"samples_per_insert": -1.0}},
 ]  # fmt: skip
 REFUSED: dict[str, tuple[Callable[[Path], object], Any, type[Exception], str]] = {
     # how the save is changed, the spec that is expected of it, the error and what it says

@@ -15,14 +15,7 @@ from hypothesis import strategies as st
 from mapped import Mapped
 from model import SPECS, column, random_row
 
-from marlcore import (
-    Field,
-    LaneBusy,
-    RateLimiter,
-    ReplayBuffer,
-    SegmentCorrupt,
-    TransitionSpec,
-)
+from marlcore import Field, LaneBusy, RateLimiter, ReplayBuffer, SegmentCorrupt, TransitionSpec
 
 SMALL = TransitionSpec(Field((4,)), Field((), "int64"))
 FRAMES = TransitionSpec(Field((20, 20), "uint8"), Field((), "int64"))
@@ -116,17 +109,6 @@ def test_large_arrays_are_lent_and_given_back():
 
 
 # ---- what is refused ----
-
-
-def test_a_spec_with_next_obs_takes_truncated_rows_and_no_final_obs():
-    spec = TransitionSpec(Field((4,)), Field((), "int64"), next_obs=True)
-    with ReplayBuffer.create(spec, 40, lanes=2) as replay, replay.vector_writer() as vector:
-        after = np.ones((2, 4))
-        assert vector.add(**rows(2), truncated=[True, True], next_obs=after).tolist() == [0, 0]
-        with pytest.raises(ValueError, match="final_obs: expected None, since this spec stores next_obs"):
-            vector.add(**rows(2), truncated=[True, True], final_obs=after, next_obs=after)
-        with pytest.raises(ValueError, match=r"extras: expected the fields \['next_obs'\], got \[\]"):
-            vector.add(**rows(2))
 
 
 @pytest.mark.parametrize("damaged", range(3))
