@@ -194,7 +194,7 @@ PLANNED = """
 @pytest.mark.parametrize(
     ("code", "file", "line", "changed"),
     [
-        (CHANGED, "kernels/returns.py", "total += discount * floats", "total += 3.0 * discount * floats"),
+        (CHANGED, "kernels/gather.py", "total += discount * floats", "total += 3.0 * discount * floats"),
         (PLANNED, "planning/kernels/expectations.py", "total[goal] += p * (", "total[goal] += 3.0 * p * ("),
     ],
 )
