@@ -6,7 +6,7 @@ from .jit import copy_bytes, float32_at, inlined, int64_at, prefetch, uint8_at, 
 from .plan import ONE_MORE, OWN_STACKS
 from .rows import (
     BOUNDARY,
-    LINE,
+    CACHE_LINE,
     PLACE,
     POLICY_VERSION,
     REWARD,
@@ -207,7 +207,7 @@ def _prefetch_columns(p, columns, lane, ticket):
         if column.stride != p.record_stride:
             first = ticket - (p.stack - 1) * (f < p.frames)
             at = column.base + row_of(p, lane, first) * column.stride
-            for offset in range(0, min(column.size, LINES_ASKED * LINE), LINE):
+            for offset in range(0, min(column.size, LINES_ASKED * CACHE_LINE), CACHE_LINE):
                 prefetch(at + offset)
 
 

@@ -24,7 +24,7 @@ LANE, TICKET, LOWEST = range(3)
 # Results of a check; PENDING: rows yet to be written decide
 NEVER, PENDING, SAMPLEABLE = range(3)
 
-LINE = 64
+CACHE_LINE = 64
 
 
 @inlined
@@ -60,7 +60,7 @@ def age_of(place):
 def prefetch_row(p, lane, ticket):
     """Prefetches a record and the next one; of large ones, only the first lines and the last."""
     at, both = record_of(p, lane, ticket), 2 * p.record_stride
-    for offset in range(0, min(both, 4 * LINE), LINE):
+    for offset in range(0, min(both, 4 * CACHE_LINE), CACHE_LINE):
         prefetch(at + offset)
     prefetch(at + both - 1)
 
