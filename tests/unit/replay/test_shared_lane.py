@@ -53,6 +53,8 @@ WRITE_COUNTED = """
         k += n
     print(*tickets, flush=True)
 """
+
+
 def make(spec=SPEC, capacity=64):
     return ReplayBuffer.create(spec, capacity)
 
