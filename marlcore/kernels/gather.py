@@ -1,13 +1,12 @@
-"""Copies chosen transitions or sequences from the lanes into a batch."""
+"""Copies chosen transitions or sequences from the lanes into a batch, and computes their n-step returns."""
 
 from __future__ import annotations
 
 from .jit import copy_bytes, float32_at, inlined, int64_at, prefetch, uint8_at, uint32_at, zero_bytes
 from .plan import ONE_MORE, OWN_STACKS
-from .returns import write_returns
 from .rows import (
     BOUNDARY,
-    LINE,
+    CACHE_LINE,
     PLACE,
     POLICY_VERSION,
     REWARD,
@@ -17,6 +16,7 @@ from .rows import (
     age_of,
     check,
     flags_of,
+    last_of,
     place_of,
     record_of,
     row_of,
@@ -126,6 +126,34 @@ def _gather_state(p, column, out, lane, ticket, slot):
 
 
 @inlined
+def _sum_rewards(p, lane, first, last):
+    """The discounted sum of the rewards of rows `first` to `last`, and the discount of the value after them."""
+    total, discount = 0.0, 1.0
+    for ticket in range(first, last + 1):
+        floats = float32_at(record_of(p, lane, ticket))
+        total += discount * floats[REWARD]
+        discount *= p.gamma
+    return total, discount
+
+
+@inlined
+def _write_returns(p, out, lane, ticket, rows, at):
+    """Writes the returns of `rows` checked transitions from `ticket` on to the places from `at` on.
+
+    If a writer overwrites rows after the check, the numbers are wrong, and validation reports it.
+    """
+    for i in range(rows):
+        _, last, flags = last_of(p, lane, ticket + i)
+        _, successor = successor_of(p, lane, last, flags)
+        total, discount = _sum_rewards(p, lane, ticket + i, last)
+        int64_at(p.successors)[at + i] = successor
+        float32_at(out + p.reward)[at + i] = total
+        float32_at(out + p.discount)[at + i] = 0.0 if flags & TERMINATED else discount
+        uint8_at(out + p.terminated)[at + i] = (flags & TERMINATED) != 0
+        uint8_at(out + p.truncated)[at + i] = (flags & TRUNCATED) != 0
+
+
+@inlined
 def _write_marks(p, out, lane, ticket, rows, age, slot):
     """Writes a slot's index, weight, versions and masks, and zeros in the places after its last row."""
     int64_at(out + p.index)[slot] = ticket * p.lanes + lane
@@ -157,10 +185,10 @@ def take(p, columns, out, lane, ticket, slot):
         p, columns: see plan.py; the windows' seams are set.
         out: the batch's address.
     """
-    found, age, lowest, rows = check(p, lane, ticket)
-    if found != SAMPLEABLE:
+    verdict, age, lowest, rows = check(p, lane, ticket)
+    if verdict != SAMPLEABLE:
         return False, lowest, rows
-    write_returns(p, out, lane, ticket, rows, slot * p.length)
+    _write_returns(p, out, lane, ticket, rows, slot * p.length)
     _write_marks(p, out, lane, ticket, rows, age, slot)
     for f in range(p.frames):
         _gather_frames(p, columns[f], out, lane, ticket, rows, age, slot)
@@ -179,7 +207,7 @@ def _prefetch_columns(p, columns, lane, ticket):
         if column.stride != p.record_stride:
             first = ticket - (p.stack - 1) * (f < p.frames)
             at = column.base + row_of(p, lane, first) * column.stride
-            for offset in range(0, min(column.size, LINES_ASKED * LINE), LINE):
+            for offset in range(0, min(column.size, LINES_ASKED * CACHE_LINE), CACHE_LINE):
                 prefetch(at + offset)
 
 
@@ -214,10 +242,10 @@ def _take_plain(p, columns, out, rows, first, count):
         at = row_of(p, lane, ticket)
         head = uint32_at(records + at * stride)
         flags = flags_of(head[PLACE])
-        found, successor = successor_of(p, lane, ticket, flags)
+        verdict, successor = successor_of(p, lane, ticket, flags)
         if p.far and slot + AHEAD < count:
             _prefetch_columns(p, columns, lanes[slot + AHEAD], tickets[slot + AHEAD])
-        if found != SAMPLEABLE or flags & BOUNDARY:
+        if verdict != SAMPLEABLE or flags & BOUNDARY:
             continue
         after, row = row_of(p, lane, successor), rows[filled]
         for f in range(frames):

@@ -69,9 +69,9 @@ def _settle(p, lane, cursor):
     while lo <= cursor[POSITION, lane] < hi:
         ticket = cursor[POSITION, lane]
         if not flags_of(place_of(p, lane, ticket)) & BOUNDARY:
-            found, _, _, rows = check(p, lane, ticket)
-            if found != NEVER:
-                return found, rows
+            verdict, _, _, rows = check(p, lane, ticket)
+            if verdict != NEVER:
+                return verdict, rows
             cursor[DROPPED if _is_cut(p, lane, ticket) else SKIPPED, lane] += 1
             cursor[PASSED, lane] += 1
         cursor[POSITION, lane] += 1
@@ -86,13 +86,13 @@ def _look(p, lane, cursors, tallies):
     _enter(p, lane, tallies[MARGIN, lane], settled)
     behind = hi <= max(settled[POSITION, lane], int64_at(p.lo)[lane])
     tallies[LEAST, lane] = NOT_LOOKED_AT if behind else settled[POSITION, lane]
-    found, rows = _settle(p, lane, settled)
+    verdict, rows = _settle(p, lane, settled)
     _copy(probe, settled, lane)
     ready = 0
-    while found == SAMPLEABLE and ready < p.batch:
+    while verdict == SAMPLEABLE and ready < p.batch:
         ready += 1
         probe[POSITION, lane] += rows
-        found, rows = _settle(p, lane, probe)
+        verdict, rows = _settle(p, lane, probe)
     tallies[READY, lane] = ready
     return ready, (hi - probe[POSITION, lane] + p.length - 1) // p.length
 

@@ -54,7 +54,7 @@ def _compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any
 
 def cache_directory() -> Path | None:
     """The directory of this room's cached kernels, cleared of those of other sources; None if none is writable."""
-    return _directory_for(_nothing)
+    return _directory_for(jit)
 
 
 def cache_directories() -> list[Path]:
@@ -85,10 +85,6 @@ def _open_cache(function: Callable[..., Any], home: Path) -> Path | None:
             " ".join(str(error).split()),
         )
         return None
-
-
-def _nothing() -> None:
-    """A function in this file."""
 
 
 @contextmanager

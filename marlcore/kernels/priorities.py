@@ -113,10 +113,10 @@ def _take_in(p, q, lane):
     first = ticket = int64_at(q.caught)[lane]
     last, mass = -1.0, 0.0  # without actors' priorities, all new tickets share one
     while ticket < int64_at(p.hi)[lane]:
-        found, leaf = check(p, lane, ticket)[0], row_of(p, lane, ticket)
-        if found == PENDING:
+        verdict, leaf = check(p, lane, ticket)[0], row_of(p, lane, ticket)
+        if verdict == PENDING:
             break
-        if found == SAMPLEABLE:
+        if verdict == SAMPLEABLE:
             priority = _initial(p, q, lane, ticket)
             if priority != last:
                 last, mass = priority, priority**q.alpha

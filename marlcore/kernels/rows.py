@@ -24,7 +24,7 @@ LANE, TICKET, LOWEST = range(3)
 # Results of a check; PENDING: rows yet to be written decide
 NEVER, PENDING, SAMPLEABLE = range(3)
 
-LINE = 64
+CACHE_LINE = 64
 
 
 @inlined
@@ -60,7 +60,7 @@ def age_of(place):
 def prefetch_row(p, lane, ticket):
     """Prefetches a record and the next one; of large ones, only the first lines and the last."""
     at, both = record_of(p, lane, ticket), 2 * p.record_stride
-    for offset in range(0, min(both, 4 * LINE), LINE):
+    for offset in range(0, min(both, 4 * CACHE_LINE), CACHE_LINE):
         prefetch(at + offset)
     prefetch(at + both - 1)
 
@@ -77,7 +77,7 @@ def find_seams(p):
 
 @inlined
 def last_of(p, lane, ticket):
-    """The last row of the n-step return from a ticket: (found, its ticket, its flags).
+    """The last row of the n-step return from a ticket: (verdict, its ticket, its flags).
 
     It is the row that ends the episode, or the n-th of n rows of one episode.
     """
@@ -98,7 +98,7 @@ def last_of(p, lane, ticket):
 
 @inlined
 def successor_of(p, lane, last, flags):
-    """The row whose obs is the next_obs of a return that ends with the row `last`: (found, its ticket).
+    """The row whose obs is the next_obs of a return that ends with the row `last`: (verdict, its ticket).
 
     The successor of a truncated row is its boundary row. A terminated row may lack one, and is then its own successor.
     """
@@ -116,15 +116,15 @@ def successor_of(p, lane, last, flags):
 @inlined
 def _check_return(p, lane, ticket):
     """Whether the n-step return from one transition is whole."""
-    found, last, flags = last_of(p, lane, ticket)
-    if found != SAMPLEABLE:
-        return found
+    verdict, last, flags = last_of(p, lane, ticket)
+    if verdict != SAMPLEABLE:
+        return verdict
     return successor_of(p, lane, last, flags)[0]
 
 
 @inlined
 def check(p, lane, ticket):
-    """Whether a ticket can be drawn: (found, its frames before it, the lowest ticket that it needs, its rows).
+    """Whether a ticket can be drawn: (verdict, its frames before it, the lowest ticket that it needs, its rows).
 
     A transition can be drawn if it is not a boundary row, its lane holds all frames of its stack, and its n-step return
     is whole. A sequence begins with such a row, whose age must be a multiple of the period. It ends early with its
@@ -144,10 +144,10 @@ def check(p, lane, ticket):
         return NEVER, age, lowest, 0
     rows = 0
     while True:
-        found = _check_return(p, lane, ticket + rows)
-        if found != SAMPLEABLE:
-            if found == PENDING or rows == 0:
-                return found, age, lowest, rows
+        verdict = _check_return(p, lane, ticket + rows)
+        if verdict != SAMPLEABLE:
+            if verdict == PENDING or rows == 0:
+                return verdict, age, lowest, rows
             break
         rows += 1
         if rows == p.length or flags_of(place) & ENDED:

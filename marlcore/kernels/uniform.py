@@ -53,25 +53,25 @@ def any_sampleable(plan):
 
 
 @jit
-def list_sampleable(plan, found):
-    """Writes (lane, ticket) of all tickets that can be drawn into found, int64 [2, rows]; returns their number."""
+def list_sampleable(plan, sampleable):
+    """Writes (lane, ticket) of all tickets that can be drawn into sampleable, int64 [2, rows]; returns their number."""
     p = plan[0]
     find_seams(p)
     count = 0
     for lane in range(p.lanes):
         for ticket in range(int64_at(p.lo)[lane], int64_at(p.hi)[lane]):
             if check(p, lane, ticket)[0] == SAMPLEABLE:
-                found[0, count] = lane
-                found[1, count] = ticket
+                sampleable[0, count] = lane
+                sampleable[1, count] = ticket
                 count += 1
     return count
 
 
 @jit
-def draw_listed(plan, columns, out, rows, found, listed):
+def draw_listed(plan, columns, out, rows, sampleable, listed):
     """`draw` from the list of `list_sampleable`, if few tickets can be drawn; returns the number of slots filled."""
     p = plan[0]
     for slot in range(len(rows)):
         pick = below(uint64_at(p.generator), listed)
-        int64_at(p.lane)[slot], int64_at(p.ticket)[slot] = found[0, pick], found[1, pick]
+        int64_at(p.lane)[slot], int64_at(p.ticket)[slot] = sampleable[0, pick], sampleable[1, pick]
     return take_chosen(p, columns, out, rows, 0, len(rows))

@@ -14,7 +14,8 @@ from ..checks import check_whole, deadline_of
 from ..errors import ClosedError, MarlcoreError, NotEnoughData, TimedOut
 from ..kernels import inorder, rows
 from ..memory import claim_reader, one_thread, sleep_until
-from ..transitions import LAP_LIMIT_S, Batch, BatchMemory, Drawing, LaneView, Window
+from ..spec import Sequence
+from ..transitions import LAP_LIMIT_S, Batch, BatchMemory, LaneView, ReadPlan, Window
 from .cursor import CURSOR_ROWS, ReadCursor
 
 
@@ -77,8 +78,8 @@ class ReaderOptions:
                     f"length: expected a multiple of the {spec.state_every} rows from one stored state to the next, "
                     f"got {self.length}"
                 )
-        period = spec.state_every if self.length is not None else 1
-        window = Window(self.stack, self.n_step, self.gamma, self.pad, self.length, period=period)
+        unroll = None if self.length is None else Sequence(self.length, period=spec.state_every)
+        window = Window(self.stack, self.n_step, self.gamma, self.pad, unroll)
         spare = self.longest_add(lanes)
         if spare < 2:
             raise ValueError(
@@ -132,7 +133,7 @@ class TrajectoryReader:
         self._inside: dict[int, None] = {}  # see guard.py
         self._view = lanes
         self._options = options
-        self._drawing = Drawing(lanes, window, int(options.batch_size))
+        self._read_plan = ReadPlan(lanes, window, int(options.batch_size))
         count = lanes.geometry.lanes
         self._cursors = np.zeros((3, CURSOR_ROWS, count), np.int64)
         self._next, self._settled = self._cursors[inorder.NEXT], self._cursors[inorder.SETTLED]
@@ -147,7 +148,7 @@ class TrajectoryReader:
             self._cursor = ReadCursor(lanes.segment, lanes.native, lanes.geometry, longest, options.whole)
             self._release()
             # Compiles or loads the kernel now instead of in the first read; consumes nothing.
-            self._copy(self._drawing.memory())
+            self._copy(self._read_plan.memory())
         except BaseException:
             self._claim.release()
             raise
@@ -171,7 +172,7 @@ class TrajectoryReader:
             ClosedError: the reader or its queue was closed. ValueError: the timeout is not a number, or negative.
         """
         deadline = deadline_of(timeout)
-        memory = self._drawing.memory()
+        memory = self._read_plan.memory()
         while True:
             self.check_open()
             filled, ready, pending = self._copy_whole(memory)
@@ -210,7 +211,7 @@ class TrajectoryReader:
 
     def _copy(self, memory: BatchMemory) -> tuple[bool, int, int]:
         """See kernels/inorder.py."""
-        d = self._drawing
+        d = self._read_plan
         d.read_windows()
         self._next[:] = self._cursor.now
         copied: tuple[bool, int, int] = inorder.read(
@@ -262,19 +263,19 @@ class TrajectoryReader:
         self._cursor.starve(True)
         if deadline is None:
             raise NotEnoughData(self._shortage(ready))
-        began, committed = time.monotonic(), int(self._drawing.windows[rows.HI].sum())
+        began, committed = time.monotonic(), int(self._read_plan.windows[rows.HI].sum())
         enough = committed + max(1, self._options.batch_size - ready - pending)
         try:
             missing = partial(self._missing, enough)
-            if not sleep_until(missing, self._drawing.event, deadline, self.check_open):
+            if not sleep_until(missing, self._read_plan.event, deadline, self.check_open):
                 raise TimedOut(self._shortage(ready))
         finally:
             self.stats.waited += time.monotonic() - began
 
     def _missing(self, committed: int) -> int:
         """Rows still to be written to all lanes together until `committed` were."""
-        self._drawing.read_windows()
-        return max(0, committed - int(self._drawing.windows[rows.HI].sum()))
+        self._read_plan.read_windows()
+        return max(0, committed - int(self._read_plan.windows[rows.HI].sum()))
 
     def _shortage(self, ready: int) -> str:
         of = "transitions" if self._options.length is None else f"unrolls of {self._options.length}"

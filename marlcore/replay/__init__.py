@@ -11,6 +11,6 @@ from .limiter import RateLimiter
 from .mixture import Mixture
 from .prefetch import Prefetch
 from .prioritized import Prioritized
-from .row_source import Uniform
 from .sampler import Sampler
 from .save import Stateful
+from .uniform import Uniform

@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 from ..checks import came
 from ..memory import Segment
 from ..spec import Sequence, TransitionSpec
-from ..transitions import TransitionLanes, VectorWriter, Writer
+from ..transitions import TransitionLanes, VectorWriter, Window, Writer
 from .limiter import SLOTS, RateLimiter, WriteGate
 from .prioritized import Prioritized
-from .row_source import RowSource, SamplerOptions
 from .sampler import Sampler
 from .save import Stateful, copy_segment, read_state, save_segment
 
@@ -211,19 +210,19 @@ class ReplayBuffer(TransitionLanes):
         Raises: ValueError, TypeError: an option is out of range, one draw would read more rows than a lane has, or a
             batch would take more bytes than the machine has memory.
         """
-        self._segment.check_open()
-        options = SamplerOptions(batch_size, stack, n_step, gamma, seed, pad, min_size, prioritized, sequence)
-        return Sampler(self._row_source(options, lanes))
+        window = Window(stack, n_step, gamma, pad, sequence)
+        return self._sampler(lanes, window, batch_size, min_size, prioritized, seed)
 
-    def _row_source(self, options: SamplerOptions, lanes: range | None, alone: bool = True) -> RowSource:
-        """What draws a sampler's rows, or those of a mixture; see RowSource."""
+    def _sampler(self, lanes: range | None, *options: Any) -> Sampler:
+        """A sampler of these lanes; the options are those of RowSource."""
+        self._segment.check_open()
         view = self._mapped
         if lanes is not None:
             consecutive = isinstance(lanes, range) and len(lanes) and lanes.step == 1
             if not consecutive or not self._has_lane(lanes[0]) or not self._has_lane(lanes[-1]):
                 raise ValueError(f"lanes: expected a range within 0 to {self.lanes - 1}, got {lanes}")
             view = view.of(view.geometry.part(lanes))
-        return RowSource(view, options, alone)
+        return Sampler(view, *options)
 
     def __len__(self) -> int:
         """Transitions held, without boundary rows.
@@ -237,8 +236,7 @@ class ReplayBuffer(TransitionLanes):
     def _slots(cls, description: dict[str, Any]) -> int:
         return SLOTS if description["limiter"] else 0
 
-    def _gate(self, lane: int) -> WriteGate | None:
-        return WriteGate.of(self._mapped)
+    def _gate(self, lanes: Any) -> WriteGate | None:
+        return None if self.limiter is None else WriteGate(self._mapped, self.limiter)
 
-    def _vector_gate(self, lanes: Iterable[int]) -> WriteGate | None:
-        return WriteGate.of(self._mapped)
+    _vector_gate = _gate

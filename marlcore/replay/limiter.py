@@ -130,12 +130,6 @@ class _Side:
 class WriteGate(_Side):
     """The gate that the writer of one lane, or of several, passes before each add; see transitions.Gate."""
 
-    @classmethod
-    def of(cls, view: LaneView) -> WriteGate | None:
-        """The gate of a replay; None without a limiter."""
-        limiter = RateLimiter.of(view.segment)
-        return None if limiter is None else cls(view, limiter)
-
     def wait(self, transitions: int, boundaries: int, timeout: float | None, check_open: Check) -> bool:
         """Boundary rows are not counted."""
         limiter = self._limiter
@@ -157,7 +151,6 @@ class WriteGate(_Side):
         return False
 
     def _missing(self, rows: int) -> int:
-        """Rows that samplers must draw before `rows` transitions may be added."""
         sampled = self._sampled()  # read first: changes between the two loads can only delay this writer
         missing = self._limiter.samples_missing(self._lanes.inserted(), sampled, rows)
         return 0 if missing and self._any_starves() else missing
@@ -186,12 +179,6 @@ class SampleGate(_Side):
         self._claim, slot = self._take_slot()
         self._at = slot * _LINE_WORDS
         self._slots.store(self._at + _STARVING, 0)
-
-    @classmethod
-    def of(cls, view: LaneView, batch: int) -> SampleGate | None:
-        """The gate for a sampler of batches of `batch` rows, perhaps of a part of the lanes; None without a limiter."""
-        limiter = RateLimiter.of(view.segment)
-        return None if limiter is None else cls(view.of(view.geometry.whole), limiter, batch)
 
     def _take_slot(self) -> tuple[LaneClaim, int]:
         for slot in range(SLOTS):
@@ -234,7 +221,6 @@ class SampleGate(_Side):
         return inserted >= self._limiter.min_size and self._limiter.balance(inserted, self._sampled()) >= self._batch
 
     def _missing(self, rows: int) -> int:
-        """Transitions that writers must insert before `rows` rows may be drawn."""
         inserted = self._lanes.inserted()  # read first: changes between the two loads can only delay this sampler
         return self._limiter.inserts_missing(inserted, self._sampled(), rows)
 

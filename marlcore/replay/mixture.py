@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Mapping
 from collections.abc import Sequence as Several
+from itertools import chain
 from typing import Any, Literal
 
 import numpy as np
@@ -15,11 +16,10 @@ from ..checks import came, check_whole, deadline_of, state_array
 from ..errors import LayoutMismatch, NotEnoughData, TimedOut
 from ..memory import check_interruption, one_thread
 from ..spec import Sequence
-from ..transitions import Batch, BatchMemory, spec_difference
+from ..transitions import Batch, BatchMemory, Window, spec_difference
 from .buffer import ReplayBuffer
 from .prioritized import Prioritized, checked_priorities
-from .row_source import SamplerOptions, SamplerStats
-from .sampler import Sampler
+from .sampler import RowSource, Sampler, SamplerStats
 
 POLL_S = 0.02  # no single event signals writes to several replays
 
@@ -73,28 +73,32 @@ class Mixture:
         several = isinstance(prioritized, (list, tuple))
         preferred = _for_each("prioritized", "one", prioritized if several else [prioritized] * count, count)
         parts = _for_each("lanes", "a range", [None] * count if lanes is None else lanes, count)
-        self._one_replay = count > 1 and all(replay is replays[0] for replay in replays)
-        self._sources = []
-        for replay, own_seed, preference, part in zip(replays, _seeds(seed, count), preferred, parts, strict=True):
-            options = SamplerOptions(batch_size, stack, n_step, gamma, own_seed, pad, min_size, preference, sequence)
-            self._sources.append(replay._row_source(options, part, alone=not self._one_replay))
-        self._shared = [source for source, share in zip(self._sources, self._fractions, strict=True) if share > 0]
-        self.samplers = [Sampler(source) for source in self._sources]
-        self._batch_size = int(batch_size)
+        window = Window(stack, n_step, gamma, pad, sequence)
+        nonces = self._nonces = [replay.handle.nonce for replay in replays]
+        self.samplers: list[Sampler] = []
         self._inside: dict[int, None] = {}  # see guard.py
+        self._parts: dict[int, list[Sampler]] = {}  # the samplers with a share, by their replay
+        for i, own_seed in enumerate(_seeds(seed, count)):
+            alone = nonces.count(nonces[i]) == 1
+            sampler = replays[i]._sampler(parts[i], window, batch_size, min_size, preferred[i], own_seed, alone)
+            sampler._inside = self._inside  # no other thread may use one of the samplers meanwhile
+            self.samplers.append(sampler)
+            if self._fractions[i] > 0:
+                self._parts.setdefault(nonces[i], []).append(sampler)
+        self._shared = [*chain(*self._parts.values())]
+        self._batch_size = int(batch_size)
         self._owed = np.zeros(count)
 
     @one_thread
     def can_sample(self) -> bool:
         """Whether `sample` would return a batch now."""
-        if any(source.is_limited() for source in self._shared):
+        if any(sampler._is_limited() for sampler in self._shared):
             return False
-        if not self._one_replay:
-            return any(source.can_sample() for source in self._shared)
-        able = any(source.able() for source in self._shared)
-        if not able:
-            self._shared[0].starve()
-        return able
+        for parts in self._parts.values():
+            if any(sampler._able() for sampler in parts):
+                return True
+            parts[0]._starve()
+        return False
 
     @one_thread
     def sample(self, timeout: float | None = None) -> Batch:
@@ -109,15 +113,17 @@ class Mixture:
             the draw, or no replay has anything to draw. Then nothing was drawn, counted or owed.
         """
         deadline = deadline_of(timeout)
-        memory = self._sources[0].memory()
+        memory = self.samplers[0]._read_plan.memory()
         owed = self._owed + self._fractions * self._batch_size
         counts = _apportion(owed, self._batch_size)
         source = self._draw(memory, counts, deadline)
         self._owed = owed - counts
-        for i, drawn_from in enumerate(self._sources):
-            drawn_from.finish(memory, np.flatnonzero(source == i))
+        rows = [np.flatnonzero(source == i) for i in range(len(self.samplers))]
+        drawn = {nonce for nonce, own in zip(self._nonces, rows, strict=True) if len(own)}
+        for sampler, nonce, own in zip(self.samplers, self._nonces, rows, strict=True):
+            sampler._finish(memory, own, nonce in drawn)
         batch = memory.batch()
-        batch.index *= len(self._sources)
+        batch.index *= len(self.samplers)
         batch.index += source
         batch.source = source
         return batch
@@ -129,34 +135,34 @@ class Mixture:
         Args and errors: see `Sampler.update_priorities`.
         """
         indices, priorities = checked_priorities(index, priority)
-        for i, source in enumerate(self._sources):
-            if source.prioritized:
-                its_own = indices % len(self._sources) == i
-                source.update_priorities(indices[its_own] // len(self._sources), priorities[its_own])
+        for i, sampler in enumerate(self.samplers):
+            if sampler.prioritized:
+                its_own = indices % len(self.samplers) == i
+                RowSource.update_priorities(sampler, indices[its_own] // len(self.samplers), priorities[its_own])
 
     @one_thread
     def clear(self) -> None:
         """See `Sampler.clear`; for every replay."""
-        for source in self._sources:
-            source.clear()
+        for sampler in self.samplers:
+            RowSource.clear(sampler)
 
     @property
     def due(self) -> bool:
         """Whether samplers are a batch behind, by the limiters of all replays that have one; False without any."""
-        dues = [due for source in self._shared if (due := source.due) is not None]
-        return bool(dues) and all(dues)
+        limited = [sampler for sampler in self._shared if sampler._gate is not None]
+        return bool(limited) and all(sampler.due for sampler in limited)
 
     @property
     def stats(self) -> list[SamplerStats]:
         """The counters of each replay's sampler."""
-        return [source.stats for source in self._sources]
+        return [sampler.stats for sampler in self.samplers]
 
     @one_thread
     def state_dict(self) -> dict[str, NDArray[Any]]:
         """The fractions carried over, and each sampler's state; its keys start with its replay's number and a dot."""
         state: dict[str, NDArray[Any]] = {"owed": self._owed.copy()}
-        for i, source in enumerate(self._sources):
-            state |= {f"{i}.{name}": array for name, array in source.state_dict().items()}
+        for i, sampler in enumerate(self.samplers):
+            state |= {f"{i}.{name}": array for name, array in RowSource.state_dict(sampler).items()}
         return state
 
     @one_thread
@@ -166,15 +172,16 @@ class Mixture:
         Raises ValueError: a part is missing, or of another shape, dtype or sampler; TypeError: the state is not a dict.
         Nothing was changed.
         """
-        owed = _checked_owed(state, len(self._sources))
-        before = [source.state_dict() for source in self._sources]
-        for i, source in enumerate(self._sources):
-            own = f"{i}."
+        owed = _checked_owed(state, len(self.samplers))
+        before = [RowSource.state_dict(sampler) for sampler in self.samplers]
+        for i, sampler in enumerate(self.samplers):
+            prefix = f"{i}."
+            own = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
             try:
-                source.load_state_dict({k.removeprefix(own): v for k, v in state.items() if k.startswith(own)})
+                RowSource.load_state_dict(sampler, own)
             except ValueError as error:
-                for loaded, old in zip(self._sources[:i], before, strict=False):
-                    loaded.load_state_dict(old)
+                for loaded, old in zip(self.samplers[:i], before, strict=False):
+                    RowSource.load_state_dict(loaded, old)
                 raise ValueError(f"replay {i}: {error}") from None
         self._owed = owed
 
@@ -182,9 +189,9 @@ class Mixture:
         """Fills a batch's memory with `counts` rows from each replay; returns each row's replay."""
         while True:
             # Again after a pause: another sampler may have drawn the rows that a limiter allowed this one.
-            while any(source.is_limited() for source in self._shared):
-                for source in self._shared:
-                    source.wait_for_limiter(deadline)
+            while any(sampler._is_limited() for sampler in self._shared):
+                for sampler in self._shared:
+                    sampler._wait_for_limiter(deadline)
             try:
                 return self._fill(memory, counts)
             except NotEnoughData as error:
@@ -199,23 +206,24 @@ class Mixture:
     def _fill(self, memory: BatchMemory, counts: NDArray[np.int64]) -> NDArray[np.int64]:
         """`_draw` without waiting. Raises NotEnoughData: no replay with a share has anything to draw."""
         rows, source = np.arange(self._batch_size), np.full(self._batch_size, -1)
-        shares, shortages = self._fractions.copy(), []
+        shares, shortages = self._fractions.copy(), {}
         while True:
             for i, part in enumerate(np.split(rows, np.cumsum(counts)[:-1])):
                 try:
                     if len(part):
-                        self._sources[i].fill(memory, part, None)
+                        self.samplers[i]._fill(memory, part, None)
                         source[part] = i
                 except NotEnoughData as error:
                     shares[i] = 0.0
-                    shortages.append(str(error))
+                    shortages[self.samplers[i]] = str(error)
             rows = np.flatnonzero(source < 0)
             if not len(rows):
                 return source
+            for parts in self._parts.values():
+                if shortages.keys() >= set(parts):
+                    parts[0]._starve()
             if not shares.any():
-                if self._one_replay:
-                    self._sources[0].starve()
-                raise NotEnoughData(f"no replay has anything to draw from: {'; '.join(shortages)}")
+                raise NotEnoughData(f"no replay has anything to draw from: {'; '.join(shortages.values())}")
             counts = _apportion(len(rows) * shares / shares.sum(), len(rows))
 
 

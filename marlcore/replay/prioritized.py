@@ -15,7 +15,7 @@ from ..declared import Number, Whole, check_declared
 from ..kernels import priorities as kernels
 from ..kernels.sumtree import empty_tree, level_offsets, repair_range
 from ..spec import Field, TransitionSpec
-from ..transitions import BatchMemory, Drawing, LaneView, RecordLayout, address_of
+from ..transitions import BatchMemory, LaneView, ReadPlan, RecordLayout, address_of
 
 FIRST = 1.0  # the priority of the first transitions
 
@@ -63,12 +63,12 @@ class Prioritized:
 class PriorityTree:
     """The strategy of a sampler with priorities, in private memory; its methods are those of Uniform."""
 
-    def __init__(self, options: Prioritized, lanes: LaneView, drawing: Drawing) -> None:
-        geometry, batch_size = lanes.geometry, drawing.chosen.shape[1]
+    def __init__(self, options: Prioritized, lanes: LaneView, read_plan: ReadPlan) -> None:
+        geometry, batch_size = lanes.geometry, read_plan.chosen.shape[1]
         leaves = geometry.lanes * geometry.capacity
         self.batches = 0  # drawn so far; beta depends on them
         self._options = options
-        self._drawing = drawing
+        self._read_plan = read_plan
         self._path = lanes.segment.path
         self._lane_count = geometry.lanes
         self._leaves = leaves
@@ -81,7 +81,7 @@ class PriorityTree:
         self._reach = np.zeros((2, geometry.lanes), np.int64)
         self._points, self._masses = np.ones((2, batch_size))
         self._scratch = np.zeros(batch_size, np.int64)
-        window = [drawing.plan[name][0] for name in ("stack", "n_step", "length", "burn_in", "period")]
+        window = [read_plan.plan[name][0] for name in ("stack", "n_step", "length", "burn_in", "period")]
         self._kind = {"exponents": np.array([options.alpha, options.epsilon]), "window": np.array(window)}
         self._record = np.zeros(1, kernels.PRIORITIES)
         self._set(lanes.layout)
@@ -99,8 +99,8 @@ class PriorityTree:
             record[name] = address_of(array)
         for place in layout.of_role("extra"):
             if place.name == options.initial:
-                record["initial"] = self._drawing.plan["records"][0] + place.offset
-                record["initial_stride"] = self._drawing.plan["record_stride"][0]
+                record["initial"] = self._read_plan.plan["records"][0] + place.offset
+                record["initial_stride"] = self._read_plan.plan["record_stride"][0]
 
     @property
     def beta(self) -> float:
@@ -117,13 +117,13 @@ class PriorityTree:
 
     @property
     def all_zero(self) -> bool:
-        return bool(self._marks.any())
+        return bool(self._marks.any()) and not self.total > 0.0
 
     def prepare(self, memory: BatchMemory) -> None:
         nothing = np.empty(0, np.int64)
         self.draw(memory, nothing)
         self.update(nothing, nothing)
-        kernels.weigh(self._drawing.plan, memory.address, nothing, self._record, self.beta)
+        kernels.weigh(self._read_plan.plan, memory.address, nothing, self._record, self.beta)
 
     def can_draw(self) -> bool:
         self._catch_up()
@@ -134,12 +134,12 @@ class PriorityTree:
         self._catch_up()
         if self._record["bad_ticket"][0] >= 0 and len(rows):
             self._refuse_bad()
-        d = self._drawing
+        d = self._read_plan
         return kernels.draw(d.plan, d.columns, memory.address, rows, self._record), 0
 
     def weigh(self, memory: BatchMemory, rows: NDArray[np.int64]) -> None:
         """Also advances beta."""
-        kernels.weigh(self._drawing.plan, memory.address, rows, self._record, self.beta)
+        kernels.weigh(self._read_plan.plan, memory.address, rows, self._record, self.beta)
         self.batches += 1
 
     def update(self, index: ArrayLike, priority: ArrayLike) -> int:
@@ -147,20 +147,20 @@ class PriorityTree:
         if len(indices) > len(self._scratch):
             self._scratch, self._points = np.zeros(len(indices), np.int64), np.zeros(len(indices))
             self._record["leaves"], self._record["points"] = address_of(self._scratch), address_of(self._points)
-        d = self._drawing
+        d = self._read_plan
         d.read_windows()
         ignored: int = kernels.update(d.plan, self._record, indices, values)
         return ignored
 
     def _catch_up(self) -> None:
         """Takes in the rows written since the last call."""
-        self._drawing.read_windows()
-        kernels.catch_up(self._drawing.plan, self._record)
+        self._read_plan.read_windows()
+        kernels.catch_up(self._read_plan.plan, self._record)
 
     def _refuse_bad(self) -> None:
         lane, ticket = self._record["bad_lane"][0], self._record["bad_ticket"][0]
         self._record["bad_lane"] = self._record["bad_ticket"] = -1
-        d = self._drawing
+        d = self._read_plan
         d.chosen[:, 0] = lane, ticket, ticket
         if not len(d.lapped(1)):  # else the row was overwritten, perhaps during the read
             raise ValueError(
@@ -193,9 +193,9 @@ class PriorityTree:
             got = f"{state['highest']} and {state['batches']}"
             raise ValueError(f"state: expected highest and batches of at least 0, got {got}")
         floor, caught = state["reach"][:, :, None]
-        self._drawing.read_windows()
+        self._read_plan.read_windows()
         per_lane = self._leaves // self._lane_count
-        if not ((floor >= 0) & (floor <= caught) & (caught <= self._drawing.windows[1][:, None])).all():
+        if not ((floor >= 0) & (floor <= caught) & (caught <= self._read_plan.windows[1][:, None])).all():
             raise ValueError("state: expected the state of a sampler of this replay, got tickets that it does not have")
         if (caught - floor > per_lane).any():
             raise ValueError(f"state: expected at most the {per_lane} rows of a lane, got more")

@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -35,38 +34,30 @@ class Stateful(Protocol):
         """Named arrays of booleans and numbers."""
 
 
-@dataclass(frozen=True)
-class Section:
-    """The place of an array in a segment's body."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    offset: int
-
-    @property
-    def end(self) -> int:
-        return self.offset + math.prod(self.shape) * np.dtype(self.dtype).itemsize
-
-
 def save_segment(view: LaneView, path: str | os.PathLike[str], state: Mapping[str, NDArray[Any]] | None) -> None:
     """Writes a copy of a live segment to a file, replacing an existing one; see `ReplayBuffer.save`."""
     segment, target = view.segment, Path(path).absolute()
     if segment.is_at(target):
         raise ValueError(f"path: expected another file than the replay's own, got {target}")
     arrays = {name: _checked_array(name, value) for name, value in (state or {}).items()}
-    sections, body_bytes = _lay_out(arrays, view.geometry.nbytes)
+    places: dict[str, dict[str, Any]] = {}
+    end = view.geometry.nbytes
+    for name, array in arrays.items():
+        offset = -(-end // LINE) * LINE
+        places[name] = {"dtype": array.dtype.name, "shape": array.shape, "offset": offset}
+        end = offset + array.nbytes
     description = {key: value for key, value in segment.description.items() if key != STATE}
     if state is not None:
-        description[STATE] = {name: asdict(section) for name, section in sections.items()}
+        description[STATE] = places
 
     def fill(put: Put) -> None:
         _put_cut(put, view)
-        for name, section in sections.items():
-            put(section.offset, arrays[name].reshape(-1).view(np.uint8))
+        for name, array in arrays.items():
+            put(places[name]["offset"], array.reshape(-1).view(np.uint8))
 
     kept = "the earlier save is kept" if target.exists() else "there is no earlier save"
     try:
-        replace_file(target, description, body_bytes, fill)
+        replace_file(target, description, end, fill)
     except SharedMemoryFull as error:
         raise SharedMemoryFull(f"{target}: the replay was not saved, {kept} ({error})") from None
     except OSError as error:
@@ -79,7 +70,7 @@ def save_segment(view: LaneView, path: str | os.PathLike[str], state: Mapping[st
 def copy_segment(view: LaneView, name: str, path: str | os.PathLike[str] | None) -> Segment:
     """A new segment with the rows of this one, followed by the sampler's arrays; see `ReplayBuffer.load`."""
     segment, end = view.segment, view.geometry.nbytes
-    _sections_of(view)
+    _saved_arrays(view)
     for lane in range(view.geometry.lanes):
         view.native.check(lane)
 
@@ -94,11 +85,7 @@ def read_state(view: LaneView) -> dict[str, NDArray[Any]] | None:
     """A copy of the sampler's arrays; None without any. Raises: SegmentCorrupt: their description is invalid."""
     if STATE not in view.segment.description:
         return None
-    body = view.segment.body
-    return {
-        name: body[section.offset : section.end].copy().view(section.dtype).reshape(section.shape)
-        for name, section in _sections_of(view).items()
-    }
+    return {name: array.copy() for name, array in _saved_arrays(view).items()}
 
 
 def _put_cut(put: Put, view: LaneView) -> None:
@@ -147,34 +134,25 @@ def _checked_array(name: Any, value: Any) -> NDArray[Any]:
     return array
 
 
-def _lay_out(arrays: Mapping[str, NDArray[Any]], end: int) -> tuple[dict[str, Section], int]:
-    """Places for the arrays after byte `end`, each starting on its own line; and the end of the last."""
-    sections = {}
-    for name, array in arrays.items():
-        sections[name] = Section(array.dtype.name, array.shape, -(-end // LINE) * LINE)
-        end = sections[name].end
-    return sections, end
-
-
-def _sections_of(view: LaneView) -> dict[str, Section]:
-    """The described arrays, each checked to lie in the body after the lanes."""
+def _saved_arrays(view: LaneView) -> dict[str, NDArray[Any]]:
+    """The described arrays in the segment's memory, each checked to lie in the body after the lanes."""
     segment = view.segment
     described = segment.description.get(STATE, {})
-    inside = partial(_checked_section, view.geometry.nbytes, len(segment.body))
+    array_at = partial(_array_at, segment.body, view.geometry.nbytes)
     try:
-        return {name: inside(**plain) for name, plain in described.items()}
+        return {name: array_at(**place) for name, place in described.items()}
     except (TypeError, ValueError, AttributeError, SyntaxError) as error:  # SyntaxError: a dtype name with a comma
         raise SegmentCorrupt(f"{segment.path}: the saved sampler state is damaged: {error}") from None
 
 
-def _checked_section(start: int, end: int, /, dtype: Any, shape: Any, offset: Any) -> Section:
+def _array_at(body: NDArray[np.uint8], start: int, /, dtype: Any, shape: Any, offset: Any) -> NDArray[Any]:
     numbers = [*shape, offset]
     if not all(type(n) is int and n >= 0 for n in numbers) or len(shape) > 32:
         raise ValueError(f"expected lengths and an offset of at least 0, got {numbers}")
     if not isinstance(dtype, str) or np.dtype(dtype).kind not in _KINDS or not np.dtype(dtype).isnative:
         raise ValueError(f"expected a dtype of numbers, got {dtype!r}")
-    section = Section(dtype, tuple(shape), offset)
-    longest = Section(dtype, tuple(max(n, 1) for n in shape), 0)  # bounds the other lengths of an empty array too
-    if not start <= offset or not max(section.end, longest.end) <= end or offset % LINE:
-        raise ValueError(f"expected lines from byte {start} to {end}, got {offset} to {section.end}")
-    return section
+    longest = math.prod(max(n, 1) for n in shape) * np.dtype(dtype).itemsize  # of an empty array, bounds all lengths
+    end = offset + longest if 0 not in shape else max(offset, longest)
+    if not start <= offset or not end <= len(body) or offset % LINE:
+        raise ValueError(f"expected lines from byte {start} to {len(body)}, got {offset} to {end}")
+    return np.ndarray(shape, dtype, body, offset)

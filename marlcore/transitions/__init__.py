@@ -9,6 +9,6 @@ from .lanes import TransitionLanes, spec_difference
 from .layout import HEAD_BYTES, REWARD_OFFSET, LaneView, Place, RecordLayout
 from .setters import MEMORYVIEW_ITEMS, setter
 from .vector_writer import VectorWriter
-from .window import LAP_LIMIT_S, Drawing, Window, address_of
+from .window import LAP_LIMIT_S, ReadPlan, Window, address_of
 from .writer import Writer
 from .writer_base import Gate, VectorGate, WriterBase

@@ -22,6 +22,20 @@ if TYPE_CHECKING:
     import torch
 
 
+# The fields that kernels compute; each of them is an offset in the kernels' plan
+COMPUTED = {
+    "reward": "float32",
+    "discount": "float32",
+    "terminated": "bool",
+    "truncated": "bool",
+    "policy_version": "int64",
+    "valid": "bool",
+    "mask": "bool",
+    "index": "int64",
+    "weight": "float32",
+}
+
+
 @dataclass(frozen=True)
 class _Array:
     """Where one field of a batch lies in the batch's bytes."""
@@ -166,14 +180,9 @@ class BatchLayout:
         self.frames, self.fields, self.states = len(columns), len(fields), len(states)
         columns += [self._field(place, self._lead) for place in fields]
         columns += [self._field(place, (batch,)) for place in states]
-        for name in ("reward", "discount"):
-            self._add(name, self._lead, np.float32)
-        for name in ("terminated", "truncated", "mask"):
-            self._add(name, self._lead, np.bool_)
-        self._add("policy_version", self._lead, np.int64)
-        self._add("valid", (*self._lead, stack), np.bool_)
-        self._add("index", (batch,), np.int64)
-        self._add("weight", (batch,), np.float32)
+        for name, dtype in COMPUTED.items():
+            once = (batch,) if name in ("index", "weight") else self._lead
+            self._add(name, (*once, stack) if name == "valid" else once, dtype)
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         if self.nbytes > memory:
             raise ValueError(
@@ -189,9 +198,9 @@ class BatchLayout:
     def carve(self, root: NDArray[np.uint8]) -> dict[str, Any]:
         """A batch's fields as arrays of these bytes; see Batch."""
         arrays = self._arrays
-        names = ("reward", "discount", "terminated", "truncated", "valid", "weight", "index", "policy_version")
-        fields: dict[str, Any] = {name: arrays[name].of(root) for name in names}
-        fields["mask"] = arrays["mask"].of(root) if len(self._lead) > 1 else None
+        fields: dict[str, Any] = {name: arrays[name].of(root) for name in COMPUTED}
+        if len(self._lead) == 1:
+            fields["mask"] = None
         fields["action"] = arrays["action.action"].of(root)
         fields["extras"] = {name: arrays[f"extra.{name}"].of(root) for name in self._extra_names}
         for role in ("obs", "next_obs"):

@@ -109,11 +109,11 @@ class TransitionLanes(Shared):
         """The number of lines for readers that writers wait for."""
         raise NotImplementedError
 
-    def _gate(self, lane: int) -> Gate | None:
+    def _gate(self, lane: int, /) -> Gate | None:
         """The gate that a lane's writer passes before each add."""
         raise NotImplementedError
 
-    def _vector_gate(self, lanes: Iterable[int]) -> VectorGate | None:
+    def _vector_gate(self, lanes: Iterable[int], /) -> VectorGate | None:
         """The gate that the writer of these lanes passes before each add."""
         raise NotImplementedError
 

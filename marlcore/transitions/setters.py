@@ -15,7 +15,7 @@ from ..checks import names_error
 from ..spec import Field, TransitionSpec, as_field, rows_of
 from .layout import Place, RecordLayout
 
-Put = Callable[[Any], None]
+Setter = Callable[[Any], None]
 
 MEMORYVIEW_ITEMS = "bBhHiIlLqQfd"  # the dtypes of kinds i, u and f whose items a memoryview can set
 
@@ -25,8 +25,10 @@ _FLOATS = frozenset(map(np.dtype, ("float16", "float32", "float64")))
 class FieldSetters:
     """Setters of a transition's fields, except reward and ends; put_of(place, name in errors, for a boundary row)."""
 
-    def __init__(self, spec: TransitionSpec, layout: RecordLayout, put_of: Callable[[Place, str, bool], Put]) -> None:
-        def observation(role: str, label: str, final: bool = False) -> Put:
+    def __init__(
+        self, spec: TransitionSpec, layout: RecordLayout, put_of: Callable[[Place, str, bool], Setter]
+    ) -> None:
+        def observation(role: str, label: str, final: bool = False) -> Setter:
             places = layout.of_role(role)
             if isinstance(spec.obs, Field):
                 return put_of(places[0], label, final)
@@ -47,7 +49,7 @@ class FieldSetters:
             self.extras["next_obs"] = observation("next_obs", "next_obs")
 
 
-def put_all(label: str, puts: Mapping[str, Put], values: Mapping[str, Any]) -> None:
+def put_all(label: str, puts: Mapping[str, Setter], values: Mapping[str, Any]) -> None:
     """Sets named values. Raises ValueError: a name is missing or unknown."""
     if values.keys() != puts.keys():
         raise names_error(label, puts.keys(), values)
@@ -55,7 +57,7 @@ def put_all(label: str, puts: Mapping[str, Put], values: Mapping[str, Any]) -> N
         put(values[name])
 
 
-def setter(label: str, field: Field, view: NDArray[Any]) -> Put:
+def setter(label: str, field: Field, view: NDArray[Any]) -> Setter:
     """A setter of one value in `view`, [1, *shape] of the field's dtype."""
     if not field.shape and view.dtype.char in MEMORYVIEW_ITEMS:
         return _scalar_put(label, field, view)
@@ -64,7 +66,7 @@ def setter(label: str, field: Field, view: NDArray[Any]) -> Put:
     return _array_put(label, field, view[0, ...])
 
 
-def _scalar_put(label: str, field: Field, view: NDArray[Any]) -> Put:
+def _scalar_put(label: str, field: Field, view: NDArray[Any]) -> Setter:
     """A memoryview itself checks the type and range of a Python or NumPy number."""
     memory: Any = view.data
 
@@ -85,7 +87,7 @@ def _scalar_put(label: str, field: Field, view: NDArray[Any]) -> Put:
     return put_float if view.dtype.char == "f" and label != "reward" else put  # the C core refuses such rewards
 
 
-def _vector_put(label: str, field: Field, view: NDArray[Any]) -> Put:
+def _vector_put(label: str, field: Field, view: NDArray[Any]) -> Setter:
     """Assigning an array to a memoryview also checks its shape and dtype."""
     memory: Any = view.data
 
@@ -98,7 +100,7 @@ def _vector_put(label: str, field: Field, view: NDArray[Any]) -> Put:
     return put
 
 
-def _array_put(label: str, field: Field, view: NDArray[Any]) -> Put:
+def _array_put(label: str, field: Field, view: NDArray[Any]) -> Setter:
     dtype, shape = field.numpy, field.shape
 
     def put(value: Any) -> None:
@@ -118,7 +120,7 @@ class Slots:
     at: slice | NDArray[np.int64]
 
 
-def rows_setter(label: str, field: Field, view: NDArray[Any], slots: Slots) -> Put:
+def rows_setter(label: str, field: Field, view: NDArray[Any], slots: Slots) -> Setter:
     """A setter of a field's rows, [count, *shape], at these slots of `view`."""
     rows, dtype, shape = slots.count, field.numpy, (slots.count, *field.shape)
     at: Any = slots.at

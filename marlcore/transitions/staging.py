@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from ..memory import NativeVector, NativeWriter
 from ..spec import Field, rows_of
 from .layout import REWARD_OFFSET, LaneView, Place
-from .setters import FieldSetters, Put, Slots, put_all, rows_setter
+from .setters import FieldSetters, Setter, Slots, put_all, rows_setter
 
 _REWARD = Field((), "float32")
 _FLAG = Field((), "bool")
@@ -34,7 +34,7 @@ class _Staging:
         ends: NDArray[np.bool_],
         ended: Slots,
     ) -> None:
-        def put_of(place: Place, label: str, final: bool) -> Put:
+        def put_of(place: Place, label: str, final: bool) -> Setter:
             slots = finals if final else rows
             if place.column:
                 return self._lender(place, label, final, slots.count)
@@ -84,7 +84,7 @@ class _Staging:
                 self._put_ends[i](value)
         self._some_ended = some
 
-    def _lender(self, place: Place, label: str, final: bool, rows: int) -> Put:
+    def _lender(self, place: Place, label: str, final: bool, rows: int) -> Setter:
         # Without a reference to this object, whose memory would wait for the collector of cycles.
         lent, column, vector = self.lent, place.column, self._vector
 
@@ -143,7 +143,7 @@ class BatchStaging(_Staging):
 class VectorStaging(_Staging):
     """Rows of different lanes, for `VectorWriter.add`; record 2 i is row i's, record 2 i + 1 its boundary row's.
 
-    `append` and `check` are AddVector's; `which` is the index of each row's writer; a queue has no room for `left_out`.
+    `which` holds the index of each row's writer; `left_out` marks rows that a queue has no room for.
     """
 
     def __init__(self, native: NativeVector, view: LaneView, records: NDArray[np.uint8]) -> None:

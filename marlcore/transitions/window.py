@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from types import NoneType
 from typing import Annotated, Any
 
 import numpy as np
@@ -13,8 +14,8 @@ from ..declared import Number, Whole, check_declared
 from ..kernels import rows
 from ..kernels.plan import PLAN
 from ..memory import Event, LaneGeometry
-from ..spec import TransitionSpec
-from .batch import BatchLayout, BatchMemory
+from ..spec import Sequence, TransitionSpec
+from .batch import COMPUTED, BatchLayout, BatchMemory
 from .layout import LaneView
 
 LAP_LIMIT_S = 10.0  # a reader whose every copy is lapped for so long reports it
@@ -28,13 +29,25 @@ class Window:
     n_step: Annotated[int, Whole(1)] = 1
     gamma: Annotated[float, Number(0, 1)] = 0.99
     pad: str = "repeat"
-    length: int | None = None
-    burn_in: int = 0
-    period: int = 1
+    sequence: Sequence | None = None
+
+    @property
+    def length(self) -> int | None:
+        return self.sequence.length if self.sequence else None
+
+    @property
+    def burn_in(self) -> int:
+        return self.sequence.burn_in if self.sequence else 0
+
+    @property
+    def period(self) -> int:
+        return self.sequence.period or self.sequence.length - self.sequence.burn_in if self.sequence else 1
 
     def check(self, spec: TransitionSpec, lane_rows: int) -> None:
-        """Raises ValueError: names the field, the expected value and the actual one."""
+        """Raises ValueError or TypeError: names the field, the expected value and the actual one."""
         check_declared(self)
+        if not isinstance(self.sequence, (Sequence, NoneType)):
+            raise TypeError(f"sequence: expected a Sequence or None, got {self.sequence!r}")
         if self.pad not in ("repeat", "zero"):
             raise ValueError(f"pad: expected 'repeat' or 'zero', got {self.pad!r}")
         if spec.next_obs and (self.stack > 1 or self.n_step > 1):
@@ -67,7 +80,7 @@ class Window:
             )
 
 
-class Drawing:
+class ReadPlan:
     """The kernels' arguments for batches of one size and kind of window; see kernels/plan.py and kernels/rows.py."""
 
     def __init__(self, lanes: LaneView, window: Window, batch_size: int) -> None:
@@ -115,7 +128,7 @@ class Drawing:
             "far": len(geometry.columns) > 1,
             "batch": layout.batch_size,
         }
-        settings |= {name: layout.offset(name) for name in _OUTPUTS}
+        settings |= {name: layout.offset(name) for name in COMPUTED}
         names = ("lo", "hi", "seam", "lane", "ticket", "lowest", "successors", "generator")
         arrays = (*self.windows, *self.chosen, self._successors, self.generator)
         settings |= {name: address_of(array) for name, array in zip(names, arrays, strict=True)}
@@ -147,10 +160,6 @@ class Drawing:
         if not self._validate(filled):
             return _NONE
         return np.flatnonzero(self._ok[:filled] == 0)
-
-
-# Fields of a batch that the kernels know by name
-_OUTPUTS = ("reward", "discount", "terminated", "truncated", "policy_version", "valid", "mask", "index", "weight")
 
 
 def address_of(array: NDArray[Any]) -> int:

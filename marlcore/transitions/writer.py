@@ -26,7 +26,7 @@ from ..memory import (
 )
 from ..spec import Field, as_field, rows_of
 from .layout import REWARD_OFFSET, LaneView, Place
-from .setters import FieldSetters, Put, put_all, setter
+from .setters import FieldSetters, Setter, put_all, setter
 from .staging import BatchStaging
 from .writer_base import Gate, WriterBase
 
@@ -208,7 +208,7 @@ class Writer(WriterBase):
         self._put_final(final_obs)
         return (TERMINATED if terminated else 0) | (TRUNCATED if truncated else 0) | BOUNDARY
 
-    def _setter(self, place: Place, label: str, final: bool) -> Put:
+    def _setter(self, place: Place, label: str, final: bool) -> Setter:
         """A callable that checks one value and stages it; a large one is lent to the C core, which copies it."""
         if not place.column:
             return setter(label, place.field, place.views(self._records)[final : final + 1])

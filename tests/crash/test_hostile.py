@@ -51,7 +51,7 @@ from marlcore.memory import Shared
 from marlcore.observations import in_form
 from marlcore.processes import READY, STEPS, Control, Metric, Telemetry
 from marlcore.queue import reader as reader_module
-from marlcore.replay import row_source as source_module
+from marlcore.replay import sampler as sampler_module
 
 SEED = 20_240_101
 PATIENCE_S = 300  # for what hangs; far more than a slow machine needs
@@ -390,7 +390,7 @@ def use(name: str, call: Use, tally: Counter[str]) -> None:
 
 def begin(name: str, folder: Path) -> Case:
     """The case, with every kernel compiled before anything is changed."""
-    source_module.LAP_LIMIT_S = reader_module.LAP_LIMIT_S = 0.05
+    sampler_module.LAP_LIMIT_S = reader_module.LAP_LIMIT_S = 0.05
     case = CASES[name](folder)
     case.open()
     for use_name, call in case.uses().items():

@@ -17,6 +17,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -36,7 +38,7 @@ from mapped import Mapped
 from model import Model, Priorities, add_batch, random_row
 
 from marlcore import Field, LaneBusy, NotEnoughData, Prioritized, ReplayBuffer, Sequence, TransitionSpec
-from marlcore.replay.row_source import EQUAL
+from marlcore.replay.sampler import EQUAL
 
 EVERY = 3
 SPECS = {
@@ -80,14 +82,32 @@ class Watched:
         self.priorities = Priorities(model, self.prioritized, **self.window) if self.prioritized else None
         self.batches = 0
         self.newest: Any = None
+        self.floors = [0] * len(model.lanes)
 
     @property
     def beta(self) -> float:
         beta, steps = self.prioritized.beta, self.prioritized.beta_steps
         return beta if steps is None else beta + (1 - beta) * min(1.0, self.batches / steps)
 
+    @contextmanager
+    def cleared(self) -> Iterator[None]:
+        """The model as this sampler sees it, without what was written before it was cleared."""
+        for lane, floor in zip(self.model.lanes, self.floors, strict=True):
+            lane.floor = floor
+        yield
+        for lane in self.model.lanes:
+            lane.floor = 0
+
+    def clear(self) -> None:
+        self.sampler.clear()
+        self.floors = [lane.next_ticket for lane in self.model.lanes]
+
     def sample(self) -> int:
         """Draws a batch and compares it; the transitions in it."""
+        with self.cleared():
+            return self._sample()
+
+    def _sample(self) -> int:
         oracle = self.priorities
         allowed = oracle.catch_up() if oracle else self.model.sampleable(**self.window)
         able = any(oracle.masses.values()) if oracle else bool(allowed)
@@ -110,14 +130,15 @@ class Watched:
         with pytest.raises(ValueError, match=r"^priority: expected finite numbers of at least 0, got nan in row 0"):
             self.sampler.update_priorities(indices, np.full(len(indices), np.nan))
         self.sampler.update_priorities(indices, priorities)
-        self.priorities.update(indices, priorities)
+        with self.cleared():
+            self.priorities.update(indices, priorities)
         assert self.sampler.stats.ignored == self.priorities.ignored
 
     def successor(self, replay: ReplayBuffer, model: Model, state: dict[str, np.ndarray]) -> Watched:
         """A new sampler that goes on from this one's state."""
         after = Watched(replay, model, self.options | {"seed": 0})
         after.sampler.load_state_dict(state)
-        after.batches = self.batches
+        after.batches, after.floors = self.batches, self.floors
         if self.priorities:
             known = after.priorities
             known.masses, known.drawn = dict(self.priorities.masses), set(self.priorities.drawn)
@@ -270,6 +291,11 @@ class ReplayMachine(RuleBasedStateMachine):
         return (max(stack, self.spec.state_every) if sequence else stack) + options["n_step"] + more
 
     @precondition(lambda self: self.watched)
+    @rule(which=st.integers(0, 3))
+    def clear_a_sampler(self, which):
+        self.pick(which).clear()
+
+    @precondition(lambda self: self.watched)
     @rule()
     def sample_with_each(self):
         for watched in self.watched:
@@ -295,7 +321,9 @@ class ReplayMachine(RuleBasedStateMachine):
         after = watched.successor(self.reader, self.model, watched.sampler.state_dict())
         self.compare(watched)
         self.compare(after)
-        if watched.priorities or any(self.model.sampleable(**watched.window)):
+        with watched.cleared():
+            able = watched.priorities or any(self.model.sampleable(**watched.window))
+        if able:
             both = [watched.sampler.state_dict() for watched in (watched, after)]
             for name, value in both[0].items():
                 assert np.array_equal(value, both[1][name]), name

@@ -49,11 +49,12 @@ class Lane:
         self.capacity = rows
         self.next_ticket = 0
         self.reserved = 0  # by a writer that was killed before it had written all that it was about to
+        self.floor = 0  # of a sampler that was cleared
         self.episodes = [Episode()]
 
     @property
     def lowest(self) -> int:
-        return max(0, max(self.next_ticket, self.reserved) - self.capacity)
+        return max(self.floor, max(self.next_ticket, self.reserved) - self.capacity)
 
     def seam(self) -> None:
         if self.episodes[-1].rows:
@@ -237,7 +238,7 @@ class Priorities:
         self.drawn.update(indices)
         masses = np.array([self.masses[index] for index in indices])
         np.testing.assert_allclose(batch.weight, (masses.min() / masses) ** beta, rtol=1e-6)
-        assert np.isclose(sampler.source.strategy.total, math.fsum(self.masses.values()), rtol=1e-12, atol=0)
+        assert np.isclose(sampler._strategy.total, math.fsum(self.masses.values()), rtol=1e-12, atol=0)
         assert sampler.stats.ignored == self.ignored
 
     def check_masses(self, sampler: Any) -> None:

@@ -3,14 +3,12 @@
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import marlcore.queue.queue
 import marlcore.replay.buffer  # noqa: F401
 from marlcore.memory import NativeLanes
-from marlcore.replay.limiter import SampleGate
 
 
 def holders(room: str, name: str) -> list[Any]:
@@ -45,11 +43,11 @@ def trusting() -> Iterator[None]:
 def without_gates() -> None:
     """The control of every wait for room: writers that this process opens from now on pass no gate."""
     replace("queue", QueueGate=lambda *arguments: None)
-    replace("replay", WriteGate=SimpleNamespace(of=lambda *arguments: None))
+    replace("replay", WriteGate=lambda *arguments: None)
 
 
 @contextmanager
 def without_limits() -> Iterator[None]:
     """Samplers made meanwhile draw as much as they like, whatever the replay's limiter says."""
-    with mock.patch.object(SampleGate, "of", lambda *arguments: None):
+    with mock.patch("marlcore.replay.sampler.SampleGate", lambda *arguments: None):
         yield

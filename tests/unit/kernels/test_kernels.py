@@ -22,31 +22,6 @@ def rng() -> np.random.Generator:
     return np.random.default_rng(12)
 
 
-def cases() -> list[tuple[str, int, int, str]]:
-    found = []
-    for name, spec in SPECS.items():
-        for stack, n_step in [(1, 1)] if spec.next_obs else [(1, 1), (4, 1), (1, 3), (3, 2), (5, 7)]:
-            for pad in ("repeat", "zero") if stack > 1 else ("repeat",):
-                found.append((name, stack, n_step, pad))
-    return found
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("name", "stack", "n_step", "pad"), cases())
-def test_every_allowed_row_is_drawn_as_the_oracle_says(name, stack, n_step, pad, rng):
-    spec = SPECS[name]
-    with ReplayBuffer.create(spec, 3 * 30, lanes=3) as replay:
-        model = Model(spec, 3, 30)
-        fill(replay, model, rng, [100, 17, 31])
-        assert len(replay) == len(model)
-        sampler = replay.sampler(64, stack=stack, n_step=n_step, gamma=0.9, pad=pad, seed=3, min_size=1)
-        allowed = model.sampleable(stack, n_step)
-        seen: set[int] = set()
-        for _ in range(15 * len(allowed) // 64 + 1):
-            seen.update(model.check(sampler.sample(), stack, n_step, 0.9, pad, allowed))
-        assert seen == set(allowed)
-
-
 @pytest.fixture
 def few(rng) -> Iterator[tuple[ReplayBuffer, Model]]:
     """A replay of which 1800 steps follow three rows alone, and its model."""
@@ -113,16 +88,12 @@ def xoshiro256plusplus(state: list[int]) -> int:
 
 @pytest.mark.parametrize("seed", [[1, 2, 3, 4], [MASK] * 4, [0, 0, 0, 1], [2**63, 5, MASK, 77]])
 def test_the_generator_is_xoshiro256plusplus(seed):
+    """The first numbers are those that other implementations' tests list of the published code."""
     state, reference = np.array(seed, np.uint64), list(seed)
-    for _ in range(1000):
-        assert int(next_random(state)) == xoshiro256plusplus(reference)
+    expected = [xoshiro256plusplus(reference) for _ in range(1000)]
+    assert [int(next_random(state)) for _ in range(1000)] == expected
     assert state.tolist() == reference
-
-
-def test_the_generator_is_that_of_the_published_code():
-    """From xoshiro256plusplus.c with the state 1, 2, 3, 4, as other implementations' tests list them."""
-    state = np.array([1, 2, 3, 4], np.uint64)
-    assert [int(next_random(state)) for _ in range(4)] == [41943041, 58720359, 3588806011781223, 3591011842654386]
+    assert seed[0] != 1 or expected[:4] == [41943041, 58720359, 3588806011781223, 3591011842654386]
 
 
 @pytest.mark.parametrize("bound", [1, 2, 3, 7, 64, 100, 3 * 2**30])
@@ -223,7 +194,7 @@ PLANNED = """
 @pytest.mark.parametrize(
     ("code", "file", "line", "changed"),
     [
-        (CHANGED, "kernels/returns.py", "total += discount * floats", "total += 3.0 * discount * floats"),
+        (CHANGED, "kernels/gather.py", "total += discount * floats", "total += 3.0 * discount * floats"),
         (PLANNED, "planning/kernels/expectations.py", "total[goal] += p * (", "total[goal] += 3.0 * p * ("),
     ],
 )

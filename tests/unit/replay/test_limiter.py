@@ -177,32 +177,16 @@ def test_lapped_rows_still_count():
         assert len(replay) == 5
 
 
-def test_slots_of_dead_samplers_are_free():
+def test_slots_of_dead_and_refused_samplers_are_free():
     with make() as replay:
+        for _ in range(SLOTS + 1):
+            with pytest.raises(ValueError, match="tolerance"):
+                replay.sampler(9)
         samplers = [replay.sampler(1) for _ in range(SLOTS)]
         with pytest.raises(MarlcoreError, match=f"expected at most {SLOTS} samplers"):
             replay.sampler(1)
         del samplers[3]
         replay.sampler(1)
-
-
-def test_a_refused_sampler_keeps_no_slot():
-    with make() as replay:
-        for _ in range(SLOTS + 1):
-            with pytest.raises(ValueError, match="tolerance"):
-                replay.sampler(9)
-        replay.sampler(8)
-
-
-def test_a_damaged_description_is_refused():
-    from marlcore.memory.segment import Segment
-
-    with make() as replay:
-        made = Mapped(replay).segment
-        damaged = made.description | {"limiter": {"samples_per_insert": -1.0}}
-        bad = Segment.create("bad", damaged, len(made.body))
-        with pytest.raises(SegmentCorrupt):
-            ReplayBuffer(bad)
 
 
 def test_damaged_counters_stop_a_writer_and_do_not_make_it_wait():

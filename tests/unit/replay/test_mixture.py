@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from mapped import Mapped
 from meanwhile import soon
+from refused import check_refused
 
 from marlcore import (
     Field,
@@ -22,7 +23,7 @@ from marlcore import (
     Sequence,
     TransitionSpec,
 )
-from marlcore.errors import TimedOut
+from marlcore.errors import TimedOut, UsedByTwoThreads
 from marlcore.replay.limiter import SampleGate
 
 SPEC = TransitionSpec(Field((2,)), Field((), "int64"), extras={"frame": Field((64,), "uint8")})
@@ -228,7 +229,7 @@ def test_a_batch_that_fails_leaves_no_trace(replays, monkeypatch):
         write(replay, 0, 8)
         mixture = Mixture([replay, replays[0]], [0.3, 0.7], 8, seed=0, prioritized=[None, Prioritized(beta_steps=5)])
         with monkeypatch.context() as patch, pytest.raises(MarlcoreError, match="writers overwrote every draw"):
-            patch.setattr(mixture.samplers[1].source, "fill", fails)
+            patch.setattr(mixture.samplers[1], "_fill", fails)
             mixture.sample()
         assert [stats.drawn for stats in mixture.stats] == [0, 0] and Mapped(replay).sampled == 0
         assert mixture.state_dict()["1.batches"] == 0
@@ -288,6 +289,17 @@ def test_a_mixture_that_can_draw_nothing_sets_the_writers_free(parted):
     write(parted, 1, 5, timeout=0)
     assert len(mixture.sample()) == 16
     assert fills(parted, 2) == 0
+
+
+def test_parts_beside_another_replay_have_one_limiter(parted, replays):
+    """An empty part of a replay does not set its writers free; all its parts together do."""
+    mixture = Mixture([parted, parted, replays[0]], [0.25, 0.5, 0.25], 16, seed=1, lanes=[*PARTS[:2], None])
+    assert fills(parted, 2) == 20 + 64 / 2
+    assert mixture.can_sample() and counts(mixture.sample(), 3) == [0, 11, 5]
+    assert fills(parted, 2) == 5
+    empty = Mixture([parted, parted, replays[0]], THIRDS, 16, lanes=[range(1), range(5, 6), None])
+    assert counts(empty.sample(), 3) == [0, 0, 16]
+    write(parted, 2, 30, timeout=0)
 
 
 def test_an_empty_part_never_sets_the_writers_free(parted, monkeypatch):
@@ -356,6 +368,12 @@ def test_priorities_go_back_to_the_replay_that_a_row_came_from(pair):
         batch = mixture.sample()
     assert set(zip(batch.source.tolist(), batch.action.tolist(), strict=True)) == {(0, 7), (1, 13)}
     assert [stats.ignored for stats in mixture.stats] == [0, 0]
+
+
+def test_a_mixture_and_its_samplers_serve_one_thread_together(pair):
+    mixture = Mixture(pair, [0.5, 0.5], 8)
+    mixture._inside[-1] = None  # another thread is in the middle of a call
+    check_refused(mixture.samplers[1].sample, UsedByTwoThreads, "Sampler: expected one thread at a time")
 
 
 def test_updates_pass_over_uniform_replays(pair):

@@ -10,15 +10,9 @@ import numpy as np
 import pytest
 from mapped import Mapped
 from meanwhile import running
-from model import SPECS, Model, add_batch, chi_square_limit, fill, random_row
+from model import SPECS, Model, chi_square_limit, fill
 
-from marlcore import (
-    Field,
-    NotEnoughData,
-    ReplayBuffer,
-    SegmentCorrupt,
-    TransitionSpec,
-)
+from marlcore import Field, NotEnoughData, ReplayBuffer, SegmentCorrupt, TransitionSpec
 from marlcore.errors import TimedOut
 from marlcore.lazy import is_installed
 from marlcore.observations import each
@@ -162,26 +156,6 @@ def test_returns_end_where_their_episode_does(name):
         assert drawn(replay, n_step=n_step, gamma=0.5) == expected
 
 
-@pytest.mark.parametrize("pad", ["repeat", "zero"])
-def test_stacks_never_reach_into_another_episode(pad):
-    with ReplayBuffer.create(SCALAR, 30) as replay:
-        write(replay, [(1, 0, ""), (2, 0, "truncated", 3), (5, 0, ""), (6, 0, "")])  # 0, 1, 2b, 3, 4, seam
-        write(replay, [(8, 0, ""), (9, 0, "")])  # 5, 6
-        batch = replay.sampler(200, stack=3, pad=pad, seed=0, min_size=1).sample()
-        rows = {
-            int(t): (batch.obs[i].tolist(), batch.next_obs[i].tolist(), batch.valid[i].tolist())
-            for i, t in enumerate(batch.index)
-        }
-        first = (lambda frame: frame) if pad == "repeat" else (lambda frame: 0)
-        start, second = [False, False, True], [False, True, True]
-        assert rows == {
-            0: ([first(1), first(1), 1], [first(1), 1, 2], start),
-            1: ([first(1), 1, 2], [1, 2, 3], second),
-            3: ([first(5), first(5), 5], [first(5), 5, 6], start),
-            5: ([first(8), first(8), 8], [first(8), 8, 9], start),
-        }
-
-
 def test_rows_with_their_own_next_obs_stand_alone():
     spec = TransitionSpec(Field(), Field(), next_obs=True)
     with ReplayBuffer.create(spec, 1) as replay, replay.writer() as writer:
@@ -191,40 +165,6 @@ def test_rows_with_their_own_next_obs_stand_alone():
         assert drawn(replay, gamma=0.5) == {1: (2, 0.5, 6, False, True)}
         writer.add(1.0, 0, 2.0, terminated=True, next_obs=7.0)
         assert drawn(replay, gamma=0.5) == {2: (2, 0, 7, True, False)}
-        with pytest.raises(ValueError, match=r"^final_obs: expected None"):
-            writer.add(1.0, 0, 2.0, truncated=True, next_obs=6.0, final_obs=6.0)
-        with pytest.raises(ValueError, match=r"^extras: expected the fields .'next_obs'"):
-            writer.add(1.0, 0, 2.0)
-
-
-# ---- length and capacity ----
-
-
-@pytest.mark.parametrize("stack", [1, 3])
-@pytest.mark.parametrize("name", SPECS)
-def test_a_replay_that_wrapped_many_times_holds_the_newest_rows(name, stack, rng):
-    """Added one by one, and in batches; with the policy's version and every field."""
-    spec = SPECS[name]
-    with ReplayBuffer.create(spec, 23, lanes=2) as replay:
-        assert replay.capacity == 22
-        model = Model(spec, 2, 11)
-        for lane, rounds in enumerate((60, 1)):
-            with replay.writer(lane) as writer:
-                for version in range(rounds):
-                    writer.policy_version = 2**32 + version
-                    rows = [random_row(spec, rng, 0.1) for _ in range(rng.integers(1, 5))]
-                    if version % 2:
-                        add_batch(writer, model, lane, rows, version)
-                        assert writer.policy_version == version
-                    else:
-                        for row in rows:
-                            assert writer.add(**row) == model.add(lane, version=version, **row)
-                            assert len(replay) == len(model)
-        window = {"stack": 1 if spec.next_obs else stack}
-        allowed = model.sampleable(n_step=1, **window)
-        sampler = replay.sampler(32, seed=1, min_size=1, **window)
-        seen = {index for _ in range(10) for index in model.check(sampler.sample(), allowed=allowed, **window)}
-        assert seen == set(allowed)
 
 
 # ---- drawing ----
@@ -375,9 +315,6 @@ def test_obs_and_next_obs_share_frames():
         assert batch.next_obs.ctypes.data == batch.obs.ctypes.data + 84 * 84
 
 
-# ---- processes ----
-
-
 def test_rows_that_count_too_many_transitions_are_told():
     with ReplayBuffer.create(TransitionSpec(Field(), Field()), 8) as replay, replay.writer() as writer:
         for _ in range(3):
@@ -386,26 +323,6 @@ def test_rows_that_count_too_many_transitions_are_told():
         Mapped(replay).column(0)[0].view(np.uint32)[0] = 7  # the oldest one's ordinal
         with pytest.raises(SegmentCorrupt, match="contradict one another"):
             len(replay)
-
-
-@pytest.mark.parametrize("dead", [1, 3, 8])
-def test_what_a_killed_writer_may_have_overwritten_is_not_read(dead):
-    """As if it had died after reserving `dead` rows: they are out until the successor has passed them."""
-    with ReplayBuffer.create(SCALAR, 8) as replay:
-        write(replay, [(i, i, "") for i in range(8)])
-        counters = Mapped(replay).counters()
-        counters[1] += dead
-        Mapped(replay).column(0)[:dead] = 255
-        assert len(replay) == 8 - dead
-        write(replay, [(100, 100, ""), (101, 101, "")])
-        # Rows 0 .. dead-1 are gone, though the successor has overwritten only two of them.
-        assert len(replay) == min(8, 8 - max(0, dead - 2))
-        expected = [*range(max(dead, 2), 7), 8]
-        assert sorted(drawn(replay)) == expected
-        assert counters.tolist() == [10, max(10, 8 + dead)]
-
-
-# ---- lifetime ----
 
 
 def test_the_ends_of_one_batch_are_not_those_of_the_next():

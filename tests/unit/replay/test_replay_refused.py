@@ -117,6 +117,12 @@ REPLAY: dict[str, Refused] = {
     ),
 }  # fmt: skip
 
+TWO = np.zeros(2)
+DOORS: dict[str, Callable[[ReplayBuffer], Callable[..., object]]] = {
+    "add": lambda replay: replay.writer().add,
+    "add_batch": lambda replay: replay.writer().add_batch,
+    "vector": lambda replay: replay.vector_writer().add,
+}
 WRITERS: dict[str, Refused] = {
     **{
         f"lane {n!r}": (on(lambda r, n=n: r.writer(n)), ValueError, f"lane: expected 0 to 1, got {n!r}")
@@ -132,6 +138,17 @@ WRITERS: dict[str, Refused] = {
     **{
         f"{name} timeout {t!r}": (on(lambda r, n=name, t=t: getattr(r, n)(timeout=t)), ValueError, f"{TIMEOUT} {t!r}")
         for name in ("writer", "vector_writer") for t in NO_TIMEOUTS
+    },
+    **{
+        f"{door} with next_obs, {says}": (
+            on(lambda r, door=door, v=value, fields=fields: DOORS[door](r)(v, v, v, **fields), NEXT_OBS), ValueError,
+            says,
+        )
+        for door, value, true in (("add", 0.0, True), ("add_batch", TWO, TWO == 0), ("vector", TWO, TWO == 0))
+        for fields, says in (
+            ({"truncated": true, "final_obs": value, "next_obs": value}, "final_obs: expected None"),
+            ({}, "extras: expected the fields ['next_obs'], got []"),
+        )
     },
     "shared without next_obs": (
         on(lambda replay: replay.writer(shared=True)), ValueError,

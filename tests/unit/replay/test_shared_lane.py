@@ -53,12 +53,6 @@ WRITE_COUNTED = """
         k += n
     print(*tickets, flush=True)
 """
-WRITE_ON = """
-    k = 0
-    print("ready", flush=True)
-    while True:
-        k += add(k)[0]
-"""
 
 
 def make(spec=SPEC, capacity=64):
