@@ -18,7 +18,7 @@ from whole_runs import LONG, Runs, change_checkpoint, checkpoint, kill, metrics_
 
 import marlcore as mc
 from marlcore.__main__ import main
-from marlcore.training import EVALUATOR, supervised
+from marlcore.training import EVALUATOR, async_run
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
@@ -289,7 +289,7 @@ def test_a_killed_evaluator_is_replaced(start: Callable[..., mc.Run]) -> None:
 def test_a_run_stops_in_the_middle_of_an_evaluation(
     start: Callable[..., mc.Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervised, "GRACE_S", 3600.0)  # which it does not wait for
+    monkeypatch.setattr(async_run, "GRACE_S", 3600.0)  # which it does not wait for
     run = start(Endless, evaluation=OFTEN)
     past(run, 500)
     run.stop()
@@ -299,7 +299,7 @@ def test_a_run_stops_in_the_middle_of_an_evaluation(
 
 @LONG
 def test_an_endless_last_evaluation_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervised, "GRACE_S", 10.0)
+    monkeypatch.setattr(async_run, "GRACE_S", 10.0)
     patience = mc.SupervisionConfig(learner_timeout=10.0)
     result = train(tmp_path, Endless, DQN, mode="async", supervision=patience)
     assert result.steps == 1_200 and result.restarts[EVALUATOR] == 0

@@ -79,13 +79,12 @@ class Config(Declared):
         super().__post_init__()
         if self.mode == "serial" and self.updates_per_step is None:
             raise ValueError("updates_per_step: expected a number in serial mode, got None")
-        self.check_rows()
 
     def learner_of(self, policy: str) -> LearnerConfig:
         """The settings of a policy's learner."""
         return self.learners.get(policy, self.learner)
 
-    def check_rows(self, policy: str = "", agents: int = 1) -> None:
+    def check_rows(self, policy: str, agents: int) -> None:
         """Raises ValueError: the replay of a policy of `agents` agents has too few rows."""
         replay, learner = self.replay, self.learner_of(policy)
         lanes = self.lanes * agents * replay.parts

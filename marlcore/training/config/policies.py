@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ...checks import did_you_mean
@@ -32,6 +32,7 @@ class AssignedPolicy:
     agents: tuple[str, ...]
     spaces: Spaces
     algorithm: Algorithm
+    source: ReplaySource | QueueSource = field(default_factory=ReplaySource)  # of its batches, by `source_of`
 
 
 def assign(
@@ -139,16 +140,16 @@ def schedules_of(algorithm: Algorithm, config: Config) -> dict[str, Schedule]:
 
 
 def check_applied(policies: tuple[AssignedPolicy, ...], config: Config) -> None:
-    """Raises ValueError: a setting differs from its default although it applies to none of the run's policies."""
-    queued = 0
+    """Raises ValueError: a replay has too few rows, or a setting that applies to no policy differs from its default."""
     for policy in policies:
-        source, learner = source_of(policy, config), config.learner_of(policy.name)
-        if isinstance(source, QueueSource):
-            queued += 1
+        learner = config.learner_of(policy.name)
+        if isinstance(policy.source, QueueSource):
             _check("learner.", OF_LEARNER, learner, LearnerConfig(), policy)
-        elif source.n_step != learner.n_step:
+            continue
+        config.check_rows(policy.name, len(policy.agents))
+        if policy.source.n_step != learner.n_step:
             _check("learner.", ("n_step",), learner, LearnerConfig(), policy, "makes its returns itself")
-    if queued == len(policies):
+    if all(isinstance(policy.source, QueueSource) for policy in policies):
         _check("", OF_RUN, config, Config(), policies[0])
         _check("replay.", OF_REPLAY, config.replay, ReplayConfig(), policies[0])
     if not any("epsilon" in schedules_of(policy.algorithm, config) for policy in policies):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -99,6 +100,13 @@ class PolicyModel:
         self.whole.load_state_dict(state["network"])
         if self.norm is not None and state.get("norm") is not None:
             self.norm.load_state_dict(state["norm"])
+
+    def restore_checked(self, state: Mapping[str, Any], path: Path, expected: str) -> None:
+        """Restores the weights of the checkpoint `path`. Raises ValueError: it is of another network."""
+        try:
+            self.restore(state)
+        except (KeyError, RuntimeError) as error:
+            raise ValueError(f"{expected}, got {str(path)!r} ({' '.join(str(error).split())[:200]})") from None
 
 
 def _copied(module: nn.Module) -> dict[str, torch.Tensor]:

@@ -7,8 +7,8 @@ from hunt import HUNT
 
 import marlcore as mc
 from marlcore.processes import Metric
+from marlcore.training import train_seeds
 from marlcore.training.record.curves import draw_runs
-from marlcore.training.seeds import train_seeds
 
 
 @pytest.mark.long
