@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..checks import absolute
-from ..envs import NamedEnvironment, factory, vectorize
+from ..envs import factory, vectorize
 from ..envs.joint import JointObservations
 from ..interfaces import Algorithm, QueueSource
 from ..notices import say, shown_with
@@ -83,8 +83,8 @@ def _assigned(
 ) -> tuple[Callable[[], Any], tuple[AssignedPolicy, ...], Config]:
     """The policies; the environment as they observe it, and the settings with what follows from it."""
     if config.replay.stack is None:
-        stack = make_env.stack if isinstance(make_env, NamedEnvironment) else 1
-        config = replace(config, replay=replace(config.replay, stack=stack))
+        own = getattr(make_env, "stack", 1)  # of an environment class it may be a method
+        config = replace(config, replay=replace(config.replay, stack=own if isinstance(own, int) else 1))
     choose_device(config.actor.device)
     with closing(vectorize(make_env, 1)) as env:
         if config.self_play.pool:
