@@ -57,7 +57,6 @@ class OpponentGames:
     """
 
     env: VectorEnvironment
-    policy: str
     candidate: Candidate  # the policy that learns
     config: Config
     opponents: Opponents  # whose generator is seeded anew for each policy's games
@@ -143,7 +142,7 @@ class OpponentGames:
             values["eval_return_of_best"] = best
         values |= {f"eval_return/{name}": value for name, value in returns.items()}
         for name, value in values.items():
-            self.report(self.policy, name, value, step)
+            self.report(self.candidate.policy.name, name, value, step)
         for side, agent in enumerate(self.env.agents):
             games = pairings.sides == side
             if games.any():

@@ -36,7 +36,7 @@ class EvaluatorWorker(Worker):
             (policy,), (candidate,) = blueprint.policies, candidates
             pool = self.hold(ParameterStore.attach(blueprint.self_play.pool))
             opponents = Opponents(policy, config, pool, env.copies, np.random.default_rng())
-            games = OpponentGames(env, policy.name, candidate, config, opponents, seed, self.report)
+            games = OpponentGames(env, candidate, config, opponents, seed, self.report)
         self._evaluator = Evaluator(candidates, games.play, config.evaluation.interval, lambda: self.control.steps)
 
     def _candidate(self, index: int, policy: PolicyBlueprint) -> Candidate:
@@ -44,7 +44,7 @@ class EvaluatorWorker(Worker):
         model = build_model(policy, self.config, index).to(device).acting
         subscriber = self.hold(ParameterStore.attach(policy.weights)).subscriber(model)
         kept = KeptCheckpoints(policy.run_dir, policy.name, self.config.evaluation.keep)
-        return Candidate(policy.agents, policy.spaces, policy.algorithm, model, device, subscriber, kept)
+        return Candidate(policy, model, device, subscriber, kept)
 
     def step(self, goes_on: GoesOn) -> bool:
         """Makes an evaluation if one is due; returns whether it did."""
