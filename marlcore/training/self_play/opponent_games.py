@@ -87,7 +87,7 @@ class OpponentGames:
         return True
 
     def _pairings(self) -> Pairings | None:
-        """None if no opponent can play now."""
+        """None if no opponent can play."""
         settings, games = self.config.self_play, self.config.evaluation.episodes
         sides = range(2) if settings.side == BOTH else [list(self.env.agents).index(settings.side)]
         meetings = max(-(-games // len(sides)) // len(self._names), 1)  # with the pool

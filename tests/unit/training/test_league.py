@@ -19,9 +19,8 @@ from marlcore.processes import Metric, Telemetry
 from marlcore.training.loops import PolicyModel
 from marlcore.training.record import read_json, save_checkpoint
 from marlcore.training.self_play import League, Pool, draw_payoff
-from marlcore.training.self_play.league import odds_of, pool_odds
+from marlcore.training.self_play.league import Payoff, odds_of, pool_odds
 from marlcore.training.self_play.opponents import name_of
-from marlcore.training.self_play.payoff import Payoff
 from marlcore.training.self_play.pool import opponent_path, pool_store, saved_opponents
 
 EXTRAS: dict[str, Any] = {"updates": (), "step": (), "epsilon": ()}
