@@ -163,12 +163,14 @@ class Payoff:
             self._history = self._history[-1::-2][::-1]
 
     def state_dict(self) -> dict[str, Any]:
-        """The state as plain values, not copied."""
+        """The state as plain values."""
+        totals = {number: list(counts) for number, counts in self._totals.items()}
         last = {number: list(results) for number, results in self._last.items()}
-        return {"totals": self._totals, "last": last, "newest": list(self._newest), "history": self._history}
+        return {"totals": totals, "last": last, "newest": list(self._newest), "history": list(self._history)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._totals, self._history = state["totals"], state["history"]
+        self._totals = {number: list(counts) for number, counts in state["totals"].items()}
+        self._history = list(state["history"])
         self._last = {number: deque(results, self._window) for number, results in state["last"].items()}
         self._newest = deque(state["newest"], self._window)
 
