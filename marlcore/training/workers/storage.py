@@ -122,8 +122,8 @@ class ReplayBatches:
         self._sampler: Sampler | Mixture
         if config.replay.mixture:
             shares = np.array([*config.replay.mixture.values()])
-            lanes = np.arange(len(policy.agents) * config.lanes * len(shares)).reshape(len(shares), -1).tolist()
-            fractions = shares / shares.sum()
+            size, fractions = len(policy.agents) * config.lanes, shares / shares.sum()
+            lanes = [range(part * size, (part + 1) * size) for part in range(len(shares))]
             options |= {"min_size": max(1, int(learner.warmup * fractions[fractions > 0].min())), "lanes": lanes}
             self._sampler = Mixture([replay] * len(shares), fractions.tolist(), learner.batch_size, **options)
         else:
