@@ -1,7 +1,5 @@
 """A run in async mode: a process for each worker, which is restarted when it dies, until all have ended."""
 
-from __future__ import annotations
-
 import errno
 import logging
 import time

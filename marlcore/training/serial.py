@@ -1,7 +1,5 @@
 """A run in serial mode: all workers' work in turn in this process, with the objects of async mode."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from contextlib import ExitStack, closing

@@ -1,7 +1,5 @@
 """Evaluating the policies of a run: of its directory, or of a live one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A run's policies: agents, algorithms, workers, and which settings apply to them; checked before anything starts."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -69,13 +67,7 @@ def policy_names(agents: list[str], policies: Mapping[str, str] | Callable[[str]
     if policies is None:
         names = {agent: agent for agent in agents}
     elif isinstance(policies, Mapping):
-        for agent in policies:
-            if agent not in agents:
-                hint = did_you_mean(agent, agents)
-                raise ValueError(f"policies: expected agents of the environment, got {agent!r}{hint}")
-        missing = [agent for agent in agents if agent not in policies]
-        if missing:
-            raise ValueError(f"policies: expected a policy for each agent, got none for {missing[0]!r}")
+        _check_names("policies", policies, agents, "agents of the environment", "a policy for each agent")
         names = {agent: policies[agent] for agent in agents}
     elif callable(policies):
         names = {agent: policies(agent) for agent in agents}
@@ -93,13 +85,18 @@ def policy_names(agents: list[str], policies: Mapping[str, str] | Callable[[str]
 def _algorithms(policies: list[str], algorithm: Any) -> dict[str, Algorithm]:
     if not isinstance(algorithm, Mapping):
         return dict.fromkeys(policies, _chosen(algorithm))
-    for name in algorithm:
-        if name not in policies:
-            raise ValueError(f"algorithm: expected the policies {policies}, got {name!r}{did_you_mean(name, policies)}")
-    missing = [name for name in policies if name not in algorithm]
-    if missing:
-        raise ValueError(f"algorithm: expected one for each policy, got none for {missing[0]!r}")
+    _check_names("algorithm", algorithm, policies, f"the policies {policies}", "one for each policy")
     return {name: _chosen(algorithm[name]) for name in policies}
+
+
+def _check_names(label: str, values: Mapping[str, Any], names: list[str], known: str, complete: str) -> None:
+    """Raises ValueError: the values by name are not those of exactly these names."""
+    for name in values:
+        if name not in names:
+            raise ValueError(f"{label}: expected {known}, got {name!r}{did_you_mean(name, names)}")
+    missing = [name for name in names if name not in values]
+    if missing:
+        raise ValueError(f"{label}: expected {complete}, got none for {missing[0]!r}")
 
 
 def _chosen(algorithm: Any) -> Algorithm:

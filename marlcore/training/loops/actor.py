@@ -77,7 +77,6 @@ def act(
 
 
 def check_actions(spaces: Spaces, action: NDArray[Any]) -> None:
-    """Raises ValueError: an action is outside the action space."""
     for value in spaces.shifted(action):
         if not spaces.action.contains(value):
             raise ValueError(f"action of the algorithm: expected one of {spaces.action}, got {value.tolist()}")

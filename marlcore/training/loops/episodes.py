@@ -40,7 +40,6 @@ class Evaluation:
 
     @property
     def episodes(self) -> int:
-        """The number of episodes."""
         return len(next(iter(self.returns.values())))
 
     @property

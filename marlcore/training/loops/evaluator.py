@@ -35,8 +35,6 @@ class Kept(Protocol):
 
 @dataclass(frozen=True)
 class Candidate:
-    """A policy to evaluate."""
-
     policy: AssignedPolicy
     model: ActingModel  # which `subscriber` updates
     device: torch.device
@@ -136,5 +134,4 @@ class Evaluator:
         return played
 
     def _after(self, step: int) -> int:
-        """The first multiple of the interval after a step."""
         return (step // self.interval + 1) * self.interval

@@ -60,7 +60,6 @@ def learn_until_stopped(learners: Sequence[Learner], run: LearnerRun) -> None:
 
 
 def catch_up(learners: Sequence[Learner], run: LearnerRun) -> None:
-    """Makes the due updates."""
     for learner in learners:
         while learner.batches.due and learn(learner):
             run.count_updates()
@@ -198,7 +197,6 @@ class Learner:
         self.finite.saved = self.updates
 
     def check_loss(self) -> None:
-        """Checks the mean loss since the last report."""
         if "loss" in self._sums:
             self.finite.check_loss(float(self._sums["loss"]) / self._summed, self.updates)
 

@@ -127,13 +127,11 @@ class OpponentGames:
         }
 
     def _returns(self, outcome: Evaluation, pairings: Pairings) -> NDArray[np.float64]:
-        """The policy's return in each game."""
         of_sides = np.stack([outcome.returns[agent] for agent in self.env.agents])
         returns: NDArray[np.float64] = of_sides[pairings.sides, np.arange(len(pairings.sides))]
         return returns
 
     def _take(self, outcome: Evaluation, pairings: Pairings, best: float | None) -> None:
-        """Saves the weights, and reports the outcome."""
         by_game, step = self._returns(outcome, pairings), self.candidate.step
         returns = self._by_opponent(by_game, pairings)
         self.candidate.keep(_mean(returns), best)
