@@ -1,4 +1,4 @@
-"""An environment that changes the working directory moves no path of a run."""
+"""Where the files of a run, and of one run a seed, lie, also if an environment changes the working directory."""
 
 import os
 from dataclasses import replace
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from hunt import HUNT
+from refused import check_refused
 
 import marlcore as mc
 from marlcore.cli.eval import main
@@ -86,3 +87,19 @@ def test_a_run_stays_where_it_was_started(elsewhere, tmp_path, monkeypatch, mode
     many = train_seeds(elsewhere, "dqn", replace(config, run_dir="seeds", total_steps=100), (0, 1), progress=False)
     assert [result.run_dir for result in many] == [here / "seeds" / "seed-0", here / "seeds" / "seed-1"]
     assert not any((tmp_path / "elsewhere").iterdir())
+
+
+@pytest.mark.long
+def test_each_seed_has_a_run_of_its_own_and_one_picture_shows_all(tmp_path: Path) -> None:
+    config = mc.Config(total_steps=1500, mode="serial", run_dir=str(tmp_path / "all"))
+    results = train_seeds(HUNT, "dqn", config, [3, 5], progress=False)
+    assert [result.run_dir for result in results] == [tmp_path / "all" / f"seed-{seed}" for seed in (3, 5)]
+    assert results[0].returns != results[1].returns
+    assert (tmp_path / "all" / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_seed_that_comes_twice_is_refused(tmp_path: Path) -> None:
+    config = mc.Config(run_dir=str(tmp_path / "all"))
+    says = "seeds: expected different ones, got [1, 1]"
+    check_refused(lambda: train_seeds(HUNT, "dqn", config, [1, 1]), ValueError, says)
+    assert list(tmp_path.iterdir()) == []

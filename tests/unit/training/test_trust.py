@@ -10,9 +10,11 @@ import gymnasium.spaces as gym
 import numpy as np
 import pytest
 from odd_spaces import Counting
+from refused import check_refused
 
 import marlcore as mc
 from marlcore.__main__ import main
+from marlcore.algos import name_of
 from marlcore.spaces import Spaces
 from marlcore.training import ExplorationConfig, MetricsConfig
 from marlcore.training.after.loaded_policy import SavedRun, save_policies
@@ -108,8 +110,7 @@ def test_a_run_of_another_user_is_refused(run, monkeypatch):
         os.chown(run / "checkpoints/run.pickle", 12345, -1)
     else:
         monkeypatch.setattr(os, "geteuid", lambda: 12345)
-    with pytest.raises(ValueError, match="which belongs to user"):
-        mc.load_policy(run, "agent_0")
+    check_refused(lambda: mc.load_policy(run, "agent_0"), ValueError, "which belongs to user")
 
 
 def test_a_link_to_a_run_is_followed(run, tmp_path):
@@ -123,8 +124,7 @@ def test_a_refused_run_executes_nothing_at_any_door(run, capsys):
     writable(run, "")
     doors = [partial(mc.load_policy, run, "agent_0"), partial(mc.evaluate, run, 1)]
     for door in doors:
-        with pytest.raises(ValueError, match="trust=True or --trust loads it"):
-            door()
+        check_refused(door, ValueError, "trust=True or --trust loads it")
     for arguments in (["eval", str(run)], ["train", "--resume", str(run)]):
         assert main(arguments) == 2
         assert "trust=True or --trust loads it" in capsys.readouterr().err
@@ -177,29 +177,27 @@ def test_all_kinds_of_spaces_are_described(tmp_path, masked):
     assert again == policy
 
 
-def test_an_algorithm_of_other_code_is_refused(tmp_path):
-    described(AssignedPolicy("a", ("a",), SPACES, Custom()), mc.Config(), tmp_path)
-    with pytest.raises(ValueError, match=r"^weights_only: expected .*a is of the algorithm test_trust:Custom, whose"):
-        mc.load_policy(tmp_path, "a", weights_only=True)
+BUILT_IN = "weights_only: expected policies of built-in algorithms, got "
+UNFIT = "weights_only: expected a policy and weights that fit it, got "
+CHANGED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "code": ({"algorithm": name_of(Custom())}, {}, "agent_0 is of the algorithm test_trust:Custom, whose"),
+    "reference": ({}, {"hidden": "os:system"}, BUILT_IN),
+    "function": ({}, {"hidden": {"repr": "<function>"}}, BUILT_IN),
+    "reference in a list": ({}, {"hidden": ["antigravity:x"]}, BUILT_IN),
+    "huge": ({}, {"hidden": [10**12]}, "weights_only: expected "),
+    "other size": ({}, {"hidden": [5]}, UNFIT),
+    "no choice": ({}, {"dueling": "x"}, "weights_only: expected "),
+}
 
 
-@pytest.mark.parametrize("value", ["os:system", {"repr": "<function>"}, ["antigravity:x"]])
-def test_a_hyperparameter_that_names_code_is_refused(tmp_path, value):
-    plain = described(AssignedPolicy("a", ("a",), SPACES, mc.DQN()), mc.Config(), tmp_path)
-    plain["policies"][0]["hyperparameters"]["hidden"] = value
-    write_json(tmp_path / POLICIES, plain)
-    with pytest.raises(ValueError, match="weights_only: expected policies of built-in algorithms, got "):
-        mc.load_policy(tmp_path, "a", weights_only=True)
-
-
-@pytest.mark.parametrize("change", [{"hidden": [10**12]}, {"hidden": [5]}, {"dueling": "x"}])
-def test_a_policy_that_its_weights_do_not_fit_is_refused(run, change):
+@pytest.mark.parametrize("case", CHANGED)
+def test_a_changed_policy_is_refused_without_its_code(run: Path, case: str) -> None:
+    changes, hyperparameters, says = CHANGED[case]
     plain = read_json(run / POLICIES)
-    plain["policies"][0]["hyperparameters"] |= change
+    plain["policies"][0] |= changes
+    plain["policies"][0]["hyperparameters"] |= hyperparameters
     write_json(run / POLICIES, plain)
-    with pytest.raises(ValueError, match=r"^weights_only: expected ") as refusal:
-        mc.load_policy(run, "agent_0", weights_only=True)
-    assert "\n" not in str(refusal.value)
+    check_refused(lambda: mc.load_policy(run, "agent_0", weights_only=True), ValueError, says)
 
 
 def test_a_schedule_that_names_code_is_left_out(tmp_path):
