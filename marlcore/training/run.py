@@ -8,6 +8,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -131,8 +132,7 @@ class Run:
         self._interrupts = Interrupts()
         self._begun = threading.Event()
         self._session: Session | None = None
-        self._result: Result | None = None
-        self._error: BaseException | None = None
+        self._result: Future[Result] = Future()
         self._thread = threading.Thread(target=self._work, name="marlcore-run", daemon=True)
         self._thread.start()
         atexit.register(self._end)
@@ -152,10 +152,7 @@ class Run:
         if self._thread.is_alive():
             raise TimedOut(f"{self.run_dir}: the run goes on after {timeout} seconds")
         atexit.unregister(self._end)
-        if self._error is not None:
-            raise self._error
-        assert self._result is not None
-        return self._result
+        return self._result.result()
 
     def stop(self) -> None:
         """Makes the run write its checkpoints and end; `wait` for that. Repeated calls are harmless."""
@@ -188,9 +185,9 @@ class Run:
                 self._session = session
                 self._begun.set()
                 session.work()
-            self._result = _result(session)
+            self._result.set_result(_result(session))
         except BaseException as error:  # `wait` raises it
-            self._error = error
+            self._result.set_exception(error)
         finally:
             self._begun.set()
 

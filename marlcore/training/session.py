@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 class Session:
-    """A run's shared memory and processes; a context manager that removes them. `interrupts` stops the run."""
+    """A run's shared memory and processes, which the end of its `with` block removes; `interrupts` stops the run."""
 
     def __init__(self, setup: Setup, interrupts: Interrupts) -> None:
         env_fn, policies, config = setup.env_fn, setup.policies, setup.config

@@ -64,7 +64,7 @@ class Config(Declared):
     """The policy of each agent, by agent; agents with the same policy share it. By default each has its own. In Python
     also a function of the agent's name."""
     learners: Annotated[dict[str, LearnerConfig], By(_learners)] = field(default_factory=dict)
-    """By policy, settings of its learner that replace `learner`; in a file, those that are not given are `learner`'s.
+    """By policy, settings of its learner that replace `learner`. In a file, missing ones are taken from `learner`;
     `processes` and `threads` always are."""
     actor: ActorConfig = field(default_factory=ActorConfig)
     learner: LearnerConfig = field(default_factory=LearnerConfig)

@@ -39,7 +39,7 @@ def assign(
     algorithm: Algorithm | str | Mapping[str, Algorithm | str],
     stack: int,
 ) -> tuple[AssignedPolicy, ...]:
-    """The policies of an environment's agents, in the order of their first agents; spaces and algorithms are by name.
+    """The policies of an environment's agents, whose spaces are given by agent, in the order of their first agents.
 
     Raises: ValueError, TypeError: an agent or policy is unknown or missing, agents of one policy have different spaces,
         or an algorithm is none or cannot handle the spaces.

@@ -24,7 +24,7 @@ Games = Callable[[int, GoesOn], bool]  # plays, reports and keeps the weights at
 
 
 class Kept(Protocol):
-    """A policy's checkpoints by evaluation; see record/checkpoints.py."""
+    """The KeptCheckpoints of record/checkpoints.py."""
 
     last: int
 

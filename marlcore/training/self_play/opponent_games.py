@@ -83,7 +83,7 @@ class OpponentGames:
             if of_best is None:
                 return False
             best = _mean(self._by_opponent(self._returns(of_best, pairings), pairings))
-        self._take(outcome, pairings, best)
+        self._report(outcome, pairings, best)
         return True
 
     def _pairings(self) -> Pairings | None:
@@ -131,7 +131,7 @@ class OpponentGames:
         returns: NDArray[np.float64] = of_sides[pairings.sides, np.arange(len(pairings.sides))]
         return returns
 
-    def _take(self, outcome: Evaluation, pairings: Pairings, best: float | None) -> None:
+    def _report(self, outcome: Evaluation, pairings: Pairings, best: float | None) -> None:
         by_game, step = self._returns(outcome, pairings), self.candidate.step
         returns = self._by_opponent(by_game, pairings)
         self.candidate.keep(_mean(returns), best)

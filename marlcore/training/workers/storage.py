@@ -17,7 +17,6 @@ from ...interfaces import QueueSource, ReplaySource
 from ...memory import PREFIX, SegmentHandle, survey_names
 from ...queue import TrajectoryQueue, lane_rows_for
 from ...replay import Mixture, Prefetch, ReplayBuffer, Sampler
-from ...transitions import Batch, TorchBatch
 from ..config import AssignedPolicy, Config
 from ..loops import run_seed
 from ..record import RunDirectory
@@ -180,11 +179,7 @@ class QueueBatches:
         replay, gamma = worker.config.replay, worker.config.learner_of(policy).gamma
         options: dict[str, Any] = {"stack": replay.frames, "gamma": gamma, "pad": replay.pad}
         self._reader = worker.hold(queue.reader(source.batch_size, length=source.length, **options))
-
-    def sample(self, timeout: float | None = None) -> Batch | TorchBatch:
-        """The next batch; raises as `TrajectoryReader.read`."""
-        batch: Batch = self._reader.read(timeout)
-        return batch
+        self.sample = self._reader.read
 
     def update_priorities(self, index: Any, priority: Any) -> None:
         """A queue has no priorities."""
