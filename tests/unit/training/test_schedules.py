@@ -1,9 +1,9 @@
 """Schedules as numbers, text and functions; their values against plain formulas."""
 
 import math
+from dataclasses import replace
 from typing import Any, ClassVar
 
-import gymnasium
 import numpy as np
 import pytest
 from hypothesis import given
@@ -92,55 +92,35 @@ def test_stages_count_the_beginnings_that_were_reached():
     assert mc.Config(stages=[10, 30]).schedules["stage"] == Stages((10, 30))
 
 
-class Recorded(mc.DQN):
-    """Notes the stage in which each observation was acted on, and those that are trained on."""
+class Staged(mc.DQN):
+    """Rows store the stage in which they were acted; updates note the stage then, and those of their rows."""
 
-    acted: ClassVar[dict[bytes, int]] = {}
-    trained: ClassVar[list[tuple[int, int]]] = []
-    now: ClassVar[list[int]] = [0]
+    trained: ClassVar[list[tuple[float, float]]] = []
+
+    def transition(self, spaces: mc.Spaces) -> mc.TransitionSpec:
+        return replace(super().transition(spaces), extras={"stage": mc.Field()})
 
     def act(self, model: Any, obs: Any, *, explore: Any, **options: Any) -> Any:
-        Recorded.now[0] = int(explore["stage"])
-        for row in obs.numpy():
-            Recorded.acted[row.tobytes()] = Recorded.now[0]
-        return super().act(model, obs, explore=explore, **options)
+        chosen = super().act(model, obs, explore=explore, **options)
+        return chosen._replace(extras={"stage": np.full(len(obs), explore["stage"], np.float32)})
 
     def make_trainer(self, model: Any) -> Any:
         trainer = super().make_trainer(model)
         update = trainer.update
 
         def noted(batch: Any) -> Any:
-            Recorded.trained += [(Recorded.now[0], Recorded.acted[row.tobytes()]) for row in batch.obs.numpy()]
+            Staged.trained += [(batch.numbers["stage"], stage) for stage in batch.extras["stage"].tolist()]
             return update(batch)
 
         trainer.update = noted
         return trainer
 
 
-class Counting(gymnasium.Env[Any, Any]):
-    """Each observation comes once."""
-
-    observation_space = gymnasium.spaces.Box(0, 1e9, (1,))
-    action_space = gymnasium.spaces.Discrete(2)
-    seen: ClassVar[int] = 0
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        return self._next(), {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        return self._next(), 1.0, Counting.seen % 20 == 0, False, {}
-
-    def _next(self) -> Any:
-        Counting.seen += 1
-        return np.full(1, Counting.seen, np.float32)
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("clears", [True, False])
 def test_a_stage_that_begins_clears_the_replay(tmp_path, clears):
     """One turn may still be acted on in the stage before, since its action was chosen before the publication."""
-    Recorded.acted.clear()
-    Recorded.trained.clear()
+    Staged.trained.clear()
     config = mc.Config(
         total_steps=3000,
         stages=(1000, 2000),
@@ -150,8 +130,8 @@ def test_a_stage_that_begins_clears_the_replay(tmp_path, clears):
         learner=mc.LearnerConfig(warmup=50, publish_interval=1, batch_size=16, n_step=1),
         replay=mc.ReplayConfig(clear_at_stage=clears),
     )
-    mc.train(Counting, Recorded(), config, progress=False)
-    assert {stage for stage, _ in Recorded.trained} == {0, 1, 2}
-    stale = [(now, acted) for now, acted in Recorded.trained if acted < now]
-    assert (len(stale) < 0.02 * len(Recorded.trained)) == clears
+    mc.train("gymnasium:CartPole-v1", Staged(), config, progress=False)
+    assert {stage for stage, _ in Staged.trained} == {0, 1, 2}
+    stale = [(now, acted) for now, acted in Staged.trained if acted < now]
+    assert (len(stale) < 0.02 * len(Staged.trained)) == clears
     assert bool(stale) or clears
