@@ -3,7 +3,6 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -273,7 +272,7 @@ def newest(run: mc.Run) -> int:
 
 @LONG
 def test_a_killed_evaluator_is_replaced(start: Callable[..., mc.Run]) -> None:
-    run = start(Corridor, evaluation=replace(OFTEN, episodes=200))
+    run = start(Corridor, evaluation={**OFTEN, "episodes": 200})
     until(lambda: run.status().metrics.get((AGENT, "eval_return")) is not None)
     best = checkpoint(run.run_dir, f"{AGENT}.best")["return"]
     kill(run, EVALUATOR)  # it always plays
