@@ -177,13 +177,13 @@ def test_all_kinds_of_spaces_are_described(tmp_path, masked):
     assert again == policy
 
 
-BUILT_IN = "weights_only: expected policies of built-in algorithms, got "
+IS_CODE = "agent_0 has the hyperparameter hidden="
 UNFIT = "weights_only: expected a policy and weights that fit it, got "
 CHANGED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "code": ({"algorithm": name_of(Custom())}, {}, "agent_0 is of the algorithm test_trust:Custom, whose"),
-    "reference": ({}, {"hidden": "os:system"}, BUILT_IN),
-    "function": ({}, {"hidden": {"repr": "<function>"}}, BUILT_IN),
-    "reference in a list": ({}, {"hidden": ["antigravity:x"]}, BUILT_IN),
+    "reference": ({}, {"hidden": "os:system"}, IS_CODE),
+    "function": ({}, {"hidden": {"repr": "<function>"}}, IS_CODE),
+    "reference in a list": ({}, {"hidden": ["antigravity:x"]}, IS_CODE),
     "huge": ({}, {"hidden": [10**12]}, "weights_only: expected "),
     "other size": ({}, {"hidden": [5]}, UNFIT),
     "no choice": ({}, {"dueling": "x"}, "weights_only: expected "),
