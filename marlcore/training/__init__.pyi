@@ -36,6 +36,6 @@ from .run import Result as Result
 from .run import Run as Run
 from .run import start as start
 from .run import train as train
-from .seeds import train_seeds as train_seeds
+from .run import train_seeds as train_seeds
 from .warmup import compile_before_a_run as compile_before_a_run
 from .warmup import warm_up as warm_up

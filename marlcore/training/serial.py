@@ -1,10 +1,9 @@
 """A run in serial mode: all workers' work in turn in this process, with the objects of async mode."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from contextlib import ExitStack, closing
+from itertools import count
 from typing import ParamSpec, TypeVar
 
 import torch
@@ -31,7 +30,7 @@ def run_serial(blueprint: Blueprint, monitor: Monitor, interrupts: Interrupts) -
         torch.set_num_threads(config.learner.threads)
         stack.enter_context(torch.random.fork_rng(devices=[]))
         torch.manual_seed(config.seed)
-        names = learner_names(config, [plan.name for plan in blueprint.policies])
+        names = learner_names(config, [policy.name for policy in blueprint.policies])
         learners = [stack.enter_context(closing(LearnerWorker(name, blueprint))) for name in names]
         actors = [stack.enter_context(closing(ActorWorker(i, blueprint))) for i in range(config.actor.processes)]
         evaluators = [stack.enter_context(closing(EvaluatorWorker(blueprint)))] if config.evaluation.interval else []
@@ -47,7 +46,19 @@ def run_serial(blueprint: Blueprint, monitor: Monitor, interrupts: Interrupts) -
             return unstopped() and not all(actor.done for actor in actors)
 
         try:
-            _take_turns(learners, actors, evaluators, unfinished, monitor)
+            for rounds in count(1):
+                if not unfinished():
+                    break
+                playing = [actor for actor in actors if not actor.done]
+                turns = [_guarded(actor, observe, actor.env, actor.seats, actor) for actor in playing]
+                for learner in learners:  # before the actions, so that they are of the newest weights
+                    _guarded(learner, catch_up, learner.learners, learner)
+                for actor, due in zip(playing, turns, strict=True):
+                    _guarded(actor, act, actor.env, actor.seats, actor.policies, due, actor)
+                for evaluator in evaluators:
+                    _guarded(evaluator, evaluator.step, unfinished)
+                if rounds % ROUNDS == 0:
+                    monitor.tick()
         except WorkerFailed as failed:
             for learner in learners:
                 if learner.name == failed.worker and "\n" not in failed.traceback:
@@ -64,27 +75,6 @@ def run_serial(blueprint: Blueprint, monitor: Monitor, interrupts: Interrupts) -
         for evaluator in evaluators:
             if interrupts.signum is None:
                 _guarded(evaluator, evaluator.finish, unstopped)
-
-
-def _take_turns(
-    learners: list[LearnerWorker],
-    actors: list[ActorWorker],
-    evaluators: list[EvaluatorWorker],
-    unfinished: Callable[[], bool],
-    monitor: Monitor,
-) -> None:
-    rounds = 0
-    while unfinished():
-        turns = [(actor, _guarded(actor, observe, actor.env, actor.seats, actor)) for actor in actors if not actor.done]
-        for learner in learners:  # before the actions, so that they are of the newest weights
-            _guarded(learner, catch_up, learner.learners, learner)
-        for actor, due in turns:
-            _guarded(actor, act, actor.env, actor.seats, actor.policies, due, actor)
-        for evaluator in evaluators:
-            _guarded(evaluator, evaluator.step, unfinished)
-        rounds += 1
-        if rounds % ROUNDS == 0:
-            monitor.tick()
 
 
 def _guarded(worker: Worker, step: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

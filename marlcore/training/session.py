@@ -5,53 +5,31 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import asdict
 from typing import Any
 
 from ..interfaces import ReplaySource
-from ..processes import PID, STEPS, Children, Control, Interrupts, Metric, Telemetry
+from ..processes import PID, STEPS, Children, Control, Interrupts, Telemetry
 from ..weights import ParameterStore
 from .after import save_policies
-from .config import EVALUATOR, AssignedPolicy, Config, actor_names, learner_names, source_of
+from .async_run import run_async, start_all, supervisor_of
+from .config import EVALUATOR, AssignedPolicy, Config, actor_names, learner_names
 from .loops import build_model
-from .record import (
-    Monitor,
-    Progress,
-    RunDirectory,
-    check_resumed,
-    describe,
-    load_checkpoint,
-    open_sinks,
-    read_progress,
-)
+from .record import Monitor, Progress, RunDirectory, check_resumed, describe, load_checkpoint, open_sinks, read_progress
 from .self_play import create_self_play, odds_fields, published_numbers
 from .serial import run_serial
-from .supervised import run_async, start_all, supervisor_of
+from .setup import Setup, share_of
 from .workers import Blueprint, PolicyBlueprint, create_storage
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Setup:
-    """A run's checked input: settings with absolute paths, and the absolute parent of directories without a name."""
-
-    env_fn: Callable[[], Any]
-    policies: tuple[AssignedPolicy, ...]
-    config: Config
-    runs: Path
-    resume: Path | None = None
-    callback: Callable[[Metric], object] | None = None
-
-
 class Session:
-    """A run's shared memory and processes; a context manager that removes them. `interrupts` stops the run."""
+    """A run's shared memory and processes, which the end of its `with` block removes; `interrupts` stops the run."""
 
-    def __init__(self, setup: Setup, interrupts: Interrupts, show: bool = False) -> None:
-        env_fn, policies, config, resume = setup.env_fn, setup.policies, setup.config, setup.resume
+    def __init__(self, setup: Setup, interrupts: Interrupts) -> None:
+        env_fn, policies, config = setup.env_fn, setup.policies, setup.config
         self.setup = setup
         self.described = describe(env_fn, policies, config)
         self._interrupts = interrupts
@@ -64,11 +42,10 @@ class Session:
             if config.evaluation.interval:
                 workers.append(EVALUATOR)
             self.telemetry = stack.enter_context(closing(Telemetry.create(workers)))
-            about = _about(policies, config, self.run.path, self.telemetry)
-            self.control = stack.enter_context(closing(Control.create(workers, names, **about)))
+            self.control = stack.enter_context(closing(Control.create(workers, names, **self._about())))
             blueprints = tuple(_blueprint_of(stack, policy, i, config, self.run) for i, policy in enumerate(policies))
             self_play = create_self_play(stack, policies, config, self.run.path)
-            if resume is not None:  # last, when no check can fail any more
+            if setup.resume is not None:  # last, when no check can fail any more
                 self.run.replace_config(self.described)
                 if not config.replay.save:  # they would be older than the next checkpoints
                     for policy in policies:
@@ -77,7 +54,7 @@ class Session:
             began = time.monotonic() - _restore_progress(self.run, self.control, config, names)
             handles = self.control.handle, self.telemetry.handle
             self.blueprint = Blueprint(env_fn, config, blueprints, *handles, began, self_play)
-            table = stack.enter_context(Progress()) if show else None
+            table = stack.enter_context(Progress()) if setup.progress else None
             self.monitor = Monitor(self.run, self.sinks, self.control, self.telemetry, table, config.total_steps, began)
             stack.callback(self.monitor.finish)
             self._stack = stack.pop_all()
@@ -88,8 +65,24 @@ class Session:
             return stack.enter_context(RunDirectory.create(config.run_dir, self.described, self.setup.runs))
         check_resumed(resume, self.described)  # first, so that a refused run stays unchanged
         run = stack.enter_context(RunDirectory.resume(resume))
-        _warn_of_what_begins_anew(run, self.setup.policies, config)
+        for policy in self.setup.policies:
+            if not run.checkpoint_path(policy.name).exists():
+                log.warning("resume: %s has no checkpoint yet, its learner starts from scratch", policy.name)
+        replays = [policy.name for policy in self.setup.policies if isinstance(policy.source, ReplaySource)]
+        if empty := [name for name in replays if not run.replay_path(name).exists()]:
+            why = "were not saved before the run ended" if config.replay.save else "were not saved (replay.save)"
+            log.warning("resume: replays %s: empty at first for %s", why, ", ".join(empty))
         return run
+
+    def _about(self) -> dict[str, Any]:
+        """The description of the run for `marlcore top`."""
+        policies, config = self.setup.policies, self.setup.config
+        of_policies = {}
+        for policy in policies:
+            batch = config.learner_of(policy.name).batch_size if isinstance(policy.source, ReplaySource) else 0
+            of_policies[policy.name] = {"batch_size": batch, "share": share_of(policy, policies)}
+        about = {"run_dir": str(self.run.path.resolve()), "pid": os.getpid(), "total_steps": config.total_steps}
+        return {**about, "policies": of_policies, "telemetry": asdict(self.telemetry.handle)}
 
     def work(self) -> None:
         """Works until all steps are taken, or a signal came. Raises: WorkerFailed: a worker failed for good."""
@@ -100,7 +93,7 @@ class Session:
             supervisor = supervisor_of(self.blueprint, self.control, self.run, children)
             fallback = config.supervision.serial_fallback and config.updates_per_step is not None
             if config.mode == "async" and start_all(supervisor, interrupts, fallback):
-                run_async(supervisor, config, self.control, self.monitor, interrupts)
+                run_async(supervisor, self.blueprint, self.control, self.monitor, interrupts)
             else:
                 children.close()  # some may have been started
                 for notes in self.control.notes.values():
@@ -112,31 +105,6 @@ class Session:
 
     def __exit__(self, *error: Any) -> None:
         self._stack.__exit__(*error)
-
-
-def _about(policies: tuple[AssignedPolicy, ...], config: Config, run_dir: Path, telemetry: Telemetry) -> dict[str, Any]:
-    """The description of the run for `marlcore top`; a policy's share is that of its agents in the run's steps."""
-    agents, of_policies = sum(len(policy.agents) for policy in policies), {}
-    for policy in policies:
-        batch = config.learner_of(policy.name).batch_size if _has_replay(policy, config) else 0
-        of_policies[policy.name] = {"batch_size": batch, "share": len(policy.agents) / agents}
-    about = {"run_dir": str(run_dir.resolve()), "pid": os.getpid(), "total_steps": config.total_steps}
-    return {**about, "policies": of_policies, "telemetry": asdict(telemetry.handle)}
-
-
-def _warn_of_what_begins_anew(run: RunDirectory, policies: tuple[AssignedPolicy, ...], config: Config) -> None:
-    """Warns of parts of a resumed run that were not saved."""
-    for policy in policies:
-        if not run.checkpoint_path(policy.name).exists():
-            log.warning("resume: %s has no checkpoint yet, its learner starts from scratch", policy.name)
-    replays = [policy.name for policy in policies if _has_replay(policy, config)]
-    if empty := [name for name in replays if not run.replay_path(name).exists()]:
-        why = "were not saved before the run ended" if config.replay.save else "were not saved (replay.save)"
-        log.warning("resume: replays %s: empty at first for %s", why, ", ".join(empty))
-
-
-def _has_replay(policy: AssignedPolicy, config: Config) -> bool:
-    return isinstance(source_of(policy, config), ReplaySource)
 
 
 def _restore_progress(run: RunDirectory, control: Control, config: Config, policies: list[str]) -> float:
@@ -167,28 +135,17 @@ def _blueprint_of(
     model = build_model(policy, config, index)
     state = load_checkpoint(checkpoint)
     if state:
-        try:
-            model.restore(state)
-        except (KeyError, RuntimeError) as error:
-            expected = f"resume: expected a checkpoint of {name}'s {type(policy.algorithm).__name__}"
-            raise ValueError(f"{expected}, got {str(checkpoint)!r} ({' '.join(str(error).split())[:200]})") from None
-    store = ParameterStore.create(
-        model.acting,
-        mode=config.learner_of(name).publish_mode,
-        extras=published_numbers(policy.algorithm, config) | odds_fields(config.self_play),
-        begins_after=state.get("version", 0),
-        name=f"weights.{index}",
-    )
+        expected = f"resume: expected a checkpoint of {name}'s {type(policy.algorithm).__name__}"
+        model.restore_checked(state, checkpoint, expected)
+    extras = published_numbers(policy.algorithm, config) | odds_fields(config.self_play)
+    mode, before = config.learner_of(name).publish_mode, state.get("version", 0)
+    store = ParameterStore.create(model.acting, mode, extras, begins_after=before, name=f"weights.{index}")
     stack.enter_context(store)
     return PolicyBlueprint(
-        name,
-        policy.agents,
-        policy.spaces,
-        policy.algorithm,
-        checkpoint,
-        saved if config.replay.save else None,
-        source_of(policy, config),
-        transitions,
-        store.handle,
-        saved.exists(),
+        **vars(policy),
+        checkpoint=checkpoint,
+        saved_replay=saved if config.replay.save else None,
+        transitions=transitions,
+        weights=store.handle,
+        replay_was_saved=saved.exists(),
     )

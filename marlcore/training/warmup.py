@@ -1,7 +1,5 @@
 """Compiling every kernel in advance, so that no first sample waits for the compiler."""
 
-from __future__ import annotations
-
 import logging
 import time
 

@@ -17,7 +17,7 @@ from whole_runs import LONG, Runs, change_checkpoint, checkpoint, kill, metrics_
 
 import marlcore as mc
 from marlcore.__main__ import main
-from marlcore.training import EVALUATOR, supervised
+from marlcore.training import EVALUATOR, async_run
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
@@ -272,7 +272,7 @@ def newest(run: mc.Run) -> int:
 
 @LONG
 def test_a_killed_evaluator_is_replaced(start: Callable[..., mc.Run]) -> None:
-    run = start(Corridor, evaluation=OFTEN | {"episodes": 200})
+    run = start(Corridor, evaluation={**OFTEN, "episodes": 200})
     until(lambda: run.status().metrics.get((AGENT, "eval_return")) is not None)
     best = checkpoint(run.run_dir, f"{AGENT}.best")["return"]
     kill(run, EVALUATOR)  # it always plays
@@ -288,7 +288,7 @@ def test_a_killed_evaluator_is_replaced(start: Callable[..., mc.Run]) -> None:
 def test_a_run_stops_in_the_middle_of_an_evaluation(
     start: Callable[..., mc.Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervised, "GRACE_S", 3600.0)  # which it does not wait for
+    monkeypatch.setattr(async_run, "GRACE_S", 3600.0)  # which it does not wait for
     run = start(Endless, evaluation=OFTEN)
     past(run, 500)
     run.stop()
@@ -298,7 +298,7 @@ def test_a_run_stops_in_the_middle_of_an_evaluation(
 
 @LONG
 def test_an_endless_last_evaluation_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervised, "GRACE_S", 10.0)
+    monkeypatch.setattr(async_run, "GRACE_S", 10.0)
     patience = mc.SupervisionConfig(learner_timeout=10.0)
     result = train(tmp_path, Endless, DQN, mode="async", supervision=patience)
     assert result.steps == 1_200 and result.restarts[EVALUATOR] == 0

@@ -47,11 +47,11 @@ TRAINING = {
     "workers": ["self_play"],
     "after": ["workers"],
     "serial": ["workers"],
-    "supervised": ["workers"],
-    "session": ["serial", "supervised", "after"],
+    "async_run": ["workers"],
     "warmup": [],
-    "run": ["session", "warmup"],
-    "seeds": ["run"],
+    "setup": ["self_play", "warmup"],
+    "session": ["serial", "async_run", "after", "setup"],
+    "run": ["session"],
 }
 
 

@@ -1,10 +1,9 @@
 """Evaluating the policies of a run: of its directory, or of a live one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
@@ -13,7 +12,6 @@ import numpy as np
 from ...checks import check_whole
 from ...envs import factory, vectorize
 from ...references import is_importable, resolve
-from ...spaces import Spaces
 from ..loops import Evaluation, Player, ScriptedPlayer, play
 from .loaded_policy import LoadedPolicy, SavedRun
 
@@ -101,63 +99,51 @@ class EvaluatedRun:
     def __init__(
         self,
         run_or_dir: LiveRun | str | Path,
-        which: str = "last",
+        which: str | int = "last",
         policies: Mapping[str, Replacement] | None = None,
         env_fn: Callable[[], Any] | str | None = None,
         trust: bool = False,
     ) -> None:
-        self._which = which
-        self._load: Callable[[str], LoadedPolicy] = self._from_checkpoint
         if isinstance(run_or_dir, LiveRun):
-            self._saved, make_env = run_or_dir.saved, run_or_dir.env_fn
-            if which == "last":
-                self._load = run_or_dir.policy
+            saved = run_or_dir.saved
+            load = run_or_dir.policy if which == "last" else partial(saved.policy, which=which)
+            self.env_fn = factory(run_or_dir.env_fn if env_fn is None else env_fn)
         else:
-            self._saved, make_env = SavedRun.of(run_or_dir, trust=trust), None
-        self._loaded: dict[str, LoadedPolicy] = {}
-        self._policy_of = {agent: policy.name for policy in self._saved.policies for agent in policy.agents}
+            saved = SavedRun.of(run_or_dir, trust=trust)
+            load = partial(saved.policy, which=which)
+            self.env_fn = saved.env_fn if env_fn is None else factory(env_fn)
+        self._load: Callable[[str], LoadedPolicy] = cache(load)
+        self._policy_of = {agent: policy for policy in saved.policies for agent in policy.agents}
+        self._named = self._policy_of | {policy.name: policy for policy in saved.policies}
         self._instead = {name: self._checked(name, player, trust) for name, player in (policies or {}).items()}
-        self.env_fn = factory(env_fn) if env_fn is not None else make_env or self._saved.env_fn
 
     def player(self, agent: str, copies: int, seed: int, explore: bool = False) -> Player:
         """A new player of an agent; see `LoadedPolicy.player`. Raises ValueError: the run has no such agent."""
         if agent not in self._policy_of:
             raise ValueError(f"env_fn: expected the agents {sorted(self._policy_of)}, got {agent!r}")
-        name = self._policy_of[agent]
-        chosen = self._instead.get(agent, self._instead.get(name))
+        policy = self._policy_of[agent]
+        chosen = self._instead.get(agent, self._instead.get(policy.name))
         if chosen is None:
-            if name not in self._loaded:
-                self._loaded[name] = self._load(name)
-            chosen = self._loaded[name]
+            chosen = self._load(policy.name)
         if isinstance(chosen, LoadedPolicy):
             return chosen.player(copies, seed, explore)
-        return ScriptedPlayer(f"policies[{agent!r}]", chosen, self._spaces(agent), copies)
+        return ScriptedPlayer(f"policies[{agent!r}]", chosen, policy.spaces, copies)
 
     def _checked(self, name: str, player: Any, trust: bool) -> Any:
         """A policy or a script that can act for an agent or a policy of the run."""
-        label, known = f"policies[{name!r}]", {*self._policy_of, *self._policy_of.values()}
-        if name not in known:
-            raise ValueError(f"policies: expected names among {sorted(known)}, got {name!r}")
+        label = f"policies[{name!r}]"
+        if name not in self._named:
+            raise ValueError(f"policies: expected names among {sorted(self._named)}, got {name!r}")
         if isinstance(player, str):
-            player = _referred(label, name, player, trust)
-        spaces = self._spaces(name)
+            if is_importable(player):
+                player = resolve(label, player)
+            elif Path(player).is_dir():
+                player = SavedRun.of(player, trust=trust).policy(name)
+            else:
+                raise ValueError(f"{label}: expected module:name or the directory of a run, got {player!r}")
+        spaces = self._named[name].spaces
         if not isinstance(player, LoadedPolicy):
             ScriptedPlayer(label, player, spaces, 1)  # it checks the script
         elif replace(player.spaces, stack=1) != replace(spaces, stack=1):
             raise ValueError(f"{label}: expected a policy for {spaces}, got one for {player.spaces}")
         return player
-
-    def _spaces(self, name: str) -> Spaces:
-        return next(policy for policy in self._saved.policies if name == policy.name or name in policy.agents).spaces
-
-    def _from_checkpoint(self, name: str) -> LoadedPolicy:
-        return self._saved.policy(name, self._which)
-
-
-def _referred(label: str, name: str, reference: str, trust: bool) -> Any:
-    """The script, or the policy of the run, that a reference names."""
-    if is_importable(reference):
-        return resolve(label, reference)
-    if not Path(reference).is_dir():
-        raise ValueError(f"{label}: expected module:name or the directory of a run, got {reference!r}")
-    return SavedRun.of(reference, trust=trust).policy(name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import cloudpickle
 import numpy as np
@@ -21,7 +21,7 @@ from ...spaces import JOINT, MASK, Spaces
 from ...spec import as_field
 from ...weights import ParameterStore
 from ..config import AssignedPolicy, Config, schedules_of
-from ..loops import ActingModel, Policy, PolicyPlayer, build_model, exploration_of
+from ..loops import ActingModel, Pad, Policy, PolicyPlayer, build_model, exploration_of
 from ..record import (
     check_trusted,
     checkpoint_path,
@@ -38,6 +38,7 @@ FIRST_WEIGHTS_S = 60.0
 FILE = "checkpoints/run.pickle"
 
 
+@dataclass(eq=False, repr=False)
 class LoadedPolicy:
     """A policy that acts in one environment, as its actors did; it is greedy. Made by `load_policy` or `Run.policy`.
 
@@ -45,19 +46,13 @@ class LoadedPolicy:
         spaces: its agents' spaces.
     """
 
-    def __init__(
-        self,
-        algorithm: Algorithm,
-        model: ActingModel,
-        spaces: Spaces,
-        pad: Literal["repeat", "zero"],
-        numbers: Mapping[str, float],  # of exploration, as they were for these weights
-    ) -> None:
-        self.spaces = spaces
-        self._algorithm = algorithm
-        self._model = model
-        self._pad: Literal["repeat", "zero"] = pad
-        self._numbers = numbers
+    _algorithm: Algorithm
+    _model: ActingModel
+    spaces: Spaces
+    _pad: Pad
+    _numbers: Mapping[str, float]  # of exploration, as they were for these weights
+
+    def __post_init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
@@ -93,8 +88,7 @@ class LoadedPolicy:
             seed: of the algorithm's draws.
             explore: as actors do with these weights; otherwise greedily.
         """
-        numbers = self._numbers if explore else None
-        generator = np.random.default_rng(seed)
+        generator, numbers = np.random.default_rng(seed), self._numbers if explore else None
         policy = Policy(self._algorithm, self._model, generator, torch.device("cpu"), numbers)
         return PolicyPlayer(policy, self.spaces, copies, self._pad)
 
@@ -143,10 +137,8 @@ class SavedRun:
             saved = cloudpickle.loads(read_sealed(path / FILE))
             return cls(path, saved["policies"], saved["config"], saved["env_fn"])
         except Exception as error:  # unpickling may raise anything
-            reason = f"{type(error).__name__}: {error}".partition("\n")[0]
-            raise ValueError(
-                f"run_dir: expected a run's directory with {FILE}, got {str(run_dir)!r} ({reason})"
-            ) from None
+            expected = f"run_dir: expected a run's directory with {FILE}"
+            raise ValueError(f"{expected}, got {str(run_dir)!r} ({_reason(error)})") from None
 
     @property
     def env_fn(self) -> Callable[[], Any]:
@@ -157,7 +149,7 @@ class SavedRun:
                 env_fn: Callable[[], Any] = cloudpickle.loads(self.pickled_env_fn)
                 return env_fn
             except Exception as error:  # unpickling may raise anything
-                reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+                reason = _reason(error)
         raise ValueError(f"env_fn: {str(self.path)!r} has no environment function ({reason}); pass env_fn=")
 
     def policy(self, name: str, which: str | int = "last") -> LoadedPolicy:
@@ -174,6 +166,10 @@ class SavedRun:
         schedules = schedules_of(assigned.algorithm, self.config)
         numbers = {label: schedule.at(counts[schedule.of]) for label, schedule in schedules.items()}
         return LoadedPolicy(assigned.algorithm, model.acting, assigned.spaces, self.config.replay.pad, numbers)
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".partition("\n")[0]
 
 
 def load_policy(
@@ -214,14 +210,14 @@ def published_policy(blueprint: Blueprint, name: str) -> LoadedPolicy:
 
     Raises: ValueError: no such policy. TimeoutError: it has published no weights after a minute.
     """
-    plan = _named(name, blueprint.policies)
-    model = build_model(plan, blueprint.config, blueprint.policies.index(plan))
-    with ParameterStore.attach(plan.weights) as store:
+    policy = _named(name, blueprint.policies)
+    model = build_model(policy, blueprint.config, blueprint.policies.index(policy))
+    with ParameterStore.attach(policy.weights) as store:
         subscriber = store.subscriber(model.acting)
         if not subscriber.wait(newer_than=0, timeout=FIRST_WEIGHTS_S) or not subscriber.pull():
-            raise TimedOut(f"policy: {plan.name} has published no weights after {FIRST_WEIGHTS_S:g} seconds")
+            raise TimedOut(f"policy: {policy.name} has published no weights after {FIRST_WEIGHTS_S:g} seconds")
         numbers = exploration_of(subscriber.extras)
-    return LoadedPolicy(plan.algorithm, model.acting, plan.spaces, blueprint.config.replay.pad, numbers)
+    return LoadedPolicy(policy.algorithm, model.acting, policy.spaces, blueprint.config.replay.pad, numbers)
 
 
 def save_policies(

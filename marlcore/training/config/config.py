@@ -64,7 +64,7 @@ class Config(Declared):
     """The policy of each agent, by agent; agents with the same policy share it. By default each has its own. In Python
     also a function of the agent's name."""
     learners: Annotated[dict[str, LearnerConfig], By(_learners)] = field(default_factory=dict)
-    """By policy, settings of its learner that replace `learner`; in a file, those that are not given are `learner`'s.
+    """By policy, settings of its learner that replace `learner`. In a file, missing ones are taken from `learner`;
     `processes` and `threads` always are."""
     actor: ActorConfig = field(default_factory=ActorConfig)
     learner: LearnerConfig = field(default_factory=LearnerConfig)
@@ -79,13 +79,12 @@ class Config(Declared):
         super().__post_init__()
         if self.mode == "serial" and self.updates_per_step is None:
             raise ValueError("updates_per_step: expected a number in serial mode, got None")
-        self.check_rows()
 
     def learner_of(self, policy: str) -> LearnerConfig:
         """The settings of a policy's learner."""
         return self.learners.get(policy, self.learner)
 
-    def check_rows(self, policy: str = "", agents: int = 1) -> None:
+    def check_rows(self, policy: str, agents: int) -> None:
         """Raises ValueError: the replay of a policy of `agents` agents has too few rows."""
         replay, learner = self.replay, self.learner_of(policy)
         lanes = self.lanes * agents * replay.parts

@@ -1,10 +1,8 @@
 """A run's policies: agents, algorithms, workers, and which settings apply to them; checked before anything starts."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ...checks import did_you_mean
@@ -32,6 +30,7 @@ class AssignedPolicy:
     agents: tuple[str, ...]
     spaces: Spaces
     algorithm: Algorithm
+    source: ReplaySource | QueueSource = field(default_factory=ReplaySource)  # of its batches, by `source_of`
 
 
 def assign(
@@ -40,7 +39,7 @@ def assign(
     algorithm: Algorithm | str | Mapping[str, Algorithm | str],
     stack: int,
 ) -> tuple[AssignedPolicy, ...]:
-    """The policies of an environment's agents, in the order of their first agents; spaces and algorithms are by name.
+    """The policies of an environment's agents, whose spaces are given by agent, in the order of their first agents.
 
     Raises: ValueError, TypeError: an agent or policy is unknown or missing, agents of one policy have different spaces,
         or an algorithm is none or cannot handle the spaces.
@@ -68,13 +67,7 @@ def policy_names(agents: list[str], policies: Mapping[str, str] | Callable[[str]
     if policies is None:
         names = {agent: agent for agent in agents}
     elif isinstance(policies, Mapping):
-        for agent in policies:
-            if agent not in agents:
-                hint = did_you_mean(agent, agents)
-                raise ValueError(f"policies: expected agents of the environment, got {agent!r}{hint}")
-        missing = [agent for agent in agents if agent not in policies]
-        if missing:
-            raise ValueError(f"policies: expected a policy for each agent, got none for {missing[0]!r}")
+        _check_names("policies", policies, agents, "agents of the environment", "a policy for each agent")
         names = {agent: policies[agent] for agent in agents}
     elif callable(policies):
         names = {agent: policies(agent) for agent in agents}
@@ -92,13 +85,18 @@ def policy_names(agents: list[str], policies: Mapping[str, str] | Callable[[str]
 def _algorithms(policies: list[str], algorithm: Any) -> dict[str, Algorithm]:
     if not isinstance(algorithm, Mapping):
         return dict.fromkeys(policies, _chosen(algorithm))
-    for name in algorithm:
-        if name not in policies:
-            raise ValueError(f"algorithm: expected the policies {policies}, got {name!r}{did_you_mean(name, policies)}")
-    missing = [name for name in policies if name not in algorithm]
-    if missing:
-        raise ValueError(f"algorithm: expected one for each policy, got none for {missing[0]!r}")
+    _check_names("algorithm", algorithm, policies, f"the policies {policies}", "one for each policy")
     return {name: _chosen(algorithm[name]) for name in policies}
+
+
+def _check_names(label: str, values: Mapping[str, Any], names: list[str], known: str, complete: str) -> None:
+    """Raises ValueError: the values by name are not those of exactly these names."""
+    for name in values:
+        if name not in names:
+            raise ValueError(f"{label}: expected {known}, got {name!r}{did_you_mean(name, names)}")
+    missing = [name for name in names if name not in values]
+    if missing:
+        raise ValueError(f"{label}: expected {complete}, got none for {missing[0]!r}")
 
 
 def _chosen(algorithm: Any) -> Algorithm:
@@ -139,16 +137,16 @@ def schedules_of(algorithm: Algorithm, config: Config) -> dict[str, Schedule]:
 
 
 def check_applied(policies: tuple[AssignedPolicy, ...], config: Config) -> None:
-    """Raises ValueError: a setting differs from its default although it applies to none of the run's policies."""
-    queued = 0
+    """Raises ValueError: a replay has too few rows, or a setting that applies to no policy differs from its default."""
     for policy in policies:
-        source, learner = source_of(policy, config), config.learner_of(policy.name)
-        if isinstance(source, QueueSource):
-            queued += 1
+        learner = config.learner_of(policy.name)
+        if isinstance(policy.source, QueueSource):
             _check("learner.", OF_LEARNER, learner, LearnerConfig(), policy)
-        elif source.n_step != learner.n_step:
+            continue
+        config.check_rows(policy.name, len(policy.agents))
+        if policy.source.n_step != learner.n_step:
             _check("learner.", ("n_step",), learner, LearnerConfig(), policy, "makes its returns itself")
-    if queued == len(policies):
+    if all(isinstance(policy.source, QueueSource) for policy in policies):
         _check("", OF_RUN, config, Config(), policies[0])
         _check("replay.", OF_REPLAY, config.replay, ReplayConfig(), policies[0])
     if not any("epsilon" in schedules_of(policy.algorithm, config) for policy in policies):

@@ -109,7 +109,7 @@ class LearnerConfig(Declared):
     each start, and pays on GPUs; on a CPU it makes small networks slower."""
     obs_norm: Literal["off", "frozen", "running"] = "off"
     """Subtract the mean of observations and divide by their standard deviation, for actors and learner alike: "running"
-    takes every batch into the statistics, "frozen" those of the first 100 updates."""
+    takes every batch into the statistics, "frozen" the first 100."""
     prefetch: Annotated[int, Whole(0)] = 0
     """Batches that a thread draws ahead, and copies to the learner's device; 0 draws each when it is needed. Only in
     async mode."""

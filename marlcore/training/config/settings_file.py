@@ -1,7 +1,5 @@
 """Settings in a YAML file: the keys are those of `Config`, and `env`, `algo` and `algorithm` as on the command line."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from pathlib import Path

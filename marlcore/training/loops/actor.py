@@ -28,7 +28,7 @@ class ActorRun(Protocol):
 
     def report_ended(self, ended: Ended) -> None: ...
 
-    def report_lost(self, agent: str, transitions: int) -> None: ...
+    def report(self, agent: str, name: str, value: float) -> None: ...
 
     def count_steps(self, steps: int) -> None:
         """Counts the steps of a round, and shows that the worker does not hang."""
@@ -66,7 +66,7 @@ def act(
             run.begin(turn)
             lost = seat.begin(turn.copies[turn.begins])
             if lost:
-                run.report_lost(turn.agent, lost)
+                run.report(turn.agent, "transitions_lost", lost)
         action = seat.act(turn)
         try:
             env.act(turn, action)
@@ -77,7 +77,6 @@ def act(
 
 
 def check_actions(spaces: Spaces, action: NDArray[Any]) -> None:
-    """Raises ValueError: an action is outside the action space."""
     for value in spaces.shifted(action):
         if not spaces.action.contains(value):
             raise ValueError(f"action of the algorithm: expected one of {spaces.action}, got {value.tolist()}")

@@ -1,17 +1,109 @@
-"""Whole episodes in several copies of an environment, of which a fixed number counts in each copy."""
+"""Whole episodes in several copies of an environment, and their returns by agent, with confidence intervals."""
 
+import io
+import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from rich.console import Console
 
 from ...interfaces import Outcome, Turn, VectorEnvironment
 from ...observations import by_name
-from .evaluation import Evaluation
+from ...tables import FittedTable
 from .players import Player
+
+TITLES = ("mean return", "95 % confidence", "std", "min", "max", "mean length")
+WIDTH = 100  # of the table as text
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The outcome of an evaluation's episodes.
+
+    Attributes:
+        returns: by agent, float64 [episodes]; 0 where the agent never acted.
+        lengths: by agent, int64 [episodes], its actions.
+        infos: by agent and name, the mean of the numbers in its infos at the ends of episodes.
+        distinct: episodes that differ from each other in an observation, an action or a reward. 1 after several
+            episodes: all are copies of one game, so that nothing is known of the spread of returns.
+    """
+
+    returns: Mapping[str, NDArray[np.float64]]
+    lengths: Mapping[str, NDArray[np.int64]]
+    infos: Mapping[str, Mapping[str, float]]
+    distinct: int
+
+    @property
+    def episodes(self) -> int:
+        return len(next(iter(self.returns.values())))
+
+    @property
+    def mean(self) -> dict[str, float]:
+        """By agent: the mean return."""
+        return {agent: float(returns.mean()) for agent, returns in self.returns.items()}
+
+    @property
+    def std(self) -> dict[str, float]:
+        """By agent: the sample standard deviation of the return; NaN after one game and its copies."""
+        if self.distinct == 1:
+            return dict.fromkeys(self.returns, math.nan)
+        return {agent: float(returns.std(ddof=1)) for agent, returns in self.returns.items()}
+
+    @property
+    def interval(self) -> dict[str, tuple[float, float]]:
+        """By agent: the mean return's 95 % confidence interval; NaN after one game and its copies.
+
+        mean +- t(d - 1) s / sqrt(d - 1), where d counts the distinct games, t is Student's 0.975 quantile, and s^2 the
+        mean squared deviation of all episodes: copies of a game add nothing to what is known of the mean.
+        """
+        freedom = self.distinct - 1
+        scale = t_975(freedom) / math.sqrt(max(freedom, 1))
+        halves = {agent: scale * float(returns.std()) for agent, returns in self.returns.items()}
+        return {agent: (mean - halves[agent], mean + halves[agent]) for agent, mean in self.mean.items()}
+
+    def __rich__(self) -> FittedTable:
+        names = list(dict.fromkeys(name for numbers in self.infos.values() for name in numbers))
+        headline = [f"{self.episodes} episode{'s' if self.episodes > 1 else ''}"]
+        if self.distinct == 1 < self.episodes:
+            headline.append("all are copies of one game: neither the environment nor the policies vary it")
+        elif self.distinct < self.episodes:
+            headline.append(f"{self.distinct} of them distinct, the others are copies")
+        titles = [*TITLES, *(f"info/{name}" for name in names)]
+        return FittedTable(headline, "agent", titles, {agent: self._cells(agent, names) for agent in self.returns})
+
+    def _cells(self, agent: str, infos: list[str]) -> list[str]:
+        returns, (low, high) = self.returns[agent], self.interval[agent]
+        single = self.distinct == 1
+        return [
+            f"{returns.mean():,.2f}",
+            "-" if single else f"{low:,.2f} to {high:,.2f}",
+            "-" if single else f"{self.std[agent]:,.2f}",
+            f"{returns.min():,.2f}",
+            f"{returns.max():,.2f}",
+            f"{self.lengths[agent].mean():,.1f}",
+            *(f"{self.infos[agent][name]:,.4g}" if name in self.infos.get(agent, {}) else "" for name in infos),
+        ]
+
+    def __str__(self) -> str:
+        text = io.StringIO()
+        Console(file=text, width=WIDTH, color_system=None).print(self)
+        return text.getvalue().rstrip("\n")
+
+
+def t_975(freedom: int) -> float:
+    """The 0.975 quantile of Student's t: where the area under its density, from 0 on, reaches 0.475."""
+    if freedom < 1:
+        return math.nan
+    x, power = np.linspace(0.0, 13.0, 200_001), (freedom + 1) / 2
+    scale = math.exp(math.lgamma(power) - math.lgamma(freedom / 2)) / math.sqrt(freedom * math.pi)
+    density = scale * np.exp(-power * np.log1p(x**2 / freedom))
+    area = np.cumsum(density) - (density[0] + density) / 2  # by trapezoids of width 1
+    return float(np.interp(0.475, area * x[1], x))
 
 
 def play(
@@ -39,11 +131,7 @@ def play(
 
 
 class _Episodes:
-    """The returns of episodes.
-
-    The number that counts in each copy is fixed beforehand. If instead the first ones to end counted, short episodes
-    would be favoured.
-    """
+    """The returns of episodes; the number that counts in each copy is fixed, since the first to end are short ones."""
 
     def __init__(self, env: VectorEnvironment, players: Mapping[str, Player], episodes: int) -> None:
         self._env = env
@@ -59,11 +147,9 @@ class _Episodes:
 
     @property
     def done(self) -> bool:
-        """Whether all episodes that count have ended."""
         return not self._left.any()
 
     def play_round(self) -> None:
-        """Takes the actions that are due now, unless the last episode has ended."""
         outcomes, turns = self._env.observe()
         for outcome in outcomes:  # before the ends: no agent has acted in the next episode yet
             self._add(outcome)
@@ -107,7 +193,6 @@ class _Episodes:
         self._ended[:] = self._env.ended
 
     def outcome(self) -> Evaluation:
-        """The outcome so far."""
         infos = {
             agent: {name: sum(values) / len(values) for name, values in numbers.items()}
             for agent, numbers in self._infos.items()

@@ -11,12 +11,12 @@ import numpy as np
 import torch
 
 from ...errors import TimedOut
-from ...interfaces import Algorithm, VectorEnvironment
-from ...spaces import Spaces
-from ..config import EvaluationConfig
+from ...interfaces import VectorEnvironment
+from ...weights import Subscriber
+from ..config import AssignedPolicy, EvaluationConfig
 from .episodes import play
 from .model import ActingModel
-from .policy import Pad, Policy, PolicyPlayer, Subscriber
+from .policy import Pad, Policy, PolicyPlayer
 
 Report = Callable[[str, str, float, int], None]  # agent or policy, name, value, step
 GoesOn = Callable[[], bool]  # asked before each round of actions; False ends the evaluation
@@ -24,7 +24,7 @@ Games = Callable[[int, GoesOn], bool]  # plays, reports and keeps the weights at
 
 
 class Kept(Protocol):
-    """A policy's checkpoints by evaluation; see record/checkpoints.py."""
+    """The KeptCheckpoints of record/checkpoints.py."""
 
     last: int
 
@@ -35,11 +35,7 @@ class Kept(Protocol):
 
 @dataclass(frozen=True)
 class Candidate:
-    """A policy to evaluate."""
-
-    agents: tuple[str, ...]
-    spaces: Spaces
-    algorithm: Algorithm
+    policy: AssignedPolicy
     model: ActingModel  # which `subscriber` updates
     device: torch.device
     subscriber: Subscriber
@@ -47,8 +43,8 @@ class Candidate:
 
     def player(self, copies: int, pad: Pad, seed: int, model: ActingModel | None = None) -> PolicyPlayer:
         """The policy with its present weights, or those of another model; greedy."""
-        policy = Policy(self.algorithm, model or self.model, np.random.default_rng(seed), self.device)
-        return PolicyPlayer(policy, self.spaces, copies, pad)
+        policy = Policy(self.policy.algorithm, model or self.model, np.random.default_rng(seed), self.device)
+        return PolicyPlayer(policy, self.policy.spaces, copies, pad)
 
     @property
     def step(self) -> int:
@@ -80,20 +76,18 @@ class CommonGames:
         players = {
             agent: candidate.player(self.env.copies, self.pad, seed + index)
             for index, candidate in enumerate(self.candidates)
-            for agent in candidate.agents
+            for agent in candidate.policy.agents
         }
         outcome = play(self.env, players, self.config.episodes, seed, goes_on)
         if outcome is None:
             return False
         mean, std = outcome.mean, outcome.std
         for candidate in self.candidates:
-            candidate.keep(sum(mean[agent] for agent in candidate.agents) / len(candidate.agents))
-            for agent in candidate.agents:
-                values = {
-                    "eval_return": mean[agent],
-                    "eval_length": float(outcome.lengths[agent].mean()),
-                    "eval_distinct": float(outcome.distinct),
-                }
+            agents = candidate.policy.agents
+            candidate.keep(sum(mean[agent] for agent in agents) / len(agents))
+            for agent in agents:
+                length = float(outcome.lengths[agent].mean())
+                values = {"eval_return": mean[agent], "eval_length": length, "eval_distinct": float(outcome.distinct)}
                 if outcome.distinct > 1:
                     values["eval_return_std"] = std[agent]
                 for name, value in values.items():
@@ -116,7 +110,6 @@ class Evaluator:
 
     @property
     def due(self) -> bool:
-        """Whether an evaluation is due."""
         return self.steps() >= self._due
 
     def evaluate(self, goes_on: GoesOn) -> bool:
@@ -141,5 +134,4 @@ class Evaluator:
         return played
 
     def _after(self, step: int) -> int:
-        """The first multiple of the interval after a step."""
         return (step // self.interval + 1) * self.interval

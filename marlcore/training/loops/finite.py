@@ -32,7 +32,6 @@ class FiniteCheck:
         self._exempt = {name for name, tensor in first if _is_float(tensor) and bool(torch.isinf(tensor).any())}
 
     def check_loss(self, loss: float, updates: int) -> None:
-        """Checks the mean loss of the last updates."""
         if not math.isfinite(loss):
             self._refuse(f"the loss is {loss}", updates)
 
@@ -42,7 +41,6 @@ class FiniteCheck:
         self._check(chain(acting.named_parameters(), acting.named_buffers()), updates)
 
     def check_saved(self, trainer: Mapping[str, Any], updates: int) -> None:
-        """Checks all weights and the trainer's state."""
         whole, norm = self.model.whole, self.model.acting
         self._check(chain(whole.named_parameters(), whole.named_buffers(), norm.named_buffers()), updates)
         self._check(_tensors("trainer", trainer), updates)

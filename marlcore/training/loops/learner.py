@@ -23,26 +23,20 @@ from .model import Normalizer
 
 WAIT_S = 0.1  # for data, between two heartbeats
 SHARED_WAIT_S = 0.005  # for that of one policy among several
-FROZEN_AFTER = 100  # updates
+FROZEN_AFTER = 100  # batches
 
 
 class Batches(BatchSource, Protocol):
-    """The batches of a policy, from its replay or its queue.
+    """The batches of a policy, from its replay or its queue."""
 
-    Attributes:
-        prioritized: it takes the priorities that updates return.
-        on_policy: weights are published after each batch.
-    """
-
-    prioritized: bool
-    on_policy: bool
+    prioritized: bool  # the priorities that updates return are used
+    on_policy: bool  # weights are published after each batch
 
     @property
     def due(self) -> bool:
         """Whether an update is due by `updates_per_step`, or may be possible at once; never when the run is free."""
 
-    def stats(self) -> dict[str, float]:
-        """Counters, by name."""
+    def stats(self) -> dict[str, float]: ...
 
 
 class LearnerRun(Protocol):
@@ -66,14 +60,13 @@ def learn_until_stopped(learners: Sequence[Learner], run: LearnerRun) -> None:
 
 
 def catch_up(learners: Sequence[Learner], run: LearnerRun) -> None:
-    """Makes the due updates."""
     for learner in learners:
         while learner.batches.due and learn(learner):
             run.count_updates()
 
 
 def learn(learner: Learner, wait_s: float = 0.0) -> bool:
-    """Makes one update of a policy; False if there still is too little data after `wait_s` seconds."""
+    """Updates a policy once; returns False if after `wait_s` seconds it still has too little data."""
     batches = learner.batches
     try:
         sampled = batches.sample(timeout=wait_s or None)
@@ -96,12 +89,9 @@ def learn(learner: Learner, wait_s: float = 0.0) -> bool:
 
 @dataclass
 class Learner:
-    """One policy's learning: what its updates need, their count, and what follows them at intervals.
+    """A policy's trainer and batches, the count of its updates, and what follows updates at intervals.
 
-    Each method may raise Diverged: a number that would be published or saved is not finite.
-
-    Attributes:
-        version: of the last publication. numbers: of the schedules, published with it.
+    Each method raises Diverged where a number that would be published or saved is not finite.
     """
 
     batches: Batches
@@ -129,18 +119,20 @@ class Learner:
         self.publish()
 
     def normalize(self, batch: TorchBatch) -> None:
-        """Takes the observations into the statistics, as long as the settings say, and normalizes them."""
+        """Normalizes a batch's observations, after taking them into the statistics if `obs_norm` says so."""
         norm = self.norm
         if norm is None:
             return
-        if self.config.obs_norm == "running" or self.updates < FROZEN_AFTER:
+        if self.config.obs_norm == "running" or int(norm.batches) < FROZEN_AFTER:
             norm.update(batch.obs if batch.mask is None else rows_at(batch.obs, batch.valid[..., -1]))
         batch.obs, batch.next_obs = norm(batch.obs), norm(batch.next_obs)
 
     def count(self, update: Update) -> None:
         """Adds an update's metrics to the averages. Raises TypeError, ValueError: it is none, or has no loss."""
-        if not self._sums:
-            _check_update(update)
+        if not isinstance(update, Update):
+            raise TypeError(f"update of the trainer: expected an mc.Update, got {came(update)}")
+        if "loss" not in update.metrics:
+            raise ValueError(f"update of the trainer: expected the metric 'loss', got {sorted(update.metrics)}")
         for name, value in update.metrics.items():
             self._sums[name] = self._sums[name] + value if name in self._sums else value
         self._summed += 1
@@ -196,7 +188,6 @@ class Learner:
         self.stage = stage
 
     def save(self) -> None:
-        """Saves a checkpoint."""
         self._last_save = time.monotonic()
         trainer = self.trainer.state_dict()
         self.check_loss()
@@ -206,17 +197,8 @@ class Learner:
         self.finite.saved = self.updates
 
     def check_loss(self) -> None:
-        """Checks the mean loss since the last report."""
         if "loss" in self._sums:
             self.finite.check_loss(float(self._sums["loss"]) / self._summed, self.updates)
-
-
-def _check_update(update: Any) -> None:
-    """Raises TypeError, ValueError: the trainer returned something else than an Update with a loss."""
-    if not isinstance(update, Update):
-        raise TypeError(f"update of the trainer: expected an mc.Update, got {came(update)}")
-    if "loss" not in update.metrics:
-        raise ValueError(f"update of the trainer: expected the metric 'loss', got {sorted(update.metrics)}")
 
 
 def _number(name: str, schedule: Schedule, counts: Mapping[str, int]) -> float:

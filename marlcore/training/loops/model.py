@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,16 +20,18 @@ LIMIT = 10.0  # of a normalized number, as in Andrychowicz et al. 2021 (arXiv:20
 class Normalizer(nn.Module):
     """Subtracts the running mean of each number of an observation's float parts, and divides by its deviation.
 
-    Its state is float64: `count`, and for each such part mean and variance [*shape]. Until the first update, it leaves
-    observations as they are.
+    Its state is float64: `count` of rows, `batches`, and for each such part mean and variance [*shape]. Until the first
+    update, it leaves observations as they are.
     """
 
     count: torch.Tensor
+    batches: torch.Tensor
 
     def __init__(self, spaces: Spaces) -> None:
         super().__init__()
         self._parts = [part.name for part in spaces.parts if part.field.numpy.kind == "f"]
-        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+        for name in ("count", "batches"):
+            self.register_buffer(name, torch.zeros((), dtype=torch.float64))
         for part in spaces.parts:
             if part.name in self._parts:
                 self.register_buffer(f"mean_{part.name}", torch.zeros(part.field.shape, dtype=torch.float64))
@@ -52,6 +55,7 @@ class Normalizer(nn.Module):
             mean += delta * (more / total)
             variance.copy_(spread / total)
         self.count.fill_(total)
+        self.batches += 1
 
     def forward(self, obs: Any) -> Any:
         """The observations with their float parts normalized, float32, within [-10, 10]."""
@@ -99,6 +103,13 @@ class PolicyModel:
         self.whole.load_state_dict(state["network"])
         if self.norm is not None and state.get("norm") is not None:
             self.norm.load_state_dict(state["norm"])
+
+    def restore_checked(self, state: Mapping[str, Any], path: Path, expected: str) -> None:
+        """Restores the weights of the checkpoint `path`. Raises ValueError: it is of another network."""
+        try:
+            self.restore(state)
+        except (KeyError, RuntimeError) as error:
+            raise ValueError(f"{expected}, got {str(path)!r} ({' '.join(str(error).split())[:200]})") from None
 
 
 def _copied(module: nn.Module) -> dict[str, torch.Tensor]:

@@ -52,7 +52,13 @@ class ScriptedPlayer:
                 raise TypeError(f"{name}: expected {expected}, got {came(script)}")
             self._acts: list[Callable[[Any], Any]] = [script] * copies
             return
-        players = [script() if isinstance(script, type) else _copied(name, script) for _ in range(copies)]
+        try:
+            players = [script() if isinstance(script, type) else copy.deepcopy(script) for _ in range(copies)]
+        except Exception as error:  # an object may raise anything
+            if isinstance(script, type):
+                raise
+            expected = "an object that can be copied for each copy of the environment, or its class"
+            raise TypeError(f"{name}: expected {expected}, got {came(script)} ({came(error)})") from None
         self._acts = [player.act for player in players]
         if callable(getattr(script, "reset", None)):
             self._resets = [player.reset for player in players]
@@ -79,14 +85,6 @@ class ScriptedPlayer:
         if spaces.masked and not obs[MASK][spaces.first_choices + of_row.ravel()].all():
             raise ValueError(f"{label}: expected one that {MASK} allows, got {action.tolist()}")
         return of_row
-
-
-def _copied(name: str, script: Any) -> Any:
-    try:
-        return copy.deepcopy(script)
-    except Exception as error:  # an object may raise anything
-        expected = "an object that can be copied for each copy of the environment, or its class"
-        raise TypeError(f"{name}: expected {expected}, got {came(script)} ({came(error)})") from None
 
 
 def _without_joint(obs: Any) -> Any:

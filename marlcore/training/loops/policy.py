@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -14,11 +14,11 @@ from ...interfaces import PREVIOUS_REWARD, Action, Algorithm
 from ...observations import Values, each
 from ...spaces import MASK, Spaces
 from ...spec import rows_of
+from ...weights import Subscriber
 from .model import ActingModel
 
 FIRST_PULL_S = 0.1
-# Published with the weights, beside the numbers of exploration
-NO_EXPLORATION = ("updates", "step", "opponents", "odds")
+NO_EXPLORATION = ("updates", "step", "opponents", "odds")  # published with the numbers of exploration
 
 Pad = Literal["repeat", "zero"]
 
@@ -50,18 +50,6 @@ class Policy:
     def explore_at(self, at: Any) -> Mapping[str, Any] | None:
         """The numbers of exploration in the copies `at`."""
         return self.explore
-
-
-class Subscriber(Protocol):
-    """A source of a policy's newest weights; see weights/store.py."""
-
-    version: int
-    extras: Mapping[str, Any]
-
-    def pull(self, timeout: float = 1.0) -> bool: ...
-
-    @property
-    def newest(self) -> int: ...
 
 
 @dataclass(kw_only=True)
@@ -102,7 +90,6 @@ class PublishedPolicy(Policy):
         return pulled
 
     def explore_at(self, at: Any) -> Mapping[str, Any] | None:
-        """The numbers of exploration, with the epsilon of each copy where these differ."""
         if self._explores_alike or self.explore is None or "epsilon" not in self.explore:
             return self.explore
         return {**self.explore, "epsilon": self.explore["epsilon"][at]}
@@ -139,10 +126,8 @@ class PolicyPlayer:
         self.before: Mapping[str, torch.Tensor] = {}
 
     def choose(self, obs: Values, at: Any, begins: NDArray[np.bool_]) -> Action:
-        """Chooses actions for the k observations of the copies `at`, of which some begin an episode.
-
-        Raises: ValueError, TypeError: the algorithm's actions have another shape or dtype, are not finite or are ones
-            that the mask forbids, or its state has other parts or another shape than before.
+        """See `Player`. Raises ValueError, TypeError: the algorithm's actions or its state have not the form of rows,
+        are not finite, or are forbidden by the mask.
         """
         mask = obs[MASK] if self.spaces.masked else None
         if self._stacks is not None:

@@ -199,3 +199,37 @@ class Seat:
     def _at(self, copies: NDArray[np.int64]) -> Any:
         """An index of these copies' rows; all of them need no copy."""
         return slice(None) if len(copies) == len(self._lanes) else copies
+
+
+@dataclass(frozen=True)
+class Routes:
+    """The assignment of episodes to parts of the replay by `info["tag"]` at the agent's first turn."""
+
+    names: list[str]  # of the parts
+    seats: Mapping[str, Seat]  # by agent; it fills their column `parts`
+
+    def begin(self, turn: Turn) -> None:
+        """Raises EnvironmentFailed: an episode has no tag, or one without a part."""
+        if turn.agent not in self.seats:
+            return
+        for copy in turn.copies[turn.begins].tolist():
+            try:
+                self.seats[turn.agent].parts[copy] = part_of_tag(turn.tags.get(copy), self.names)
+            except ValueError as error:
+                raise EnvironmentFailed(f"environment copy {copy}, {turn.agent}: {error}") from None
+
+
+def part_of_tag(tag: Any, names: list[str]) -> int:
+    """The number of a tag's part; a tag "anchor:weak" belongs to the part of that name, otherwise to "anchor".
+
+    Args:
+        names: of the parts; without any, the replay has one part for all.
+
+    Raises: ValueError: it has no part.
+    """
+    if not names:
+        return 0
+    for name in (tag, tag.partition(":")[0]) if isinstance(tag, str) else ():
+        if name in names:
+            return names.index(name)
+    raise ValueError(f"tag: expected one of {names}, as replay.mixture has them, got {tag!r}")

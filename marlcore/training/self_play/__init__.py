@@ -4,10 +4,8 @@ Matches fill columns of the actor's seats, a league adds numbers to the learner'
 games against the opponents.
 """
 
-from .league import League
-from .matches import Matches
+from .league import FILE, League, draw_payoff
 from .opponent_games import OpponentGames
-from .opponents import Opponents
-from .payoff import FILE, draw_payoff
+from .opponents import Matches, Opponents
 from .pool import Pool
 from .setup import SelfPlay, check_self_play, create_self_play, odds_fields, policies_in_self_play, published_numbers

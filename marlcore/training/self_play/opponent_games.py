@@ -57,7 +57,6 @@ class OpponentGames:
     """
 
     env: VectorEnvironment
-    policy: str
     candidate: Candidate  # the policy that learns
     config: Config
     opponents: Opponents  # whose generator is seeded anew for each policy's games
@@ -84,11 +83,11 @@ class OpponentGames:
             if of_best is None:
                 return False
             best = _mean(self._by_opponent(self._returns(of_best, pairings), pairings))
-        self._take(outcome, pairings, best)
+        self._report(outcome, pairings, best)
         return True
 
     def _pairings(self) -> Pairings | None:
-        """None if no opponent can play now."""
+        """None if no opponent can play."""
         settings, games = self.config.self_play, self.config.evaluation.episodes
         sides = range(2) if settings.side == BOTH else [list(self.env.agents).index(settings.side)]
         meetings = max(-(-games // len(sides)) // len(self._names), 1)  # with the pool
@@ -128,13 +127,11 @@ class OpponentGames:
         }
 
     def _returns(self, outcome: Evaluation, pairings: Pairings) -> NDArray[np.float64]:
-        """The policy's return in each game."""
         of_sides = np.stack([outcome.returns[agent] for agent in self.env.agents])
         returns: NDArray[np.float64] = of_sides[pairings.sides, np.arange(len(pairings.sides))]
         return returns
 
-    def _take(self, outcome: Evaluation, pairings: Pairings, best: float | None) -> None:
-        """Saves the weights, and reports the outcome."""
+    def _report(self, outcome: Evaluation, pairings: Pairings, best: float | None) -> None:
         by_game, step = self._returns(outcome, pairings), self.candidate.step
         returns = self._by_opponent(by_game, pairings)
         self.candidate.keep(_mean(returns), best)
@@ -143,7 +140,7 @@ class OpponentGames:
             values["eval_return_of_best"] = best
         values |= {f"eval_return/{name}": value for name, value in returns.items()}
         for name, value in values.items():
-            self.report(self.policy, name, value, step)
+            self.report(self.candidate.policy.name, name, value, step)
         for side, agent in enumerate(self.env.agents):
             games = pairings.sides == side
             if games.any():

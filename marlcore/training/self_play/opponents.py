@@ -1,21 +1,37 @@
-"""Opponents as players: anchors, which stay the same, and frozen policies, which are loaded when they are drawn.
+"""Opponents as players, anchors and frozen policies; and who plays whom in an actor's copies of the environment.
 
 Opponents have numbers, which name them to all processes: 0 is the latest policy, -1, -2, ... are the anchors in their
 order, and 1, 2, ... the frozen copies in the order of their admission.
 """
 
-import copy
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from ...interfaces import Turn
 from ...references import resolve
 from ...weights import ParameterStore
-from ..config import AssignedPolicy, Config
-from ..loops import Player, Policy, PolicyPlayer, ScriptedPlayer, build_model, choose_device, exploration_of
-from .pool import held_by, restore_opponent
+from ..config import BOTH, AssignedPolicy, Config, SelfPlayConfig
+from ..loops import (
+    LATEST,
+    Ended,
+    Player,
+    PlayersByNumber,
+    Policy,
+    PolicyPlayer,
+    ScriptedPlayer,
+    Seat,
+    build_model,
+    choose_device,
+    exploration_of,
+    part_of_tag,
+)
+from .pool import held_by, load_opponent
 
 
 @dataclass
@@ -38,7 +54,6 @@ class Opponents:
 
     @property
     def held(self) -> range:
-        """The numbers of the pool's members, oldest first."""
         return held_by(self.pool)
 
     def load(self, number: int) -> bool:
@@ -47,7 +62,7 @@ class Opponents:
             if not self._subscriber.pull_version(number):
                 return False
             explore = exploration_of(self._subscriber.extras) if self.config.self_play.explore else None
-            model = copy.deepcopy(self._model)
+            model = deepcopy(self._model)
             frozen = Policy(self.policy.algorithm, model, self.generator, self._device, explore)
             self._players[number] = PolicyPlayer(frozen, self.policy.spaces, self.copies, self.config.replay.pad)
         return True
@@ -69,8 +84,7 @@ def make_anchors(policy: AssignedPolicy, config: Config, copies: int, generator:
                 raise ValueError(f"self_play.anchors: expected a checkpoint, got {reference!r}, which does not exist")
             device, model = choose_device(config.actor.device), build_model(policy, config, 0)
             expected = f"self_play.anchors: expected a checkpoint of {policy.name}'s network"
-            # Users copy checkpoints under names of their own.
-            restore_opponent(Path(reference), model, expected, own_name=False)
+            load_opponent(Path(reference), model, expected, own_name=False)  # users copy checkpoints under other names
             acting = Policy(policy.algorithm, model.to(device).acting, generator, device)
             anchors.append(PolicyPlayer(acting, policy.spaces, copies, config.replay.pad))
         else:
@@ -83,3 +97,69 @@ def name_of(number: int, anchors: Sequence[str]) -> str:
     if number < 0:
         return anchors[-number - 1]
     return f"pool:{number}" if number else "pool:latest"
+
+
+@dataclass
+class Matches:
+    """The present match of each copy: the learning policy's side and its opponent."""
+
+    config: SelfPlayConfig
+    seats: Mapping[str, Seat]  # by agent, of the two sides; it fills their columns
+    ended: NDArray[np.int64]  # [copies], of the environment: episodes ended
+    published: Callable[[], Mapping[str, Any]]  # what came with the weights: the opponents' numbers and their odds
+    opponents: Opponents
+    parts: list[str]  # the names of the replay's parts
+    generator: np.random.Generator  # draws opponents
+    report: Callable[[int, str, int], None]  # opponent, agent, result of a game: 1 won, 0 drawn, -1 lost
+
+    def __post_init__(self) -> None:
+        copies = len(self.ended)
+        self.present = np.zeros(copies, np.int64)  # the number of each copy's opponent
+        self._episodes = np.full(copies, -1)  # of which the match was drawn
+        self._sides = np.arange(copies) % 2  # of the learning policy
+        for seat in self.seats.values():
+            seat.opponents = PlayersByNumber(seat.numbers.__getitem__, self.opponents.__getitem__)
+
+    def begin(self, turn: Turn) -> None:
+        """Draws the matches of episodes that begin with this turn, and seats both sides."""
+        copies = turn.copies[turn.begins]
+        copies = copies[self._episodes[copies] != self.ended[copies]]
+        if not len(copies):
+            return
+        agents, side = list(self.seats), self.config.side
+        self._episodes[copies] = self.ended[copies]
+        self._sides[copies] = 1 - self._sides[copies] if side == BOTH else agents.index(side)
+        for copy in copies.tolist():
+            self._seat(copy, self._drawn())
+        self.opponents.keep({*self.present.tolist(), *self.published()["opponents"].tolist()})
+
+    def _seat(self, copy: int, opponent: int) -> None:
+        self.present[copy] = opponent
+        part = part_of_tag(name_of(opponent, self.config.names), self.parts)
+        for side, seat in enumerate(self.seats.values()):
+            seat.parts[copy] = part
+            seat.numbers[copy] = LATEST if side == self._sides[copy] else opponent
+
+    def _drawn(self) -> int:
+        """An opponent that can play; one that the pool has replaced meanwhile is drawn again."""
+        published = self.published()
+        numbers, odds = published["opponents"], published["odds"].copy()
+        while odds.any():
+            i = int(self.generator.choice(len(odds), p=odds / odds.sum()))
+            number = int(numbers[i])
+            if number == LATEST or self.opponents.load(number):
+                return number
+            odds[i] = 0.0
+        return LATEST
+
+    def note(self, ended: Ended) -> None:
+        """Reports the results of the learning policy's games.
+
+        The info names the winner, from the agent's point of view; otherwise the sign of the agent's return decides.
+        """
+        infos = dict(ended.infos)
+        for copy, total in zip(ended.copies.tolist(), ended.returns.tolist(), strict=True):
+            opponent = int(self.present[copy])
+            if opponent != LATEST:
+                winner = infos.get(copy, {}).get("winner", total)
+                self.report(opponent, ended.agent, int(np.sign(winner)))

@@ -36,7 +36,6 @@ class Pool:
 
     @property
     def held(self) -> range:
-        """The numbers of the opponents, oldest first."""
         return held_by(self.store)
 
     def admit(self, numbers: dict[str, float]) -> None:
@@ -90,7 +89,7 @@ def pool_store(model: PolicyModel, slots: int, extras: dict[str, Any], run_dir: 
         with store.publisher(model.acting) as publisher:
             for number in numbers:
                 path = opponent_path(run_dir, policy, number)
-                state = restore_opponent(path, model, f"resume: expected an opponent of {policy}'s network")
+                state = load_opponent(path, model, f"resume: expected an opponent of {policy}'s network")
                 publisher.publish(**{name: state["numbers"].get(name, 0.0) for name in extras})
     except BaseException:
         store.close()
@@ -98,15 +97,11 @@ def pool_store(model: PolicyModel, slots: int, extras: dict[str, Any], run_dir: 
     return store
 
 
-def restore_opponent(path: Path, model: PolicyModel, expected: str, *, own_name: bool = True) -> dict[str, Any]:
+def load_opponent(path: Path, model: PolicyModel, expected: str, *, own_name: bool = True) -> dict[str, Any]:
     """Gives the model the weights of a checkpoint; returns all of it. Raises ValueError: it is of another network."""
     state = load_checkpoint(path, own_name=own_name)
-    try:
-        model.restore(state)
-        return state
-    except (KeyError, RuntimeError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise ValueError(f"{expected}, got {str(path)!r} ({reason})") from None
+    model.restore_checked(state, path, expected)
+    return state
 
 
 def held_by(store: ParameterStore) -> range:

@@ -5,9 +5,7 @@ worker that was killed is followed by one that continues from what shared memory
 """
 
 from .actor_worker import ActorWorker
-from .blueprint import Blueprint, PolicyBlueprint
 from .evaluator_worker import EvaluatorWorker
 from .learner_worker import LearnerWorker
-from .roles import run_worker
 from .storage import create_storage
-from .worker import Worker
+from .worker import Blueprint, PolicyBlueprint, Worker

@@ -4,7 +4,6 @@ import time
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from ...envs import checked, vectorize
@@ -27,9 +26,8 @@ from ..loops import (
     run_seed,
 )
 from ..self_play import Matches, Opponents, SelfPlay
-from .blueprint import Blueprint, PolicyBlueprint
 from .storage import attach_storage
-from .worker import WAIT_S, Worker
+from .worker import WAIT_S, Blueprint, PolicyBlueprint, Worker
 
 
 class ActorWorker(Worker):
@@ -40,24 +38,19 @@ class ActorWorker(Worker):
     """
 
     def __init__(self, index: int, blueprint: Blueprint, attempt: int = 1) -> None:
-        super().__init__(actor_names(blueprint.config)[index], blueprint)
         self._index = index
-        self._attempt = attempt
-        share, rest = divmod(self.config.total_steps, self.config.actor.processes)
-        self._share = share + (index < rest)
-        self._steps: int = self.counters.load(STEPS)
-        with self.closed_if_it_raises():
-            self._build()
+        super().__init__(actor_names(blueprint.config)[index], blueprint, attempt)
 
-    def _build(self) -> None:
+    def build(self) -> None:
         blueprint, config = self.blueprint, self.config
+        share, rest = divmod(config.total_steps, config.actor.processes)
+        self._share = share + (self._index < rest)
+        self._steps: int = self.counters.load(STEPS)
         self.env = env = checked(self.hold(vectorize(blueprint.env_fn, config.actor.envs)))
         self.policies = [self._policy(i, policy) for i, policy in enumerate(blueprint.policies)]
-        self.seats = {
-            agent: seat
-            for policy, acting in zip(blueprint.policies, self.policies, strict=True)
-            for agent, seat in self._seats(policy, acting).items()
-        }
+        self.seats: dict[str, Seat] = {}
+        for policy, acting in zip(blueprint.policies, self.policies, strict=True):
+            self.seats |= self._seats(policy, acting)
         env.reset(run_seed(config, "env", self._index, self._steps))
         self._assignment: Routes | Matches | None = None  # fills the seats' columns where an episode begins
         if blueprint.self_play is not None:
@@ -90,24 +83,23 @@ class ActorWorker(Worker):
         return acting
 
     def _seats(self, policy: PolicyBlueprint, acting: PublishedPolicy) -> dict[str, Seat]:
-        """The seats of a policy's agents."""
-        config, copies = self.config, self.env.copies
-        storage = self.hold(attach_storage(policy))
+        """The seats of a policy's agents; a lane is of a part of the replay, an agent, an actor and a copy."""
+        config, storage = self.config, self.hold(attach_storage(policy))
         parts = config.replay.parts if isinstance(policy.source, ReplaySource) else 1
         gamma = config.learner_of(policy.name).gamma
 
         def first_priority(before: ByName, reward: NDArray[Any], after: ByName) -> NDArray[np.float32]:
             return policy.algorithm.first_priority(before, reward, gamma, after)
 
-        def seat_of(agent: str) -> Seat:
-            numbers = [policy.lanes_of(agent, self._index, copies, config.actor.processes, i) for i in range(parts)]
-            lanes = np.array(numbers)
-            writer = self.hold(storage.vector_writer(lanes.ravel().tolist()))
-            player = PolicyPlayer(acting, policy.spaces, copies, config.replay.pad)
+        shape = parts, len(policy.agents), config.actor.processes, self.env.copies
+        lanes = np.arange(np.prod(shape)).reshape(shape)[:, :, self._index]
+        seats = {}
+        for i, agent in enumerate(policy.agents):
+            writer = self.hold(storage.vector_writer(lanes[:, i].ravel().tolist()))
+            player = PolicyPlayer(acting, policy.spaces, self.env.copies, config.replay.pad)
             priority = first_priority if PRIORITY in storage.spec.extras else None
-            return Seat(agent, player, writer, storage.spec, lanes, priority)
-
-        return {agent: seat_of(agent) for agent in policy.agents}
+            seats[agent] = Seat(agent, player, writer, storage.spec, lanes[:, i], priority)
+        return seats
 
     def _matches(self, self_play: SelfPlay) -> Matches:
         (policy,), (acting,), config = self.blueprint.policies, self.policies, self.config
@@ -130,49 +122,36 @@ class ActorWorker(Worker):
         return self._steps >= self._share
 
     def acting(self) -> bool:
-        """Whether it has steps to take, and was not told to stop."""
         return not self.done and not self.control.stopping
 
     def begin(self, turn: Turn) -> None:
-        """See `ActorRun`."""
         if self._assignment is not None:
             self._assignment.begin(turn)
 
     def report_ended(self, ended: Ended) -> None:
-        """Reports episodes that ended."""
         self.report_each(ended.agent, "episode_return", ended.returns.tolist())
         self.report_each(ended.agent, "episode_length", ended.lengths.tolist())
         for _, numbers in ended.infos:
             for name, value in numbers.items():
                 self.report(ended.agent, f"info/{name}", value)
-        if self._assignment is not None:
+        if isinstance(self._assignment, Matches):
             self._assignment.note(ended)
 
-    def report_lost(self, agent: str, transitions: int) -> None:
-        """Reports actions whose outcomes never came."""
-        self.report(agent, "transitions_lost", transitions)
-
     def count_steps(self, steps: int) -> None:
-        """Counts the steps of a round."""
         self._steps += steps
         self.counters.store(STEPS, self._steps)
         if self.env.episodes:
             self.counters.store(EPISODES, self.env.episodes)
-        self.counters.store(READY, self._attempt)  # what raised before would raise again: see the supervisor
+        self.counters.store(READY, self.attempt)  # what raised before would raise again: see the supervisor
         self.beat()
 
-
-def run_actor(index: int, blueprint: Blueprint, attempt: int) -> None:
-    """Runs an actor in its own process; see `run_worker`."""
-    torch.manual_seed(run_seed(blueprint.config, "torch-actor", index, attempt - 1))
-    worker = ActorWorker(index, blueprint, attempt)
-    try:
-        interrupt_waits_with(worker.show_patience)
-        act_until_done(worker.env, worker.seats, worker.policies, worker)
-        worker.counters.store(READY, attempt)  # a successor may have no step to take
-    except ClosedError:
-        if not worker.control.stopping:  # otherwise it was waiting for a learner
-            raise
-    finally:
-        interrupt_waits_with(None)
-        worker.close()
+    def work(self) -> None:
+        try:
+            interrupt_waits_with(self.show_patience)
+            act_until_done(self.env, self.seats, self.policies, self)
+            self.counters.store(READY, self.attempt)  # a successor may have no step to take
+        except ClosedError:
+            if not self.control.stopping:  # otherwise it was waiting for a learner
+                raise
+        finally:
+            interrupt_waits_with(None)

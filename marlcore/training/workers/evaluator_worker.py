@@ -13,8 +13,7 @@ from ..config import EVALUATOR, is_learner
 from ..loops import Candidate, CommonGames, Evaluator, GoesOn, build_model, choose_device, run_seed
 from ..record import KeptCheckpoints
 from ..self_play import OpponentGames, Opponents
-from .blueprint import Blueprint, PolicyBlueprint
-from .worker import WAIT_S, Worker
+from .worker import WAIT_S, Blueprint, PolicyBlueprint, Worker
 
 NICENESS = 10  # so that the evaluator gets little time of a core that an actor or a learner needs
 
@@ -22,12 +21,10 @@ NICENESS = 10  # so that the evaluator gets little time of a core that an actor 
 class EvaluatorWorker(Worker):
     """The evaluator process's work; a restarted evaluator repeats the evaluation in which its predecessor died."""
 
-    def __init__(self, blueprint: Blueprint) -> None:
-        super().__init__(EVALUATOR, blueprint)
-        with self.closed_if_it_raises():
-            self._evaluator = self._build()
+    def __init__(self, blueprint: Blueprint, attempt: int = 1) -> None:
+        super().__init__(EVALUATOR, blueprint, attempt)
 
-    def _build(self) -> Evaluator:
+    def build(self) -> None:
         blueprint, config = self.blueprint, self.config
         self._env = env = self.hold(vectorize(blueprint.env_fn, config.evaluation.copies))
         candidates = [self._candidate(i, policy) for i, policy in enumerate(blueprint.policies)]
@@ -39,15 +36,15 @@ class EvaluatorWorker(Worker):
             (policy,), (candidate,) = blueprint.policies, candidates
             pool = self.hold(ParameterStore.attach(blueprint.self_play.pool))
             opponents = Opponents(policy, config, pool, env.copies, np.random.default_rng())
-            games = OpponentGames(env, policy.name, candidate, config, opponents, seed, self.report)
-        return Evaluator(candidates, games.play, config.evaluation.interval, lambda: self.control.steps)
+            games = OpponentGames(env, candidate, config, opponents, seed, self.report)
+        self._evaluator = Evaluator(candidates, games.play, config.evaluation.interval, lambda: self.control.steps)
 
     def _candidate(self, index: int, policy: PolicyBlueprint) -> Candidate:
         device = choose_device(self.config.actor.device)
         model = build_model(policy, self.config, index).to(device).acting
         subscriber = self.hold(ParameterStore.attach(policy.weights)).subscriber(model)
         kept = KeptCheckpoints(policy.run_dir, policy.name, self.config.evaluation.keep)
-        return Candidate(policy.agents, policy.spaces, policy.algorithm, model, device, subscriber, kept)
+        return Candidate(policy, model, device, subscriber, kept)
 
     def step(self, goes_on: GoesOn) -> bool:
         """Makes an evaluation if one is due; returns whether it did."""
@@ -65,26 +62,16 @@ class EvaluatorWorker(Worker):
 
         return self._evaluator.evaluate(goes_on_with_a_beat)
 
-    def await_learners(self) -> None:
-        """Waits until the learners published their last weights, or the run may not wait for that."""
-        learners = [counters for name, counters in self.control.workers.items() if is_learner(name)]
-        while self.control.finishing and not all(counters.load(DONE) for counters in learners):
-            self.beat()
-            time.sleep(WAIT_S)
-
-
-def run_evaluator(blueprint: Blueprint, attempt: int) -> None:
-    """Runs the evaluator in its own process; see `run_worker`."""
-    worker = EvaluatorWorker(blueprint)
-    control = worker.control
-    os.nice(NICENESS)
-    try:
-        worker.counters.store(READY, attempt)
+    def work(self) -> None:
+        control = self.control
+        os.nice(NICENESS)
+        self.counters.store(READY, self.attempt)
         while not control.stopping:
-            if not worker.step(lambda: not control.stopping):
+            if not self.step(lambda: not control.stopping):
                 time.sleep(WAIT_S)
-        worker.await_learners()
+        learners = [counters for name, counters in control.workers.items() if is_learner(name)]
+        while control.finishing and not all(counters.load(DONE) for counters in learners):
+            self.beat()  # until their last weights are published
+            time.sleep(WAIT_S)
         if control.finishing:
-            worker.finish(lambda: control.finishing)
-    finally:
-        worker.close()
+            self.finish(lambda: control.finishing)

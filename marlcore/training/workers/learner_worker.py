@@ -13,21 +13,11 @@ from ...interfaces import Trainer
 from ...processes import DONE, READY, UPDATES, Telemetry
 from ...weights import ParameterStore
 from ..config import learner_names, schedules_of
-from ..loops import (
-    FiniteCheck,
-    Learner,
-    PolicyModel,
-    build_model,
-    catch_up,
-    choose_device,
-    learn_until_stopped,
-    run_seed,
-)
+from ..loops import FiniteCheck, Learner, PolicyModel, build_model, catch_up, choose_device, learn_until_stopped
 from ..record import load_checkpoint, save_checkpoint
 from ..self_play import League, Pool
-from .batches import batches_of
-from .blueprint import Blueprint, PolicyBlueprint
-from .worker import Worker
+from .storage import batches_of
+from .worker import PolicyBlueprint, Worker
 
 log = logging.getLogger(__name__)
 
@@ -39,14 +29,74 @@ class LearnerWorker(Worker):
         learners: of its policies.
     """
 
-    def __init__(self, name: str, blueprint: Blueprint) -> None:
-        super().__init__(name, blueprint)
-        names = learner_names(blueprint.config, [policy.name for policy in blueprint.policies])[name]
-        with self.closed_if_it_raises():
-            indices = [i for i, policy in enumerate(blueprint.policies) if policy.name in names]
-            self.learners = [build_learner(i, self) for i in indices]
-            self._tallies = [self.control.tallies[blueprint.policies[i].name] for i in indices]
-            self.count_updates()
+    def build(self) -> None:
+        policies = self.blueprint.policies
+        names = learner_names(self.config, [policy.name for policy in policies])[self.name]
+        indices = [i for i, policy in enumerate(policies) if policy.name in names]
+        self.learners = [self._learner(i) for i in indices]
+        self._tallies = [self.control.tallies[policies[i].name] for i in indices]
+        self.count_updates()
+
+    def _learner(self, index: int) -> Learner:
+        """The learner of the index-th policy; a restarted one continues from its predecessor's state.
+
+        From shared memory it takes the last published weights and the count of updates; from the last checkpoint it
+        takes the rest of the trainer's state, or everything if shared memory holds no weights.
+        """
+        policy, config = self.blueprint.policies[index], self.config
+        settings = config.learner_of(policy.name)
+        device = choose_device(settings.device, index, settings.device_per_agent)
+        model = build_model(policy, config, index).to(device)
+        store = self.hold(ParameterStore.attach(policy.weights))
+        state = load_checkpoint(policy.checkpoint)
+        updates = _restore(model, store, state)
+        batches = batches_of(policy, index, self, updates, device)
+        league = self._league(policy, model, state)
+        publisher = self.hold(store.publisher(model.acting))
+        trainer = _trainer_of(policy, model, settings.compile)  # after the publisher moved the weights into its row
+        if state:
+            trainer.load_state_dict(state["trainer"])
+            again = updates != state["updates"]
+            batches.restore(state, again)
+            if not again:
+                torch.set_rng_state(state["torch"])
+
+        def save(state: dict[str, Any]) -> None:
+            further = batches.save()  # before the checkpoint
+            if league is not None:
+                further |= {"self_play": league.state_dict()}
+            save_checkpoint(policy.checkpoint, {**state, **model.saved(), **further, "torch": torch.get_rng_state()})
+            if league is not None:
+                league.write()
+
+        return Learner(
+            batches,
+            trainer,
+            publisher,
+            schedules_of(policy.algorithm, config),
+            lambda: self.control.steps,
+            settings,
+            device,
+            model.norm,
+            FiniteCheck(policy.name, model, trainer.state_dict(), policy.checkpoint, state.get("updates")),
+            partial(self.report, policy.name),
+            save,
+            clears=config.replay.clear_at_stage,
+            updates=updates,
+            stage=int(state.get("stage", 0)),
+            also_publish=league.publish if league else None,
+            also_report=league.report_rates if league else None,
+        )
+
+    def _league(self, policy: PolicyBlueprint, model: PolicyModel, state: Mapping[str, Any]) -> League | None:
+        self_play = self.blueprint.self_play
+        if self_play is None:
+            return None
+        store = self.hold(ParameterStore.attach(self_play.pool))
+        pool = self.hold(Pool(store, model.acting, policy.run_dir, policy.name))
+        results = self.hold(Telemetry.attach(self_play.results))
+        report = partial(self.report, policy.name)
+        return League(self.config.self_play, pool, results, policy.run_dir, report, state.get("self_play", {}))
 
     def learning(self) -> bool:
         return not self.control.stopping
@@ -64,68 +114,12 @@ class LearnerWorker(Worker):
             learner.save()
         self.counters.store(DONE, 1)
 
-
-def build_learner(index: int, worker: Worker) -> Learner:
-    """The learner of the index-th policy; a restarted one continues from its predecessor's state.
-
-    From shared memory it takes the last published weights and the count of updates; from the last checkpoint it takes
-    the rest of the trainer's state, or everything if shared memory holds no weights.
-    """
-    policy, config = worker.blueprint.policies[index], worker.config
-    settings = config.learner_of(policy.name)
-    device = choose_device(settings.device, index, settings.device_per_agent)
-    model = build_model(policy, config, index).to(device)
-    store = worker.hold(ParameterStore.attach(policy.weights))
-    state = load_checkpoint(policy.checkpoint)
-    updates = _restore(model, store, state)
-    batches = batches_of(policy, index, worker, updates, device)
-    league = _league(policy, model, worker, state)
-    publisher = worker.hold(store.publisher(model.acting))
-    trainer = _trainer_of(policy, model, settings.compile)  # after the publisher moved the weights into its row
-    if state:
-        trainer.load_state_dict(state["trainer"])
-        again = updates != state["updates"]
-        batches.restore(state, again)
-        if not again:
-            torch.set_rng_state(state["torch"])
-
-    def save(state: dict[str, Any]) -> None:
-        further = batches.save()  # before the checkpoint
-        if league is not None:
-            further |= {"self_play": league.state_dict()}
-        save_checkpoint(policy.checkpoint, {**state, **model.saved(), **further, "torch": torch.get_rng_state()})
-        if league is not None:
-            league.write()
-
-    return Learner(
-        batches,
-        trainer,
-        publisher,
-        schedules_of(policy.algorithm, config),
-        lambda: worker.control.steps,
-        settings,
-        device,
-        model.norm,
-        FiniteCheck(policy.name, model, trainer.state_dict(), policy.checkpoint, state.get("updates")),
-        partial(worker.report, policy.name),
-        save,
-        clears=config.replay.clear_at_stage,
-        updates=updates,
-        stage=int(state.get("stage", 0)),
-        also_publish=league.publish if league else None,
-        also_report=league.report_rates if league else None,
-    )
-
-
-def _league(policy: PolicyBlueprint, model: PolicyModel, worker: Worker, state: Mapping[str, Any]) -> League | None:
-    self_play = worker.blueprint.self_play
-    if self_play is None:
-        return None
-    store = worker.hold(ParameterStore.attach(self_play.pool))
-    pool = worker.hold(Pool(store, model.acting, policy.run_dir, policy.name))
-    results = worker.hold(Telemetry.attach(self_play.results))
-    report = partial(worker.report, policy.name)
-    return League(worker.config.self_play, pool, results, policy.run_dir, report, state.get("self_play", {}))
+    def work(self) -> None:
+        self.counters.store(READY, self.attempt)
+        learn_until_stopped(self.learners, self)
+        if self.control.finishing:
+            catch_up(self.learners, self)
+        self.finish()
 
 
 def _trainer_of(policy: PolicyBlueprint, model: PolicyModel, compiled: str) -> Trainer:
@@ -144,10 +138,10 @@ def _trainer_of(policy: PolicyBlueprint, model: PolicyModel, compiled: str) -> T
 
 
 def _restore(model: PolicyModel, store: ParameterStore, state: Mapping[str, Any]) -> int:
-    """Gives a model its predecessor's weights, of the checkpoint or published since; returns their updates."""
+    """Gives a model the newest weights, of the checkpoint or published since; returns the updates behind them."""
+    updates = int(state.get("updates", 0))
     if state:
         model.restore(state)
-    updates = int(state["updates"]) if state else 0
     if store.version:
         newest = copy.deepcopy(model.acting)  # since the store may hold older weights than the checkpoint
         subscriber = store.subscriber(newest)
@@ -161,18 +155,3 @@ def _restore(model: PolicyModel, store: ParameterStore, state: Mapping[str, Any]
                 model.acting.load_state_dict(newest.state_dict())
                 return published
     return updates
-
-
-def run_learner(name: str, blueprint: Blueprint, attempt: int) -> None:
-    """Runs a learner in its own process; see `run_worker`."""
-    learners = list(learner_names(blueprint.config, [policy.name for policy in blueprint.policies]))
-    torch.manual_seed(run_seed(blueprint.config, "torch-learner", learners.index(name), attempt - 1))
-    worker = LearnerWorker(name, blueprint)
-    try:
-        worker.counters.store(READY, attempt)
-        learn_until_stopped(worker.learners, worker)
-        if worker.control.finishing:
-            catch_up(worker.learners, worker)
-        worker.finish()
-    finally:
-        worker.close()

@@ -1,21 +1,26 @@
-"""The storage of a policy's transitions: a replay or a queue, as its algorithm's source says."""
+"""A policy's transitions, in a replay or a queue as its algorithm's source says, and a learner's batches of them."""
+
+from __future__ import annotations
 
 import secrets
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from ...interfaces import QueueSource
+from ...interfaces import QueueSource, ReplaySource
 from ...memory import PREFIX, SegmentHandle, survey_names
 from ...queue import TrajectoryQueue, lane_rows_for
-from ...replay import ReplayBuffer
-from ..config import AssignedPolicy, Config, source_of
+from ...replay import Mixture, Prefetch, ReplayBuffer, Sampler
+from ..config import AssignedPolicy, Config
+from ..loops import run_seed
 from ..record import RunDirectory
-from .blueprint import PolicyBlueprint
+from .worker import PolicyBlueprint, Worker
 
 TRANSIENT = f"{PREFIX}of-a-run-"  # files in replay.path that no longer matter when no process holds them
 
@@ -37,42 +42,27 @@ class OwnerOf:
             raise ValueError(f"resume: expected a replay of {self.policy}, got {str(path)!r}, which is one of {got}")
 
 
-def attach_storage(policy: PolicyBlueprint) -> ReplayBuffer | TrajectoryQueue:
-    """A policy's transitions, in a worker."""
-    kind = TrajectoryQueue if isinstance(policy.source, QueueSource) else ReplayBuffer
-    return kind.attach(policy.transitions)
-
-
 def create_storage(
     stack: ExitStack, policy: AssignedPolicy, index: int, config: Config, run: RunDirectory
 ) -> SegmentHandle:
-    """A policy's replay or queue, closed with the stack.
+    """A policy's queue, or its replay: the one that the run saved, if there is one; closed with the stack.
 
-    Raises: ValueError: the run saved a replay that does not fit. SharedMemoryFull: there is no room for it.
+    Raises: ValueError: the saved replay does not fit. SharedMemoryFull: there is no room.
     """
-    source = source_of(policy, config)
+    source, lanes = policy.source, len(policy.agents) * config.lanes
+    spec = policy.algorithm.transition(policy.spaces)
     if isinstance(source, QueueSource):
-        return stack.enter_context(_queue(policy, source, index, config)).handle
-    return _replay(stack, policy, index, config, run.replay_path(policy.name)).handle
-
-
-def _queue(policy: AssignedPolicy, source: QueueSource, index: int, config: Config) -> TrajectoryQueue:
-    spec, lanes = policy.algorithm.transition(policy.spaces), len(policy.agents) * config.lanes
-    rows = lane_rows_for(
-        source.batch_size, lanes, config.actor.envs, source.length, config.replay.frames, spec.state_every
-    )
-    rows = -(-rows // spec.state_every) * spec.state_every
-    unread = source.ahead * source.batch_size * (source.length or 1)
-    return TrajectoryQueue.create(spec, rows * lanes, lanes, max_unread=unread, name=f"queue.{index}")
-
-
-def _replay(stack: ExitStack, policy: AssignedPolicy, index: int, config: Config, saved: Path) -> ReplayBuffer:
-    """The replay that the run saved, if there is one."""
-    lanes = len(policy.agents) * config.lanes
+        rows = lane_rows_for(
+            source.batch_size, lanes, config.actor.envs, source.length, config.replay.frames, spec.state_every
+        )
+        rows = -(-rows // spec.state_every) * spec.state_every
+        unread = source.ahead * source.batch_size * (source.length or 1)
+        queue = TrajectoryQueue.create(spec, rows * lanes, lanes, max_unread=unread, name=f"queue.{index}")
+        return stack.enter_context(queue).handle
+    saved, limiter, name = run.replay_path(policy.name), config.limiter(policy.name, lanes), f"replay.{index}"
     file = None if config.replay.path is None else _new_file(Path(config.replay.path), saved.name)
-    spec, limiter = policy.algorithm.transition(policy.spaces), config.limiter(policy.name, lanes)
     if saved.exists():
-        replay = stack.enter_context(ReplayBuffer.load(saved, spec, name=f"replay.{index}", into=file))
+        replay = stack.enter_context(ReplayBuffer.load(saved, spec, name=name, into=file))
         OwnerOf(policy.name).check(replay, saved)
         if replay.limiter != limiter:
             raise ValueError(
@@ -80,18 +70,129 @@ def _replay(stack: ExitStack, policy: AssignedPolicy, index: int, config: Config
                 f"{replay.limiter}, got {limiter}"
             )
     else:
-        replay = stack.enter_context(
-            ReplayBuffer.create(
-                spec, config.replay.capacity, lanes * config.replay.parts, limiter=limiter, name=f"replay.{index}",
-                path=file,
-            )
-        )  # fmt: skip
+        lanes *= config.replay.parts
+        replay = ReplayBuffer.create(spec, config.replay.capacity, lanes, limiter=limiter, name=name, path=file)
+        stack.enter_context(replay)
     if file is not None:
         stack.callback(replay.unlink)
-    return replay
+    return replay.handle
 
 
 def _new_file(directory: Path, name: str) -> Path:
     """A new name for a replay's file; first removes such files of runs that were killed."""
     survey_names(directory, TRANSIENT, remove=True)
     return directory / f"{TRANSIENT}{secrets.token_hex(4)}-{name}"
+
+
+def attach_storage(policy: PolicyBlueprint) -> ReplayBuffer | TrajectoryQueue:
+    """A policy's transitions, in a worker."""
+    kind = TrajectoryQueue if isinstance(policy.source, QueueSource) else ReplayBuffer
+    return kind.attach(policy.transitions)
+
+
+def batches_of(
+    policy: PolicyBlueprint, index: int, worker: Worker, updates: int, device: torch.device
+) -> ReplayBatches | QueueBatches:
+    """The batches of the index-th policy in its learner's worker, after so many updates, for a network's device."""
+    storage = worker.hold(attach_storage(policy))
+    if isinstance(policy.source, QueueSource):
+        return QueueBatches(storage, policy.source, policy.name, worker)
+    seed = run_seed(worker.config, "sampler", index, updates)
+    return ReplayBatches(storage, policy, policy.source, worker, seed, device)
+
+
+class ReplayBatches:
+    """Batches that a sampler draws from a replay, or from a mixture of its parts, perhaps ahead."""
+
+    on_policy = False
+
+    def __init__(
+        self, replay: ReplayBuffer, policy: PolicyBlueprint, source: ReplaySource, worker: Worker, seed: int,
+        device: torch.device,
+    ) -> None:  # fmt: skip
+        config, learner = worker.config, worker.config.learner_of(policy.name)
+        self._replay = replay
+        self._policy = policy
+        self.prioritized = source.prioritized is not None
+        options: dict[str, Any] = {
+            "stack": config.replay.frames, "n_step": source.n_step, "gamma": learner.gamma, "seed": seed,
+            "pad": config.replay.pad, "prioritized": source.prioritized, "sequence": source.sequence,
+        }  # fmt: skip
+        self._sampler: Sampler | Mixture
+        if config.replay.mixture:
+            shares = np.array([*config.replay.mixture.values()])
+            size, fractions = len(policy.agents) * config.lanes, shares / shares.sum()
+            lanes = [range(part * size, (part + 1) * size) for part in range(len(shares))]
+            options |= {"min_size": max(1, int(learner.warmup * fractions[fractions > 0].min())), "lanes": lanes}
+            self._sampler = Mixture([replay] * len(shares), fractions.tolist(), learner.batch_size, **options)
+        else:
+            self._sampler = replay.sampler(learner.batch_size, min_size=learner.warmup, **options)
+        ahead = learner.prefetch if config.mode == "async" else 0
+        self._limited_ahead = bool(ahead) and config.updates_per_step is not None
+        self._source = worker.hold(Prefetch(self._sampler, ahead, device)) if ahead else self._sampler
+        self.sample, self.clear = self._source.sample, self._source.clear
+        self.update_priorities = self._source.update_priorities
+
+    @property
+    def due(self) -> bool:
+        """See `Batches.due`; also whether a batch is drawn ahead."""
+        return self._sampler.due or (self._limited_ahead and self._source.can_sample())
+
+    def stats(self) -> dict[str, float]:
+        samplers = [self._sampler.stats] if isinstance(self._sampler, Sampler) else self._sampler.stats
+        counters = {"lapped": "lapped", "redrawn": "redrawn", "waited_s": "waited"}
+        return {name: sum(getattr(stats, counter) for stats in samplers) for name, counter in counters.items()}
+
+    def save(self) -> dict[str, Any]:
+        """The sampler's state; first saves the replay, since one newer than its checkpoint does no harm."""
+        if self._policy.saved_replay is not None:
+            self._replay.save(self._policy.saved_replay, OwnerOf(self._policy.name))
+        state = {name: torch.from_numpy(array) for name, array in self._source.state_dict().items()}
+        return {"sampler": state, "replay": self._policy.transitions.nonce}
+
+    def restore(self, state: Mapping[str, Any], again: bool) -> None:
+        """Continues the sampler of a checkpoint; with priorities only if the replay has their rows.
+
+        Args:
+            again: updates were made since the checkpoint, whose random numbers must not be repeated.
+        """
+        fresh = self._sampler.state_dict()
+        saved = {name: tensor.numpy() for name, tensor in state["sampler"].items()}
+        if not self._policy.replay_was_saved and state.get("replay") != self._policy.transitions.nonce:
+            saved = fresh | _entries(saved, "generator", "batches")  # what does not concern the rows
+        if again:
+            saved |= _entries(fresh, "generator")
+        self._sampler.load_state_dict(saved)
+
+
+def _entries(state: dict[str, Any], *names: str) -> dict[str, Any]:
+    """The entries of these names in a sampler's state, or in those of all parts of a mixture."""
+    return {name: value for name, value in state.items() if name.rpartition(".")[2] in names}
+
+
+class QueueBatches:
+    """Batches that a reader takes from a queue; nothing of it is saved, and a resumed run begins with an empty one."""
+
+    on_policy, prioritized, due = True, False, True
+
+    def __init__(self, queue: TrajectoryQueue, source: QueueSource, policy: str, worker: Worker) -> None:
+        replay, gamma = worker.config.replay, worker.config.learner_of(policy).gamma
+        options: dict[str, Any] = {"stack": replay.frames, "gamma": gamma, "pad": replay.pad}
+        self._reader = worker.hold(queue.reader(source.batch_size, length=source.length, **options))
+        self.sample = self._reader.read
+
+    def update_priorities(self, index: Any, priority: Any) -> None:
+        """A queue has no priorities."""
+
+    def clear(self) -> None:
+        """All but a few transitions in the queue are of the newest weights."""
+
+    def stats(self) -> dict[str, float]:
+        stats = self._reader.stats
+        return {"lapped": stats.lapped, "skipped": stats.skipped, "waited_s": stats.waited}
+
+    def save(self) -> dict[str, Any]:
+        return {}
+
+    def restore(self, state: Mapping[str, Any], again: bool) -> None:
+        pass

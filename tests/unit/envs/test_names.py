@@ -1,6 +1,5 @@
 """Names of environments, and the spaces and kinds that are refused in one line."""
 
-import json
 import pickle
 import re
 import subprocess
@@ -19,7 +18,7 @@ from random_play import assert_same, child_seeds, play, single
 from refused import Refused, check_refused
 from relay import Relay
 
-from marlcore import Config, algos, train
+from marlcore import algos
 from marlcore.envs import NamedEnvironment, TreasureHunt, adapt, factory, make, vectorize
 from marlcore.envs.copies import Copies
 from marlcore.envs.pettingzoo import AECEnvironment, ParallelEnvironment
@@ -205,16 +204,6 @@ class Talking(Lone):
 def test_atari_games_are_stacked_by_default():
     stacks = {name: NamedEnvironment(name).stack for name in ("atari:Pong", "gymnasium:ALE/Pong-v5", "recall")}
     assert stacks == {"atari:Pong": 4, "gymnasium:ALE/Pong-v5": 4, "recall": 1}
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_the_attribute_stack_of_another_function_is_its_own(tmp_path):
-    def make_hunt():
-        return TreasureHunt(agents=1, horizon=5)
-
-    make_hunt.stack = 3
-    train(make_hunt, "dqn", Config(total_steps=10, mode="serial", run_dir=str(tmp_path)), progress=False)
-    assert json.loads((tmp_path / "config.json").read_text())["replay"]["stack"] == 1
 
 
 # What `vectorize` makes

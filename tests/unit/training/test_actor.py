@@ -39,8 +39,8 @@ class Scene:
         self.network = build_model(policy, CONFIG, 0).acting
         extras = {"epsilon": (), "updates": ()}
         self.store = stack.enter_context(mc.ParameterStore.create(self.network, "snapshot", extras))
-        handles = self.replay.handle, self.store.handle
-        placed = PolicyBlueprint(*vars(policy).values(), Path(), None, mc.ReplaySource(), *handles)
+        handles = {"transitions": self.replay.handle, "weights": self.store.handle}
+        placed = PolicyBlueprint(**vars(policy), checkpoint=Path(), saved_replay=None, **handles)
         blueprint = Blueprint(HUNT, CONFIG, (placed,), self.control.handle, telemetry.handle, time.monotonic())
         self.actors: list[ActorWorker] = []
         self.thread = threading.Thread(target=lambda: self.actors.append(ActorWorker(0, blueprint)), daemon=True)

@@ -1,10 +1,26 @@
-"""Each setting of a run out of its range is refused by its dotted name."""
+"""Settings of a run and policies of its agents: what is refused before a run starts, and what comes back from JSON."""
 
+import json
+import math
+from functools import partial
+from typing import Any
+
+import numpy as np
 import pytest
-from refused import check_refused
+from arena import weak
+from gymnasium.spaces import Box, Discrete
+from refused import Refused, check_refused
 
-from marlcore import Config
+import marlcore as mc
 from marlcore.declared import hints_of
+from marlcore.spaces import Spaces
+from marlcore.training import ExplorationConfig
+from marlcore.training.config import assign
+from marlcore.training.config.schedules import Schedule
+from marlcore.training.self_play import policies_in_self_play
+
+SPACES = {f"agent_{i}": Spaces(Box(-1, 1, (3,)), Discrete(2)) for i in range(3)}
+OTHER = Spaces(Box(-1, 1, (4,)), Discrete(2))
 
 WRONG = {
     "total_steps": 0, "seed": -1, "mode": "sync", "updates_per_step": 0, "updates_tolerance": 0, "stages": [5, 3],
@@ -31,11 +47,137 @@ FREE = {  # any text or truth value, or checked where the environment is known
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_setting_out_of_its_range_is_refused_by_name(name):
+def test_a_setting_out_of_its_range_is_refused_by_name(name: str) -> None:
     section, _, last = name.rpartition(".")
     plain = {section: {last: WRONG[name]}} if section else {last: WRONG[name]}
-    check_refused(lambda: Config.from_dict(plain), ValueError, f"{name}: ")
+    check_refused(lambda: mc.Config.from_dict(plain), ValueError, f"{name}: ")
 
 
-def test_every_setting_has_a_range_or_is_free():
-    assert hints_of(Config).keys() == WRONG.keys() | FREE
+def test_every_setting_has_a_range_or_is_free() -> None:
+    assert hints_of(mc.Config).keys() == WRONG.keys() | FREE
+
+
+def test_each_agent_has_a_policy_of_its_own_by_default() -> None:
+    policies = assign(SPACES, None, "dqn", 1)
+    assert [(policy.name, policy.agents) for policy in policies] == [(agent, (agent,)) for agent in SPACES]
+    assert all(policy.algorithm == mc.DQN() for policy in policies)
+
+
+@pytest.mark.parametrize("as_function", [False, True])
+def test_agents_share_policies_of_different_algorithms(as_function: bool) -> None:
+    names = {"agent_0": "red", "agent_1": "blue", "agent_2": "red"}
+    red, blue = assign(SPACES, names.get if as_function else names, {"red": "dqn", "blue": mc.IQN(n_tau=4)}, 2)
+    assert (red.agents, blue.agents) == (("agent_0", "agent_2"), ("agent_1",))
+    assert (red.algorithm, blue.algorithm) == (mc.DQN(), mc.IQN(n_tau=4))
+    assert red.spaces.stack == 2
+
+
+def test_self_play_takes_a_function_as_policies() -> None:
+    config = mc.Config(policies=lambda agent: "player")
+    assert policies_in_self_play(config, ("red", "blue")) == {"red": "player", "blue": "player"}
+
+
+def case(error: type[Exception], says: str, policies: Any, algorithm: Any = "dqn", **spaces: Spaces) -> Refused:
+    return lambda: assign(SPACES | spaces, policies, algorithm, 1), error, says
+
+
+def red(name: str = "red", **others: str) -> dict[str, str]:
+    return dict.fromkeys(SPACES, name) | others
+
+
+def self_play(says: str, **changes: Any) -> Refused:
+    return (
+        partial(mc.SelfPlayConfig, **{"pool": 4, "latest": 0.25, "anchors": {weak: 0.15}, **changes}),
+        ValueError,
+        says,
+    )
+
+
+def schedule(value: Any, says: str, error: type[Exception] = ValueError) -> Refused:
+    return partial(Schedule.from_value, "epsilon", value), error, says
+
+
+def epsilon(value: Any, says: str) -> Refused:
+    return partial(ExplorationConfig, epsilon=value), ValueError, says
+
+
+def ratio(value: Any, says: str = "") -> Refused:
+    config = partial(mc.Config, mode="serial", updates_per_step=value)
+    return config, ValueError, f"updates_per_step: expected a number{says}"
+
+
+REFUSED: dict[str, Refused] = {
+    "unknown agent": case(ValueError, "got 'agent_9'; did you mean agent_", red(agent_9="red")),
+    "no policy": case(ValueError, "expected a policy for each agent, got none for 'agent_1'", {"agent_0": "red"}),
+    "no name": case(TypeError, "expected the name of a policy for agent_0, got 3", lambda agent: 3),
+    "unknown policy": case(ValueError, "algorithm: expected the policies ['red'], got 'rad'", red(), {"rad": "dqn"}),
+    "no algorithm": case(ValueError, "for each policy, got none for 'agent_1'", None, {"agent_0": "dqn"}),
+    "class": case(
+        TypeError, "expected an Algorithm, such as marlcore.DQN(), or its name, got the class DQN", None, mc.DQN
+    ),
+    "spaces": case(ValueError, "expected agents of one policy to have equal spaces", red(), agent_1=OTHER),
+    "long name": case(ValueError, "policies: expected at most 64 bytes of UTF-8", red("x" * 100)),
+    "lone surrogate": case(ValueError, "policies: expected at most 64 bytes of UTF-8, got", red("a\ud800")),
+    "two policies in self-play": (
+        lambda: policies_in_self_play(mc.Config(policies=str.upper), ("red", "blue")),
+        ValueError,
+        "self_play: expected one policy for both agents",
+    ),
+    "no gate": self_play(
+        "admit_updates: expected a number, or an admit_win_rate, got None for both", admit_updates=None
+    ),
+    "shares": self_play("anchors: expected shares that are at most 1 with `latest`, got 1.05", latest=0.9),
+    "anchor": self_play(
+        "anchors: expected module:name of what can be imported, or a checkpoint, got 'weak'", anchors={"weak": 0.1}
+    ),
+    "equal names": self_play(
+        "anchors: expected names that differ in their last parts, got ['arena:weak', 'other:weak']",
+        anchors={"arena:weak": 0.1, "other:weak": 0.1},
+    ),
+    "share": self_play("anchors arena:weak: expected a number from 0 to 1, got -0.1", anchors={"arena:weak": -0.1}),
+    "draw": self_play("draw: expected uniform, recent or pfsp, got 'best'", draw="best"),
+    "power": self_play("power: expected a finite number of at least 0, got -1.0", power=-1.0),
+    "few arguments": schedule("linear(1)", "missing 2 required positional arguments: 'end' and 'over'"),
+    "unknown schedule": schedule("line(1, 2)", "epsilon: expected a number or one of constant(...)"),
+    "range": schedule("linear(1, 2, 0)", "epsilon: linear over: expected a finite number of at least 1, got 0"),
+    "a call": schedule("linear(1, inf(), 3)", "epsilon: malformed"),
+    "rate": schedule(
+        "exponential(1, 0.1, -0.5)", "epsilon: exponential rate: expected a finite number above 0, got -0.5"
+    ),
+    "points": schedule("piecewise([(5, 1), (5, 2)])", "ascending counts"),
+    "unit": schedule("linear(1, 2, 3, of=days)", "of: expected steps or updates, got 'days'"),
+    "no function": schedule("custom(nowhere:f)", "epsilon: expected something that can be imported"),
+    "None": schedule(None, "epsilon: expected a number, a schedule or a function", TypeError),
+    "bool": schedule(True, "epsilon: expected a number, a schedule or a function", TypeError),
+    "list": schedule([1.0], "epsilon: expected a number, a schedule or a function", TypeError),
+    "text returned": epsilon(lambda count: "much", "at 0: expected a finite number, got"),
+    "None returned": epsilon(lambda count: None, "at 0: expected a finite number, got"),
+    "NaN returned": epsilon(lambda count: math.nan, "at 0: expected a finite number, got"),
+    "above 1": epsilon(1.5, "epsilon: expected a probability"),
+    "below 0": epsilon(-0.1, "epsilon: expected a probability"),
+    "above 1 at its end": epsilon("linear(0.5, 2, 10)", "epsilon: expected a probability"),
+    "descending stages": (partial(mc.Config, stages=(30, 10)), ValueError, "stages: expected ascending counts of at"),
+    **{f"{value!r} updates a step": ratio(value) for value in (0, -0.1, math.nan, "0.1", True)},
+    "no ratio in serial mode": ratio(None, " in serial mode, got None"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_wrong_settings_and_assignments_are_refused(name: str) -> None:
+    check_refused(*REFUSED[name])
+
+
+def test_integers_of_numpy_are_settings_too() -> None:
+    config = mc.Config(total_steps=np.int64(5), seed=np.uint8(3))
+    assert json.loads(json.dumps(config.to_dict()))["total_steps"] == 5
+
+
+def test_settings_come_back_from_json() -> None:
+    config = mc.Config(
+        self_play=mc.SelfPlayConfig(pool=4, anchors={weak: 0.15}),
+        replay=mc.ReplayConfig(mixture={"anchor": 0.5, "pool": 0.5}),
+    )
+    assert mc.Config.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+    assert config.self_play.anchors == {"arena:weak": 0.15}
+    assert mc.Config().exploration.epsilon is None
+    assert mc.Config.from_dict(mc.Config().to_dict()) == mc.Config()

@@ -85,3 +85,10 @@ def test_long_runs_are_thinned_evenly(n):
     assert min(n, curves.MAX_POINTS / 2) <= len(kept) <= curves.MAX_POINTS
     assert len(set(np.diff(kept))) <= 1
     np.testing.assert_array_equal(values, -kept)
+
+
+@pytest.mark.parametrize("lengths", [(0, 0), (1, 1), (1, 40), (40, 0)])
+def test_runs_of_any_length_make_a_picture(tmp_path: Path, lengths: tuple[int, int]) -> None:
+    runs = [[episode(i, i % 7) for i in range(length)] for length in lengths]
+    curves.plot_runs(runs, tmp_path / "curves.png", "title")
+    assert size(tmp_path / "curves.png")[0] > 0

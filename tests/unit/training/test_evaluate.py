@@ -13,7 +13,7 @@ from gymnasium import spaces as gym
 from marlcore.errors import TimedOut
 from marlcore.interfaces import Action, Outcome, Turn
 from marlcore.spaces import Spaces
-from marlcore.training.config import EvaluationConfig
+from marlcore.training.config import AssignedPolicy, EvaluationConfig
 from marlcore.training.loops import (
     ActingModel,
     Candidate,
@@ -24,7 +24,7 @@ from marlcore.training.loops import (
     PolicyPlayer,
     play,
 )
-from marlcore.training.loops.evaluation import t_975
+from marlcore.training.loops.episodes import t_975
 from marlcore.training.record import KeptCheckpoints, checkpoint_path, kept_steps, load_checkpoint
 
 SPACES = Spaces(gym.Box(-1e6, 1e6, (1,)), gym.Discrete(2))
@@ -287,7 +287,8 @@ class Scene:
         self.now, self.env, network = 0, Walks(2, 3), model()
         self.reports: list[tuple[Any, ...]] = []
         self.published, kept = Publications(network), KeptCheckpoints(run_dir, "both", keep=2)
-        candidate = Candidate(self.env.agents, SPACES, Constant(), network, torch.device("cpu"), self.published, kept)
+        policy = AssignedPolicy("both", self.env.agents, SPACES, Constant())
+        candidate = Candidate(policy, network, torch.device("cpu"), self.published, kept)
         config, report = EvaluationConfig(episodes=4), lambda *metric: self.reports.append(metric)
         games = CommonGames(self.env, [candidate], config, "repeat", lambda step: 1000 + step, report)
         self.evaluator = Evaluator([candidate], games.play, 100, lambda: self.now)

@@ -19,9 +19,8 @@ from marlcore.processes import Metric, Telemetry
 from marlcore.training.loops import PolicyModel
 from marlcore.training.record import read_json, save_checkpoint
 from marlcore.training.self_play import League, Pool, draw_payoff
-from marlcore.training.self_play.league import odds_of, pool_odds
+from marlcore.training.self_play.league import Payoff, odds_of, pool_odds
 from marlcore.training.self_play.opponents import name_of
-from marlcore.training.self_play.payoff import Payoff
 from marlcore.training.self_play.pool import opponent_path, pool_store, saved_opponents
 
 EXTRAS: dict[str, Any] = {"updates": (), "step": (), "epsilon": ()}
@@ -283,38 +282,3 @@ def test_an_opponent_of_another_network_is_refused(scene: Callable[..., Scene]) 
     state["acting"]["model.mark"] = torch.zeros(3)
     save_checkpoint(path, state)
     check_refused(scene, ValueError, f"resume: expected an opponent of main's network, got {str(path)!r} (")
-
-
-REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "pool": ({"pool": -1}, "pool: expected an integer of at least 0, got -1"),
-    "updates": ({"admit_updates": 0}, "admit_updates: expected an integer of at least 1, got 0"),
-    "no gate": (
-        {"admit_updates": None},
-        "admit_updates: expected a number, or an admit_win_rate, got None for both",
-    ),
-    "win rate": ({"admit_win_rate": 1.5}, "admit_win_rate: expected a number from 0 to 1, got 1.5"),
-    "draw": ({"draw": "best"}, "draw: expected uniform, recent or pfsp, got 'best'"),
-    "power": ({"power": -1.0}, "power: expected a finite number of at least 0, got -1.0"),
-    "shares": ({"latest": 0.9}, "anchors: expected shares that are at most 1 with `latest`, got 1.05"),
-    "anchor": (
-        {"anchors": {"weak": 0.1}},
-        "anchors: expected module:name of what can be imported, or a checkpoint, got 'weak'",
-    ),
-    "equal names": (
-        {"anchors": {"arena:weak": 0.1, "other:weak": 0.1}},
-        "anchors: expected names that differ in their last parts, got ['arena:weak', 'other:weak']",
-    ),
-    "share": ({"anchors": {"arena:weak": -0.1}}, "anchors arena:weak: expected a number from 0 to 1, got -0.1"),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_settings_out_of_range_are_refused(case: str) -> None:
-    changes, says = REFUSED[case]
-    check_refused(lambda: settings(**changes), ValueError, says)
-
-
-def test_settings_come_back_from_json() -> None:
-    config = mc.Config(self_play=settings(), replay=mc.ReplayConfig(mixture={"anchor": 0.5, "pool": 0.5}))
-    assert mc.Config.from_dict(json.loads(json.dumps(config.to_dict()))) == config
-    assert config.self_play.anchors == {"arena:weak": 0.15}

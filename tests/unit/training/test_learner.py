@@ -2,6 +2,7 @@
 
 import io
 from functools import partial
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,6 @@ from rounding import rounding
 from windows import made_windows
 
 import marlcore as mc
-from marlcore.algos.dqn import DQNTrainer
 from marlcore.algos.fast import passes
 from marlcore.algos.fast.passes import AutogradPass
 from marlcore.spaces import MASK
@@ -154,22 +154,21 @@ def test_a_trainers_state_may_be_on_several_devices(monkeypatch: pytest.MonkeyPa
     check_refused(scene.learner.save, mc.Diverged, "trainer.adam.0.steps holds inf")
 
 
-class Spoiling(DQNTrainer):
+class SpoiltDQN(mc.DQN):
     """Its 30th update makes a weight NaN."""
 
-    def update(self, batch: Any) -> mc.Update:
-        self.made = getattr(self, "made", 0) + 1
-        update = super().update(batch)
-        if self.made == 30:
-            with torch.no_grad():
-                next(self.model.parameters()).view(-1)[0] = NAN
-        return update
-
-
-class SpoiltDQN(mc.DQN):
     def make_trainer(self, model: Any) -> Any:
         trainer = super().make_trainer(model)
-        trainer.__class__, trainer.model = Spoiling, model
+        update, made = trainer.update, count(1)
+
+        def spoiling(batch: Any) -> mc.Update:
+            outcome = update(batch)
+            if next(made) == 30:
+                with torch.no_grad():
+                    next(model.parameters()).view(-1)[0] = NAN
+            return outcome
+
+        trainer.update = spoiling
         return trainer
 
 
@@ -263,6 +262,20 @@ def test_without_an_update_observations_stay_and_far_ones_are_clipped() -> None:
     assert norm(some) is some
     norm.update(torch.tensor([[0.0], [1.0]]))
     assert norm(torch.tensor([[1e6], [-1e6]])).tolist() == [[10.0], [-10.0]]
+
+
+def test_frozen_statistics_are_of_batches_whatever_their_gradient_steps() -> None:
+    norm = Normalizer(mc.Spaces(Box(-1, 1, (1,)), Discrete(2)))
+    batch = SimpleNamespace(obs=torch.zeros(4, 1), next_obs=torch.zeros(4, 1), mask=None, policy_version=torch.zeros(1))
+    learner = learner_of(
+        SimpleNamespace(sample=lambda **_: batch, prioritized=False, on_policy=False),
+        SimpleNamespace(update=lambda _: mc.Update({"loss": torch.zeros(())}, updates=40)),
+        SimpleNamespace(check_published=lambda _: None, check_loss=lambda *_: None),
+        norm,
+        config=mc.LearnerConfig(obs_norm="frozen", checkpoint_interval=10**9, log_interval=10**9),
+    )
+    assert all(learn(learner) for _ in range(150))
+    assert int(norm.count) == 400 and learner.updates == 6000
 
 
 def test_statistics_leave_out_what_follows_an_episodes_end() -> None:

@@ -58,12 +58,12 @@ class Scene:
         settings = mc.SelfPlayConfig(pool=4, anchors=dict.fromkeys(anchors, 0.1), side=side)
         config = mc.Config(self_play=settings, evaluation=mc.EvaluationConfig(interval=1, episodes=episodes))
         kept = KeptCheckpoints(folder, "main", keep=2)
-        candidate = Candidate(SIDES, SPACES, Marking(), model, torch.device("cpu"), self.published, kept)
         policy, pool = AssignedPolicy("main", SIDES, SPACES, Marking()), cast("mc.ParameterStore", self.pool)
+        candidate = Candidate(policy, model, torch.device("cpu"), self.published, kept)
         opponents = Opponents(policy, config, pool, 3, np.random.default_rng())
         self.metrics: dict[tuple[str, str], float] = {}
         self.games = OpponentGames(
-            self.env, "main", candidate, config, opponents, lambda step: step,
+            self.env, candidate, config, opponents, lambda step: step,
             lambda agent, name, value, step: self.metrics.__setitem__((agent, name), value),
         )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""An environment that changes the working directory moves no path of a run."""
+"""Where the files of a run, and of one run a seed, lie, also if an environment changes the working directory."""
 
 import os
 from dataclasses import replace
@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 from hunt import HUNT
+from refused import check_refused
 
 import marlcore as mc
 from marlcore.cli.eval import main
 from marlcore.envs import factory
 from marlcore.training import ReplayConfig, SelfPlayConfig, read_metrics, train_seeds
 from marlcore.training.record.run_directory import RunDirectory
-from marlcore.training.run import _checked
+from marlcore.training.setup import Setup
 
 
 def moving(folder):
@@ -40,7 +41,7 @@ def test_every_path_is_absolute_before_an_environment_is_made(elsewhere, tmp_pat
         replay=ReplayConfig(path="replays"),
         self_play=SelfPlayConfig(anchors={"old.pt": 0.1, "bots:Bot": 0.1}),
     )
-    setup = _checked(elsewhere, "dqn", config, "earlier", None, False)
+    setup = Setup.checked(elsewhere, "dqn", config, "earlier")
     assert Path.cwd() == tmp_path / "elsewhere"
     assert (setup.config.run_dir, setup.config.replay.path) == (str(here / "run"), str(here / "replays"))
     assert list(setup.config.self_play.anchors) == [str(here / "old.pt"), "bots:Bot"]
@@ -49,7 +50,7 @@ def test_every_path_is_absolute_before_an_environment_is_made(elsewhere, tmp_pat
 
 def test_a_directory_of_the_runs_own_lies_where_the_run_was_started(elsewhere, tmp_path):
     here = tmp_path / "here"
-    setup = _checked(elsewhere, "dqn", mc.Config(mode="serial"), None, None, False)
+    setup = Setup.checked(elsewhere, "dqn", mc.Config(mode="serial"))
     with RunDirectory.create(None, {}, setup.runs) as run:
         assert run.path.parent == here / "runs"
 
@@ -86,3 +87,19 @@ def test_a_run_stays_where_it_was_started(elsewhere, tmp_path, monkeypatch, mode
     many = train_seeds(elsewhere, "dqn", replace(config, run_dir="seeds", total_steps=100), (0, 1), progress=False)
     assert [result.run_dir for result in many] == [here / "seeds" / "seed-0", here / "seeds" / "seed-1"]
     assert not any((tmp_path / "elsewhere").iterdir())
+
+
+@pytest.mark.long
+def test_each_seed_has_a_run_of_its_own_and_one_picture_shows_all(tmp_path: Path) -> None:
+    config = mc.Config(total_steps=1500, mode="serial", run_dir=str(tmp_path / "all"))
+    results = train_seeds(HUNT, "dqn", config, [3, 5], progress=False)
+    assert [result.run_dir for result in results] == [tmp_path / "all" / f"seed-{seed}" for seed in (3, 5)]
+    assert results[0].returns != results[1].returns
+    assert (tmp_path / "all" / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_seed_that_comes_twice_is_refused(tmp_path: Path) -> None:
+    config = mc.Config(run_dir=str(tmp_path / "all"))
+    says = "seeds: expected different ones, got [1, 1]"
+    check_refused(lambda: train_seeds(HUNT, "dqn", config, [1, 1]), ValueError, says)
+    assert list(tmp_path.iterdir()) == []

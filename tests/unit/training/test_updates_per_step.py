@@ -1,6 +1,5 @@
 """Updates for each step: held in async as in serial mode, or said aloud where nothing holds them."""
 
-import json
 import logging
 import time
 from dataclasses import replace
@@ -8,10 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hunt import HUNT
-from refused import check_refused
 
 import marlcore as mc
 
@@ -90,14 +87,3 @@ def test_a_run_that_ends_before_its_warm_up_says_so(tmp_path: Path, caplog: pyte
         result = train(tmp_path / "run", mode="serial", total_steps=91)
     assert set(result.updates.values()) == {0}
     assert "learner.warmup: agent_1 takes 45.5 of the 91 steps" in caplog.text
-
-
-@pytest.mark.parametrize("ratio", [0, -0.1, float("nan"), "0.1", True, None])
-def test_a_ratio_is_a_number_above_0(ratio: Any) -> None:
-    says = "updates_per_step: expected a number" + (" in serial mode, got None" if ratio is None else "")
-    check_refused(lambda: replace(CONFIG, mode="serial", updates_per_step=ratio), ValueError, says)
-
-
-def test_integers_of_numpy_are_settings_too():
-    config = mc.Config(total_steps=np.int64(5), seed=np.uint8(3))
-    assert json.loads(json.dumps(config.to_dict()))["total_steps"] == 5

@@ -97,7 +97,7 @@ def test_a_run_without_progress_gives_no_notice(train, by_default, monkeypatch, 
         notices.say("a wait")
         raise Told
 
-    monkeypatch.setattr("marlcore.training.run.compile_before_a_run", tell)
+    monkeypatch.setattr("marlcore.training.setup.compile_before_a_run", tell)
     for options, shown in (({}, by_default), ({"progress": not by_default}, not by_default)):
         with pytest.raises(Told):
             train("treasure_hunt", **options)
@@ -117,16 +117,16 @@ COMPILES = """if True:
 
 
 @pytest.mark.long
-def test_the_first_compilation_is_said_once_by_the_command_line():
-    said = ran(COMPILES.format(first="notices.say_always()")).stderr
-    assert said == f"marlcore: {jit.FIRST_COMPILATION}\n"
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("first", ["", "notices.say_always(); quiet = jit.quietly(); quiet.__enter__()"])
-def test_a_library_keeps_to_the_log(first):
-    """A library keeps to the log where nobody looks, and warmup says it itself."""
-    assert ran(COMPILES.format(first=first)).stderr == ""
+@pytest.mark.parametrize(
+    ("first", "said"),
+    [
+        ("notices.say_always()", f"marlcore: {jit.FIRST_COMPILATION}\n"),
+        ("", ""),  # a library keeps to the log
+        ("notices.say_always(); quiet = jit.quietly(); quiet.__enter__()", ""),  # warmup says it itself
+    ],
+)
+def test_the_command_line_says_the_first_compilation_once(first, said):
+    assert ran(COMPILES.format(first=first)).stderr == said
 
 
 @pytest.mark.long

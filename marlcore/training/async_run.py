@@ -1,0 +1,110 @@
+"""A run in async mode: a process for each worker, which is restarted when it dies, until all have ended."""
+
+import errno
+import logging
+import time
+from contextlib import closing
+from functools import partial
+
+import torch
+
+from ..errors import MarlcoreError, WorkerFailed, suppress_failed_calls
+from ..processes import Child, Children, Control, Interrupts, Supervisor
+from .config import EVALUATOR, actor_names, is_learner
+from .loops import run_seed
+from .record import STOPPING, Monitor, RunDirectory, setup_logging
+from .workers import ActorWorker, Blueprint, EvaluatorWorker, LearnerWorker, Worker
+
+POLL_S = 0.1
+GRACE_S = 60.0  # least time for the last checkpoints
+
+log = logging.getLogger(__name__)
+
+
+def run_worker(name: str, blueprint: Blueprint, attempt: int) -> None:
+    """Runs a worker in its own process, the n-th attempt, until its work is done or the parent stops it."""
+    actors, config = actor_names(blueprint.config), blueprint.config
+    torch.set_num_threads(config.learner.threads)
+    torch.manual_seed(run_seed(config, f"torch-{name}", 0, attempt - 1))
+    worker: Worker
+    if name in actors:
+        worker = ActorWorker(actors.index(name), blueprint, attempt)
+    elif name == EVALUATOR:
+        worker = EvaluatorWorker(blueprint, attempt)
+    else:
+        worker = LearnerWorker(name, blueprint, attempt)
+    with closing(worker):
+        worker.work()
+    log.info("%s is done", name)
+
+
+def supervisor_of(blueprint: Blueprint, control: Control, run: RunDirectory, children: Children) -> Supervisor:
+    """The supervisor of a run's workers, none of which it has started."""
+
+    def start(name: str, attempt: int) -> Child:
+        work = partial(run_worker, name, blueprint, attempt)
+        return children.start_worker(name, work, prepare=partial(setup_logging, run.log_path(name)))
+
+    config = blueprint.config.supervision
+    timeouts = {name: config.learner_timeout if is_learner(name) else config.actor_timeout for name in control.workers}
+    return Supervisor(children, control, start, timeouts, config.restarts)
+
+
+def start_all(supervisor: Supervisor, interrupts: Interrupts, fallback: bool) -> bool:
+    """Starts the workers' processes; False if the system could not. Raises MarlcoreError: there is no fallback."""
+    try:
+        with suppress_failed_calls(errno.EINTR):  # a signal came, which the caller checks
+            for worker in supervisor.workers.values():
+                if interrupts.signum is None:
+                    worker.start()
+    except OSError as error:
+        if error.errno is None:  # a signal handler's
+            raise
+        if not fallback:
+            raise MarlcoreError(f"mode: no processes can be started here ({error})") from error
+        log.warning("mode: no processes can be started here (%s); all work is done in this one, in turn", str(error))
+        return False
+    return True
+
+
+def run_async(
+    supervisor: Supervisor, blueprint: Blueprint, control: Control, monitor: Monitor, interrupts: Interrupts
+) -> None:
+    """Watches the workers until all have ended.
+
+    When the actors have taken all steps, learners and evaluator have time for their last checkpoints and evaluation; a
+    learner that dies meanwhile is restarted. After a failure for good or a signal no worker is restarted, and workers
+    that are still starting are killed. A second signal, a second after the first, kills all.
+
+    Raises: WorkerFailed: a worker failed for good, or did not end in time.
+    """
+    config, failed, ends_since, halted = blueprint.config, None, None, False
+    actors = [supervisor.workers[name] for name in actor_names(config)]
+    grace = max(GRACE_S, config.supervision.learner_timeout)
+    while supervisor.unfinished and not interrupts.again:
+        if (failed or interrupts.signum is not None) and not halted:
+            halted, ends_since = True, ends_since or time.monotonic()
+            if interrupts.signum is not None:
+                monitor.say(STOPPING)
+            control.stop()  # also a last evaluation, which waits for learners
+            supervisor.stand_down()
+            for worker in supervisor.running:
+                if not worker.ready:
+                    worker.end()
+        elif ends_since is None and all(actor.done for actor in actors):
+            ends_since = time.monotonic()
+            control.finish()
+        if ends_since is not None and time.monotonic() - ends_since > grace:
+            late = supervisor.unfinished[0].name
+            if late != EVALUATOR:  # the last of the workers
+                failed = failed or WorkerFailed(late, "hang", f"it did not end within {grace:g} s")
+            else:
+                log.warning("evaluation: the last one was cut off, since it took more than %g s", grace)
+            break
+        try:
+            supervisor.watch(POLL_S)
+        except WorkerFailed as error:
+            failed = failed or error
+        monitor.tick()
+    if interrupts.signum is None and failed:
+        raise failed

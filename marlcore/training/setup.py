@@ -1,0 +1,136 @@
+"""The checked input of a run."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from ..checks import absolute
+from ..envs import factory, vectorize
+from ..envs.joint import JointObservations
+from ..interfaces import Algorithm, QueueSource
+from ..notices import say, shown_with
+from ..processes import Metric, check_picklable
+from .config import AssignedPolicy, Config, assign, check_applied, source_of
+from .loops import choose_device
+from .record import RUNS
+from .self_play import check_self_play, policies_in_self_play
+from .warmup import compile_before_a_run
+
+Algorithms = Algorithm | str | Mapping[str, Algorithm | str]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A run's input: settings with absolute paths, and the absolute parent of directories without a name."""
+
+    env_fn: Callable[[], Any]
+    policies: tuple[AssignedPolicy, ...]
+    config: Config
+    runs: Path
+    resume: Path | None
+    callback: Callable[[Metric], object] | None
+    progress: bool
+
+    @classmethod
+    def checked(
+        cls,
+        env_fn: Callable[[], Any] | str,
+        algorithm: Algorithms,
+        config: Config | None,
+        resume: str | Path | None = None,
+        callback: Callable[[Metric], object] | None = None,
+        progress: bool = False,
+    ) -> Setup:
+        """The arguments of `train`; compiles the kernels if they never were. Raises ValueError, TypeError."""
+        if not isinstance(config, Config | None):
+            raise TypeError(f"config: expected a Config or None, got {config!r}")
+        if callback is not None and not callable(callback):
+            raise TypeError(f"callback: expected a function of a Metric or None, got {callback!r}")
+        config = (config or Config()).with_absolute_paths()  # first: an environment may change the working directory
+        resume = None if resume is None else absolute(resume)
+        runs = absolute(RUNS) if resume is None and config.run_dir is None else Path(RUNS)
+        with shown_with(progress):
+            make_env, policies, config = _assigned(factory(env_fn), algorithm, config)
+            for texts in dict.fromkeys(policy.spaces.texts for policy in policies):
+                if texts:
+                    left_out = ", ".join(texts)
+                    say(f"observations: left out {left_out}, since no network takes text; a wrapper may encode it")
+            names = [policy.name for policy in policies]
+            if wrong := config.learners.keys() - names:
+                raise ValueError(f"learners: expected the policies {names}, got {min(wrong)!r}")
+            for policy in policies:
+                choose_device(config.learner_of(policy.name).device)
+            check_applied(policies, config)
+            if config.self_play.pool:
+                check_self_play(config, policies[0])
+            if config.mode == "async":
+                check_picklable(env_fn=make_env, algorithm=[policy.algorithm for policy in policies])
+            _warn_of_short_run(config, policies)
+            compile_before_a_run()
+        return cls(make_env, policies, config, runs, resume, callback, progress)
+
+
+def _assigned(
+    make_env: Callable[[], Any], algorithm: Algorithms, config: Config
+) -> tuple[Callable[[], Any], tuple[AssignedPolicy, ...], Config]:
+    """The policies; the environment as they observe it, and the settings with what follows from it."""
+    if config.replay.stack is None:
+        own = getattr(make_env, "stack", 1)  # of an environment class it may be a method
+        config = replace(config, replay=replace(config.replay, stack=own if isinstance(own, int) else 1))
+    choose_device(config.actor.device)
+    with closing(vectorize(make_env, 1)) as env:
+        if config.self_play.pool:
+            config = replace(config, policies=policies_in_self_play(config, env.agents))
+        policies = assign(env.spaces, config.policies, algorithm, config.replay.frames)
+        if env.copies > 1:  # a vector environment has its own number of copies
+            config = replace(config, actor=replace(config.actor, envs=env.copies))
+    joint = [policy.agents for policy in policies if getattr(policy.algorithm, "wants_joint", False)]
+    if joint:
+        make_env = JointObservations(make_env, tuple(chain(*joint)))
+        make_env().close()  # raises ValueError where the environment is of a kind without them
+        with closing(vectorize(make_env, 1)) as env:
+            policies = assign(env.spaces, config.policies, algorithm, config.replay.frames)
+    return make_env, tuple(replace(policy, source=source_of(policy, config)) for policy in policies), config
+
+
+def share_of(policy: AssignedPolicy, policies: tuple[AssignedPolicy, ...]) -> float:
+    """A policy's share of a run's steps, if every agent acts equally often."""
+    return len(policy.agents) / sum(len(policy.agents) for policy in policies)
+
+
+def warn_of_few_samples(setup: Setup, steps: int, updates: Mapping[str, int]) -> None:
+    """Warns if a free run of `steps` steps drew each transition of a policy less than once on average."""
+    for policy in setup.policies:
+        inserted, learner = share_of(policy, setup.policies) * steps, setup.config.learner_of(policy.name)
+        queued = isinstance(policy.source, QueueSource)  # which reads each transition once
+        if queued or setup.config.updates_per_step is not None or inserted <= learner.warmup:
+            continue
+        ratio = updates[policy.name] * learner.batch_size / inserted
+        if ratio < 1.0:
+            log.warning(
+                "updates_per_step: %s trained on %.2g samples for each of its steps, since the run was free; "
+                "a number, such as %g, holds the ratio",
+                policy.name, ratio, Config.updates_per_step,
+            )  # fmt: skip
+
+
+def _warn_of_short_run(config: Config, policies: tuple[AssignedPolicy, ...]) -> None:
+    """Warns if a run ends before the warm-up of a replay, or before a queue's first batch."""
+    for policy in policies:
+        steps, source = share_of(policy, policies) * config.total_steps, policy.source
+        label, needed = "learner.warmup", config.learner_of(policy.name).warmup
+        if isinstance(source, QueueSource):
+            label, needed = "the algorithm's batch_size", source.batch_size * (source.length or 1)
+        if steps <= needed:
+            log.warning(
+                "%s: %s takes %s of the %d steps, and learns only after %d: it will learn nothing",
+                label, policy.name, f"{steps:.1f}".removesuffix(".0"), config.total_steps, needed,
+            )  # fmt: skip
