@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ..errors import LaneBusy
 from .files import File
-from .fork import invalidate_after_fork
+from .guard import invalidate_after_fork
 from .locks import slot_lock, writer_lock
 from .native import LINE, MAX_COLUMNS, NativeLanes
 from .segment import Segment

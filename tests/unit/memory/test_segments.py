@@ -27,9 +27,9 @@ from marlcore import (
     StaleHandle,
 )
 from marlcore.cgroup import MemoryLimit
-from marlcore.memory.atomic import replace_file
 from marlcore.memory.files import File
 from marlcore.memory.native import try_lock
+from marlcore.memory.new_file import replace_file
 from marlcore.memory.segment import Segment, SegmentHandle
 from marlcore.memory.space import SHM_DIR, notice_spill
 from marlcore.memory.survey import sweep

@@ -387,7 +387,7 @@ def start_program() -> tuple[subprocess.Popen[str], list[int], set[Path]]:
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_to_the_whole_group_ends_everything(signum: int) -> None:
     program, pids, segments = start_program()
-    assert len(pids) == 2 and len(segments) == 5  # a replay, and of each worker a control block and telemetry
+    assert len(pids) == 2 and len(segments) == 4  # a replay, a control block, and the telemetry of each worker
     os.killpg(program.pid, signum)
     _, said = program.communicate()
     await_end(pids)

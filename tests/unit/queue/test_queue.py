@@ -33,9 +33,9 @@ from marlcore import (
 )
 from marlcore.kernels.inorder import PASSED
 from marlcore.memory import Words
-from marlcore.memory.native import Windows
 from marlcore.queue.cursor import CursorLines, ReadCursor
 from marlcore.testing.rows import torn
+from marlcore.transitions import Drawing
 
 SPEC = TransitionSpec(Field((), "int64"), Field((), "int64"))
 GAMMA = 0.5
@@ -198,14 +198,14 @@ def test_every_transition_is_delivered_once_in_order_or_counted(when_full, lanes
 @contextlib.contextmanager
 def written_after_a_look(write):
     """The next time that a reader looks how far the lanes are, rows are written before it reads any."""
-    look, todo = Windows.__call__, [write]
+    look, todo = Drawing.read_windows, [write]
 
-    def look_and_write(windows):
-        look(windows)
+    def look_and_write(drawing):
+        look(drawing)
         while todo:
             todo.pop()()
 
-    with mock.patch.object(Windows, "__call__", look_and_write):
+    with mock.patch.object(Drawing, "read_windows", look_and_write):
         yield
 
 
