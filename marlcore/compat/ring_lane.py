@@ -29,6 +29,7 @@ from ..memory import (
     add_lock,
     check_interruption,
     claim,
+    error_of,
     slot_lock,
 )
 from ..spec import Field, TransitionSpec
@@ -225,7 +226,7 @@ class RingWriter:
             check_interruption()
             code = append()
         if code < 0:
-            raise self._native.fail(code)
+            raise error_of(code)
         return code
 
 

@@ -9,7 +9,7 @@ from .files import File, too_many_files
 from .guard import invalidate_after_fork, one_thread, refuse_second
 from .lanes import ROOM_OFFSET, LaneClaim, LaneGeometry, claim, claim_all, claim_reader
 from .locks import SEGMENT_LOCK, add_lock, slot_lock, writer_lock
-from .native import BOUNDARY, LINE, TERMINATED, TRUNCATED, Event, NativeLanes, Words, is_locked, try_lock
+from .native import BOUNDARY, LINE, TERMINATED, TRUNCATED, Event, NativeLanes, Words, error_of, is_locked, try_lock
 from .native_writers import NativeVector, NativeWriter
 from .new_file import Put, replace_file
 from .segment import Segment, SegmentHandle

@@ -31,7 +31,7 @@ Bytes = NDArray[np.uint8]
 Ints = NDArray[np.int64]
 
 
-def exception_of(code: int) -> Exception:
+def error_of(code: int) -> Exception:
     """The exception for a negative return code that is not an ordinary result."""
     if code == -errno.EUCLEAN:
         return SegmentCorrupt("the lane's counters contradict one another; the lane is quarantined")
@@ -51,7 +51,7 @@ def _counted(count: int) -> int:
     if count == -errno.ESTALE:
         raise MarlcoreError("writers overwrote every row from which the count was read; use a larger capacity")
     if count < 0:
-        raise exception_of(count)
+        raise error_of(count)
     return count
 
 
@@ -106,13 +106,13 @@ class NativeLanes:
         """For the lane's writer. Raises SegmentCorrupt: the counters contradict each other."""
         code = lib.mc_lane_check(self._nth(lane))
         if code:
-            raise exception_of(code)
+            raise error_of(code)
 
     def committed(self, lane: int) -> int:
         """Rows committed to the lane since its creation. Raises SegmentCorrupt: the count is impossible."""
         count = int(lib.mc_lane_committed(self._nth(lane)))
         if count < 0:
-            raise exception_of(count)
+            raise error_of(count)
         return count
 
     def transitions(self, lane: int) -> int:
@@ -134,7 +134,7 @@ class NativeLanes:
             sources[0] = row
             code = lib.mc_lane_append(self._nth(lane), rows, sources)
             if code:
-                raise exception_of(code)
+                raise error_of(code)
 
         return append
 
@@ -153,7 +153,7 @@ class NativeLanes:
         code = int(lib.mc_lane_read(self._nth(lane), ticket, rows, dests))
         del pointer
         if code not in (0, -errno.EAGAIN, -errno.ESTALE):
-            raise exception_of(code)
+            raise error_of(code)
         return code
 
     def newest_reader(self, lane: int, dest: NDArray[Any]) -> Callable[[], int]:
@@ -171,7 +171,7 @@ class NativeLanes:
         def fill() -> None:
             code = lib.mc_lanes_window(self.raw, self.count, low, high)
             if code:
-                raise exception_of(code)
+                raise error_of(code)
 
         return fill
 
@@ -199,7 +199,7 @@ class Event:
         """Sleeps until the announced amount has come since `prepare`, or until the timeout."""
         code = lib.mc_event_wait(self._event, seen, max(0, int(seconds * 1e9)))
         if code not in (0, -errno.ETIMEDOUT, -errno.EINTR):
-            raise exception_of(code)
+            raise error_of(code)
 
     def notify(self, amount: int = EVERYTHING) -> None:
         """Reports that `amount` units have come; wakes all waiters once any waiter's amount is complete."""

@@ -3,7 +3,7 @@
 Only the reader writes these slots of the segment:
 
     slot 0         turn      batches consumed; its lowest bit selects the valid half of the other slots
-                   longest   the largest add in rows, so that reader and writers never wait for each other
+                   longest   rows of the largest add after which reader and writers never all wait
                    whole     the most rows in all lanes of transitions that are whole while the reader waits
                    passed    transitions of all lanes below the cursor
                    starving  1 while the reader waits for more rows than there are

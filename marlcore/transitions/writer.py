@@ -207,7 +207,7 @@ class Writer(WriterBase):
             check_interruption()
             code = append()
         if code < 0:
-            raise self._failure(code)
+            raise self._error_of(code)
         return code
 
     def _ending(self, terminated: Any, truncated: Any, final_obs: Any) -> int:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import StaleHandle
-from ..memory import LaneClaim, NativeVector, NativeWriter
+from ..memory import LaneClaim, NativeVector, NativeWriter, error_of
 
 _PAUSE_S = 1e-4
 
@@ -65,7 +65,7 @@ class WriterBase:
     def check_open(self) -> None:
         """Raises ClosedError after `close`, StaleHandle in a forked child."""
         if self._native.closed:
-            raise self._failure(-errno.ESHUTDOWN)
+            raise self._error_of(-errno.ESHUTDOWN)
 
     def close(self) -> None:
         """Releases what it has claimed, once no other thread is inside an add. Repeated calls are harmless."""
@@ -89,8 +89,8 @@ class WriterBase:
     def __reduce__(self) -> Any:
         raise TypeError(f"a {type(self).__name__} belongs to one process: pass the replay and make one there")
 
-    def _failure(self, code: int) -> Exception:
+    def _error_of(self, code: int) -> Exception:
         """The exception for a negative code."""
         if self._forked:
             return StaleHandle("the writer was made before a fork; what it writes to is the parent's")
-        return self._native.fail(code)
+        return error_of(code)

@@ -278,50 +278,6 @@ def test_an_add_too_long_for_the_reader_is_refused(when_full):
         assert queue.dropped.tolist() == [0]
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("seed", range(12))
-def test_reader_and_writers_never_all_wait(seed):
-    """In the smallest queue that the reader takes, with the longest adds that it allows and the shortest episodes."""
-    dice = random.Random(seed)
-    lanes, batch_size = dice.randrange(1, 4), dice.randrange(1, 7)
-    options = {"stack": dice.randrange(1, 4), "n_step": dice.randrange(1, 4), "length": dice.choice([None, 1, 3, 5])}
-    lane_rows = 3
-    while True:
-        queue = make(lanes * lane_rows, lanes)
-        try:
-            reader = queue.reader(batch_size, **options)
-            break
-        except ValueError as error:
-            assert str(error).startswith("batch_size: expected a queue of at least ")
-            queue.close()
-            lane_rows += 1
-    longest = lines(queue).longest()
-    assert longest >= 2
-    with queue:
-        writers = [queue.writer(lane, timeout=0.0) for lane in range(lanes)]
-        truncated, delivered, idle = dice.random(), 0, 0
-        for _ in range(1000):
-            idle += 1
-            for writer in writers:
-                ended = [dice.random() < truncated for _ in range(longest)]
-                while sum(ended) + len(ended) > longest:
-                    ended.pop()
-                rows = np.zeros(len(ended))
-                finals = np.zeros(sum(ended), np.int64) if any(ended) else None
-                try:
-                    writer.add_batch(rows.astype(int), rows.astype(int), rows, truncated=ended, final_obs=finals)
-                    idle = 0
-                except TimeoutError:
-                    pass
-            try:
-                delivered += int(reader.read().mask.sum()) if options["length"] else len(reader.read().reward)
-                idle = 0
-            except NotEnoughData:
-                pass
-            assert idle < 2  # the reader may have made room by leaving boundary rows behind
-        assert delivered > 500
-
-
 # Recurrent states
 
 STATE = TransitionSpec(Field((), "int64"), Field((), "int64"), {"h": Field((2,), "float32", every=4)})
