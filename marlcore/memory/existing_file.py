@@ -81,14 +81,9 @@ def check_allocated(file: File, path: Path, writable: bool) -> None:
     free = free_bytes(path.parent)
     if missing > free:
         raise full(path.parent, missing, free)
-    with noticing_full(path.parent, missing):
-        _allocate(file, status.st_size, path)
-
-
-def _allocate(file: File, nbytes: int, path: Path) -> None:
-    """Fills holes without writing, since other processes may write to the file. Raises SegmentCorrupt: unsupported."""
     try:
-        file.allocate(nbytes)
+        with noticing_full(path.parent, missing):
+            file.allocate(status.st_size)  # without writing, since other processes may write to the file
     except OSError as error:
         if error.errno != errno.EOPNOTSUPP:
             raise

@@ -15,7 +15,7 @@ from meanwhile import soon
 from tiers import long_but
 
 from marlcore import Field, NotEnoughData, TrajectoryQueue, TransitionSpec
-from marlcore.queue.cursor import CursorLines
+from marlcore.queue.cursor import LONGEST, CursorLines
 from marlcore.queue.gates import QueueGates
 
 SPEC = TransitionSpec(Field((4,)), Field((), "int64"))
@@ -139,7 +139,7 @@ Adds = list[Callable[[int], object]]  # called with the rounds in which nothing 
 def lane_by_lane(queue, dice) -> Adds:
     """The longest adds that the reader allows, to lanes that are each filled alone, and the shortest episodes."""
     mapped, truncated = Mapped(queue), dice.random()
-    longest = CursorLines(mapped.segment, mapped.geometry).longest()
+    longest = CursorLines(mapped.segment, mapped.geometry).word(LONGEST)
 
     def add(writer, idle):
         ended = [dice.random() < truncated for _ in range(longest)]

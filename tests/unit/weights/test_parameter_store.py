@@ -505,6 +505,8 @@ def test_a_slot_in_place_is_valid_until_it_is_reused(mode, slots):
         with subscriber.in_place() as view:
             assert view.version == 1 and view.extras == {"epsilon": 0.5} and view.valid()
             assert view.tensors.keys() == values(model).keys(), "every name, tied ones too"
+            flat = store.slot_tensor(0)
+            assert flat.dtype == torch.uint8 and flat.shape == (store.layout.nbytes,)
             output = torch.func.functional_call(local, dict(view.tensors), tokens)
             for _ in range(slots - 1):
                 publisher.publish()
