@@ -97,11 +97,7 @@ class LaneGeometry:
 
 
 class LaneClaim:
-    """The right to write to lanes or to a slot: a kernel lock, held until `release` or the end of the process.
-
-    Args:
-        file: the file whose open description holds the lock.
-    """
+    """The right to write to lanes or to a slot: a kernel lock of this file, until `release` or the process's end."""
 
     def __init__(self, file: File) -> None:
         self._file = file
@@ -109,7 +105,6 @@ class LaneClaim:
 
     @property
     def fd(self) -> int:
-        """The descriptor of the file that holds the lock."""
         return self._file.fd
 
     def release(self) -> None:

@@ -47,7 +47,6 @@ def error_of(code: int) -> Exception:
 
 
 def _counted(count: int) -> int:
-    """Returns a count of transitions; raises if it is an error code."""
     if count == -errno.ESTALE:
         raise MarlcoreError("writers overwrote every row from which the count was read; use a larger capacity")
     if count < 0:
@@ -56,7 +55,6 @@ def _counted(count: int) -> int:
 
 
 def _lane_of(lanes: Any, lane: int) -> Any:
-    """One lane of an array of lanes that starts at `lanes`."""
     raw = ffi.new("struct mc_lane *")
     lib.mc_lanes_nth(lanes, lane, raw)
     return raw

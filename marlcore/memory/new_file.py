@@ -140,7 +140,6 @@ def replace_file(target: Path, description: dict[str, Any], body_bytes: int, fil
 
 
 def _sync_directory(directory: Path) -> None:
-    """Puts the names in a directory on disk."""
     with File() as file:
         file.open(directory, os.O_RDONLY | os.O_DIRECTORY)
         os.fsync(file.fd)

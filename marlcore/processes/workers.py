@@ -312,7 +312,6 @@ def _live(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> None:
-    """Runs a worker in its process."""
     if "torch" in sys.modules:
         sys.modules["torch"].seed()  # otherwise all workers would draw the same numbers
     context = WorkerContext(name, control, telemetry, began)

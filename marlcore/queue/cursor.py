@@ -84,11 +84,7 @@ class CursorLines:
 
 
 class ReadCursor(CursorLines):
-    """The cursor as its reader moves it.
-
-    Args:
-        longest, whole: see above.
-    """
+    """The cursor as its reader moves it; `longest` and `whole` are the words of these names."""
 
     def __init__(self, segment: Segment, lanes: NativeLanes, geometry: LaneGeometry, longest: int, whole: int) -> None:
         super().__init__(segment, geometry)

@@ -390,7 +390,6 @@ class Subscriber:
             view.end()
 
     def _slot(self, slot: int) -> tuple[Any, dict[str, NDArray[Any]]]:
-        """Views of a slot's weights, and of its extras."""
         if slot not in self._slots:
             row = self._store.slot_array(slot)
             self._slots[slot] = self._local.views(row), self._local.layout.extra_views(row)
