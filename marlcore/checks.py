@@ -1,4 +1,4 @@
-"""Checks of arguments: values against Fields, and the names of fields; also how an error shows a value."""
+"""Checks of arguments; each error names the argument, what was expected and what came, on one line."""
 
 from __future__ import annotations
 

@@ -11,15 +11,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 # The libraries that the core does without, by the name that is imported: the extra that installs each.
-EXTRA_OF = {
-    "gymnasium": "train",
-    "matplotlib": "train",
-    "rich": "train",
-    "tensorboard": "train",
-    "torch": "train",
-    "tyro": "train",
-    "yaml": "train",
-}
+EXTRA_OF = dict.fromkeys(("gymnasium", "matplotlib", "rich", "tensorboard", "torch", "tyro", "yaml"), "train")
 _NAMES_A_LINE = 6
 
 

@@ -5,15 +5,13 @@ writer and any number of readers; a reader validates each row after copying it. 
 It knows nothing of transitions, weights or learning, and it blocks only callers that asked to wait.
 """
 
-from .atomic import replace_file
 from .files import File, too_many_files
-from .fork import invalidate_after_fork
-from .guard import one_thread, refuse_second
+from .guard import invalidate_after_fork, one_thread, refuse_second
 from .lanes import ROOM_OFFSET, LaneClaim, LaneGeometry, claim, claim_all, claim_reader
 from .locks import SEGMENT_LOCK, add_lock, slot_lock, writer_lock
-from .native import BOUNDARY, LINE, TERMINATED, TRUNCATED, Event, NativeLanes, Words, is_locked, try_lock
+from .native import BOUNDARY, LINE, TERMINATED, TRUNCATED, Event, NativeLanes, Words, error_of, is_locked, try_lock
 from .native_writers import NativeVector, NativeWriter
-from .new_file import Put
+from .new_file import Put, replace_file
 from .segment import Segment, SegmentHandle
 from .shared_object import Shared, described_workers
 from .space import SHM_DIR

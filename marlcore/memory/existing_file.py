@@ -20,8 +20,7 @@ SWEEP_S = 1.0  # far longer than a sweep holds a file's lock
 def open_named(path: Path, writable: bool) -> File:
     """Opens a segment's file and takes its shared lock. Raises SegmentNotFound: the file was removed meanwhile.
 
-    A refused lock means that another process is sweeping. The sweep may remove the file, or only another name that the
-    file had, so the check of the name decides.
+    Only a sweep refuses the lock. It may remove this name or only another one of the file, so the open is repeated.
     """
     deadline = time.monotonic() + SWEEP_S
     while True:
@@ -82,14 +81,9 @@ def check_allocated(file: File, path: Path, writable: bool) -> None:
     free = free_bytes(path.parent)
     if missing > free:
         raise full(path.parent, missing, free)
-    with noticing_full(path.parent, missing):
-        _allocate(file, status.st_size, path)
-
-
-def _allocate(file: File, nbytes: int, path: Path) -> None:
-    """Fills holes without writing, since other processes may write to the file. Raises SegmentCorrupt: unsupported."""
     try:
-        file.allocate(nbytes)
+        with noticing_full(path.parent, missing):
+            file.allocate(status.st_size)  # without writing, since other processes may write to the file
     except OSError as error:
         if error.errno != errno.EOPNOTSUPP:
             raise

@@ -1,4 +1,4 @@
-"""Open files, each owned by one object from before it is opened until it is closed."""
+"""Open and mapped files, each owned by one object from before it is opened or mapped until it is given up."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ import errno
 import os
 import resource
 from pathlib import Path
+from typing import Any
 
-from ..errors import MarlcoreError
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import MarlcoreError, SharedMemoryFull
 from .native import ffi, lib
 
 OWN_FILES = "/proc/self/fd"
@@ -68,6 +72,42 @@ class File:
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
+
+
+class MappedFile:
+    """The first bytes of a file, mapped until this object and every array of its bytes are gone.
+
+    As with `File`, the object exists before the mapping, and the C core maps and unmaps.
+    """
+
+    def __init__(self, fd: int, path: Path, nbytes: int, writable: bool) -> None:
+        """Raises SharedMemoryFull: no address space is left."""
+        self._raw = ffi.gc(ffi.new("struct mc_mapping *"), lib.mc_mapping_close)
+        code = lib.mc_mapping_open(self._raw, fd, nbytes, writable)
+        if code == -errno.ENOMEM:
+            raise SharedMemoryFull(
+                f"{path}: {nbytes} bytes of address space asked for, fewer are free; raise `ulimit -v`"
+            )
+        if code:
+            raise OSError(-code, os.strerror(-code), str(path))
+        self._writable = writable
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        address = int(ffi.cast("uintptr_t", self._raw.address))
+        return {"version": 3, "typestr": "|u1", "shape": (self._raw.nbytes,), "data": (address, not self._writable)}
+
+    def bytes(self) -> NDArray[np.uint8]:
+        """The mapped bytes, uint8 [nbytes]; read-only where the mapping is."""
+        return np.asarray(self)
+
+    def detach(self, fd: int) -> None:
+        """In a forked child, with the file's descriptor: keeps the bytes, but neither locks nor changes the file.
+
+        Arrays stay valid. Where this fails, the child keeps the shared mapping and holds the file's locks: /proc is not
+        mounted, no descriptor is free, or the kernel grants no private memory (`vm.overcommit_memory` is 2).
+        """
+        lib.mc_mapping_detach(self._raw, fd)
 
 
 def too_many_files(path: str | os.PathLike[str]) -> MarlcoreError:

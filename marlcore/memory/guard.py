@@ -1,38 +1,33 @@
-"""A guard for objects that serve one thread at a time: a second thread gets an error, never mixed data."""
+"""Guards of objects that serve one thread of one process: a second thread and a forked child get an error."""
 
 from __future__ import annotations
 
+import os
+import weakref
 from collections.abc import Callable
 from functools import wraps
 from threading import get_ident
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from ..errors import UsedByTwoThreads
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-
-class Guarded(Protocol):
-    """An object with methods that only one thread at a time may be inside.
-
-    Attributes:
-        _inside: numbers of the threads inside: at most one, and briefly those that are being refused.
-    """
-
-    _inside: dict[int, None]
+_forkable: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def one_thread(method: F) -> F:
     """Makes a method refuse a second thread, or a signal handler, while another call is inside.
 
-    It never waits. Each change of the dict is one instruction, and CPython handles no signal between it and the `try`:
-    an exception at any moment leaves no thread marked as inside. `Writer.add` inlines this code to save a call.
+    The method's object has `_inside: dict[int, None]`, the numbers of the threads inside: at most one, and briefly
+    those that are being refused. The guard never waits. Each change of the dict is one instruction, and CPython handles
+    no signal between it and the `try`, so an exception at any moment leaves no thread marked as inside. `Writer.add`
+    inlines this code to save a call.
 
     Raises: UsedByTwoThreads.
     """
 
     @wraps(method)
-    def guarded(self: Guarded, *args: Any, **kwargs: Any) -> Any:
+    def guarded(self: Any, *args: Any, **kwargs: Any) -> Any:
         inside, me = self._inside, get_ident()
         if inside:
             refuse_second(self)
@@ -53,3 +48,16 @@ def refuse_second(used: object) -> None:
         f"{type(used).__name__}: expected one thread at a time, got a call while another one was inside; give each "
         "thread its own, or hold a lock around the calls"
     )
+
+
+def invalidate_after_fork(thing: Any) -> None:
+    """Each child forked during the thing's life calls `thing.forked()` before other code runs there."""
+    _forkable.add(thing)
+
+
+def _after_fork() -> None:
+    for thing in list(_forkable):
+        thing.forked()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import LaneBusy
 from .files import File
-from .fork import invalidate_after_fork
+from .guard import invalidate_after_fork
 from .locks import slot_lock, writer_lock
 from .native import LINE, MAX_COLUMNS, NativeLanes
 from .segment import Segment
@@ -33,6 +33,7 @@ class LaneGeometry:
         columns: bytes of a row in each column; those of column 0 are a multiple of 8.
         every: tickets that share a row of each column, divisors of the capacity; 1 for column 0, and by default.
         slots: lines for the readers that writers wait for; 0 if writers wait for none.
+        first, total: in a part of the lanes, which counts from 0: its first lane's number among all, and their number.
     """
 
     lanes: int
@@ -40,10 +41,14 @@ class LaneGeometry:
     columns: tuple[int, ...]
     every: tuple[int, ...] = ()
     slots: int = 0
+    first: int = 0
+    total: int = 0
 
     def __post_init__(self) -> None:
         if not self.every:
             object.__setattr__(self, "every", (1,) * len(self.columns))
+        if not self.total:
+            object.__setattr__(self, "total", self.lanes)
         if len(self.columns) > MAX_COLUMNS:
             raise ValueError(f"columns: expected at most {MAX_COLUMNS} large fields, got {len(self.columns)}")
 
@@ -52,17 +57,19 @@ class LaneGeometry:
         return -(-self.columns[column] // 8) * 8
 
     def counters_offset(self, lane: int) -> int:
-        return LINE * (2 + lane)
+        return LINE * (2 + self.first + lane)
 
     def slot_offset(self, slot: int) -> int:
-        return self.counters_offset(self.lanes) + LINE * slot
+        return LINE * (2 + self.total + slot)
 
     def column_offset(self, column: int) -> int:
         """Bytes from the body's start to the column's first row of lane 0."""
-        offset = self.slot_offset(self.slots)
-        for k in range(column):
-            offset += -(-self.lanes * self.rows(k) * self.stride(k) // LINE) * LINE
-        return offset
+        return self._columns_end(column) + self.first * self.rows(column) * self.stride(column)
+
+    def _columns_end(self, columns: int) -> int:
+        """Bytes from the body's start to the end of so many columns of all lanes."""
+        sizes = (self.total * self.rows(k) * self.stride(k) for k in range(columns))
+        return self.slot_offset(self.slots) + sum(-(-size // LINE) * LINE for size in sizes)
 
     def rows(self, column: int) -> int:
         """A lane's rows in one column."""
@@ -70,16 +77,16 @@ class LaneGeometry:
 
     @property
     def nbytes(self) -> int:
-        return self.column_offset(len(self.columns))
+        return self._columns_end(len(self.columns))
 
     @property
     def whole(self) -> LaneGeometry:
         """The geometry of all lanes."""
-        return self
+        return replace(self, lanes=self.total, first=0)
 
     def part(self, lanes: range) -> LaneGeometry:
-        """Consecutive lanes of these, in their places; they count from 0 there."""
-        return LanePart(len(lanes), self.capacity, self.columns, self.every, self.slots, self.whole, lanes.start)
+        """Consecutive ones of all lanes, in their places."""
+        return replace(self, lanes=len(lanes), first=lanes.start)
 
     def bind(self, body: NDArray[np.uint8]) -> NativeLanes:
         """The lanes in a mapped body. Raises ValueError: the body is too short for them."""
@@ -89,43 +96,8 @@ class LaneGeometry:
         return NativeLanes(body, self.lanes, self.capacity, 0, self.counters_offset(0), columns)
 
 
-@dataclass(frozen=True)
-class LanePart(LaneGeometry):
-    """Consecutive lanes of others, in their places.
-
-    Attributes:
-        others: the geometry of all lanes.
-        first: the number of the first of these lanes among all.
-    """
-
-    others: LaneGeometry | None = None
-    first: int = 0
-
-    def counters_offset(self, lane: int) -> int:
-        return super().counters_offset(self.first + lane)
-
-    def slot_offset(self, slot: int) -> int:
-        return self.whole.slot_offset(slot)
-
-    def column_offset(self, column: int) -> int:
-        return self.whole.column_offset(column) + self.first * self.rows(column) * self.stride(column)
-
-    @property
-    def nbytes(self) -> int:
-        return self.whole.nbytes
-
-    @property
-    def whole(self) -> LaneGeometry:
-        assert self.others is not None
-        return self.others
-
-
 class LaneClaim:
-    """The right to write to lanes or to a slot: a kernel lock, held until `release` or the end of the process.
-
-    Args:
-        file: the file whose open description holds the lock.
-    """
+    """The right to write to lanes or to a slot: a kernel lock of this file, until `release` or the process's end."""
 
     def __init__(self, file: File) -> None:
         self._file = file
@@ -133,7 +105,6 @@ class LaneClaim:
 
     @property
     def fd(self) -> int:
-        """The descriptor of the file that holds the lock."""
         return self._file.fd
 
     def release(self) -> None:

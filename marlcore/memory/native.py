@@ -31,7 +31,7 @@ Bytes = NDArray[np.uint8]
 Ints = NDArray[np.int64]
 
 
-def exception_of(code: int) -> Exception:
+def error_of(code: int) -> Exception:
     """The exception for a negative return code that is not an ordinary result."""
     if code == -errno.EUCLEAN:
         return SegmentCorrupt("the lane's counters contradict one another; the lane is quarantined")
@@ -47,16 +47,14 @@ def exception_of(code: int) -> Exception:
 
 
 def _counted(count: int) -> int:
-    """Returns a count of transitions; raises if it is an error code."""
     if count == -errno.ESTALE:
         raise MarlcoreError("writers overwrote every row from which the count was read; use a larger capacity")
     if count < 0:
-        raise exception_of(count)
+        raise error_of(count)
     return count
 
 
 def _lane_of(lanes: Any, lane: int) -> Any:
-    """One lane of an array of lanes that starts at `lanes`."""
     raw = ffi.new("struct mc_lane *")
     lib.mc_lanes_nth(lanes, lane, raw)
     return raw
@@ -106,13 +104,13 @@ class NativeLanes:
         """For the lane's writer. Raises SegmentCorrupt: the counters contradict each other."""
         code = lib.mc_lane_check(self._nth(lane))
         if code:
-            raise exception_of(code)
+            raise error_of(code)
 
     def committed(self, lane: int) -> int:
         """Rows committed to the lane since its creation. Raises SegmentCorrupt: the count is impossible."""
         count = int(lib.mc_lane_committed(self._nth(lane)))
         if count < 0:
-            raise exception_of(count)
+            raise error_of(count)
         return count
 
     def transitions(self, lane: int) -> int:
@@ -123,9 +121,20 @@ class NativeLanes:
         """Transitions that all lanes together hold."""
         return _counted(lib.mc_lanes_transitions(self.raw, self.count))
 
-    def appender(self, lane: int, source: NDArray[Any]) -> AppendRow:
-        """A callable that appends the first rows of `source` to a lane of one column; for the lane's writer only."""
-        return AppendRow(self, self._nth(lane), source)
+    def appender(self, lane: int, source: NDArray[Any]) -> Callable[..., None]:
+        """A callable append(rows=1) of the first rows of `source` to a lane of one column, for the lane's writer only.
+
+        It takes at most the lane's capacity.
+        """
+        sources, row = ffi.new("void *[]", MAX_COLUMNS), pointer_to(source.view(np.uint8))
+
+        def append(rows: int = 1) -> None:
+            sources[0] = row
+            code = lib.mc_lane_append(self._nth(lane), rows, sources)
+            if code:
+                raise error_of(code)
+
+        return append
 
     def inserted(self) -> int:
         """Transitions ever written to all lanes of a replay with a limiter, without boundary rows."""
@@ -142,75 +151,35 @@ class NativeLanes:
         code = int(lib.mc_lane_read(self._nth(lane), ticket, rows, dests))
         del pointer
         if code not in (0, -errno.EAGAIN, -errno.ESTALE):
-            raise exception_of(code)
+            raise error_of(code)
         return code
 
-    def newest_reader(self, lane: int, dest: NDArray[Any]) -> NewestReader:
-        """A callable that copies the newest row of a lane of one column into `dest`."""
-        return NewestReader(self, self._nth(lane), dest)
+    def newest_reader(self, lane: int, dest: NDArray[Any]) -> Callable[[], int]:
+        """A callable that copies the newest row of a lane of one column into `dest`.
 
-    def windows(self, lo: Ints, hi: Ints) -> Windows:
-        """A callable that fills lo and hi, int64 [lanes], with each lane's range of held tickets."""
-        return Windows(self, lo, hi)
+        It returns the row's ticket + 1, 0 for an empty lane, -ESTALE if the row was lapped.
+        """
+        pointer = pointer_to(dest.view(np.uint8))
+        return lambda: int(lib.mc_lane_read_newest(self._nth(lane), pointer))
 
-    def validator(self, lane: Ints, lowest: Ints, ok: Bytes) -> Validator:
-        """A callable that checks (lane, lowest ticket) pairs: whether each is still whole."""
-        return Validator(self, lane, lowest, ok)
+    def windows(self, lo: Ints, hi: Ints) -> Callable[[], None]:
+        """A callable that fills lo and hi, int64 [lanes], with each lane's range [lo, hi) of whole tickets."""
+        low, high = pointer_to(lo, "int64_t[]"), pointer_to(hi, "int64_t[]")
 
+        def fill() -> None:
+            code = lib.mc_lanes_window(self.raw, self.count, low, high)
+            if code:
+                raise error_of(code)
 
-class AppendRow:
-    """Appends the first rows of a staging array, at most the lane's capacity; takes its address once."""
+        return fill
 
-    def __init__(self, lanes: NativeLanes, raw: Any, source: NDArray[Any]) -> None:
-        self._keep = lanes, source
-        self._raw = raw
-        self._row = pointer_to(source.view(np.uint8))
-        self._sources = ffi.new("void *[]", MAX_COLUMNS)
-        self._sources[0] = self._row
+    def validator(self, lane: Ints, lowest: Ints, ok: Bytes) -> Callable[[int], int]:
+        """A callable that sets ok[i] for i < n: whether ticket lowest[i] of lane[i] is still whole.
 
-    def __call__(self, rows: int = 1) -> None:
-        code = lib.mc_lane_append(self._raw, rows, self._sources)
-        if code:
-            raise exception_of(code)
-
-
-class NewestReader:
-    """Copies the newest row; returns its ticket + 1, 0 for an empty lane, -ESTALE if the row was lapped."""
-
-    def __init__(self, lanes: NativeLanes, raw: Any, dest: NDArray[Any]) -> None:
-        self._keep = lanes
-        self._raw = raw
-        self._dest = pointer_to(dest.view(np.uint8))
-
-    def __call__(self) -> int:
-        return int(lib.mc_lane_read_newest(self._raw, self._dest))
-
-
-class Windows:
-    """Fills two arrays with each lane's range [lo, hi) of whole tickets."""
-
-    def __init__(self, lanes: NativeLanes, lo: Ints, hi: Ints) -> None:
-        self._lanes = lanes
-        self._lo = pointer_to(lo, "int64_t[]")
-        self._hi = pointer_to(hi, "int64_t[]")
-
-    def __call__(self) -> None:
-        code = lib.mc_lanes_window(self._lanes.raw, self._lanes.count, self._lo, self._hi)
-        if code:
-            raise exception_of(code)
-
-
-class Validator:
-    """Sets ok[i] for i < n: whether ticket lowest[i] of lane[i] is still whole. Returns the number lapped."""
-
-    def __init__(self, lanes: NativeLanes, lane: Ints, lowest: Ints, ok: Bytes) -> None:
-        self._lanes = lanes
-        self._lane = pointer_to(lane, "int64_t[]")
-        self._lowest = pointer_to(lowest, "int64_t[]")
-        self._ok = pointer_to(ok)
-
-    def __call__(self, n: int) -> int:
-        return int(lib.mc_lanes_validate(self._lanes.raw, n, self._lane, self._lowest, self._ok))
+        It returns the number lapped.
+        """
+        lanes, tickets, whole = pointer_to(lane, "int64_t[]"), pointer_to(lowest, "int64_t[]"), pointer_to(ok)
+        return lambda n: int(lib.mc_lanes_validate(self.raw, n, lanes, tickets, whole))
 
 
 class Event:
@@ -228,7 +197,7 @@ class Event:
         """Sleeps until the announced amount has come since `prepare`, or until the timeout."""
         code = lib.mc_event_wait(self._event, seen, max(0, int(seconds * 1e9)))
         if code not in (0, -errno.ETIMEDOUT, -errno.EINTR):
-            raise exception_of(code)
+            raise error_of(code)
 
     def notify(self, amount: int = EVERYTHING) -> None:
         """Reports that `amount` units have come; wakes all waiters once any waiter's amount is complete."""

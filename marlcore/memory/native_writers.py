@@ -1,7 +1,4 @@
-"""The C core's writing ends of replay lanes, of one and of several: take pointers once, and return codes.
-
-The caller passes a negative code to `fail`, which makes it an exception.
-"""
+"""The C core's writing ends of one lane and of several: they take pointers once, and return codes for `error_of`."""
 
 from __future__ import annotations
 
@@ -10,18 +7,13 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from .native import MAX_COLUMNS, Bytes, Ints, NativeLanes, exception_of, ffi, lib, pointer_to
+from .native import MAX_COLUMNS, Bytes, Ints, NativeLanes, error_of, ffi, lib, pointer_to
 
 
 class _WritingEnd:
     """What the writing ends of one lane and of several have in common, on the C core's struct of either."""
 
     _raw: Any
-
-    @staticmethod
-    def fail(code: int) -> Exception:
-        """The exception for a negative code or ticket."""
-        return exception_of(code)
 
     def set_frame(self, column: int, frame: NDArray[Any], final: bool = False) -> Any:
         """Sets the array from which the next add takes a column's rows; keep the result until then."""
@@ -62,8 +54,8 @@ class NativeWriter(_WritingEnd):
         self._raw.records = self._records
         code = lib.mc_writer_open(self._raw)
         if code:
-            raise exception_of(code)
-        # The hot path calls these two directly, and passes a negative result to `fail`.
+            raise error_of(code)
+        # The hot path calls these two directly, and passes a negative result to `error_of`.
         self.add_row = lib.mc_writer_add
         self.raw = self._raw
 
@@ -87,7 +79,7 @@ class NativeWriter(_WritingEnd):
 class AddRows:
     """Appends n staged rows whose addresses were taken once; `frames` are the large fields' arrays.
 
-    Returns: the first row's ticket, or a negative code for `NativeWriter.fail`.
+    Returns: the first row's ticket, or a negative code.
     """
 
     def __init__(self, raw: Any, records: Bytes, ends: Bytes, boundaries: bool) -> None:
@@ -132,7 +124,7 @@ class NativeVector(_WritingEnd):
                 writer.final_frames[column] = row
             code = lib.mc_writer_open(writer)
             if code:
-                raise exception_of(code)
+                raise error_of(code)
         self._records = pointer_to(records)
         self._raw = ffi.new("struct mc_vector *")
         self._raw.writers, self._raw.records = self._writers, self._records
@@ -174,7 +166,7 @@ class AddVector:
         self._tickets = pointer_to(tickets, "int64_t[]")
 
     def __call__(self, finals: bool) -> int:
-        """Returns 0, or a negative code for `NativeVector.fail`; `finals`: ended rows have boundary rows."""
+        """Returns 0, or a negative code; `finals`: ended rows have boundary rows."""
         code: int = lib.mc_vector_add(self._raw, self._rows, self._which, self._ends, finals, self._tickets)
         return code
 

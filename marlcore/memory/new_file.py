@@ -1,13 +1,15 @@
-"""Creating a segment's file: it stays nameless until it is whole, and is allocated before anything is written."""
+"""Creating a segment's file, or replacing one: it is nameless until it is whole, and allocated before it is written."""
 
 from __future__ import annotations
 
 import errno
 import os
+import secrets
 import zlib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,12 +18,13 @@ from ..errors import MarlcoreError
 from .files import File
 from .header import CHECKSUM, Header
 from .locks import SEGMENT_LOCK
-from .native import try_lock
+from .native import LINE, try_lock
 from .space import SHM_DIR, free_bytes, full, noticing_full
-from .survey import PREFIX
+from .survey import PREFIX, survey_names
 
 SEALED = 1 << 32  # beside a checksum of 32 bits: it applies
 _BLOCK = 1 << 20
+ASIDE = ".marlcore-aside-"  # prefix of the temporary name of a complete file, just before it replaces another
 
 Put = Callable[[int, NDArray[np.uint8]], None]  # put(offset, data) writes bytes of a body
 
@@ -37,36 +40,29 @@ def lasting(target: Path) -> Path:
 
 def open_nameless(target: Path, nbytes: int, name: Path | None = None) -> File:
     """A file of `nbytes` allocated bytes in target's directory; `name`, by default target, is its later name."""
-    return _open(File(name or target), target, nbytes, _open_tmpfile)
+    return _open(File(name or target), target, nbytes)
 
 
 def open_unlinked(target: Path, nbytes: int) -> File:
     """A file of `nbytes` allocated bytes without a name; where the file system needs one, it is target for a moment."""
-    return _open(File(), target, nbytes, _open_then_unlink)
+    return _open(File(), target, nbytes, (errno.EOPNOTSUPP, errno.EISDIR))  # as older overlay file systems
 
 
-def _open_tmpfile(file: File, target: Path) -> None:
-    file.open(target.parent, os.O_TMPFILE | os.O_RDWR)
-
-
-def _open_then_unlink(file: File, target: Path) -> None:
-    try:
-        _open_tmpfile(file, target)
-    except OSError as error:
-        if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR):  # as older overlay file systems
-            raise
-        file.open(target, os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_RDWR)
-        target.unlink()
-
-
-def _open(file: File, target: Path, nbytes: int, open_file: Callable[[File, Path], None]) -> File:
+def _open(file: File, target: Path, nbytes: int, named_after: tuple[int, ...] = ()) -> File:
+    """After one of these errors of O_TMPFILE, the file has the target's name for a moment."""
     if not target.parent.is_dir():
         raise ValueError(f"path: expected a file in a directory that exists, got {target}")
     free = free_bytes(target.parent)
     if nbytes > free:
         raise full(target.parent, nbytes, free)
     try:
-        open_file(file, target)
+        try:
+            file.open(target.parent, os.O_TMPFILE | os.O_RDWR)
+        except OSError as error:
+            if error.errno not in named_after:
+                raise
+            file.open(target, os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_RDWR)
+            target.unlink()
         with noticing_full(target.parent, nbytes):
             os.posix_fallocate(file.fd, 0, nbytes)
         return file
@@ -112,3 +108,38 @@ def give_name(file: File, target: Path) -> None:
         file.link()
     except FileExistsError:
         raise ValueError(f"path: expected a file that does not exist yet, got {target}") from None
+
+
+def replace_file(target: Path, description: dict[str, Any], body_bytes: int, fill: Callable[[Put], None]) -> None:
+    """Writes a segment to an ordinary file and atomically replaces the file that is there.
+
+    The file has no name while it is written. Linking cannot replace an existing name, so the file gets a temporary name
+    and is renamed. A process that dies between these steps leaves a complete temporary file, which the next call for
+    this directory removes. A checksum follows the body; see `Segment.verify`.
+
+    Raises:
+        SharedMemoryFull: the file system has no room. ValueError: the target is not an ordinary file in a directory.
+        OSError: the file system failed. MarlcoreError: another process locked the file before it had a name. After
+        any of these, the old file is still there.
+    """
+    if lasting(target).exists() and not target.is_file():
+        raise ValueError(f"path: expected an ordinary file, got {target}, which is not one")
+    end = -(-body_bytes // LINE) * LINE
+    header = Header.build(secrets.randbits(64), {**description, CHECKSUM: end}, end + LINE)
+    survey_names(target.parent, ASIDE, remove=True)
+    aside = target.with_name(f"{ASIDE}{header.nonce:016x}")
+    with open_nameless(target, header.segment_bytes, aside) as file:
+        with noticing_full(target.parent, header.segment_bytes):  # some file systems allocate only on writes
+            write_header_and_body(file.fd, header, fill)
+            write_checksum(file.fd, header)
+            os.fsync(file.fd)
+        hold(file, target)  # so that no other process removes it as left behind
+        give_name(file, aside)
+        os.replace(aside, target)
+    _sync_directory(target.parent)
+
+
+def _sync_directory(directory: Path) -> None:
+    with File() as file:
+        file.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+        os.fsync(file.fd)

@@ -25,10 +25,9 @@ from numpy.typing import NDArray
 
 from ..errors import ClosedError, LayoutMismatch, MarlcoreError, SegmentCorrupt, SharedMemoryFull, StaleHandle
 from .existing_file import check_allocated, open_named
-from .files import OWN_FILES, File, is_descriptor, same_file
-from .fork import invalidate_after_fork
+from .files import OWN_FILES, File, MappedFile, is_descriptor, same_file
+from .guard import invalidate_after_fork
 from .header import CHECKSUM, Header
-from .mapping import Mapping
 from .native import is_locked, try_lock
 from .new_file import SEALED, Put, give_name, hold, lasting, open_nameless, open_unlinked, write_header_and_body
 from .space import SHM_DIR, notice_spill, noticing_full
@@ -63,7 +62,7 @@ class Segment:
         self.description = {key: value for key, value in header.description.items() if key != CHECKSUM}
         self.handle = SegmentHandle(str(path), header.nonce, header.layout)
         self.nbytes = header.segment_bytes
-        self._mapping = Mapping(file.fd, path, self.nbytes, writable)
+        self._mapping = MappedFile(file.fd, path, self.nbytes, writable)
         mapped, end = self._mapping.bytes()[header.header_bytes :], header.description.get(CHECKSUM)
         self.body: NDArray[np.uint8] = mapped[:end]
         self._checksum = None if end is None else mapped[end : end + 8].view(np.uint64)

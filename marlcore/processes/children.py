@@ -154,7 +154,6 @@ class Child:
         return WorkerFailed(self.name, reason, f"the process ended with {cause} and left no traceback")
 
     def kill(self) -> None:
-        """Kills the process at once."""
         with suppress_failed_calls(errno.ESRCH):  # it has already ended
             if self._open:  # else the number may be another file's
                 signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
@@ -248,8 +247,6 @@ def message_of(name: str, act: Callable[[], bytes]) -> bytes:
 def _work(
     connection: Connection, surroundings: dict[str, Any], prepare: Callable[[], None] | None, task: bytes
 ) -> None:
-    """Runs a worker."""
-
     def work() -> bytes:
         enter(surroundings)
         if prepare is not None:

@@ -2,8 +2,8 @@
 
 | stop: the parent's line | for each worker its counters | for each worker the parent's notes on it | tallies |
 
-A worker's successor continues from its counters. A tally is a line of counters for something that is no process, which
-one worker writes. When a run is resumed, the parent first writes the run's progress there.
+A worker's successor continues from the worker's counters. A tally counts for something other than a process, such as a
+policy; one worker writes it. When a run is resumed, the parent first writes the run's progress into the counters.
 """
 
 from __future__ import annotations

@@ -95,7 +95,6 @@ class Pool:
         return [*replies.items()]
 
     def close(self) -> None:
-        """Kills the processes."""
         with self._children.uninterrupted():
             self._children.close()
 

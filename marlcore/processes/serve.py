@@ -75,7 +75,6 @@ def receive(channel: socket.socket, nbytes: int, count: int) -> tuple[bytes, lis
 
 
 def serve(channel: int, parent: int, preload: list[str]) -> None:
-    """Runs the server."""
     end_with_parent(parent)
     show_title("fork server")
     pidfd = os.pidfd_open(parent)
@@ -167,7 +166,6 @@ def _open_child(pid: int) -> int:
 
 
 def _run(task: int, report: int, tracker: int) -> None:
-    """Runs a forked process."""
     code = 1
     try:
         outlive_signals()

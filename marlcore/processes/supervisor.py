@@ -105,7 +105,6 @@ class Supervised:
         self._beats, self._looked, self._silent = self._counters.load(BEATS), time.monotonic(), 0.0
 
     def end(self) -> None:
-        """Kills its process, if it has one."""
         if self.process is not None:
             self._children.end(self.process)
             self.process = None
@@ -157,7 +156,6 @@ class Supervised:
             process.kill()
 
     def _take_note(self, process: Child, now: float) -> None:
-        """Records how a process ended."""
         failure = process.failure()
         self.end()
         if failure is None:

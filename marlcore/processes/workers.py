@@ -123,7 +123,7 @@ class Workers:
         self._entered = self._open = False
         self._children = Children(preload)
         self._workers: list[Worker] = []
-        self._memory: list[tuple[Control, Telemetry]] = []  # shared with the workers
+        self._telemetries: list[Telemetry] = []  # one for each worker
         self._failures: list[WorkerFailed] = []  # those that were not raised yet
         self._lock = threading.Lock()  # any waiting thread may check the workers
         self._numbers: Counter[str] = Counter()
@@ -135,6 +135,7 @@ class Workers:
         if self._entered:
             raise ClosedError("a group of workers is entered once: make another Workers() for another block")
         self._entered = self._open = True
+        self._control = self._held.enter_context(closing(Control.create([])))  # tells all workers to stop
         self._held.callback(self._children.close)
         before = interrupt_waits_with(None)
         interrupt_waits_with(self._in_a_wait(before))
@@ -228,13 +229,14 @@ class Workers:
         return f"{prefix}-{number}"
 
     def _launch(self, name: str, function: Callable[..., object], args: Any, kwargs: Any) -> None:
-        with ExitStack() as unless_started:
-            control = unless_started.enter_context(closing(Control.create([name])))
-            telemetry = unless_started.enter_context(closing(Telemetry.create([name])))
-            life = partial(_live, name, control, telemetry, self._began, function, args, kwargs)
+        telemetry = Telemetry.create([name])
+        try:
+            life = partial(_live, name, self._control, telemetry, self._began, function, args, kwargs)
             self._workers.append(Worker(self._children.start_worker(name, life), self))
-            self._memory.append((control, telemetry))
-            unless_started.pop_all()
+        except BaseException:
+            telemetry.close()
+            raise
+        self._telemetries.append(telemetry)
 
     def _in_a_wait(self, before: Callable[[], None] | None) -> Callable[[], None]:
         """The check of every wait in this process: the previous check, then the workers' failures."""
@@ -263,7 +265,7 @@ class Workers:
             raise failure
 
     def _collect(self) -> None:
-        reports = [metric for _, telemetry in self._memory for metric in telemetry.tail()]
+        reports = [metric for telemetry in self._telemetries for metric in telemetry.tail()]
         self._reported += sorted(reports, key=lambda metric: metric.time_s)
 
     def __exit__(
@@ -286,8 +288,7 @@ class Workers:
 
     def _stop(self, interrupts: Interrupts) -> None:
         """Waits for the workers to end; kills them after the grace, or at once after a second signal."""
-        for control, _ in self._memory:
-            control.stop()
+        self._control.stop()
         deadline = time.monotonic() + self._grace
         self._note_ends()
         while self._children.living and time.monotonic() < deadline and not interrupts.again:
@@ -298,10 +299,8 @@ class Workers:
         self._children.close()
         self._collect()
         self._open = False
-        for control, telemetry in self._memory:
-            control.close()
-            telemetry.close()
-        self._memory.clear()  # including memory that lives until its last view is gone
+        while self._telemetries:  # clears their memory too, which lives until its last view is gone
+            self._telemetries.pop().close()
 
 
 def _live(
@@ -313,7 +312,6 @@ def _live(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> None:
-    """Runs a worker in its process."""
     if "torch" in sys.modules:
         sys.modules["torch"].seed()  # otherwise all workers would draw the same numbers
     context = WorkerContext(name, control, telemetry, began)

@@ -3,7 +3,7 @@
 Only the reader writes these slots of the segment:
 
     slot 0         turn      batches consumed; its lowest bit selects the valid half of the other slots
-                   longest   the largest add in rows, so that reader and writers never wait for each other
+                   longest   rows of the largest add after which reader and writers never all wait
                    whole     the most rows in all lanes of transitions that are whole while the reader waits
                    passed    transitions of all lanes below the cursor
                    starving  1 while the reader waits for more rows than there are
@@ -29,7 +29,7 @@ from ..memory import LINE, ROOM_OFFSET, Event, LaneGeometry, NativeLanes, Segmen
 
 CURSOR_ROWS = 4
 
-_TURN, _LONGEST, _WHOLE, _PASSED, _STARVING = range(5)  # words of slot 0
+TURN, LONGEST, WHOLE, PASSED, STARVING = range(5)  # words of slot 0: see above
 _RELEASED, _HALVES = 0, 1  # of a lane's slot
 _REFUSED = 2  # word of a lane's counters line, after committed and reserved
 _LINE_WORDS = LINE // 8
@@ -49,9 +49,9 @@ class CursorLines:
     def load(self) -> Ints:
         """A consistent cursor, int64 [4, lanes]."""
         while True:
-            turn = self._words.load(_TURN)
+            turn = self._words.load(TURN)
             cursor = self.half(turn & 1)
-            if self._words.load(_TURN) == turn:
+            if self._words.load(TURN) == turn:
                 return cursor
 
     def half(self, half: int) -> Ints:
@@ -62,21 +62,9 @@ class CursorLines:
         ]
         return np.array(words, np.int64)
 
-    def longest(self) -> int:
-        """The largest add in rows of a writer of one lane; 0 before the first reader."""
-        return self._words.load(_LONGEST)
-
-    def whole(self) -> int:
-        """The most rows in all lanes of transitions that are whole while the reader waits."""
-        return self._words.load(_WHOLE)
-
-    def passed(self) -> int:
-        """Transitions of all lanes below the cursor."""
-        return self._words.load(_PASSED)
-
-    def starving(self) -> bool:
-        """Whether the reader waits for more rows; a reader that ended says so until its successor opens the queue."""
-        return self._words.load(_STARVING) != 0
+    def word(self, word: int) -> int:
+        """One of the words of slot 0; a reader that ended seems to starve until its successor opens the queue."""
+        return self._words.load(word)
 
     def released(self, lane: int) -> int:
         """The lowest ticket that writers must not overwrite."""
@@ -96,11 +84,7 @@ class CursorLines:
 
 
 class ReadCursor(CursorLines):
-    """The cursor as its reader moves it.
-
-    Args:
-        longest, whole: see above.
-    """
+    """The cursor as its reader moves it; `longest` and `whole` are the words of these names."""
 
     def __init__(self, segment: Segment, lanes: NativeLanes, geometry: LaneGeometry, longest: int, whole: int) -> None:
         super().__init__(segment, geometry)
@@ -113,16 +97,16 @@ class ReadCursor(CursorLines):
         in_order = (0, self._released, position, committed), (0, dropped, dropped + skipped, passed, position)
         if any((low > high).any() for words in in_order for low, high in pairwise(words)):
             raise SegmentCorrupt(f"{segment.path}: the reader's counters contradict one another")
-        for word, value in ((_WHOLE, 0), (_LONGEST, longest), (_WHOLE, whole)):  # never stricter than both readers
+        for word, value in ((WHOLE, 0), (LONGEST, longest), (WHOLE, whole)):  # never stricter than both readers
             self._words.store(word, value)
-        self._words.store(_PASSED, int(passed.sum()))
+        self._words.store(PASSED, int(passed.sum()))
         self._starves = True
         self.starve(False)
         self._room.notify()  # a writer may be waiting with an add that is too long for this reader
 
     def move(self, cursor: Ints) -> None:
         """Makes this the cursor, with one store."""
-        half = (self._words.load(_TURN) + 1) & 1
+        half = (self._words.load(TURN) + 1) & 1
         written = self._written[half]
         changed = np.argwhere(written != cursor).tolist()
         written[:] = -1  # if a signal interrupts this, the next move writes all words
@@ -130,13 +114,13 @@ class ReadCursor(CursorLines):
             self._words.store(self._at(half, row, lane), int(cursor[row, lane]))
         written[:] = cursor
         self.now[:] = cursor  # before the store: an interrupt between the two must not deliver rows twice
-        self._words.add(_TURN, 1)
-        self._words.store(_PASSED, int(cursor[inorder.PASSED].sum()))
+        self._words.add(TURN, 1)
+        self._words.store(PASSED, int(cursor[inorder.PASSED].sum()))
 
     def starve(self, starves: bool) -> None:
         """Says whether the reader waits for more rows than there are, and lets writers add them."""
         if starves != self._starves:
-            self._words.store(_STARVING, int(starves))
+            self._words.store(STARVING, int(starves))
             self._starves = starves
             self._room.notify()
 

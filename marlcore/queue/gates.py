@@ -12,7 +12,7 @@ from ..checks import deadline_of
 from ..errors import SegmentCorrupt, TimedOut
 from ..memory import ROOM_OFFSET, Event, sleep_until
 from ..transitions import LaneView
-from .cursor import CursorLines
+from .cursor import LONGEST, PASSED, STARVING, WHOLE, CursorLines
 
 _UNLIMITED = 1 << 62  # rows
 
@@ -38,9 +38,9 @@ class UnreadLimit:
 
     def _missing(self) -> int:
         """Transitions that the reader must take before a writer may add."""
-        passed = self._lines.passed()  # read first: changes between the two loads can only delay this writer
+        passed = self._lines.word(PASSED)  # read first: changes between the two loads can only delay this writer
         missing = self._view.native.inserted() - passed - self._most + 1
-        return 0 if missing > 0 and self._lines.starving() else max(0, missing)
+        return 0 if missing > 0 and self._lines.word(STARVING) else max(0, missing)
 
 
 class QueueGate:
@@ -112,7 +112,7 @@ class QueueGate:
 
         Raises: ValueError: the reader cannot always make room for this many rows. SegmentCorrupt: damaged counters.
         """
-        longest, whole = self._lines.longest(), self._lines.whole()
+        longest, whole = self._lines.word(LONGEST), self._lines.word(WHOLE)
         released, committed = self._lines.released(self._lane), self._view.native.committed(self._lane)
         left = released + self._capacity - committed
         lane_count = self._view.native.count

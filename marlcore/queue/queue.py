@@ -154,10 +154,9 @@ class TrajectoryQueue(TransitionLanes):
         in length as the lanes' content allows. A lane without a writer contributes nothing, so a batch may wait for
         further lanes while some are full.
 
-        A transition is delivered once its n steps are written. A successor with a longer stack may find frames of the
-        first transitions overwritten; those are dropped. Skipped rows between two deliverable ones keep their room
-        until the first of them is read: with writers that wait, end episodes by terminated or truncated rather than by
-        `new_episode` at every other row.
+        A transition is delivered once its n steps are written. If a successor has a longer stack, it drops the first
+        transitions whose frames were overwritten. Skipped rows keep their room until the row before them is read, so
+        with writers that wait, end episodes by terminated or truncated rather than by `new_episode` at every other row.
 
         Args:
             batch_size: transitions of a batch, or unrolls.

@@ -146,7 +146,7 @@ class VectorWriter(WriterBase):
             if (which < 0).any() or len(set(which.tolist())) < len(which):
                 raise self._lanes_error(lanes)
         if code:
-            raise self._failure(code)
+            raise self._error_of(code)
 
     def _lanes_error(self, lanes: ArrayLike) -> ValueError:
         return ValueError(f"lanes: expected different lanes of {came(self.lanes)}, got {came(lanes)}")

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import StaleHandle, TimedOut
-from ..memory import WAIT_SLICE_S, LaneClaim, NativeVector, NativeWriter, check_interruption
+from ..memory import WAIT_SLICE_S, LaneClaim, NativeVector, NativeWriter, check_interruption, error_of
 
 _PAUSE_S = 1e-4
 
@@ -65,7 +65,7 @@ class WriterBase:
     def check_open(self) -> None:
         """Raises ClosedError after `close`, StaleHandle in a forked child."""
         if self._native.closed:
-            raise self._failure(-errno.ESHUTDOWN)
+            raise self._error_of(-errno.ESHUTDOWN)
 
     def close(self) -> None:
         """Releases what it has claimed, once no other thread is inside an add. Repeated calls are harmless."""
@@ -99,11 +99,11 @@ class WriterBase:
             check_interruption()
             code = append()
         if code < 0:
-            raise self._failure(code)
+            raise self._error_of(code)
         return code
 
-    def _failure(self, code: int) -> Exception:
+    def _error_of(self, code: int) -> Exception:
         """The exception for a negative code."""
         if self._forked:
             return StaleHandle("the writer was made before a fork; what it writes to is the parent's")
-        return self._native.fail(code)
+        return error_of(code)

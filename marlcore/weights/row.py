@@ -70,7 +70,6 @@ class RowLayout:
         object.__setattr__(self, "nbytes", max(nbytes, _ALIGNMENT))
 
     def to_dict(self) -> dict[str, Any]:
-        """A form ready for JSON."""
         return {
             "tensors": [[spec.name, list(spec.shape), spec.dtype] for spec in self.tensors],
             "extras": [[name, list(extra.shape), extra.dtype] for name, extra in self.extras.items()],
@@ -78,7 +77,6 @@ class RowLayout:
 
     @classmethod
     def from_dict(cls, plain: dict[str, Any]) -> RowLayout:
-        """The layout from which `to_dict` made `plain`."""
         for name, shape, _ in plain["tensors"]:
             for extent in shape:
                 check_whole(f"shape of {name}", extent, 0, MAX_BYTES)

@@ -41,8 +41,8 @@ class ParameterStore(Shared):
     same memory. After a fork, attach to the handle.
 
     A model is a torch module, or a mapping of arrays by name; mappings may nest, and hold lists and tuples. A row holds
-    each parameter and buffer of a module once (also tied tensors and non-persistent buffers), or each array, in its own
-    dtype, and the extras. With n slots, a read is discarded if the n-th later publish begins before it ends.
+    the extras and, in their own dtypes, a mapping's arrays or a module's parameters and buffers: tied tensors once,
+    non-persistent buffers too. With n slots, a read is discarded if the n-th publish after it begins before it ends.
 
     Attributes:
         mode: "snapshot" (1 slot), "double_buffer" (2) or "triple_buffer" (3); or the number of slots.
@@ -390,7 +390,6 @@ class Subscriber:
             view.end()
 
     def _slot(self, slot: int) -> tuple[Any, dict[str, NDArray[Any]]]:
-        """Views of a slot's weights, and of its extras."""
         if slot not in self._slots:
             row = self._store.slot_array(slot)
             self._slots[slot] = self._local.views(row), self._local.layout.extra_views(row)

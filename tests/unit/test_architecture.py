@@ -17,13 +17,13 @@ PACKAGE = Path(marlcore.__file__).parent
 # come from its `__init__`, not from the files in it. Algorithms and environments are leaves.
 BELOW = {
     "kernels": [],
-    "memory": ["kernels"],
-    "transitions": ["memory"],
+    "memory": [],
+    "transitions": ["memory", "kernels"],
     "weights": ["memory"],
     "processes": ["memory"],
     "replay": ["transitions"],
     "queue": ["transitions"],
-    "planning": ["memory", "processes"],
+    "planning": ["processes", "kernels"],
     "spaces": [],
     "interfaces": ["replay", "spaces"],
     "tables": [],

@@ -31,6 +31,13 @@ print(*{name.partition(".")[0] for name in {*sys.modules} - before} - {*sys.stdl
     assert subprocess.check_output([sys.executable, "-c", code], text=True).split() == ["marlcore"]
 
 
+def test_a_free_threaded_python_is_refused_in_one_line() -> None:
+    code = "import sys; sys._is_gil_enabled = lambda: False; import marlcore"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    says = "ImportError: marlcore: expected a Python with its global interpreter lock, got a free-threaded one"
+    assert done.stderr.splitlines()[-1] == says
+
+
 def test_every_public_name_can_be_imported() -> None:
     further = [marlcore.testing, marlcore.training] if is_installed("train") else []
     for room in (marlcore, marlcore.planning, *further):

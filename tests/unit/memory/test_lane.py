@@ -2,7 +2,6 @@
 
 import errno
 import os
-import signal
 
 import numpy as np
 import pytest
@@ -97,21 +96,6 @@ def test_a_lane_has_one_writer_in_a_process(segment, lanes):
     first.release()
     first.release()
     claim(segment, lanes, 1)  # forgotten, and so given back
-    claim(segment, lanes, 1).release()
-
-
-@pytest.mark.parametrize("stopped", [pytest.param(False, marks=pytest.mark.long), True], ids=["living", "stopped"])
-def test_a_lane_has_one_writer_among_processes(segment, lanes, program, stopped):
-    """Also while it is stopped: a heartbeat would call it dead, and it would wake up beside its successor."""
-    holder = program(CLAIM, "held = attempt(); print('held', flush=True); sys.stdin.read()", args=[segment.path])
-    assert holder.line() == "held"
-    if stopped:
-        os.kill(holder.pid, signal.SIGSTOP)
-    with pytest.raises(LaneBusy):
-        claim(segment, lanes, 1)
-    if not stopped:
-        assert program(CLAIM, "attempt()", args=[segment.path]).finish() == "busy"
-    holder.kill()
     claim(segment, lanes, 1).release()
 
 

@@ -27,9 +27,9 @@ from marlcore import (
     StaleHandle,
 )
 from marlcore.cgroup import MemoryLimit
-from marlcore.memory.atomic import replace_file
 from marlcore.memory.files import File
 from marlcore.memory.native import try_lock
+from marlcore.memory.new_file import replace_file
 from marlcore.memory.segment import Segment, SegmentHandle
 from marlcore.memory.space import SHM_DIR, notice_spill
 from marlcore.memory.survey import sweep
@@ -65,12 +65,9 @@ def test_a_new_segment_is_zeroed_and_whole_pages(segment):
     assert segment.path.name == f"marlcore-test-{segment.nonce:016x}"
     assert len(segment.body) == 12_288 and segment.body.dtype == np.uint8
     assert segment.body.ctypes.data % 4096 == 0 and not segment.body.any()
-    assert segment.nbytes == segment.path.stat().st_size == 12_288 + 4096
-
-
-def test_every_byte_of_a_segment_is_allocated_when_it_is_made(segment):
-    """So that a full file system is an error now, and never a SIGBUS later."""
-    assert segment.path.stat().st_blocks * 512 >= segment.nbytes
+    status = segment.path.stat()
+    assert segment.nbytes == status.st_size == 12_288 + 4096
+    assert status.st_blocks * 512 >= segment.nbytes, "allocated, so that a full file system is no SIGBUS later"
 
 
 @pytest.mark.parametrize("mask", [0, 0o022])
@@ -99,11 +96,6 @@ def test_what_one_mapping_writes_the_other_reads(segment, by):
         other.body[77] = 5
         assert segment.body[77] == 5
         assert (other.description, other.handle) == (DESCRIPTION, segment.handle)
-
-
-def test_two_segments_of_one_name_are_two(segment):
-    with closing(Segment.create("test", DESCRIPTION, 10_000)) as other:
-        assert other.path != segment.path
 
 
 def test_a_closing_creator_removes_the_name_alone(segment):
@@ -145,12 +137,6 @@ def test_unlink_takes_the_name_and_is_harmless_when_repeated(segment):
     segment.unlink()
 
 
-@pytest.mark.parametrize("name", ["", "a/b", "../up", "a b", "a-b", "a\0b", "ä", "a\n", None])
-def test_a_name_of_other_characters_is_refused(name):
-    says = f"name: expected letters, digits, '_' and '.', got {name!r}"
-    check_refused(lambda: Segment.create(name, DESCRIPTION, 10), ValueError, says)
-
-
 # ---- files ----
 
 
@@ -161,13 +147,6 @@ def test_a_segment_in_a_file_stays_until_it_is_unlinked(tmp_path):
         assert again.body[0] == 7
         again.unlink()
     assert not (tmp_path / "file").exists()
-
-
-def test_a_file_that_exists_is_not_overwritten(tmp_path):
-    (tmp_path / "file").write_text("precious")
-    says = "path: expected a file that does not exist yet"
-    check_refused(lambda: Segment.create("test", DESCRIPTION, 10, path=tmp_path / "file"), ValueError, says)
-    assert (tmp_path / "file").read_text() == "precious"
 
 
 def test_a_handle_is_stale_when_another_took_the_name(tmp_path):
@@ -182,9 +161,48 @@ def test_a_handle_is_stale_when_another_took_the_name(tmp_path):
     second.close()
 
 
-def test_a_handle_of_another_layout_is_a_mismatch(segment):
-    with pytest.raises(LayoutMismatch):
-        Segment.attach(replace(segment.handle, layout=segment.handle.layout ^ 1))
+def create(**arguments: object) -> Callable[[Path], object]:
+    return lambda path: Segment.create(**{"name": "test", "description": DESCRIPTION, "body_bytes": 10} | arguments)
+
+
+def attach(handle_of: Callable[[SegmentHandle], object]) -> Callable[[Path], object]:
+    """By what this function makes of the handle of a file."""
+
+    def call(path: Path) -> None:
+        with closing(Segment.attach(path)) as segment:
+            handle = segment.handle
+        Segment.attach(handle_of(handle))
+
+    return call
+
+
+REFUSED: dict[str, tuple[Callable[[Path], object], type[Exception], str]] = {
+    **{
+        f"name {name!r}": (
+            create(name=name), ValueError, f"name: expected letters, digits, '_' and '.', got {name!r}"
+        )
+        for name in ("", "a/b", "../up", "a b", "a-b", "a\0b", "ä", "a\n", None)
+    },
+    "a file that exists": (
+        lambda path: create(path=path)(path), ValueError, "path: expected a file that does not exist yet"
+    ),
+    "another layout": (
+        attach(lambda handle: replace(handle, layout=handle.layout ^ 1)), LayoutMismatch, "differs from the handle's"
+    ),
+    "no file": (lambda path: Segment.attach(path.with_name("nothing")), SegmentNotFound, "no such segment"),
+    "a handle of no file": (
+        attach(lambda handle: replace(handle, path=f"{handle.path}-")), FileNotFoundError, "no such segment"
+    ),
+    "no descriptor": (lambda path: File().open("/proc/self/fd/-1", os.O_RDONLY), FileNotFoundError, "/proc/self/fd/-1"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refuses(case, unmapped):
+    call, error, says = REFUSED[case]
+    before, content = names(), unmapped.read_bytes()
+    check_refused(lambda: call(unmapped), error, says)
+    assert (names(), unmapped.read_bytes()) == (before, content)
 
 
 # ---- whole or not at all ----
@@ -311,11 +329,6 @@ def test_a_segment_may_spill_into_the_temporary_directory(tmp_path, monkeypatch,
         Segment.create("test", DESCRIPTION, 10, fill=fill, spill=True)
 
 
-def test_a_descriptor_that_is_not_open_is_no_missing_proc():
-    with pytest.raises(FileNotFoundError, match="/proc/self/fd/-1"):
-        File().open("/proc/self/fd/-1", os.O_RDONLY)
-
-
 # ---- what is attached to is checked ----
 
 
@@ -409,12 +422,6 @@ def test_every_changed_byte_of_a_header_is_noticed(segment):
     Segment.attach(segment.path).close()
 
 
-def test_a_name_that_nothing_has_is_not_found(tmp_path):
-    check_refused(lambda: Segment.attach(tmp_path / "nothing"), SegmentNotFound, "no such segment")
-    handle = SegmentHandle(str(tmp_path / "nothing"), 1, 1)
-    check_refused(lambda: Segment.attach(handle), FileNotFoundError, "no such segment")
-
-
 @pytest.mark.parametrize("then", ["leaves it", "removes it", "stops"])
 def test_a_segment_under_a_sweeper_is_there_by_its_name(unmapped, monkeypatch, then):
     fds = descriptors()
@@ -468,15 +475,6 @@ def test_sweep_leaves_a_segment_of_which_only_views_are_left(program):
     assert path.name in sweep()
 
 
-def test_sweep_leaves_what_is_locked_shared():
-    path = Path("/dev/shm/marlcore-locked")
-    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    assert try_lock(fd, 0, exclusive=False)
-    assert path.name not in sweep() and path.exists()
-    os.close(fd)
-    assert path.name in sweep()
-
-
 def test_sweep_leaves_links_fifos_and_other_names(tmp_path):
     target = tmp_path / "target"
     target.write_text("precious")
@@ -493,35 +491,6 @@ def test_sweep_leaves_links_fifos_and_other_names(tmp_path):
 
 
 # ---- fork ----
-
-
-def test_a_forked_childs_segment_is_stale(program):
-    out = program("""
-        import os, sys
-        from marlcore import StaleHandle
-        from marlcore.memory.segment import Segment
-        segment = Segment.create("forked", {}, 10)
-        segment.body[3] = 4
-        child = os.fork()
-        if child == 0:
-            try:
-                segment.check_open()
-            except StaleHandle as error:
-                assert "before a fork" in str(error)
-            else:
-                os._exit(2)
-            again = Segment.attach(segment.handle)
-            assert again.body[3] == 4
-            again.close()
-            segment.close()
-            del segment
-            os._exit(0)
-        assert os.waitpid(child, 0)[1] == 0
-        assert segment.path.exists(), "the child removed the parent's segment"
-        segment.check_open()
-        print("good")
-    """).finish()
-    assert out == "good"
 
 
 def test_a_fork_that_lingers_holds_no_segment(program):
@@ -555,16 +524,4 @@ def test_a_fork_that_lingers_holds_no_segment(program):
 def test_locks_are_of_one_byte_and_of_one_holder(segment):
     with closing(segment.lock(2)), closing(segment.lock(1)):
         assert segment.lock(1) is None
-    segment.lock(1).close()
-
-
-def test_the_lock_of_a_killed_process_is_free(segment, program):
-    holder = program(
-        HOLD,
-        "s = Segment.attach(sys.argv[1]); held = s.lock(1); print(held is not None, flush=True); sys.stdin.read()",
-        args=[segment.path],
-    )
-    assert holder.line() == "True"
-    assert segment.lock(1) is None
-    holder.kill()
     segment.lock(1).close()

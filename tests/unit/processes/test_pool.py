@@ -17,11 +17,12 @@ import pytest
 from marlcore import WorkerFailed
 from marlcore.processes import Children, Pool, children
 
+Open = Callable[..., Pool]
 LARGE = b"x" * (4 << 20)  # fits into no socket's buffer
 
 
 @pytest.fixture
-def open_pool(shared_fork_server: None) -> Iterator[Callable[..., Pool]]:
+def open_pool(shared_fork_server: None) -> Iterator[Open]:
     """open_pool(make, size) is a pool on the server that tests share, closed when the test ends."""
     with ExitStack() as stack:
         yield lambda *arguments, **options: stack.enter_context(Pool(*arguments, **options))
@@ -42,7 +43,7 @@ def answers(pool: Pool, count: int) -> dict[int, tuple[int, bytes]]:
     return replies
 
 
-def test_each_request_is_answered_under_its_key(open_pool: Callable[..., Pool]) -> None:
+def test_each_request_is_answered_under_its_key(open_pool: Open) -> None:
     pool = open_pool(echo, 2)
     assert pool.free == 2
     pool.ask(7, b"seven")
@@ -56,7 +57,7 @@ def test_each_request_is_answered_under_its_key(open_pool: Callable[..., Pool]) 
     assert pool.replies(0.0) == []
 
 
-def test_a_process_makes_its_answering_function_once(open_pool: Callable[..., Pool]) -> None:
+def test_a_process_makes_its_answering_function_once(open_pool: Open) -> None:
     def counting() -> Callable[[bytes], bytes]:
         calls: list[bytes] = []
 
@@ -72,7 +73,7 @@ def test_a_process_makes_its_answering_function_once(open_pool: Callable[..., Po
         assert answers(pool, 1)[call][0] == call
 
 
-def test_an_answer_that_raises_is_raised_with_its_traceback(open_pool: Callable[..., Pool]) -> None:
+def test_an_answer_that_raises_is_raised_with_its_traceback(open_pool: Open) -> None:
     def bad() -> Callable[[bytes], bytes]:
         raise RuntimeError("nothing is made")
 
@@ -84,9 +85,7 @@ def test_an_answer_that_raises_is_raised_with_its_traceback(open_pool: Callable[
 
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSEGV])
-def test_a_dead_processs_request_is_answered_by_another(
-    open_pool: Callable[..., Pool], signum: int, tmp_path: Path
-) -> None:
+def test_a_dead_processs_request_is_answered_by_another(open_pool: Open, signum: int, tmp_path: Path) -> None:
     def dying() -> Callable[[bytes], bytes]:
         def answer(request: bytes) -> bytes:
             if not (path := Path(os.fsdecode(request))).exists():  # the first process that is asked for it
@@ -104,7 +103,7 @@ def test_a_dead_processs_request_is_answered_by_another(
     assert pool.free == 2
 
 
-def test_a_process_that_died_idle_is_replaced(open_pool: Callable[..., Pool]) -> None:
+def test_a_process_that_died_idle_is_replaced(open_pool: Open) -> None:
     pool = open_pool(echo, 1)
     pool.ask(1, b"")
     first = answers(pool, 1)[1][0]
@@ -117,7 +116,7 @@ def test_a_process_that_died_idle_is_replaced(open_pool: Callable[..., Pool]) ->
     assert second != first and text == LARGE
 
 
-def test_a_request_that_kills_every_process_is_an_error(open_pool: Callable[..., Pool]) -> None:
+def test_a_request_that_kills_every_process_is_an_error(open_pool: Open) -> None:
     pool = open_pool(lambda: lambda request: os._exit(3), 2)
     pool.ask(5, b"")
     expected = "exit code 3 and left no traceback; so ended each of the 4 processes that got this request"
@@ -146,9 +145,7 @@ def test_a_server_starts_without_a_wait_and_is_replaced_when_killed() -> None:
         assert server.pid != first
 
 
-def test_a_signal_during_a_start_loses_no_process(
-    open_pool: Callable[..., Pool], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_signal_during_a_start_loses_no_process(open_pool: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     """The signal is delivered once the process is known, so that closing the pool ends it."""
     start, started = Children.start, []
 
@@ -164,7 +161,7 @@ def test_a_signal_during_a_start_loses_no_process(
     assert pool._children.living == started
 
 
-def test_large_requests_and_replies_never_wait_for_each_other(open_pool: Callable[..., Pool]) -> None:
+def test_large_requests_and_replies_never_wait_for_each_other(open_pool: Open) -> None:
     """A process that still sends its reply must get no request."""
     pool = open_pool(echo, 2)
     asked, answered = 0, []
@@ -182,7 +179,7 @@ def test_large_requests_and_replies_never_wait_for_each_other(open_pool: Callabl
 
 @pytest.mark.parametrize(("call", "error"), [("_send", ConnectionResetError), ("_recv", TimeoutError)])
 def test_an_error_of_a_signal_handler_passes_through(
-    open_pool: Callable[..., Pool], monkeypatch: pytest.MonkeyPatch, call: str, error: type[Exception]
+    open_pool: Open, monkeypatch: pytest.MonkeyPatch, call: str, error: type[Exception]
 ) -> None:
     """Also in the middle of a message: the calls after it give every answer, and each once."""
 
@@ -209,7 +206,7 @@ def test_an_error_of_a_signal_handler_passes_through(
     assert pool.replies(0.0) == [] and pool.free == 2
 
 
-def test_a_request_whose_answer_raises_is_over(open_pool: Callable[..., Pool]) -> None:
+def test_a_request_whose_answer_raises_is_over(open_pool: Open) -> None:
     """Its process answers the next request; a message that UTF-8 cannot hold is passed on escaped."""
 
     def failing() -> Callable[[bytes], bytes]:
@@ -231,9 +228,7 @@ def test_a_request_whose_answer_raises_is_over(open_pool: Callable[..., Pool]) -
     assert answers(pool, 1) == {1: (pid, b"again")}
 
 
-def test_an_interrupted_close_is_finished_by_the_next(
-    open_pool: Callable[..., Pool], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_close_is_finished_by_the_next(open_pool: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     """No descriptor is left, and none is closed twice."""
 
     def interrupted(seconds: float, *fds: int) -> set[int]:
@@ -252,7 +247,7 @@ def test_an_interrupted_close_is_finished_by_the_next(
     assert set(os.listdir("/proc/self/fd")) == before
 
 
-def test_a_fork_of_a_process_answers_nothing(open_pool: Callable[..., Pool]) -> None:
+def test_a_fork_of_a_process_answers_nothing(open_pool: Open) -> None:
     def forking() -> Callable[[bytes], bytes]:
         def answer(request: bytes) -> bytes:
             child = os.fork()
@@ -268,7 +263,7 @@ def test_a_fork_of_a_process_answers_nothing(open_pool: Callable[..., Pool]) -> 
         assert answers(pool, 1)[key][0] == 1
 
 
-def test_a_process_that_dies_in_its_reply_is_replaced(open_pool: Callable[..., Pool]) -> None:
+def test_a_process_that_dies_in_its_reply_is_replaced(open_pool: Open) -> None:
     """Also if a fork of it lives on, which must not keep the connection open."""
 
     def forking() -> Callable[[bytes], bytes]:

@@ -18,7 +18,7 @@ import marlcore as mc
 from marlcore.algos import DQN
 from marlcore.algos.dqn import DQNTrainer
 from marlcore.envs import TreasureHunt
-from marlcore.processes import BEATS, EPISODES, PID, READY, RESTARTS, Children, Control, Supervisor, forkserver
+from marlcore.processes import BEATS, EPISODES, PID, READY, RESTARTS, Children, Control, Supervisor
 from marlcore.processes import supervisor as supervision
 from marlcore.training import read_metrics
 from marlcore.training.config import ActorConfig, ExplorationConfig, LearnerConfig, SupervisionConfig
@@ -35,14 +35,10 @@ class Process:
         self.attempt = attempt
         self.running = True
         self._log = log
-        self._failure: mc.WorkerFailed | None = None
 
     def end(self, reason: str = "", text: str = "") -> None:
         self.running = False
-        self._failure = mc.WorkerFailed("actor-0", reason, text) if reason else None
-
-    def failure(self) -> mc.WorkerFailed | None:
-        return self._failure
+        self.failure = lambda: mc.WorkerFailed("actor-0", reason, text) if reason else None
 
     def kill(self) -> None:
         self._log.append(f"kill {self.attempt}")
@@ -360,18 +356,6 @@ def test_a_learner_continues_from_its_last_checkpoint(tmp_path: Path) -> None:
     assert state["version"] > result.updates[agent] // config.learner.publish_interval
 
 
-@SHARED
-@pytest.mark.long
-def test_an_actor_that_fails_too_often_ends_the_run(tmp_path: Path) -> None:
-    hunt = partial(TrappedHunt, laid(tmp_path, 9), "raise", **HUNT.keywords)
-    config = replace(RUN, run_dir=str(tmp_path / "run"), supervision=replace(RUN.supervision, max_restarts=1))
-    with pytest.raises(mc.WorkerFailed, match="actor-0's environment failed") as caught:
-        mc.train(hunt, "dqn", config, progress=False)
-    assert caught.value.reason == "environment"
-    assert caught.value.traceback.count("the treasure is cursed") >= 2
-    assert "start 1: Traceback" in caught.value.traceback and "start 2: " in caught.value.traceback
-
-
 @pytest.mark.long
 def test_work_is_done_in_turn_where_no_process_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -398,13 +382,3 @@ def test_without_the_fallback_a_refused_start_ends_the_run(tmp_path: Path, monke
     config = replace(RUN, run_dir=str(tmp_path / "run"), supervision=SupervisionConfig(serial_fallback=False))
     with pytest.raises(mc.MarlcoreError, match=r"mode: no processes can be started here .*Resource temporarily"):
         mc.train(HUNT, "dqn", config, progress=False)
-
-
-@pytest.mark.long
-def test_a_fork_server_that_always_dies_ends_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, python_is: Any
-) -> None:
-    monkeypatch.setattr(forkserver, "BACKOFF_S", 0.0)
-    python_is("/bin/false")
-    with pytest.raises(mc.MarlcoreError, match="the process that forks workers died 4 times"):
-        mc.train(HUNT, "dqn", replace(RUN, run_dir=str(tmp_path / "run")), progress=False)

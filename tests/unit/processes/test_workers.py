@@ -6,7 +6,6 @@ import gc
 import logging
 import os
 import re
-import select
 import signal
 import subprocess
 import sys
@@ -28,7 +27,6 @@ from marlcore.lazy import is_installed
 from marlcore.memory.space import SHM_DIR
 from marlcore.memory.survey import survey_segments
 from marlcore.memory.waiting import interrupt_waits_with
-from marlcore.processes import ForkServer
 
 SPEC = mc.TransitionSpec(obs=mc.Field((3,)), action=mc.Field((), "int64"))
 LONG_S = 3600.0
@@ -54,12 +52,6 @@ def ignore(context: mc.WorkerContext) -> None:
         time.sleep(1.0)
 
 
-def act(context: mc.WorkerContext, replay: mc.ReplayBuffer, lane: int) -> None:
-    with replay.writer(lane) as writer:
-        while not context.stopping:
-            writer.add(np.full(3, lane), lane, 1.0)
-
-
 def reports_of(workers: mc.Workers, count: int) -> list[Any]:
     reports = workers.reports()
     while len(reports) < count:
@@ -73,20 +65,6 @@ def await_end(pids: list[int]) -> None:
     """Waits until none of the processes is there; never ends if one stays."""
     while any(Path(f"/proc/{pid}").exists() and " Z " not in Path(f"/proc/{pid}/stat").read_text() for pid in pids):
         time.sleep(0.01)
-
-
-@pytest.mark.long
-def test_actors_fill_a_replay_that_the_parent_samples() -> None:
-    with mc.ReplayBuffer.create(SPEC, 1000, lanes=2) as replay, mc.Workers() as workers:
-        for lane in range(2):
-            workers.start(act, replay, lane)
-        assert [worker.name for worker in workers] == ["act-0", "act-1"]
-        assert all(worker.running for worker in workers) and len({worker.pid for worker in workers} | {0}) == 3
-        sampler = replay.sampler(64, min_size=500)
-        lanes: set[int] = set()
-        while lanes != {0, 1}:
-            lanes |= {*sampler.sample(timeout=LONG_S).action.tolist()}
-    assert not any(worker.running for worker in workers)
 
 
 def test_lambdas_closures_and_partials_run_with_their_arguments() -> None:
@@ -387,34 +365,9 @@ def start_program() -> tuple[subprocess.Popen[str], list[int], set[Path]]:
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_to_the_whole_group_ends_everything(signum: int) -> None:
     program, pids, segments = start_program()
-    assert len(pids) == 2 and len(segments) == 5  # a replay, and of each worker a control block and telemetry
+    assert len(pids) == 2 and len(segments) == 4  # a replay, a control block, and the telemetry of each worker
     os.killpg(program.pid, signum)
     _, said = program.communicate()
     await_end(pids)
     assert program.returncode == (-signum if signum == signal.SIGINT else 128 + signum), said
     assert "did not end" not in said and not any(path.exists() for path in segments)
-
-
-@pytest.mark.long
-def test_a_parent_that_is_killed_takes_its_workers_along() -> None:
-    program, pids, segments = start_program()
-    assert len(pids) == 2, "the workers did not start"
-    pidfds = [os.pidfd_open(pid) for pid in pids]
-    os.kill(pids[0], signal.SIGSTOP)  # one that could not end by itself
-    program.kill()
-    program.communicate()
-    for pidfd in pidfds:
-        select.select([pidfd], [], [])  # never, if one outlives it
-        os.close(pidfd)
-    for path in segments:
-        path.unlink(missing_ok=True)
-
-
-@pytest.mark.long
-def test_workers_outlive_the_thread_that_started_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("marlcore.processes.children.ForkServer", ForkServer)  # one that the thread starts
-    with mc.Workers() as workers:
-        thread = threading.Thread(target=workers.start, args=(idle,))
-        thread.start()
-        thread.join()
-        assert not workers.wait(timeout=0.5)

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
-import os
 import pickle
 import random
-import signal
 from collections import Counter
 from functools import partial
 from unittest import mock
@@ -15,7 +12,7 @@ from unittest import mock
 import numpy as np
 import pytest
 from mapped import Mapped
-from meanwhile import Rang, ring, running, soon
+from meanwhile import Rang, ring, soon
 from model import InOrder, Model, columns
 from refusals import stale_in_a_fork
 from seams import trusting
@@ -26,16 +23,15 @@ from marlcore import (
     LaneBusy,
     NotEnoughData,
     SegmentCorrupt,
-    SegmentNotFound,
     Sequence,
     TrajectoryQueue,
     TransitionSpec,
 )
 from marlcore.kernels.inorder import PASSED
 from marlcore.memory import Words
-from marlcore.memory.native import Windows
 from marlcore.queue.cursor import CursorLines, ReadCursor
 from marlcore.testing.rows import torn
+from marlcore.transitions import Drawing
 
 SPEC = TransitionSpec(Field((), "int64"), Field((), "int64"))
 GAMMA = 0.5
@@ -198,14 +194,14 @@ def test_every_transition_is_delivered_once_in_order_or_counted(when_full, lanes
 @contextlib.contextmanager
 def written_after_a_look(write):
     """The next time that a reader looks how far the lanes are, rows are written before it reads any."""
-    look, todo = Windows.__call__, [write]
+    look, todo = Drawing.read_windows, [write]
 
-    def look_and_write(windows):
-        look(windows)
+    def look_and_write(drawing):
+        look(drawing)
         while todo:
             todo.pop()()
 
-    with mock.patch.object(Windows, "__call__", look_and_write):
+    with mock.patch.object(Drawing, "read_windows", look_and_write):
         yield
 
 
@@ -263,71 +259,6 @@ def test_a_refused_writer_writes_nothing():
         assert queue.dropped.tolist() == queue.skipped.tolist() == [0]
 
 
-def test_a_refused_adds_episode_goes_on():
-    with make(8) as queue, queue.writer(timeout=0.0) as writer, queue.reader(2) as reader:
-        fill(writer, range(8))
-        with pytest.raises(TimeoutError):
-            writer.add(8, 8, 0.0)
-        reader.read()
-        writer.add(8, 8, 0.0)
-        assert drain(reader) == [2, 3, 4, 5, 6, 7]
-        assert queue.skipped.tolist() == [0]
-
-
-def test_a_batch_of_rows_is_added_whole_or_not_at_all():
-    with make(12) as queue, queue.writer(timeout=0.0) as writer, queue.reader(2) as reader:
-        rows = np.arange(6)
-        assert writer.add_batch(rows, rows, rows) == 0
-        assert writer.add_batch(rows + 6, rows + 6, rows) == 6
-        with pytest.raises(TimeoutError, match=r"no room for 6 more rows"):
-            writer.add_batch(rows, rows, rows)
-        for _ in range(3):
-            reader.read()
-        assert writer.add_batch(rows + 12, rows + 12, rows) == 12
-        assert drain(reader) == list(range(6, 16))
-
-
-def test_a_boundary_row_needs_room_too():
-    with make(8) as queue, queue.writer(timeout=0.0) as writer, queue.reader(2):
-        fill(writer, range(7))
-        with pytest.raises(TimeoutError, match=r"no room for 2 more rows"):
-            writer.add(7, 7, 0.0, truncated=True, final_obs=8)
-        assert writer.add(7, 7, 0.0, terminated=True) == 7
-
-
-def test_dropping_the_oldest_counts_what_it_overwrites():
-    """Dropping the oldest never waits and counts what was overwritten."""
-    with make(8, when_full="drop_oldest") as queue, queue.writer(timeout=0.0) as writer:
-        fill(writer, range(100))
-        assert (len(queue), queue.dropped.tolist()) == (8, [92])
-        with queue.reader(2) as reader:
-            assert drain(reader) == [92, 93, 94, 95, 96, 97]
-            assert (reader.stats.read, reader.stats.dropped) == (6, 92)
-        assert (len(queue), queue.dropped.tolist()) == (2, [92])
-
-
-def test_dropping_the_newest_begins_an_episode():
-    """Behind the gap: 7, whose successor was left out, is skipped, and nothing that is delivered reaches across."""
-    with make(8, when_full="drop_newest") as queue, queue.writer(timeout=0.0) as writer, queue.reader(2) as reader:
-        assert [writer.add(i, i, 0.0) for i in range(12)] == [0, 1, 2, 3, 4, 5, 6, 7, -1, -1, -1, -1]
-        rows = np.arange(12, 15)
-        assert writer.add_batch(rows, rows, rows) == -1
-        assert (len(queue), queue.dropped.tolist()) == (8, [7])
-        assert drain(reader) == [0, 1, 2, 3, 4, 5]
-        assert [writer.add(i, i, 0.0) for i in range(15, 19)] == [8, 9, 10, 11]
-        batches = [reader.read() for _ in range(2)]
-        assert [batch.action.tolist() for batch in batches] == [[6, 15], [16, 17]]
-        assert [batch.next_obs.tolist() for batch in batches] == [[7, 16], [17, 18]]
-        assert (queue.dropped.tolist(), queue.skipped.tolist(), len(queue)) == ([7], [1], 1)
-
-
-def test_a_dropped_transition_counts_once():
-    with make(8, when_full="drop_newest") as queue, queue.writer() as writer:
-        fill(writer, range(7))
-        assert writer.add(7, 7, 0.0, truncated=True, final_obs=8) == -1
-        assert queue.dropped.tolist() == [1]
-
-
 @pytest.mark.parametrize("when_full", ["wait", "drop_newest"])
 def test_an_add_too_long_for_the_reader_is_refused(when_full):
     """An add too long for the reader is refused and says what is not."""
@@ -345,50 +276,6 @@ def test_an_add_too_long_for_the_reader_is_refused(when_full):
             assert writer.add_batch(rows[:9], rows[:9], rows[:9]) == 0
             assert drain(reader) == list(range(8))
         assert queue.dropped.tolist() == [0]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("seed", range(12))
-def test_reader_and_writers_never_all_wait(seed):
-    """In the smallest queue that the reader takes, with the longest adds that it allows and the shortest episodes."""
-    dice = random.Random(seed)
-    lanes, batch_size = dice.randrange(1, 4), dice.randrange(1, 7)
-    options = {"stack": dice.randrange(1, 4), "n_step": dice.randrange(1, 4), "length": dice.choice([None, 1, 3, 5])}
-    lane_rows = 3
-    while True:
-        queue = make(lanes * lane_rows, lanes)
-        try:
-            reader = queue.reader(batch_size, **options)
-            break
-        except ValueError as error:
-            assert str(error).startswith("batch_size: expected a queue of at least ")
-            queue.close()
-            lane_rows += 1
-    longest = lines(queue).longest()
-    assert longest >= 2
-    with queue:
-        writers = [queue.writer(lane, timeout=0.0) for lane in range(lanes)]
-        truncated, delivered, idle = dice.random(), 0, 0
-        for _ in range(1000):
-            idle += 1
-            for writer in writers:
-                ended = [dice.random() < truncated for _ in range(longest)]
-                while sum(ended) + len(ended) > longest:
-                    ended.pop()
-                rows = np.zeros(len(ended))
-                finals = np.zeros(sum(ended), np.int64) if any(ended) else None
-                try:
-                    writer.add_batch(rows.astype(int), rows.astype(int), rows, truncated=ended, final_obs=finals)
-                    idle = 0
-                except TimeoutError:
-                    pass
-            try:
-                delivered += int(reader.read().mask.sum()) if options["length"] else len(reader.read().reward)
-                idle = 0
-            except NotEnoughData:
-                pass
-            assert idle < 2  # the reader may have made room by leaving boundary rows behind
-        assert delivered > 500
 
 
 # Recurrent states
@@ -443,21 +330,16 @@ def test_rows_before_the_next_stored_state_are_skipped():
 # Waiting
 
 
-def test_a_waiting_writer_wakes_when_the_reader_reads(no_slices):
-    with make(8) as queue, queue.writer() as writer, queue.reader(2) as reader:
-        fill(writer, range(8))
-        with soon(reader.read):
-            assert writer.add(8, 8, 0.0) == 8
-
-
-def test_a_waiting_writer_wakes_when_the_reader_skips(no_slices):
+@pytest.mark.parametrize("skipped", [False, True], ids=["reads", "skips"])
+def test_a_waiting_writer_wakes_when_the_reader(no_slices, skipped):
     with make(8) as queue, queue.writer() as writer, queue.reader(2) as reader:
         for i in range(8):
             writer.add(i, i, 0.0)
-            writer.new_episode()
+            if skipped:
+                writer.new_episode()
         with soon(drain, reader):
             assert writer.add(8, 8, 0.0) == 8
-        assert queue.skipped.tolist() == [7]
+        assert queue.skipped.tolist() == [7 * skipped]
 
 
 def test_a_waiting_writer_wakes_for_a_reader_it_is_too_long_for(no_slices):
@@ -548,13 +430,6 @@ def test_a_refused_reader_holds_nothing():
         with pytest.raises(ValueError):
             queue.reader(100)
         queue.reader(2)
-
-
-def test_a_lane_has_one_writer_at_a_time():
-    with make(lanes=3) as queue, queue.writer(1):
-        with pytest.raises(LaneBusy, match=r"lane 1 has a living writer$"):
-            queue.writer(1)
-        queue.writer(0)
 
 
 def test_a_longer_stack_drops_rows_without_frames():
@@ -719,21 +594,6 @@ def test_a_queue_is_attached_by_handle_path_and_pickle():
                 assert (again.spec, again.capacity, again.lanes, again.when_full) == (SPEC, 12, 2, "drop_newest")
                 assert again.nbytes == queue.nbytes
         assert "capacity=12 lanes=2" in repr(queue)
-
-
-def test_ends_belong_to_one_process():
-    with make() as queue, queue.writer() as writer, queue.reader(2) as reader:
-        with pytest.raises(TypeError, match=r"^a TrajectoryReader belongs to one process"):
-            pickle.dumps(reader)
-        with pytest.raises(TypeError, match=r"^a Writer belongs to one process"):
-            pickle.dumps(writer)
-
-
-def test_a_stale_handle_is_refused():
-    with make() as queue:
-        handle = queue.handle
-    with pytest.raises(SegmentNotFound):
-        TrajectoryQueue.attach(handle)
 
 
 def test_a_queue_in_a_file_goes_on_where_it_stopped(tmp_path):
@@ -1036,7 +896,6 @@ COUNT = """
     import sys
     from marlcore import TrajectoryQueue
     with TrajectoryQueue.attach(sys.argv[1]) as queue, queue.writer(int(sys.argv[2])) as writer:
-        print("ready", flush=True)
         number = 0
         while True:
             writer.add(number, number, 0.0, terminated=number % 5 == 4)
@@ -1080,42 +939,6 @@ def test_a_killed_readers_successor_goes_on_at_the_cursor(program):
         assert missing % 32 == 0
         assert missing <= 32 * kills
         assert queue.dropped.sum() == queue.skipped.sum() == 0
-
-
-@pytest.mark.long
-def test_a_stopped_reader_keeps_its_place(program):
-    """A stopped reader keeps its place and a killed one leaves it."""
-    with make(512) as queue:
-        reader = program(READ, args=[queue.handle.path])
-        assert reader.line() == "ready"
-        os.kill(reader.pid, signal.SIGSTOP)
-        with pytest.raises(LaneBusy):
-            queue.reader(32)
-        reader.kill()
-        queue.reader(32)
-
-
-def actor(queue: TrajectoryQueue, lane: int, rows: int) -> None:
-    with queue.writer(lane, timeout=600.0) as writer:
-        fill(writer, range(1000 * lane, 1000 * lane + rows))
-
-
-def learner(handle, replies) -> None:
-    with TrajectoryQueue.attach(handle) as queue, queue.reader(10) as reader:
-        replies.send([reader.read(timeout=600.0).action.tolist() for _ in range(8)])
-
-
-@pytest.mark.long
-def test_queues_and_handles_go_to_spawned_processes():
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    with make(32, lanes=2) as queue, ours, theirs:
-        children = [context.Process(target=actor, args=(queue, lane, 41)) for lane in range(2)]
-        children.append(context.Process(target=learner, args=(queue.handle, theirs)))
-        with running(*children):
-            delivered = [action for batch in ours.recv() for action in batch]
-        assert [action for action in delivered if action < 1000] == list(range(40))
-        assert [action for action in delivered if action >= 1000] == list(range(1000, 1040))
 
 
 def test_the_highest_counters_are_counted_on_from():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 from collections.abc import Callable
 from functools import partial
 
@@ -37,6 +38,10 @@ def reader(spec=SPEC, capacity=16, **options) -> Callable[[], object]:
 
 def read(timeout) -> Callable[[], object]:
     return on(lambda queue: queue.reader(2).read(timeout))
+
+
+def pickled(open_end: Callable[[TrajectoryQueue], object]) -> Callable[[], object]:
+    return on(lambda queue: pickle.dumps(open_end(queue)))
 
 
 def attach_to_replay() -> None:
@@ -86,6 +91,10 @@ REFUSED: dict[str, Refused] = {
         for name, n in (("batch_size", 0), ("batch_size", 2.0), ("length", 0), ("length", "4"), ("stack", 0),
                         ("n_step", 1.5))
     },
+    "a pickled reader": (
+        pickled(lambda queue: queue.reader(2)), TypeError, "a TrajectoryReader belongs to one process: pass the queue",
+    ),
+    "a pickled writer": (pickled(TrajectoryQueue.writer), TypeError, "a Writer belongs to one process"),
     "gamma": (reader(gamma=1.01), ValueError, "gamma: expected a number from 0 to 1, got 1.01"),
     "pad": (reader(pad="edge"), ValueError, "pad: expected 'repeat' or 'zero', got 'edge'"),
     **{

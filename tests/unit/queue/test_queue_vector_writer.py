@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
+from collections.abc import Callable
+from functools import partial
+from itertools import count, product
 
 import numpy as np
 import pytest
 from mapped import Mapped
 from meanwhile import soon
+from tiers import long_but
 
 from marlcore import Field, NotEnoughData, TrajectoryQueue, TransitionSpec
+from marlcore.queue.cursor import LONGEST, CursorLines
 from marlcore.queue.gates import QueueGates
 
 SPEC = TransitionSpec(Field((4,)), Field((), "int64"))
@@ -125,45 +131,74 @@ def test_a_queue_in_which_reader_and_writer_would_wait_for_ever_is_refused():
         assert [vector.add(**rows(1), lanes=[0]).item() for _ in range(7)] == [0, 1, 2, 3, 4, 5, -1]
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_reader_and_vector_writers_never_all_wait(seed):
-    """In the smallest queue that all writers take, with adds to any lanes and episodes that end early in lane 0."""
-    dice = random.Random(seed)
-    shares = dice.choice([[4], [2, 2], [3, 1], [1, 1, 1, 1]])
-    options = {"n_step": dice.randrange(1, 4), "length": dice.choice([None, 1, 4])}
+# Neither reader nor writers wait for ever, in the smallest queue that all of them take
+
+Adds = list[Callable[[int], object]]  # called with the rounds in which nothing was added or read
+
+
+def lane_by_lane(queue, dice) -> Adds:
+    """The longest adds that the reader allows, to lanes that are each filled alone, and the shortest episodes."""
+    mapped, truncated = Mapped(queue), dice.random()
+    longest = CursorLines(mapped.segment, mapped.geometry).word(LONGEST)
+
+    def add(writer, idle):
+        ended = [dice.random() < truncated for _ in range(longest)]
+        while sum(ended) + len(ended) > longest:
+            ended.pop()
+        finals = np.zeros((sum(ended), 4)) if any(ended) else None
+        writer.add_batch(**rows(len(ended)), truncated=ended, final_obs=finals)
+
+    return [partial(add, queue.writer(lane, timeout=0.0)) for lane in range(queue.lanes)]
+
+
+def vectors(queue, dice) -> Adds:
+    """Adds to any lanes, and episodes that end early in lane 0."""
+    lanes = list(range(queue.lanes))
     ends = np.array([dice.choice([0.0, 0.5, 1.0]), *[dice.choice([0.0, 0.3])] * 3])
-    batch_size, lane_rows = dice.randrange(2, 9), 3
-    while True:
-        queue = TrajectoryQueue.create(SPEC, 4 * lane_rows, lanes=4)
+
+    def add(writer, of, idle):
+        some = of if idle > 1 else dice.sample(of, dice.randrange(1, len(of) + 1))
+        ended = np.array([dice.random() < ends[lane] for lane in some])
+        finals = {"truncated": ended, "final_obs": np.zeros((len(some), 4))} if ended.any() else {}
+        writer.add(**rows(len(some)), **finals, lanes=some)
+
+    adds = []
+    while lanes:
+        share = dice.choice([1, 2, 3, 4])
+        adds.append(partial(add, queue.vector_writer(lanes[:share], timeout=0.0), lanes[:share]))
+        adds[-1](2)  # a queue that is too small for this writer refuses it now
+        del lanes[:share]
+    return adds
+
+
+@pytest.mark.parametrize(
+    ("open_writers", "seed"),
+    long_but([*product([vectors], range(6)), (lane_by_lane, 0)], product([vectors, lane_by_lane], range(12))),
+)
+def test_reader_and_writers_never_all_wait(open_writers, seed):
+    dice = random.Random(seed)
+    lanes, stack = (4, 1) if open_writers is vectors else (dice.randrange(1, 4), dice.randrange(1, 4))
+    options = {"n_step": dice.randrange(1, 4), "length": dice.choice([None, 1, 4]), "stack": stack}
+    batch_size = dice.randrange(2, 9)
+    for lane_rows in count(3):
+        queue = TrajectoryQueue.create(SPEC, lanes * lane_rows, lanes)
         try:
             reader = queue.reader(batch_size, **options)
-            writers, lanes = [], list(range(4))
-            for share in shares:
-                mine, lanes = lanes[:share], lanes[share:]
-                writers.append((queue.vector_writer(mine, timeout=0.0), mine))
-                writers[-1][0].add(**rows(share))
+            adds = open_writers(queue, dice)
             break
         except ValueError as error:
             assert "expected a queue of at least" in str(error)
             queue.close()
-            lane_rows += 1
     with queue:
         idle = delivered = 0
         for _ in range(1500):
             idle += 1
-            for writer, mine in writers:
-                some = mine if idle > 1 else dice.sample(mine, dice.randrange(1, len(mine) + 1))
-                ended = np.array([dice.random() < ends[lane] for lane in some])
-                finals = {"truncated": ended, "final_obs": np.zeros((len(some), 4))} if ended.any() else {}
-                try:
-                    writer.add(**rows(len(some)), **finals, lanes=some)
+            for add in adds:
+                with contextlib.suppress(TimeoutError):
+                    add(idle)
                     idle = 0
-                except TimeoutError:
-                    pass
-            try:
+            with contextlib.suppress(NotEnoughData):
                 delivered += len(reader.read().reward)
                 idle = 0
-            except NotEnoughData:
-                pass
             assert idle < 3, "the reader may have made room by leaving boundary rows behind"
         assert delivered > 100
