@@ -5,6 +5,7 @@ See ppo.py. Each row stores the state that its actor had, with which windows beg
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from ..interfaces import PREVIOUS_REWARD, Action, Update
 from ..observations import rows_at
 from ..spaces import Spaces
 from ..spec import TransitionSpec
-from .acting import AtLeast1, Request
+from .base import AtLeast1, Request
 from .fast import faster
 from .networks.policy_value import PolicyNetwork, initialize
 from .networks.recurrent import Cell, RecurrentTorso, State, Stepped, Unroll, state_fields
@@ -51,8 +52,8 @@ class RecurrentPPO(PPO):
     def chosen(self, model: Any, obs: Any, request: Request) -> Action:
         """As PPO's, with the state after them."""
         output, _, after = model(obs, request.state)
-        drawn = self.drawn(model, output, request)
-        return drawn._replace(state=model.torso.acted(after, drawn.action))
+        action = self.sampled(model, output, request)
+        return action._replace(state=model.torso.acted(after, action.action))
 
     def make_trainer(self, model: Any) -> RecurrentPPOTrainer:
         return RecurrentPPOTrainer(self, model)
@@ -64,7 +65,7 @@ class RecurrentPolicy(PolicyNetwork):
     def forward(  # type: ignore[override]
         self, obs: Any, state: State | None, unroll: Unroll | None = None
     ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
-        """The outputs, the features by which they are made, and the state after them; see RecurrentTorso."""
+        """The outputs, the features, and the state after them; see RecurrentTorso."""
         features, after = self.torso(obs, state, unroll)
         return self.head(features), features, after
 
@@ -104,11 +105,11 @@ class RecurrentPPOTrainer(PPOTrainer):
 
     def update(self, batch: Any) -> Update:
         """See PPOTrainer; the batch's extras hold the state too."""
-        batch.extras = {**batch.extras, FIRST: first_rows(batch.continues, self.hyper.unroll)}
-        return super().update(batch)
+        windowed = copy.copy(batch)
+        windowed.extras = {**batch.extras, FIRST: first_rows(batch.continues, self.hyper.unroll)}
+        return super().update(windowed)
 
     def outputs(self, rows: Any) -> Any:
-        """The policy's outputs and the values of windows."""
         return faster(self.model)(rows.obs, rows.extras, rows.extras[FIRST])
 
     def values_after(self, batch: Any, which: torch.Tensor) -> Any:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from functools import reduce
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -27,12 +27,8 @@ NEVER = -1e9  # the output of an action that a mask forbids: its probability is 
 DRAWN = "drawn"  # the extra in which rows store what a Gaussian drew
 
 
-class Draw(NamedTuple):
-    """Actions [k, ...] in the space's dtype, their log-probabilities float32 [k], and further extras of rows."""
-
-    action: NDArray[Any]
-    log_prob: NDArray[np.float32]
-    extras: Mapping[str, NDArray[Any]] = MappingProxyType({})
+# Actions [k, ...] in the space's dtype, their log-probabilities float32 [k], and further extras of rows
+Sampled = tuple[NDArray[Any], NDArray[np.float32], dict[str, NDArray[Any]]]
 
 
 class Distribution(nn.Module):
@@ -46,8 +42,8 @@ class Distribution(nn.Module):
     outputs: int
     extras: Mapping[str, Field] = MappingProxyType({})
 
-    def sample(self, output: torch.Tensor, mask: torch.Tensor | None, generator: np.random.Generator) -> Draw:
-        """Draws k actions by outputs [k, outputs]; `mask`, bool [k, outputs]: the allowed values of each component."""
+    def sample(self, output: torch.Tensor, mask: torch.Tensor | None, generator: np.random.Generator) -> Sampled:
+        """k actions by outputs [k, outputs]; `mask`, bool [k, outputs]: the allowed values of each component."""
         raise NotImplementedError
 
     def mode(self, output: torch.Tensor, mask: torch.Tensor | None) -> NDArray[Any]:
@@ -81,14 +77,14 @@ class Categorical(Distribution):
         self._dtype = np.dtype(space.dtype)
         self.outputs = sum(self._sizes)
 
-    def sample(self, output: torch.Tensor, mask: torch.Tensor | None, generator: np.random.Generator) -> Draw:
+    def sample(self, output: torch.Tensor, mask: torch.Tensor | None, generator: np.random.Generator) -> Sampled:
         outputs, rows, first = _masked(output, mask).cpu().numpy(), len(output), 0
         drawn, log_prob = [], np.zeros(rows, np.float32)
         for size in self._sizes:
             drawn.append(np.empty(rows, np.int64))
             draw_category(outputs, first, first + size, generator.random(rows), drawn[-1], log_prob)
             first += size
-        return Draw(self._joined(drawn), log_prob)
+        return self._joined(drawn), log_prob, {}
 
     def mode(self, output: torch.Tensor, mask: torch.Tensor | None) -> NDArray[Any]:
         parts = torch.split(_masked(output, mask), self._sizes, 1)
@@ -117,10 +113,10 @@ class Bernoulli(Distribution):
         self._dtype = np.dtype(space.dtype)
         self.outputs = math.prod(space.shape)
 
-    def sample(self, output: torch.Tensor, mask: torch.Tensor | None, generator: np.random.Generator) -> Draw:
+    def sample(self, output: torch.Tensor, mask: torch.Tensor | None, generator: np.random.Generator) -> Sampled:
         ones = generator.random(output.shape) < torch.sigmoid(output).cpu().numpy()
         drawn = torch.from_numpy(ones).to(output.device)
-        return Draw(self._shaped(ones), _log_prob_of_bits(output, drawn).cpu().numpy())
+        return self._shaped(ones), _log_prob_of_bits(output, drawn).cpu().numpy(), {}
 
     def mode(self, output: torch.Tensor, mask: torch.Tensor | None) -> NDArray[Any]:
         return self._shaped((output > 0).cpu().numpy())
@@ -154,12 +150,12 @@ class Gaussian(Distribution):
         self.extras = {DRAWN: Field(self._shape, "float32")}
         self.log_std = nn.Parameter(torch.zeros(self.outputs))
 
-    def sample(self, output: torch.Tensor, mask: torch.Tensor | None, generator: np.random.Generator) -> Draw:
+    def sample(self, output: torch.Tensor, mask: torch.Tensor | None, generator: np.random.Generator) -> Sampled:
         mean, log_std = output.cpu().numpy(), self.log_std.detach().cpu().numpy()
         noise = generator.standard_normal(mean.shape, np.float32)
         drawn = mean + np.exp(log_std) * noise
         log_prob = -(0.5 * noise * noise + log_std + 0.5 * math.log(2 * math.pi)).sum(1)
-        return Draw(self._clipped(drawn), log_prob, {DRAWN: drawn.reshape(-1, *self._shape)})
+        return self._clipped(drawn), log_prob, {DRAWN: drawn.reshape(-1, *self._shape)}
 
     def mode(self, output: torch.Tensor, mask: torch.Tensor | None) -> NDArray[Any]:
         return self._clipped(output.cpu().numpy())

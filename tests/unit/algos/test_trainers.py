@@ -73,14 +73,16 @@ def test_a_target_that_is_copied_at_intervals_is_resumed_too(name):
 
 @pytest.mark.parametrize("name", [*VALUES, *CONTINUOUS])
 def test_a_soft_update_moves_the_target_by_tau_of_the_way(name):
-    """TD3's at every second update only."""
-    hyper, spaces, model, trainer = made(name, tau=0.25)
-    for number in range(4):
-        before = tensors_of(trainer.target)
+    """With a policy_delay of 3 TD3's target and policy move at every third update only, its critics at each."""
+    hyper, spaces, model, trainer = made(name, tau=0.25, **({"policy_delay": 3} if name == "td3" else {}))
+    for number in range(1, 7):
+        before, weights = tensors_of(trainer.target), copy.deepcopy(model.state_dict())
         trainer.update(batch_of(hyper, spaces, number))
-        share = 0.25 * (name != "td3" or number % 2)
+        due = name != "td3" or number % 3 == 0
+        moved = {part.split(".")[0] for part, now in model.state_dict().items() if (now != weights[part]).any()}
+        assert name not in CONTINUOUS or moved == {"critics"} | ({"acting"} if due else set())
         for slow, fast, now in zip(before, tensors_of(followed(name, model)), tensors_of(trainer.target), strict=True):
-            torch.testing.assert_close(now, slow.lerp(fast, share), **rounding(4, 4.0))
+            torch.testing.assert_close(now, slow.lerp(fast, 0.25 * due), **rounding(4, 4.0))
 
 
 @pytest.mark.parametrize("name", VALUES)
