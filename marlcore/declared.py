@@ -14,8 +14,6 @@ A Literal is a choice without further words, and None is allowed where the type 
 dataclass makes is a section: it holds that class.
 """
 
-from __future__ import annotations
-
 import math
 import types
 from abc import ABC, abstractmethod

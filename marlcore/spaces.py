@@ -1,7 +1,5 @@
 """An agent's spaces, as Gymnasium defines them, and the arrays that hold their values in rows and networks."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ Espeholt et al. 2018, "IMPALA: Scalable distributed deep-RL with importance weig
 (arXiv:1802.01561).
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Bases of the package's algorithms: checked hyperparameters, actions without gradients, trainers that resume."""
 
-from __future__ import annotations
-
 import copy
 from abc import abstractmethod
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Bases of off-policy algorithms of continuous actions: policies, their exploration, and their trainers."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,9 +22,6 @@ UNTIL_FIRST_UPDATE = "linear(1, 0, 1, of=updates)"
 
 class ContinuousPolicy(nn.Module):
     """Base of policy networks: observations to a distribution of actions, by `outputs` numbers for each component.
-
-    Attributes:
-        actions: of the action space.
 
     Raises: ValueError: see BoxActions.
     """

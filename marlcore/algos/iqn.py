@@ -47,8 +47,7 @@ class IQN(FeedforwardQLearning):
     def priority_of(self, error: NDArray[Any]) -> NDArray[Any]:
         """The errors' losses in the unit of the trainer's priorities, as if all quantiles were their mean.
 
-        Of that loss, fractions drawn from [0, 1] weigh the error by one half on average. The spread of the quantiles is
-        left out, since actors do not compute it.
+        Fractions drawn from [0, 1] weigh the error by one half on average. Actors do not compute the quantiles' spread.
         """
         quadratic = np.minimum(error, self.kappa)
         loss: NDArray[Any] = 0.5 * self.n_tau / self.kappa * quadratic * (error - 0.5 * quadratic)

@@ -103,12 +103,7 @@ class R2D2(QLearning):
 
 
 class Windows(NamedTuple):
-    """What happened in windows of N observations, beside these.
-
-    Attributes:
-        action, reward: [B, N - 1, ...], between the observations.
-        burn_in, known: see `unroll_burnt_in`.
-    """
+    """Actions and rewards [B, N - 1, ...] between the N observations of windows; see `unroll_burnt_in`."""
 
     action: torch.Tensor
     reward: torch.Tensor
@@ -177,9 +172,7 @@ class R2D2Trainer(QTrainer):
     def targets(self, batch: Any, window: tuple[Any, ...], values: torch.Tensor) -> torch.Tensor:
         """The returns that the target network's values complete, float32 [B, T]; rescaled as the network's values are.
 
-        Args:
-            window: the network's arguments for the batch.
-            values: [B, T + 1, actions] that it returned, by which `double` chooses.
+        The network returned `values` [B, T + 1, actions], by which `double` chooses, for the arguments `window`.
         """
         slow, _ = faster(self.target)(*window)
         allowed = self.network.allowed(each(lambda part: part.flatten(0, 1), window[0]))

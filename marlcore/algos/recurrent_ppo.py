@@ -29,10 +29,7 @@ FIRST = "first"  # among a batch's extras, bool [B]: the rows with which windows
 
 @dataclass(frozen=True)
 class RecurrentPPO(PPO):
-    """Hyperparameters of PPO, and of the recurrent layer that follows on the layers `hidden`.
-
-    The policy and the critic have all layers but the last in common.
-    """
+    """Hyperparameters of PPO, and of the recurrent layer after the layers `hidden`, which policy and critic share."""
 
     cell: Cell = "lstm"
     """The recurrent layer: an LSTM, or a GRU, which on a CPU takes twice the time."""
@@ -84,10 +81,7 @@ class RecurrentPolicyValue(nn.Module):
     def forward(self, obs: Any, state: State, first: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The policy's outputs [B, outputs] and the values [B] for windows of observations, one after another.
 
-        Args:
-            obs: [B, ...].
-            state: before each observation, by name, each [B, ...]; each window begins with that of its first one.
-            first: bool [B], the observations with which windows begin.
+        Windows begin with the observations `first`, bool [B], and with the state [B, ...] before these.
         """
         rows, held = windows_of(first)
         begins = rows[:, 0]
@@ -133,11 +127,7 @@ class RecurrentPPOTrainer(PPOTrainer):
 
 
 def first_rows(continues: torch.Tensor, unroll: int) -> torch.Tensor:
-    """The rows, bool [B], with which windows begin: the first of each run, and each `unroll`-th from there.
-
-    Args:
-        continues: bool [B], whether the next row is the episode's next transition.
-    """
+    """The rows, bool [B], with which windows begin: the first of each run, and each `unroll`-th from there."""
     at = torch.arange(len(continues), device=continues.device)
     begins = torch.ones_like(continues)
     begins[1:] = ~continues[:-1]

@@ -1,7 +1,5 @@
 """Bases of algorithms that learn action values: epsilon-greedy actions, first priorities, targets, trainers."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass

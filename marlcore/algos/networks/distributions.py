@@ -1,14 +1,13 @@
 """Distributions over the actions of each kind of space, by the outputs of a policy network.
 
-Actors draw with NumPy, from their own generator; learners compute log-probabilities and entropies with torch.
+`outputs` is how many numbers of a network each takes, `extras` are the fields that rows store beside the action.
+`sample` draws k actions by outputs [k, outputs] with NumPy, from the actor's generator; `mode` returns the most
+probable ones. A call returns the log-probabilities [B] of a batch's actions and the entropies [B], with torch. `mask`,
+bool [k, outputs], holds the allowed values of each component.
 """
 
-from __future__ import annotations
-
 import math
-from collections.abc import Mapping
 from functools import reduce
-from types import MappingProxyType
 from typing import Any
 
 import gymnasium
@@ -31,31 +30,7 @@ DRAWN = "drawn"  # the extra in which rows store what a Gaussian drew
 Sampled = tuple[NDArray[Any], NDArray[np.float32], dict[str, NDArray[Any]]]
 
 
-class Distribution(nn.Module):
-    """Base of the distributions over a space's actions.
-
-    Attributes:
-        outputs: how many of a network it takes.
-        extras: the fields that rows store beside the action.
-    """
-
-    outputs: int
-    extras: Mapping[str, Field] = MappingProxyType({})
-
-    def sample(self, output: torch.Tensor, mask: torch.Tensor | None, generator: np.random.Generator) -> Sampled:
-        """k actions by outputs [k, outputs]; `mask`, bool [k, outputs]: the allowed values of each component."""
-        raise NotImplementedError
-
-    def mode(self, output: torch.Tensor, mask: torch.Tensor | None) -> NDArray[Any]:
-        """The most probable actions [k, ...]."""
-        raise NotImplementedError
-
-    def forward(self, output: torch.Tensor, mask: torch.Tensor | None, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """The log-probabilities [B] of a batch's actions, and the entropies [B]."""
-        raise NotImplementedError
-
-
-def distribution_of(owner: str, space: gymnasium.Space) -> Distribution:
+def distribution_of(owner: str, space: gymnasium.Space) -> "Categorical | Bernoulli | Gaussian":
     """The distribution over a space's actions. Raises ValueError: there is none for it; `owner` begins the message."""
     if isinstance(space, (gym.Discrete, gym.MultiDiscrete)):
         return Categorical(space)
@@ -67,7 +42,7 @@ def distribution_of(owner: str, space: gymnasium.Space) -> Distribution:
     raise ValueError(f"{owner}: expected {expected}, got {came(space)}")
 
 
-class Categorical(Distribution):
+class Categorical(nn.Module):
     """A Discrete, or the components of a MultiDiscrete, independent of each other."""
 
     def __init__(self, space: gym.Discrete | gym.MultiDiscrete) -> None:
@@ -76,6 +51,7 @@ class Categorical(Distribution):
         self._alone = not space.shape
         self._dtype = np.dtype(space.dtype)
         self.outputs = sum(self._sizes)
+        self.extras: dict[str, Field] = {}
 
     def sample(self, output: torch.Tensor, mask: torch.Tensor | None, generator: np.random.Generator) -> Sampled:
         outputs, rows, first = _masked(output, mask).cpu().numpy(), len(output), 0
@@ -104,7 +80,7 @@ class Categorical(Distribution):
         return reduce(torch.add, taken), reduce(torch.add, entropies)
 
 
-class Bernoulli(Distribution):
+class Bernoulli(nn.Module):
     """A MultiBinary: each value is 1 with a probability of its own."""
 
     def __init__(self, space: gym.MultiBinary) -> None:
@@ -112,6 +88,7 @@ class Bernoulli(Distribution):
         self._shape: tuple[int, ...] = space.shape
         self._dtype = np.dtype(space.dtype)
         self.outputs = math.prod(space.shape)
+        self.extras: dict[str, Field] = {}
 
     def sample(self, output: torch.Tensor, mask: torch.Tensor | None, generator: np.random.Generator) -> Sampled:
         ones = generator.random(output.shape) < torch.sigmoid(output).cpu().numpy()
@@ -130,7 +107,7 @@ class Bernoulli(Distribution):
         return _log_prob_of_bits(output, ones), entropy
 
 
-class Gaussian(Distribution):
+class Gaussian(nn.Module):
     """A Box: a diagonal normal distribution, whose standard deviations are parameters of their own.
 
     A draw is in units of half the range from its centre, or of 1 from 0 where the space has no bounds. The environment

@@ -1,7 +1,5 @@
 """Networks of a policy and of the value of observations, for algorithms that learn both."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -47,11 +45,7 @@ class ValueNetwork(nn.Module):
 
 
 class PolicyValue(nn.Module):
-    """A policy, which is the part that acts, and a critic beside it.
-
-    Args:
-        of_critic: names of the parts of an observation that the policy does not see.
-    """
+    """A policy, which is the part that acts, and a critic, which alone sees an observation's parts `of_critic`."""
 
     def __init__(
         self, owner: str, spaces: Spaces, hidden: tuple[int, ...], activation: Activation, of_critic: Any = ()

@@ -1,7 +1,5 @@
 """The base of value networks, their head, and the best of the actions that a mask allows."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
