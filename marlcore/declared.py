@@ -14,16 +14,13 @@ A Literal is a choice without further words, and None is allowed where the type 
 dataclass makes is a section: it holds that class.
 """
 
-from __future__ import annotations
-
 import math
-import sys
 import types
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, fields, is_dataclass, replace
 from functools import cache
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
@@ -228,32 +225,23 @@ def _sections(kind: Any) -> dict[str, Any]:
 @cache
 def _declared(kind: Any) -> list[tuple[str, list[Rule], bool]]:
     """The fields that have rules, each with these and whether it may be None."""
-    declared = [(name, *_rules(hint)) for name, hint in _hints(kind).items()]
     sections: list[tuple[str, list[Rule], bool]] = [
         (name, [_Section(part)], False) for name, part in _sections(kind).items()
     ]
-    return [*sections, *((name, rules, optional) for name, rules, optional in declared if rules)]
+    declared = [(name, *_rules(hint)) for name, hint in _hints(kind).items()]
+    return sections + [field for field in declared if field[1]]
 
 
 @cache
 def _hints(kind: Any) -> dict[str, Any]:
     """The annotation of each field that is an argument of the dataclass."""
-    hints: dict[str, Any] = {}
-    for base in reversed(kind.__mro__):
-        namespace = vars(sys.modules[base.__module__])
-        for name, hint in vars(base).get("__annotations__", {}).items():
-            hints[name] = _evaluated(hint, namespace)
-    return {field.name: hints[field.name] for field in fields(kind) if field.init}
-
-
-def _evaluated(hint: Any, namespace: dict[str, Any]) -> Any:
-    """The annotation that a module with deferred annotations has as text."""
-    if not isinstance(hint, str):
-        return hint
     try:
-        return eval(hint, namespace)
-    except NameError:  # of a name that only type checkers import, or of a function's local: these declare nothing
-        return Any
+        hints = get_type_hints(kind, include_extras=True)
+    except NameError as error:
+        raise TypeError(
+            f"{kind.__name__}: expected annotations of names that its module defines, got: {error}"
+        ) from None
+    return {field.name: hints[field.name] for field in fields(kind) if field.init}
 
 
 def _rules(hint: Any) -> tuple[list[Rule], bool]:

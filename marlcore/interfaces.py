@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from .observations import Values
     from .replay import Prioritized
     from .spaces import Spaces
-    from .transitions import Batch, TorchBatch
 
 PRIORITY = "priority"  # the extra in which a row stores the first priority that its actor computed
 PREVIOUS_REWARD = "previous_reward"  # the part of a recurrent state that the loop sets to the last action's reward
@@ -313,13 +312,3 @@ class Algorithm(Protocol):
 
         The published tensors are by then views of one flat tensor: change their values, do not replace them.
         """
-
-
-class BatchSource(Protocol):
-    """A source of a learner's batches: a `Sampler`, a `Mixture` or a `Prefetch`."""
-
-    def sample(self, timeout: float | None = None) -> Batch | TorchBatch: ...
-
-    def update_priorities(self, index: Any, priority: Any) -> None: ...
-
-    def clear(self) -> None: ...

@@ -1,7 +1,5 @@
 """An agent's spaces, as Gymnasium defines them, and the arrays that hold their values in rows and networks."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -124,6 +122,12 @@ class Spaces:
     @cached_property
     def _is_shifted(self) -> bool:
         return bool(self.first_action.any())
+
+    def mask_in(self, obs: Any) -> Any:
+        """The masks [B, choices] in a network's input, of the newest frames; None without masks."""
+        if not self.masked:
+            return None
+        return obs[MASK][:, -1] if self.stack > 1 else obs[MASK]
 
     def values(self, observation: Any, mask: Any = None) -> Values:
         """An environment's observation as arrays in the form of `obs`; with a leading axis, those of several copies.

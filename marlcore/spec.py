@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .checks import came, check_whole
-from .observations import by_name
+from .observations import by_name, each
 
 RESERVED_NAMES = frozenset(
     {"obs", "next_obs", "final_obs", "action", "reward", "terminated", "truncated", "policy_version"}
@@ -171,24 +171,18 @@ class TransitionSpec:
 
     def to_dict(self) -> dict[str, Any]:
         """A form ready for JSON; equal specs give equal forms."""
-        obs: Any = _plain(self.obs) if isinstance(self.obs, Field) else _plain_fields(self.obs)
         return {
-            "obs": obs,
+            "obs": each(_plain, self.obs),
             "action": _plain(self.action),
-            "extras": _plain_fields(self.extras),
+            "extras": each(_plain, self.extras),
             "next_obs": self.next_obs,
         }
 
     @classmethod
     def from_dict(cls, plain: dict[str, Any]) -> TransitionSpec:
         """The spec from which `to_dict` made `plain`."""
-        obs = plain["obs"]
-        return cls(
-            obs=Field(*obs) if isinstance(obs, list) else {name: Field(*f) for name, f in obs.items()},
-            action=Field(*plain["action"]),
-            extras={name: Field(*f) for name, f in plain["extras"].items()},
-            next_obs=plain["next_obs"],
-        )
+        obs, action, extras = (each(lambda part: Field(*part), plain[name]) for name in ("obs", "action", "extras"))
+        return cls(obs, action, extras, plain["next_obs"])
 
 
 @dataclass(frozen=True)
@@ -234,10 +228,6 @@ def _field_of(label: str, space: Any, kinds: str = "Box, Discrete, MultiDiscrete
 
 def _plain(part: Field) -> list[Any]:
     return [list(part.shape), part.dtype, part.every]
-
-
-def _plain_fields(fields: Mapping[str, Field]) -> dict[str, list[Any]]:
-    return {name: _plain(part) for name, part in fields.items()}
 
 
 def _checked_fields(where: str, fields: Mapping[str, Field]) -> dict[str, Field]:

@@ -1,7 +1,5 @@
 """Algorithms by name; each is a set of hyperparameters that makes, runs and trains a network."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from ..checks import did_you_mean

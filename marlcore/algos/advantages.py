@@ -5,8 +5,6 @@ Espeholt et al. 2018, "IMPALA: Scalable distributed deep-RL with importance weig
 (arXiv:1802.01561).
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np
@@ -19,12 +17,9 @@ LEAST = 1e-2  # standard deviation, so that equal targets stay finite
 
 
 class Steps(NamedTuple):
-    """Rows of a batch, one after another, each [B].
+    """Rows of a batch, one after another: float32 [B], and `continues` bool [B]: the next row is the next transition.
 
-    Attributes:
-        reward, discount: float32, of one step each.
-        value, following: float32, detached, of each observation and the next one.
-        continues: bool, whether the next row is the episode's next transition.
+    Reward and discount are of one step each, `value` is of the observation and `following` of the next one.
     """
 
     reward: torch.Tensor
@@ -34,20 +29,15 @@ class Steps(NamedTuple):
     continues: torch.Tensor
 
 
-class Advantages(NamedTuple):
-    """Both float32 [B], on the device of the values."""
-
-    advantage: torch.Tensor
-    target: torch.Tensor
-
-
-def gae(steps: Steps, decay: float) -> Advantages:
-    """The advantages of GAE with lambda `decay`, from 0 to 1; the targets are the values plus these."""
+def gae(steps: Steps, decay: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """The advantages [B] of GAE with lambda `decay`, from 0 to 1, and the targets [B]: the values plus these."""
     return vtrace(steps, torch.ones_like(steps.reward), decay, 1.0, 1.0)
 
 
-def vtrace(steps: Steps, ratio: torch.Tensor, decay: float, most_own: float, most_passed: float) -> Advantages:
-    """V-trace's targets, and the advantages of its policy gradient.
+def vtrace(
+    steps: Steps, ratio: torch.Tensor, decay: float, rho_bar: float, c_bar: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The advantages [B] of V-trace's policy gradient, and its targets [B].
 
     With decay 1 the advantage is the paper's rho (r + gamma v' - V), v' the next row's target; with ratios of 1 it is
     GAE's.
@@ -55,13 +45,13 @@ def vtrace(steps: Steps, ratio: torch.Tensor, decay: float, most_own: float, mos
     Args:
         ratio: float32 [B], the probability of the action by today's policy, divided by that when it was taken.
         decay: lambda; the paper's is 1 (its remark 2 has others).
-        most_own, most_passed: where ratios are clipped, the paper's rho-bar and c-bar.
+        rho_bar, c_bar: where ratios are clipped, of the row itself and of what it passes to earlier rows.
     """
     arrays = [values.cpu().numpy() for values in (*steps, ratio)]
     advantage, target = np.empty_like(arrays[0]), np.empty_like(arrays[0])
-    trace(*arrays, np.array([most_own, most_passed]), decay, advantage, target)
+    trace(*arrays, np.array([rho_bar, c_bar]), decay, advantage, target)
     device = steps.value.device
-    return Advantages(torch.from_numpy(advantage).to(device), torch.from_numpy(target).to(device))
+    return torch.from_numpy(advantage).to(device), torch.from_numpy(target).to(device)
 
 
 class ValueNormalizer:

@@ -1,34 +1,27 @@
-"""What off-policy algorithms of continuous actions have in common: policies, their exploration, and their trainers."""
-
-from __future__ import annotations
+"""Bases of off-policy algorithms of continuous actions: policies, their exploration, and their trainers."""
 
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import nn
 
-from ..declared import Number
 from ..interfaces import Action
 from ..spaces import Spaces
 from ..spec import TransitionSpec
-from .acting import Acting, Layers, Positive, Request
+from .base import Hyperparameters, Layers, Positive, Request, Share, TargetTrainer, own_generator
 from .fast import ClippedAdam, faster
 from .networks.actions import BoxActions
 from .networks.torso import Torso, TwinCritics, rows_in
-from .trainers import FollowedTrainer, own_generator
 
 UNTIL_FIRST_UPDATE = "linear(1, 0, 1, of=updates)"
 
 
 class ContinuousPolicy(nn.Module):
     """Base of policy networks: observations to a distribution of actions, by `outputs` numbers for each component.
-
-    Attributes:
-        actions: of the action space.
 
     Raises: ValueError: see BoxActions.
     """
@@ -65,14 +58,14 @@ class ActorCritic(nn.Module):
 
 
 @dataclass(frozen=True)
-class Continuous(Acting):
+class Continuous(Hyperparameters):
     """Hyperparameters of all algorithms whose acting part is a ContinuousPolicy."""
 
     learning_rate: Positive = 1e-3
     """Adam's step size, for the policy, the critics and SAC's temperature, above 0."""
     hidden: Layers = (64, 64)
     """Units in each fully connected layer of the policy and of each critic, at least one layer."""
-    tau: Annotated[float, Number(above=0, high=1)] = 0.01
+    tau: Share = 0.01
     """Fraction of the networks mixed into their targets when these move, in (0, 1]."""
     max_grad_norm: Positive = 10.0
     """Larger gradients are scaled down to this norm; above 0."""
@@ -106,13 +99,13 @@ class Continuous(Acting):
         return Action(actions.decode(np.where(uniform[:, None], anywhere, noisy.cpu().numpy())))
 
 
-class ActorCriticTrainer(FollowedTrainer):
-    """The optimizers of a model's policy and critics, and the copy of its part `followed` that follows."""
+class ActorCriticTrainer(TargetTrainer):
+    """The optimizers of a model's policy and critics, and the target of its part `source`."""
 
     kept: ClassVar[tuple[str, ...]] = ("target", "policy_optimizer", "critics_optimizer", "updates", "generator")
 
-    def __init__(self, hyper: Continuous, model: Any, followed: nn.Module) -> None:
-        super().__init__(hyper, followed)
+    def __init__(self, hyper: Continuous, model: Any, source: nn.Module) -> None:
+        super().__init__(hyper, source)
         self.policy, self.critics = model.acting, model.critics
         self.policy_optimizer = ClippedAdam(list(self.policy.parameters()), lr=hyper.learning_rate)
         self.critics_optimizer = ClippedAdam(list(self.critics.parameters()), lr=hyper.learning_rate)
@@ -127,20 +120,14 @@ class ActorCriticTrainer(FollowedTrainer):
     def improve_critics(self, batch: Any, targets: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
         """One step of both critics on their squared errors, towards targets [B]; rows weighted by `weight`.
 
-        Returns: the metrics loss, the sum of both critics'; q_mean, the mean value of the actions taken, in units of
-            the reward; grad_norm, before clipping. And the rows' priorities [B]: the mean of both absolute errors.
+        Returns: the metrics, with the sum of both critics' losses; and the rows' priorities [B]: the mean of both
+            absolute errors.
         """
         taken = faster(self.critics)(batch.obs, self.policy.actions.encode(batch.action))
         errors = targets - taken
         loss = (batch.weight * errors.square()).mean(1).sum()
         grad_norm = self.descend(self.critics_optimizer, loss)
-        q_mean = taken.detach().mean() / self.hyper.reward_scale
-        return {"loss": loss.detach(), "q_mean": q_mean, "grad_norm": grad_norm}, errors.detach().abs().mean(0)
-
-    def completed(self, batch: Any, future: torch.Tensor) -> torch.Tensor:
-        """The targets [B]: the scaled rewards plus the discounted values [B] of the next observations."""
-        targets: torch.Tensor = self.hyper.reward_scale * batch.reward + batch.discount * future
-        return targets
+        return self.metrics(loss, taken, grad_norm), errors.detach().abs().mean(0)
 
     def normal(self, *shape: int) -> torch.Tensor:
         """Standard normal numbers."""

@@ -15,32 +15,23 @@ import torch
 from ..interfaces import Update
 from ..spaces import Spaces
 from .fast import faster, passes
-from .networks.qnetwork import Head, QNetwork, best
+from .networks.qnetwork import QNetwork, best
 from .networks.torso import Torso
-from .value_based import TargetTrainer, ValueBased
+from .value_based import FeedforwardQLearning, QTrainer
 
 
 @dataclass(frozen=True)
-class DQN(ValueBased):
+class DQN(FeedforwardQLearning):
     """Hyperparameters of DQN."""
 
-    def make_model(self, spaces: Spaces) -> DQNNetwork:
-        return DQNNetwork(self, spaces)
+    def make_model(self, spaces: Spaces) -> QNetwork:
+        return QNetwork(self, spaces, Torso(spaces, self.hidden[:-1]))
 
     def make_trainer(self, model: Any) -> DQNTrainer:
         return DQNTrainer(self, model)
 
 
-class DQNNetwork(QNetwork):
-    """Observations to the values [B, actions] of joint actions, in units of reward_scale times the reward."""
-
-    def __init__(self, hyper: DQN, spaces: Spaces) -> None:
-        super().__init__(hyper.owner, spaces)
-        self.torso = Torso(spaces, hyper.hidden[:-1])
-        self.head = Head(self.torso.size, hyper.hidden[-1], self.actions.count, hyper.dueling)
-
-
-class DQNTrainer(TargetTrainer):
+class DQNTrainer(QTrainer):
     """Q-learning towards a target network, with the Huber loss."""
 
     @torch.no_grad()
@@ -50,9 +41,8 @@ class DQNTrainer(TargetTrainer):
         The Huber loss clips the error in the gradient to [-1, 1] (Mnih et al. 2015, Methods, "Training algorithm for
         deep Q-networks"); each row is weighted by `weight`.
 
-        Returns: the loss; q_mean, the mean value of the actions taken, in units of the reward; grad_norm, before
-            clipping. A row's priority is its absolute error, in units of reward_scale times the reward (Schaul et al.
-            2016, "Prioritized experience replay", arXiv:1511.05952, section 3.3).
+        A row's priority is its absolute error, in units of reward_scale times the reward (Schaul et al. 2016,
+        "Prioritized experience replay", arXiv:1511.05952, section 3.3).
         """
         targets = self.targets(batch)
         network = passes(self.network)
@@ -66,8 +56,7 @@ class DQNTrainer(TargetTrainer):
         self.optimizer.zero_grad()
         network.backward(torch.zeros_like(values).scatter_(1, action, slope[:, None]))
         grad_norm = self.advance()
-        metrics = {"loss": loss, "q_mean": taken.mean() / self.hyper.reward_scale, "grad_norm": grad_norm}
-        return Update(metrics, priority=error.abs_())
+        return Update(self.metrics(loss, taken, grad_norm), priority=error.abs_())
 
     @torch.no_grad()
     def targets(self, batch: Any) -> torch.Tensor:
@@ -79,6 +68,4 @@ class DQNTrainer(TargetTrainer):
         values = faster(self.target)(batch.next_obs)
         chooser = faster(self.network)(batch.next_obs) if self.hyper.double else values
         action = best(chooser, self.network.allowed(batch.next_obs))
-        future = values.gather(1, action[:, None]).squeeze(1)
-        targets: torch.Tensor = self.hyper.reward_scale * batch.reward + batch.discount * future
-        return targets
+        return self.bootstrapped(batch, values.gather(1, action[:, None]).squeeze(1))

@@ -18,16 +18,15 @@ from torch.nn import functional
 
 from ..interfaces import Update
 from ..spaces import Spaces
-from .acting import AtLeast1, Layers, Positive
+from .base import AtLeast1, Layers, Positive, own_generator
 from .fast import faster
-from .networks.qnetwork import Head, QNetwork, best
+from .networks.qnetwork import QNetwork, best
 from .networks.torso import Dense, Torso
-from .trainers import own_generator
-from .value_based import TargetTrainer, ValueBased
+from .value_based import FeedforwardQLearning, QTrainer
 
 
 @dataclass(frozen=True)
-class IQN(ValueBased):
+class IQN(FeedforwardQLearning):
     """Hyperparameters of IQN."""
 
     hidden: Layers = (64, 64)
@@ -48,8 +47,7 @@ class IQN(ValueBased):
     def priority_of(self, error: NDArray[Any]) -> NDArray[Any]:
         """The errors' losses in the unit of the trainer's priorities, as if all quantiles were their mean.
 
-        Of that loss, fractions drawn from [0, 1] weigh the error by one half on average. The spread of the quantiles is
-        left out, since actors do not compute it.
+        Fractions drawn from [0, 1] weigh the error by one half on average. Actors do not compute the quantiles' spread.
         """
         quadratic = np.minimum(error, self.kappa)
         loss: NDArray[Any] = 0.5 * self.n_tau / self.kappa * quadratic * (error - 0.5 * quadratic)
@@ -63,16 +61,14 @@ class IQN(ValueBased):
 
 
 class IQNNetwork(QNetwork):
-    """Observations to the values [B, actions] of joint actions, in units of reward_scale times the reward."""
+    """A QNetwork whose values are means of quantiles."""
 
     frequencies: torch.Tensor
     midpoints: torch.Tensor
 
     def __init__(self, hyper: IQN, spaces: Spaces) -> None:
-        super().__init__(hyper.owner, spaces)
-        self.torso = Torso(spaces, hyper.hidden[:-1])
+        super().__init__(hyper, spaces, Torso(spaces, hyper.hidden[:-1]))
         self.embedding = Dense(hyper.n_cos, (self.torso.size,))
-        self.head = Head(self.torso.size, hyper.hidden[-1], self.actions.count, hyper.dueling)
         midpoints = (torch.arange(hyper.n_policy) + 0.5) / hyper.n_policy
         self.register_buffer("midpoints", midpoints[None], persistent=False)
         self.register_buffer("frequencies", math.pi * torch.arange(hyper.n_cos), persistent=False)
@@ -86,7 +82,6 @@ class IQNNetwork(QNetwork):
         The fraction's embedding multiplies the observation's features (Dabney et al. 2018, equation 4).
 
         Args:
-            obs: as `Algorithm.make_model` says, of B rows.
             taus: fractions [B, N], or [1, N] for the same ones in every row; their quantiles are [B, N, actions].
         """
         fractions = self.midpoints if taus is None else taus
@@ -95,10 +90,10 @@ class IQNNetwork(QNetwork):
         return quantiles.mean(1) if taus is None else quantiles
 
 
-class IQNTrainer(TargetTrainer):
+class IQNTrainer(QTrainer):
     """Quantile regression towards a target network."""
 
-    kept = (*TargetTrainer.kept, "generator")
+    kept = (*QTrainer.kept, "generator")
 
     def __init__(self, hyper: IQN, network: IQNNetwork) -> None:
         super().__init__(hyper, network)
@@ -107,9 +102,8 @@ class IQNTrainer(TargetTrainer):
     def update(self, batch: Any) -> Update:
         """One step on a batch of B transitions (Dabney et al. 2018, equation 3), rows weighted by `weight`.
 
-        Returns: the loss; q_mean, the mean value of the actions taken, in units of the reward; grad_norm, before
-            clipping. A row's priority is its loss, without the weight: what the algorithm minimizes, as Hessel et al.
-            2018, "Rainbow" (arXiv:1710.02298, "The integrated agent") choose it for a distribution of returns.
+        A row's priority is its loss, without the weight: what the algorithm minimizes, as Hessel et al. 2018, "Rainbow"
+        (arXiv:1710.02298, "The integrated agent") choose it for a distribution of returns.
         """
         taus = self._fractions(len(batch.action), self.hyper.n_tau)
         action = self.network.actions.encode(batch.action)
@@ -117,8 +111,7 @@ class IQNTrainer(TargetTrainer):
         errors = quantile_huber_loss(predicted, self.targets(batch), taus, self.hyper.kappa)
         loss = (batch.weight * errors).mean()
         grad_norm = self.step(loss)
-        q_mean = predicted.detach().mean() / self.hyper.reward_scale
-        return Update({"loss": loss.detach(), "q_mean": q_mean, "grad_norm": grad_norm}, priority=errors.detach())
+        return Update(self.metrics(loss, predicted, grad_norm), priority=errors.detach())
 
     @torch.no_grad()
     def targets(self, batch: Any) -> torch.Tensor:
@@ -132,8 +125,7 @@ class IQNTrainer(TargetTrainer):
         action = best(chooser(batch.next_obs), self.network.allowed(batch.next_obs))
         taus = self._fractions(len(action), self.hyper.n_tau_prime)
         future = _of_action(target(batch.next_obs, taus), action)
-        targets: torch.Tensor = self.hyper.reward_scale * batch.reward[:, None] + batch.discount[:, None] * future
-        return targets
+        return self.bootstrapped(batch, future.t()).t()
 
     def _fractions(self, rows: int, count: int) -> torch.Tensor:
         return torch.rand(rows, count, device=self.device, generator=self.generator)

@@ -3,8 +3,6 @@
 Yu et al. 2022, "The surprising effectiveness of PPO in cooperative multi-agent games" (arXiv:2103.01955).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from ..spaces import JOINT, Spaces

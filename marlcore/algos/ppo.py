@@ -20,13 +20,12 @@ from ..interfaces import Action, QueueSource, ReplaySource, Update
 from ..observations import rows_at
 from ..spaces import Spaces
 from ..spec import Field, TransitionSpec
-from .acting import Acting, AtLeast1, Layers, Positive, Request
 from .advantages import Steps, ValueNormalizer, gae, vtrace
+from .base import AtLeast1, Hyperparameters, Layers, Positive, Request, Resumable, own_generator
 from .fast import ClippedAdam, faster
 from .networks.distributions import distribution_of
 from .networks.policy_value import PolicyNetwork, PolicyValue
 from .networks.torso import Activation
-from .trainers import Resumable, own_generator
 
 LOG_PROB = "log_prob"
 RATE, BONUS = "learning_rate", "entropy_coefficient"  # scheduled
@@ -35,7 +34,7 @@ METRICS = ("loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fr
 
 
 @dataclass(frozen=True)
-class PPO(Acting):
+class PPO(Hyperparameters):
     """Hyperparameters of PPO. An update, as runs count them, is a step on one minibatch."""
 
     learning_rate: Annotated[float | str, Scheduled(above=0)] = 3e-4
@@ -102,14 +101,14 @@ class PPO(Acting):
 
     def chosen(self, model: Any, obs: Any, request: Request) -> Action:
         """Actions drawn from the policy; if greedy, the most probable ones."""
-        return self.drawn(model, model(obs), request)
+        return self.sampled(model, model(obs), request)
 
-    def drawn(self, policy: PolicyNetwork, output: torch.Tensor, request: Request) -> Action:
+    def sampled(self, policy: PolicyNetwork, output: torch.Tensor, request: Request) -> Action:
         """The actions for a policy's outputs [k, outputs]; see `chosen`."""
         if request.explore is None:
             return Action(policy.distribution.mode(output, request.mask))
-        draw = policy.distribution.sample(output, request.mask, request.generator)
-        return Action(draw.action, {LOG_PROB: draw.log_prob, **draw.extras})
+        action, log_prob, extras = policy.distribution.sample(output, request.mask, request.generator)
+        return Action(action, {LOG_PROB: log_prob, **extras})
 
     def make_trainer(self, model: Any) -> PPOTrainer:
         return PPOTrainer(self, model)
@@ -172,11 +171,10 @@ class PPOTrainer(Resumable):
         """The log-probabilities of the rows' actions, the policy's entropies and the values."""
         output, value = self.outputs(rows)
         policy = self.model.acting
-        log_prob, entropy = policy.distribution(output, policy.mask(rows.obs), rows)
+        log_prob, entropy = policy.distribution(output, policy.spaces.mask_in(rows.obs), rows)
         return Evaluated(log_prob, entropy, value)
 
     def outputs(self, rows: Any) -> Any:
-        """The policy's outputs and the values."""
         return faster(self.model)(rows.obs)
 
     def values_after(self, batch: Any, which: torch.Tensor) -> Any:
@@ -192,14 +190,14 @@ class PPOTrainer(Resumable):
         steps = Steps(hyper.reward_scale * batch.reward, batch.discount, value, following, batch.continues)
         if corrected:
             ratio = torch.exp(now.log_prob - acted)
-            estimated = vtrace(steps, ratio, hyper.gae_lambda, hyper.ratio_clip, hyper.trace_clip)
+            advantage, target = vtrace(steps, ratio, hyper.gae_lambda, hyper.ratio_clip, hyper.trace_clip)
         else:
-            estimated = gae(steps, hyper.gae_lambda)
+            advantage, target = gae(steps, hyper.gae_lambda)
         before = now.log_prob if corrected else acted
         if hyper.normalize_values:
-            self.normalizer.update(estimated.target)
-        value, target = self.normalizer.normalized(value), self.normalizer.normalized(estimated.target)
-        return Rows(batch.obs, batch.action, batch.extras, before, value, self._normalized(estimated.advantage), target)
+            self.normalizer.update(target)
+        value, target = self.normalizer.normalized(value), self.normalizer.normalized(target)
+        return Rows(batch.obs, batch.action, batch.extras, before, value, self._normalized(advantage), target)
 
     def _following(self, batch: Any, value: torch.Tensor) -> torch.Tensor:
         """The value of each next observation: that of the next row, or its own where the run is cut; else 0."""

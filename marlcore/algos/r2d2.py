@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Annotated, Any, NamedTuple
 
+import numpy as np
 import torch
 from torch.nn import functional
 
@@ -20,9 +21,9 @@ from ..interfaces import Action, ReplaySource, Update
 from ..observations import each
 from ..spaces import Spaces
 from ..spec import Sequence, TransitionSpec
-from .acting import AtLeast1, Positive, Request
+from .base import AtLeast1, Positive, Request
 from .fast import faster
-from .networks.qnetwork import Head, QNetwork, best
+from .networks.qnetwork import QNetwork, best
 from .networks.recurrent import (
     Cell,
     RecurrentTorso,
@@ -33,7 +34,7 @@ from .networks.recurrent import (
     state_fields,
     unroll_burnt_in,
 )
-from .value_based import QLearning, TargetTrainer, explored
+from .value_based import QLearning, QTrainer, random_actions
 
 OF_STEPS = ("obs", "next_obs", "action", "reward", "discount", "valid", "mask")
 
@@ -92,7 +93,9 @@ class R2D2(QLearning):
         """Epsilon-greedy actions; `explore` holds "epsilon"."""
         values, after = model(obs, request.state)
         allowed = None if request.mask is None else model.actions.allowed(request.mask)
-        action = model.actions.decode(explored(values, allowed, request))
+        random = random_actions(len(values), model.actions.count, allowed, request)
+        greedy = best(values, allowed).cpu().numpy()
+        action = model.actions.decode(greedy if random is None else np.where(*random, greedy))
         return Action(action, state=model.torso.acted(after, action))
 
     def make_trainer(self, model: Any) -> R2D2Trainer:
@@ -100,12 +103,7 @@ class R2D2(QLearning):
 
 
 class Windows(NamedTuple):
-    """What happened in windows of N observations, beside these.
-
-    Attributes:
-        action, reward: [B, N - 1, ...], between the observations.
-        burn_in, known: see `unroll_burnt_in`.
-    """
+    """Actions and rewards [B, N - 1, ...] between the N observations of windows; see `unroll_burnt_in`."""
 
     action: torch.Tensor
     reward: torch.Tensor
@@ -122,11 +120,7 @@ class R2D2Network(QNetwork):
     """Observations and a state to the values of joint actions, rescaled, in units of reward_scale times the reward."""
 
     def __init__(self, hyper: R2D2, spaces: Spaces) -> None:
-        super().__init__(hyper.owner, spaces)
-        self.torso = RecurrentTorso(spaces, hyper.hidden[:-1], hyper.cell, hyper.units)
-        self.head = Head(hyper.units, hyper.hidden[-1], self.actions.count, hyper.dueling)
-
-    torso: RecurrentTorso
+        super().__init__(hyper, spaces, RecurrentTorso(spaces, hyper.hidden[:-1], hyper.cell, hyper.units))
 
     def forward(  # type: ignore[override]
         self, obs: Any, state: State | None, windows: Windows | None = None
@@ -145,18 +139,15 @@ class R2D2Network(QNetwork):
         return self.head(features), after
 
 
-class R2D2Trainer(TargetTrainer):
+class R2D2Trainer(QTrainer):
     """Q-learning on windows towards a target network, with the Huber loss."""
 
     def update(self, batch: Any) -> Update:
         """One step on a batch of B windows of T transitions, of which those count where `mask` is True.
 
-        Args:
-            batch: as for DQN with an axis T after B, and `mask` bool [B, T], `valid`, and in `extras` the state.
-
-        Returns: the loss, the mean over these transitions, each weighted by its window's `weight`; q_mean, the mean
-            value of their actions, in units of the reward; grad_norm, before clipping. A window's priority is eta times
-            its largest absolute error plus 1 - eta times its mean one (Kapturowski et al. 2019, section 2.3).
+        The batch is as for DQN with an axis T after B, and has `mask` bool [B, T], `valid`, and in `extras` the state.
+        The loss is the mean over these transitions, each weighted by its window's `weight`. A window's priority is eta
+        times its largest absolute error plus 1 - eta times its mean one (Kapturowski et al. 2019, section 2.3).
         """
         batch = _shortened(batch)
         counts = batch.mask.float()
@@ -181,9 +172,7 @@ class R2D2Trainer(TargetTrainer):
     def targets(self, batch: Any, window: tuple[Any, ...], values: torch.Tensor) -> torch.Tensor:
         """The returns that the target network's values complete, float32 [B, T]; rescaled as the network's values are.
 
-        Args:
-            window: the network's arguments for the batch.
-            values: [B, T + 1, actions] that it returned, by which `double` chooses.
+        The network returned `values` [B, T + 1, actions], by which `double` chooses, for the arguments `window`.
         """
         slow, _ = faster(self.target)(*window)
         allowed = self.network.allowed(each(lambda part: part.flatten(0, 1), window[0]))

@@ -5,6 +5,7 @@ See ppo.py. Each row stores the state that its actor had, with which windows beg
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from ..interfaces import PREVIOUS_REWARD, Action, Update
 from ..observations import rows_at
 from ..spaces import Spaces
 from ..spec import TransitionSpec
-from .acting import AtLeast1, Request
+from .base import AtLeast1, Request
 from .fast import faster
 from .networks.policy_value import PolicyNetwork, initialize
 from .networks.recurrent import Cell, RecurrentTorso, State, Stepped, Unroll, state_fields
@@ -28,10 +29,7 @@ FIRST = "first"  # among a batch's extras, bool [B]: the rows with which windows
 
 @dataclass(frozen=True)
 class RecurrentPPO(PPO):
-    """Hyperparameters of PPO, and of the recurrent layer that follows on the layers `hidden`.
-
-    The policy and the critic have all layers but the last in common.
-    """
+    """Hyperparameters of PPO, and of the recurrent layer after the layers `hidden`, which policy and critic share."""
 
     cell: Cell = "lstm"
     """The recurrent layer: an LSTM, or a GRU, which on a CPU takes twice the time."""
@@ -51,8 +49,8 @@ class RecurrentPPO(PPO):
     def chosen(self, model: Any, obs: Any, request: Request) -> Action:
         """As PPO's, with the state after them."""
         output, _, after = model(obs, request.state)
-        drawn = self.drawn(model, output, request)
-        return drawn._replace(state=model.torso.acted(after, drawn.action))
+        action = self.sampled(model, output, request)
+        return action._replace(state=model.torso.acted(after, action.action))
 
     def make_trainer(self, model: Any) -> RecurrentPPOTrainer:
         return RecurrentPPOTrainer(self, model)
@@ -64,7 +62,7 @@ class RecurrentPolicy(PolicyNetwork):
     def forward(  # type: ignore[override]
         self, obs: Any, state: State | None, unroll: Unroll | None = None
     ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
-        """The outputs, the features by which they are made, and the state after them; see RecurrentTorso."""
+        """The outputs, the features, and the state after them; see RecurrentTorso."""
         features, after = self.torso(obs, state, unroll)
         return self.head(features), features, after
 
@@ -83,10 +81,7 @@ class RecurrentPolicyValue(nn.Module):
     def forward(self, obs: Any, state: State, first: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The policy's outputs [B, outputs] and the values [B] for windows of observations, one after another.
 
-        Args:
-            obs: [B, ...].
-            state: before each observation, by name, each [B, ...]; each window begins with that of its first one.
-            first: bool [B], the observations with which windows begin.
+        Windows begin with the observations `first`, bool [B], and with the state [B, ...] before these.
         """
         rows, held = windows_of(first)
         begins = rows[:, 0]
@@ -104,11 +99,11 @@ class RecurrentPPOTrainer(PPOTrainer):
 
     def update(self, batch: Any) -> Update:
         """See PPOTrainer; the batch's extras hold the state too."""
-        batch.extras = {**batch.extras, FIRST: first_rows(batch.continues, self.hyper.unroll)}
-        return super().update(batch)
+        windowed = copy.copy(batch)
+        windowed.extras = {**batch.extras, FIRST: first_rows(batch.continues, self.hyper.unroll)}
+        return super().update(windowed)
 
     def outputs(self, rows: Any) -> Any:
-        """The policy's outputs and the values of windows."""
         return faster(self.model)(rows.obs, rows.extras, rows.extras[FIRST])
 
     def values_after(self, batch: Any, which: torch.Tensor) -> Any:
@@ -132,11 +127,7 @@ class RecurrentPPOTrainer(PPOTrainer):
 
 
 def first_rows(continues: torch.Tensor, unroll: int) -> torch.Tensor:
-    """The rows, bool [B], with which windows begin: the first of each run, and each `unroll`-th from there.
-
-    Args:
-        continues: bool [B], whether the next row is the episode's next transition.
-    """
+    """The rows, bool [B], with which windows begin: the first of each run, and each `unroll`-th from there."""
     at = torch.arange(len(continues), device=continues.device)
     begins = torch.ones_like(continues)
     begins[1:] = ~continues[:-1]

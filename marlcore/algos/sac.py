@@ -18,7 +18,7 @@ from torch.nn import functional
 from ..declared import Number
 from ..interfaces import Update
 from ..spaces import Spaces
-from .acting import Positive
+from .base import Positive
 from .continuous import ActorCritic, ActorCriticTrainer, Continuous, ContinuousPolicy
 from .fast import ClippedAdam, faster
 
@@ -80,7 +80,7 @@ class SACTrainer(ActorCriticTrainer):
     kept = (*ActorCriticTrainer.kept, "log_temperature", "temperature_optimizer")
 
     def __init__(self, hyper: SAC, model: ActorCritic) -> None:
-        super().__init__(hyper, model, followed=model.critics)
+        super().__init__(hyper, model, source=model.critics)
         size = self.policy.actions.size
         self.target_entropy = -float(size) if hyper.target_entropy is None else hyper.target_entropy
         start = math.log(hyper.temperature)
@@ -88,10 +88,7 @@ class SACTrainer(ActorCriticTrainer):
         self.temperature_optimizer = ClippedAdam([self.log_temperature], lr=hyper.learning_rate)
 
     def update(self, batch: Any) -> Update:
-        """One step on a batch of B transitions (Haarnoja et al. 2018, Algorithm 1).
-
-        Returns: see `improve_critics`; the metrics also have the entropy of the policy, and the temperature.
-        """
+        """One step on a batch of B transitions (Haarnoja et al. 2018, Algorithm 1); see `improve_critics`."""
         temperature = self.log_temperature.detach().exp()
         metrics, priority = self.improve_critics(batch, self.targets(batch))
         noise = self.normal(len(batch.reward), self.policy.actions.size)
@@ -101,7 +98,7 @@ class SACTrainer(ActorCriticTrainer):
         entropy = -log_prob.detach().mean()
         self.descend(self.temperature_optimizer, self.log_temperature * (entropy - self.target_entropy))  # equation 18
         self.updates += 1
-        self.follow(self.hyper.tau)
+        self.soft_update(self.hyper.tau)
         return Update({**metrics, "entropy": entropy, "temperature": temperature}, priority)
 
     @torch.no_grad()
@@ -110,4 +107,4 @@ class SACTrainer(ActorCriticTrainer):
         noise = self.normal(len(batch.reward), self.policy.actions.size)
         action, log_prob = self.policy.sample(faster(self.policy)(batch.next_obs), noise)
         future = faster(self.target)(batch.next_obs, action).amin(0)
-        return self.completed(batch, future - self.log_temperature.exp() * log_prob)
+        return self.bootstrapped(batch, future - self.log_temperature.exp() * log_prob)

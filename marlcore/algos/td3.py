@@ -17,7 +17,7 @@ import torch
 from ..declared import Number
 from ..interfaces import Update
 from ..spaces import Spaces
-from .acting import AtLeast1
+from .base import AtLeast1
 from .continuous import ActorCritic, ActorCriticTrainer, Continuous, ContinuousPolicy
 from .fast import faster
 
@@ -46,7 +46,7 @@ class TD3(Continuous):
         return ActorCritic(DeterministicPolicy(self.owner, spaces, self.hidden, 1), spaces, self.hidden)
 
     def make_trainer(self, model: Any) -> TD3Trainer:
-        return TD3Trainer(self, model, followed=model)
+        return TD3Trainer(self, model, source=model)
 
 
 class DeterministicPolicy(ContinuousPolicy):
@@ -67,13 +67,13 @@ class TD3Trainer(ActorCriticTrainer):
     """Critics that learn at each update, and a policy that learns at some; targets of all."""
 
     def update(self, batch: Any) -> Update:
-        """One step on a batch of B transitions (Fujimoto et al. 2018, Algorithm 1). Returns: see `improve_critics`."""
+        """One step on a batch of B transitions (Fujimoto et al. 2018, Algorithm 1); see `improve_critics`."""
         metrics, priority = self.improve_critics(batch, self.targets(batch))
         self.updates += 1
         if self.updates % self.hyper.policy_delay == 0:
             value = faster(self.critics)(batch.obs, faster(self.policy)(batch.obs), count=1)
             self.descend(self.policy_optimizer, -value.mean())
-            self.follow(self.hyper.tau)
+            self.soft_update(self.hyper.tau)
         return Update(metrics, priority)
 
     @torch.no_grad()
@@ -83,4 +83,4 @@ class TD3Trainer(ActorCriticTrainer):
         clip = self.hyper.target_noise_clip
         noise = (self.hyper.target_noise * self.normal(*action.shape)).clamp_(-clip, clip)
         future = faster(self.target.critics)(batch.next_obs, (action + noise).clamp_(-1.0, 1.0)).amin(0)
-        return self.completed(batch, future)
+        return self.bootstrapped(batch, future)

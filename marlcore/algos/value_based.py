@@ -1,7 +1,4 @@
-"""What algorithms that learn action values have in common: hyperparameters, epsilon-greedy actions, first priorities,
-and trainers with a target network."""
-
-from __future__ import annotations
+"""Bases of algorithms that learn action values: epsilon-greedy actions, first priorities, targets, trainers."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -12,20 +9,19 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..declared import Number, Whole
+from ..declared import Whole
 from ..interfaces import PRIORITY, Action, ReplaySource
 from ..spaces import Spaces
 from ..spec import Field, TransitionSpec
-from .acting import Acting, Layers, Positive, Request
+from .base import Hyperparameters, Layers, Positive, Request, Share, TargetTrainer
 from .fast import ClippedAdam
 from .networks.actions import JointActions
 from .networks.qnetwork import best
 from .networks.torso import rows_in
-from .trainers import FollowedTrainer
 
 
 @dataclass(frozen=True)
-class QLearning(Acting):
+class QLearning(Hyperparameters):
     """Hyperparameters of all algorithms that learn action values."""
 
     learning_rate: Positive = 2.5e-4
@@ -36,7 +32,7 @@ class QLearning(Acting):
     """Choose the next action by the network, evaluate it by the target network (van Hasselt et al. 2016)."""
     dueling: bool = True
     """Estimate the state's value and the actions' advantages separately (Wang et al. 2016)."""
-    tau: Annotated[float, Number(above=0, high=1)] = 0.02
+    tau: Share = 0.02
     """Fraction of the network mixed into the target after each update, in (0, 1]; used if target_update_freq is 0."""
     target_update_freq: Annotated[int, Whole(0)] = 0
     """Updates between copies of the network to the target; 0 moves the target by tau after each update."""
@@ -52,7 +48,7 @@ class QLearning(Acting):
 
 
 @dataclass(frozen=True)
-class ValueBased(QLearning):
+class FeedforwardQLearning(QLearning):
     """Base of algorithms whose model is a QNetwork without memory.
 
     Actors may compute the first priorities of transitions, so that new ones need not all count as the most surprising
@@ -66,12 +62,10 @@ class ValueBased(QLearning):
     def transition(self, spaces: Spaces) -> TransitionSpec:
         """A row, whose only extra is the first priority if actors compute it. Raises ValueError: see JointActions."""
         spec = super().transition(spaces)
-        if not self.actor_priorities:
-            return spec
-        return dataclasses.replace(spec, extras={**spec.extras, PRIORITY: Field((), "float32")})
+        return dataclasses.replace(spec, extras={PRIORITY: Field()}) if self.actor_priorities else spec
 
     def source(self, chosen: ReplaySource) -> ReplaySource:
-        """What was chosen; with first priorities if actors compute them."""
+        """The chosen one, with first priorities if actors compute them."""
         if not self.actor_priorities or chosen.prioritized is None:
             return chosen
         return dataclasses.replace(chosen, prioritized=dataclasses.replace(chosen.prioritized, initial=PRIORITY))
@@ -83,7 +77,7 @@ class ValueBased(QLearning):
         """
         actions: JointActions = model.actions
         allowed = None if request.mask is None else actions.allowed(request.mask)
-        random = _random(rows_in(obs), actions.count, allowed, request)
+        random = random_actions(rows_in(obs), actions.count, allowed, request)
         if random is not None and random[0].all() and not self.actor_priorities:
             return Action(actions.decode(random[1]))
         values = model(obs)
@@ -112,14 +106,7 @@ class ValueBased(QLearning):
         return error
 
 
-def explored(values: torch.Tensor, allowed: torch.Tensor | None, request: Request) -> NDArray[np.int64]:
-    """Epsilon-greedy actions [k], of values [k, actions] that are known already; `allowed` bool [k, actions]."""
-    greedy: NDArray[np.int64] = best(values, allowed).cpu().numpy()
-    random = _random(len(values), values.shape[1], allowed, request)
-    return greedy if random is None else np.where(*random, greedy)
-
-
-def _random(
+def random_actions(
     rows: int, actions: int, allowed: torch.Tensor | None, request: Request
 ) -> tuple[NDArray[np.bool_], NDArray[np.int64]] | None:
     """Which rows explore, and a random allowed action of each row; None if the actions are to be greedy.
@@ -138,7 +125,7 @@ def _random(
     return explores, (passed > rank[:, None]).argmax(1)
 
 
-class TargetTrainer(FollowedTrainer):
+class QTrainer(TargetTrainer):
     """A network's optimizer and its target network."""
 
     kept: ClassVar[tuple[str, ...]] = ("target", "optimizer", "updates")
@@ -160,7 +147,7 @@ class TargetTrainer(FollowedTrainer):
         self.updates += 1
         interval = self.hyper.target_update_freq
         if not interval:
-            self.follow(self.hyper.tau)
+            self.soft_update(self.hyper.tau)
         elif self.updates % interval == 0:
-            self.follow(1.0)
+            self.soft_update(1.0)
         return grad_norm

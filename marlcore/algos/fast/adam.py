@@ -1,7 +1,5 @@
 """Adam with a clipped gradient norm, in six torch calls whatever the number of tensors."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,13 +10,8 @@ class ClippedAdam(torch.optim.Adam):
     """`torch.nn.utils.clip_grad_norm_` and `torch.optim.Adam.step` in one (Kingma & Ba 2015, arXiv:1412.6980).
 
     For small networks, the Python code of these two takes longer than the gradient itself. Here the gradients are views
-    of one vector, which is zeroed, measured and scaled as a whole, and one fused kernel makes the step. `state_dict`
-    and `load_state_dict` are compatible with torch.optim.Adam.
-
-    Args:
-        parameters: float32, all on one device; this object owns their `grad` from now on.
-        lr: the step size, above 0.
-        eps: added to the root of the mean square.
+    of one vector, which is zeroed, measured and scaled as a whole, and one fused kernel makes the step. The parameters
+    are float32, all on one device; this object owns their `grad`. States are those of torch.optim.Adam.
     """
 
     def __init__(self, parameters: Sequence[torch.Tensor], lr: float, eps: float = 1e-8) -> None:
@@ -45,7 +38,6 @@ class ClippedAdam(torch.optim.Adam):
         self._steps = [self._step] * len(states)
 
     def set_learning_rate(self, lr: float) -> None:
-        """The step size from now on."""
         for group in self.param_groups:
             group["lr"] = lr
 
@@ -84,6 +76,5 @@ class ClippedAdam(torch.optim.Adam):
         return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores a state of `state_dict`, or of a torch.optim.Adam with the same parameters."""
         super().load_state_dict(state_dict)
         self._remember_state()

@@ -19,7 +19,7 @@ from torch.nn.modules import module as of_torch
 
 from ..networks.qnetwork import Head
 from ..networks.recurrent import Recurrent, State, Stepped
-from ..networks.torso import Dense, PairedLinear, TwinCritics
+from ..networks.torso import Dense
 
 PACKAGE = __package__.removesuffix("fast")  # with its dot
 FORWARDS: dict[type, Any] = {
@@ -181,23 +181,6 @@ def _head(head: Any, form: Form) -> Any:
     return lambda features: combined(output(torch.relu_(hidden(features))))
 
 
-def _critics(critics: Any, form: Form) -> Any:
-    other = _stand_in(critics, form)
-    paired = all(type(layer) is PairedLinear and is_plain(layer) for layer in critics.layers)
-    if not isinstance(other.layers, list) or not paired:
-        return other
-    encoder, (*inner, last) = other.encoder, other.layers
-
-    def run(obs: Any, action: torch.Tensor, count: int = 2) -> torch.Tensor:
-        x = torch.cat([encoder(obs), action], 1).expand(count, -1, -1)
-        for layer in inner:
-            x = torch.relu_(layer(x))
-        values: torch.Tensor = last(x)
-        return values.squeeze(2)
-
-    return run
-
-
 def _recurrent(core: Any, form: Form) -> Any:
     """One step by the function of a cell, but for rounding the same in a fourth of the time; windows by the layer."""
     other, layer = _stand_in(core, form), core.layer
@@ -222,10 +205,8 @@ FORMS: dict[type, Any] = {
     nn.ModuleList: lambda layers, form: [form(layer) for layer in layers],
     nn.ReLU: lambda *_: torch.relu,
     nn.Tanh: lambda *_: torch.tanh,
-    nn.LSTM: lambda layer, _: layer,
-    nn.GRU: lambda layer, _: layer,
+    **dict.fromkeys((nn.LSTM, nn.GRU), lambda layer, _: layer),
     Dense: _dense,
     Head: _head,
-    TwinCritics: _critics,
     Recurrent: _recurrent,
 }

@@ -1,7 +1,5 @@
 """The actions of a space as networks have them: enumerated, or scaled to [-1, 1]."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from functools import reduce
@@ -22,8 +20,7 @@ MOST = 4096  # joint actions of several components; a network has an output for 
 class JointActions:
     """A Discrete, MultiDiscrete or MultiBinary action space as the actions 0 to count - 1.
 
-    The components are the digits of a joint action's number, the last one changes fastest. A component is one value of
-    a MultiDiscrete or MultiBinary; a Discrete is its only component.
+    The components are the digits of a joint action's number, the last one changes fastest.
 
     Raises: ValueError, which begins with `owner`: the space is of another kind, or has more than 4,096 joint actions.
     """

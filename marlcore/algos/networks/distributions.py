@@ -1,15 +1,14 @@
 """Distributions over the actions of each kind of space, by the outputs of a policy network.
 
-Actors draw with NumPy, from their own generator; learners compute log-probabilities and entropies with torch.
+`outputs` is how many numbers of a network each takes, `extras` are the fields that rows store beside the action.
+`sample` draws k actions by outputs [k, outputs] with NumPy, from the actor's generator; `mode` returns the most
+probable ones. A call returns the log-probabilities [B] of a batch's actions and the entropies [B], with torch. `mask`,
+bool [k, outputs], holds the allowed values of each component.
 """
 
-from __future__ import annotations
-
 import math
-from collections.abc import Mapping
 from functools import reduce
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -27,39 +26,11 @@ NEVER = -1e9  # the output of an action that a mask forbids: its probability is 
 DRAWN = "drawn"  # the extra in which rows store what a Gaussian drew
 
 
-class Draw(NamedTuple):
-    """Actions [k, ...] in the space's dtype, their log-probabilities float32 [k], and further extras of rows."""
-
-    action: NDArray[Any]
-    log_prob: NDArray[np.float32]
-    extras: Mapping[str, NDArray[Any]] = MappingProxyType({})
+# Actions [k, ...] in the space's dtype, their log-probabilities float32 [k], and further extras of rows
+Sampled = tuple[NDArray[Any], NDArray[np.float32], dict[str, NDArray[Any]]]
 
 
-class Distribution(nn.Module):
-    """Base of the distributions over a space's actions.
-
-    Attributes:
-        outputs: how many of a network it takes.
-        extras: the fields that rows store beside the action.
-    """
-
-    outputs: int
-    extras: Mapping[str, Field] = MappingProxyType({})
-
-    def sample(self, output: torch.Tensor, mask: torch.Tensor | None, generator: np.random.Generator) -> Draw:
-        """Draws k actions by outputs [k, outputs]; `mask`, bool [k, outputs]: the allowed values of each component."""
-        raise NotImplementedError
-
-    def mode(self, output: torch.Tensor, mask: torch.Tensor | None) -> NDArray[Any]:
-        """The most probable actions [k, ...]."""
-        raise NotImplementedError
-
-    def forward(self, output: torch.Tensor, mask: torch.Tensor | None, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """The log-probabilities [B] of a batch's actions, and the entropies [B]."""
-        raise NotImplementedError
-
-
-def distribution_of(owner: str, space: gymnasium.Space) -> Distribution:
+def distribution_of(owner: str, space: gymnasium.Space) -> "Categorical | Bernoulli | Gaussian":
     """The distribution over a space's actions. Raises ValueError: there is none for it; `owner` begins the message."""
     if isinstance(space, (gym.Discrete, gym.MultiDiscrete)):
         return Categorical(space)
@@ -71,7 +42,7 @@ def distribution_of(owner: str, space: gymnasium.Space) -> Distribution:
     raise ValueError(f"{owner}: expected {expected}, got {came(space)}")
 
 
-class Categorical(Distribution):
+class Categorical(nn.Module):
     """A Discrete, or the components of a MultiDiscrete, independent of each other."""
 
     def __init__(self, space: gym.Discrete | gym.MultiDiscrete) -> None:
@@ -80,15 +51,16 @@ class Categorical(Distribution):
         self._alone = not space.shape
         self._dtype = np.dtype(space.dtype)
         self.outputs = sum(self._sizes)
+        self.extras: dict[str, Field] = {}
 
-    def sample(self, output: torch.Tensor, mask: torch.Tensor | None, generator: np.random.Generator) -> Draw:
+    def sample(self, output: torch.Tensor, mask: torch.Tensor | None, generator: np.random.Generator) -> Sampled:
         outputs, rows, first = _masked(output, mask).cpu().numpy(), len(output), 0
         drawn, log_prob = [], np.zeros(rows, np.float32)
         for size in self._sizes:
             drawn.append(np.empty(rows, np.int64))
             draw_category(outputs, first, first + size, generator.random(rows), drawn[-1], log_prob)
             first += size
-        return Draw(self._joined(drawn), log_prob)
+        return self._joined(drawn), log_prob, {}
 
     def mode(self, output: torch.Tensor, mask: torch.Tensor | None) -> NDArray[Any]:
         parts = torch.split(_masked(output, mask), self._sizes, 1)
@@ -108,7 +80,7 @@ class Categorical(Distribution):
         return reduce(torch.add, taken), reduce(torch.add, entropies)
 
 
-class Bernoulli(Distribution):
+class Bernoulli(nn.Module):
     """A MultiBinary: each value is 1 with a probability of its own."""
 
     def __init__(self, space: gym.MultiBinary) -> None:
@@ -116,11 +88,12 @@ class Bernoulli(Distribution):
         self._shape: tuple[int, ...] = space.shape
         self._dtype = np.dtype(space.dtype)
         self.outputs = math.prod(space.shape)
+        self.extras: dict[str, Field] = {}
 
-    def sample(self, output: torch.Tensor, mask: torch.Tensor | None, generator: np.random.Generator) -> Draw:
+    def sample(self, output: torch.Tensor, mask: torch.Tensor | None, generator: np.random.Generator) -> Sampled:
         ones = generator.random(output.shape) < torch.sigmoid(output).cpu().numpy()
         drawn = torch.from_numpy(ones).to(output.device)
-        return Draw(self._shaped(ones), _log_prob_of_bits(output, drawn).cpu().numpy())
+        return self._shaped(ones), _log_prob_of_bits(output, drawn).cpu().numpy(), {}
 
     def mode(self, output: torch.Tensor, mask: torch.Tensor | None) -> NDArray[Any]:
         return self._shaped((output > 0).cpu().numpy())
@@ -134,7 +107,7 @@ class Bernoulli(Distribution):
         return _log_prob_of_bits(output, ones), entropy
 
 
-class Gaussian(Distribution):
+class Gaussian(nn.Module):
     """A Box: a diagonal normal distribution, whose standard deviations are parameters of their own.
 
     A draw is in units of half the range from its centre, or of 1 from 0 where the space has no bounds. The environment
@@ -154,12 +127,12 @@ class Gaussian(Distribution):
         self.extras = {DRAWN: Field(self._shape, "float32")}
         self.log_std = nn.Parameter(torch.zeros(self.outputs))
 
-    def sample(self, output: torch.Tensor, mask: torch.Tensor | None, generator: np.random.Generator) -> Draw:
+    def sample(self, output: torch.Tensor, mask: torch.Tensor | None, generator: np.random.Generator) -> Sampled:
         mean, log_std = output.cpu().numpy(), self.log_std.detach().cpu().numpy()
         noise = generator.standard_normal(mean.shape, np.float32)
         drawn = mean + np.exp(log_std) * noise
         log_prob = -(0.5 * noise * noise + log_std + 0.5 * math.log(2 * math.pi)).sum(1)
-        return Draw(self._clipped(drawn), log_prob, {DRAWN: drawn.reshape(-1, *self._shape)})
+        return self._clipped(drawn), log_prob, {DRAWN: drawn.reshape(-1, *self._shape)}
 
     def mode(self, output: torch.Tensor, mask: torch.Tensor | None) -> NDArray[Any]:
         return self._clipped(output.cpu().numpy())

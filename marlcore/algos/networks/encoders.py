@@ -14,10 +14,7 @@ IMAGE_SIDE = 32  # least rows and columns of an image
 
 
 def encoder_of(space: gymnasium.Space, stack: int) -> Flat | Image | OneHot:
-    """The encoder of a Box, Discrete, MultiDiscrete or MultiBinary, for inputs [B, stack, *shape].
-
-    The inputs of a stack of 1 have no axis for it.
-    """
+    """The encoder of a Box, Discrete, MultiDiscrete or MultiBinary, inputs [B, stack, *shape]; [B, *shape] for 1."""
     if isinstance(space, (gym.Discrete, gym.MultiDiscrete)):
         return OneHot(space, stack)
     if isinstance(space, gym.Box) and (_is_image(space.shape) or _has_channels_last(space.shape)):
@@ -60,9 +57,7 @@ class OneHot(nn.Module):
 
 
 class Image(nn.Module):
-    """The features of an image (H, W), (C, H, W) or (H, W, C) with H and W of at least 32.
-
-    Where C is at least 32 too, the order is ambiguous: three such axes are read as (C, H, W).
+    """The features of an image (H, W), (C, H, W) or (H, W, C) with H and W of at least 32; (C, H, W) if C is so too.
 
     The frames of a stack become channels, uint8 is divided by 255, and the two convolutions of Mnih et al. 2013
     (arXiv:1312.5602, section 4.1) follow.

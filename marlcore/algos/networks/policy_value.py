@@ -1,14 +1,12 @@
 """Networks of a policy and of the value of observations, for algorithms that learn both."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
 import torch
 from torch import nn
 
-from ...spaces import MASK, Spaces
+from ...spaces import Spaces
 from .distributions import distribution_of
 from .recurrent import RecurrentTorso
 from .torso import Activation, Torso
@@ -19,8 +17,7 @@ class PolicyNetwork(nn.Module):
 
     def __init__(self, owner: str, spaces: Spaces, torso: Torso | RecurrentTorso) -> None:
         super().__init__()
-        self._stacked = spaces.stack > 1
-        self._masked = spaces.masked
+        self.spaces = spaces
         self.distribution = distribution_of(owner, spaces.action)
         self.torso = torso
         self.head = nn.Linear(self.torso.size, self.distribution.outputs)
@@ -30,13 +27,6 @@ class PolicyNetwork(nn.Module):
     def forward(self, obs: Any) -> torch.Tensor:
         outputs: torch.Tensor = self.head(self.torso(obs))
         return outputs
-
-    def mask(self, obs: Any) -> torch.Tensor | None:
-        """The mask in a batch's observations, bool [B, outputs]; None without one."""
-        if not self._masked:
-            return None
-        mask: torch.Tensor = obs[MASK][:, -1] if self._stacked else obs[MASK]
-        return mask
 
 
 class ValueNetwork(nn.Module):
@@ -55,11 +45,7 @@ class ValueNetwork(nn.Module):
 
 
 class PolicyValue(nn.Module):
-    """A policy, which is the part that acts, and a critic beside it.
-
-    Args:
-        of_critic: names of the parts of an observation that the policy does not see.
-    """
+    """A policy, which is the part that acts, and a critic, which alone sees an observation's parts `of_critic`."""
 
     def __init__(
         self, owner: str, spaces: Spaces, hidden: tuple[int, ...], activation: Activation, of_critic: Any = ()

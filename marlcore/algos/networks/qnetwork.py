@@ -1,43 +1,37 @@
 """The base of value networks, their head, and the best of the actions that a mask allows."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
 import torch
 from torch import nn
 
-from ...spaces import MASK, Spaces
+from ...spaces import Spaces
 from .actions import JointActions
 
 FEW = 64  # actions; for more, the product with a square matrix takes longer than a slice and a sum
 
 
 class QNetwork(nn.Module):
-    """Base of networks from observations to the values [B, actions.count] of joint actions: a torso and a head.
+    """Observations to the values [B, actions.count] of joint actions, in units of reward_scale times the reward.
 
     Raises: ValueError: see JointActions.
     """
 
-    torso: nn.Module
-    head: nn.Module
-
-    def __init__(self, owner: str, spaces: Spaces) -> None:
+    def __init__(self, hyper: Any, spaces: Spaces, torso: Any) -> None:
         super().__init__()
-        self.actions = JointActions(owner, spaces.action)
-        self._masked = spaces.masked
-        self._stacked = spaces.stack > 1
+        self.spaces = spaces
+        self.actions = JointActions(hyper.owner, spaces.action)
+        self.torso = torso
+        self.head = Head(torso.size, hyper.hidden[-1], self.actions.count, hyper.dueling)
 
     def forward(self, obs: Any) -> Any:
         return self.head(self.torso(obs))
 
     def allowed(self, obs: Any) -> torch.Tensor | None:
-        """Which joint actions the mask in a batch's observations allows, bool [B, actions.count]; None without one."""
-        if not self._masked:
-            return None
-        mask = obs[MASK]
-        return self.actions.allowed(mask[:, -1] if self._stacked else mask)
+        """The joint actions that a batch's masks allow, bool [B, actions.count]; None without masks."""
+        mask = self.spaces.mask_in(obs)
+        return None if mask is None else self.actions.allowed(mask)
 
 
 class Head(nn.Module):
@@ -55,9 +49,8 @@ class Head(nn.Module):
         self.few = actions <= FEW
         self.hidden = nn.Linear(inputs, hidden)
         self.output = nn.Linear(hidden, actions + dueling)
-        # Applied to the advantages and the value: the value minus the mean advantage.
+        # The outputs times this matrix: the value minus the mean advantage, for few actions plus the advantage.
         rest = torch.cat([torch.full((actions, 1), -1 / actions), torch.ones(1, 1)])
-        # For few actions one product adds the advantage too.
         whole = rest + torch.eye(actions + 1, actions) if self.few else rest
         self.register_buffer("aggregate", whole, persistent=False)
 

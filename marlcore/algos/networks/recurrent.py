@@ -1,7 +1,5 @@
 """Recurrent layers, and the first layers of a recurrent network: what an agent observed, did and earned so far."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
@@ -33,8 +31,6 @@ class Recurrent(nn.Module):
     The state's parts, float32 [k, units], are `hidden` and, of an LSTM, `cell`; zeros where an episode begins. The bias
     of the gate that keeps the state begins at about 1, so that gradients reach far back (Jozefowicz et al. 2015, "An
     empirical exploration of recurrent network architectures").
-
-    The cell is an LSTM (Hochreiter and Schmidhuber 1997) or a GRU (Cho et al. 2014, arXiv:1406.1078).
     """
 
     def __init__(self, cell: Cell, inputs: int, units: int) -> None:
@@ -96,14 +92,12 @@ class RecurrentTorso(nn.Module):
         self._sizes = {**dict.fromkeys(self.core.parts, units), PREVIOUS_ACTION: self.actions.size}
 
     def forward(self, obs: Any, state: State | None, unroll: Unroll | None = None) -> Stepped:
-        """The features [k, size] of k observations, and the state after them; the actions are still to be put in it.
+        """The features [k, size] of k observations, and the state after them; `acted` puts the actions into it.
 
         Args:
-            obs: [k, ...].
-            state: the parts of `state_fields`, [k, ...] those of previous actions and rewards; None: every row begins
-                an episode.
+            state: the parts of `state_fields`, each [k, ...]; None: every row begins an episode.
             unroll: called with the recurrent layer, its inputs [k, inputs] and the state; None: each row is a step of
-                its own, and the layer is called with these.
+                its own.
         """
         if state is None:
             state = self._zeros(obs)
@@ -118,11 +112,9 @@ class RecurrentTorso(nn.Module):
         return {**state, PREVIOUS_ACTION: encoded, PREVIOUS_REWARD: encoded.new_zeros(len(encoded))}
 
     def before_each(self, action: torch.Tensor, reward: torch.Tensor, state: State) -> State:
-        """The state before windows of N observations, with the action and reward before each one, [B * N, ...].
+        """The state [B, ...] before windows of N observations, with the action and reward before each one [B * N, ...].
 
-        Args:
-            action, reward: [B, N - 1, ...], between the observations.
-            state: before the windows, the parts of `state_fields`, each [B, ...].
+        Actions and rewards [B, N - 1, ...] are those between the observations.
         """
         encoded = self.actions(action.flatten(0, 1)).view(*action.shape[:2], -1)
         actions = torch.cat([state[PREVIOUS_ACTION][:, None], encoded], 1)

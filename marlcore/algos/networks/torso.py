@@ -1,7 +1,5 @@
 """The first layers of a network, for any observation, and pairs of critics on them."""
 
-from __future__ import annotations
-
 import math
 from itertools import pairwise
 from typing import Any, Literal
@@ -31,11 +29,9 @@ class Dense(nn.Module):
 
 
 class Torso(nn.Module):
-    """Observations, as `Algorithm.make_model` says, to features [B, size].
+    """Observations to features [B, size]: an encoder for each part, then fully connected layers of the sizes `hidden`.
 
-    Each part of the observation has its encoder (see encoders.py); fully connected layers of the sizes `hidden` follow
-    on what these return, one after another in the order of `Spaces.parts`. A mask in the observation is no input, nor
-    are the parts that `without` names.
+    A mask in the observation is no input, nor are the parts that `without` names.
     """
 
     def __init__(
@@ -83,11 +79,7 @@ class TwinCritics(nn.Module):
 
 
 class PairedLinear(nn.Module):
-    """Two fully connected layers of the same sizes, initialized as nn.Linear is.
-
-    Attributes:
-        weight: [2, inputs, outputs]. bias: [2, 1, outputs].
-    """
+    """Two fully connected layers of the same sizes, initialized as nn.Linear is."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()

@@ -13,7 +13,7 @@ import torch
 
 from ...checks import came
 from ...errors import NotEnoughData, TimedOut
-from ...interfaces import BatchSource, Trainer, Update
+from ...interfaces import Trainer, Update
 from ...observations import rows_at
 from ...transitions import Batch, TorchBatch
 from ...weights import Publisher
@@ -26,11 +26,17 @@ SHARED_WAIT_S = 0.005  # for that of one policy among several
 FROZEN_AFTER = 100  # batches
 
 
-class Batches(BatchSource, Protocol):
-    """The batches of a policy, from its replay or its queue."""
+class Batches(Protocol):
+    """The batches of a policy, from a `Sampler`, a `Mixture`, a `Prefetch` or its queue."""
 
     prioritized: bool  # the priorities that updates return are used
     on_policy: bool  # weights are published after each batch
+
+    def sample(self, timeout: float | None = None) -> Batch | TorchBatch: ...
+
+    def update_priorities(self, index: Any, priority: Any) -> None: ...
+
+    def clear(self) -> None: ...
 
     @property
     def due(self) -> bool:

@@ -1,5 +1,7 @@
 """Every algorithm with small networks, batches for it from a replay, windows or a queue, and plain functions."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import torch
 from gymnasium import spaces as gym
@@ -27,21 +29,14 @@ SMALL = {  # every algorithm, with small networks, and spaces for it
 NUMBERS = {"learning_rate": 1e-3, "entropy_coefficient": 0.01}
 
 
-def made_model(hyper, spaces):
-    """A model of PPO's family whose policy is not uniform."""
-    model = hyper.make_model(spaces)
-    with torch.no_grad():
-        model.acting.head.weight.normal_()
-    return model
-
-
 def queue_batch(hyper, spaces, rows=24, seed=0, stale=0.0, **replaced):
     """A batch as a queue's reader gives it, and the model that acted: runs of a few rows, with random recurrent states.
 
     The rows' log-probabilities are those of a policy `stale` away.
     """
     rng = np.random.default_rng(seed)
-    batch, model = made_batch(spaces, rows, seed), made_model(hyper, spaces)
+    batch, model = made_batch(spaces, rows, seed), hyper.make_model(spaces)
+    torch.nn.init.normal_(model.acting.head.weight)  # else the policy is uniform
     batch.reward /= 10
     batch.continues = torch.from_numpy(rng.random(rows) < 0.8)
     batch.continues[-1] = False
@@ -53,15 +48,11 @@ def queue_batch(hyper, spaces, rows=24, seed=0, stale=0.0, **replaced):
     }
     policy = model.acting
     output = policy(batch.obs, state)[0] if state else policy(batch.obs)
-    draw = policy.distribution.sample(output.detach(), policy.mask(batch.obs), rng)
-    batch.action = torch.from_numpy(draw.action)
-    log_prob = torch.from_numpy(draw.log_prob + np.float32(stale) * rng.normal(size=rows).astype(np.float32))
-    drawn = {name: torch.from_numpy(values) for name, values in draw.extras.items()}
-    batch.extras = {"log_prob": log_prob, **drawn, **state}
-    batch.numbers = NUMBERS
-    for name, value in replaced.items():
-        setattr(batch, name, value)
-    return batch, model
+    action, log_prob, extras = policy.distribution.sample(output.detach(), spaces.mask_in(batch.obs), rng)
+    log_prob += np.float32(stale) * rng.normal(size=rows).astype(np.float32)
+    drawn = {name: torch.from_numpy(values) for name, values in {"log_prob": log_prob, **extras}.items()}
+    fields = {"action": torch.from_numpy(action), "extras": {**drawn, **state}, "numbers": NUMBERS, **replaced}
+    return SimpleNamespace(**{**vars(batch), **fields}), model
 
 
 def batch_of(hyper, spaces, seed=0):

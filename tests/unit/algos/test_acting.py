@@ -1,46 +1,96 @@
-"""Actions: greedy ones, random ones among those that a mask allows, and noisy ones inside their Box."""
+"""Acting of every algorithm: what rows store, greedy actions, random ones among those allowed, noisy ones in a Box."""
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from batches import SMALL
 from gymnasium import spaces as gym
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from updates import box_spaces, continuous_spaces
+from updates import box_spaces, continuous_spaces, made_obs
 
-from marlcore.algos import DQN, IQN, SAC, TD3
+from marlcore.algos import DQN, IQN, PPO, SAC, TD3
+from marlcore.interfaces import QueueSource, ReplaySource
+from marlcore.replay import Prioritized, Sequence
 from marlcore.spaces import MASK, Spaces
+from marlcore.spec import Field, TransitionSpec
 from marlcore.training.config.schedules import Schedule
 
 pytestmark = pytest.mark.usefixtures("seeded_torch")
 
-OF_VALUES = pytest.mark.parametrize("algorithm", [DQN, IQN])
-CONTINUOUS = pytest.mark.parametrize("algorithm", [TD3, SAC])
-EACH = pytest.mark.parametrize("algorithm", [DQN, IQN, TD3, SAC])
+CONTINUOUS = pytest.mark.parametrize("name", ["td3", "sac"])
+EACH = pytest.mark.parametrize("name", ["dqn", "iqn", "td3", "sac"])
+MASKED = pytest.mark.parametrize("name", ["dqn", "iqn", "r2d2", "ppo", "mappo", "recurrentppo"])
 OBSERVATION = gym.Box(-1, 1, (3,), np.float32)
 
 
-def act(hyper, model, obs, epsilon=None, mask=None, seed=0, **numbers):
-    """The actions, and a draw of the generator after them."""
+def request(epsilon=None, mask=None, seed=0, **numbers):
     explore = None if epsilon is None else {"epsilon": epsilon, "noise": 0.3, **numbers}
-    generator = np.random.default_rng(seed)
-    acting = getattr(model, "acting", model)
-    chosen = hyper.act(acting, obs, explore=explore, state=None, mask=mask, generator=generator)
-    assert chosen.extras == {} and chosen.state is None
-    return chosen.action, generator.random()
+    return {"explore": explore, "state": None, "mask": mask, "generator": np.random.default_rng(seed)}
 
 
-def made(algorithm, space=None):
+def act(hyper, model, obs, epsilon=None, mask=None, seed=0, **numbers):
+    """The actions, and a random number of the generator after them."""
+    arguments = request(epsilon, mask, seed, **numbers)
+    return hyper.act(getattr(model, "acting", model), obs, **arguments).action, arguments["generator"].random()
+
+
+def made(name):
     """An algorithm, its spaces and a model; the spaces are those of four actions, or of the odd Box."""
-    hyper = algorithm()
-    spaces = continuous_spaces(space) if algorithm in (TD3, SAC) else box_spaces(actions=4)
+    hyper, spaces = SMALL[name]
+    spaces = spaces if name in ("td3", "sac") else replace(spaces, action=gym.Discrete(4))
     return hyper, spaces, hyper.make_model(spaces)
 
 
+def state_extras(every):
+    parts = {"hidden": (6,), "cell": (6,), "previous_action": (4,), "previous_reward": ()}
+    return {name: Field(shape, every=every) for name, shape in parts.items()}
+
+
+CHOSEN = ReplaySource(4, Prioritized(0.9))
+QUEUED_ROWS = {"log_prob": Field()}
+STORED = {  # what rows hold beside observation and action, and the learner's source
+    **dict.fromkeys(SMALL, ({}, CHOSEN)),
+    **dict.fromkeys(["ppo", "mappo"], (QUEUED_ROWS, QueueSource(24))),
+    "recurrentppo": ({**QUEUED_ROWS, **state_extras(1)}, QueueSource(24)),
+    "r2d2": (state_extras(8), ReplaySource(1, Prioritized(0.9), Sequence(12, 4, 8))),
+}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_rows_store_what_acting_returns(name):
+    hyper, spaces, model = made(name)
+    extras, source = STORED[name]
+    assert hyper.transition(spaces) == TransitionSpec(spaces.obs, spaces.action_field, extras)
+    assert hyper.source(CHOSEN) == source
+    obs, acting = made_obs(spaces, 5, np.random.default_rng(0)), getattr(model, "acting", model)
+    for epsilon in (None, 0.5):
+        chosen = hyper.act(acting, obs, **request(epsilon))
+        assert chosen.action.shape == (5, *spaces.action_field.shape)
+        stored = {**chosen.extras, **(chosen.state or {})}
+        assert stored.keys() == extras.keys() - (QUEUED_ROWS if epsilon is None else set())
+        assert all(stored[part].shape == (5, *extras[part].shape) for part in stored)
+        if chosen.state:
+            np.testing.assert_array_equal(chosen.state["previous_action"], np.eye(4)[chosen.action])
+    twice = [hyper.act(acting, obs, **request(seed=seed)).action for seed in (0, 1)]
+    np.testing.assert_array_equal(*twice)  # greedy ones are not random
+
+
+def test_recurrent_rows_of_a_gru_have_no_cell():
+    hyper, spaces, _ = made("r2d2")
+    assert replace(hyper, cell="gru").transition(spaces).extras.keys() == state_extras(8).keys() - {"cell"}
+
+
+def test_rows_of_gaussians_store_the_sample():
+    assert set(PPO().transition(continuous_spaces()).extras) == {"log_prob", "drawn"}
+
+
 @EACH
-def test_epsilon_may_differ_from_row_to_row(algorithm):
-    hyper, _, model = made(algorithm)
+def test_epsilon_may_differ_from_row_to_row(name):
+    hyper, _, model = made(name)
     obs = torch.randn(40, 3)
     (exploiting, _), (exploring, _) = act(hyper, model, obs, 0.0), act(hyper, model, obs, 1.0)
     mixed, _ = act(hyper, model, obs, np.repeat([0.0, 1.0], 20))
@@ -49,24 +99,24 @@ def test_epsilon_may_differ_from_row_to_row(algorithm):
 
 
 @EACH
-def test_draws_depend_on_neither_epsilon_nor_mask(algorithm):
-    hyper, _, model = made(algorithm)
+def test_draws_depend_on_neither_epsilon_nor_mask(name):
+    hyper, _, model = made(name)
     cases = [(0.0, None), (0.5, None), (1.0, None)]
-    if algorithm in (DQN, IQN):
+    if name in ("dqn", "iqn"):
         cases.append((0.5, torch.eye(4, dtype=torch.bool)))
     assert len({act(hyper, model, torch.randn(4, 3), epsilon, mask, seed=7)[1] for epsilon, mask in cases}) == 1
 
 
 @EACH
-def test_the_same_generator_state_gives_the_same_actions(algorithm):
-    hyper, _, model = made(algorithm)
+def test_the_same_generator_state_gives_the_same_actions(name):
+    hyper, _, model = made(name)
     obs = torch.randn(50, 3)
     np.testing.assert_array_equal(*(act(hyper, model, obs, 0.5, seed=7)[0] for _ in range(2)))
 
 
 @EACH
-def test_the_network_is_not_run_when_every_row_explores(algorithm):
-    hyper, _, model = made(algorithm)
+def test_the_network_is_not_run_when_every_row_explores(name):
+    hyper, _, model = made(name)
     runs = []
     getattr(model, "acting", model).register_forward_hook(lambda *_: runs.append(1))
     act(hyper, model, torch.randn(3, 3), 1.0)
@@ -101,13 +151,13 @@ def test_actions_have_the_form_of_a_row(algorithm, space, epsilon):
     assert all(space.contains(shifted[row, ...]) for row in range(300))
 
 
-@OF_VALUES
-def test_epsilon_zero_is_greedy_and_one_is_uniform(algorithm):
-    hyper, _, model = made(algorithm)
+@pytest.mark.parametrize("name", ["dqn", "iqn", "r2d2"])
+def test_epsilon_zero_is_greedy_and_one_is_uniform(name):
+    hyper, _, model = made(name)
     obs = torch.randn(4000, 3)
-    best = model(obs).argmax(1).numpy()
+    values = model(obs, None)[0] if name == "r2d2" else model(obs)
     for epsilon in (0.0, None):
-        np.testing.assert_array_equal(act(hyper, model, obs, epsilon)[0], best)
+        np.testing.assert_array_equal(act(hyper, model, obs, epsilon)[0], values.argmax(1))
     counts = np.bincount(act(hyper, model, obs, 1.0)[0], minlength=4)
     assert ((counts > 880) & (counts < 1120)).all()  # four standard deviations of 27
 
@@ -128,14 +178,18 @@ def test_only_allowed_actions_are_chosen(epsilon, masks, seed):
         np.testing.assert_array_equal(chosen, expected)
 
 
-@OF_VALUES
-def test_random_actions_are_uniform_among_the_allowed(algorithm):
-    hyper = algorithm()
-    model = hyper.make_model(box_spaces(actions=5))
-    mask = torch.tensor([False, True, False, True, True]).expand(3000, 5)
-    counts = np.bincount(act(hyper, model, torch.randn(3000, 3), 1.0, mask)[0], minlength=5)
-    assert counts[[0, 2]].sum() == 0
+@MASKED
+def test_random_actions_are_uniform_among_the_allowed(name):
+    """Policies are nearly uniform before they learn."""
+    hyper, spaces = SMALL[name]
+    spaces = replace(spaces, action=gym.Discrete(5), masked=True)
+    obs = made_obs(spaces, 3000, np.random.default_rng(0))
+    obs[MASK] = torch.tensor([False, True, False, True, True]).expand(3000, 5)
+    model = hyper.make_model(spaces)
+    counts = np.bincount(act(hyper, model, obs, 1.0, obs[MASK])[0], minlength=5)
     assert ((counts[[1, 3, 4]] > 896) & (counts[[1, 3, 4]] < 1104)).all()  # four standard deviations of 26
+    greedy = act(hyper, model, obs, None, obs[MASK])[0]
+    assert counts[[0, 2]].sum() == 0 and set(greedy.tolist()) <= {1, 3, 4}
 
 
 def test_components_of_joint_actions_are_masked():
@@ -151,8 +205,8 @@ def test_components_of_joint_actions_are_masked():
 
 
 @CONTINUOUS
-def test_epsilon_1_is_uniform_in_the_box(algorithm):
-    hyper, spaces, model = made(algorithm)
+def test_epsilon_1_is_uniform_in_the_box(name):
+    hyper, spaces, model = made(name)
     action, _ = act(hyper, model, torch.randn(4000, 3), 1.0)
     place = (action - spaces.action.low) / (spaces.action.high - spaces.action.low)
     np.testing.assert_allclose(place.mean(0), 0.5, atol=0.02)  # more than four standard deviations of 0.0046
@@ -172,6 +226,6 @@ def test_the_noise_of_td3_is_the_scheduled_one():
 
 
 @CONTINUOUS
-def test_actions_are_uniform_until_the_first_update_by_default(algorithm):
-    epsilon = Schedule.from_value("epsilon", algorithm().schedules()["epsilon"])
+def test_actions_are_uniform_until_the_first_update_by_default(name):
+    epsilon = Schedule.from_value("epsilon", SMALL[name][0].schedules()["epsilon"])
     assert epsilon.of == "updates" and [epsilon.at(count) for count in (0, 1, 2, 10**6)] == [1.0, 0.0, 0.0, 0.0]

@@ -25,16 +25,20 @@ SPACES = {
 }
 
 
-def drawn(space, mask=None, scale=1.0, seed=0):
+def drawn(space, scale=1.0, seed=0):
     distribution = distribution_of("PPO", space)
     output = scale * torch.randn(ROWS, distribution.outputs)
     with torch.no_grad():
         for parameter in distribution.parameters():
             parameter.copy_(0.3 * torch.randn_like(parameter))
-        draw = distribution.sample(output, mask, np.random.default_rng(seed))
-    extras = {name: torch.from_numpy(one) for name, one in draw.extras.items()}
-    batch = SimpleNamespace(action=torch.from_numpy(draw.action), extras=extras)
-    return distribution, output, draw, batch
+        sampled = distribution.sample(output, None, np.random.default_rng(seed))
+    return distribution, output, sampled, batch_of(sampled)
+
+
+def batch_of(sampled):
+    action, _, extras = sampled
+    tensors = {name: torch.from_numpy(values) for name, values in extras.items()}
+    return SimpleNamespace(action=torch.from_numpy(action), extras=tensors)
 
 
 def oracle(space, distribution, output):
@@ -67,17 +71,17 @@ def test_components_of_a_multidiscrete_are_independent():
 
 @pytest.mark.parametrize("name", list(SPACES))
 def test_a_draw_says_the_log_probability_that_learners_compute(name):
-    distribution, output, draw, batch = drawn(SPACES[name])
-    assert draw.log_prob.dtype == np.float32 and draw.log_prob.shape == (ROWS,)
-    np.testing.assert_allclose(draw.log_prob, distribution(output, None, batch)[0].detach(), **CLOSE)
+    distribution, output, (_, log_prob, _), batch = drawn(SPACES[name])
+    assert log_prob.dtype == np.float32 and log_prob.shape == (ROWS,)
+    np.testing.assert_allclose(log_prob, distribution(output, None, batch)[0].detach(), **CLOSE)
 
 
 @pytest.mark.parametrize("name", list(SPACES))
 def test_actions_are_members_of_the_space(name):
     space = SPACES[name]
     start = getattr(space, "start", 0)
-    distribution, output, draw, _ = drawn(space, scale=5.0)
-    for actions in (draw.action, distribution.mode(output, None)):
+    distribution, output, (sampled, *_), _ = drawn(space, scale=5.0)
+    for actions in (sampled, distribution.mode(output, None)):
         assert actions.dtype == space.dtype and actions.shape == (ROWS, *space.shape)
         assert all(space.contains(one + start if isinstance(space, gym.Discrete) else one) for one in actions)
 
@@ -94,13 +98,12 @@ def test_a_forbidden_value_is_never_taken(name):
         masks[np.arange(ROWS), start + rng.integers(size, size=ROWS)] = True
     mask = torch.from_numpy(masks)
     output = 5 * torch.randn(ROWS, sum(sizes))
-    draw = distribution.sample(output, mask, rng)
-    for actions in (draw.action, distribution.mode(output, mask)):
+    sampled = distribution.sample(output, mask, rng)
+    for actions in (sampled[0], distribution.mode(output, mask)):
         taken = actions.reshape(ROWS, -1) + starts
         assert np.take_along_axis(masks, taken, 1).all()
-    batch = SimpleNamespace(action=torch.from_numpy(draw.action), extras={})
-    log_prob, entropy = distribution(output, mask, batch)
-    np.testing.assert_allclose(draw.log_prob, log_prob, **CLOSE)
+    log_prob, entropy = distribution(output, mask, batch_of(sampled))
+    np.testing.assert_allclose(sampled[1], log_prob, **CLOSE)
     parts = [plain.Categorical(logits=one) for one in output.masked_fill(~mask, -torch.inf).split(sizes, 1)]
     expected = sum(-(one.probs * one.logits.clamp(min=-1e9)).sum(1) for one in parts)
     torch.testing.assert_close(entropy, expected, **CLOSE)
@@ -111,11 +114,11 @@ def test_draws_follow_the_distribution(name):
     """Over many draws of one output, the mean log-probability is minus the entropy."""
     distribution = distribution_of("PPO", SPACES[name])
     output = torch.randn(1, distribution.outputs).expand(20_000, -1)
-    draw = distribution.sample(output, None, np.random.default_rng(0))
-    extras = {name: torch.from_numpy(one) for name, one in draw.extras.items()}
-    _, entropy = distribution(output, None, SimpleNamespace(action=torch.from_numpy(draw.action), extras=extras))
-    error = 4 * draw.log_prob.std() / np.sqrt(len(draw.log_prob)) + 1e-6
-    assert abs(draw.log_prob.mean() + float(entropy[0].detach())) < error
+    sampled = distribution.sample(output, None, np.random.default_rng(0))
+    _, entropy = distribution(output, None, batch_of(sampled))
+    log_prob = sampled[1]
+    error = 4 * log_prob.std() / np.sqrt(len(log_prob)) + 1e-6
+    assert abs(log_prob.mean() + float(entropy[0].detach())) < error
 
 
 def test_a_gaussian_draws_in_units_of_half_the_range():
@@ -125,13 +128,12 @@ def test_a_gaussian_draws_in_units_of_half_the_range():
     output = torch.tensor([[0.0, 0.0], [0.5, -0.5], [3.0, -3.0]])
     expected = [[0.0, 5.0], [1.0, 2.5], [2.0, 0.0]]
     np.testing.assert_allclose(distribution.mode(output, None), expected)
-    draw = distribution.sample(output, None, np.random.default_rng(0))
-    np.testing.assert_allclose(draw.action, expected, atol=1e-6)
-    np.testing.assert_allclose(draw.extras[DRAWN], output, atol=1e-6)  # not clipped
+    action, _, extras = distribution.sample(output, None, np.random.default_rng(0))
+    np.testing.assert_allclose(action, expected, atol=1e-6)
+    np.testing.assert_allclose(extras[DRAWN], output, atol=1e-6)  # not clipped
 
 
 def test_one_seed_gives_one_draw():
     first, second, other = (drawn(SPACES["discrete"], seed=seed) for seed in (1, 1, 2))
-    output = first[1]
-    again = second[0].sample(output, None, np.random.default_rng(1))
-    assert (again.action == first[2].action).all() and (other[2].action != first[2].action).any()
+    again, *_ = second[0].sample(first[1], None, np.random.default_rng(1))
+    assert (again == first[2][0]).all() and (other[2][0] != first[2][0]).any()

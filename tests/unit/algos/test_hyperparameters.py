@@ -7,13 +7,9 @@ import numpy as np
 import pytest
 from gymnasium import spaces as gym
 from refused import Refused, check_refused
-from updates import box_spaces, continuous_spaces
 
 from marlcore.algos import ALGORITHMS
-from marlcore.interfaces import ReplaySource
-from marlcore.replay import Prioritized
 from marlcore.spaces import Spaces
-from marlcore.spec import Field, TransitionSpec
 
 OF_VALUES, CONTINUOUS, ON_POLICY = ("DQN", "IQN", "R2D2"), ("TD3", "SAC"), ("PPO", "MAPPO", "RecurrentPPO")
 EVERY = (*OF_VALUES, *CONTINUOUS, *ON_POLICY)
@@ -106,14 +102,3 @@ def test_an_action_space_of_another_kind_is_refused(case):
 def test_hyperparameters_survive_pickling(name):
     hyper = ALGORITHMS[name.lower()](learning_rate=1e-3, hidden=(7,))
     assert pickle.loads(pickle.dumps(hyper)) == hyper
-
-
-@pytest.mark.parametrize("name", ["DQN", "IQN", "TD3", "SAC"])
-def test_rows_have_no_extras_and_the_source_is_the_chosen_one(name):
-    hyper = ALGORITHMS[name.lower()]()
-    spaces, action = (
-        (continuous_spaces(), Field((2, 3))) if name in CONTINUOUS else (box_spaces(masked=True), Field((), "int64"))
-    )
-    assert hyper.transition(spaces) == TransitionSpec(obs=spaces.obs, action=action)
-    chosen = ReplaySource(n_step=5, prioritized=Prioritized())
-    assert hyper.source(chosen) is chosen

@@ -19,6 +19,7 @@ pytestmark = pytest.mark.usefixtures("seeded_torch")
 
 BOTH = pytest.mark.parametrize("algorithm", [DQN, IQN])
 WIDE = gym.Box(-10, 10, (3,), np.float32)
+ROWS = 16
 
 
 @st.composite
@@ -78,6 +79,19 @@ def plain_quantile_loss(predicted, target, taus, kappa):
     return loss
 
 
+@torch.no_grad()
+def values_of(network, obs, taus=None):
+    """A network's quantiles [B, N, actions] at these fractions; without them its values [B, 1, actions]."""
+    return (network(obs)[:, None] if taus is None else network(obs, taus)).numpy()
+
+
+def next_fractions(trainer, *counts):
+    """The fractions that the trainer will draw."""
+    generator = torch.Generator()
+    generator.set_state(trainer.generator.get_state())
+    return [torch.rand(ROWS, count, generator=generator) for count in counts]
+
+
 def ended_where_nothing_is_allowed(spaces, batch):
     """The batch, its episodes terminated where the next observation's mask allows nothing."""
     allowed = plain_allowed(spaces, batch.next_obs)
@@ -86,58 +100,34 @@ def ended_where_nothing_is_allowed(spaces, batch):
     return batch
 
 
-@settings(max_examples=60)
-@given(spaces=all_spaces(), double=st.booleans(), seed=st.integers(0, 2**16))
-def test_dqn_loss_is_the_weighted_huber_loss(spaces, double, seed):
-    """DQN's loss is the weighted Huber loss of the error towards the best allowed action; |error| is the priority."""
-    torch.manual_seed(seed)
-    network, trainer = made_trainer(DQN(double=double, hidden=(8, 8)), spaces)
-    batch = ended_where_nothing_is_allowed(spaces, made_batch(spaces, rows=16, seed=seed))
-    with torch.no_grad():
-        now, chooser = network(batch.obs).numpy(), network(batch.next_obs).numpy()
-        value = trainer.target(batch.next_obs).numpy()
-    rows = np.arange(16)
-    action = plain_best(chooser if double else value, plain_allowed(spaces, batch.next_obs))
-    target = 0.1 * batch.reward.numpy() + batch.discount.numpy() * value[rows, action]
-    taken = now[rows, taken_index(spaces, batch)]
-
-    update = trainer.update(batch)
-
-    expected = np.mean(batch.weight.numpy() * huber(target - taken))
-    most = float(np.abs([target, taken]).max())  # of two numbers whose difference is an error; 16 are averaged
-    assert update.metrics["loss"].item() == near(expected, 16 + 8, most)
-    assert update.metrics["q_mean"].item() == near(taken.mean() / 0.1, 16 + 2, most / 0.1)
-    np.testing.assert_allclose(update.priority.numpy(), np.abs(target - taken), **rounding(8, most))
-
-
+@BOTH
 @settings(max_examples=60)
 @given(spaces=all_spaces(), double=st.booleans(), kappa=st.sampled_from([0.05, 0.5, 1.0]), seed=st.integers(0, 2**16))
-def test_iqn_loss_is_the_weighted_quantile_huber_loss(spaces, double, kappa, seed):
-    """IQN's loss is the weighted quantile Huber loss towards the best allowed action; a row's loss is its priority."""
+def test_the_loss_is_the_weighted_one_of_the_paper(algorithm, spaces, double, kappa, seed):
+    """DQN's Huber loss, whose |error| is the priority; IQN's quantile Huber loss; towards the best allowed action."""
     torch.manual_seed(seed)
-    hyper = IQN(double=double, hidden=(8, 8), n_tau=3, n_tau_prime=5, kappa=kappa)
-    network, trainer = made_trainer(hyper, spaces)
-    batch = ended_where_nothing_is_allowed(spaces, made_batch(spaces, rows=12, seed=seed))
-    generator = torch.Generator()
-    generator.set_state(trainer.generator.get_state())
-    taus, taus_prime = (torch.rand(12, n, generator=generator) for n in (3, 5))
-    with torch.no_grad():
-        now = network(batch.obs, taus).numpy()
-        future = trainer.target(batch.next_obs, taus_prime).numpy()
-        online, slow = network(batch.next_obs).numpy(), trainer.target(batch.next_obs).numpy()
-    rows = np.arange(12)
-    action = plain_best(online if double else slow, plain_allowed(spaces, batch.next_obs))
-    target = 0.1 * batch.reward.numpy()[:, None] + batch.discount.numpy()[:, None] * future[rows, :, action]
+    of_iqn = {"n_tau": 3, "n_tau_prime": 5, "kappa": kappa} if algorithm is IQN else {}
+    network, trainer = made_trainer(algorithm(double=double, hidden=(8, 8), **of_iqn), spaces)
+    batch = ended_where_nothing_is_allowed(spaces, made_batch(spaces, rows=ROWS, seed=seed))
+    taus, next_taus = next_fractions(trainer, 3, 5) if algorithm is IQN else (None, None)
+    now, after = values_of(network, batch.obs, taus), values_of(trainer.target, batch.next_obs, next_taus)
+    chooser = values_of(network if double else trainer.target, batch.next_obs)[:, 0]
+    rows = np.arange(ROWS)
+    action = plain_best(chooser, plain_allowed(spaces, batch.next_obs))
+    target = 0.1 * batch.reward.numpy()[:, None] + batch.discount.numpy()[:, None] * after[rows, :, action]
     taken = now[rows, :, taken_index(spaces, batch)]
-    errors = plain_quantile_loss(taken, target, taus.numpy(), hyper.kappa)
+    if algorithm is IQN:
+        losses = priority = plain_quantile_loss(taken, target, taus.numpy(), kappa)
+    else:
+        losses, priority = huber(target - taken)[:, 0], np.abs(target - taken)[:, 0]
 
     update = trainer.update(batch)
 
-    expected = np.mean(batch.weight.numpy() * errors)
-    most = float(max(np.abs(target).max(), np.abs(taken).max()))  # as above; a row's loss sums over 3 times 5 pairs
-    assert update.metrics["loss"].item() == near(expected, 12 + 15 + 8, 3 * most)
-    assert update.metrics["q_mean"].item() == near(taken.mean() / 0.1, 12 * 3 + 2, most / 0.1)
-    np.testing.assert_allclose(update.priority.numpy(), errors, **rounding(15 + 8, 3 * most))
+    # A row's loss is of differences of two numbers, IQN's of a sum of 3 times 5 pairs; those of the rows are averaged.
+    most = float(max(np.abs(target).max(), np.abs(taken).max()))
+    assert update.metrics["loss"].item() == near(np.mean(batch.weight.numpy() * losses), ROWS + 15 + 8, 3 * most)
+    assert update.metrics["q_mean"].item() == near(taken.mean() / 0.1, ROWS * 3 + 2, most / 0.1)
+    np.testing.assert_allclose(update.priority.numpy(), priority, **rounding(15 + 8, 3 * most))
 
 
 @BOTH
@@ -167,7 +157,7 @@ def test_the_chooser_and_the_target_disagree_in_these_batches(algorithm):
 
 
 @pytest.mark.parametrize("kappa", [0.5, 1.0, 4.0])
-@pytest.mark.parametrize("algorithm", [DQN, IQN])
+@BOTH
 def test_actors_first_priorities_have_the_unit_of_the_trainers(algorithm, kappa):
     """Where quantiles do not depend on the fraction, the two are equal up to the fractions that the trainer draws."""
     hyper = IQN(n_tau=400, kappa=kappa) if algorithm is IQN else DQN()

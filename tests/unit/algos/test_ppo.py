@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from batches import NUMBERS, SMALL, made_model, queue_batch
+from batches import NUMBERS, SMALL, queue_batch
 from gymnasium import spaces as gym
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,7 +18,6 @@ from torch.nn import functional
 
 from marlcore.algos import PPO
 from marlcore.algos.ppo import ADAM_EPS, Evaluated
-from marlcore.interfaces import QueueSource, ReplaySource
 from marlcore.observations import ALONE
 from marlcore.spaces import JOINT, MASK, Spaces
 
@@ -75,7 +74,7 @@ def test_the_loss_is_the_clipped_objective(correction, normalize, clip_value, un
         normalize_values=units,
     )  # fmt: skip
     batch, _ = queue_batch(hyper, spaces, seed=seed, stale=0.5)
-    model = made_model(hyper, spaces)
+    _, model = queue_batch(hyper, spaces, seed=seed + 1)
     with torch.no_grad():
         output, value = (one.numpy() for one in model(batch.obs))
         last = model.critic(batch.next_obs).numpy()
@@ -218,23 +217,6 @@ def test_values_at_truncations_are_those_of_the_final_observation():
         after = 50 + 10 * model.critic(batch.next_obs)
     target = trainer.normalizer.denormalized(rows.target)
     assert torch.allclose(target, batch.reward + batch.discount * after, atol=1e-4)
-
-
-def test_rows_store_the_log_probability_and_a_gaussians_draw():
-    assert set(PPO().transition(DISCRETE).extras) == {"log_prob"}
-    assert set(PPO().transition(Spaces(WIDE, gym.Box(-1, 1, (2,)))).extras) == {"log_prob", "drawn"}
-    assert PPO(batch_size=512).source(ReplaySource()) == QueueSource(512)
-
-
-@pytest.mark.parametrize("name", ["ppo", "mappo"])
-def test_actors_get_the_policy_alone(name):
-    hyper, spaces = SMALL[name]
-    act = {"state": None, "mask": None, "generator": np.random.default_rng(0)}
-    policy, obs = hyper.make_model(spaces).acting, {ALONE: torch.zeros(5, 3)}
-    action = hyper.act(policy, obs[ALONE] if name == "ppo" else obs, explore={}, **act)
-    assert action.action.shape == (5,) and set(action.extras) == {"log_prob"}
-    greedy = hyper.act(policy, obs[ALONE] if name == "ppo" else obs, explore=None, **act)
-    assert len(set(greedy.action.tolist())) == 1
 
 
 def test_the_joint_observation_changes_values_and_no_action():

@@ -15,10 +15,9 @@ from windows import GAMMA, made_windows
 
 from marlcore.algos import R2D2
 from marlcore.algos.r2d2 import window_returns
-from marlcore.interfaces import PREVIOUS_REWARD, ReplaySource
-from marlcore.replay import Prioritized, Sequence
+from marlcore.interfaces import PREVIOUS_REWARD
+from marlcore.replay import Prioritized
 from marlcore.spaces import MASK, Spaces
-from marlcore.spec import Field
 
 pytestmark = pytest.mark.usefixtures("seeded_torch")
 
@@ -157,32 +156,3 @@ def test_returns_end_with_their_window(n_step):
             expected = sum(0.9 ** (at - step) * reward[row, at] for at in range(step, end))
             expected += np.prod(discount[row, step:end]) * value[row, end]
             assert found[row, step] == pytest.approx(expected)
-
-
-def test_rows_store_the_state_at_the_starts_of_windows():
-    spaces = box_spaces(actions=5)
-    spec = SMALL.transition(spaces)
-    assert spec.extras == {
-        "hidden": Field((6,), every=8),
-        "cell": Field((6,), every=8),
-        "previous_action": Field((5,), every=8),
-        "previous_reward": Field((), every=8),
-    }
-    assert replace(SMALL, cell="gru").transition(spaces).extras.keys() == spec.extras.keys() - {"cell"}
-    chosen = ReplaySource(n_step=4, prioritized=Prioritized(0.9))
-    assert SMALL.source(chosen) == ReplaySource(1, Prioritized(0.9), Sequence(12, 4, 8))
-
-
-def test_epsilon_and_masks_choose_the_actions():
-    hyper, spaces = SMALL, Spaces(WIDE, gym.Discrete(4), masked=True)
-    model = hyper.make_model(spaces)
-    obs = {"observation": torch.randn(3000, 3), MASK: torch.ones(3000, 4, dtype=torch.bool)}
-    obs[MASK][:, 2] = False
-    act = {"state": None, "mask": obs[MASK], "generator": np.random.default_rng(0)}
-    greedy = hyper.act(model, obs, explore=None, **act)
-    values, _ = model(obs, None)
-    values[:, 2] = -np.inf
-    np.testing.assert_array_equal(greedy.action, values.argmax(1))
-    counts = np.bincount(hyper.act(model, obs, explore={"epsilon": 1.0}, **act).action, minlength=4)
-    assert counts[2] == 0 and (counts[[0, 1, 3]] > 850).all()
-    assert (greedy.state["previous_action"].argmax(1).numpy() == greedy.action).all()

@@ -14,9 +14,8 @@ from wander import Wander
 
 import marlcore as mc
 from marlcore.algos.recurrent_ppo import FIRST, RecurrentPPOTrainer, first_rows, windows_of
-from marlcore.interfaces import PREVIOUS_REWARD, QueueSource, ReplaySource
-from marlcore.spaces import MASK, Spaces
-from marlcore.spec import Field
+from marlcore.interfaces import PREVIOUS_REWARD
+from marlcore.spaces import Spaces
 
 pytestmark = pytest.mark.usefixtures("seeded_torch", "undrawn", "shared_fork_server")
 
@@ -111,28 +110,6 @@ def test_minibatches_are_whole_windows_and_all_of_them():
         whole = set(windows_in(rows))
         assert all(window in whole for part in parts for window in windows_in(part))
     assert orders[0] != orders[1] != batch.reward.tolist()
-
-
-def test_rows_store_the_state_each():
-    spaces = Spaces(WIDE, gym.Discrete(5), masked=True)
-    spec = SMALL.transition(spaces)
-    assert spec.extras == {
-        "log_prob": Field(),
-        "hidden": Field((6,)),
-        "cell": Field((6,)),
-        "previous_action": Field((5,)),
-        "previous_reward": Field(),
-    }
-    assert SMALL.source(ReplaySource()) == QueueSource(24)
-    model = SMALL.make_model(spaces)
-    obs = {"observation": torch.randn(2000, 3), MASK: torch.ones(2000, 5, dtype=torch.bool)}
-    obs[MASK][:, 1] = False
-    drawn = SMALL.act(model.acting, obs, explore={}, state=None, mask=obs[MASK], generator=np.random.default_rng(0))
-    counts = np.bincount(drawn.action, minlength=5)
-    assert counts[1] == 0 and (counts[[0, 2, 3, 4]] > 300).all()
-    assert drawn.extras.keys() == {"log_prob"} and drawn.state.keys() == spec.extras.keys() - {"log_prob"}
-    assert (drawn.state["previous_action"].argmax(1).numpy() == drawn.action).all()
-    assert (drawn.state["previous_action"].sum(1) == 1).all()
 
 
 @dataclass(frozen=True)
