@@ -12,6 +12,7 @@ from processes import await_group, start_python, sweep, until
 from whole_runs import LONG, MODES, Runs, past, values_of
 
 import marlcore as mc
+from marlcore.replay import Sampler
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
@@ -54,6 +55,19 @@ def test_the_trainers_priorities_decide_what_is_drawn(tmp_path: Path, mode: str,
     assert result.updates["agent_0"] > 500
     assert sum(ones[-5:]) / 5 > 0.7, ones  # new rows come with the highest priority
     assert weights[0] > 0.5 and max(weights[-5:]) < 0.3, weights
+
+
+def test_each_priority_reaches_the_sampler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths: list[tuple[int, int]] = []
+    update = Sampler.update_priorities
+
+    def noting(sampler: Sampler, index: Any, priority: Any) -> None:
+        lengths.append((len(index), len(priority)))
+        update(sampler, index, priority)
+
+    monkeypatch.setattr(Sampler, "update_priorities", noting)
+    result = runs.train(tmp_path, ALONE, mode="serial", total_steps=600)
+    assert lengths == [(32, 32)] * result.updates["agent_0"] and len(lengths) > 50
 
 
 @LONG
