@@ -203,7 +203,7 @@ REFUSED = {
 @pytest.mark.parametrize("says", REFUSED)
 def test_evaluate_refuses(run_dir: Path, says: str) -> None:
     asked = {"run": run_dir, "episodes": 1, **REFUSED[says]}
-    check_refused(lambda: mc.evaluate(asked.pop("run"), **asked), (ValueError, TypeError), says)  # type: ignore[arg-type]
+    check_refused(lambda: mc.evaluate(asked.pop("run"), **asked), (ValueError, TypeError), says)
 
 
 def test_a_policy_for_other_spaces_is_refused(run_dir: Path, tmp_path: Path) -> None:

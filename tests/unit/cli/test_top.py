@@ -11,7 +11,7 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import pytest
-from refusals import refused
+from refused import refused
 
 from marlcore.cli import top as top_module
 from marlcore.cli.top import Run, _find, _table

@@ -17,7 +17,7 @@ import pytest
 from mapped import Mapped
 from meanwhile import Rang, ring, running, soon
 from model import InOrder, Model, columns
-from refusals import stale_in_a_fork
+from refused import stale_in_a_fork
 from seams import trusting
 
 from marlcore import (
