@@ -1,7 +1,5 @@
 """The programs that compare whole tasks, once in their smallest form; and that a busy machine is refused."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from types import ModuleType

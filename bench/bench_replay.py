@@ -1,7 +1,5 @@
 """Every row's work, by marlcore, by the seeds' locked ring, by memcpy, and by other libraries that are installed."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

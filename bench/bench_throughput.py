@@ -1,7 +1,5 @@
 """Each row of the throughput benchmark runs once in its smallest form, where benchmarks are disabled."""
 
-from __future__ import annotations
-
 import pytest
 
 from . import throughput

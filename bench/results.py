@@ -5,8 +5,6 @@ With `--evaluate`, the last weights then play 100 greedy episodes.
 `--load N` keeps N other processes busy meanwhile: with `updates_per_step` held, the returns must be the same.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

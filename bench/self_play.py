@@ -6,8 +6,6 @@ which was admitted untrained, acts at random, and the last policy in one move of
 episodes/s of async with serial mode at equal updates, as many that serial mode spends half of its time in them.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -4,8 +4,6 @@ The sides of a row take turns, round by round, on the same cores, with one torch
 median over the rounds; a ratio is the median of the rounds' ratios.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import logging
@@ -20,10 +18,11 @@ from statistics import median
 import gymnasium
 import torch
 
-from marlcore.training.config import EvaluationConfig, MetricsConfig
+from marlcore import EvaluationConfig, LearnerConfig, MetricsConfig
+from marlcore.envs import TreasureHunt
 
 from .machine import describe_machine, parse_if_idle
-from .peers.install import MISSING, appo_rate, installed
+from .peers.install import SAMPLE_FACTORY, appo_rate
 from .training_work import Setting, Trained, act_alone, act_apart, in_process, train, train_on_policy
 
 CARTPOLE, HUNT = "gymnasium:CartPole-v1", "treasure_hunt"
@@ -85,11 +84,7 @@ def _checked(trained: Trained, setting: Setting, agents: int = 1) -> float:
 
 
 def rows(scale: float = 1.0) -> dict[str, Callable[[], Row]]:
-    """Every row by its name; each is made when its turn comes, since one measures first what its sides need.
-
-    Args:
-        scale: of the steps of each run.
-    """
+    """Every row by its name, with runs of `scale` times the steps; one measures first what its sides need."""
 
     def steps(full: int, least: int = 4000) -> int:
         return max(least, round(full * scale))
@@ -131,6 +126,15 @@ def rows(scale: float = 1.0) -> dict[str, Callable[[], Row]]:
         goals = Goal("a hanging sink", 0.99, "alone"), Goal("an evaluator", 0.95, "alone")
         return Row("treasure_hunt, 16 copies, beside others", sides, goals)
 
+    def learners() -> Row:
+        sides: dict[str, Side] = {}
+        for agents in (1, 3):
+            hunt = partial(TreasureHunt, agents=agents)
+            acting = partial(act_alone, hunt, steps(60_000, 4 * EPISODES), 4, agents=agents)
+            training = partial(acting, learner=LearnerConfig(warmup=1000, device="cpu"))
+            sides |= {f"{agents} alone": acting, f"{agents} while learners train": training}
+        return Row("treasure_hunt, 4 copies, by agents", sides, (Goal("1 while learners train", 0.9, "1 alone"),))
+
     def vectorized() -> Row:
         sides = {f"{n} copies": partial(act_alone, partial(cartpoles, n), steps(1_000_000), n) for n in (64, 256)}
         return Row("vectorized CartPole, acting alone", sides, (Goal("64 copies", 200_000),))
@@ -157,22 +161,17 @@ def rows(scale: float = 1.0) -> dict[str, Callable[[], Row]]:
             "marlcore, serial": partial(ours_on_policy, CARTPOLE, steps(200_000), "serial"),
             "Stable-Baselines3": partial(peer, "sb3:train_ppo", PPO, 1, steps(100_000)),
         }
-        if installed():
+        if not SAMPLE_FACTORY.missing:
             sides["Sample Factory 2.1.1"] = appo_rate
         goals = [Goal("marlcore", 3, other) for other in list(sides)[3:]]
         return Row("CartPole, PPO, one step on each 512 transitions", sides, tuple(goals))
 
-    return {
-        "dqn": dqn, "acting": acting, "beside": beside, "vectorized": vectorized, "modes": modes, "designs": designs,
-        "on_policy": on_policy,
-    }  # fmt: skip
+    makers = dqn, acting, beside, learners, vectorized, modes, designs, on_policy
+    return {make.__name__: make for make in makers}
 
 
 def balanced(steps: int) -> Setting:
-    """The setting in which a learner's updates take as long as its actor's steps.
-
-    Two serial runs tell the time of a step and that of an update.
-    """
+    """The setting in which a learner's updates take as long as its actor's steps, by the times of two serial runs."""
     few, many = (replace(DQN, updates_per_step=ratio) for ratio in (0.02, 0.25))
     fast, slow = (1 / ours(CARTPOLE, setting, 1, steps, "serial") for setting in (few, many))
     update = (slow - fast) / (many.updates_per_step - few.updates_per_step)
@@ -198,8 +197,8 @@ def main() -> None:
     logging.getLogger("marlcore").setLevel(logging.ERROR)  # who acts alone learns nothing, as it would warn
     machine = describe_machine()
     sys.stdout.write("\n".join(machine.values()) + "\n")
-    if not installed():
-        sys.stdout.write(f"skipped: Sample Factory; {MISSING}\n")
+    if SAMPLE_FACTORY.missing:
+        sys.stdout.write(f"skipped: Sample Factory; {SAMPLE_FACTORY.missing}\n")
     figures: dict[str, dict[str, list[float]]] = {}
     for name, make in rows(options.scale).items():
         if options.row and name not in options.row:

@@ -1,7 +1,5 @@
 """Training runs of the throughput benchmark: what all sides have in common, and marlcore's side."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -24,13 +22,7 @@ BEGIN = 0.3  # of a run's steps pass before its rate is taken
 
 @dataclass(frozen=True)
 class Setting:
-    """What every library is told, of DQN or PPO: two hidden layers, one-step returns, and the Adam optimizer.
-
-    Attributes:
-        tolerance: updates that a learner may be behind `updates_per_step`.
-        target_updates: updates between copies of the network to the target.
-        epsilon: probability of a random action, constant.
-    """
+    """What every library is told, of DQN or PPO: two hidden layers, one-step returns, and the Adam optimizer."""
 
     updates_per_step: float = 0.25
     batch: int = 64
@@ -39,9 +31,9 @@ class Setting:
     gamma: float = 0.99
     warmup: int = 1000
     capacity: int = 100_000
-    target_updates: int = 500
-    epsilon: float = 0.05
-    tolerance: int = 32
+    target_updates: int = 500  # between copies of the network to the target
+    epsilon: float = 0.05  # constant
+    tolerance: int = 32  # updates that a learner may be behind `updates_per_step`
 
 
 @dataclass(frozen=True)
@@ -83,11 +75,7 @@ def train_on_policy(env: Any, setting: Setting, steps: int, mode: str = "async")
 
 
 def act_alone(env: Any, steps: int, envs: int, processes: int = 1, agents: int = 1, **beside: Any) -> float:
-    """Steps a second of marlcore's actors while their learners wait for a warm-up that the run does not reach.
-
-    Args:
-        beside: further settings of mc.Config.
-    """
+    """Steps a second of marlcore's actors; unless `beside` sets it, their learners' warm-up is beyond the run's end."""
     never = steps // agents + 2 * envs * processes
     capacity = 2 * never  # rows are not evenly spread over lanes, and some are boundary rows
     setting = Setting(warmup=never, capacity=capacity, epsilon=0.0)

@@ -4,8 +4,6 @@ An actor process steps one treasure hunt and acts by a copy of each agent's mode
 agent trains the shared model in place.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 import time

@@ -3,8 +3,6 @@
 It steps one CartPole, stores the transition in NumPy arrays without checks, and updates every few steps.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from copy import deepcopy

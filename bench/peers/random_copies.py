@@ -1,7 +1,5 @@
 """The floor of a random draw, compiled from random_copies.c when it is first measured."""
 
-from __future__ import annotations
-
 import functools
 import subprocess
 import sysconfig
