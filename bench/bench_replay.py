@@ -1,4 +1,4 @@
-"""Every row's work, by marlcore, by the seeds' locked ring, by memcpy, and by other libraries that are installed."""
+"""Every row's work, by marlcore, by a locked ring, by memcpy, and by other libraries that are installed."""
 
 from typing import Any
 

@@ -1,7 +1,7 @@
 """The replay's rows that sample: uniformly, and in proportion to priorities, which each batch is given anew.
 
-The seeds' tree of sums is Python in the learner's process; so is marlcore's, in Numba. cpprb has one buffer for several
-processes and one for a single process, where no lock and no shared memory slows it down.
+The locked ring's tree of sums is Python in the learner's process; so is marlcore's, in Numba. cpprb has one buffer for
+several processes and one for a single process, where no lock and no shared memory slows it down.
 """
 
 from collections.abc import Callable, Iterator
