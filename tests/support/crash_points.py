@@ -14,6 +14,7 @@ import importlib.util
 import itertools
 import os
 import signal
+import socket
 import sys
 from collections import Counter
 from functools import partial
@@ -42,12 +43,7 @@ from processes import descriptors  # noqa: E402
 from seams import replace  # noqa: E402
 
 from marlcore import Field, LaneBusy, MarlcoreError, RateLimiter, ReplayBuffer, TransitionSpec  # noqa: E402
-from marlcore.memory import (  # noqa: E402
-    Event,
-    File,
-    atomic,
-    survey,
-)
+from marlcore.memory import Event, File, atomic, survey  # noqa: E402
 from marlcore.memory.header import Header  # noqa: E402
 from marlcore.testing.rows import filled  # noqa: E402
 
@@ -568,29 +564,26 @@ passed = shared_numbers(1, 2)[0]  # points, and what the last one was
 
 def run_victim(scenario: Any, at: int, error: int) -> tuple[int, str]:
     """How a victim of point `at` exited, and what it said; the survivor has met it before."""
-    from_victim, to_survivor = os.pipe()
-    from_survivor, to_victim = os.pipe()
+    ours, theirs = socket.socketpair()
 
     def victim() -> int:
-        os.close(from_victim)
-        os.close(to_victim)
-        return be_victim(scenario, at, error, from_survivor, to_survivor)
+        ours.close()
+        return be_victim(scenario, at, error, theirs)
 
-    pid = fork(victim)
-    os.close(to_survivor)
-    os.close(from_survivor)
-    if path := os.read(from_victim, 4096).decode().strip():
-        scenario.meet(path)
-    os.close(to_victim)
-    said = b"".join(iter(lambda: os.read(from_victim, 4096), b"")).decode()
-    os.close(from_victim)
+    with ours:
+        pid = fork(victim)
+        theirs.close()
+        if path := ours.recv(4096).decode().strip():
+            scenario.meet(path)
+        ours.shutdown(socket.SHUT_WR)
+        said = b"".join(iter(lambda: ours.recv(4096), b"")).decode()
     return reap(pid), said
 
 
-def be_victim(scenario: Any, at: int, error: int, from_survivor: int, to_survivor: int) -> int:
+def be_victim(scenario: Any, at: int, error: int, survivor: socket.socket) -> int:
     before, listed = descriptors(), names()
-    os.write(to_survivor, (scenario.prepare() + "\n").encode())
-    os.read(from_survivor, 1)
+    survivor.send((scenario.prepare() + "\n").encode())
+    survivor.recv(1)
     passed[:] = 0
     armed = points.mc_points_arm(at, error, passed.ctypes.data)
     assert armed == 0, os.strerror(-armed)
@@ -603,7 +596,7 @@ def be_victim(scenario: Any, at: int, error: int, from_survivor: int, to_survivo
     points.mc_points_disarm()
     if not error or passed[0] <= at:
         return UNHARMED
-    os.write(to_survivor, came.encode())
+    survivor.send(came.encode())
     if came != "nothing":
         gc.collect()
         scenario.act()
