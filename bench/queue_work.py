@@ -134,7 +134,6 @@ def _mp_queue(
 
 @contextmanager
 def _memcpy(scale: Scale, obs: NDArray[Any]) -> Iterator[Work]:
-    """The bytes of a run in one piece, once."""
     source = shared_bytes(_reads(scale) * STEPS * (obs.nbytes + SCALARS_NBYTES))
     yield memcpy([(memoryview(bytearray(len(source))), source)])
 

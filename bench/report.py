@@ -22,8 +22,6 @@ KEPT = 0.9  # of its rate alone a writer must keep while it is sampled
 
 @dataclass(frozen=True)
 class Effort:
-    """How long the measuring takes."""
-
     rounds: int
     round_s: float
     rate_rounds: int

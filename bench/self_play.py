@@ -31,8 +31,6 @@ DQN = mc.DQN(learning_rate=1e-3, reward_scale=1.0)
 
 @dataclass(frozen=True)
 class Task:
-    """A game and what trains it."""
-
     make: Any
     steps: int
     anchors: Any
@@ -70,7 +68,6 @@ class Opening:
 
 
 def opened(task: Task) -> Any:
-    """What makes the games that are counted."""
     return (lambda: Opening(task.make(), task.opening)) if task.opening else task.make
 
 
@@ -89,7 +86,6 @@ def config_of(task: Task, seed: int, mode: Any, run_dir: str | None = None) -> m
 
 
 def learn(name: str, seed: int, mode: Any) -> None:
-    """Trains, plays the games and prints a row."""
     task = TASKS[name]
     with tempfile.TemporaryDirectory() as folder:
         began = time.monotonic()
@@ -127,7 +123,6 @@ def speed(name: str, steps: int, updates: float, mode: Any) -> float:
 
 
 def compare(name: str, steps: int, updates: float, rounds: int) -> None:
-    """Prints the medians of both modes, measured in turn."""
     modes = ("serial", "async")
     rates = {mode: [] for mode in modes}  # type: dict[str, list[float]]
     for _ in range(rounds):

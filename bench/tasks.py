@@ -54,7 +54,6 @@ def _plain_loop(seed: int, steps: int, tell: Callable[[int, float], object]) -> 
 
 
 def _shared(count: int) -> dict[str, Any]:
-    """One policy for all agents."""
     return {"policies": {f"agent_{i}": "all" for i in range(count)}}
 
 

@@ -179,7 +179,6 @@ def balanced(steps: int) -> Setting:
 
 
 def measure(row: Row, rounds: int) -> dict[str, list[float]]:
-    """Each side's rate in each round."""
     rates: dict[str, list[float]] = {name: [] for name in row.sides}
     for _ in range(rounds):
         for name, side in row.sides.items():

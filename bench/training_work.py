@@ -141,7 +141,6 @@ def run(env: Any, algorithm: Any, config: mc.Config) -> tuple[mc.Result, list[An
 
 
 def _run(env: Any, config: mc.Config, algorithm: Any) -> tuple[float, int]:
-    """(steps a second of the last part of a run, its updates)."""
     result, metrics = run(env, algorithm, config)
     late = [m for m in metrics if m.name == "episode_length" and m.step >= BEGIN * config.total_steps]
     first, last = late[0], late[-1]

@@ -45,7 +45,6 @@ class Work:
             self.once()
 
     def seconds(self, runs: int) -> float:
-        """The mean time of a run."""
         spent, clock, run = 0.0, time.perf_counter, self.run
         if not self.prepare:
             began = clock()

@@ -18,8 +18,6 @@ from ..training_work import Setting, Trained
 
 
 class PlainDQN:
-    """A network, its target and its optimizer."""
-
     def __init__(self, setting: Setting, inputs: int, actions: int, network: nn.Module | None = None) -> None:
         self.setting = setting
         self.network = mlp(inputs, setting.hidden, actions) if network is None else network
@@ -50,8 +48,6 @@ def mlp(inputs: int, hidden: int, outputs: int) -> nn.Module:
 
 
 class Ring:
-    """The latest transitions, in arrays of one process."""
-
     def __init__(self, capacity: int, shape: tuple[int, ...]) -> None:
         self._arrays = [
             np.zeros((capacity, *shape), np.float32),

@@ -58,8 +58,6 @@ class Program:
 
 
 class World:
-    """What the operations work on."""
-
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         limiter = RateLimiter(1.0, 1, 1000.0)

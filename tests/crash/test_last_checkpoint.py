@@ -62,8 +62,6 @@ def crawl(note: Path, updates: int, seconds: float, fd: int) -> None:
 
 
 class Run:
-    """A run that has saved a checkpoint of each agent."""
-
     def __init__(self, folder: Path) -> None:
         self.folder, self.path = folder, folder / "run"
         self.process = self.program(*OPTIONS, "--algorithm.folder", str(folder), "--run-dir", str(self.path))
@@ -78,7 +76,6 @@ class Run:
         until(done, lambda: self.process.poll() is None)
 
     def slow_down(self, seconds: float) -> None:
-        """From now on each checkpoint takes so long."""
         (self.folder / "slow.new").write_text(str(seconds))
         (self.folder / "slow.new").rename(self.folder / "slow")
 
@@ -134,7 +131,6 @@ def test_ctrl_c_waits_until_slow_last_checkpoints_are_whole(run: Run, signals: t
 
 @pytest.mark.long
 def test_a_second_ctrl_c_waits_for_nothing(run: Run) -> None:
-    """A second Ctrl-C waits for nothing and what was saved before is whole."""
     segments = segments_of(run.process.pid)
     run.slow_down(FOR_EVER_S)
     run.await_(lambda: len(run.saving) == len(AGENTS) and -1 not in run.saving)

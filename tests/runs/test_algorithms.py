@@ -52,7 +52,6 @@ def test_a_serial_run_repeats_itself_exactly_under_a_seed(tmp_path: Path, kind: 
 
 
 def leaves(state: Any) -> list[Any]:
-    """Every value of nested dicts and lists."""
     if isinstance(state, dict):
         return [leaf for key in state for leaf in leaves(state[key])]
     return [leaf for value in state for leaf in leaves(value)] if isinstance(state, (list, tuple)) else [state]

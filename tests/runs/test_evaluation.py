@@ -71,7 +71,6 @@ class Endless(Corridor):
 
 
 def evaluations(run_dir: Path, name: str = "eval_return") -> list[tuple[int, float]]:
-    """(step, value) of each."""
     return [(metric.step, metric.value) for metric in metrics_of(run_dir) if metric.name == name]
 
 
@@ -86,7 +85,6 @@ def learning(run_dir: Path) -> list[tuple[Any, ...]]:
 
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of a run that has ended."""
     return train(tmp_path_factory.mktemp("evaluated"), Corridor, DQN).run_dir
 
 
@@ -266,7 +264,6 @@ def start(tmp_path: Path) -> Iterator[Callable[..., mc.Run]]:
 
 
 def newest(run: mc.Run) -> int:
-    """The highest step of a kept checkpoint."""
     steps = [path.name.split(".")[1] for path in (run.run_dir / "checkpoints").glob(f"{AGENT}.*.pt")]
     return max((int(step) for step in steps if step.isdecimal()), default=-1)
 

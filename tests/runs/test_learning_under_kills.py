@@ -52,7 +52,6 @@ def learn(folder: Path, updates: int, pause: float, seconds: float = 0.0, least:
 
 
 def returns(folder: Path) -> dict[str, float]:
-    """By agent, the mean return of the policies that were saved."""
     return dict(mc.evaluate(folder / "run", episodes=200).mean)
 
 

@@ -102,7 +102,6 @@ class Counts:
 
 
 def play(folder: Path, algorithm: mc.Algorithm, **changes: Any) -> Counts:
-    """A run's counts."""
     moves = folder / "moves"
     moves.mkdir()
     result = runs.train(folder, partial(Referee, moves), algorithm, **changes)

@@ -98,7 +98,6 @@ def publish_as_before() -> Any:
 
 
 def train(tmp_path: Path, obs_norm: str, dies_at: int = 0, **changes: Any) -> Any:
-    """A run, and what its learner noted."""
     algorithm = Noting(notes=str(tmp_path / "notes"), dies_at=dies_at, learning_rate=2e-3, hidden=(32, 32))
     learner = {"obs_norm": obs_norm}
     result = runs.train(tmp_path, FarAway, algorithm, learner=learner, **changes)

@@ -91,7 +91,6 @@ def test_batches_drawn_ahead_train_as_many_times(tmp_path: Path) -> None:
 
 @pytest.fixture
 def large(tmp_path: Path) -> Path:
-    """A folder for replays."""
     (tmp_path / "large").mkdir()
     return tmp_path / "large"
 

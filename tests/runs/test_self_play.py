@@ -36,7 +36,6 @@ def train(tmp_path: Path, algorithm: Any = None, **changes: Any) -> mc.Result:
 
 
 def acts_of(tmp_path: Path) -> list[list[float]]:
-    """The actions of each side in each episode."""
     return [acted[side] for acted in episodes_of(tmp_path / "notes").values() for side in SIDES]
 
 
@@ -318,5 +317,4 @@ def test_a_run_is_resumed_with_its_anchors_its_parts_and_its_best(tmp_path: Path
 
 
 def newest_values(run_dir: Path) -> dict[str, float]:
-    """The newest value of each of the policy's metrics."""
     return {metric.name: metric.value for metric in metrics_of(run_dir) if metric.agent == "main"}

@@ -27,7 +27,6 @@ runs = Runs(
 
 
 def saved(run_dir: Path) -> dict[str, Any]:
-    """The payoff table of the last checkpoint."""
     path = run_dir / "checkpoints" / "main.pt"
     return torch.load(path, weights_only=True)["self_play"]["payoff"]["totals"] if path.exists() else {}
 

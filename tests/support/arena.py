@@ -77,8 +77,6 @@ def episodes_of(folder: Path) -> dict[tuple[int, int], dict[str, list[float]]]:
 
 
 class Marked(torch.nn.Module):
-    """One weight, or several: the updates that made it."""
-
     def __init__(self, size: int) -> None:
         super().__init__()
         self.mark = torch.nn.Parameter(torch.zeros(size))
@@ -119,7 +117,6 @@ class Counting:
 
 
 def weak(obs: Any) -> Any:
-    """An anchor that always loses."""
     assert obs.shape == (4,) and obs.dtype == np.float32
     return np.float32([ANCHOR])
 

@@ -68,7 +68,6 @@ def observations(tickets, spec: TransitionSpec):
 
 
 def rows(tickets, spec: TransitionSpec) -> dict[str, Any]:
-    """The fields of rows, or of one row."""
     tickets = np.asarray(tickets)
     after = {"next_obs": observations(tickets + 1, spec)} if spec.next_obs else {}
     return {"obs": observations(tickets, spec), "action": tickets, "reward": tickets % 7, **after}
@@ -121,7 +120,6 @@ class Add:
         return self.writer.add(**rows(ticket, self.spec))
 
     def release(self) -> None:
-        """Gives back all that the victim has."""
         self.own.close()
         self.own = self.writer = None
 
@@ -241,7 +239,6 @@ class AddVector(Add):
         assert written == self.lanes * (BEFORE + 4) + sum(committed) - (committed[1] == 2)
 
     def look(self) -> None:
-        """Every row that can be drawn is what was written."""
         for _ in range(4):
             check_rows(self.sampler.sample(), self.spec, self.lanes)
 
@@ -255,8 +252,6 @@ class AddLimited(Add):
 
 
 class Claim(Add):
-    """A process takes a lane."""
-
     written, writes = 0, False
 
     def act(self) -> None:
@@ -271,8 +266,6 @@ class Claim(Add):
 
 
 class Attach(Add):
-    """A process maps a segment."""
-
     written, attaches, writes = 0, False, False
 
     def act(self) -> None:
@@ -608,7 +601,6 @@ def be_victim(scenario: Any, at: int, error: int, survivor: socket.socket) -> in
 
 
 def kill_at_each_point(make: Any, folder: Path) -> Counter[str]:
-    """Points of each kind."""
     counts: Counter[str] = Counter()
     for at in itertools.count():
         scenario = make(folder)

@@ -191,7 +191,6 @@ def wait_for_threads(most: int) -> None:
 
 
 def main(times: int, bell: str = "Bell") -> int:
-    """So many interrupts by signals, then one before each instruction."""
     if bell == "ConditionBell":
         prefetch_work.Bell = ConditionBell  # type: ignore[assignment, misc]
         ATTACKED.update({threading.__file__, __file__})

@@ -223,15 +223,12 @@ def open_board(path: Path) -> np.ndarray:
 
 
 def live(role: Callable[..., None], path: Path, slot: int, *arguments: Any) -> None:
-    """The target of processes."""
     line = open_board(path)[slot]
     line[PHASE] = ATTACHING
     role(line, *arguments)
 
 
 class Lives:
-    """Starts processes of one method, kills them, and counts what became of them."""
-
     def __init__(self, method: str, folder: Path, slots: int) -> None:
         self.context = multiprocessing.get_context(method)
         self.path = folder / "board"
@@ -370,7 +367,6 @@ class Kills(Lives):
         self.counts[f"{role.work.__name__}_{phase}"] += 1
 
     def survive(self) -> None:
-        """What is read here is whole, whoever was killed."""
         self.counts["torn"] += self.births.torn_rows(self.sampler.sample(PATIENCE_S))
         self.counts["rows"] += BATCH
         if self.store and self.subscriber.pull(PATIENCE_S):

@@ -18,7 +18,6 @@ PATIENCE_S = 1800.0  # for what hangs; far more than a slow machine needs
 
 
 def children(pid: int) -> list[int]:
-    """The processes that a process started."""
     pids: list[int] = []
     for path in Path(f"/proc/{pid}/task").glob("*/children"):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended meanwhile
@@ -44,7 +43,6 @@ def descriptors() -> list[str]:
 
 
 def segments_of(pid: int) -> set[Path]:
-    """The segments in /dev/shm that a process holds."""
     from marlcore.cli.gc import holders  # which imports the parser of options
 
     files = survey_segments()
@@ -60,7 +58,6 @@ def await_ends(pidfds: Iterable[int]) -> None:
 
 
 def await_group(group: int) -> None:
-    """Waits until no process of a group lives."""
     until(lambda: not living(group))
 
 

@@ -64,7 +64,6 @@ class Runs:
 
 
 def past(run: mc.Run, steps: int) -> None:
-    """Waits until a run has taken so many steps."""
     until(lambda: run.status().steps >= steps, lambda: run.status().running)
 
 
@@ -143,6 +142,5 @@ def marlcore(*arguments: object, cwd: Path, **options: Any) -> subprocess.Popen[
 
 
 def finished(process: subprocess.Popen[str]) -> tuple[int, str]:
-    """Waits for a process: its exit code, and what it still printed."""
     output, _ = process.communicate(timeout=PATIENCE_S)
     return process.returncode, output
