@@ -1,13 +1,9 @@
 """Training runs of the throughput benchmark: what all sides have in common, and marlcore's side."""
 
-import json
-import subprocess
-import sys
 import tempfile
 import threading
-from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
 from multiprocessing import get_context
@@ -52,8 +48,13 @@ class Trained:
 
 def in_process(peer: str, setting: Setting, steps: int) -> Trained:
     """A peer's "module:function" in a fresh interpreter, so that no library meets another's threads or caches."""
-    command = [sys.executable, "-m", __name__, peer, json.dumps(asdict(setting)), str(steps)]
-    return Trained(**json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout.splitlines()[-1]))
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        return pool.submit(_train_peer, *peer.split(":"), setting, steps).result()
+
+
+def _train_peer(module: str, function: str, setting: Setting, steps: int) -> Trained:
+    trained: Trained = getattr(import_module(f"bench.peers.{module}"), function)(setting, steps)
+    return trained
 
 
 def train(env: Any, setting: Setting, steps: int, mode: str = "async") -> Trained:
@@ -145,14 +146,3 @@ def _run(env: Any, config: mc.Config, algorithm: Any) -> tuple[float, int]:
     late = [m for m in metrics if m.name == "episode_length" and m.step >= BEGIN * config.total_steps]
     first, last = late[0], late[-1]
     return (last.step - first.step) / (last.time_s - first.time_s), sum(result.updates.values())
-
-
-def main() -> None:
-    peer, setting, steps = sys.argv[1:]
-    module, _, function = peer.partition(":")
-    work: Callable[..., Trained] = getattr(import_module(f"bench.peers.{module}"), function)
-    sys.stdout.write(json.dumps(asdict(work(Setting(**json.loads(setting)), int(steps)))) + "\n")
-
-
-if __name__ == "__main__":
-    main()

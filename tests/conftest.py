@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from multiprocessing import resource_tracker, spawn
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -270,20 +271,11 @@ def fork_server() -> Iterator[ForkServer]:
         yield server
 
 
-class Lent:
-    """What runs and groups of workers see of a server that its owner closes."""
-
-    def __init__(self, server: ForkServer) -> None:
-        self.fork = server.fork
-
-    def close(self) -> None:
-        """Leaves it open."""
-
-
 @pytest.fixture
 def shared_fork_server(fork_server: ForkServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs and groups of workers use the server that tests share."""
-    monkeypatch.setattr("marlcore.processes.children.ForkServer", lambda preload, hurry: Lent(fork_server))
+    """Runs and groups of workers use the server that tests share, and leave it open."""
+    lent = SimpleNamespace(fork=fork_server.fork, close=lambda: None)
+    monkeypatch.setattr("marlcore.processes.children.ForkServer", lambda preload, hurry: lent)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from crowd import Naming
 from hunt import HUNT
 from odd_spaces import Counting
 from processes import until
-from whole_runs import LONG, Runs, checkpoint, kill, metrics_of, values_of
+from whole_runs import LONG, Runs, checkpoint, history, kill, values_of
 
 import marlcore as mc
 from marlcore.envs import Recall
@@ -42,8 +42,7 @@ def test_a_serial_run_repeats_itself_exactly_under_a_seed(tmp_path: Path, kind: 
     told, networks = [], []
     for i, seed in enumerate([3, 3, 4]):
         run_dir = runs.train(tmp_path / str(i), env_fn, algorithm, seed=seed, **changes).run_dir
-        # Rates and waits are measured by the clock, and so is the time of each row; nothing else is.
-        told.append([(m.step, m.agent, m.name, m.value) for m in metrics_of(run_dir) if not m.name.endswith("_s")])
+        told.append(history(run_dir))
         networks.append(checkpoint(run_dir)["network"])
     assert len(told[0]) > 50
     assert told[0] == told[1] != told[2]

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from processes import until
 from refused import check_refused
-from whole_runs import LONG, Runs, change_checkpoint, checkpoint, kill, metrics_of, past
+from whole_runs import LONG, Runs, change_checkpoint, checkpoint, history, kill, metrics_of, past
 
 import marlcore as mc
 from marlcore.__main__ import main
@@ -74,15 +74,6 @@ def evaluations(run_dir: Path, name: str = "eval_return") -> list[tuple[int, flo
     return [(metric.step, metric.value) for metric in metrics_of(run_dir) if metric.name == name]
 
 
-def learning(run_dir: Path) -> list[tuple[Any, ...]]:
-    """What a run did, without its evaluations and times."""
-    return [
-        (metric.step, metric.agent, metric.name, metric.value)
-        for metric in metrics_of(run_dir)
-        if not metric.name.startswith("eval_") and not metric.name.endswith("_s")
-    ]
-
-
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train(tmp_path_factory.mktemp("evaluated"), Corridor, DQN).run_dir
@@ -99,7 +90,7 @@ def test_a_serial_run_evaluates_at_its_interval_and_at_its_end(run_dir: Path, tm
     lengths = [value for _, value in evaluations(run_dir, "eval_length")]
     assert len(set(lengths)) > 1  # each evaluation has episodes of its own
     without = train(tmp_path / "without", Corridor, DQN, evaluation=UNEVALUATED).run_dir
-    assert learning(without) == learning(run_dir) and evaluations(without) == []
+    assert history(without) == [metric for metric in history(run_dir) if not metric[2].startswith("eval_")]
 
 
 def test_the_best_and_the_last_policies_can_be_loaded(run_dir: Path) -> None:

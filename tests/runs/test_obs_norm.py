@@ -43,15 +43,10 @@ class FarAway(Crowd):
 
 @dataclass(frozen=True)
 class Noting(mc.DQN):
-    """DQN whose learner's process notes each publication, and whose rows hold what the model saw.
+    """DQN whose learner's process notes each publication, and whose rows hold what the model saw."""
 
-    Attributes:
-        notes: the file; lines of JSON.
-        dies_at: updates at which the first such process dies.
-    """
-
-    notes: str = ""
-    dies_at: int = 0
+    notes: str = ""  # a file, lines of JSON
+    dies_at: int = 0  # updates at which the first such process dies
 
     def transition(self, spaces: mc.Spaces) -> mc.TransitionSpec:
         return replace(super().transition(spaces), extras={"seen": mc.Field((1,))})

@@ -1,14 +1,12 @@
 """Settings of the replay in whole runs: priorities, files instead of memory, batches drawn ahead."""
 
-import os
-import signal
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from crowd import Crowd
-from processes import await_group, start_python, sweep, until
+from processes import kill_once, sweep
 from whole_runs import LONG, MODES, Runs, past, values_of
 
 import marlcore as mc
@@ -127,13 +125,8 @@ runs.train(Path(sys.argv[1]), ALONE, replay=in_files(sys.argv[2]), **ENDLESS)
 @LONG
 def test_files_of_a_killed_run_block_no_later_one(tmp_path: Path, large: Path) -> None:
     (large / "marlcore-notes.txt").write_text("kept")
-    process = start_python(PROGRAM, tmp_path, large, beside=__file__)
-    try:
-        until(lambda: list(tmp_path.glob("run/checkpoints/*.replay")), lambda: process.poll() is None)
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-    await_group(process.pid)
+    saves = partial(tmp_path.glob, "run/checkpoints/*.replay")
+    kill_once(lambda: any(saves()), PROGRAM, tmp_path, large, beside=__file__)
     assert len(files(large)) == 2, "the killed run left its file"
     other = runs.train(tmp_path / "other", ALONE, replay=in_files(large))
     assert other.steps >= 3_000 and files(large) == ["marlcore-notes.txt"]

@@ -600,37 +600,23 @@ def be_victim(scenario: Any, at: int, error: int, survivor: socket.socket) -> in
     return ENDED
 
 
-def kill_at_each_point(make: Any, folder: Path) -> Counter[str]:
+def attack_each_point(make: Any, folder: Path, kill: bool) -> Counter[str]:
+    """Kills: the points of each kind. Failures: how often each error of each system call led to which exception."""
     counts: Counter[str] = Counter()
     for at in itertools.count():
-        scenario = make(folder)
-        code, _ = run_victim(scenario, at, 0)
-        assert code in (-signal.SIGKILL, UNHARMED), f"the victim of point {at} ended with {code}"
-        kind = KINDS[int(passed[1])]
-        finish(scenario, code == UNHARMED, f"{kind}, point {at}" if code < 0 else "its end")
-        if code == UNHARMED:
-            break
-        counts[kind] += 1
-    return counts
-
-
-def fail_each_call(make: Any, folder: Path) -> Counter[str]:
-    """How often each error of each system call led to which exception, or to nothing."""
-    counts: Counter[str] = Counter()
-    for at in itertools.count():
-        errors = ["EIO"]
+        errors = [""] if kill else ["EIO"]
         for error in errors:
             scenario = make(folder)
-            code, came = run_victim(scenario, at, getattr(errno, error))
-            call = KINDS[int(passed[1])]
-            where = f"{error} of {call}, system call {at}"
-            assert code in (ENDED, UNHARMED), f"{where}: the victim ended with {code}"
-            finish(scenario, True, where)
+            code, came = run_victim(scenario, at, getattr(errno, error, 0))
+            kind = KINDS[int(passed[1])]
+            where = f"{error or 'SIGKILL'} at point {at}, {kind}"
+            assert code in (-signal.SIGKILL if kill else ENDED, UNHARMED), f"{where}: the victim ended with {code}"
+            finish(scenario, not kill or code == UNHARMED, where)
             if code == UNHARMED:
                 return counts
-            counts[f"{call}:{error}:{came}"] += 1
-            if len(errors) == 1:
-                errors += ERRORS.get(call, [])
+            counts[kind if kill else f"{kind}:{error}:{came}"] += 1
+            if error == "EIO":
+                errors += ERRORS.get(kind, [])
     raise AssertionError
 
 
@@ -647,7 +633,6 @@ def finish(scenario: Any, done: bool, where: str) -> None:
 
 def main() -> None:
     how, name, _, folder, *sabotage = sys.argv[1:]
-    do = kill_at_each_point if how == "kill" else fail_each_call
     replace("memory", SHM_DIR=Path(folder))  # where nobody else makes segments, or sweeps
     replace("memory", sweep=partial(survey.survey_segments, survey.SHM_DIR, remove=True))
     Add(survey.SHM_DIR).close()  # compiles or loads what drawing needs
@@ -661,7 +646,7 @@ def main() -> None:
     gc.freeze()  # which need not be looked through again and again
     for broken in sabotage:
         SABOTAGE[broken]()
-    report(do(SCENARIOS[name], Path(folder)))
+    report(attack_each_point(SCENARIOS[name], Path(folder), how == "kill"))
 
 
 if __name__ == "__main__":

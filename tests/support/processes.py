@@ -3,6 +3,7 @@
 import contextlib
 import os
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -68,6 +69,17 @@ def until(reached: Callable[[], Any], lives: Callable[[], bool] = lambda: True) 
         assert lives() and time.monotonic() < deadline
         time.sleep(0.01)
     return value
+
+
+def kill_once(reached: Callable[[], Any], code: str, *arguments: object, beside: str) -> None:
+    """Starts such code, and kills its whole group once `reached` is true."""
+    process = start_python(code, *arguments, beside=beside)
+    try:
+        until(reached, lambda: process.poll() is None)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+    await_group(process.pid)
 
 
 def start_python(code: str, *arguments: object, beside: str) -> subprocess.Popen[str]:

@@ -89,6 +89,12 @@ def values_of(run_dir: Path, name: str) -> list[float]:
     return [metric.value for metric in metrics_of(run_dir) if metric.name == name]
 
 
+def history(run_dir: Path) -> list[tuple[Any, ...]]:
+    """What a run did: its metrics without what the clock measured, which rates, waits and the time of each row are."""
+    metrics = metrics_of(run_dir)
+    return [(m.step, m.agent, m.name, m.value) for m in metrics if not m.name.endswith("_s")]
+
+
 def checkpoint(run_dir: Path, name: str = "agent_0") -> dict[str, Any]:
     state: dict[str, Any] = torch.load(run_dir / "checkpoints" / f"{name}.pt")
     return state
