@@ -71,7 +71,7 @@ SIDES = {
 def test_each_side_makes_the_updates_that_its_steps_call_for(name: str) -> None:
     """Each side checks its updates itself."""
     row = throughput.rows(0.001)[name]()
-    rates = throughput.measure(throughput.Row(row.name, {side: row.sides[side] for side in SIDES[name]}), 1)
+    rates = throughput.measure(throughput.Comparison(row.name, {side: row.sides[side] for side in SIDES[name]}), 1)
     assert all(rate > 0 for (rate,) in rates.values())
 
 
