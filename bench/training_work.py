@@ -4,7 +4,6 @@ import tempfile
 import threading
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from functools import partial
 from importlib import import_module
 from multiprocessing import get_context
 from pathlib import Path
@@ -88,11 +87,8 @@ def act_alone(env: Any, steps: int, envs: int, processes: int = 1, agents: int =
 def act_apart(env: Any, steps: int, envs: int, runs: int, agents: int = 1) -> float:
     """Steps a second of several such runs together, which share nothing but the machine: the limit of `processes`."""
     with ProcessPoolExecutor(runs, get_context("spawn")) as pool:
-        return sum(pool.map(partial(_act_once, env, steps // runs, envs, agents), range(runs)))
-
-
-def _act_once(env: Any, steps: int, envs: int, agents: int, _: int) -> float:
-    return act_alone(env, steps, envs, agents=agents)
+        rates = [pool.submit(act_alone, env, steps // runs, envs, agents=agents) for _ in range(runs)]
+        return sum(rate.result() for rate in rates)
 
 
 class HangingSink:

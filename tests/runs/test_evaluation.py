@@ -10,7 +10,6 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 from processes import until
 from refused import check_refused
@@ -295,21 +294,17 @@ def test_an_endless_last_evaluation_is_cut_off(tmp_path: Path, monkeypatch: pyte
     assert checkpoint(result.run_dir)["step"] == 1_200
 
 
-class Slow:
-    """A trainer whose updates take a while."""
-
-    def __init__(self, trainer: Any) -> None:
-        self.state_dict, self.load_state_dict = trainer.state_dict, trainer.load_state_dict
-        self._update = trainer.update
-
-    def update(self, batch: Any) -> Any:
-        time.sleep(0.05)
-        return self._update(batch)
-
-
 class SlowDQN(mc.DQN):
-    def make_trainer(self, model: torch.nn.Module) -> Any:
-        return Slow(super().make_trainer(model))
+    def make_trainer(self, model: Any) -> Any:
+        trainer = super().make_trainer(model)
+        update = trainer.update
+
+        def slowly(batch: Any) -> mc.Update:
+            time.sleep(0.05)
+            return update(batch)
+
+        trainer.update = slowly
+        return trainer
 
 
 @LONG
