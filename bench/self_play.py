@@ -123,12 +123,8 @@ def speed(name: str, steps: int, updates: float, mode: Any) -> float:
 
 
 def compare(name: str, steps: int, updates: float, rounds: int) -> None:
-    modes = ("serial", "async")
-    rates = {mode: [] for mode in modes}  # type: dict[str, list[float]]
-    for _ in range(rounds):
-        for mode in modes:
-            rates[mode].append(speed(name, steps, updates, mode))
-    serial, overlapped = (median(rates[mode]) for mode in modes)
+    rates = [[speed(name, steps, updates, mode) for mode in ("serial", "async")] for _ in range(rounds)]
+    serial, overlapped = map(median, zip(*rates, strict=True))
     sys.stdout.write(
         f"{name}, {updates:g} updates/step: serial {serial:,.1f} episodes/s, async {overlapped:,.1f} episodes/s, "
         f"ratio {overlapped / serial:.2f}\n"
