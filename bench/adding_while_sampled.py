@@ -1,7 +1,5 @@
 """How fast one process adds while another samples flat out, against how fast it adds alone."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,21 +22,13 @@ Sample = Callable[[], Any]
 
 @dataclass(frozen=True)
 class Rates:
-    """Adds a second: median of the rounds.
+    """Adds a second, and their ratios: medians of the rounds."""
 
-    Attributes:
-        alone: the other process sleeps.
-        beside_spinning: it computes, and touches no shared memory: what the machine itself takes away.
-        beside_sampling: it samples.
-        kept: beside_sampling / alone, median of the rounds' ratios.
-        kept_of_busy: the same to beside_spinning: what sharing the memory takes away.
-    """
-
-    alone: float
-    beside_spinning: float
+    alone: float  # the other process sleeps
+    beside_spinning: float  # it computes, and touches no shared memory: what the machine itself takes away
     beside_sampling: float
-    kept: float
-    kept_of_busy: float
+    kept: float  # beside_sampling / alone
+    kept_of_busy: float  # beside_sampling / beside_spinning: what sharing the memory takes away
 
 
 @contextmanager
@@ -48,12 +38,12 @@ def _marlcore() -> Iterator[tuple[ReplayBuffer, Sample]]:
 
 
 @contextmanager
-def _seeds() -> Iterator[tuple[LockedRing, Sample]]:
+def _locks() -> Iterator[tuple[LockedRing, Sample]]:
     ring = LockedRing(CAPACITY, VECTOR.shape, VECTOR.dtype.name)
     yield ring, partial(ring.sample, BATCH)
 
 
-LIBRARIES = {"marlcore": _marlcore, "seeds": _seeds}
+LIBRARIES = {"marlcore": _marlcore, "locks": _locks}
 
 
 def _serve(shared: Any, pipe: Connection) -> None:
@@ -77,11 +67,7 @@ def _spin() -> None:
 
 
 def measure_rates(library: str, rounds: int, seconds: float, warm_up_s: float = WARM_UP_S) -> Rates:
-    """The rates of a library's writer; each round measures all three for `seconds` each.
-
-    Args:
-        warm_up_s: seconds of adding before the first round.
-    """
+    """The rates of a library's writer; each round measures all three for `seconds` each."""
     with LIBRARIES[library]() as (shared, sample), writing(_serve, shared) as pipe:
 
         def rate_beside(work: Callable[[], Any], seconds: float) -> float:

@@ -3,8 +3,6 @@
 So their memory is mapped, as it is in a run's steady state. A row's sizes are an observation, and the rows of a call.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -80,7 +78,7 @@ def _lanes(scale: Scale, obs: NDArray[Any], count: int, vector: bool = True) -> 
 
 
 @contextmanager
-def _seeds(scale: Scale, obs: NDArray[Any], count: int) -> Iterator[Work]:
+def _locks(scale: Scale, obs: NDArray[Any], count: int) -> Iterator[Work]:
     ring = LockedRing(rows_of(obs, scale), obs.shape, obs.dtype.name)
     add_batch = partial(ring.add_batch, *_many(obs), NONE_DONE)
     for _ in range(0, ring.capacity, MANY):
@@ -108,7 +106,7 @@ def _cpprb(scale: Scale, obs: NDArray[Any], count: int) -> Iterator[Work]:
     yield Work(add, lambda _: _check_added(obs, cpprb.fields(buffer.sample(MANY // 2))))
 
 
-PLAIN = {"marlcore": _marlcore, "seeds": _seeds, "memcpy": _memcpy}
+PLAIN = {"marlcore": _marlcore, "locks": _locks, "memcpy": _memcpy}
 BESIDE_CPPRB = installed({**PLAIN, "cpprb": _cpprb})
 LANES = {
     "marlcore": _lanes,
@@ -117,7 +115,7 @@ LANES = {
     "add_batch": _marlcore,
 }
 ROWS = (
-    Row("add, 4 x float32", BESIDE_CPPRB, (Budget("seeds", 1 / 2.5), Budget("cpprb", 1 / 45)), (VECTOR, 1)),
+    Row("add, 4 x float32", BESIDE_CPPRB, (Budget("locks", 1 / 2.5), Budget("cpprb", 1 / 45)), (VECTOR, 1)),
     Row("add, 84 x 84 uint8", PLAIN, sizes=(FRAME, 1)),
     Row("add_batch of 64, 4 x float32", BESIDE_CPPRB, (Budget("cpprb", 1 / 6),), (VECTOR, MANY)),
     Row(

@@ -1,7 +1,5 @@
 """The programs that compare whole tasks, once in their smallest form; and that a busy machine is refused."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from types import ModuleType
@@ -55,6 +53,33 @@ def test_catch_keeps_the_interface() -> None:
 def test_both_sides_of_the_ablation_make_the_same_updates() -> None:
     updates = [ablation.compare(side, seed=0, steps=1500)[2] for side in ablation.SIDES]
     assert updates[0] == updates[1] > 50
+
+
+SIDES = {
+    "acting": ["4 copies", "2 runs of 16 copies"],
+    "vectorized": ["64 copies"],
+    "learners": ["1 while learners train"],
+    "beside": ["a hanging sink", "an evaluator"],
+    "dqn": ["marlcore", "plain loop"],
+    "on_policy": ["marlcore", "marlcore, serial"],
+    "designs": ["marlcore", "pickles in mp.Queue", "shared arrays with mp.Lock"],
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", SIDES)
+def test_each_side_makes_the_updates_that_its_steps_call_for(name: str) -> None:
+    """Each side checks its updates itself."""
+    row = throughput.rows(0.001)[name]()
+    rates = throughput.measure(throughput.Comparison(row.name, {side: row.sides[side] for side in SIDES[name]}), 1)
+    assert all(rate > 0 for (rate,) in rates.values())
+
+
+def test_a_goal_is_judged_by_the_ratio_of_each_round() -> None:
+    rates = {"ours": [3.0, 40.0, 6.0], "theirs": [1.0, 10.0, 3.0]}
+    goal = throughput.Goal("ours", 3, "theirs")
+    assert goal.text(rates) == "ours / theirs: 3.00, at least 3: reached"
+    assert throughput.Goal("ours", 7).text(rates) == "ours: 6 steps/s, at least 7: missed"
 
 
 def test_the_curves_of_two_tasks_are_one_picture(tmp_path: Path) -> None:

@@ -1,6 +1,4 @@
-"""Every row's work, by marlcore, by the seeds' locked ring, by memcpy, and by other libraries that are installed."""
-
-from __future__ import annotations
+"""Every row's work, by marlcore, by a locked ring, by memcpy, and by other libraries that are installed."""
 
 from typing import Any
 
@@ -22,14 +20,12 @@ def test_row(benchmark: Any, row: Row, library: str, scale: Scale) -> None:
 
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_writer_rate_while_sampled(library: str) -> None:
-    """A writer in another process gets its rows in while this process samples."""
     rates = measure_rates(library, rounds=1, seconds=0.02, warm_up_s=0.02)
     assert min(rates.alone, rates.beside_spinning, rates.beside_sampling) > 0
 
 
 @pytest.mark.parametrize("library", SAVE_LIBRARIES)
 def test_save(library: str, scale: Scale) -> None:
-    """A writer in another process adds while this process saves."""
     figures = measure_saves(library, scale.frames, rounds=1)
     assert figures.nbytes > scale.frames * 84 * 84
     assert min(figures.save_s, figures.load_s, figures.longest_add_s, figures.longest_add_saving_s) > 0

@@ -1,7 +1,5 @@
 """Benchmarks run at full size, and once on small rings where they are disabled."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

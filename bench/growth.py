@@ -1,7 +1,5 @@
 """How the cost of a call grows with lanes and with rows, 4 x float32 each: `python -m bench.growth`."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """The machine on which a benchmark runs: what its figures depend on, and whether it is idle enough for them."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,20 +1,38 @@
 """The weights' rows: publish and pull of a small and of a large network."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from multiprocessing import get_context
 
 import torch
 from torch import nn
 
 from marlcore import ParameterStore
 
-from .peers.params import LockedModel
 from .work import Budget, Row, Scale, Work, memcpy, shared_bytes
 
 MakeModel = Callable[[], nn.Module]
+
+
+class LockedModel:
+    """A model in shared memory that one process publishes to and others pull from, with the lock held."""
+
+    def __init__(self, shared: nn.Module) -> None:
+        context = get_context("spawn")
+        self.shared = shared.share_memory()
+        self.lock = context.Lock()
+        self.version = context.Value("q", 0)
+
+    def publish(self, model: nn.Module) -> int:
+        with self.lock:
+            self.shared.load_state_dict(model.state_dict())
+            self.version.value += 1
+            return int(self.version.value)
+
+    def pull(self, model: nn.Module) -> None:
+        with self.lock:
+            model.load_state_dict(self.shared.state_dict())
 
 
 def _small() -> nn.Module:
@@ -53,7 +71,7 @@ def _marlcore(_: Scale, make_model: MakeModel, pulling: bool) -> Iterator[Work]:
 
 
 @contextmanager
-def _seeds(_: Scale, make_model: MakeModel, pulling: bool) -> Iterator[Work]:
+def _locks(_: Scale, make_model: MakeModel, pulling: bool) -> Iterator[Work]:
     model, local = make_model(), make_model()
     locked = LockedModel(make_model())
     yield _work(model, partial(locked.publish, model), local, partial(locked.pull, local), pulling)
@@ -69,9 +87,9 @@ def _memcpy(_: Scale, make_model: MakeModel, pulling: bool) -> Iterator[Work]:
     yield memcpy(((local, slot) for slot in slots), prepare=publish.run) if pulling else publish
 
 
-LIBRARIES = {"marlcore": _marlcore, "seeds": _seeds, "memcpy": _memcpy}
+LIBRARIES = {"marlcore": _marlcore, "locks": _locks, "memcpy": _memcpy}
 ROWS = (
-    Row("publish 0.28 MB", LIBRARIES, (Budget("seeds", 1 / 15),), (_small, False)),
+    Row("publish 0.28 MB", LIBRARIES, (Budget("locks", 1 / 15),), (_small, False)),
     Row("publish 6.8 MB", LIBRARIES, (Budget("memcpy", 1.08),), (_large, False)),
     Row("pull 0.28 MB", LIBRARIES, sizes=(_small, True)),
     Row("pull 6.8 MB", LIBRARIES, sizes=(_large, True)),

@@ -4,8 +4,6 @@ The writer writes flat out; what is timed is the reader, from full pipes on, so 
 have 128 steps, and so have the reader's batches; step t's action is t, its obs that of the same place in any episode.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -136,7 +134,6 @@ def _mp_queue(
 
 @contextmanager
 def _memcpy(scale: Scale, obs: NDArray[Any]) -> Iterator[Work]:
-    """The bytes of a run in one piece, once."""
     source = shared_bytes(_reads(scale) * STEPS * (obs.nbytes + SCALARS_NBYTES))
     yield memcpy([(memoryview(bytearray(len(source))), source)])
 

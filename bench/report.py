@@ -1,7 +1,5 @@
 """All rows of the benchmark, the libraries taking turns: `python -m bench.report`."""
 
-from __future__ import annotations
-
 import argparse
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,8 +22,6 @@ KEPT = 0.9  # of its rate alone a writer must keep while it is sampled
 
 @dataclass(frozen=True)
 class Effort:
-    """How long the measuring takes."""
-
     rounds: int
     round_s: float
     rate_rounds: int
@@ -44,11 +40,12 @@ class Result:
     times: dict[str, float]
     budgets: dict[str, bool]
 
-    @classmethod
-    def of(cls, row: Row, times: dict[str, float]) -> Result:
-        ours = times["marlcore"]
-        reached = {str(b): ours <= b.limit * times[b.peer] for b in row.budgets if b.peer in times}
-        return cls(row.name, times, reached)
+
+def measure(row: Row, effort: Effort) -> Result:
+    times = time_row(row, FULL, effort.rounds, effort.round_s)
+    ours = times["marlcore"]
+    reached = {str(b): ours <= b.limit * times[b.peer] for b in row.budgets if b.peer in times}
+    return Result(row.name, times, reached)
 
 
 def main() -> None:
@@ -63,7 +60,7 @@ def main() -> None:
         results = []
         for row in ROWS:
             status.update(row.name)
-            results.append(Result.of(row, time_row(row, FULL, effort.rounds, effort.round_s)))
+            results.append(measure(row, effort))
         status.update("writer's rate while sampled")
         rates = {name: measure_rates(name, effort.rate_rounds, effort.rate_s) for name in LIBRARIES}
         saves = {}
@@ -141,7 +138,7 @@ def _verdict(met: bool) -> str:
 # By library: its colour, and its name in the picture where that is another one
 BARS = {
     "marlcore": ("#0b6e4f", ""),
-    "seeds": ("#c8963e", "lock + shared arrays or load_state_dict"),
+    "locks": ("#c8963e", "lock + shared arrays or load_state_dict"),
     "memcpy": ("#b8b8b8", "memcpy of the same bytes"),
     "floor": ("#7f7f7f", "plain C, the same bytes from random places"),
     "cpprb": ("#7d6b91", "cpprb, several processes"),

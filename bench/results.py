@@ -5,18 +5,18 @@ With `--evaluate`, the last weights then play 100 greedy episodes.
 `--load N` keeps N other processes busy meanwhile: with `updates_per_step` held, the returns must be the same.
 """
 
-from __future__ import annotations
-
 import argparse
-import json
 import os
 import re
 import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -35,8 +35,10 @@ from .tasks import TASKS, Task
 EPISODES = 100  # of a greedy evaluation
 
 
-def train(task: Task, seed: int, run_dir: Path, mode: Any, evaluate: bool = False) -> dict[str, Any]:
+def train(task: Task, seed: int, run_dir: Path, mode: Any, evaluate: bool) -> dict[str, Any]:
     """One run, in this process: its return, its seconds and its updates, and the return of greedy episodes."""
+    if task.peer is not None:
+        return train_peer(task, seed, run_dir)
     began = time.monotonic()
     config = mc.Config(seed=seed, mode=mode, run_dir=str(run_dir), **task.settings)
     result = mc.train(task.env, task.algorithm, config, progress=False)
@@ -85,14 +87,6 @@ def train_peer(task: Task, seed: int, run_dir: Path) -> dict[str, Any]:
     return {"return": late, "seconds": time.monotonic() - began}
 
 
-def run(task: str, seed: int, run_dir: Path, *options: str) -> dict[str, Any]:
-    """The same in a process of its own."""
-    command = [sys.executable, "-m", "bench.results", "--one", task, "--seeds", str(seed), "--run-dir", str(run_dir)]
-    done = subprocess.run([*command, *options], stdout=subprocess.PIPE, text=True, check=True)
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.results", description=__doc__.partition(":")[2].strip())
     parser.add_argument("--task", action="append", choices=list(TASKS), help="of these alone")
@@ -102,18 +96,8 @@ def main() -> None:
     parser.add_argument("--load", type=int, default=0, metavar="N", help="other processes that keep busy meanwhile")
     parser.add_argument("--plots", type=Path, metavar="FOLDER", help="of each task's curves, such as docs/results")
     parser.add_argument("--beside", choices=list(TASKS), help="in the pictures, the curves of this task too")
-    parser.add_argument("--one", choices=list(TASKS), help=argparse.SUPPRESS)
-    parser.add_argument("--run-dir", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     seeds = [int(seed) for seed in options.seeds.split(",")]
-    if options.one:
-        task = TASKS[options.one]
-        if task.peer is not None:
-            found = train_peer(task, seeds[0], options.run_dir)
-        else:
-            found = train(task, seeds[0], options.run_dir, options.mode, options.evaluate)
-        sys.stdout.write(json.dumps(found) + "\n")
-        return
     sys.stdout.write(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} before, {options.load} busy beside\n")
     titles = ["task", "algorithm", "random play", "returns by seed", "median", "seconds, median"]
     titles += ["greedy returns by seed"] if options.evaluate else []
@@ -122,21 +106,24 @@ def main() -> None:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         for _ in range(options.load):
             stack.callback(subprocess.Popen([sys.executable, "-c", "while True: pass"]).kill)
-        given = ["--mode", options.mode, *(["--evaluate"] if options.evaluate else [])]
-        beside = _report(options.beside, seeds, given, folder) if options.beside else []
+        report = partial(_report, seeds=seeds, folder=folder, mode=options.mode, evaluate=options.evaluate)
+        beside = report(options.beside) if options.beside else []
         for task in options.task or [name for name in TASKS if TASKS[name].peer is None]:
-            curves = _report(task, seeds, given, folder)
+            curves = report(task)
             if options.plots is not None:
                 options.plots.mkdir(parents=True, exist_ok=True)
                 _draw(task, curves, options.beside, beside, options.plots / f"{_file_name(task)}.png")
 
 
-def _report(task: str, seeds: list[int], options: list[str], folder: Path) -> list[list[Metric]]:
-    """Writes a task's row of the table; returns the metrics of its runs, each started with these options."""
+def _report(task: str, seeds: list[int], folder: Path, mode: str, evaluate: bool) -> list[list[Metric]]:
+    """Writes a task's row of the table; returns the metrics of its runs, each of which has a process of its own."""
     folders = {seed: folder / f"{_file_name(task)}-{seed}" for seed in seeds}
     is_peer = TASKS[task].peer is not None
     chance = "" if is_peer else f"{play_randomly(TASKS[task]):.4g}"
-    runs = [run(task, seed, folders[seed], *options) for seed in seeds]
+    runs = []
+    for seed in seeds:
+        with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+            runs.append(pool.submit(train, TASKS[task], seed, folders[seed], mode, evaluate).result())
     returns = [one["return"] for one in runs]
     algorithm = TASKS[task].algorithm
     sys.stdout.write(
@@ -144,7 +131,7 @@ def _report(task: str, seeds: list[int], options: list[str], folder: Path) -> li
         f"| {', '.join(f'{value:.4g}' for value in returns)} "
         f"| {median(returns):.4g} | {median(one['seconds'] for one in runs):.0f} |"
     )
-    if "--evaluate" in options:  # which peers cannot do
+    if evaluate:  # which peers cannot do
         sys.stdout.write(f" {', '.join('-' if is_peer else format(one['greedy'], '.4g') for one in runs)} |")
     sys.stdout.write("\n")
     sys.stdout.flush()

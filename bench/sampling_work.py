@@ -1,10 +1,8 @@
 """The replay's rows that sample: uniformly, and in proportion to priorities, which each batch is given anew.
 
-The seeds' tree of sums is Python in the learner's process; so is marlcore's, in Numba. cpprb has one buffer for several
-processes and one for a single process, where no lock and no shared memory slows it down.
+The locked ring's tree of sums is Python in the learner's process; so is marlcore's, in Numba. cpprb has one buffer for
+several processes and one for a single process, where no lock and no shared memory slows it down.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,8 +17,7 @@ from marlcore.compat.cpprb import MPPrioritizedReplayBuffer
 
 from .peers import cpprb
 from .peers.random_copies import random_copies
-from .peers.ring import LockedRing
-from .peers.sumtree import PrioritizedRing
+from .peers.ring import LockedRing, PrioritizedRing
 from .transitions import (
     BATCH,
     FRAME,
@@ -73,7 +70,7 @@ def _marlcore(scale: Scale, obs: NDArray[Any]) -> Iterator[Work]:
 
 
 @contextmanager
-def _seeds(scale: Scale, obs: NDArray[Any]) -> Iterator[Work]:
+def _locks(scale: Scale, obs: NDArray[Any]) -> Iterator[Work]:
     ring = _ring(scale, obs)
     sample = partial(ring.sample_stacked, BATCH, STACK) if obs is FRAME else partial(ring.sample, BATCH)
     yield Work(sample, check_sample(obs))
@@ -149,7 +146,7 @@ def _marlcore_prioritized(scale: Scale, obs: NDArray[Any]) -> Iterator[Work]:
 
 
 @contextmanager
-def _seeds_prioritized(scale: Scale, obs: NDArray[Any]) -> Iterator[Work]:
+def _locks_prioritized(scale: Scale, obs: NDArray[Any]) -> Iterator[Work]:
     ring = PrioritizedRing(_ring(scale, obs))
     yield _prioritized(partial(ring.sample, BATCH), ring.update)
 
@@ -166,7 +163,7 @@ def _of_interface(scale: Scale, obs: NDArray[Any], kind: str | type) -> Iterator
     yield _prioritized(sample, buffer.update_priorities)
 
 
-PLAIN = {"marlcore": _marlcore, "seeds": _seeds, "memcpy": _memcpy, "floor": _floor}
+PLAIN = {"marlcore": _marlcore, "locks": _locks, "memcpy": _memcpy, "floor": _floor}
 CPPRB = {
     "cpprb": partial(_of_interface, kind="MPPrioritizedReplayBuffer"),
     "cpprb single": partial(_of_interface, kind="PrioritizedReplayBuffer"),
@@ -181,7 +178,7 @@ ROWS = (
     Row("sample 256, 4 frames of 84 x 84", PLAIN, (Budget("floor", 1.1),), (FRAME,)),
     Row(
         "prioritized sample + update, 256 of 10^6",
-        installed({**PLAIN, "marlcore": _marlcore_prioritized, "seeds": _seeds_prioritized, **CPPRB}),
+        installed({**PLAIN, "marlcore": _marlcore_prioritized, "locks": _locks_prioritized, **CPPRB}),
         (Budget("floor", 8), Budget("cpprb", 1 / 60), Budget("cpprb single", 1 / 7)),
         (VECTOR,),
     ),

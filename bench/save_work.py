@@ -1,12 +1,10 @@
-"""Saving and loading a replay of frames while another process adds to it: `python -m bench.save_work`.
+"""Saving and loading a replay of frames while another process adds to it.
 
 By marlcore, which stops nobody, and by a pickle of a locked ring's arrays, which holds the ring's lock meanwhile.
 """
 
-from __future__ import annotations
-
 import os
-import sys
+import pickle
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -20,7 +18,6 @@ from typing import Any
 
 from marlcore import ReplayBuffer
 
-from .peers import pickled
 from .peers.ring import LockedRing
 from .transitions import FRAME, adding, fill, spec_of, writing
 
@@ -30,23 +27,14 @@ STEP_S = 0.001  # an actor adds a frame a millisecond
 
 @dataclass(frozen=True)
 class SaveFigures:
-    """Medians of the rounds.
+    """Medians of the rounds, in seconds and bytes."""
 
-    Attributes:
-        save_s: seconds that the call takes; marlcore's waits for the disk.
-        on_disk_s: seconds until the file is on disk.
-        load_s: seconds to load it again, from the page cache.
-        nbytes: length of the file.
-        longest_add_s: of the adds in another process while nothing is saved, for as long as the save takes.
-        longest_add_saving_s: of those during the save.
-    """
-
-    save_s: float
-    on_disk_s: float
-    load_s: float
+    save_s: float  # of the call; marlcore's waits for the disk
+    on_disk_s: float  # until the file is on disk
+    load_s: float  # from the page cache
     nbytes: float
-    longest_add_s: float
-    longest_add_saving_s: float
+    longest_add_s: float  # in another process while nothing is saved, for as long as the save takes
+    longest_add_saving_s: float  # during the save
 
 
 @dataclass(frozen=True)
@@ -77,11 +65,12 @@ def _pickled(rows: int) -> Iterator[Subject]:
     fill(FRAME, rows, ring.add_batch)
 
     def save(path: Path) -> None:
-        with ring.lock:
-            names = ("obs", "action", "reward", "done")
-            pickled.dump({name: getattr(ring, name) for name in names}, path)
+        """As Stable-Baselines3 saves its buffers."""
+        with ring.lock, path.open("wb") as file:
+            arrays = {name: getattr(ring, name) for name in ("obs", "action", "reward", "done")}
+            pickle.dump(arrays, file, protocol=pickle.HIGHEST_PROTOCOL)
 
-    yield Subject(ring, save, lambda path: len(pickled.load(path)["obs"]))
+    yield Subject(ring, save, lambda path: len(pickle.loads(path.read_bytes())["obs"]))
 
 
 LIBRARIES = {"marlcore": _marlcore, "pickle": _pickled}
@@ -122,40 +111,26 @@ def _measure_once(subject: Subject, path: Path, pipe: Connection, rows: int) -> 
         pipe.send("stop")
         return float(pipe.recv())
 
-    spent = {}
+    def load() -> None:
+        assert 0 < subject.load(path) <= rows
 
-    def save() -> None:
-        began = time.perf_counter()
-        subject.save(path)
-        spent["save"] = time.perf_counter() - began
-
+    spent: list[float] = []
     path.unlink(missing_ok=True)
     os.sync()  # nobody's save waits for what another one left to be written
-    saving = longest_add(save)
+    saving = longest_add(lambda: spent.append(_seconds(partial(subject.save, path))))
+    (save,) = spent
+    on_disk = save + _seconds(partial(_sync, path))
+    alone = longest_add(partial(time.sleep, save))
+    load()  # a virtual machine may have to ask its host for the memory
+    return save, on_disk, _seconds(load), path.stat().st_size, alone, saving
+
+
+def _seconds(work: Callable[[], Any]) -> float:
     began = time.perf_counter()
-    _sync(path)
-    on_disk = spent["save"] + time.perf_counter() - began
-    alone = longest_add(partial(time.sleep, spent["save"]))
-    for _ in range(2):  # the first time a virtual machine may have to ask its host for the memory
-        began = time.perf_counter()
-        found = subject.load(path)
-        load = time.perf_counter() - began
-        assert 0 < found <= rows
-    return spent["save"], on_disk, load, path.stat().st_size, alone, saving
+    work()
+    return time.perf_counter() - began
 
 
 def _sync(path: Path) -> None:
     with path.open("rb") as file:
         os.fsync(file.fileno())
-
-
-def main() -> None:
-    for library in LIBRARIES:
-        f = measure_saves(library, GIGABYTE_ROWS, rounds=3)
-        times = f"saved in {f.save_s:.2f} s, on disk after {f.on_disk_s:.2f} s, loaded in {f.load_s:.2f} s"
-        longest = f"{f.longest_add_s * 1e3:.2f} ms alone, {f.longest_add_saving_s * 1e3:.2f} ms during the save"
-        sys.stdout.write(f"{library}: {f.nbytes / 1e9:.2f} GB {times}; longest add {longest}\n")
-
-
-if __name__ == "__main__":
-    main()

@@ -6,8 +6,6 @@ which was admitted untrained, acts at random, and the last policy in one move of
 episodes/s of async with serial mode at equal updates, as many that serial mode spends half of its time in them.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -34,9 +32,7 @@ DQN = mc.DQN(learning_rate=1e-3, reward_scale=1.0)
 
 
 @dataclass(frozen=True)
-class Task:
-    """A game and what trains it."""
-
+class Game:
     make: Any
     steps: int
     anchors: Any
@@ -47,9 +43,9 @@ class Task:
 
 
 TASKS = {
-    "puck": Task(two_player_puck, 150_000, {idle: 0.1, chaser: 0.1}, n_step=3, balanced=0.16),
-    "tictactoe_v3": Task(NamedEnvironment("pettingzoo:classic.tictactoe_v3"), 200_000, {}, opening=2),
-    "connect_four_v3": Task(NamedEnvironment("pettingzoo:classic.connect_four_v3"), 500_000, {}, opening=4),
+    "puck": Game(two_player_puck, 150_000, {idle: 0.1, chaser: 0.1}, n_step=3, balanced=0.16),
+    "tictactoe_v3": Game(NamedEnvironment("pettingzoo:classic.tictactoe_v3"), 200_000, {}, opening=2),
+    "connect_four_v3": Game(NamedEnvironment("pettingzoo:classic.connect_four_v3"), 500_000, {}, opening=4),
 }
 
 
@@ -73,47 +69,45 @@ class Opening:
             self._env.step(int(self._rng.choice(np.flatnonzero(mask))))
 
 
-def opened(task: Task) -> Any:
-    """What makes the games that are counted."""
-    return (lambda: Opening(task.make(), task.opening)) if task.opening else task.make
+def opened(game: Game) -> Any:
+    return (lambda: Opening(game.make(), game.opening)) if game.opening else game.make
 
 
-def config_of(task: Task, seed: int, mode: Any, run_dir: str | None = None) -> mc.Config:
+def config_of(game: Game, seed: int, mode: Any, run_dir: str | None = None) -> mc.Config:
     return mc.Config(
-        total_steps=task.steps,
+        total_steps=game.steps,
         seed=seed,
         mode=mode,
         run_dir=run_dir,
-        updates_per_step=task.updates_per_step,
+        updates_per_step=game.updates_per_step,
         actor=mc.ActorConfig(envs=8, sync_interval=10),
-        learner=mc.LearnerConfig(n_step=task.n_step, warmup=1000, device="cpu"),
-        exploration=mc.ExplorationConfig(epsilon=mc.Linear(1.0, 0.05, task.steps // 3)),
-        self_play=mc.SelfPlayConfig(pool=8, admit_updates=1000, anchors=task.anchors, explore=task.opening > 0),
+        learner=mc.LearnerConfig(n_step=game.n_step, warmup=1000, device="cpu"),
+        exploration=mc.ExplorationConfig(epsilon=mc.Linear(1.0, 0.05, game.steps // 3)),
+        self_play=mc.SelfPlayConfig(pool=8, admit_updates=1000, anchors=game.anchors, explore=game.opening > 0),
     )
 
 
 def learn(name: str, seed: int, mode: Any) -> None:
-    """Trains, plays the games and prints a row."""
-    task = TASKS[name]
+    game = TASKS[name]
     with tempfile.TemporaryDirectory() as folder:
         began = time.monotonic()
-        result = mc.train(task.make, DQN, config_of(task, seed, mode, str(Path(folder) / "run")), progress=False)
+        result = mc.train(game.make, DQN, config_of(game, seed, mode, str(Path(folder) / "run")), progress=False)
         seconds = time.monotonic() - began
-        scores = [" / ".join(map(str, score(task, result.run_dir, explore))) for explore in (False, True)]
+        scores = [" / ".join(map(str, score(game, result.run_dir, explore))) for explore in (False, True)]
     sys.stdout.write(
         f"| {name} | {seed} | {result.steps:,} | {result.updates['main']:,} | {seconds:.0f} | {' | '.join(scores)} |\n"
     )
     sys.stdout.flush()
 
 
-def score(task: Task, run_dir: Path, explore: bool) -> tuple[int, int, int]:
+def score(game: Game, run_dir: Path, explore: bool) -> tuple[int, int, int]:
     """Games won, drawn and lost by the last policy against the first."""
     first = mc.load_policy(run_dir, "main", "opponent-1")
     agents = json.loads((run_dir / "config.json").read_text())["policies"]
     won = drawn = 0
     for seed, (agent, other) in enumerate(zip(agents, reversed(agents), strict=True)):
         options: dict[str, Any] = {"policies": {other: first}, "seed": seed, "explore": explore}
-        outcome = mc.evaluate(run_dir, GAMES // 2, env_fn=opened(task), **options)
+        outcome = mc.evaluate(run_dir, GAMES // 2, env_fn=opened(game), **options)
         won += int((outcome.returns[agent] > 0.5).sum())  # puck pays a little for standing well
         drawn += int((abs(outcome.returns[agent]) <= 0.5).sum())
     return won, drawn, GAMES - won - drawn
@@ -121,23 +115,18 @@ def score(task: Task, run_dir: Path, explore: bool) -> tuple[int, int, int]:
 
 def speed(name: str, steps: int, updates: float, mode: Any) -> float:
     """Episodes/s of the last four fifths of a run without games of the policy against itself."""
-    task = replace(TASKS[name], steps=steps, updates_per_step=updates)
-    config = config_of(task, 0, mode)
+    game = replace(TASKS[name], steps=steps, updates_per_step=updates)
+    config = config_of(game, 0, mode)
     config = replace(config, self_play=replace(config.self_play, latest=0.0), metrics=mc.MetricsConfig(("csv",)))
-    _, metrics = run(task.make, DQN, config)
+    _, metrics = run(game.make, DQN, config)
     times = sorted(metric.time_s for metric in metrics if metric.name == "episode_return")
     first = len(times) // 5
     return (len(times) - first - 1) / (times[-1] - times[first])
 
 
 def compare(name: str, steps: int, updates: float, rounds: int) -> None:
-    """Prints the medians of both modes, measured in turn."""
-    modes = ("serial", "async")
-    rates = {mode: [] for mode in modes}  # type: dict[str, list[float]]
-    for _ in range(rounds):
-        for mode in modes:
-            rates[mode].append(speed(name, steps, updates, mode))
-    serial, overlapped = (median(rates[mode]) for mode in modes)
+    rates = [[speed(name, steps, updates, mode) for mode in ("serial", "async")] for _ in range(rounds)]
+    serial, overlapped = map(median, zip(*rates, strict=True))
     sys.stdout.write(
         f"{name}, {updates:g} updates/step: serial {serial:,.1f} episodes/s, async {overlapped:,.1f} episodes/s, "
         f"ratio {overlapped / serial:.2f}\n"

@@ -1,7 +1,7 @@
 """`python -m bench.sorrel`: sorrel's treasurehunt, by sorrel's own loop and by run_experiment_mp, at equal updates.
 
 For each seed both sides run one after the other, each in a process of its own, in the environment that
-`python -m bench.peers.install_sorrel` makes. The rate is agent-steps by the seconds from the first turn, seen to 50 ms,
+`python -m bench.peers.install sorrel` makes. The rate is agent-steps by the seconds from the first turn, seen to 50 ms,
 to the end of the call: it leaves out the seconds in which processes start. The last column has them, and the last line
 states the ratio of the medians without and with them. `--kill` has a learner killed by SIGKILL in the middle of each
 run in processes.
@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any
 
-from .peers.install_sorrel import ENVIRONMENT, MISSING, PYTHON, installed
+from .peers.install import SORREL, WITH_MARLCORE
 
 PROCESSES = "in processes"
 PROGRAM = Path(__file__).with_name("peers") / "sorrel_treasurehunt.py"
@@ -30,8 +30,8 @@ def run(side: str, seed: int, threads: int, given: argparse.Namespace) -> dict[s
         "side": side, "seed": seed, "threads": threads, "agents": given.agents, "epochs": given.epochs,
         "turns": given.turns, "kill": given.kill, "options": json.loads(given.options),
     }  # fmt: skip
-    environment = {**ENVIRONMENT, "OMP_NUM_THREADS": str(threads)}
-    command = [str(PYTHON), str(PROGRAM), json.dumps(wanted)]
+    environment = {**WITH_MARLCORE, "OMP_NUM_THREADS": str(threads)}
+    command = [str(SORREL.python), str(PROGRAM), json.dumps(wanted)]
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
@@ -69,8 +69,8 @@ def main() -> None:
     parser.add_argument("--kill", action="store_true", help="a learner, in the middle")
     parser.add_argument("--options", default="{}", help="of run_experiment_mp, as JSON")
     given = parser.parse_args()
-    if not installed():
-        sys.exit(f"sorrel is not installed: {MISSING}")
+    if SORREL.missing:
+        sys.exit(f"sorrel is not installed: {SORREL.missing}")
     counts = [int(count) for count in given.threads.split(",")]
     sides = [(f"sequential, threads: {count}", "sequential", count) for count in counts]
     sides.append((PROCESSES, "processes", 1))

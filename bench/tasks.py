@@ -1,7 +1,5 @@
 """The tasks of `bench.results`: what is trained, on what, with which settings beside the defaults."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,19 +18,12 @@ PENDULUM = {"total_steps": 20_000, "updates_per_step": 1.0}
 
 @dataclass(frozen=True)
 class Task:
-    """A learning claim.
-
-    Attributes:
-        env: makes an environment, or its name on the command line.
-        algorithm: its name on the command line, or an algorithm with other hyperparameters than the defaults.
-        settings: of mc.Config, where they are not the default.
-        peer: instead of marlcore, trains with a seed for a number of steps and calls back with each episode's last step
-            and return.
-    """
+    """A learning claim. Names are those of the command line."""
 
     env: str | Callable[[], Any]
     algorithm: Any
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)  # of mc.Config, where they are not the default
+    # Instead of marlcore: trains with a seed for so many steps, and tells each episode's last step and return
     peer: Callable[[int, int, Callable[[int, float], object]], object] | None = None
 
 
@@ -63,7 +54,6 @@ def _plain_loop(seed: int, steps: int, tell: Callable[[int, float], object]) -> 
 
 
 def _shared(count: int) -> dict[str, Any]:
-    """One policy for all agents."""
     return {"policies": {f"agent_{i}": "all" for i in range(count)}}
 
 

@@ -4,8 +4,6 @@ The sides of a row take turns, round by round, on the same cores, with one torch
 median over the rounds; a ratio is the median of the rounds' ratios.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import logging
@@ -20,10 +18,11 @@ from statistics import median
 import gymnasium
 import torch
 
-from marlcore.training.config import EvaluationConfig, MetricsConfig
+from marlcore import EvaluationConfig, LearnerConfig, MetricsConfig
+from marlcore.envs import TreasureHunt
 
 from .machine import describe_machine, parse_if_idle
-from .peers.install import MISSING, appo_rate, installed
+from .peers.install import SAMPLE_FACTORY, appo_rate
 from .training_work import Setting, Trained, act_alone, act_apart, in_process, train, train_on_policy
 
 CARTPOLE, HUNT = "gymnasium:CartPole-v1", "treasure_hunt"
@@ -55,7 +54,7 @@ class Goal:
 
 
 @dataclass(frozen=True)
-class Row:
+class Comparison:
     """One kind of work, and how each side does it; a side returns its steps a second."""
 
     name: str
@@ -84,17 +83,13 @@ def _checked(trained: Trained, setting: Setting, agents: int = 1) -> float:
     return trained.rate
 
 
-def rows(scale: float = 1.0) -> dict[str, Callable[[], Row]]:
-    """Every row by its name; each is made when its turn comes, since one measures first what its sides need.
-
-    Args:
-        scale: of the steps of each run.
-    """
+def rows(scale: float = 1.0) -> dict[str, Callable[[], Comparison]]:
+    """Every row by its name, with runs of `scale` times the steps; one measures first what its sides need."""
 
     def steps(full: int, least: int = 4000) -> int:
         return max(least, round(full * scale))
 
-    def dqn() -> Row:
+    def dqn() -> Comparison:
         sides = {
             "marlcore": partial(ours, CARTPOLE, DQN, 1, steps(60_000)),
             "marlcore, serial": partial(ours, CARTPOLE, DQN, 1, steps(30_000), "serial"),
@@ -102,9 +97,9 @@ def rows(scale: float = 1.0) -> dict[str, Callable[[], Row]]:
             "Stable-Baselines3": partial(peer, "sb3:train_dqn", DQN, 1, steps(10_000)),
         }
         goals = Goal("marlcore", 3, "plain loop"), Goal("marlcore", 3, "Stable-Baselines3")
-        return Row("CartPole, DQN, 0.25 updates a step", sides, goals)
+        return Comparison("CartPole, DQN, 0.25 updates a step", sides, goals)
 
-    def acting() -> Row:
+    def acting() -> Comparison:
         sides = {
             f"{copies} copies": partial(act_alone, HUNT, steps(count, copies * EPISODES), copies, agents=3)
             for copies, count in ((4, 120_000), (16, 300_000), (64, 600_000))
@@ -116,9 +111,9 @@ def rows(scale: float = 1.0) -> dict[str, Callable[[], Row]]:
         sides["2 runs of 16 copies"] = partial(act_apart, HUNT, steps(600_000, 2 * 16 * EPISODES), 16, 2, agents=3)
         goals = [Goal("64 copies", 150_000), Goal("2 x 16 copies", 1.0, "2 runs of 16 copies")]
         goals += [Goal(f"2 x {copies} copies", 1.9, f"{copies} copies") for copies in (16, 64)]
-        return Row("treasure_hunt, 3 agents that act alone", sides, tuple(goals))
+        return Comparison("treasure_hunt, 3 agents that act alone", sides, tuple(goals))
 
-    def beside() -> Row:
+    def beside() -> Comparison:
         def acting(**settings: object) -> Side:
             return partial(act_alone, HUNT, steps(300_000, 16 * EPISODES), 16, agents=3, **settings)
 
@@ -129,58 +124,63 @@ def rows(scale: float = 1.0) -> dict[str, Callable[[], Row]]:
             "an evaluator": acting(evaluation=EvaluationConfig(interval=10_000)),
         }
         goals = Goal("a hanging sink", 0.99, "alone"), Goal("an evaluator", 0.95, "alone")
-        return Row("treasure_hunt, 16 copies, beside others", sides, goals)
+        return Comparison("treasure_hunt, 16 copies, beside others", sides, goals)
 
-    def vectorized() -> Row:
+    def learners() -> Comparison:
+        sides: dict[str, Side] = {}
+        for agents in (1, 3):
+            hunt = partial(TreasureHunt, agents=agents)
+            acting = partial(act_alone, hunt, steps(60_000, 4 * EPISODES), 4, agents=agents)
+            training = partial(acting, learner=LearnerConfig(warmup=1000, device="cpu"))
+            sides |= {f"{agents} alone": acting, f"{agents} while learners train": training}
+        return Comparison(
+            "treasure_hunt, 4 copies, by agents", sides, (Goal("1 while learners train", 0.9, "1 alone"),)
+        )
+
+    def vectorized() -> Comparison:
         sides = {f"{n} copies": partial(act_alone, partial(cartpoles, n), steps(1_000_000), n) for n in (64, 256)}
-        return Row("vectorized CartPole, acting alone", sides, (Goal("64 copies", 200_000),))
+        return Comparison("vectorized CartPole, acting alone", sides, (Goal("64 copies", 200_000),))
 
-    def modes() -> Row:
+    def modes() -> Comparison:
         setting = balanced(steps(60_000))
         sides = {mode: partial(ours, CARTPOLE, setting, 1, steps(60_000), mode) for mode in ("async", "serial")}
         name = f"CartPole, {setting.updates_per_step:.3f} updates a step: actor and learner take equal time"
-        return Row(name, sides, (Goal("async", 1.7, "serial"),))
+        return Comparison(name, sides, (Goal("async", 1.7, "serial"),))
 
-    def designs() -> Row:
+    def designs() -> Comparison:
         sides = {
             "marlcore": partial(ours, HUNT, SEEDS, 3, steps(120_000, 16 * EPISODES)),
             "pickles in mp.Queue": partial(peer, "designs:train_by_pickles", SEEDS, 3, steps(30_000)),
             "shared arrays with mp.Lock": partial(peer, "designs:train_by_locks", SEEDS, 3, steps(30_000)),
         }
         goals = tuple(Goal("marlcore", 5, name) for name in list(sides)[1:])
-        return Row("treasure_hunt, 3 learners, 0.1 updates a step", sides, goals)
+        return Comparison("treasure_hunt, 3 learners, 0.1 updates a step", sides, goals)
 
-    def on_policy() -> Row:
+    def on_policy() -> Comparison:
         sides: dict[str, Side] = {
             "marlcore": partial(ours_on_policy, CARTPOLE, steps(400_000)),
             "marlcore, 64 copies": partial(ours_on_policy, partial(cartpoles, 64), steps(800_000)),
             "marlcore, serial": partial(ours_on_policy, CARTPOLE, steps(200_000), "serial"),
             "Stable-Baselines3": partial(peer, "sb3:train_ppo", PPO, 1, steps(100_000)),
         }
-        if installed():
+        if not SAMPLE_FACTORY.missing:
             sides["Sample Factory 2.1.1"] = appo_rate
         goals = [Goal("marlcore", 3, other) for other in list(sides)[3:]]
-        return Row("CartPole, PPO, one step on each 512 transitions", sides, tuple(goals))
+        return Comparison("CartPole, PPO, one step on each 512 transitions", sides, tuple(goals))
 
-    return {
-        "dqn": dqn, "acting": acting, "beside": beside, "vectorized": vectorized, "modes": modes, "designs": designs,
-        "on_policy": on_policy,
-    }  # fmt: skip
+    makers = dqn, acting, beside, learners, vectorized, modes, designs, on_policy
+    return {make.__name__: make for make in makers}
 
 
 def balanced(steps: int) -> Setting:
-    """The setting in which a learner's updates take as long as its actor's steps.
-
-    Two serial runs tell the time of a step and that of an update.
-    """
+    """The setting in which a learner's updates take as long as its actor's steps, by the times of two serial runs."""
     few, many = (replace(DQN, updates_per_step=ratio) for ratio in (0.02, 0.25))
     fast, slow = (1 / ours(CARTPOLE, setting, 1, steps, "serial") for setting in (few, many))
     update = (slow - fast) / (many.updates_per_step - few.updates_per_step)
     return replace(DQN, updates_per_step=(fast - few.updates_per_step * update) / update)
 
 
-def measure(row: Row, rounds: int) -> dict[str, list[float]]:
-    """Each side's rate in each round."""
+def measure(row: Comparison, rounds: int) -> dict[str, list[float]]:
     rates: dict[str, list[float]] = {name: [] for name in row.sides}
     for _ in range(rounds):
         for name, side in row.sides.items():
@@ -198,8 +198,8 @@ def main() -> None:
     logging.getLogger("marlcore").setLevel(logging.ERROR)  # who acts alone learns nothing, as it would warn
     machine = describe_machine()
     sys.stdout.write("\n".join(machine.values()) + "\n")
-    if not installed():
-        sys.stdout.write(f"skipped: Sample Factory; {MISSING}\n")
+    if SAMPLE_FACTORY.missing:
+        sys.stdout.write(f"skipped: Sample Factory; {SAMPLE_FACTORY.missing}\n")
     figures: dict[str, dict[str, list[float]]] = {}
     for name, make in rows(options.scale).items():
         if options.row and name not in options.row:

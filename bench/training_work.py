@@ -1,16 +1,9 @@
 """Training runs of the throughput benchmark: what all sides have in common, and marlcore's side."""
 
-from __future__ import annotations
-
-import json
-import subprocess
-import sys
 import tempfile
 import threading
-from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass, replace
-from functools import partial
+from dataclasses import dataclass, replace
 from importlib import import_module
 from multiprocessing import get_context
 from pathlib import Path
@@ -24,13 +17,7 @@ BEGIN = 0.3  # of a run's steps pass before its rate is taken
 
 @dataclass(frozen=True)
 class Setting:
-    """What every library is told, of DQN or PPO: two hidden layers, one-step returns, and the Adam optimizer.
-
-    Attributes:
-        tolerance: updates that a learner may be behind `updates_per_step`.
-        target_updates: updates between copies of the network to the target.
-        epsilon: probability of a random action, constant.
-    """
+    """What every library is told, of DQN or PPO: two hidden layers, one-step returns, and the Adam optimizer."""
 
     updates_per_step: float = 0.25
     batch: int = 64
@@ -39,9 +26,9 @@ class Setting:
     gamma: float = 0.99
     warmup: int = 1000
     capacity: int = 100_000
-    target_updates: int = 500
-    epsilon: float = 0.05
-    tolerance: int = 32
+    target_updates: int = 500  # between copies of the network to the target
+    epsilon: float = 0.05  # constant
+    tolerance: int = 32  # updates that a learner may be behind `updates_per_step`
 
 
 @dataclass(frozen=True)
@@ -60,8 +47,13 @@ class Trained:
 
 def in_process(peer: str, setting: Setting, steps: int) -> Trained:
     """A peer's "module:function" in a fresh interpreter, so that no library meets another's threads or caches."""
-    command = [sys.executable, "-m", __name__, peer, json.dumps(asdict(setting)), str(steps)]
-    return Trained(**json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout.splitlines()[-1]))
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        return pool.submit(_train_peer, *peer.split(":"), setting, steps).result()
+
+
+def _train_peer(module: str, function: str, setting: Setting, steps: int) -> Trained:
+    trained: Trained = getattr(import_module(f"bench.peers.{module}"), function)(setting, steps)
+    return trained
 
 
 def train(env: Any, setting: Setting, steps: int, mode: str = "async") -> Trained:
@@ -83,11 +75,7 @@ def train_on_policy(env: Any, setting: Setting, steps: int, mode: str = "async")
 
 
 def act_alone(env: Any, steps: int, envs: int, processes: int = 1, agents: int = 1, **beside: Any) -> float:
-    """Steps a second of marlcore's actors while their learners wait for a warm-up that the run does not reach.
-
-    Args:
-        beside: further settings of mc.Config.
-    """
+    """Steps a second of marlcore's actors; unless `beside` sets it, their learners' warm-up is beyond the run's end."""
     never = steps // agents + 2 * envs * processes
     capacity = 2 * never  # rows are not evenly spread over lanes, and some are boundary rows
     setting = Setting(warmup=never, capacity=capacity, epsilon=0.0)
@@ -99,11 +87,8 @@ def act_alone(env: Any, steps: int, envs: int, processes: int = 1, agents: int =
 def act_apart(env: Any, steps: int, envs: int, runs: int, agents: int = 1) -> float:
     """Steps a second of several such runs together, which share nothing but the machine: the limit of `processes`."""
     with ProcessPoolExecutor(runs, get_context("spawn")) as pool:
-        return sum(pool.map(partial(_act_once, env, steps // runs, envs, agents), range(runs)))
-
-
-def _act_once(env: Any, steps: int, envs: int, agents: int, _: int) -> float:
-    return act_alone(env, steps, envs, agents=agents)
+        rates = [pool.submit(act_alone, env, steps // runs, envs, agents=agents) for _ in range(runs)]
+        return sum(rate.result() for rate in rates)
 
 
 class HangingSink:
@@ -153,19 +138,7 @@ def run(env: Any, algorithm: Any, config: mc.Config) -> tuple[mc.Result, list[An
 
 
 def _run(env: Any, config: mc.Config, algorithm: Any) -> tuple[float, int]:
-    """(steps a second of the last part of a run, its updates)."""
     result, metrics = run(env, algorithm, config)
     late = [m for m in metrics if m.name == "episode_length" and m.step >= BEGIN * config.total_steps]
     first, last = late[0], late[-1]
     return (last.step - first.step) / (last.time_s - first.time_s), sum(result.updates.values())
-
-
-def main() -> None:
-    peer, setting, steps = sys.argv[1:]
-    module, _, function = peer.partition(":")
-    work: Callable[..., Trained] = getattr(import_module(f"bench.peers.{module}"), function)
-    sys.stdout.write(json.dumps(asdict(work(Setting(**json.loads(setting)), int(steps)))) + "\n")
-
-
-if __name__ == "__main__":
-    main()

@@ -3,8 +3,6 @@
 Row t of a ring to sample from holds t + VECTOR, or a frame of the shade t mod SHADES; its action is t.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial

@@ -1,7 +1,5 @@
 """What a row of the benchmark is, and how its libraries are timed side by side."""
 
-from __future__ import annotations
-
 import gc
 import mmap
 import time
@@ -31,17 +29,11 @@ SMALL = Scale(vectors=2_000, frames=2_000, warm_runs=1)
 
 @dataclass(frozen=True)
 class Work:
-    """One library doing one row's work.
+    """One library doing one row's work."""
 
-    Attributes:
-        run: what is timed.
-        check: asserts that what `run` returned, and left behind, is right.
-        prepare: what has to happen before each run, not timed.
-    """
-
-    run: Callable[[], Any]
-    check: Callable[[Any], None]
-    prepare: Callable[[], Any] | None = None
+    run: Callable[[], Any]  # what is timed
+    check: Callable[[Any], None]  # asserts that what `run` returned, and left behind, is right
+    prepare: Callable[[], Any] | None = None  # before each run, not timed
 
     def once(self) -> Any:
         if self.prepare:
@@ -53,19 +45,17 @@ class Work:
             self.once()
 
     def seconds(self, runs: int) -> float:
-        """The mean time of a run."""
         spent, clock, run = 0.0, time.perf_counter, self.run
-        if self.prepare:
-            for _ in range(runs):
-                self.prepare()
-                began = clock()
-                run()
-                spent += clock() - began
-        else:
+        if not self.prepare:
             began = clock()
             for _ in range(runs):
                 run()
-            spent = clock() - began
+            return (clock() - began) / runs
+        for _ in range(runs):
+            self.prepare()
+            began = clock()
+            run()
+            spent += clock() - began
         return spent / runs
 
 

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from multiprocessing import resource_tracker, spawn
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -35,6 +37,7 @@ settings.register_profile("marlcore", deadline=None)  # no test fails by the clo
 settings.load_profile("marlcore")
 
 failed = pytest.StashKey[bool]()
+left_out_key = pytest.StashKey[int]()
 
 # Of whole runs, or of parts of them: left out where the core is installed alone.
 OF_TRAINING = "crash runs unit/algos unit/cli unit/compat unit/envs unit/testing unit/training"
@@ -94,13 +97,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     left_out = [item for item in items if item.get_closest_marker("long")]
     items[:] = [item for item in items if not item.get_closest_marker("long")]
+    config.stash[left_out_key] = len(left_out)
+    getattr(config, "workeroutput", {})["left_out"] = len(left_out)  # what a process of pytest-xdist hands over
     config.hook.pytest_deselected(items=left_out)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Each process of pytest-xdist has collected every test; one that crashed hands nothing over."""
+    if "left_out" in getattr(node, "workeroutput", {}):
+        node.config.stash[left_out_key] = node.workeroutput["left_out"]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Says what the model checkers came to: executions or states explored, and the mutants killed, by model."""
-    if not config.getoption("--long"):
-        terminalreporter.write_line("long tests were left out: python -m pytest --long runs them too")
+    if left_out := config.stash.get(left_out_key, 0):
+        terminalreporter.write_line(f"{left_out} long tests were left out: python -m pytest --long runs them too")
     states, killed = Counter[str](), Counter[str]()
     for report in terminalreporter.getreports("passed"):
         for name, (model, count) in (each for each in report.user_properties if each[0] in ("explored", "killed")):
@@ -259,20 +271,11 @@ def fork_server() -> Iterator[ForkServer]:
         yield server
 
 
-class Lent:
-    """What runs and groups of workers see of a server that its owner closes."""
-
-    def __init__(self, server: ForkServer) -> None:
-        self.fork = server.fork
-
-    def close(self) -> None:
-        """Leaves it open."""
-
-
 @pytest.fixture
 def shared_fork_server(fork_server: ForkServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs and groups of workers use the server that tests share."""
-    monkeypatch.setattr("marlcore.processes.children.ForkServer", lambda preload, hurry: Lent(fork_server))
+    """Runs and groups of workers use the server that tests share, and leave it open."""
+    lent = SimpleNamespace(fork=fork_server.fork, close=lambda: None)
+    monkeypatch.setattr("marlcore.processes.children.ForkServer", lambda preload, hurry: lent)
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """cpprb's buffers, or any of their interface: the transitions of LockedRing, with next_obs stored beside obs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from numpy.typing import NDArray

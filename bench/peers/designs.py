@@ -1,15 +1,14 @@
-"""Asynchronous DQN in the seeds' two designs: `multiprocessing.Queue`, or shared arrays behind an `mp.Lock` each.
+"""Asynchronous DQN in two common designs: `multiprocessing.Queue`, or shared arrays behind an `mp.Lock` each.
 
 An actor process steps one treasure hunt and acts by a copy of each agent's model in shared memory. A learner process an
 agent trains the shared model in place.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from queue import Empty
 from typing import Any
 
@@ -102,14 +101,6 @@ class SharedArrays:
                 time.sleep(NAP_S)
 
 
-def train_by_pickles(setting: Setting, steps: int) -> Trained:
-    return _train(Pickles, setting, steps)
-
-
-def train_by_locks(setting: Setting, steps: int) -> Trained:
-    return _train(SharedArrays, setting, steps)
-
-
 def _train(design: type[Pickles] | type[SharedArrays], setting: Setting, steps: int) -> Trained:
     context, env = mp.get_context("spawn"), TreasureHunt(agents=3)
     spaces, actions = env.observation_spaces, env.action_spaces
@@ -130,6 +121,9 @@ def _train(design: type[Pickles] | type[SharedArrays], setting: Setting, steps: 
     return Trained(rate, steps, sum(side.updates.value for side in sides.values()))
 
 
+train_by_pickles, train_by_locks = partial(_train, Pickles), partial(_train, SharedArrays)
+
+
 def _learn(side: Pickles | SharedArrays, model: nn.Module, ready: Any, done: Any) -> None:
     torch.set_num_threads(1)
     dqn = PlainDQN(side.setting, 0, 0, model)
@@ -144,12 +138,7 @@ def _act(
     steps: int,
     stores: Mapping[str, Callable[..., None]],
 ) -> float:
-    """Steps the environment; returns the steps a second after the warm-up of each agent.
-
-    Args:
-        models: by agent, in shared memory; it acts with copies, which it renews every SYNC rounds.
-        stores: by agent, called with (obs, action, reward, next obs, terminated).
-    """
+    """Steps the environment, and acts with copies of the models; steps a second after the warm-up of each agent."""
     torch.set_num_threads(1)
     generator = np.random.default_rng(0)
     local = {agent: copy.deepcopy(model) for agent, model in models.items()}

@@ -3,8 +3,6 @@
 It steps one CartPole, stores the transition in NumPy arrays without checks, and updates every few steps.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from copy import deepcopy
@@ -20,8 +18,6 @@ from ..training_work import Setting, Trained
 
 
 class PlainDQN:
-    """A network, its target and its optimizer."""
-
     def __init__(self, setting: Setting, inputs: int, actions: int, network: nn.Module | None = None) -> None:
         self.setting = setting
         self.network = mlp(inputs, setting.hidden, actions) if network is None else network
@@ -52,8 +48,6 @@ def mlp(inputs: int, hidden: int, outputs: int) -> nn.Module:
 
 
 class Ring:
-    """The latest transitions, in arrays of one process."""
-
     def __init__(self, capacity: int, shape: tuple[int, ...]) -> None:
         self._arrays = [
             np.zeros((capacity, *shape), np.float32),

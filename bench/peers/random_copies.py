@@ -1,7 +1,5 @@
 """The floor of a random draw, compiled from random_copies.c when it is first measured."""
 
-from __future__ import annotations
-
 import functools
 import subprocess
 import sysconfig
@@ -30,7 +28,6 @@ Pieces = tuple[tuple[int, int], ...]
 
 @functools.cache
 def _compiled(pieces: Pieces) -> Any:
-    """The extension module, with `ffi` and `lib`."""
     ffi = FFI()
     ffi.cdef("void random_copies(uint8_t *, const uint8_t *, const int64_t *, uint64_t);")
     listed = ", ".join(f"{{{offset}, {size}}}" for offset, size in pieces)

@@ -3,8 +3,6 @@
 Two hidden layers of 64 units, one pass over the data, one worker with 16 copies. It prints its frames a second.
 """
 
-from __future__ import annotations
-
 import tempfile
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Stable-Baselines3 on CartPole: DQN, and PPO with 16 copies in one process and one pass over each batch."""
 
-from __future__ import annotations
-
 import time
 
 import torch

@@ -3,8 +3,6 @@
 It prints one line of JSON: updates, agent-steps, seconds, the seconds before the first turn, and each epoch's score.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

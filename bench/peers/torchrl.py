@@ -4,8 +4,6 @@ Uniform only: its prioritized sampler is a C++ extension, which torchrl 0.14 doe
 ("SumSegmentTreeFp32 is not available").
 """
 
-from __future__ import annotations
-
 import logging
 import warnings
 from typing import Any

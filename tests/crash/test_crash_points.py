@@ -99,7 +99,6 @@ def test_others_go_on_wherever_a_process_is_killed(scenario: str, core: Path, fo
 @pytest.mark.long
 @pytest.mark.parametrize("scenario", FAILING)
 def test_a_failed_system_call_is_a_clean_error(scenario: str, core: Path, folder: Path):
-    """Each system call that fails is a clean error and the next attempt succeeds."""
     done = play("fail", scenario, core, folder)
     assert done.returncode == 0, done.stderr
     assert counted(done).keys() >= set(FAILING[scenario]), done.stdout

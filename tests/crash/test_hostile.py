@@ -106,8 +106,6 @@ class Case:
 
 
 class Replay(Case):
-    """Samplers of every kind, writers, and saves."""
-
     spec = SPEC
     limiter: RateLimiter | None = None
 
@@ -245,8 +243,6 @@ class DroppingQueue(Queue):
 
 
 class Store(Case):
-    """Weights that are copied, and read in place."""
-
     def model(self) -> torch.nn.Module:
         return torch.nn.Linear(10, 4)
 
@@ -285,8 +281,6 @@ class Store(Case):
 
 
 class Block(Case):
-    """What the processes of a run tell each other."""
-
     def create(self) -> Control:
         return Control.create(WORKERS)
 
@@ -301,8 +295,6 @@ class Block(Case):
 
 
 class Metrics(Case):
-    """Rows of metrics that are tailed."""
-
     metric = Metric(1.0, 2, "agent_0", "loss", 3.0)
 
     def create(self) -> Telemetry:
@@ -367,7 +359,6 @@ def attack(body: np.ndarray, rng: np.random.Generator, control: int) -> None:
 
 
 def control_bytes(shared: Any) -> int:
-    """Of the lines before the rows."""
     lanes = isinstance(shared, (ReplayBuffer, TrajectoryQueue, ParameterStore))
     return Mapped(shared).geometry.column_offset(0) if lanes else 128 * 4
 
@@ -414,7 +405,6 @@ def rounds(seconds: float) -> Iterator[int]:
 
 
 def live(case: Case, seed: int, seconds: float) -> Counter[str]:
-    """Rounds of changes and uses."""
     tally: Counter[str] = Counter()
     body = Mapped(case.shared).body
     whole, control = body.copy(), control_bytes(case.shared)
@@ -435,7 +425,6 @@ def live(case: Case, seed: int, seconds: float) -> Counter[str]:
 
 
 def racing(case: Case, seed: int, seconds: float) -> Counter[str]:
-    """Uses, while another process changes what they look at."""
     tally: Counter[str] = Counter()
     body, control = Mapped(case.shared).body, control_bytes(case.shared)
     rng = np.random.default_rng(seed)
@@ -506,7 +495,6 @@ KINDS = {"live": live, "racing": racing, "headers": lambda case, seed, seconds: 
 
 
 def run_child(kind: str, names: list[str], seed: int, seconds: float) -> None:
-    """Reports what each case counted."""
     faulthandler.enable()
     tallies: Counter[str] = Counter()
     for name in names:

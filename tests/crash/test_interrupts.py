@@ -12,14 +12,13 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from operator import methodcaller
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 import numpy as np
 import pytest
+from interrupts import at_instruction, by_signal
 from processes import descriptors
 from tiers import long_but
 
@@ -28,14 +27,10 @@ from marlcore import Field, RateLimiter, ReplayBuffer, TrajectoryQueue, Transiti
 from marlcore.memory import SHM_DIR
 from marlcore.processes import Telemetry
 
-PACKAGE = str(Path(marlcore.__file__).parent)
+inside = methodcaller("startswith", str(Path(marlcore.__file__).parent))
 SPEC = TransitionSpec(Field((4,)), Field((), "int64"))
 NAME = f"interrupted{os.getpid()}"
 MOMENTS = 50  # of each operation
-
-
-class Interrupt(BaseException):
-    """What the handler raises."""
 
 
 class Program:
@@ -63,8 +58,6 @@ class Program:
 
 
 class World:
-    """What the operations work on."""
-
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         limiter = RateLimiter(1.0, 1, 1000.0)
@@ -139,41 +132,6 @@ OPERATIONS = (
 )  # fmt: skip
 
 
-def attempt(act: Callable[[], None], program: Program) -> bool:
-    """Whether it was interrupted."""
-    try:
-        act()
-    except Interrupt:
-        program.open()  # while the frames of what was interrupted live
-        return True
-    return False
-
-
-@contextmanager
-def interrupting(moment: int, program: Program) -> Iterator[Counter[str]]:
-    """Raises before instruction number `moment` of the package."""
-    seen: Counter[str] = Counter()
-
-    def trace(frame: FrameType, event: str, arg: Any) -> Any:
-        if not frame.f_code.co_filename.startswith(PACKAGE):
-            return None
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        if event == "opcode":
-            seen["instructions"] += 1
-            if seen["instructions"] == moment:
-                sys.settrace(None)
-                program.open()
-                raise Interrupt
-        return trace
-
-    sys._getframe().f_trace_opcodes = True  # without it Python 3.12.1 traces no instruction of the first block
-    sys.settrace(trace)
-    try:
-        yield seen
-    finally:
-        sys.settrace(None)
-
-
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
     made = World(tmp_path)
@@ -186,15 +144,13 @@ def world(tmp_path: Path) -> Iterator[World]:
 def test_an_exception_before_any_instruction_is_harmless(operation: str, world: World) -> None:
     program, act = Program(), getattr(world, operation)
     act()
-    with interrupting(-1, program) as seen:
-        act()
+    _, instructions = at_instruction(act, -1, inside)
     world.check()
     gc.collect()
     before = descriptors()
-    step, interrupted = max(1, seen["instructions"] // MOMENTS), 0
-    for moment in range(1 + random.randrange(step), seen["instructions"] + 1, step):
-        with interrupting(moment, program):
-            interrupted += attempt(act, program)
+    step, interrupted = max(1, instructions // MOMENTS), 0
+    for moment in range(1 + random.randrange(step), instructions + 1, step):
+        interrupted += at_instruction(act, moment, inside, program.open)[0]
         gc.collect(1)
         assert program.close() == 0, f"instruction {moment} made it close a descriptor of the program"
         assert descriptors() == before, f"instruction {moment} lost a descriptor"
@@ -203,26 +159,17 @@ def test_an_exception_before_any_instruction_is_harmless(operation: str, world: 
 
 
 def storm(world: World, operation: str, times: int) -> Counter[str]:
-    """Interrupts it at moments of real time; what came of it."""
+    """Interrupts it at moments of real time, and counts what came of it."""
     program, act, counts = Program(), getattr(world, operation), Counter[str]()
-
-    def ring(*_: object) -> None:
-        program.open()
-        raise Interrupt
-
     began = time.perf_counter()
     for _ in range(20):
         act()
     longest = 1.2 * (time.perf_counter() - began) / 20
-    before, handler = descriptors(), signal.signal(signal.SIGALRM, ring)
+    before, handler = descriptors(), signal.getsignal(signal.SIGALRM)
+    attack = by_signal(lambda: random.uniform(1e-6, longest), program.open)
     while counts["interrupted"] < times:
         counts["tried"] += 1
-        try:
-            signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-6, longest))
-            counts["interrupted"] += attempt(act, program)
-            signal.setitimer(signal.ITIMER_REAL, 0)
-        except Interrupt:
-            pass  # it came behind the operation
+        counts["interrupted"] += attack(act)
         counts["foreign descriptors closed"] += program.close()
         if counts["tried"] % 20 == 0:
             gc.collect(1)

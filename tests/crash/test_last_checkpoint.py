@@ -1,12 +1,7 @@
-"""Ctrl-C while a run's last checkpoints take their time: the first waits for them, the second does not.
-
-The run is this file as a program: `marlcore train` with an algorithm whose disk becomes slow when it is told so.
-"""
+"""Ctrl-C while a run's last checkpoints take their time: the first waits for them, the second does not."""
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,18 +12,26 @@ from typing import Any
 import pytest
 import torch
 from processes import segments_of, until
-from whole_runs import checkpoint, steps_of
+from whole_runs import checkpoint, finished, marlcore, steps_of
 
-from marlcore import algos
-from marlcore.__main__ import main
 from marlcore.algos import DQN
 from marlcore.algos.dqn import DQNTrainer
 from marlcore.processes import Control, Interrupts
 
 AGENTS = ("agent_0", "agent_1", "agent_2")
 FOR_EVER_S = 3600.0
+train = partial(marlcore, "train", cwd=Path(__file__).parent)
 OPTIONS = [
-    *("--algo", "dqn", "--total-steps", "1000000000", "--actor.envs", "1", "--learner.batch-size", "16"),
+    *(
+        "--algo",
+        "test_last_checkpoint:SlowDQN",
+        "--total-steps",
+        "1000000000",
+        "--actor.envs",
+        "1",
+        "--learner.batch-size",
+        "16",
+    ),
     *("--learner.warmup", "50", "--learner.checkpoint-interval", "20", "--learner.device", "cpu"),
     *("--supervision.learner-timeout", str(FOR_EVER_S)),  # and for so long the parent waits for last checkpoints
 ]
@@ -62,23 +65,15 @@ def crawl(note: Path, updates: int, seconds: float, fd: int) -> None:
 
 
 class Run:
-    """A run that has saved a checkpoint of each agent."""
-
     def __init__(self, folder: Path) -> None:
         self.folder, self.path = folder, folder / "run"
-        self.process = self.program(*OPTIONS, "--algorithm.folder", str(folder), "--run-dir", str(self.path))
+        self.process = train(*OPTIONS, "--algorithm.folder", folder, "--run-dir", self.path)
         self.await_(lambda: len(list((self.path / "checkpoints").glob("*.pt"))) == len(AGENTS))
-
-    @staticmethod
-    def program(*options: str) -> subprocess.Popen[str]:
-        command = [sys.executable, __file__, "train", *options]
-        return subprocess.Popen(command, text=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
 
     def await_(self, done: Callable[[], Any]) -> None:
         until(done, lambda: self.process.poll() is None)
 
     def slow_down(self, seconds: float) -> None:
-        """From now on each checkpoint takes so long."""
         (self.folder / "slow.new").write_text(str(seconds))
         (self.folder / "slow.new").rename(self.folder / "slow")
 
@@ -109,7 +104,7 @@ def run(tmp_path: Path) -> Iterator[Run]:
     if started.process.poll() is None:
         started.process.kill()
         started.process.wait()
-    started.process.stderr.close()
+    started.process.stdout.close()
 
 
 @pytest.mark.long
@@ -126,15 +121,14 @@ def test_ctrl_c_waits_until_slow_last_checkpoints_are_whole(run: Run, signals: t
     for signum in signals:
         run.process.send_signal(signum)
         time.sleep(0.05)
-    _, said = run.process.communicate()
-    assert run.process.returncode == code and "Traceback" not in said
+    status, said = finished(run.process)
+    assert status == code and "Traceback" not in said
     assert sorted(state["trainer"]["updates"] for state in run.checkpoints()) == run.saving
     assert run.unfinished == [] and not any(path.exists() for path in segments)
 
 
 @pytest.mark.long
 def test_a_second_ctrl_c_waits_for_nothing(run: Run) -> None:
-    """A second Ctrl-C waits for nothing and what was saved before is whole."""
     segments = segments_of(run.process.pid)
     run.slow_down(FOR_EVER_S)
     run.await_(lambda: len(run.saving) == len(AGENTS) and -1 not in run.saving)
@@ -143,17 +137,14 @@ def test_a_second_ctrl_c_waits_for_nothing(run: Run) -> None:
     run.await_(run.stops)
     time.sleep(1.1)  # the first was seen before this, and another within a second of it does not count
     run.process.send_signal(signal.SIGINT)
-    _, said = run.process.communicate()
-    assert run.process.returncode == 130 and "Traceback" not in said
+    status, said = finished(run.process)
+    assert status == 130 and "Traceback" not in said
     assert [state["updates"] for state in run.checkpoints()] == [state["updates"] for state in before]
     assert [name.split(".")[1] for name in run.unfinished] == [*AGENTS]
     assert not any(path.exists() for path in segments)
     (run.folder / "slow").unlink()
-    again = run.program(
-        "--resume", str(run.path), "--total-steps", str(steps_of(run.path) + 1)
-    )  # it saves last checkpoints
-    _, said = again.communicate()
-    assert again.returncode == 0, said
+    status, said = finished(train("--resume", run.path, "--total-steps", steps_of(run.path) + 1))  # it saves the last
+    assert status == 0, said
     assert run.unfinished == []
     assert all(new["updates"] >= old["updates"] for new, old in zip(run.checkpoints(), before, strict=True))
 
@@ -166,8 +157,3 @@ def test_a_second_stop_is_no_second_signal(monkeypatch: pytest.MonkeyPatch) -> N
     now[0] = 60.0
     interrupts.stop()
     assert interrupts.signum is not None and not interrupts.again
-
-
-if __name__ == "__main__":
-    algos.ALGORITHMS |= {"dqn": SlowDQN, "slowdqn": SlowDQN}
-    sys.exit(main())

@@ -46,8 +46,6 @@ def content(seed: int, words: int) -> np.ndarray:
 
 
 class Worker:
-    """Does anything in any order, and looks at what it holds."""
-
     def __init__(self, directory: Path, counts: np.ndarray, seed: int) -> None:
         self.directory = directory
         self.counts = counts
@@ -258,7 +256,6 @@ def child(attempts: int, *broken: str, timeout: float = 300) -> tuple[Counter[st
 
 @pytest.mark.parametrize("attempts", long_but([500], [500, 2000]))
 def test_no_held_segment_is_swept_and_every_orphan_is(attempts: int) -> None:
-    """No segment is swept while it is held, and one sweep removes those of killed processes."""
     counts, faults = child(attempts)
     assert faults == "" and counts["left"] == counts["faults"] == 0, faults
     assert counts["attempts"] >= attempts and all(counts[name] for name in (*COUNTS, "killed")), counts
@@ -273,7 +270,6 @@ def test_without_a_rule_a_segment_is_swept_while_it_is_held(broken: str) -> None
 
 
 def main(attempts: int) -> int:
-    """The race, then the controls; 1 when one fails."""
     counts, faults = child(attempts, timeout=86_400)
     print(dict(counts), faults, flush=True)
     failed = bool(faults or counts["left"])

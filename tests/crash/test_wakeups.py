@@ -45,7 +45,6 @@ BROKEN = [
 
 
 def handed_over(done: subprocess.CompletedProcess[str]) -> Counter[str]:
-    """What happened how often, by name."""
     counts = counted(done)
     assert done.returncode == (counts["lost"] > 0)
     return counts
@@ -57,7 +56,6 @@ def hand_over(handoffs: Path, form: str, times: int) -> Counter[str]:
 
 
 def hand_over_broken(mutant: mutants.Mutant, folder: Path) -> Counter[str]:
-    """The same until a wake-up was lost, in a core that breaks a rule."""
     handoffs = build(mutants.mutate(mutant, folder), "handoffs", folder)
     return handed_over(run([handoffs, *CONTROL.split()], timeout=3600))
 
@@ -91,7 +89,6 @@ def test_hand_offs_refuse_arguments_that_they_do_not_know(handoffs: Path) -> Non
 
 
 def main(times: int) -> int:
-    """So many hand-offs, of every form as many, then the controls; 1 when one fails."""
     with tempfile.TemporaryDirectory() as folder:
         handoffs = build(CORE, "handoffs", Path(folder))
         counts = {form: hand_over(handoffs, form, -(-times // len(FORMS))) for form in FORMS}

@@ -64,7 +64,6 @@ BROKEN = [mutant for mutant in mutants.MUTANTS if "stress" in mutant.checks]
 
 
 def raced(done: subprocess.CompletedProcess[str]) -> Counter[str]:
-    """What readers found, by name."""
     counts = counted(done)
     assert counts["accepted"] + counts["lapped"] == counts["reads"]
     assert done.returncode == (counts["torn"] > 0)

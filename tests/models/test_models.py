@@ -41,13 +41,14 @@ def spin_cases(kind: str) -> list[Any]:
 
 
 Submit = Callable[..., Future[Any]]
+Searches = dict[Any, Future[Any]]
 
 
 @pytest.fixture(scope="module")
-def searches(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[Any, Future[Any]]:
+def searches(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Searches:
     """Everything that the selected tests below look at, two searches at a time."""
     folder = tmp_path_factory.mktemp("models")
-    running: dict[Any, Future[Any]] = {}
+    running: Searches = {}
     selected = [getattr(item, "callspec", None) for item in request.session.items if item.path == request.path]
     params = [each.params for each in selected if each]
     with ThreadPoolExecutor(max_workers=2) as pool:
@@ -62,7 +63,7 @@ def searches(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     return running
 
 
-def _submit_relacy(submit: Submit, world: Future[Path], folder: Path) -> dict[Any, Future[Any]]:
+def _submit_relacy(submit: Submit, world: Future[Path], folder: Path) -> Searches:
     sound = mutants.build_model(CORE, world.result(), folder / "model")
     scenarios = {name: submit(run, [sound, name]) for names in SCENARIOS.values() for name in names}
     return scenarios | {m.name: submit(mutants.examine, m, world.result(), folder) for m in mutants.MUTANTS}
@@ -71,7 +72,7 @@ def _submit_relacy(submit: Submit, world: Future[Path], folder: Path) -> dict[An
 @pytest.mark.long
 @needs_relacy
 @pytest.mark.parametrize("part", SCENARIOS)
-def test_no_execution_of_the_core_fails(searches: dict[Any, Future[Any]], record_property: Any, part: str) -> None:
+def test_no_execution_of_the_core_fails(searches: Searches, record_property: Any, part: str) -> None:
     """All interleavings and weakly ordered reads of a small lane, and many random ones of what is larger."""
     for name in SCENARIOS[part]:
         done = searches[name].result()
@@ -85,9 +86,7 @@ def test_no_execution_of_the_core_fails(searches: dict[Any, Future[Any]], record
 @pytest.mark.long
 @needs_relacy
 @pytest.mark.parametrize("name", [mutant.name for mutant in mutants.MUTANTS])
-def test_a_core_that_breaks_a_rule_is_found_out(
-    searches: dict[Any, Future[Any]], record_property: Any, name: str
-) -> None:
+def test_a_core_that_breaks_a_rule_is_found_out(searches: Searches, record_property: Any, name: str) -> None:
     """Each rule of the protocol is needed: without it the model, or the race of threads, shows a torn row."""
     verdicts = searches[name].result()
     for check, (found, said) in verdicts.items():
@@ -112,7 +111,7 @@ def test_each_scenario_belongs_to_a_part() -> None:
 @needs_spin
 @pytest.mark.parametrize(("model", "macros"), spin_cases("sizes"))
 def test_no_state_of_a_model_fails(
-    searches: dict[Any, Future[Any]], record_property: Any, model: Any, macros: tuple[str, ...]
+    searches: Searches, record_property: Any, model: Any, macros: tuple[str, ...]
 ) -> None:
     """All interleavings of its processes, each of which may be killed between any two steps."""
     search = searches[model.name, macros].result()
@@ -124,7 +123,7 @@ def test_no_state_of_a_model_fails(
 @needs_spin
 @pytest.mark.parametrize(("model", "macros"), spin_cases("mutants"))
 def test_a_model_that_breaks_a_rule_is_found_out(
-    searches: dict[Any, Future[Any]], record_property: Any, model: Any, macros: tuple[str, ...]
+    searches: Searches, record_property: Any, model: Any, macros: tuple[str, ...]
 ) -> None:
     """Each rule is needed: without it the search comes upon a state, or a run, that must not be."""
     assert searches[model.name, macros].result().failure is not None

@@ -12,7 +12,7 @@ from crowd import Naming
 from hunt import HUNT
 from odd_spaces import Counting
 from processes import until
-from whole_runs import LONG, Runs, checkpoint, kill, metrics_of, values_of
+from whole_runs import LONG, Runs, checkpoint, history, kill, values_of
 
 import marlcore as mc
 from marlcore.envs import Recall
@@ -32,27 +32,25 @@ KINDS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "td3": (Naming, mc.TD3(), {"learner": {"n_step": 1}}),
     "sac": (Naming, mc.SAC(), {"learner": {"n_step": 1}}),
 }
-BOTH = pytest.mark.parametrize("algorithm", [mc.TD3, mc.SAC])
+CONTINUOUS = pytest.mark.parametrize("algorithm", [mc.TD3, mc.SAC])
 runs = Runs(total_steps=1_200)
 
 
 @pytest.mark.parametrize("kind", [pytest.param("iqn", marks=LONG), "ppo", "r2d2", pytest.param("sac", marks=LONG)])
 def test_a_serial_run_repeats_itself_exactly_under_a_seed(tmp_path: Path, kind: str) -> None:
     env_fn, algorithm, changes = KINDS[kind]
-    told, networks = [], []
+    histories, networks = [], []
     for i, seed in enumerate([3, 3, 4]):
         run_dir = runs.train(tmp_path / str(i), env_fn, algorithm, seed=seed, **changes).run_dir
-        # Rates and waits are measured by the clock, and so is the time of each row; nothing else is.
-        told.append([(m.step, m.agent, m.name, m.value) for m in metrics_of(run_dir) if not m.name.endswith("_s")])
+        histories.append(history(run_dir))
         networks.append(checkpoint(run_dir)["network"])
-    assert len(told[0]) > 50
-    assert told[0] == told[1] != told[2]
+    assert len(histories[0]) > 50
+    assert histories[0] == histories[1] != histories[2]
     assert all(map(torch.equal, networks[0].values(), networks[1].values()))
     assert not all(map(torch.equal, networks[0].values(), networks[2].values()))
 
 
 def leaves(state: Any) -> list[Any]:
-    """Every value of nested dicts and lists."""
     if isinstance(state, dict):
         return [leaf for key in state for leaf in leaves(state[key])]
     return [leaf for value in state for leaf in leaves(value)] if isinstance(state, (list, tuple)) else [state]
@@ -126,7 +124,7 @@ def test_an_evaluated_run_keeps_the_best_memory(tmp_path: Path) -> None:
 # ---- TD3 and SAC ----
 
 
-@BOTH
+@CONTINUOUS
 def test_only_the_policy_is_published(tmp_path: Path, algorithm: Any) -> None:
     run_dir = runs.train(tmp_path, Naming, algorithm(), total_steps=200, learner={"n_step": 1}).run_dir
     policy = SavedRun.of(run_dir).policies[0]
@@ -136,7 +134,7 @@ def test_only_the_policy_is_published(tmp_path: Path, algorithm: Any) -> None:
 
 
 @LONG
-@BOTH
+@CONTINUOUS
 @pytest.mark.parametrize("mode", ["serial", "async"])
 def test_everything_a_learner_draws_works_together(tmp_path: Path, algorithm: Any, mode: str) -> None:
     """Nested observations in stacks, 3-step returns, priorities, normalization and a prefetch."""
@@ -152,7 +150,7 @@ def test_everything_a_learner_draws_works_together(tmp_path: Path, algorithm: An
 
 
 @LONG
-@BOTH
+@CONTINUOUS
 @pytest.mark.parametrize("mode", ["serial", "async"])
 def test_two_agents_share_a_policy_that_learns(tmp_path: Path, algorithm: Any, mode: str) -> None:
     """Uniform actions are 0.67 from the number on average: -13.3 in an episode."""

@@ -6,6 +6,7 @@ import sys
 import textwrap
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -106,19 +107,16 @@ def test_a_notebook_hands_over_the_function_of_a_cell(tmp_path: Path) -> None:
 
 def test_runs_of_the_same_second_have_own_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    made: list[Path] = []
+    monkeypatch.setattr("time.strftime", lambda form: "20261122-101500")
 
-    def start() -> None:
+    def start(_: int) -> Path:
         with RunDirectory.create(None, {}) as run:
-            made.append(run.path)
+            return run.path
 
-    threads = [threading.Thread(target=start) for _ in range(16)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(set(made)) == 16 and {path.parent for path in made} == {tmp_path / "runs"}
-    assert any(path.name.count("-") == 2 for path in made), "no two of the same second"
+    with ThreadPoolExecutor(8) as pool:
+        made = set(pool.map(start, range(8)))
+    names = ["20261122-101500", *(f"20261122-101500-{number}" for number in range(1, 8))]
+    assert made == {tmp_path / "runs" / name for name in names}
 
 
 @pytest.fixture

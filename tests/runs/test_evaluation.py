@@ -9,11 +9,10 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 from processes import until
 from refused import check_refused
-from whole_runs import LONG, Runs, change_checkpoint, checkpoint, kill, metrics_of, past
+from whole_runs import LONG, Runs, change_checkpoint, checkpoint, history, kill, metrics_of, past
 
 import marlcore as mc
 from marlcore.__main__ import main
@@ -70,22 +69,11 @@ class Endless(Corridor):
 
 
 def evaluations(run_dir: Path, name: str = "eval_return") -> list[tuple[int, float]]:
-    """(step, value) of each."""
     return [(metric.step, metric.value) for metric in metrics_of(run_dir) if metric.name == name]
-
-
-def learning(run_dir: Path) -> list[tuple[Any, ...]]:
-    """What a run did, without its evaluations and times."""
-    return [
-        (metric.step, metric.agent, metric.name, metric.value)
-        for metric in metrics_of(run_dir)
-        if not metric.name.startswith("eval_") and not metric.name.endswith("_s")
-    ]
 
 
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of a run that has ended."""
     return train(tmp_path_factory.mktemp("evaluated"), Corridor, DQN).run_dir
 
 
@@ -100,7 +88,7 @@ def test_a_serial_run_evaluates_at_its_interval_and_at_its_end(run_dir: Path, tm
     lengths = [value for _, value in evaluations(run_dir, "eval_length")]
     assert len(set(lengths)) > 1  # each evaluation has episodes of its own
     without = train(tmp_path / "without", Corridor, DQN, evaluation=UNEVALUATED).run_dir
-    assert learning(without) == learning(run_dir) and evaluations(without) == []
+    assert history(without) == [metric for metric in history(run_dir) if not metric[2].startswith("eval_")]
 
 
 def test_the_best_and_the_last_policies_can_be_loaded(run_dir: Path) -> None:
@@ -202,7 +190,7 @@ REFUSED = {
 @pytest.mark.parametrize("says", REFUSED)
 def test_evaluate_refuses(run_dir: Path, says: str) -> None:
     asked = {"run": run_dir, "episodes": 1, **REFUSED[says]}
-    check_refused(lambda: mc.evaluate(asked.pop("run"), **asked), (ValueError, TypeError), says)  # type: ignore[arg-type]
+    check_refused(lambda: mc.evaluate(asked.pop("run"), **asked), (ValueError, TypeError), says)
 
 
 def test_a_policy_for_other_spaces_is_refused(run_dir: Path, tmp_path: Path) -> None:
@@ -265,7 +253,6 @@ def start(tmp_path: Path) -> Iterator[Callable[..., mc.Run]]:
 
 
 def newest(run: mc.Run) -> int:
-    """The highest step of a kept checkpoint."""
     steps = [path.name.split(".")[1] for path in (run.run_dir / "checkpoints").glob(f"{AGENT}.*.pt")]
     return max((int(step) for step in steps if step.isdecimal()), default=-1)
 
@@ -306,21 +293,17 @@ def test_an_endless_last_evaluation_is_cut_off(tmp_path: Path, monkeypatch: pyte
     assert checkpoint(result.run_dir)["step"] == 1_200
 
 
-class Slow:
-    """A trainer whose updates take a while."""
-
-    def __init__(self, trainer: Any) -> None:
-        self.state_dict, self.load_state_dict = trainer.state_dict, trainer.load_state_dict
-        self._update = trainer.update
-
-    def update(self, batch: Any) -> Any:
-        time.sleep(0.05)
-        return self._update(batch)
-
-
 class SlowDQN(mc.DQN):
-    def make_trainer(self, model: torch.nn.Module) -> Any:
-        return Slow(super().make_trainer(model))
+    def make_trainer(self, model: Any) -> Any:
+        trainer = super().make_trainer(model)
+        update = trainer.update
+
+        def slowly(batch: Any) -> mc.Update:
+            time.sleep(0.05)
+            return update(batch)
+
+        trainer.update = slowly
+        return trainer
 
 
 @LONG

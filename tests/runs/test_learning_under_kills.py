@@ -30,9 +30,7 @@ WORKERS = ["actor-0", "learner-agent_0", "learner-agent_1"]
 
 
 def learn(folder: Path, updates: int, pause: float, seconds: float = 0.0, least: int = 0) -> Counter[str]:
-    """Has every learner make so many updates, while a worker is killed every `pause` seconds, for so many seconds at
-    least, and `least` of each role; the kills of each role.
-    """
+    """Kills a worker every `pause` seconds until all of the limits are reached; returns the kills of each role."""
     dice, kills, end = random.Random(0), Counter[str](), time.monotonic() + seconds
     with runs.start(folder, HUNT) as run:
         due = time.monotonic() + pause
@@ -52,7 +50,6 @@ def learn(folder: Path, updates: int, pause: float, seconds: float = 0.0, least:
 
 
 def returns(folder: Path) -> dict[str, float]:
-    """By agent, the mean return of the policies that were saved."""
     return dict(mc.evaluate(folder / "run", episodes=200).mean)
 
 
@@ -66,10 +63,7 @@ def test_a_run_under_kills_learns(tmp_path: Path) -> None:
 
 
 def main(seconds: float, updates: int) -> int:
-    """Prints what a run under kills and one that is left alone come to, at equal updates.
-
-    Returns: 0 when both reach the bar.
-    """
+    """Prints what a run under kills and one that is left alone come to, at equal updates; 0 when both reach the bar."""
     low, good = bar(), True
     for what, pause in ((f"a SIGKILL every {PAUSE_S:g} s", PAUSE_S), ("no kills", math.inf)):
         began = time.monotonic()

@@ -43,15 +43,10 @@ class FarAway(Crowd):
 
 @dataclass(frozen=True)
 class Noting(mc.DQN):
-    """DQN whose learner's process notes each publication, and whose rows hold what the model saw.
+    """DQN whose learner's process notes each publication, and whose rows hold what the model saw."""
 
-    Attributes:
-        notes: the file; lines of JSON.
-        dies_at: updates at which the first such process dies.
-    """
-
-    notes: str = ""
-    dies_at: int = 0
+    notes: str = ""  # a file, lines of JSON
+    dies_at: int = 0  # updates at which the first such process dies
 
     def transition(self, spaces: mc.Spaces) -> mc.TransitionSpec:
         return replace(super().transition(spaces), extras={"seen": mc.Field((1,))})
@@ -98,7 +93,6 @@ def publish_as_before() -> Any:
 
 
 def train(tmp_path: Path, obs_norm: str, dies_at: int = 0, **changes: Any) -> Any:
-    """A run, and what its learner noted."""
     algorithm = Noting(notes=str(tmp_path / "notes"), dies_at=dies_at, learning_rate=2e-3, hidden=(32, 32))
     learner = {"obs_norm": obs_norm}
     result = runs.train(tmp_path, FarAway, algorithm, learner=learner, **changes)

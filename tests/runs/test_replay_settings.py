@@ -1,17 +1,16 @@
 """Settings of the replay in whole runs: priorities, files instead of memory, batches drawn ahead."""
 
-import os
-import signal
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from crowd import Crowd
-from processes import await_group, start_python, sweep, until
+from processes import kill_once, sweep
 from whole_runs import LONG, MODES, Runs, past, values_of
 
 import marlcore as mc
+from marlcore.replay import Sampler
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
@@ -56,6 +55,19 @@ def test_the_trainers_priorities_decide_what_is_drawn(tmp_path: Path, mode: str,
     assert weights[0] > 0.5 and max(weights[-5:]) < 0.3, weights
 
 
+def test_each_priority_reaches_the_sampler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths: list[tuple[int, int]] = []
+    update = Sampler.update_priorities
+
+    def noting(sampler: Sampler, index: Any, priority: Any) -> None:
+        lengths.append((len(index), len(priority)))
+        update(sampler, index, priority)
+
+    monkeypatch.setattr(Sampler, "update_priorities", noting)
+    result = runs.train(tmp_path, ALONE, mode="serial", total_steps=600)
+    assert lengths == [(32, 32)] * result.updates["agent_0"] and len(lengths) > 50
+
+
 @LONG
 def test_uniform_draws_are_half_and_half(tmp_path: Path) -> None:
     """The control: without `prioritized` the trainer's priorities are left."""
@@ -77,7 +89,6 @@ def test_batches_drawn_ahead_train_as_many_times(tmp_path: Path) -> None:
 
 @pytest.fixture
 def large(tmp_path: Path) -> Path:
-    """A folder for replays."""
     (tmp_path / "large").mkdir()
     return tmp_path / "large"
 
@@ -114,13 +125,8 @@ runs.train(Path(sys.argv[1]), ALONE, replay=in_files(sys.argv[2]), **ENDLESS)
 @LONG
 def test_files_of_a_killed_run_block_no_later_one(tmp_path: Path, large: Path) -> None:
     (large / "marlcore-notes.txt").write_text("kept")
-    process = start_python(PROGRAM, tmp_path, large, beside=__file__)
-    try:
-        until(lambda: list(tmp_path.glob("run/checkpoints/*.replay")), lambda: process.poll() is None)
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-    await_group(process.pid)
+    saves = partial(tmp_path.glob, "run/checkpoints/*.replay")
+    kill_once(lambda: any(saves()), PROGRAM, tmp_path, large, beside=__file__)
     assert len(files(large)) == 2, "the killed run left its file"
     other = runs.train(tmp_path / "other", ALONE, replay=in_files(large))
     assert other.steps >= 3_000 and files(large) == ["marlcore-notes.txt"]

@@ -24,7 +24,6 @@ train = runs.train
 
 
 def check_run(result: mc.Result, total_steps: int) -> list[Any]:
-    """Checks what every finished run leaves behind; returns its metrics."""
     path = result.run_dir
     assert json.loads((path / "config.json").read_text())["total_steps"] == total_steps
     metrics = metrics_of(path)

@@ -32,7 +32,6 @@ def first_allowed(obs: Any) -> int:
 
 
 def payoff_of(run_dir: Path) -> dict[str, dict[str, int]]:
-    """By opponent: games, wins, draws and losses."""
     table: dict[str, dict[str, int]] = json.loads((run_dir / "payoff.json").read_text())["opponents"]
     return table
 

@@ -1,8 +1,6 @@
 """Self-play under SIGKILL: of the learner, of an actor, and of everything; the payoff table and the pool survive."""
 
 import json
-import os
-import signal
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -11,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from arena import SIDES, Arena, Marking, episodes_of
-from processes import await_group, start_python, sweep, until
+from processes import kill_once, sweep, until
 from whole_runs import Runs, checkpoint, kill, opponents_of, steps_of
 
 pytestmark = pytest.mark.long
@@ -27,7 +25,6 @@ runs = Runs(
 
 
 def saved(run_dir: Path) -> dict[str, Any]:
-    """The payoff table of the last checkpoint."""
     path = run_dir / "checkpoints" / "main.pt"
     return torch.load(path, weights_only=True)["self_play"]["payoff"]["totals"] if path.exists() else {}
 
@@ -81,16 +78,11 @@ runs.train(Path(sys.argv[1]), partial(Arena, Path(sys.argv[2])), Marking())
 def test_the_table_and_the_pool_survive_sigkill_of_everything(tmp_path: Path) -> None:
     run_dir, notes = tmp_path / "run", tmp_path / "notes"
     notes.mkdir()
-    process = start_python(PROGRAM, tmp_path, notes, beside=__file__)
-    try:
-        until(
-            lambda: games(run_dir) > 100 and len(opponents_of(run_dir)) >= 4,
-            lambda: process.poll() is None,
-        )
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-    await_group(process.pid)
+
+    def enough() -> bool:
+        return games(run_dir) > 100 and len(opponents_of(run_dir)) >= 4
+
+    kill_once(enough, PROGRAM, tmp_path, notes, beside=__file__)
     before = saved(run_dir)
     newest = list(opponents_of(run_dir).values())[-4:]
     restored = {float(torch.load(path, weights_only=True)["acting"]["model.mark"][0]) for path in newest}

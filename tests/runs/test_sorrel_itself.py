@@ -1,4 +1,4 @@
-"""run_experiment_mp on sorrel itself, in the environment that `python -m bench.peers.install_sorrel` makes."""
+"""run_experiment_mp on sorrel itself, in the environment that `python -m bench.peers.install sorrel` makes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from marlcore.compat.sorrel import run_experiment_mp
 from marlcore.compat.sorrel.packing import pack, unpack
 from marlcore.processes import PID, Control
 
-REASON = "sorrel is not installed: `python -m bench.peers.install_sorrel` makes an environment in which this test runs"
+REASON = "sorrel is not installed: `python -m bench.peers.install sorrel` makes an environment in which this test runs"
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     pytest.importorskip("sorrel", reason=REASON)

@@ -140,7 +140,6 @@ def kind_of(space: gymnasium.Space) -> str:
 
 
 def both_modes() -> list[Any]:
-    """Every case in both modes; those that are quick are no long tests."""
     return [
         pytest.param(case, mode, id=f"{case.name}-{mode}", marks=() if (case.name, mode) in QUICK else pytest.mark.long)
         for case in CASES

@@ -10,6 +10,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import torch
+from crowd import Rounds
 
 import marlcore as mc
 
@@ -18,15 +19,15 @@ ANCHOR = -1.0
 _numbers = itertools.count()
 
 
-class Arena:
-    """A PettingZoo Parallel environment of three to six rounds; the higher sum of actions wins.
+class Arena(Rounds):
+    """Three to six rounds; the higher sum of actions wins.
 
     An observation is the environment's number, the episode's, the side and the round. When an episode ends, a line in a
     file of the folder says what each side did.
     """
 
-    metadata: dict[str, Any] = {"name": "arena_v0"}  # noqa: RUF012 - PettingZoo's own form
-    render_mode = None
+    see = gymnasium.spaces.Box(-1, np.inf, (4,), np.float32)
+    do = gymnasium.spaces.Box(-2, np.inf, (1,), np.float32)
 
     def __init__(self, folder: Path, tags: tuple[str, ...] = ()) -> None:
         self.possible_agents = list(SIDES)
@@ -34,12 +35,6 @@ class Arena:
         self._path = folder / f"{self.number}.jsonl"
         self._tags = tags
         self._episode = -1
-
-    def observation_space(self, agent: str) -> Any:
-        return gymnasium.spaces.Box(-1, np.inf, (4,), np.float32)
-
-    def action_space(self, agent: str) -> Any:
-        return gymnasium.spaces.Box(-2, np.inf, (1,), np.float32)
 
     def reset(self, seed: int | None = None, options: Any = None) -> Any:
         self.agents, self._round = list(SIDES), 0
@@ -66,9 +61,6 @@ class Arena:
         ends = dict.fromkeys(SIDES, over), dict.fromkeys(SIDES, False)
         return self._look(), rewards, *ends, {side: {} for side in SIDES}
 
-    def close(self) -> None:
-        pass
-
 
 def episodes_of(folder: Path) -> dict[tuple[int, int], dict[str, list[float]]]:
     """By environment and episode: the actions of each side, of all episodes that ended."""
@@ -77,8 +69,6 @@ def episodes_of(folder: Path) -> dict[tuple[int, int], dict[str, list[float]]]:
 
 
 class Marked(torch.nn.Module):
-    """One weight, or several: the updates that made it."""
-
     def __init__(self, size: int) -> None:
         super().__init__()
         self.mark = torch.nn.Parameter(torch.zeros(size))
@@ -119,7 +109,6 @@ class Counting:
 
 
 def weak(obs: Any) -> Any:
-    """An anchor that always loses."""
     assert obs.shape == (4,) and obs.dtype == np.float32
     return np.float32([ANCHOR])
 

@@ -42,7 +42,6 @@ def build(core: Path, name: str, folder: Path, flags: Sequence[str] = ()) -> Pat
 
 
 def python(program: str | Path, *arguments: object, timeout: float = 900) -> subprocess.CompletedProcess[str]:
-    """A program of the tests, for which warnings are errors."""
     return run([sys.executable, "-W", "error", program, *map(str, arguments)], timeout)
 
 

@@ -8,13 +8,7 @@ import numpy as np
 
 
 class Corridor(gymnasium.Env[Any, Any]):
-    """Five steps to the end, whatever is done.
-
-    Args:
-        errs_at: which of all its steps is wrong; 0: none.
-        error: is called then, to raise.
-        obs, reward: what that step returns instead.
-    """
+    """Five steps to the end. Step `errs_at` of all calls `error`, or returns a wrong `obs` or `reward`."""
 
     observation_space = gymnasium.spaces.Box(0, 5, (2,), np.float32)
     action_space = gymnasium.spaces.Discrete(2)

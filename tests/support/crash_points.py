@@ -14,6 +14,7 @@ import importlib.util
 import itertools
 import os
 import signal
+import socket
 import sys
 from collections import Counter
 from functools import partial
@@ -42,12 +43,7 @@ from processes import descriptors  # noqa: E402
 from seams import replace  # noqa: E402
 
 from marlcore import Field, LaneBusy, MarlcoreError, RateLimiter, ReplayBuffer, TransitionSpec  # noqa: E402
-from marlcore.memory import (  # noqa: E402
-    Event,
-    File,
-    atomic,
-    survey,
-)
+from marlcore.memory import Event, File, atomic, survey  # noqa: E402
 from marlcore.memory.header import Header  # noqa: E402
 from marlcore.testing.rows import filled  # noqa: E402
 
@@ -72,7 +68,6 @@ def observations(tickets, spec: TransitionSpec):
 
 
 def rows(tickets, spec: TransitionSpec) -> dict[str, Any]:
-    """The fields of rows, or of one row."""
     tickets = np.asarray(tickets)
     after = {"next_obs": observations(tickets + 1, spec)} if spec.next_obs else {}
     return {"obs": observations(tickets, spec), "action": tickets, "reward": tickets % 7, **after}
@@ -125,7 +120,6 @@ class Add:
         return self.writer.add(**rows(ticket, self.spec))
 
     def release(self) -> None:
-        """Gives back all that the victim has."""
         self.own.close()
         self.own = self.writer = None
 
@@ -245,7 +239,6 @@ class AddVector(Add):
         assert written == self.lanes * (BEFORE + 4) + sum(committed) - (committed[1] == 2)
 
     def look(self) -> None:
-        """Every row that can be drawn is what was written."""
         for _ in range(4):
             check_rows(self.sampler.sample(), self.spec, self.lanes)
 
@@ -259,8 +252,6 @@ class AddLimited(Add):
 
 
 class Claim(Add):
-    """A process takes a lane."""
-
     written, writes = 0, False
 
     def act(self) -> None:
@@ -275,8 +266,6 @@ class Claim(Add):
 
 
 class Attach(Add):
-    """A process maps a segment."""
-
     written, attaches, writes = 0, False, False
 
     def act(self) -> None:
@@ -568,29 +557,26 @@ passed = shared_numbers(1, 2)[0]  # points, and what the last one was
 
 def run_victim(scenario: Any, at: int, error: int) -> tuple[int, str]:
     """How a victim of point `at` exited, and what it said; the survivor has met it before."""
-    from_victim, to_survivor = os.pipe()
-    from_survivor, to_victim = os.pipe()
+    ours, theirs = socket.socketpair()
 
     def victim() -> int:
-        os.close(from_victim)
-        os.close(to_victim)
-        return be_victim(scenario, at, error, from_survivor, to_survivor)
+        ours.close()
+        return be_victim(scenario, at, error, theirs)
 
-    pid = fork(victim)
-    os.close(to_survivor)
-    os.close(from_survivor)
-    if path := os.read(from_victim, 4096).decode().strip():
-        scenario.meet(path)
-    os.close(to_victim)
-    said = b"".join(iter(lambda: os.read(from_victim, 4096), b"")).decode()
-    os.close(from_victim)
+    with ours:
+        pid = fork(victim)
+        theirs.close()
+        if path := ours.recv(4096).decode().strip():
+            scenario.meet(path)
+        ours.shutdown(socket.SHUT_WR)
+        said = b"".join(iter(lambda: ours.recv(4096), b"")).decode()
     return reap(pid), said
 
 
-def be_victim(scenario: Any, at: int, error: int, from_survivor: int, to_survivor: int) -> int:
+def be_victim(scenario: Any, at: int, error: int, survivor: socket.socket) -> int:
     before, listed = descriptors(), names()
-    os.write(to_survivor, (scenario.prepare() + "\n").encode())
-    os.read(from_survivor, 1)
+    survivor.send((scenario.prepare() + "\n").encode())
+    survivor.recv(1)
     passed[:] = 0
     armed = points.mc_points_arm(at, error, passed.ctypes.data)
     assert armed == 0, os.strerror(-armed)
@@ -603,7 +589,7 @@ def be_victim(scenario: Any, at: int, error: int, from_survivor: int, to_survivo
     points.mc_points_disarm()
     if not error or passed[0] <= at:
         return UNHARMED
-    os.write(to_survivor, came.encode())
+    survivor.send(came.encode())
     if came != "nothing":
         gc.collect()
         scenario.act()
@@ -614,38 +600,23 @@ def be_victim(scenario: Any, at: int, error: int, from_survivor: int, to_survivo
     return ENDED
 
 
-def kill_at_each_point(make: Any, folder: Path) -> Counter[str]:
-    """Points of each kind."""
+def attack_each_point(make: Any, folder: Path, kill: bool) -> Counter[str]:
+    """Kills: the points of each kind. Failures: how often each error of each system call led to which exception."""
     counts: Counter[str] = Counter()
     for at in itertools.count():
-        scenario = make(folder)
-        code, _ = run_victim(scenario, at, 0)
-        assert code in (-signal.SIGKILL, UNHARMED), f"the victim of point {at} ended with {code}"
-        kind = KINDS[int(passed[1])]
-        finish(scenario, code == UNHARMED, f"{kind}, point {at}" if code < 0 else "its end")
-        if code == UNHARMED:
-            break
-        counts[kind] += 1
-    return counts
-
-
-def fail_each_call(make: Any, folder: Path) -> Counter[str]:
-    """How often each error of each system call led to which exception, or to nothing."""
-    counts: Counter[str] = Counter()
-    for at in itertools.count():
-        errors = ["EIO"]
+        errors = [""] if kill else ["EIO"]
         for error in errors:
             scenario = make(folder)
-            code, came = run_victim(scenario, at, getattr(errno, error))
-            call = KINDS[int(passed[1])]
-            where = f"{error} of {call}, system call {at}"
-            assert code in (ENDED, UNHARMED), f"{where}: the victim ended with {code}"
-            finish(scenario, True, where)
+            code, came = run_victim(scenario, at, getattr(errno, error, 0))
+            kind = KINDS[int(passed[1])]
+            where = f"{error or 'SIGKILL'} at point {at}, {kind}"
+            assert code in (-signal.SIGKILL if kill else ENDED, UNHARMED), f"{where}: the victim ended with {code}"
+            finish(scenario, not kill or code == UNHARMED, where)
             if code == UNHARMED:
                 return counts
-            counts[f"{call}:{error}:{came}"] += 1
-            if len(errors) == 1:
-                errors += ERRORS.get(call, [])
+            counts[kind if kill else f"{kind}:{error}:{came}"] += 1
+            if error == "EIO":
+                errors += ERRORS.get(kind, [])
     raise AssertionError
 
 
@@ -662,7 +633,6 @@ def finish(scenario: Any, done: bool, where: str) -> None:
 
 def main() -> None:
     how, name, _, folder, *sabotage = sys.argv[1:]
-    do = kill_at_each_point if how == "kill" else fail_each_call
     replace("memory", SHM_DIR=Path(folder))  # where nobody else makes segments, or sweeps
     replace("memory", sweep=partial(survey.survey_segments, survey.SHM_DIR, remove=True))
     Add(survey.SHM_DIR).close()  # compiles or loads what drawing needs
@@ -676,7 +646,7 @@ def main() -> None:
     gc.freeze()  # which need not be looked through again and again
     for broken in sabotage:
         SABOTAGE[broken]()
-    report(do(SCENARIOS[name], Path(folder)))
+    report(attack_each_point(SCENARIOS[name], Path(folder), how == "kill"))
 
 
 if __name__ == "__main__":

@@ -6,21 +6,31 @@ import gymnasium
 import numpy as np
 
 
-class Crowd:
-    """A PettingZoo Parallel environment: each agent sees a number and is paid for naming its sign; 20 rounds."""
+class Rounds:
+    """A PettingZoo Parallel environment by its methods, whose agents all have the spaces `see` and `do`."""
 
-    metadata: dict[str, Any] = {"name": "crowd_v0"}  # noqa: RUF012 - PettingZoo's own form
+    metadata: dict[str, Any] = {"name": "rounds_v0"}  # noqa: RUF012 - PettingZoo's own form
     render_mode = None
+    see: gymnasium.Space[Any]
+    do: gymnasium.Space[Any]
+
+    def observation_space(self, agent: str) -> gymnasium.Space[Any]:
+        return self.see
+
+    def action_space(self, agent: str) -> gymnasium.Space[Any]:
+        return self.do
+
+    def close(self) -> None:
+        pass
+
+
+class Crowd(Rounds):
+    """Each agent sees a number and is paid for naming its sign; 20 rounds."""
+
+    see, do = gymnasium.spaces.Box(-1, 1, (1,), np.float32), gymnasium.spaces.Discrete(2)
 
     def __init__(self, agents: int = 100) -> None:
         self.possible_agents = [f"agent_{i}" for i in range(agents)]
-        self._see, self._do = gymnasium.spaces.Box(-1, 1, (1,), np.float32), gymnasium.spaces.Discrete(2)
-
-    def observation_space(self, agent: str) -> gymnasium.Space[Any]:
-        return self._see
-
-    def action_space(self, agent: str) -> gymnasium.Space[Any]:
-        return self._do
 
     def reset(self, seed: int | None = None, options: Any = None) -> Any:
         self._rng = np.random.default_rng(seed) if seed is not None or not hasattr(self, "_rng") else self._rng
@@ -42,19 +52,17 @@ class Crowd:
             self.agents = []
         return self._look(), rewards, dict.fromkeys(self.possible_agents, False), over, {}
 
-    def close(self) -> None:
-        pass
-
 
 class Naming(Crowd):
     """Each agent sees a number in [-1, 1] and is paid minus its distance to the second half of its action."""
 
+    do = gymnasium.spaces.Box(np.float32([0, -1]), np.float32([5, 1]))
+
     def __init__(self, agents: int = 1) -> None:
         super().__init__(agents)
-        self._do = gymnasium.spaces.Box(np.float32([0, -1]), np.float32([5, 1]))
 
     def step(self, actions: dict[str, Any]) -> Any:
-        assert all(self._do.contains(action) for action in actions.values())
+        assert all(self.do.contains(action) for action in actions.values())
         numbers = dict(zip(self.possible_agents, self._numbers[:, 0].tolist(), strict=True))
         result = super().step(dict.fromkeys(actions, 0))
         rewards = {agent: -abs(float(action[1]) - numbers[agent]) for agent, action in actions.items()}

@@ -1,7 +1,10 @@
-"""Exceptions of signal handlers in every method of a Prefetch: `python tests/support/interrupts.py TIMES [BELL]`.
+"""Interrupts: what a signal's handler raises, before any instruction or at any time; and every method of a Prefetch.
 
-An interrupt may cost the batch that `sample` was about to return. A fault is anything else: a batch that comes twice or
-that no interrupt explains, another exception, a call that never returns, a thread that outlives `close`.
+    python tests/support/interrupts.py TIMES [BELL]
+
+interrupts a Prefetch, so many times by signals, then before each instruction. An interrupt may cost the batch that
+`sample` was about to return. A fault is anything else: a batch that comes twice or that no interrupt explains, another
+exception, a call that never returns, a thread that outlives `close`.
 """
 
 import faulthandler
@@ -19,6 +22,74 @@ from typing import Any
 
 from marlcore import NotEnoughData, Prefetch
 from marlcore.replay import prefetch, prefetch_work
+
+Act = Callable[[], object]
+
+
+class Interrupt(BaseException):
+    """What the handler raises."""
+
+
+def at_instruction(act: Act, number: int, inside: Callable[[str], bool], meanwhile: Act = int) -> tuple[bool, int]:
+    """Interrupts it before one bytecode instruction of the files that `inside` accepts.
+
+    Returns whether it came so far, and how many instructions it came. `meanwhile` is what a program does in its
+    handler, and again where it catches the exception, while the frames of what was interrupted live.
+    """
+    seen = 0
+
+    def trace(frame: FrameType, event: str, argument: object) -> Any:
+        nonlocal seen
+        if not inside(frame.f_code.co_filename):
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        if event == "opcode":
+            seen += 1
+            if seen == number:
+                sys.settrace(None)
+                meanwhile()
+                raise Interrupt
+        return trace
+
+    sys._getframe().f_trace_opcodes = True  # without it Python 3.12.1 traces no instruction of the first call
+    sys.settrace(trace)
+    try:
+        act()
+    except Interrupt:
+        meanwhile()
+        return True, seen
+    finally:
+        sys.settrace(None)
+    return False, seen
+
+
+def by_signal(seconds: Callable[[], float], meanwhile: Act = int) -> Callable[[Act], bool]:
+    """A call that interrupts another one by a timer's signal after so many seconds; whether it came before the end."""
+    armed = False
+
+    def handle(*_: object) -> None:
+        if armed:  # another thread may have been given the signal, and be late
+            meanwhile()
+            raise Interrupt
+
+    def attack(act: Act) -> bool:
+        nonlocal armed
+        try:
+            armed = True
+            signal.setitimer(signal.ITIMER_REAL, seconds())
+            act()
+            armed = False
+        except Interrupt:
+            meanwhile()
+            return True
+        finally:
+            armed = False
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
+        return False
+
+    signal.signal(signal.SIGALRM, handle)
+    return attack
+
 
 HANG_S = {"Bell": 30.0, "ConditionBell": 3.0}
 SHORT_OF_DATA = 7  # every so many attempts to draw
@@ -97,9 +168,8 @@ class Consumer:
     def methods(self) -> list[Callable[[], None]]:
         return [self.sample] * 12 + [self.update] * 6 + [self.ask] * 4 + [self.close, self.make]
 
-    def attacked(self, attack: Callable[[Callable[[], None]], bool], method: Callable[[], None]) -> bool:
-        """Whether the interrupt came before the method's end; then all works as before."""
-        interrupted = attack(method)
+    def attacked(self, interrupted: bool, method: Callable[[], None]) -> bool:
+        """Whether an interrupt came before the method's end; then all works as before."""
         self.counts["interrupts"] += interrupted
         self.counts[f"in {method.__name__}"] += interrupted
         if method == self.close:
@@ -109,58 +179,6 @@ class Consumer:
         self.update()
         faulthandler.dump_traceback_later(self.hang_s, exit=True)  # from now again
         return interrupted
-
-
-def by_signal(rng: random.Random) -> Callable[[Callable[[], None]], bool]:
-    """An attack by a timer's signal within 300 microseconds, mostly sooner."""
-    armed = False
-
-    def interrupt(signum: int, frame: FrameType | None) -> None:
-        if armed:  # another thread may have been given the signal, and be late
-            raise KeyboardInterrupt
-
-    def attack(method: Callable[[], None]) -> bool:
-        nonlocal armed
-        try:
-            armed = True
-            signal.setitimer(signal.ITIMER_REAL, 1e-6 + 299e-6 * rng.random() ** 3)
-            method()
-            armed = False
-        except KeyboardInterrupt:
-            return True
-        finally:
-            armed = False
-            signal.setitimer(signal.ITIMER_REAL, 0.0)
-        return False
-
-    signal.signal(signal.SIGALRM, interrupt)
-    return attack
-
-
-def at_instruction(number: int) -> Callable[[Callable[[], None]], bool]:
-    """An attack before one bytecode instruction of the library and of Python's own modules that it calls."""
-
-    def attack(method: Callable[[], None]) -> bool:
-        left = itertools.count(number, -1)
-
-        def trace(frame: FrameType, event: str, argument: object) -> Any:
-            if frame.f_code.co_filename in ATTACKED:
-                frame.f_trace_opcodes, frame.f_trace_lines = True, False
-                if event == "opcode" and next(left) == 0:
-                    raise KeyboardInterrupt
-            return trace
-
-        sys._getframe().f_trace_opcodes = True  # without it Python 3.12.1 traces no instruction of the first attack
-        sys.settrace(trace)
-        try:
-            method()
-        except KeyboardInterrupt:
-            return True
-        finally:
-            sys.settrace(None)
-        return False
-
-    return attack
 
 
 ATTACKED = {prefetch.__file__, prefetch_work.__file__}
@@ -173,25 +191,25 @@ def wait_for_threads(most: int) -> None:
 
 
 def main(times: int, bell: str = "Bell") -> int:
-    """So many interrupts by signals, then one before each instruction."""
     if bell == "ConditionBell":
         prefetch_work.Bell = ConditionBell  # type: ignore[assignment, misc]
         ATTACKED.update({threading.__file__, __file__})
     counts: Counter[str] = Counter()
     sys.unraisablehook = lambda raised: counts.update(["swallowed by Python in a weak reference's callback"])
     consumer, rng = Consumer(counts, HANG_S[bell]), random.Random(1)
-    signals = by_signal(rng)
+    attack = by_signal(lambda: 1e-6 + 299e-6 * rng.random() ** 3)
     faulthandler.dump_traceback_later(HANG_S[bell], exit=True)
     while counts["interrupts"] < times:
-        consumer.attacked(signals, rng.choice(consumer.methods))
+        method = rng.choice(consumer.methods)
+        consumer.attacked(attack(method), method)
     counts["signals"] = counts["interrupts"]
     wait_for_threads(1)
     for method in dict.fromkeys(consumer.methods):
         if method == consumer.make:
             continue  # a raising trace function makes Python 3.11 leak the frame that made the thread
-        number = 0
-        while consumer.attacked(at_instruction(number), method):
-            number += 1
+        numbers = itertools.count(1)
+        while consumer.attacked(at_instruction(method, next(numbers), ATTACKED.__contains__)[0], method):
+            pass
     consumer.close()
     wait_for_threads(0)
     faulthandler.cancel_dump_traceback_later()

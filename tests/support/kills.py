@@ -8,7 +8,8 @@ lanes, one that comes and goes and makes segments of its own, a sampler, and unl
 subscriber. Each is killed with SIGKILL, half of them while they start, and now and then all at once. A sampler and a
 subscriber in this process live all along: they check every row and all weights that they accept, whose writers are
 known. With `trust` they believe whatever they copied, until a row is torn. The second stops writers with SIGSTOP before
-it kills them. Both report what they counted; the status is 1 when there was any fault.
+it kills them. Both report what they counted; the status is 1 when there was any fault. A process that hangs ends them
+with a traceback.
 """
 
 import contextlib
@@ -31,7 +32,7 @@ from typing import Any
 import numpy as np
 from core import report
 from mapped import Mapped
-from processes import children, descriptors, state, sweep
+from processes import children, descriptors, state, sweep, until
 from seams import trusting
 
 from marlcore import Field, LaneBusy, ReplayBuffer, TransitionSpec
@@ -41,11 +42,11 @@ from marlcore.testing.rows import filled
 ROWS, WORDS, BATCH = 64, 512, 64
 VECTOR = tuple(range(3, 11))
 LANES = 3 + len(VECTOR)
-PATIENCE_S = 300.0
+PATIENCE_S = 300.0  # of a sampler or a subscriber
 STARTING, ATTACHING, WORKING = range(3)
 # A process's line of the board; the last two are never reset.
 PHASE, PROGRESS, HURRY, REFUSED, TICKET, CLOCK, READ, TORN = range(8)
-FAULTS = ("torn", "fell", "ahead", "kept", "failed", "hung", "beside", "segments", "descriptors", "processes")
+FAULTS = ("torn", "fell", "ahead", "kept", "failed", "beside", "segments", "descriptors", "processes")
 
 
 # ---- what is written: rows that lane, ticket and the writer's number name ----
@@ -222,15 +223,12 @@ def open_board(path: Path) -> np.ndarray:
 
 
 def live(role: Callable[..., None], path: Path, slot: int, *arguments: Any) -> None:
-    """The target of processes."""
     line = open_board(path)[slot]
     line[PHASE] = ATTACHING
     role(line, *arguments)
 
 
 class Lives:
-    """Starts processes of one method, kills them, and counts what became of them."""
-
     def __init__(self, method: str, folder: Path, slots: int) -> None:
         self.context = multiprocessing.get_context(method)
         self.path = folder / "board"
@@ -253,16 +251,6 @@ class Lives:
         self.counts["failed"] += process.exitcode != -signal.SIGKILL
         process.close()
 
-    def wait(self, condition: Callable[[], Any]) -> bool:
-        """Whether it came true; if not, that counts as hung."""
-        deadline = time.monotonic() + PATIENCE_S
-        while not condition():
-            if time.monotonic() > deadline:
-                self.counts["hung"] += 1
-                return False
-            time.sleep(1e-4)
-        return True
-
 
 def counters(shared: Any, lanes: tuple[int, ...]) -> np.ndarray:
     """Committed and reserved, int64 [lanes, 2]."""
@@ -282,10 +270,8 @@ def stop(pid: int, shared: Any, lanes: tuple[int, ...]) -> np.ndarray:
 class Role:
     work: Callable[..., None]
     shared: Any
-    lanes: tuple[int, ...] = ()
-    """Those that it writes to."""
-    startup: float = 1.0
-    """Seconds."""
+    lanes: tuple[int, ...] = ()  # that it writes to
+    startup_s: float = 1.0
 
 
 @dataclass
@@ -294,11 +280,9 @@ class Life:
 
     process: Any
     began: float
-    late: bool
-    """Whether it works before it is killed."""
+    late: bool  # it works before it is killed
     doom: float | None
-    before: np.ndarray
-    """Its lanes' counters when it was started."""
+    before: np.ndarray  # its lanes' counters when it was started
 
 
 class Kills(Lives):
@@ -331,19 +315,16 @@ class Kills(Lives):
         birth = len(self.births.ends[role.lanes[0]]) if role.shared is self.replay and role.lanes else 0
         process = self.start_process(slot, role.work, role.shared.handle, role.lanes, birth)
         now, late = time.monotonic(), random.random() < (0.8 if role.work in SLOW else 0.5)
-        doom = None if late else now + 1.2 * random.random() * role.startup
+        doom = None if late else now + 1.2 * random.random() * role.startup_s
         return Life(process, now, late, doom, before)
 
     def due(self, slot: int) -> bool:
         """Whether its time has come: while it starts, or a little after it began to work."""
         life, role, now = self.lives[slot], self.roles[slot], time.monotonic()
         if life.doom is None and self.board[slot, PROGRESS]:
-            role.startup = now - life.began
-            life.doom = now + random.random() * (9 * role.startup if role.work in SLOW else 0.03)
-        elif life.doom is None and now > life.began + PATIENCE_S:
-            self.counts["hung"] += 1
-            self.counts[f"{role.work.__name__}_hung"] += 1
-            life.doom = now
+            role.startup_s = now - life.began
+            life.doom = now + random.random() * (9 * role.startup_s if role.work in SLOW else 0.03)
+        assert life.doom is not None or now < life.began + PATIENCE_S, f"{role.work.__name__} hangs"
         return life.doom is not None and now >= life.doom
 
     def kill(self, slots: list[int]) -> None:
@@ -386,18 +367,14 @@ class Kills(Lives):
         self.counts[f"{role.work.__name__}_{phase}"] += 1
 
     def survive(self) -> None:
-        """What is read here is whole, whoever was killed."""
-        try:
-            self.counts["torn"] += self.births.torn_rows(self.sampler.sample(PATIENCE_S))
-            self.counts["rows"] += BATCH
-            if self.store and self.subscriber.pull(PATIENCE_S):
-                self.counts["torn"] += torn_weights(self.model, self.subscriber)
-                self.counts["weights"] += 1
-        except TimeoutError:
-            self.counts["hung"] += 1
+        self.counts["torn"] += self.births.torn_rows(self.sampler.sample(PATIENCE_S))
+        self.counts["rows"] += BATCH
+        if self.store and self.subscriber.pull(PATIENCE_S):
+            self.counts["torn"] += torn_weights(self.model, self.subscriber)
+            self.counts["weights"] += 1
 
     def run(self, cycles: int) -> None:
-        while self.counts["kills"] < cycles and not (self.trust and self.counts["torn"]) and not self.counts["hung"]:
+        while self.counts["kills"] < cycles and not (self.trust and self.counts["torn"]):
             self.survive()
             slots = [slot for slot in self.all if self.due(slot)]
             if slots and random.random() < 0.02:
@@ -407,7 +384,7 @@ class Kills(Lives):
                 self.lives[slot] = self.start(slot)
             time.sleep(0.01)
         before = self.board[:, PROGRESS].copy()
-        self.wait(lambda: (self.board[:, PROGRESS] > before).all())
+        until(lambda: (self.board[:, PROGRESS] > before).all())
         self.kill(self.all)
         for _ in range(20):
             self.survive()
@@ -431,15 +408,13 @@ class Zombies(Lives):
         self.births = Births(1)
         self.takeovers: list[float] = []  # milliseconds
         self.holder = self.start(0)
-        self.wait(lambda: self.board[0, TICKET] >= 0)  # else the first heir may get the lane
+        until(lambda: self.board[0, TICKET] >= 0)  # else the first heir may get the lane
 
     def start(self, birth: int) -> Any:
         return self.start_process(birth % 2, inherit, self.replay.handle, (0,), birth)
 
     def run(self, rounds: int) -> None:
         for birth in range(1, rounds + 1):
-            if self.counts["hung"]:
-                break
             self.round(birth)
         self.holder.kill()
         self.bury(self.holder)
@@ -450,12 +425,13 @@ class Zombies(Lives):
     def round(self, birth: int) -> None:
         """One writer's end; every second one goes on in between."""
         heir, line, other = self.start(birth), self.board[birth % 2], self.board[(birth - 1) % 2]
-        self.wait(lambda: other[PROGRESS] > ROWS and line[REFUSED])
+        until(lambda: other[PROGRESS] > ROWS and line[REFUSED])
         other[HURRY] = 1
         committed, reserved = self.stop(line)
         if birth % 2:
             os.kill(self.holder.pid, signal.SIGCONT)
-            self.counts["continued"] += self.wait(lambda: counters(self.replay, (0,))[0, 0] > committed + 20)
+            until(lambda: counters(self.replay, (0,))[0, 0] > committed + 20)
+            self.counts["continued"] += 1
             committed, reserved = self.stop(line)
         self.counts["inside"] += reserved > committed
         self.births.ends[0].append(committed)
@@ -463,8 +439,8 @@ class Zombies(Lives):
         self.holder.kill()
         self.bury(self.holder)
         self.holder = heir
-        if self.wait(lambda: line[CLOCK] > 0):
-            self.takeovers.append((int(line[CLOCK]) - killed) / 1e6)
+        until(lambda: line[CLOCK])
+        self.takeovers.append((int(line[CLOCK]) - killed) / 1e6)
         self.counts["beside"] += int(line[TICKET] != committed)
         self.counts["refused"] += int(line[REFUSED])
         self.counts["torn"] += self.births.torn_rows(self.sampler.sample(PATIENCE_S))
@@ -474,7 +450,7 @@ class Zombies(Lives):
         """The lane's counters with the writer stopped, while the heir asks for longer than thousands of adds take."""
         time.sleep(random.random() * 1e-3)
         stopped, asked = stop(self.holder.pid, self.replay, (0,)), int(heir[REFUSED])
-        self.wait(lambda: heir[REFUSED] >= asked + 20 or heir[TICKET] >= 0)
+        until(lambda: heir[REFUSED] >= asked + 20 or heir[TICKET] >= 0)
         self.counts["beside"] += bool((counters(self.replay, (0,)) != stopped).any() or heir[TICKET] >= 0)
         committed, reserved = stopped[0].tolist()
         return committed, reserved

@@ -11,13 +11,7 @@ from marlcore.transitions import RecordLayout
 
 
 class Mapped:
-    """A mapping of its own, by the handle.
-
-    Attributes:
-        segment: attached; for its locks and its description.
-        body: uint8, the shared bytes.
-        geometry: where lanes, slots and columns lie; of a replay or a queue. Of anything else, where counters lie.
-    """
+    """A mapping of its own, by the handle: uint8 `body`, and where counters, lanes, slots and columns lie in it."""
 
     def __init__(self, shared: Any) -> None:
         self.segment = Segment.attach(shared.handle)

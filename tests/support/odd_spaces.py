@@ -11,9 +11,7 @@ from gymnasium import spaces as gym
 class Counting(gymnasium.Env[Any, Any]):
     """Counts to a random length; the reward is the sum of the action. Its observations are new arrays.
 
-    Args:
-        action: the action space; with a mask, a Discrete(5), or a MultiDiscrete([3, 2]) whose mask has two parts.
-        mask_in: "observation" or "info"; the mask forbids one action, and all at the end.
+    A mask in "observation" or "info" forbids one action of Discrete(5) or MultiDiscrete([3, 2]), and all at the end.
     """
 
     def __init__(self, action: gym.Space | None = None, mask_in: str | None = None) -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -18,7 +19,6 @@ PATIENCE_S = 1800.0  # for what hangs; far more than a slow machine needs
 
 
 def children(pid: int) -> list[int]:
-    """The processes that a process started."""
     pids: list[int] = []
     for path in Path(f"/proc/{pid}/task").glob("*/children"):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended meanwhile
@@ -44,7 +44,6 @@ def descriptors() -> list[str]:
 
 
 def segments_of(pid: int) -> set[Path]:
-    """The segments in /dev/shm that a process holds."""
     from marlcore.cli.gc import holders  # which imports the parser of options
 
     files = survey_segments()
@@ -60,7 +59,6 @@ def await_ends(pidfds: Iterable[int]) -> None:
 
 
 def await_group(group: int) -> None:
-    """Waits until no process of a group lives."""
     until(lambda: not living(group))
 
 
@@ -71,6 +69,17 @@ def until(reached: Callable[[], Any], lives: Callable[[], bool] = lambda: True) 
         assert lives() and time.monotonic() < deadline
         time.sleep(0.01)
     return value
+
+
+def kill_once(reached: Callable[[], Any], code: str, *arguments: object, beside: str) -> None:
+    """Starts such code, and kills its whole group once `reached` is true."""
+    process = start_python(code, *arguments, beside=beside)
+    try:
+        until(reached, lambda: process.poll() is None)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+    await_group(process.pid)
 
 
 def start_python(code: str, *arguments: object, beside: str) -> subprocess.Popen[str]:

@@ -93,7 +93,6 @@ def leaves(space: gym.Space, value: Any) -> Iterator[np.ndarray]:
 
 
 def plain(space: gym.Space, value: Any, info: dict[str, Any], *, masked: bool, final: bool = False) -> list[np.ndarray]:
-    """What an observation should become."""
     if not masked:
         return list(leaves(space, value))
     if isinstance(space, gym.Dict) and "action_mask" in space.spaces:
@@ -108,7 +107,6 @@ def plain(space: gym.Space, value: Any, info: dict[str, Any], *, masked: bool, f
 
 
 def single(env: Any, seed: int, actions: deque[Any], *, masked: bool) -> list[tuple[Any, ...]]:
-    """A Gymnasium environment's events for these actions."""
     space, events, begins = env.observation_space, [], True
     obs, info = env.reset(seed=seed)
     while True:
@@ -125,7 +123,6 @@ def single(env: Any, seed: int, actions: deque[Any], *, masked: bool) -> list[tu
 
 
 def aec(env: Any, seed: int, actions: dict[str, deque[Any]], masked: dict[str, bool]) -> dict[str, list[Any]]:
-    """A PettingZoo AEC environment's events for these actions, by agent."""
     events: dict[str, list[Any]] = defaultdict(list)
     env.reset(seed=seed)
     while True:
@@ -148,7 +145,6 @@ def aec(env: Any, seed: int, actions: dict[str, deque[Any]], masked: dict[str, b
 
 
 def parallel(env: Any, seed: int, actions: dict[str, deque[Any]], masked: dict[str, bool]) -> dict[str, list[Any]]:
-    """A PettingZoo Parallel environment's events for these actions, by agent."""
     events: dict[str, list[Any]] = defaultdict(list)
     obs, infos = env.reset(seed=seed)
     acted: set[str] = set()
@@ -173,7 +169,6 @@ def parallel(env: Any, seed: int, actions: dict[str, deque[Any]], masked: dict[s
 
 
 def assert_same(ours: list[Any], theirs: list[Any]) -> None:
-    """Equal bit for bit."""
     for one, other in zip(ours, theirs, strict=True):
         assert len(one) == len(other)
         for mine, its in zip(one, other, strict=True):

@@ -146,7 +146,6 @@ def _watch_copies(env: Any, recorder: Recorder) -> None:
 
 
 def recorded(env: Any, folder: Path) -> Any:
-    """The environment, which from now on records into `folder`."""
     if hasattr(env, "num_envs"):
         recorder = Recorder(folder, lambda agent: env.single_observation_space)
         _watch_copies(env, recorder)
@@ -251,8 +250,6 @@ class RandomActing(mc.Algorithm):
 
 
 class MeanReward:
-    """Moves a bias to the mean reward."""
-
     def __init__(self, model: Any) -> None:
         self.model, self.spaces = model, model.spaces
 

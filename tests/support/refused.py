@@ -1,14 +1,41 @@
-"""Refused input as a table: by the case's name, a call, the error's class, and the line that it must say."""
+"""Refusals: tables of refused input, the whole text of an error, and what a forked child may not use.
 
-from collections.abc import Callable
+A table has, by the case's name, a call, the error's class, and the line that it must say.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
+from victims import fork, reap
+
+from marlcore import StaleHandle
 
 Refused = tuple[Callable[[], object], type[Exception], str]
+Errors = type[Exception] | tuple[type[Exception], ...]
 
 
-def check_refused(call: Callable[[], object], error: type[Exception], says: str) -> None:
+def check_refused(call: Callable[[], object], error: Errors, says: str) -> None:
     """The call raises this error, in one line that contains `says`."""
     with pytest.raises(error) as raised:
         call()
     assert says in str(raised.value) and "\n" not in str(raised.value)
+
+
+@contextmanager
+def refused(error: Errors, message: str) -> Iterator[None]:
+    """The block raises this error, whose text is the message and no more."""
+    with pytest.raises(error) as raised:
+        yield
+    assert str(raised.value) == message
+
+
+def stale_in_a_fork(*calls: Callable[[], object]) -> bool:
+    """Whether a forked child is refused each of the calls as StaleHandle."""
+
+    def child() -> None:
+        for call in calls:
+            with pytest.raises(StaleHandle):
+                call()
+
+    return reap(fork(child)) == 0

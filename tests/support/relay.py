@@ -5,24 +5,18 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pettingzoo
+from crowd import Rounds
 
 
-class Relay(pettingzoo.ParallelEnv):
+class Relay(Rounds, pettingzoo.ParallelEnv):
     """Agents that come and go: "a" dies in round 3, "c" joins in round 2, all are truncated in round 5.
 
     Everybody sees [round, last action of a, b, c] in ONE buffer that each step overwrites; an action is its
     own reward.
     """
 
-    metadata: dict[str, Any] = {"name": "relay_v0"}  # noqa: RUF012 - PettingZoo's own form
+    see, do = gymnasium.spaces.Box(-100, 100, (4,), np.float32), gymnasium.spaces.Discrete(3, start=-1)
     possible_agents = ["a", "b", "c"]  # noqa: RUF012
-    render_mode = None
-
-    def observation_space(self, agent: str) -> gymnasium.Space[Any]:
-        return gymnasium.spaces.Box(-100, 100, (4,), np.float32)
-
-    def action_space(self, agent: str) -> gymnasium.Space[Any]:
-        return gymnasium.spaces.Discrete(3, start=-1)
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Any]:
         self.agents = ["a", "b"]
@@ -33,7 +27,7 @@ class Relay(pettingzoo.ParallelEnv):
         assert sorted(actions) == sorted(self.agents), "every live agent acts, and no other"
         self.seen[0] += 1
         for agent, action in actions.items():
-            assert self.action_space(agent).contains(action)
+            assert self.do.contains(action)
             self.seen[1 + self.possible_agents.index(agent)] = action
         acted, now = list(actions), int(self.seen[0])
         terminated = {agent: agent == "a" and now == 3 for agent in acted}
@@ -45,6 +39,3 @@ class Relay(pettingzoo.ParallelEnv):
             terminated["c"] = truncated["c"] = False
         rewards = {agent: float(actions.get(agent, 0)) for agent in acted}
         return dict.fromkeys(acted, self.seen), rewards, terminated, truncated, {agent: {} for agent in acted}
-
-    def close(self) -> None:
-        pass

@@ -11,8 +11,6 @@ from marlcore.interfaces import Environment
 
 
 class Turn(NamedTuple):
-    """What an agent saw, and what it did."""
-
     agent: str
     obs: Any
     reward: float

@@ -85,11 +85,7 @@ def flattened(tensors: list[torch.Tensor]) -> torch.Tensor:
 def check_resumption(
     hyper: Algorithm, spaces: Spaces, model: Any, trainer: Any, before: Iterable[Any], after: Iterable[Any]
 ) -> None:
-    """Asserts that a trainer resumed between these batches makes the same updates as the one that goes on.
-
-    Args:
-        model, trainer: those to resume; they learn from all batches.
-    """
+    """Asserts that a trainer resumed between these batches makes the updates of this one, which learns from all."""
     for batch in before:
         trainer.update(copy.copy(batch))
     saved = copy.deepcopy((model.state_dict(), trainer.state_dict()))

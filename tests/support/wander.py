@@ -14,9 +14,7 @@ LONGEST = 30
 class Wander:
     """Random observations and rewards; an episode terminates, is truncated, or ends for all between two turns.
 
-    Args:
-        killed: a file that is created, once, when this process kills itself; None: it lives.
-        after: steps until then.
+    Given a file `killed`, it creates that and kills its process after so many steps, once.
     """
 
     agents = ("left", "right")

@@ -64,7 +64,6 @@ class Runs:
 
 
 def past(run: mc.Run, steps: int) -> None:
-    """Waits until a run has taken so many steps."""
     until(lambda: run.status().steps >= steps, lambda: run.status().running)
 
 
@@ -88,6 +87,12 @@ def metrics_of(run_dir: Path) -> list[Any]:
 def values_of(run_dir: Path, name: str) -> list[float]:
     """Of one metric, in the order of the file."""
     return [metric.value for metric in metrics_of(run_dir) if metric.name == name]
+
+
+def history(run_dir: Path) -> list[tuple[Any, ...]]:
+    """What a run did: its metrics without what the clock measured, which rates, waits and the time of each row are."""
+    metrics = metrics_of(run_dir)
+    return [(m.step, m.agent, m.name, m.value) for m in metrics if not m.name.endswith("_s")]
 
 
 def checkpoint(run_dir: Path, name: str = "agent_0") -> dict[str, Any]:
@@ -143,6 +148,5 @@ def marlcore(*arguments: object, cwd: Path, **options: Any) -> subprocess.Popen[
 
 
 def finished(process: subprocess.Popen[str]) -> tuple[int, str]:
-    """Waits for a process: its exit code, and what it still printed."""
     output, _ = process.communicate(timeout=PATIENCE_S)
     return process.returncode, output

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from mapped import Mapped
 from meanwhile import running
-from refusals import refused
+from refused import refused
 
 from marlcore import WorkerContext, Workers
 from marlcore.errors import LaneBusy, SegmentCorrupt

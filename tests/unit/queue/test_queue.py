@@ -14,7 +14,7 @@ import pytest
 from mapped import Mapped
 from meanwhile import Rang, ring, soon
 from model import InOrder, Model, columns
-from refusals import stale_in_a_fork
+from refused import stale_in_a_fork
 from seams import trusting
 
 from marlcore import (

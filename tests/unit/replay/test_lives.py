@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from mapped import Mapped
 from meanwhile import Rang, ring
-from refusals import stale_in_a_fork
+from refused import stale_in_a_fork
 
 from marlcore import (
     ClosedError,

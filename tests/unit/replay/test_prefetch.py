@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from core import SUPPORT
 from meanwhile import soon
-from refusals import refused
+from refused import refused
 
 from marlcore import (
     ClosedError,

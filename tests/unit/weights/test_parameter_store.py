@@ -12,8 +12,7 @@ import pytest
 from filled import CYCLE, MODELS, fill, value_of, words, words_of_row
 from mapped import Mapped
 from meanwhile import soon
-from refusals import stale_in_a_fork
-from refused import Refused, check_refused
+from refused import Refused, check_refused, stale_in_a_fork
 from tiers import long_but
 
 from marlcore import (
