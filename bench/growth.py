@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 import marlcore as mc
-from marlcore.transitions.writer import Writer
+from marlcore.transitions import Writer
 
 from .machine import describe_machine, publish
 from .report import QUICK, THOROUGH, Effort, table_of

@@ -28,7 +28,7 @@ from marlcore.envs import factory, vectorize
 from marlcore.processes import Metric
 from marlcore.spaces import MASK
 from marlcore.training import read_metrics
-from marlcore.training.record.curves import plot_runs
+from marlcore.training.record import plot_runs
 
 from .tasks import TASKS, Task
 

@@ -18,7 +18,7 @@ from gymnasium.spaces import Discrete
 from whole_runs import LONG, Runs
 
 import marlcore as mc
-from marlcore.training.record.run_directory import RunDirectory
+from marlcore.training.record import RunDirectory
 
 runs = Runs(mode="async", total_steps=300, actor={"envs": 1}, learner={"warmup": 20})
 train = runs.train

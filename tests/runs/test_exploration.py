@@ -14,7 +14,7 @@ from crowd import Crowd, Naming
 from whole_runs import MODES, Runs, metrics_of, saved_replay, values_of
 
 import marlcore as mc
-from marlcore.training.loops.policy import PublishedPolicy
+from marlcore.training.loops import PublishedPolicy
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 

@@ -23,7 +23,7 @@ from whole_runs import LONG, Runs, values_of
 
 import marlcore as mc
 from marlcore.algos.dqn import DQNTrainer
-from marlcore.training.loops.policy import PolicyPlayer
+from marlcore.training.loops import PolicyPlayer
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 

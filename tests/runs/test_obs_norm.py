@@ -14,7 +14,7 @@ from crowd import Crowd
 from whole_runs import LONG, MODES, Runs, checkpoint, saved_replay
 
 import marlcore as mc
-from marlcore.training.loops.learner import Learner
+from marlcore.training.loops import Learner
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 

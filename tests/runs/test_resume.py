@@ -18,10 +18,8 @@ from whole_runs import LONG, Runs, checkpoint, finished, marlcore, metrics_of, s
 
 import marlcore as mc
 from marlcore.spaces import Spaces
-from marlcore.training.config.policies import assign
-from marlcore.training.record.descriptions import describe, described_run
-from marlcore.training.record.files import write_json
-from marlcore.training.record.run_directory import RunDirectory, read_config
+from marlcore.training.config import assign
+from marlcore.training.record import RunDirectory, describe, described_run, read_config, write_json
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 

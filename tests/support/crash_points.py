@@ -43,7 +43,7 @@ from processes import descriptors  # noqa: E402
 from seams import replace  # noqa: E402
 
 from marlcore import Field, LaneBusy, MarlcoreError, RateLimiter, ReplayBuffer, TransitionSpec  # noqa: E402
-from marlcore.memory import Event, File, atomic, survey  # noqa: E402
+from marlcore.memory import Event, File, replace_file, survey  # noqa: E402
 from marlcore.memory.header import Header  # noqa: E402
 from marlcore.testing.rows import filled  # noqa: E402
 
@@ -534,7 +534,7 @@ def removed_before_it_is_replaced() -> None:
 
     def remove_and_replace(target: Path, *what: Any) -> None:
         target.unlink(missing_ok=True)
-        atomic.replace_file(target, *what)
+        replace_file(target, *what)
 
     save.replace_file = remove_and_replace
 

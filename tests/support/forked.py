@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from marlcore.processes.forkserver import Forked, ForkServer, read_status
+from marlcore.processes import ForkServer
+from marlcore.processes.forkserver import Forked, read_status
 
 
 class Child:

@@ -14,7 +14,7 @@ import pytest
 
 import marlcore as mc
 from marlcore.memory.header import Header
-from marlcore.processes.control import Control
+from marlcore.processes import Control
 
 SPEC = mc.TransitionSpec({"x": mc.Field((3,))}, mc.Field((), "int16"), {"h": mc.Field((5,), every=4)})
 NUMBERS: list[Any] = [-1, True, 1.5, 2**63, 2**64, 2**200, -(2**200), float("inf"), float("nan")]

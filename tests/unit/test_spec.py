@@ -13,7 +13,8 @@ from gymnasium import spaces
 from refused import Refused, check_refused
 
 from marlcore import Field, TransitionSpec
-from marlcore.transitions.layout import HEAD_BYTES, INLINE_BYTES, RecordLayout
+from marlcore.transitions import HEAD_BYTES, RecordLayout
+from marlcore.transitions.layout import INLINE_BYTES
 
 OBS, ACTION, STATE = Field((4,)), Field((), "int64"), Field((2,), every=4)
 

@@ -17,7 +17,7 @@ from marlcore.interfaces import QueueSource, ReplaySource
 from marlcore.replay import Prioritized, Sequence
 from marlcore.spaces import MASK, Spaces
 from marlcore.spec import Field, TransitionSpec
-from marlcore.training.config.schedules import Schedule
+from marlcore.training.config import Schedule
 
 pytestmark = pytest.mark.usefixtures("seeded_torch")
 

@@ -10,7 +10,8 @@ from rounding import rounding
 from updates import box_spaces, made_batch, made_obs, made_trainer
 
 from marlcore.algos import DQN
-from marlcore.algos.fast.passes import AutogradPass, LayersPass, passes
+from marlcore.algos.fast import passes
+from marlcore.algos.fast.passes import AutogradPass, LayersPass
 from marlcore.algos.networks.qnetwork import FEW, QNetwork
 from marlcore.spaces import Spaces
 

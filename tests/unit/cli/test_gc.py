@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from marlcore.cli import gc
-from marlcore.memory.segment import Segment
-from marlcore.memory.survey import survey_segments
+from marlcore.memory import Segment, survey_segments
 
 HOLD = """
     import sys

@@ -12,10 +12,8 @@ from marlcore import DQN, IQN, Config, LearnerConfig, ReplayConfig, Result
 from marlcore.__main__ import COMMANDS, main
 from marlcore.cli import gc
 from marlcore.errors import EnvironmentFailed
-from marlcore.processes.control import Control
-from marlcore.processes.signals import Interrupts
-from marlcore.processes.telemetry import Telemetry
-from marlcore.training.record.run_directory import RunDirectory
+from marlcore.processes import Control, Interrupts, Telemetry
+from marlcore.training.record import RunDirectory
 
 REFUSED = {
     "train --learner.gamma 2": "learner.gamma: expected a number from 0 to 1, got 2.0",

@@ -11,10 +11,9 @@ import pytest
 
 import marlcore as mc
 from marlcore.__main__ import main
-from marlcore.memory import Segment
-from marlcore.memory.space import SHM_DIR
+from marlcore.memory import SHM_DIR, Segment
 from marlcore.training import Config, Schedule, read_settings
-from marlcore.training.record.run_directory import RunDirectory
+from marlcore.training.record import RunDirectory
 from marlcore.training.serial import _guarded
 
 

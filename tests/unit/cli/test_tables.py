@@ -7,9 +7,9 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from marlcore.cli.top import COLUMNS, _table
-from marlcore.processes.telemetry import Metric
+from marlcore.processes import Metric
 from marlcore.tables import FittedTable
-from marlcore.training.record.progress import Progress
+from marlcore.training.record import Progress
 
 METRICS = {"episode_return": -1234.567, "loss": 0.0123456, "epsilon": 0.05, "policy_lag": 12.0, "updates_per_s": 1234.5}
 LEARNER = {

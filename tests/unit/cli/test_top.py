@@ -16,10 +16,9 @@ from refused import check_refused
 
 from marlcore.cli import top as top_module
 from marlcore.cli.top import Run, _find, _table
-from marlcore.processes.control import READY, Control
-from marlcore.processes.telemetry import Metric, Telemetry
+from marlcore.processes import READY, Control, Metric, Telemetry
 from marlcore.testing.victim import parent_of
-from marlcore.training.record.run_directory import RunDirectory, has_ended
+from marlcore.training.record import RunDirectory, has_ended
 
 MARLCORE = [sys.executable, "-m", "marlcore"]
 

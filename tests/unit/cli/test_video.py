@@ -15,7 +15,7 @@ from refused import check_refused
 
 from marlcore.cli.video import check_format, film, write_video
 from marlcore.spaces import Spaces
-from marlcore.training.loops.players import ScriptedPlayer
+from marlcore.training.loops import ScriptedPlayer
 
 
 class Counter(gymnasium.Env):

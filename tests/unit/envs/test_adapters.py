@@ -10,8 +10,7 @@ from random_play import play as play_copies
 from relay import Relay
 from turns import assert_same, play, record
 
-from marlcore.envs import adapt, make, vectorize
-from marlcore.envs.pettingzoo import AECEnvironment, ParallelEnvironment
+from marlcore.envs import AECEnvironment, ParallelEnvironment, adapt, make, vectorize
 from marlcore.errors import EnvironmentFailed
 from marlcore.interfaces import Environment
 

@@ -15,8 +15,7 @@ from refused import check_refused
 from relay import Relay
 from rooms import WRONG, Room
 
-from marlcore.envs import NamedEnvironment, Recall, TreasureHunt, vectorize
-from marlcore.envs.pettingzoo import ParallelEnvironment
+from marlcore.envs import NamedEnvironment, ParallelEnvironment, Recall, TreasureHunt, vectorize
 from marlcore.errors import EnvironmentFailed
 from marlcore.testing import check_env
 from marlcore.testing.checked import CheckedEnvironment

@@ -16,10 +16,9 @@ from refused import check_refused
 from relay import Relay
 from rooms import WRONG, Room
 
-from marlcore.envs import vectorize
+from marlcore.envs import ParallelEnvironment, vectorize
 from marlcore.envs.agent_view import AgentView
 from marlcore.envs.agent_view import numbers as numbers_of
-from marlcore.envs.pettingzoo import ParallelEnvironment
 from marlcore.errors import EnvironmentFailed
 from marlcore.testing.checked import CheckedEnvironment
 

@@ -13,8 +13,7 @@ from odd_spaces import Counting
 from random_play import assert_same, play, single
 from refused import check_refused
 
-from marlcore.envs import NamedEnvironment, vectorize
-from marlcore.envs.gymnasium_vector import EnvPool, GymnasiumVector
+from marlcore.envs import EnvPool, GymnasiumVector, NamedEnvironment, vectorize
 from marlcore.errors import EnvironmentFailed
 from marlcore.testing import check_env
 

@@ -19,9 +19,17 @@ from refused import Refused, check_refused
 from relay import Relay
 
 from marlcore import algos
-from marlcore.envs import NamedEnvironment, TreasureHunt, adapt, factory, make, vectorize
-from marlcore.envs.copies import Copies
-from marlcore.envs.pettingzoo import AECEnvironment, ParallelEnvironment
+from marlcore.envs import (
+    AECEnvironment,
+    Copies,
+    NamedEnvironment,
+    ParallelEnvironment,
+    TreasureHunt,
+    adapt,
+    factory,
+    make,
+    vectorize,
+)
 from marlcore.errors import EnvironmentFailed
 from marlcore.spec import Field
 

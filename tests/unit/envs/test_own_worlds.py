@@ -9,8 +9,7 @@ from random_play import play as play_vector
 from refused import Refused, check_refused
 from turns import assert_same, play, record
 
-from marlcore.envs import Recall, TreasureHunt, adapt, make, vectorize
-from marlcore.envs.copies import Copies
+from marlcore.envs import Copies, Recall, TreasureHunt, adapt, make, vectorize
 from marlcore.envs.lockstep import Draws
 from marlcore.envs.recall import Recalls
 from marlcore.envs.treasure_hunt import TreasureHunts

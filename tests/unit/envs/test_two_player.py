@@ -9,7 +9,8 @@ from gymnasium import spaces as gym
 from puck import ACTIONS, DOWN, STAY, UP, Puck, chaser, idle, two_player_puck
 from refused import Refused, check_refused
 
-from marlcore.envs.two_player import PLAYERS, TwoPlayer
+from marlcore.envs import TwoPlayer
+from marlcore.envs.two_player import PLAYERS
 
 
 class Table(gymnasium.Env):

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from marlcore import Field, ReplayBuffer, SegmentCorrupt, TransitionSpec
-from marlcore.memory.files import File
-from marlcore.memory.segment import Segment
+from marlcore.memory import File, Segment
 
 SPEC = TransitionSpec(Field((), "float32"), Field((), "int64"))
 

@@ -9,9 +9,8 @@ from mapped import Mapped
 from refused import check_refused
 
 from marlcore import Field, LaneBusy, ReplayBuffer, SegmentCorrupt, TransitionSpec
-from marlcore.memory.lanes import LaneGeometry, claim
-from marlcore.memory.native import LINE, MAX_COLUMNS
-from marlcore.memory.segment import Segment
+from marlcore.memory import LINE, LaneGeometry, Segment, claim
+from marlcore.memory.native import MAX_COLUMNS
 
 GEOMETRY = LaneGeometry(lanes=3, capacity=5, columns=(24, 567, 7))
 

@@ -27,11 +27,8 @@ from marlcore import (
     StaleHandle,
 )
 from marlcore.cgroup import MemoryLimit
-from marlcore.memory.files import File
-from marlcore.memory.native import try_lock
-from marlcore.memory.new_file import replace_file
-from marlcore.memory.segment import Segment, SegmentHandle
-from marlcore.memory.space import SHM_DIR, notice_spill
+from marlcore.memory import SHM_DIR, File, Segment, SegmentHandle, replace_file, try_lock
+from marlcore.memory.space import notice_spill
 from marlcore.memory.survey import sweep
 
 DESCRIPTION = {"kind": "test", "rows": 3}

@@ -12,10 +12,7 @@ from refused import refused
 
 from marlcore import WorkerContext, Workers
 from marlcore.errors import LaneBusy, SegmentCorrupt
-from marlcore.memory.lanes import LaneGeometry
-from marlcore.memory.native import LINE
-from marlcore.memory.segment import Segment, SegmentHandle
-from marlcore.memory.shared_object import Shared
+from marlcore.memory import LINE, LaneGeometry, Segment, SegmentHandle, Shared
 from marlcore.processes import STEPS, UPDATES, Control, Metric, Reporter, Telemetry, encoded_name, fitting_name
 from marlcore.processes.telemetry import AT_ONCE, NAME_BYTES, ROWS
 

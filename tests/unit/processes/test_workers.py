@@ -24,9 +24,7 @@ from refused import check_refused
 
 import marlcore as mc
 from marlcore.lazy import is_installed
-from marlcore.memory.space import SHM_DIR
-from marlcore.memory.survey import survey_segments
-from marlcore.memory.waiting import interrupt_waits_with
+from marlcore.memory import SHM_DIR, interrupt_waits_with, survey_segments
 
 SPEC = mc.TransitionSpec(obs=mc.Field((3,)), action=mc.Field((), "int64"))
 LONG_S = 3600.0

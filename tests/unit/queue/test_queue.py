@@ -31,7 +31,7 @@ from marlcore.kernels.inorder import PASSED
 from marlcore.memory import Words
 from marlcore.queue.cursor import CursorLines, ReadCursor
 from marlcore.testing.rows import torn
-from marlcore.transitions import Drawing
+from marlcore.transitions import ReadPlan
 
 SPEC = TransitionSpec(Field((), "int64"), Field((), "int64"))
 GAMMA = 0.5
@@ -194,14 +194,14 @@ def test_every_transition_is_delivered_once_in_order_or_counted(when_full, lanes
 @contextlib.contextmanager
 def written_after_a_look(write):
     """The next time that a reader looks how far the lanes are, rows are written before it reads any."""
-    look, todo = Drawing.read_windows, [write]
+    look, todo = ReadPlan.read_windows, [write]
 
     def look_and_write(drawing):
         look(drawing)
         while todo:
             todo.pop()()
 
-    with mock.patch.object(Drawing, "read_windows", look_and_write):
+    with mock.patch.object(ReadPlan, "read_windows", look_and_write):
         yield
 
 
@@ -639,7 +639,7 @@ def test_rows_that_follow_nothing_are_read_singly():
 
 @pytest.mark.parametrize("when_full", [None, "drop", ["wait"]])
 def test_a_damaged_description_is_refused(when_full):
-    from marlcore.memory.segment import Segment
+    from marlcore.memory import Segment
 
     with make() as queue:
         made = Mapped(queue).segment

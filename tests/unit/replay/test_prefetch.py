@@ -32,7 +32,7 @@ from marlcore import (
 )
 from marlcore.errors import TimedOut
 from marlcore.replay.prefetch_work import Work
-from marlcore.transitions.batch import TorchBatch
+from marlcore.transitions import TorchBatch
 
 SPEC = TransitionSpec(Field((3,)), Field((), "int64"))
 

@@ -30,8 +30,7 @@ from marlcore import (
     SharedMemoryFull,
     TransitionSpec,
 )
-from marlcore.memory.native import try_lock
-from marlcore.memory.segment import Segment
+from marlcore.memory import Segment, try_lock
 from marlcore.testing.rows import filled
 from marlcore.transitions import RecordLayout
 

@@ -15,8 +15,7 @@ import marlcore as mc
 from marlcore.declared import hints_of
 from marlcore.spaces import Spaces
 from marlcore.training import ExplorationConfig
-from marlcore.training.config import assign
-from marlcore.training.config.schedules import Schedule
+from marlcore.training.config import Schedule, assign
 from marlcore.training.self_play import policies_in_self_play
 
 SPACES = {f"agent_{i}": Spaces(Box(-1, 1, (3,)), Discrete(2)) for i in range(3)}

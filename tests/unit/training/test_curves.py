@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from marlcore.processes.telemetry import Metric
+from marlcore.processes import Metric
 from marlcore.training.record import curves
 
 

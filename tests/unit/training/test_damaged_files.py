@@ -20,14 +20,21 @@ import marlcore as mc
 from marlcore.processes import Metric
 from marlcore.spaces import Spaces
 from marlcore.training import EvaluationConfig, ReplayConfig, SelfPlayConfig, read_metrics
-from marlcore.training.after.loaded_policy import SavedRun, save_policies
-from marlcore.training.config.policies import AssignedPolicy
-from marlcore.training.record import files
-from marlcore.training.record.checkpoints import load_checkpoint, save_checkpoint
-from marlcore.training.record.descriptions import described_policies
-from marlcore.training.record.files import read_json, write_json
-from marlcore.training.record.run_directory import RunDirectory, checkpoint_path, read_config, read_progress
-from marlcore.training.record.sinks.csv import CsvSink
+from marlcore.training.after import SavedRun, save_policies
+from marlcore.training.config import AssignedPolicy
+from marlcore.training.record import (
+    RunDirectory,
+    checkpoint_path,
+    described_policies,
+    files,
+    load_checkpoint,
+    read_config,
+    read_json,
+    read_progress,
+    save_checkpoint,
+    write_json,
+)
+from marlcore.training.record.sinks import CsvSink
 from marlcore.training.record.sinks.wandb import _run_id
 from marlcore.training.workers.storage import OwnerOf
 

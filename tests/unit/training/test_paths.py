@@ -13,7 +13,7 @@ import marlcore as mc
 from marlcore.cli.eval import main
 from marlcore.envs import factory
 from marlcore.training import ReplayConfig, SelfPlayConfig, read_metrics, train_seeds
-from marlcore.training.record.run_directory import RunDirectory
+from marlcore.training.record import RunDirectory
 from marlcore.training.setup import Setup
 
 

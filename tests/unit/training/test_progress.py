@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from marlcore.processes.telemetry import Metric
-from marlcore.training.record import progress
-from marlcore.training.record.progress import LateReturns, Progress, final_returns, summary
+from marlcore.processes import Metric
+from marlcore.training.record import Progress, final_returns, progress, summary
+from marlcore.training.record.progress import LateReturns
 
 BOTH = pytest.mark.parametrize("terminal", [True, False])
 

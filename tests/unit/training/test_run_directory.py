@@ -18,10 +18,9 @@ import pytest
 from refused import check_refused
 
 from marlcore.errors import ClosedError
-from marlcore.processes.telemetry import Metric
+from marlcore.processes import Metric
 from marlcore.training import read_metrics
-from marlcore.training.record.files import write_atomically, write_json
-from marlcore.training.record.run_directory import RunDirectory, read_config
+from marlcore.training.record import RunDirectory, read_config, write_atomically, write_json
 
 
 def test_a_new_run_holds_its_configuration_and_its_folders(tmp_path):

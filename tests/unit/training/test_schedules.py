@@ -10,8 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import marlcore as mc
-from marlcore.training.config import EPSILON, ExplorationConfig, schedules_of
-from marlcore.training.config.schedules import Constant, Custom, Exponential, Linear, Piecewise, Schedule, Stages
+from marlcore.training.config import (
+    EPSILON,
+    Constant,
+    Custom,
+    ExplorationConfig,
+    Exponential,
+    Linear,
+    Piecewise,
+    Schedule,
+    schedules_of,
+)
+from marlcore.training.config.schedules import Stages
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 

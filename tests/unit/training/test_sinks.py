@@ -23,9 +23,8 @@ from marlcore.declared import changed, hints_of
 from marlcore.processes import STEPS, Control, Metric, Telemetry
 from marlcore.training import MetricsConfig, read_metrics
 from marlcore.training.config import SINKS
+from marlcore.training.record import Monitor, RunDirectory
 from marlcore.training.record import monitor as monitors
-from marlcore.training.record.monitor import Monitor
-from marlcore.training.record.run_directory import RunDirectory
 from marlcore.training.record.sinks import Background, CallbackSink, CsvSink, Sinks, TensorBoardSink, open_sinks
 
 STREAM = [

@@ -17,13 +17,21 @@ from marlcore.__main__ import main
 from marlcore.algos import name_of
 from marlcore.spaces import Spaces
 from marlcore.training import ExplorationConfig, MetricsConfig
-from marlcore.training.after.loaded_policy import SavedRun, save_policies
-from marlcore.training.config.policies import AssignedPolicy
+from marlcore.training.after import SavedRun, save_policies
+from marlcore.training.config import AssignedPolicy
 from marlcore.training.loops import build_model
-from marlcore.training.record.checkpoints import save_checkpoint
-from marlcore.training.record.descriptions import POLICIES, describe, described_policies, write_policies
-from marlcore.training.record.files import read_json, write_json, write_sealed
-from marlcore.training.record.run_directory import RunDirectory, checkpoint_path
+from marlcore.training.record import (
+    RunDirectory,
+    checkpoint_path,
+    describe,
+    described_policies,
+    read_json,
+    save_checkpoint,
+    write_json,
+    write_policies,
+    write_sealed,
+)
+from marlcore.training.record.descriptions import POLICIES
 
 SPACES = Spaces(gym.Box(-np.inf, 1, (3,)), gym.Discrete(2, start=4))
 OBS = np.array([0.1, -2.0, 0.5], np.float32)
