@@ -18,12 +18,12 @@ def check_finite(label: str, values: NDArray[Any]) -> None:
     """Raises ValueError, naming the first such value: one is NaN or infinite."""
     finite = np.isfinite(values)
     if not finite.all():
-        raise ValueError(f"{label}: expected finite numbers, got {values[~finite].flat[0]} in {came(values.tolist())}")
+        raise ValueError(f"{label}: expected finite numbers, got {values[~finite].flat[0]} in {brief(values.tolist())}")
 
 
 def names_error(label: str, expected: Any, got: Any) -> ValueError:
     names = list(got) if isinstance(got, (Mapping, Set)) else got
-    return ValueError(f"{label}: expected the fields {sorted(expected)}, got {came(names)}")
+    return ValueError(f"{label}: expected the fields {sorted(expected)}, got {brief(names)}")
 
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:
@@ -54,7 +54,7 @@ def check_whole(label: str, value: object, low: int = 1, high: int | None = None
     right = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
     if not right or value < low or (high is not None and value > high):  # type: ignore[operator]
         bounds = f"of at least {low}" if high is None else f"from {low} to {high}"
-        raise ValueError(f"{label}: expected an integer {bounds}, got {came(value)}")
+        raise ValueError(f"{label}: expected an integer {bounds}, got {brief(value)}")
 
 
 def check_timeout(timeout: object, or_none: bool = True) -> None:
@@ -62,7 +62,7 @@ def check_timeout(timeout: object, or_none: bool = True) -> None:
     if isinstance(timeout, float) and timeout >= 0.0:
         return  # by far the quickest check, for waits in a loop
     if not (or_none and timeout is None) and not (is_number(timeout) and timeout >= 0):  # type: ignore[operator]
-        raise ValueError(f"timeout: expected seconds of at least 0{' or None' * or_none}, got {came(timeout)}")
+        raise ValueError(f"timeout: expected seconds of at least 0{' or None' * or_none}, got {brief(timeout)}")
 
 
 def deadline_of(timeout: float | None) -> float | None:
@@ -76,7 +76,7 @@ def deadline_of(timeout: float | None) -> float | None:
 def state_array(state: Any, name: str, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
     """The array `name` of a state. Raises TypeError: the state is not a dict. ValueError: see the message."""
     if not isinstance(state, Mapping):
-        raise TypeError(f"state: expected a dict of arrays, got {came(state)}")
+        raise TypeError(f"state: expected a dict of arrays, got {brief(state)}")
     found = state.get(name)
     if not isinstance(found, np.ndarray) or found.shape != shape or found.dtype != dtype:
         array = np.asarray(found)
@@ -93,7 +93,7 @@ def absolute(path: str | os.PathLike[str]) -> Path:
         raise ValueError(f"{os.fspath(path)!r}: expected a working directory that exists, got a deleted one") from None
 
 
-def came(value: Any) -> str:
+def brief(value: Any) -> str:
     """The value in an error message, on one line of at most 200 characters."""
     text = " ".join(repr(value).split())
     return text if len(text) <= 200 else text[:197] + "..."

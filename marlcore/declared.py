@@ -24,7 +24,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import numpy as np
 
-from .checks import came, check_whole, is_number
+from .checks import brief, check_whole, is_number
 
 T = TypeVar("T")
 
@@ -65,7 +65,7 @@ class Number(Rule):
 
     def checked(self, label: str, value: Any) -> Any:
         if not is_number(value) or not self._holds(value):
-            raise ValueError(f"{label}: expected {self._expected()}, got {came(value)}")
+            raise ValueError(f"{label}: expected {self._expected()}, got {brief(value)}")
         return value.item() if isinstance(value, np.generic) else value
 
     def _holds(self, value: float) -> bool:
@@ -107,7 +107,7 @@ class Sizes(Rule):
 
     def checked(self, label: str, value: Any) -> tuple[int, ...]:
         if not isinstance(value, tuple) or not value:
-            raise ValueError(f"{label}: expected a tuple of at least one size, got {came(value)}")
+            raise ValueError(f"{label}: expected a tuple of at least one size, got {brief(value)}")
         return tuple(Whole(1).checked(label, size) for size in value)
 
 
@@ -138,7 +138,7 @@ class _Choice(Rule):
 
     def checked(self, label: str, value: Any) -> Any:
         if value not in self.options:
-            raise ValueError(f"{label}: expected {listed(self.options)}, got {came(value)}")
+            raise ValueError(f"{label}: expected {listed(self.options)}, got {brief(value)}")
         return value
 
 
@@ -186,7 +186,7 @@ def hints_of(kind: Any, prefix: str = "") -> dict[str, Any]:
 def flattened(plain: Any, kind: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Nested settings by dotted name. Raises ValueError: a section is no mapping."""
     if not isinstance(plain, Mapping):
-        raise ValueError(f"{prefix[:-1] or 'settings'}: expected settings by name, got {came(plain)}")
+        raise ValueError(f"{prefix[:-1] or 'settings'}: expected settings by name, got {brief(plain)}")
     sections = _sections(kind)
     for name, value in plain.items():
         if name in sections:

@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium import spaces as gym
 from numpy.typing import NDArray
 
-from .checks import came, check_whole
+from .checks import brief, check_whole
 from .observations import ALONE, Values, in_form
 from .spec import Field
 
@@ -140,7 +140,7 @@ class Spaces:
             arrays = {part.name: np.asarray(part.of(observation)) for part in self.parts}
         except (KeyError, IndexError, TypeError):
             expected = ", ".join(repr(part.keys[0] if len(part.keys) == 1 else part.keys) for part in self.parts)
-            raise ValueError(f"obs: expected a value with the keys {expected}, got {came(observation)}") from None
+            raise ValueError(f"obs: expected a value with the keys {expected}, got {brief(observation)}") from None
         if self.masked:
             arrays[MASK] = np.asarray(mask)
         return in_form(arrays, self.obs)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .checks import came, check_whole
+from .checks import brief, check_whole
 from .observations import by_name, each
 
 RESERVED_NAMES = frozenset(
@@ -248,7 +248,7 @@ def as_field(label: str, field: Field, value: Any) -> NDArray[Any]:
     try:
         array = np.asarray(value)
     except (ValueError, TypeError, RuntimeError) as error:
-        raise ValueError(f"{label}: expected {field.describe()}, got {came(value)} ({came(error)})") from None
+        raise ValueError(f"{label}: expected {field.describe()}, got {brief(value)} ({brief(error)})") from None
     dtype = field.numpy
     if array.shape != field.shape:
         raise ValueError(f"{label}: expected {field.describe()}, got shape {array.shape}")

@@ -14,7 +14,7 @@ from dataclasses import fields
 from enum import Enum
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
-from ..checks import came, did_you_mean
+from ..checks import brief, did_you_mean
 from ..declared import hints_of, listed
 
 T = TypeVar("T")
@@ -135,7 +135,7 @@ def _read(label: str, hint: Any, words: list[str]) -> Any:
         with suppress(ValueError, KeyError):
             return _of_kind(kind, words)
     expected = " or ".join(map(_expected, members))
-    got = "none" if not words else came(words[0] if len(words) == 1 else words)
+    got = "none" if not words else brief(words[0] if len(words) == 1 else words)
     raise ValueError(f"{label}: expected {expected}, got {got}")
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from ..checks import came
+from ..checks import brief
 from ..declared import Number
 from ..spec import Field
 from .priorities import RingPriorities, greatest_priority
@@ -268,7 +268,7 @@ class MPPrioritizedReplayBuffer(MPReplayBuffer):
             ValueError: the numbers of priorities and indexes differ, or one is out of range.
         """
         if indexes is None or priorities is None:
-            raise TypeError(f"indexes, priorities: expected arrays, got {came(indexes)} and {came(priorities)}")
+            raise TypeError(f"indexes, priorities: expected arrays, got {brief(indexes)} and {brief(priorities)}")
         positions = np.ravel(np.asarray(indexes))
         if len(positions) and positions.dtype.kind not in "iu":
             raise TypeError(f"indexes: expected integers, got dtype {positions.dtype}")
@@ -305,7 +305,7 @@ class MPPrioritizedReplayBuffer(MPReplayBuffer):
             raise ValueError(f"priorities: expected {count}, one of each step, got {len(array)}")
         bad = array[~((array >= 0) & (array.astype(np.float64) <= self._most))]
         if len(bad):
-            raise ValueError(f"priorities: expected numbers from 0 to {self._most:.6g}, got {came(bad.tolist())}")
+            raise ValueError(f"priorities: expected numbers from 0 to {self._most:.6g}, got {brief(bad.tolist())}")
         return array
 
     def _caught_up(self) -> RingPriorities:
@@ -336,7 +336,7 @@ def _check_not_empty(window: Held) -> None:
 
 def _field(name: str, about: Mapping[str, Any], default: np.dtype[Any]) -> Field:
     if not isinstance(about, Mapping):
-        raise TypeError(f"env_dict[{name!r}]: expected a dict with shape and dtype, got {came(about)}")
+        raise TypeError(f"env_dict[{name!r}]: expected a dict with shape and dtype, got {brief(about)}")
     shape = about.get("shape", 1)
     dtype = about.get("dtype")
     try:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.lib.npyio import NpzFile
 from numpy.typing import NDArray
 
-from ..checks import came
+from ..checks import brief
 from ..replay import ReplayBuffer
 
 R = TypeVar("R", bound=ReplayBuffer)
@@ -28,7 +28,7 @@ def read_npz(path: Path) -> dict[str, NDArray[Any]]:
             with arrays:
                 return {name: arrays[name] for name in arrays.files}
     except (ValueError, EOFError, BadZipFile, zlib.error) as error:
-        raise ValueError(f"input_file: expected an .npz file, got {str(path)!r} ({came(error)})") from None
+        raise ValueError(f"input_file: expected an .npz file, got {str(path)!r} ({brief(error)})") from None
 
 
 def to_bytes(replay: ReplayBuffer) -> bytes:

@@ -21,7 +21,7 @@ from stable_baselines3.common.type_aliases import DictReplayBufferSamples, Repla
 from stable_baselines3.common.vec_env import VecNormalize
 from stable_baselines3.her import HerReplayBuffer as _HerReplayBuffer
 
-from ..checks import came, names_error
+from ..checks import brief, names_error
 from ..declared import Number
 from ..errors import NotEnoughData
 from ..memory import TERMINATED, TRUNCATED
@@ -326,7 +326,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
             ended = ended.astype(np.bool_)
         ended = self._checks["done"](ended)
         if self.handle_timeout_termination and len(infos) != self.n_envs:
-            raise ValueError(f"infos: expected {self.n_envs} dicts, one of each environment, got {came(infos)}")
+            raise ValueError(f"infos: expected {self.n_envs} dicts, one of each environment, got {brief(infos)}")
         return ended
 
     def _ends(self, ended: NDArray[np.bool_], infos: Any) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:

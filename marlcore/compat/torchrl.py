@@ -20,7 +20,7 @@ from torchrl.data.replay_buffers import Sampler as _Sampler
 from torchrl.data.replay_buffers import Storage as _Storage
 from torchrl.data.replay_buffers import Writer as _Writer
 
-from ..checks import came, names_error
+from ..checks import brief, names_error
 from ..errors import LaneBusy, MarlcoreError, NotEnoughData
 from ..memory import SEGMENT_LOCK, SegmentHandle, invalidate_after_fork
 from ..replay import ReplayBuffer as Replay
@@ -57,7 +57,7 @@ class TensorDictReplayBuffer(_TensorDictReplayBuffer):
     def __init__(self, max_size: int, *, lanes: int = 1, example: TensorDictBase | None = None, **options: Any) -> None:
         for name in ("storage", "sampler", "writer"):
             if name in options:
-                raise ValueError(f"{name}: expected none, since the lanes take its place, got {came(options[name])}")
+                raise ValueError(f"{name}: expected none, since the lanes take its place, got {brief(options[name])}")
         storage = _LaneStorage(max_size, lanes)
         if example is not None:
             storage.allocate(example if example.ndim else example[None])
@@ -283,5 +283,5 @@ def _field(key: Key, leaf: Any) -> Field:
     try:
         dtype = leaf[:0].detach().cpu().numpy().dtype
     except (TypeError, AttributeError):
-        raise TypeError(f"{key}: expected a tensor of a dtype that NumPy has, got {came(leaf)}") from None
+        raise TypeError(f"{key}: expected a tensor of a dtype that NumPy has, got {brief(leaf)}") from None
     return Field(tuple(leaf.shape[1:]), dtype.name)

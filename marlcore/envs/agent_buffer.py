@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checks import came
+from ..checks import brief
 from ..interfaces import Outcome, Turn
 from ..observations import Values, by_name, in_form, rows_at
 from ..spaces import MASK
@@ -106,14 +106,14 @@ class AgentBuffer:
         try:
             return as_reward(reward)
         except (TypeError, ValueError, OverflowError) as error:
-            raise failed(copy, self.view.agent, f"reward: expected a number, got {came(reward)}") from error
+            raise failed(copy, self.view.agent, f"reward: expected a number, got {brief(reward)}") from error
 
     def _end(self, copy: int, name: str, value: Any) -> bool:
         if value is False or value is True:
             return value
         array = np.asarray(value)
         if array.size != 1 or array.dtype.kind not in "biu":  # "False" is true, and None is false
-            raise failed(copy, self.view.agent, f"{name}: expected a bool, got {came(value)}")
+            raise failed(copy, self.view.agent, f"{name}: expected a bool, got {brief(value)}")
         return bool(array)
 
     def _numbers_of(self, copies: Sequence[int]) -> NDArray[np.int64]:
@@ -140,7 +140,7 @@ class AgentBuffer:
         except (KeyError, IndexError) as error:
             keys = ", ".join(label_of(part.keys) for part in self.view.spaces.parts)
             masked = f" and its {MASK}" if self.view.mask_in == "observation" else ""
-            reason = f"obs: expected {keys}{masked}, got {came(observation)}"
+            reason = f"obs: expected {keys}{masked}, got {brief(observation)}"
             raise failed(copy, self.view.agent, reason) from error
         except (TypeError, ValueError) as error:
             raise failed(copy, self.view.agent, error) from error

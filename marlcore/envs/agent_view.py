@@ -11,7 +11,7 @@ import numpy as np
 from gymnasium import spaces as gym
 from numpy.typing import NDArray
 
-from ..checks import came
+from ..checks import brief
 from ..errors import EnvironmentFailed
 from ..interfaces import Outcome
 from ..observations import ALONE, Values, by_name, rows_at
@@ -47,7 +47,7 @@ class ValueCheck:
     def check_rewards(self, copies: NDArray[np.int64], reward: NDArray[Any]) -> None:
         """Rewards are numbers that are finite as float32."""
         if reward.dtype.kind not in "biuf":
-            raise failed(copies[0], self.agent, f"reward: expected a number, got {came(reward[0])}")
+            raise failed(copies[0], self.agent, f"reward: expected a number, got {brief(reward[0])}")
         fits = np.abs(reward) <= LARGEST_REWARD  # never of NaN
         if not fits.all():
             row = int(fits.argmin())
@@ -96,7 +96,7 @@ class AgentView(ValueCheck):
             return observation[ALONE] if self.wrapped else observation, observation[MASK]
         mask = info.get(MASK)
         if self.mask_in is None and mask is not None and _has_choice(self.spaces.action):
-            raise ValueError(f"{MASK}: expected one in every info or in none, got {came(mask)}")
+            raise ValueError(f"{MASK}: expected one in every info or in none, got {brief(mask)}")
         return observation, mask if self.mask_in else None
 
     def mask(self, value: Any, rows: tuple[int, ...] = ()) -> NDArray[Any]:
@@ -107,7 +107,7 @@ class AgentView(ValueCheck):
         array = np.concatenate(value, axis=-1) if isinstance(value, (tuple, list)) and rows == () else np.asarray(value)
         expected = (*rows, self.spaces.choices)
         if array.shape != expected or array.dtype.kind not in "biu":
-            raise ValueError(f"{MASK}: expected {Field(expected, 'bool').describe()}, got {came(value)}")
+            raise ValueError(f"{MASK}: expected {Field(expected, 'bool').describe()}, got {brief(value)}")
         return array
 
     def convert(self, action: NDArray[Any], rows: int) -> NDArray[Any]:
@@ -125,7 +125,7 @@ def fault_of(spaces: Spaces, values: Values, *, acting: bool) -> tuple[int, str]
         if wrong is not None and wrong.any():
             row = int(wrong.reshape(len(array), -1).any(axis=1).argmax())
             value = array[row]
-            expected, got = came(part.space), came(value.tolist())
+            expected, got = brief(part.space), brief(value.tolist())
             if value.dtype.kind in "fc":
                 expected, got = "finite numbers", f"{value[wrong[row]].flat[0]} in {got}"
             return row, f"{label_of(part.keys)}: expected {expected}, got {got}"
@@ -136,7 +136,7 @@ def fault_of(spaces: Spaces, values: Values, *, acting: bool) -> tuple[int, str]
             can = np.logical_or.reduceat(mask, spaces.first_choices, axis=1).all(axis=1)
         if not can.all():
             row = int(can.argmin())
-            return row, f"{MASK}: expected an allowed action, got {came(mask[row].tolist())}"
+            return row, f"{MASK}: expected an allowed action, got {brief(mask[row].tolist())}"
     return None
 
 
@@ -173,7 +173,7 @@ def result_of(method: str, result: Any) -> Any:
     """What `reset`, `step` or `last` of an environment returned. Raises ValueError: it has another number of values."""
     expected = RETURNED[method]
     if not isinstance(result, (tuple, list)) or len(result) != len(expected):
-        got = f"{len(result)} values" if isinstance(result, (tuple, list)) else came(result)
+        got = f"{len(result)} values" if isinstance(result, (tuple, list)) else brief(result)
         raise ValueError(f"{method}: expected ({', '.join(expected)}), got {got}")
     return result
 
@@ -199,7 +199,7 @@ def as_reward(value: Any) -> float:
         number: float = value
         return number
     if isinstance(value, (str, bytes, bytearray)) or getattr(getattr(value, "dtype", None), "kind", "f") in "cSU":
-        raise TypeError(f"reward: expected a number, got {came(value)}")
+        raise TypeError(f"reward: expected a number, got {brief(value)}")
     return float(value)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium import spaces as gym
 from numpy.typing import NDArray
 
-from ..checks import came
+from ..checks import brief
 from ..errors import EnvironmentFailed
 from ..interfaces import Outcome, Turn
 from ..observations import Values, by_name, in_form, rows_at
@@ -72,7 +72,7 @@ class GymnasiumVector:
         obs, reward, terminated, truncated, info = self._call(self._step)
         for name, ends in (("terminated", terminated), ("truncated", truncated)):
             if np.asarray(ends).dtype.kind not in "biu":
-                raise EnvironmentFailed(f"{AGENT}: {name}: expected bools, got {came(ends)}")
+                raise EnvironmentFailed(f"{AGENT}: {name}: expected bools, got {brief(ends)}")
         ended = np.logical_or(terminated, truncated)
         over = ended.nonzero()[0]
         self.episodes += len(over)

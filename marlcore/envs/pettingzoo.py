@@ -10,7 +10,7 @@ from typing import Any
 
 from gymnasium import Space
 
-from ..checks import came
+from ..checks import brief
 from .agent_view import AgentView, Result, check_action, failed, result_of
 
 FUNCTIONS = {"pettingzoo": "env", "pettingzoo-parallel": "parallel_env"}
@@ -128,7 +128,7 @@ class ParallelRounds:
         results: dict[str, Result | None] = {}
         for agent in agents:
             if agent not in observations:
-                reason = f"obs: expected an observation, got those of {came(list(observations))}"
+                reason = f"obs: expected an observation, got those of {brief(list(observations))}"
                 raise failed(self._copy, agent, reason)
             ends = terminated.get(agent, False), truncated.get(agent, False)
             results[agent] = observations[agent], rewards.get(agent, 0.0), *ends, self.infos.get(agent, {})

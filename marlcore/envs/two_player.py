@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium import spaces as gym
 from numpy.typing import ArrayLike, NDArray
 
-from ..checks import came, check_whole
+from ..checks import brief, check_whole
 from ..spec import Field, as_field
 from .agent_view import as_reward, result_of
 
@@ -43,7 +43,7 @@ class TwoPlayer:
         games = [each for each in (env, getattr(env, "unwrapped", env)) if hasattr(each, "obs_agent_two")]
         if not games or not hasattr(games[0], "get_info_agent_two"):
             missing = "get_info_agent_two" if games else "obs_agent_two"
-            raise TypeError(f"env: expected a game of two players with the method {missing}, got {came(env)}")
+            raise TypeError(f"env: expected a game of two players with the method {missing}, got {brief(env)}")
         if max_steps is not None:
             check_whole("max_steps", max_steps)
         self.possible_agents = list(PLAYERS)

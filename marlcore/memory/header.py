@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..checks import came
+from ..checks import brief
 from ..errors import SegmentCorrupt
 
 MAGIC = b"marlcore"
@@ -71,5 +71,5 @@ class Header:
             raise SegmentCorrupt(f"{path}: the header's description cannot be read: {error}") from None
         at = description.get(CHECKSUM, 0) if isinstance(description, dict) else None
         if type(at) is not int or not 0 <= at <= size - header_bytes - 8 or at % 8:
-            raise SegmentCorrupt(f"{path}: expected the place of a checksum in the body, got {came(description)}")
+            raise SegmentCorrupt(f"{path}: expected the place of a checksum in the body, got {brief(description)}")
         return cls(bytes(raw), header_bytes, segment_bytes, nonce, zlib.crc32(text), description)

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from ..checks import came
+from ..checks import brief
 from ..errors import SegmentCorrupt
 from .segment import Segment, SegmentHandle
 
@@ -17,7 +17,7 @@ def described_workers(segment: Segment) -> list[str]:
     """The names of a run's workers, each of which has a part of the segment. Raises ValueError: they are not names."""
     names: Any = segment.description["workers"]
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names) or len({*names}) < len(names):
-        raise ValueError(f"workers: expected distinct names, got {came(names)}")
+        raise ValueError(f"workers: expected distinct names, got {brief(names)}")
     return names
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checks import came
+from ..checks import brief
 from .graph import Graph
 from .kernels.soft_policies import Belief
 from .tabulate import Numbers, Tabulate, answers
@@ -67,7 +67,7 @@ def _beliefs(
     counts, probabilities, bases = [], [], []
     for state, by_action in zip(states, beliefs, strict=True):
         for action, pairs in enumerate(by_action):
-            where = f"state {came(state)}, for action {action} of agent {agent}"
+            where = f"state {brief(state)}, for action {action} of agent {agent}"
             _check_probabilities(pairs, where)
             counts.append(len(pairs))
             probabilities += [p for p, _ in pairs]
@@ -81,11 +81,11 @@ def _check_probabilities(pairs: list[tuple[float, tuple[Any, ...]]], where: str)
     for p, profile in pairs:
         if not p >= 0.0:
             raise ValueError(
-                f"believed: expected probabilities of at least 0, got {p!r} of profile {came(profile)} in {where}"
+                f"believed: expected probabilities of at least 0, got {p!r} of profile {brief(profile)} in {where}"
             )
         total += p
     if not math.isclose(total, 1.0, abs_tol=TOLERANCE):
-        profiles = came([profile for _, profile in pairs])
+        profiles = brief([profile for _, profile in pairs])
         raise ValueError(f"believed: expected the sum 1, got {total!r} of the profiles {profiles} in {where}")
 
 
@@ -97,7 +97,7 @@ def _base(profile: tuple[Any, ...], others: tuple[int, ...], graph: Graph, where
         acts = [-1]
     if len(profile) != graph.agents or not all(0 <= act < graph.actions for act in acts):
         raise ValueError(
-            f"believed: expected profiles of {graph.agents} actions below {graph.actions}, got {came(profile)} in "
+            f"believed: expected profiles of {graph.agents} actions below {graph.actions}, got {brief(profile)} in "
             f"{where}"
         )
     return sum(act * graph.actions**i for i, act in zip(others, acts, strict=True))

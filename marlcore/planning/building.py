@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from .. import cgroup
-from ..checks import came, check_whole
+from ..checks import brief, check_whole
 from ..declared import Number
 from ..errors import NotEnoughMemory
 from ..notices import shown_with
@@ -73,7 +73,7 @@ def build_graph(
     try:
         hash(root)
     except TypeError:
-        raise TypeError(f"state: expected something hashable, got {came(root)}, the initial state") from None
+        raise TypeError(f"state: expected something hashable, got {brief(root)}, the initial state") from None
     with shown_with(progress):
         with closing(watch):
             expansion = Exploration(model, profiles, root, workers, batch).run(watch.look)
@@ -89,7 +89,7 @@ def build_graph(
 def _dtype(probabilities: object) -> str | None:
     named = {True: "float64", False: None, "float64": "float64", "float32": "float32"}
     if not isinstance(probabilities, (bool, str)) or probabilities not in named:
-        raise ValueError(f"probabilities: expected True, False, 'float64' or 'float32', got {came(probabilities)}")
+        raise ValueError(f"probabilities: expected True, False, 'float64' or 'float32', got {brief(probabilities)}")
     return named[probabilities]
 
 

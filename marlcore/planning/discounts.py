@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checks import came
+from ..checks import brief
 from ..declared import Declared, Number
 from .graph import Graph
 from .kernels.expectations import Rows
@@ -62,7 +62,7 @@ def _durations(durations: Durations, graph: Graph, numbers: Numbers) -> NDArray[
             if len(lasting) != outcomes or not all(0 <= duration < math.inf for duration in lasting):
                 raise ValueError(
                     f"durations: expected {outcomes} finite numbers of at least 0 for profile {profile} in state "
-                    f"{came(state)}, got {came(lasting)}"
+                    f"{brief(state)}, got {brief(lasting)}"
                 )
     return np.array([duration for of_state in rows for _, _, lasting in of_state for duration in lasting])
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checks import came
+from ..checks import brief
 from ..errors import WorldModelFailed, pass_on_from_handler
 from .model import Profiles, Transition
 
@@ -90,7 +90,7 @@ class Expansion:
             state = expanded[states + int(np.searchsorted(np.cumsum(counts), row, "right"))]
             raise ValueError(
                 "transition_probabilities: expected probabilities of at least 0 that sum to 1, got "
-                f"{came(chances[row_of == row].tolist())} in state {came(state)} with profile "
+                f"{brief(chances[row_of == row].tolist())} in state {brief(state)} with profile "
                 f"{profiles[self.profile[rows + row]]}"
             )
         self._checked = (states + len(counts), rows + len(lengths), outcomes + len(chances))
@@ -110,8 +110,8 @@ class Expansion:
                 index = min(index for index in before | after if before.get(index) != after.get(index))
                 first, second = _first_difference(before.get(index), after.get(index))
                 raise ValueError(
-                    f"transition_probabilities: expected the same answer twice, got {came(first)} and then "
-                    f"{came(second)} in state {came(self.states[number])} with profile {profiles[index]}"
+                    f"transition_probabilities: expected the same answer twice, got {brief(first)} and then "
+                    f"{brief(second)} in state {brief(self.states[number])} with profile {profiles[index]}"
                 )
 
     def _answers(self, rows: range, outcome: int) -> dict[int, list[tuple[float, Any]]]:
@@ -144,8 +144,8 @@ def _first_difference(one: list[Any] | None, other: list[Any] | None) -> tuple[A
 def _explained(error: Exception, state: Any, profile: tuple[int, ...], pairs: Any) -> Exception:
     """The error of a world model, with the state and the profile that caused it."""
     for successor in _unhashable(pairs) if isinstance(error, TypeError) else ():
-        where = f"a successor of {came(state)} with profile {profile}"
-        return TypeError(f"state: expected something hashable, got {came(successor)}, {where}")
+        where = f"a successor of {brief(state)} with profile {profile}"
+        return TypeError(f"state: expected something hashable, got {brief(successor)}, {where}")
     return WorldModelFailed(state, profile, traceback.format_exc())
 
 

@@ -12,7 +12,7 @@ from functools import partial
 from time import perf_counter
 from typing import Any
 
-from ..checks import came
+from ..checks import brief
 from ..errors import pass_on_from_handler
 from ..processes import Pool, check_picklable
 from .batches import WAIT_S, Batches, Part, packed, stays_equal
@@ -143,5 +143,5 @@ class _Expander:
 def _changed(state: Any) -> TypeError:
     return TypeError(
         "state: expected states that are equal and hash alike after pickling, got "
-        f"{came(state)}, whose copy is another one; workers=1 needs no pickling"
+        f"{brief(state)}, whose copy is another one; workers=1 needs no pickling"
     )

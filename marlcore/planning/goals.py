@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checks import came
+from ..checks import brief
 from .batches import stays_equal
 from .graph import Graph
 from .kernels.expectations import ACHIEVED, OFFERED
@@ -55,7 +55,7 @@ def _achieved(goals: list[Goal], graph: Graph, numbers: Numbers) -> NDArray[np.u
     achieved = np.empty((len(states), len(goals)), np.uint8)
     for i, goal in enumerate(goals):
         calls = map(bool, map(getattr(goal, "is_achieved", goal), states))
-        achieved[:, i] = answers(f"goal {came(goal)}", states, calls)
+        achieved[:, i] = answers(f"goal {brief(goal)}", states, calls)
     return achieved
 
 
@@ -86,11 +86,11 @@ def _offers(generate: GoalGenerator, agent: int, graph: Graph, numbers: Numbers)
 
 def _check(state: Any, agent: int, pairs: list[tuple[Goal, float]]) -> None:
     if not pairs:
-        raise ValueError(f"goals: expected at least one goal of agent {agent} in state {came(state)}, got none")
+        raise ValueError(f"goals: expected at least one goal of agent {agent} in state {brief(state)}, got none")
     for goal, weight in pairs:
         if not 0 <= weight < math.inf:
             raise ValueError(
-                f"goals: expected a finite weight of at least 0 of goal {came(goal)} in state {came(state)}, "
+                f"goals: expected a finite weight of at least 0 of goal {brief(goal)} in state {brief(state)}, "
                 f"got {weight!r}"
             )
 

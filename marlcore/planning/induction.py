@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..checks import came
+from ..checks import brief
 from ..declared import Number
 from .batches import count_workers
 from .beliefs import Believed, tabulate_belief
@@ -73,7 +73,7 @@ def backward_induction(
     """
     robots = _numbers("robots", robots, graph)
     if len({*robots}) < len(robots):
-        raise ValueError(f"robots: expected each agent once, got {came([*robots])}")
+        raise ValueError(f"robots: expected each agent once, got {brief([*robots])}")
     chosen = _checked_agents(agents, goals, robots, graph)
     beta = BETA.checked("beta", beta)
     if dtype not in DTYPES:
@@ -116,7 +116,7 @@ class _Induction:
             if stuck >= 0:
                 raise ValueError(
                     f"believed: no profile that agent {agent} believes in is possible in state "
-                    f"{came(self.graph.states[stuck])}"
+                    f"{brief(self.graph.states[stuck])}"
                 )
 
 
@@ -127,12 +127,12 @@ def _checked_agents(agents: Sequence[int] | None, goals: Goals, robots: Sequence
         agents = [*goals]
     numbers = _numbers("agents", agents, graph)
     if not numbers or len({*numbers}) < len(numbers):
-        raise ValueError(f"agents: expected at least one, and each once, got {came([*agents])}")
+        raise ValueError(f"agents: expected at least one, and each once, got {brief([*agents])}")
     for agent in numbers:
         if agent in robots:
             raise ValueError(f"agents: expected agents that are no robots, got {agent}")
         if not callable(goals) and agent not in goals:
-            raise ValueError(f"goals: expected goals of agent {agent}, got those of {came([*goals])}")
+            raise ValueError(f"goals: expected goals of agent {agent}, got those of {brief([*goals])}")
         if not callable(goals):
             _check_several("goals", f"goals of agent {agent}", goals[agent])
     return numbers
@@ -143,10 +143,10 @@ def _numbers(label: str, agents: Sequence[int], graph: Graph) -> tuple[int, ...]
     _check_several(label, "agents", agents)
     for agent in agents:
         if not isinstance(agent, (int, np.integer)) or not 0 <= agent < graph.agents:
-            raise ValueError(f"{label}: expected agents from 0 to {graph.agents - 1}, got {came(agent)}")
+            raise ValueError(f"{label}: expected agents from 0 to {graph.agents - 1}, got {brief(agent)}")
     return tuple(map(int, agents))
 
 
 def _check_several(label: str, what: str, value: object) -> None:
     if not isinstance(value, Iterable):
-        raise ValueError(f"{label}: expected a sequence of {what}, got {came(value)}")
+        raise ValueError(f"{label}: expected a sequence of {what}, got {brief(value)}")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checks import came, check_whole
+from ..checks import brief, check_whole
 from .expansion import Expansion
 
 BLOCK = 1 << 20  # outcomes that are sorted or moved at once, to save memory
@@ -65,7 +65,7 @@ def topological_order(states: Sequence[Any], edges: Edges) -> list[int]:
     except TypeError:  # a comparison is all that can raise it
         order = _smallest_first(range(len(states)), edges)
     if len(order) < len(states):
-        cycle = [came(states[number]) for number in _cycle(edges, order)]
+        cycle = [brief(states[number]) for number in _cycle(edges, order)]
         shown = cycle[:SHOWN] + [f"... ({len(cycle) - SHOWN} more)"] * (len(cycle) > SHOWN) + cycle[:1]
         raise ValueError(f"transitions: expected no cycle, got {' -> '.join(shown)}")
     return order
@@ -118,7 +118,7 @@ def given_levels(states: Sequence[Any], edges: Edges, level_fct: Callable[[Any],
     """By state, the function's level, int64 [states]. Raises ValueError: it contradicts the edges."""
     levels = [level_fct(state) for state in states]
     for state, value in zip(states, levels, strict=True):
-        check_whole(f"level_fct({came(state)})", value, -(2**62), 2**62)
+        check_whole(f"level_fct({brief(state)})", value, -(2**62), 2**62)
     level = np.array(levels, np.int64)
     change = level[edges.target] - level[edges.source]
     wrong = change >= 0 if len(change) and change[0] < 0 else change <= 0
@@ -127,7 +127,8 @@ def given_levels(states: Sequence[Any], edges: Edges, level_fct: Callable[[Any],
         before, after = (int(numbers[edge]) for numbers in (edges.source, edges.target))
         raise ValueError(
             "level_fct: expected levels that every transition lowers, or that every one raises, got "
-            f"{level[before]} in state {came(states[before])} and {level[after]} in its successor {came(states[after])}"
+            f"{level[before]} in state {brief(states[before])} "
+            f"and {level[after]} in its successor {brief(states[after])}"
         )
     return level
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checks import came
+from ..checks import brief
 from ..declared import Number
 from .batches import count_workers
 from .discounts import Discount, Durations, discounted_rows
@@ -129,7 +129,7 @@ class _RobotInduction:
             attain(self.people_rows, self.people, person, result.policy, *of_person, numbers, room)
 
     def _why(self, stuck: int) -> str:
-        state = came(self.graph.states[stuck])
+        state = brief(self.graph.states[stuck])
         if self.power:
             return f"power: expected negative values of the robots, got a Q of at least 0 in state {state}"
         return f"people: expected policies under which a profile is possible in state {state}"
@@ -150,5 +150,5 @@ class _RobotInduction:
         wrong = ~np.isfinite(rewards)  # infinity times a probability of 0 would not be a number
         if wrong.any():
             state = self.graph.states[acting[wrong.argmax()]]
-            raise ValueError(f"aggregate: expected finite numbers, got {rewards[wrong][0]} in state {came(state)}")
+            raise ValueError(f"aggregate: expected finite numbers, got {rewards[wrong][0]} in state {brief(state)}")
         self.result.values[acting] += rewards

@@ -15,7 +15,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec
 
-from ..checks import came, deadline_of
+from ..checks import brief, deadline_of
 from ..errors import ClosedError, StaleHandle, WorkerFailed
 from ..memory import interrupt_waits_with
 from .children import PRELOAD, Child, Children, check_picklable
@@ -167,7 +167,7 @@ class Workers:
         """
         self.check()
         if not callable(function):
-            raise TypeError(f"function: expected a callable, got {came(function)}")
+            raise TypeError(f"function: expected a callable, got {brief(function)}")
         if not encoded_name("name", name):
             raise ValueError("name: expected at least 1 byte, got ''")
         if any(worker.name == name for worker in self._workers):

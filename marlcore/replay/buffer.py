@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from numpy.typing import NDArray
 
-from ..checks import came
+from ..checks import brief
 from ..memory import Segment
 from ..spec import Sequence, TransitionSpec
 from ..transitions import TransitionLanes, VectorWriter, Window, Writer
@@ -124,7 +124,7 @@ class ReplayBuffer(TransitionLanes):
         """
         self._segment.check_open()
         if sampler is not None and not callable(getattr(sampler, "state_dict", None)):
-            raise TypeError(f"sampler: expected one with a state_dict, got {came(sampler)}")
+            raise TypeError(f"sampler: expected one with a state_dict, got {brief(sampler)}")
         # The sampler first: its state must not miss rows that the cut of the lanes has.
         state = None if sampler is None else sampler.state_dict()
         save_segment(self._mapped, path, state)

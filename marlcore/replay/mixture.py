@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..checks import came, check_whole, deadline_of, state_array
+from ..checks import brief, check_whole, deadline_of, state_array
 from ..errors import LayoutMismatch, NotEnoughData, TimedOut
 from ..memory import check_interruption, one_thread
 from ..spec import Sequence
@@ -244,10 +244,10 @@ def _apportion(shares: NDArray[np.float64], total: int) -> NDArray[np.int64]:
 def _check_replays(replays: Any) -> None:
     """Raises TypeError: not a list of replays. LayoutMismatch: their specs differ; names the first difference."""
     if not isinstance(replays, Several):
-        raise TypeError(f"replays: expected a list of ReplayBuffers, got {came(replays)}")
+        raise TypeError(f"replays: expected a list of ReplayBuffers, got {brief(replays)}")
     for i, replay in enumerate(replays):
         if not isinstance(replay, ReplayBuffer):
-            raise TypeError(f"replays[{i}]: expected a ReplayBuffer, got {came(replay)}")
+            raise TypeError(f"replays[{i}]: expected a ReplayBuffer, got {brief(replay)}")
         if replay.spec != replays[0].spec:
             raise LayoutMismatch(f"replays[{i}]: {spec_difference(replays[0].spec, replay.spec)}")
 

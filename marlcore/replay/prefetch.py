@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, over
 
 from numpy.typing import NDArray
 
-from ..checks import came, check_whole
+from ..checks import brief, check_whole
 from ..memory import invalidate_after_fork
 from ..transitions import Batch
 from .prefetch_work import Mover, Work
@@ -81,10 +81,10 @@ class Prefetch(Generic[B]):
             device is of another kind. RuntimeError: memory cannot be pinned, since there is no device.
         """
         if not all(callable(getattr(sampler, name, None)) for name in ("sample", "can_sample")):
-            raise TypeError(f"sampler: expected one, such as replay.sampler(256) makes, got {came(sampler)}")
+            raise TypeError(f"sampler: expected one, such as replay.sampler(256) makes, got {brief(sampler)}")
         check_whole("depth", depth)
         if not isinstance(pin_memory, bool):
-            raise TypeError(f"pin_memory: expected a bool, got {came(pin_memory)}")
+            raise TypeError(f"pin_memory: expected a bool, got {brief(pin_memory)}")
         mover = None if str(device) == "cpu" and not pin_memory else Mover(device)
         self._work = Work(sampler, int(depth), mover)
         # The thread references only its work, so that an abandoned Prefetch is collected and ends the thread. At the

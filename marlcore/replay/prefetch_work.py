@@ -10,7 +10,7 @@ from collections import deque
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
-from ..checks import came, deadline_of
+from ..checks import brief, deadline_of
 from ..errors import ClosedError, MarlcoreError, NotEnoughData, StaleHandle, TimedOut
 from ..lazy import missing
 from ..memory import WAIT_SLICE_S, check_interruption
@@ -150,7 +150,7 @@ class Work:
         self.check_open()
         method = getattr(self.sampler, name, None)
         if method is None:
-            raise TypeError(f"{name}: expected a sampler that has it, got {came(self.sampler)}")
+            raise TypeError(f"{name}: expected a sampler that has it, got {brief(self.sampler)}")
         try:
             self._wanted = True
             while self._drawing:
@@ -222,7 +222,7 @@ class Mover:
         except RuntimeError as error:
             label = "pin_memory" if self._device.type == "cpu" else "device"
             raise RuntimeError(
-                f"{label}: expected an accelerator, which pins memory, got none ({came(error)})"
+                f"{label}: expected an accelerator, which pins memory, got none ({brief(error)})"
             ) from None
         self._stream: Any = None
         if self._device.type == "cuda":

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..checks import came, state_array
+from ..checks import brief, state_array
 from ..declared import Number, Whole, check_declared
 from ..kernels import priorities as kernels
 from ..kernels.sumtree import empty_tree, level_offsets, repair_range
@@ -235,4 +235,4 @@ def _array(label: str, value: Any, dtype: Any) -> NDArray[Any]:
     try:
         return np.asarray(value, dtype, order="C")
     except (ValueError, TypeError) as error:
-        raise ValueError(f"{label}: expected numbers (n,), got {came(value)} ({came(error)})") from None
+        raise ValueError(f"{label}: expected numbers (n,), got {brief(value)} ({brief(error)})") from None

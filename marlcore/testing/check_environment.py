@@ -13,7 +13,7 @@ import numpy as np
 from gymnasium import spaces as gym
 from numpy.typing import NDArray
 
-from ..checks import came
+from ..checks import brief
 from ..envs import adapt, factory, is_vector, vectorize
 from ..envs.agent_view import LARGEST_REWARD, AgentView, Result, label_of, may_mask, wrong_values
 from ..envs.copies import EMPTY_EPISODES
@@ -77,14 +77,14 @@ def _difference(first: list[Event], again: list[Event]) -> str | None:
     for number, (event, other) in enumerate(zip(first, again, strict=True)):
         for value, repeated in zip(event, other, strict=False):
             if not np.array_equal(value, repeated):
-                return f"event {number}, {event[0]}: {came(value)}, got {came(repeated)}"
+                return f"event {number}, {event[0]}: {brief(value)}, got {brief(repeated)}"
     return None
 
 
 def _require(holds: Any, label: str, expected: str, value: Any) -> None:
     """Raises EnvironmentFailed, naming the label, what was expected and the value, unless the rule holds."""
     if not holds:
-        raise EnvironmentFailed(f"{label}: expected {expected}, got {came(value)}")
+        raise EnvironmentFailed(f"{label}: expected {expected}, got {brief(value)}")
 
 
 class _Single:
@@ -162,7 +162,7 @@ class _Single:
             plain, mask = view.split(observation, {})
             values = [_checked(agent, part.keys, part.space, part.of(plain)) for part in view.spaces.parts]
         except (KeyError, IndexError, TypeError):
-            raise EnvironmentFailed(f"{agent}: obs: expected {space}, got {came(observation)}") from None
+            raise EnvironmentFailed(f"{agent}: obs: expected {space}, got {brief(observation)}") from None
         if may_mask(space, view.spaces.action):
             mask = info.get(MASK)
             same = self._masked.setdefault(agent, mask is not None) == (mask is not None)
@@ -208,7 +208,7 @@ def _checked(agent: str, keys: tuple[Any, ...], space: gym.Space, value: Any) ->
 def _check_floats(label: str, space: gym.Space, array: NDArray[Any]) -> None:
     wrong = wrong_values(space, array) if array.dtype.kind in "fc" else None
     if wrong is not None and wrong.any():
-        got = f"{array[wrong].flat[0]} in {came(array.tolist())}"
+        got = f"{array[wrong].flat[0]} in {brief(array.tolist())}"
         raise EnvironmentFailed(f"{label}: expected finite numbers, got {got}")
 
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ..checks import came, check_timeout, check_whole
+from ..checks import brief, check_timeout, check_whole
 from ..errors import LayoutMismatch
 from ..memory import LaneClaim, LaneGeometry, Segment, SegmentHandle, Shared, claim, claim_all
 from ..spec import Field, TransitionSpec
@@ -131,7 +131,7 @@ class TransitionLanes(Shared):
         check_timeout(timeout)
         numbers = list(range(self.lanes) if lanes is None else lanes)
         if not numbers or not all(map(self._has_lane, numbers)) or len(set(numbers)) < len(numbers):
-            raise ValueError(f"lanes: expected different numbers from 0 to {self.lanes - 1}, got {came(lanes)}")
+            raise ValueError(f"lanes: expected different numbers from 0 to {self.lanes - 1}, got {brief(lanes)}")
         view, numbers = self._mapped, [int(lane) for lane in numbers]
         claimed = claim_all(view.segment, view.native, numbers)
         return self._opened(claimed, lambda: VectorWriter(view, numbers, claimed, timeout, self._vector_gate(numbers)))

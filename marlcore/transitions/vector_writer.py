@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..checks import came
+from ..checks import brief
 from ..memory import LaneClaim, NativeVector, invalidate_after_fork, one_thread
 from ..spec import Field, as_field
 from .layout import LaneView
@@ -149,7 +149,7 @@ class VectorWriter(WriterBase):
             raise self._error_of(code)
 
     def _lanes_error(self, lanes: ArrayLike) -> ValueError:
-        return ValueError(f"lanes: expected different lanes of {came(self.lanes)}, got {came(lanes)}")
+        return ValueError(f"lanes: expected different lanes of {brief(self.lanes)}, got {brief(lanes)}")
 
 
 def _numbers(lanes: ArrayLike) -> Ints:
@@ -158,5 +158,5 @@ def _numbers(lanes: ArrayLike) -> Ints:
         return lanes
     array = np.asarray(lanes)
     if array.dtype.kind == "b":
-        raise TypeError(f"lanes: expected lane numbers, got the mask {came(lanes)}; pass np.flatnonzero of it")
+        raise TypeError(f"lanes: expected lane numbers, got the mask {brief(lanes)}; pass np.flatnonzero of it")
     return as_field("lanes", Field((max(1, array.size),), "int64"), array)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ..checks import came
+from ..checks import brief
 from ..memory import (
     BOUNDARY,
     TERMINATED,
@@ -122,7 +122,7 @@ class Writer(WriterBase):
             try:
                 self._reward[0] = reward
             except (TypeError, ValueError):
-                raise TypeError(f"reward: expected a number, got {came(reward)}") from None
+                raise TypeError(f"reward: expected a number, got {brief(reward)}") from None
             if extras or self._extras:
                 put_all("extras", self._extras, extras)
             began = None
@@ -166,7 +166,7 @@ class Writer(WriterBase):
         except TypeError:
             rows = 0
         if not rows:
-            raise ValueError(f"reward: expected an array of shape (T,) with T of at least 1, got {came(reward)}")
+            raise ValueError(f"reward: expected an array of shape (T,) with T of at least 1, got {brief(reward)}")
         staging = self._staging_of(rows, truncated, final_obs)
         began = None
         try:
@@ -196,7 +196,7 @@ class Writer(WriterBase):
         """The flags of a row that may end its episode; stages final_obs."""
         for name, value in (("terminated", terminated), ("truncated", truncated)):
             if not isinstance(value, (bool, np.bool_)):
-                raise TypeError(f"{name}: expected a bool, got {came(value)}")
+                raise TypeError(f"{name}: expected a bool, got {brief(value)}")
         if final_obs is None:
             if truncated and not self._view.spec.next_obs:
                 raise ValueError("final_obs: expected the observation after a truncated transition, got None")

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..checks import came
+from ..checks import brief
 from ..errors import LayoutMismatch
 from .row import RowLayout, TensorSpec
 
@@ -99,7 +99,7 @@ class ModuleWeights:
 
     def staged(self, weights: Any = None) -> NDArray[np.uint8]:
         if weights is not None:
-            raise TypeError(f"weights: expected none, since the publisher has a module, got {came(weights)}")
+            raise TypeError(f"weights: expected none, since the publisher has a module, got {brief(weights)}")
         if self.moved():
             self.bind()
         if self._staged is None:

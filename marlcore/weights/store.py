@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checks import came, check_timeout, check_whole
+from ..checks import brief, check_timeout, check_whole
 from ..errors import ClosedError, NotEnoughData, SegmentCorrupt, TimedOut
 from ..memory import Event, LaneClaim, LaneGeometry, NativeLanes, Put, Segment, Shared, claim, one_thread, sleep_until
 from ..spec import Field
@@ -88,7 +88,7 @@ class ParameterStore(Shared):
         """
         slots = _slots_of(mode)
         if extras is not None and not isinstance(extras, Mapping):
-            raise TypeError(f"extras: expected a dict of shapes or Fields by name, got {came(extras)}")
+            raise TypeError(f"extras: expected a dict of shapes or Fields by name, got {brief(extras)}")
         fields = {key: extra_field(key, extra) for key, extra in (extras or {}).items()}
         layout = RowLayout(_specs_of(model), fields)
         check_whole("begins_after", begins_after, 0, _MOST_VERSIONS)
@@ -402,7 +402,7 @@ def _is_tree(model: Any) -> bool:
         return True
     if hasattr(model, "named_modules"):
         return False
-    raise TypeError(f"model: expected a torch module or a mapping of arrays, got {came(model)}")
+    raise TypeError(f"model: expected a torch module or a mapping of arrays, got {brief(model)}")
 
 
 def _specs_of(model: Any) -> tuple[TensorSpec, ...]:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checks import came
+from ..checks import brief
 from ..errors import LayoutMismatch
 from .row import RowLayout, TensorSpec
 
@@ -116,9 +116,9 @@ def _array(name: str, leaf: Any) -> NDArray[Any]:
     try:
         array = np.asarray(leaf)
     except (ValueError, TypeError, RuntimeError) as error:
-        raise TypeError(f"weights {name}: expected an array, got {came(leaf)} ({came(error)})") from None
+        raise TypeError(f"weights {name}: expected an array, got {brief(leaf)} ({brief(error)})") from None
     if array.dtype.kind in "OSUMmV" and not array.dtype.name.startswith(("bfloat", "float8")):
-        raise TypeError(f"weights {name}: expected an array of numbers, got {came(leaf)}")
+        raise TypeError(f"weights {name}: expected an array of numbers, got {brief(leaf)}")
     if not array.dtype.isnative:
         raise TypeError(f"weights {name}: expected native byte order, got {array.dtype}")
     return array

@@ -12,7 +12,7 @@ from gymnasium import spaces as gym
 from numpy.typing import NDArray
 from torch import nn
 
-from ...checks import came
+from ...checks import brief
 
 MOST = 4096  # joint actions of several components; a network has an output for each
 
@@ -28,14 +28,14 @@ class JointActions:
     def __init__(self, owner: str, space: gymnasium.Space) -> None:
         if not isinstance(space, (gym.Discrete, gym.MultiDiscrete, gym.MultiBinary)):
             expected = "a Discrete, MultiDiscrete or MultiBinary action space"
-            raise ValueError(f"{owner}: expected {expected}, got {came(space)}")
+            raise ValueError(f"{owner}: expected {expected}, got {brief(space)}")
         self._shape: tuple[int, ...] = space.shape
         self._dtype = np.dtype(space.dtype)
         sizes = np.full(space.shape, 2) if isinstance(space, gym.MultiBinary) else getattr(space, "nvec", None)
         self._sizes = [int(space.n)] if sizes is None else [int(size) for size in sizes.ravel()]
         self.count = math.prod(self._sizes)
         if self._shape and self.count > MOST:
-            raise ValueError(f"{owner}: expected at most {MOST} joint actions, got {self.count} of {came(space)}")
+            raise ValueError(f"{owner}: expected at most {MOST} joint actions, got {self.count} of {brief(space)}")
 
     def encode(self, action: torch.Tensor) -> torch.Tensor:
         """The numbers int64 [B] of actions [B, ...] as rows hold them."""
@@ -75,10 +75,10 @@ class BoxActions(nn.Module):
     def __init__(self, owner: str, space: gymnasium.Space) -> None:
         super().__init__()
         if not isinstance(space, gym.Box) or np.dtype(space.dtype).kind != "f":
-            raise ValueError(f"{owner}: expected a Box of floats as the action space, got {came(space)}")
+            raise ValueError(f"{owner}: expected a Box of floats as the action space, got {brief(space)}")
         low, high = space.low.astype(np.float64), space.high.astype(np.float64)
         if not np.isfinite([low, high]).all():
-            raise ValueError(f"{owner}: expected an action space with finite bounds, got {came(space)}")
+            raise ValueError(f"{owner}: expected an action space with finite bounds, got {brief(space)}")
         self.size = math.prod(space.shape)
         self._space = space
         self._middle, self._reach = low / 2 + high / 2, high / 2 - low / 2  # no sum that could overflow

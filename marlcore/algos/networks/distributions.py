@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional
 
-from ...checks import came
+from ...checks import brief
 from ...kernels.categories import draw_category
 from ...spec import Field
 
@@ -39,7 +39,7 @@ def distribution_of(owner: str, space: gymnasium.Space) -> "Categorical | Bernou
     if isinstance(space, gym.Box) and np.issubdtype(space.dtype, np.floating):
         return Gaussian(space)
     expected = "a Discrete, MultiDiscrete, MultiBinary or Box of floats as action space"
-    raise ValueError(f"{owner}: expected {expected}, got {came(space)}")
+    raise ValueError(f"{owner}: expected {expected}, got {brief(space)}")
 
 
 class Categorical(nn.Module):

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...checks import came, names_error
+from ...checks import brief, names_error
 from ...errors import NotEnoughData
 from ...spec import Field, as_field
 from ..ring import Held, Ints, Ring, whole_number
@@ -56,7 +56,7 @@ class Buffer(Ring):
     def __init__(self, capacity: int, obs_shape: Sequence[int], n_frames: int = 1, **extra_fields: Any) -> None:
         n_frames = whole_number("n_frames", n_frames, 1)
         if not isinstance(obs_shape, Iterable):
-            raise TypeError(f"obs_shape: expected a sequence of integers, got {came(obs_shape)}")
+            raise TypeError(f"obs_shape: expected a sequence of integers, got {brief(obs_shape)}")
         taken = sorted(_SORREL_NAMES.keys() & extra_fields.keys())
         if taken:
             raise ValueError(f"extra_fields: {taken[0]!r} is the name of a field that every row has")

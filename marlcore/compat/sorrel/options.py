@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal
 
-from ...checks import absolute, came, check_whole, names_error
+from ...checks import absolute, brief, check_whole, names_error
 from ...declared import Number, Whole, check_declared
 
 BUFFERS = ("Buffer", "ThreadsafeBuffer")  # sorrel's classes for which a ring in shared memory stands
@@ -48,15 +48,15 @@ def chosen_options(env: Any, config: Any, given: Mapping[str, Any]) -> tuple[boo
     """
     label, section = "config: multiprocessing", getattr(config, "multiprocessing", None)
     if not isinstance(section, Mapping | None):
-        raise TypeError(f"{label}: expected a section, got {came(section)}")
+        raise TypeError(f"{label}: expected a section, got {brief(section)}")
     chosen = dict(section or {})
     enabled, learners = chosen.pop("enabled", True), chosen.pop("num_learner_processes", None)
     if not isinstance(enabled, bool):
-        raise TypeError(f"{label}.enabled: expected true or false, got {came(enabled)}")
+        raise TypeError(f"{label}.enabled: expected true or false, got {brief(enabled)}")
     models = len({id(getattr(agent, "model", None)) for agent in getattr(env, "agents", ())})
     if learners not in (None, models):
         expected = f"expected null or {models}, one for each model"
-        raise ValueError(f"{label}.num_learner_processes: {expected}, got {came(learners)}")
+        raise ValueError(f"{label}.num_learner_processes: {expected}, got {brief(learners)}")
     names = {field.name for field in fields(Options)}
     if not chosen.keys() <= names | ALIASES.keys():
         raise names_error(label, {"enabled", "num_learner_processes", *ALIASES, *names}, chosen)

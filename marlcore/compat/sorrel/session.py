@@ -13,7 +13,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from ...checks import came
+from ...checks import brief
 from ...errors import TimedOut, WorkerFailed, is_from_handler, suppress_failed_calls
 from ...processes import (
     PRELOAD,
@@ -159,7 +159,7 @@ class Session(AbstractContextManager["Session"]):
             except TimedOut:
                 log.warning("%s: the published weights are torn, and stay as they were", what)
             except Exception as error:  # of a class of the caller's own
-                log.warning("%s: %s (%s)", what, without, came(error))
+                log.warning("%s: %s (%s)", what, without, brief(error))
                 failures.append(error)
 
         labels = [f"agents[{plan.agents[0]}].model" for plan in self._plan.models]

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ...checks import absolute, came, check_finite
+from ...checks import absolute, brief, check_finite
 from ...envs.agent_view import AgentView, fault_of
 from ...errors import TimedOut
 from ...interfaces import Algorithm
@@ -202,7 +202,7 @@ def load_policy(
         if not weights_only:
             raise
         expected = "weights_only: expected a policy and weights that fit it"
-        raise ValueError(f"{expected}, got {str(run_dir)!r} ({came(error)})") from None
+        raise ValueError(f"{expected}, got {str(run_dir)!r} ({brief(error)})") from None
 
 
 def published_policy(blueprint: Blueprint, name: str) -> LoadedPolicy:

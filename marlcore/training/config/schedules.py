@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 
-from ...checks import came
+from ...checks import brief
 from ...declared import By, Number, check_declared
 from ...references import reference_to, resolve
 
@@ -189,7 +189,7 @@ def _parsed(label: str, text: str) -> Schedule:
     name, bracket, inside = text.strip().partition("(")
     kind = Schedule.kinds.get(name.strip().lower())
     if kind is None or not bracket or not inside.endswith(")"):
-        raise ValueError(f"{label}: expected {expected}, got {came(text)}")
+        raise ValueError(f"{label}: expected {expected}, got {brief(text)}")
     function = resolve(label, inside[:-1].strip()) if kind is Custom else None
     try:
         if function:
@@ -199,7 +199,7 @@ def _parsed(label: str, text: str) -> Schedule:
         named = {keyword.arg: _word(keyword.value) for keyword in call.keywords if keyword.arg}
         return kind(*map(ast.literal_eval, call.args), **named)
     except (SyntaxError, TypeError, AssertionError, RecursionError, MemoryError) as error:
-        raise ValueError(f"{label}: expected {expected}, got {came(text)} ({error})") from None
+        raise ValueError(f"{label}: expected {expected}, got {brief(text)} ({error})") from None
     except ValueError as error:
         raise ValueError(f"{label}: {error}") from None
 

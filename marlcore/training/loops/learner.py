@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from ...checks import came
+from ...checks import brief
 from ...errors import NotEnoughData, TimedOut
 from ...interfaces import Trainer, Update
 from ...observations import rows_at
@@ -136,7 +136,7 @@ class Learner:
     def count(self, update: Update) -> None:
         """Adds an update's metrics to the averages. Raises TypeError, ValueError: it is none, or has no loss."""
         if not isinstance(update, Update):
-            raise TypeError(f"update of the trainer: expected an mc.Update, got {came(update)}")
+            raise TypeError(f"update of the trainer: expected an mc.Update, got {brief(update)}")
         if "loss" not in update.metrics:
             raise ValueError(f"update of the trainer: expected the metric 'loss', got {sorted(update.metrics)}")
         for name, value in update.metrics.items():

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ...checks import came, check_finite
+from ...checks import brief, check_finite
 from ...interfaces import Action
 from ...observations import ALONE, Values, rows_at
 from ...spaces import JOINT, MASK, Spaces
@@ -46,10 +46,10 @@ class ScriptedPlayer:
         self._resets: list[Callable[[], Any]] = []
         if not hasattr(script, "act"):
             if isinstance(script, type):
-                raise TypeError(f"{name}: expected a class with a method act(obs), got {came(script)}")
+                raise TypeError(f"{name}: expected a class with a method act(obs), got {brief(script)}")
             if not callable(script):
                 expected = "a function of an observation, or a class or object with a method act(obs)"
-                raise TypeError(f"{name}: expected {expected}, got {came(script)}")
+                raise TypeError(f"{name}: expected {expected}, got {brief(script)}")
             self._acts: list[Callable[[Any], Any]] = [script] * copies
             return
         try:
@@ -58,7 +58,7 @@ class ScriptedPlayer:
             if isinstance(script, type):
                 raise
             expected = "an object that can be copied for each copy of the environment, or its class"
-            raise TypeError(f"{name}: expected {expected}, got {came(script)} ({came(error)})") from None
+            raise TypeError(f"{name}: expected {expected}, got {brief(script)} ({brief(error)})") from None
         self._acts = [player.act for player in players]
         if callable(getattr(script, "reset", None)):
             self._resets = [player.reset for player in players]

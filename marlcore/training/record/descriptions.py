@@ -15,7 +15,7 @@ from gymnasium import spaces as gym
 from numpy.typing import NDArray
 
 from ... import algos
-from ...checks import came
+from ...checks import brief
 from ...envs.joint import JointObservations
 from ...interfaces import Algorithm
 from ...references import reference_to
@@ -164,7 +164,7 @@ def described_policies(run_dir: Path) -> tuple[tuple[AssignedPolicy, ...], Confi
         described = read_json(path)
         return tuple(map(_policy, described["policies"])), _config(described["config"])
     except Exception as error:  # a sealed file may still hold anything
-        reason = str(error) if isinstance(error, (ValueError, OSError)) else came(error)
+        reason = str(error) if isinstance(error, (ValueError, OSError)) else brief(error)
         expected = "weights_only: expected policies of built-in algorithms"
         raise ValueError(f"{expected}, got {str(path)!r} ({reason})") from None
 
@@ -175,7 +175,7 @@ def _policy(plain: Mapping[str, Any]) -> AssignedPolicy:
         raise ValueError(f"{plain['name']} is of the algorithm {name}, whose code would have to be imported")
     for label, value in given.items():
         if ":" in json.dumps(value):  # module:name, or a value that JSON could not hold
-            raise ValueError(f"{plain['name']} has the hyperparameter {label}={came(value)}, which is code")
+            raise ValueError(f"{plain['name']} has the hyperparameter {label}={brief(value)}, which is code")
     spaces = Spaces(_space(plain["observation"]), _space(plain["action"]), plain["masked"], plain["stack"])
     return AssignedPolicy(plain["name"], tuple(plain["agents"]), spaces, remade(name, given))
 

@@ -22,7 +22,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from ...checks import came
+from ...checks import brief
 
 _DIGITS = 64
 _SEAL = re.compile(rb'"file": "([^"]*)",\s*"sha256": "([0-9a-f]{64})"\s*\}\n\Z')
@@ -113,7 +113,7 @@ def read_json(path: Path, *, editable: bool = False) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{str(path)!r}: expected a JSON object, got invalid JSON ({error})") from None
     if not isinstance(members, dict):
-        raise ValueError(f"{str(path)!r}: expected a JSON object, got {came(members)}")
+        raise ValueError(f"{str(path)!r}: expected a JSON object, got {brief(members)}")
     return {name: value for name, value in members.items() if name not in ("file", "sha256")}
 
 

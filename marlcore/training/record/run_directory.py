@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from ...checks import absolute, came
+from ...checks import absolute, brief
 from ...errors import suppress_failed_calls
 from ...memory import is_locked
 from ..config import SINKS
@@ -142,7 +142,7 @@ def read_progress(run_dir: str | Path) -> dict[str, Any]:
     counts = steps.values() if isinstance(steps, dict) else [None]
     kinds = [(saved.get("time_s", 0.0), (int, float)), *((count, (int,)) for count in counts)]
     if not all(type(number) in kind and 0 <= number < 2**63 for number, kind in kinds):  # as the control block's words
-        raise ValueError(f"{str(path)!r}: expected time_s and steps, a number for each worker, got {came(saved)}")
+        raise ValueError(f"{str(path)!r}: expected time_s and steps, a number for each worker, got {brief(saved)}")
     return saved
 
 

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Literal
 
-from ....checks import came
+from ....checks import brief
 from ....errors import ClosedError
 from ....memory import try_lock
 from ....processes import Metric
@@ -124,14 +124,14 @@ def read_metrics(path: str | Path) -> list[Metric]:
     lines = io.StringIO(text[: text.rfind("\n") + 1], newline="").readlines()
     header, expected = lines[0].rstrip("\r\n") if lines else "", ",".join(_HEADER)
     if header != expected:
-        raise ValueError(f"{str(path)!r}: expected the header {expected}, got {came(header)}")
+        raise ValueError(f"{str(path)!r}: expected the header {expected}, got {brief(header)}")
     rows = csv.reader(lines[1:])
     try:
         return [
             Metric(float(time_s), int(step), agent, name, float(value)) for time_s, step, agent, name, value in rows
         ]
     except (ValueError, csv.Error) as error:
-        got = f"in line {1 + rows.line_num}, got {came(lines[rows.line_num])}"
+        got = f"in line {1 + rows.line_num}, got {brief(lines[rows.line_num])}"
         raise ValueError(f"{str(path)!r}: expected {expected} {got} ({error})") from None
 
 

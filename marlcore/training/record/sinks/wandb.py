@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
-from ....checks import came
+from ....checks import brief
 from ....processes import Metric
 from ..files import make_directory, read_json, read_sealed, write_sealed
 
@@ -75,5 +75,5 @@ def _run_id(path: Path) -> str:
         write_sealed(path, secrets.token_hex(_ID_BYTES).encode())
     run_id = read_sealed(path)[: 2 * _ID_BYTES].decode(errors="replace")
     if not re.fullmatch(f"[0-9a-f]{{{2 * _ID_BYTES}}}", run_id):
-        raise ValueError(f"{str(path)!r}: expected {2 * _ID_BYTES} hexadecimal digits, got {came(run_id)}")
+        raise ValueError(f"{str(path)!r}: expected {2 * _ID_BYTES} hexadecimal digits, got {brief(run_id)}")
     return run_id
