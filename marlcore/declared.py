@@ -15,6 +15,7 @@ dataclass makes is a section: it holds that class.
 """
 
 import math
+import os
 import types
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -142,6 +143,13 @@ class _Choice(Rule):
         return value
 
 
+class _Text(Rule):
+    def checked(self, label: str, value: Any) -> Any:
+        if not isinstance(value, (str, os.PathLike)):
+            raise ValueError(f"{label}: expected text, got {brief(value)}")
+        return value
+
+
 def listed(options: Iterable[Any]) -> str:
     """Such as "a, b or c"."""
     *others, last = map(str, options)
@@ -252,6 +260,10 @@ def _rules(hint: Any) -> tuple[list[Rule], bool]:
         return [*rules, *(mark for mark in inside[1:] if isinstance(mark, Rule))], optional
     if kind is Literal:
         return [_Choice(inside)], False
+    if hint is bool:
+        return [_Choice((True, False))], False
+    if hint is str:
+        return [_Text()], False
     if kind in (Union, types.UnionType):
         members = [member for member in inside if member is not type(None)]
         alone = _rules(members[0])[0] if len(members) == 1 else []

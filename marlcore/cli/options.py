@@ -32,12 +32,16 @@ class CommandLine:
         self.asks_for_help = not {"-h", "--help"}.isdisjoint(arguments)
         self._command = command
         self._free: list[str] = []
+        self._joined: set[str] = set()  # options of the form --name=WORD
         words = self._free
         for argument in arguments:
             if argument.startswith("--"):
                 option, equals, word = argument[2:].partition("=")
-                self.words[option.replace("-", "_")] = words = [word] if equals else []
-                words = self._free if equals else words
+                name = option.replace("-", "_")
+                self.words[name] = words = [word] if equals else []
+                if equals:
+                    self._joined.add(name)
+                    words = self._free
             else:
                 words.append(argument)
 
@@ -69,7 +73,7 @@ class CommandLine:
             positive = f"{section}{dot}{last.removeprefix('no_')}"
             if name in hints:
                 members = _members(hints[name])
-                is_flag = members == (bool,)
+                is_flag = members == (bool,) and name not in self._joined
                 taken = len(words) if any(map(_is_collection, members)) else int(not is_flag)
                 values[name] = True if is_flag else _read(name, hints[name], words[:taken])
             elif hints.get(positive) is bool:
@@ -78,6 +82,9 @@ class CommandLine:
                 hint = did_you_mean(_option(name), map(_option, hints)) or ";"
                 raise ValueError(f"{refuse(_option(name))}{hint} see marlcore {self._command} --help")
             free += words[taken:]
+        for word in free:
+            if word.startswith("-"):
+                raise ValueError(f"{refuse(word)}; see marlcore {self._command} --help")
         if positional and free:
             values[positional] = free.pop(0)
         if free:

@@ -54,7 +54,8 @@ class RateLimiter:
         tolerance: allowed deviation of the balance in rows; at least every sampler's batch_size, and at least
             samples_per_insert times the transitions of every add, so that both sides never wait at once.
         lead: rows by which samplers may be ahead, at least 0; None: the tolerance. With 0, samplers only draw what is
-            due, and the tolerance must be at least the sum of these two.
+            due. The tolerance and the lead together must be at least the sum of a sampler's batch_size and of
+            samples_per_insert times the transitions of an add, or both sides may wait at once.
     """
 
     samples_per_insert: Annotated[float, Number(above=0)]
@@ -172,6 +173,13 @@ class SampleGate(_Side):
         if batch > limiter.tolerance:
             raise ValueError(
                 f"tolerance: expected a limiter with at least the batch_size {batch}, got {limiter.tolerance:g}"
+            )
+        lead = limiter.tolerance if limiter.lead is None else limiter.lead
+        if batch + limiter.samples_per_insert > limiter.tolerance + lead:
+            raise ValueError(
+                f"tolerance: expected a limiter with at least batch_size + samples_per_insert - lead = "
+                f"{batch + limiter.samples_per_insert - lead:g}, or samplers and writers would both wait, got "
+                f"{limiter.tolerance:g}"
             )
         super().__init__(view, limiter)
         self._batch = batch

@@ -12,8 +12,9 @@ from typing import Any
 
 from ..checks import absolute
 from ..envs import factory, vectorize
+from ..envs.copies import Copies
 from ..envs.joint import JointObservations
-from ..interfaces import Algorithm, QueueSource
+from ..interfaces import Algorithm, QueueSource, VectorEnvironment
 from ..notices import say, shown_with
 from ..processes import Metric, check_picklable
 from .config import AssignedPolicy, Config, assign, check_applied, source_of
@@ -90,7 +91,7 @@ def _assigned(
         if config.self_play.pool:
             config = replace(config, policies=policies_in_self_play(config, env.agents))
         policies = assign(env.spaces, config.policies, algorithm, config.replay.frames)
-        if env.copies > 1:  # a vector environment has its own number of copies
+        if _has_own_copies(env, make_env):
             config = replace(config, actor=replace(config.actor, envs=env.copies))
     joint = [policy.agents for policy in policies if getattr(policy.algorithm, "wants_joint", False)]
     if joint:
@@ -99,6 +100,14 @@ def _assigned(
         with closing(vectorize(make_env, 1)) as env:
             policies = assign(env.spaces, config.policies, algorithm, config.replay.frames)
     return make_env, tuple(replace(policy, source=source_of(policy, config)) for policy in policies), config
+
+
+def _has_own_copies(env: VectorEnvironment, make_env: Callable[[], Any]) -> bool:
+    """Whether the environment, of which one copy was asked for, is a vector with a number of copies of its own."""
+    if env.copies > 1 or isinstance(env, Copies):
+        return env.copies > 1
+    with closing(vectorize(make_env, 2)) as two:
+        return two.copies == 1
 
 
 def share_of(policy: AssignedPolicy, policies: tuple[AssignedPolicy, ...]) -> float:

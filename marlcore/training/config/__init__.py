@@ -27,7 +27,7 @@ from .policies import (
     schedules_of,
     source_of,
 )
-from .schedules import Constant, Custom, Exponential, Linear, Piecewise, Schedule, is_custom
+from .schedules import PUBLISHED, Constant, Custom, Exponential, Linear, Piecewise, Schedule, is_custom
 from .sections import EPSILON, SINKS
 from .self_play import BOTH, SelfPlayConfig, absolute_anchors
 from .settings_file import Settings, read_settings

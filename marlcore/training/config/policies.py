@@ -10,7 +10,7 @@ from ...interfaces import Algorithm, QueueSource, ReplaySource
 from ...processes import encoded_name
 from ...spaces import Spaces
 from .config import Config, ExplorationConfig, LearnerConfig, ReplayConfig
-from .schedules import Schedule
+from .schedules import PUBLISHED, Schedule
 from .sections import EPSILON
 
 EVALUATOR = "evaluator"
@@ -129,6 +129,9 @@ def schedules_of(algorithm: Algorithm, config: Config) -> dict[str, Schedule]:
     On-policy algorithms sample their actions, so there is an epsilon for them only if they name one themselves.
     """
     own: Mapping[str, Any] = getattr(algorithm, "schedules", dict)()  # an algorithm need not derive from Algorithm
+    if taken := own.keys() & {"stage", *PUBLISHED}:
+        name = type(algorithm).__name__
+        raise ValueError(f"schedules of {name}: {min(taken)!r} is the name of a number that marlcore publishes itself")
     schedules = {name: Schedule.from_value(name, value) for name, value in own.items()} | config.schedules
     if "epsilon" in own or not isinstance(algorithm.source(ReplaySource()), QueueSource):
         return {"epsilon": EPSILON} | schedules

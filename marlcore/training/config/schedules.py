@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 
-from ...checks import brief
-from ...declared import By, Number, check_declared
+from ...checks import brief, is_number
+from ...declared import By, Number, Whole, check_declared
 from ...references import reference_to, resolve
 
-FINITE = Number()
+PUBLISHED = ("updates", "step", "opponents", "odds")  # beside the scheduled numbers
+FINITE, WHOLE = Number(), Whole(0)
 Finite = Annotated[float, FINITE]
 
 
@@ -60,7 +61,7 @@ class Schedule:
             return _parsed(label, value)
         if callable(value):
             return Custom(value)
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
+        if not is_number(value):
             raise TypeError(f"{label}: expected a number, a schedule or a function of the step count, got {value!r}")
         return Constant(float(value))
 
@@ -73,7 +74,7 @@ else:
 
 def _points(label: str, points: Any) -> tuple[tuple[int, float], ...]:
     try:
-        pairs = tuple((int(count), float(value)) for count, value in points)
+        pairs = tuple((WHOLE.checked(label, count), float(value)) for count, value in points)
     except (TypeError, ValueError):
         raise ValueError(f"{label}: expected pairs of a count and a value, got {points!r}") from None
     counts = [count for count, _ in pairs]
@@ -87,7 +88,7 @@ def _points(label: str, points: Any) -> tuple[tuple[int, float], ...]:
 def ascending(label: str, begins: Any) -> tuple[int, ...]:
     """Counts of at least 1, as a tuple. Raises ValueError: they are none, or do not ascend."""
     try:
-        counts = tuple(int(count) for count in begins)
+        counts = tuple(WHOLE.checked(label, count) for count in begins)
     except (TypeError, ValueError):
         raise ValueError(f"{label}: expected counts, got {begins!r}") from None
     if list(counts) != sorted(set(counts)) or any(count < 1 for count in counts):
@@ -121,7 +122,7 @@ class Linear(Schedule):
 
 @dataclass(frozen=True)
 class Exponential(Schedule):
-    """start * rate^(count / every), towards 0 and not beyond `end`."""
+    """start * rate^(count / every), from `start` and not beyond `end`."""
 
     start: Finite
     end: Finite
@@ -129,7 +130,10 @@ class Exponential(Schedule):
     every: Annotated[float, Number(1)] = 1
 
     def at(self, count: int) -> float:
-        value: float = self.start * self.rate ** (count / self.every)
+        try:
+            value: float = self.start * self.rate ** (count / self.every)
+        except OverflowError:
+            return self.end
         return max(value, self.end) if self.start >= self.end else min(value, self.end)
 
 

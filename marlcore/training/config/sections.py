@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, cast
 from ...checks import did_you_mean, is_number
 from ...declared import By, Declared, Number, Whole
 from ...references import is_importable
-from .schedules import Custom, Exponential, Schedule, Scheduled
+from .schedules import PUBLISHED, Custom, Exponential, Schedule, Scheduled
 
 if TYPE_CHECKING:
     from ...processes import RestartPolicy
@@ -55,10 +55,10 @@ def named_schedules(label: str, value: Any) -> dict[str, Schedule]:
     """Schedules by name. Raises ValueError, TypeError: one is none, or its name is taken."""
     if not isinstance(value, Mapping):
         raise TypeError(f"{label}: expected schedules by name, got {value!r}")
-    taken = {"epsilon", "stage", "step", "updates", "opponents", "odds"} & value.keys()
+    taken = {"epsilon", "stage", *PUBLISHED} & value.keys()
     if taken:
         raise ValueError(f"{label}: {min(taken)!r} is the name of a number that marlcore publishes itself")
-    return {name: Schedule.from_value(name, schedule) for name, schedule in value.items()}
+    return {name: Schedule.from_value(f"{label}.{name}", schedule) for name, schedule in value.items()}
 
 
 def sinks(label: str, names: Any) -> tuple[str, ...]:
@@ -193,7 +193,7 @@ class ExplorationConfig(Declared):
     """Probability of a random action, a schedule: 0.1, "linear(1, 0.05, 50000)" over the run's steps, "exponential(1,
     0.02, rate=0.95, every=100, of=updates)", "piecewise([(0, 1), (1000, 0.1)])" or "custom(module:function)". None:
     that exponential, unless the algorithm has another default."""
-    ladder: Annotated[float, Number(0, finite=False)] = 0.0
+    ladder: Annotated[float, Number(0)] = 0.0
     """Ape-X's ladder, its alpha: of N copies, over all actors, copy i explores with epsilon^(1 + ladder * i / (N - 1));
     0 makes all explore alike, 7 is the paper's (Horgan et al. 2018, arXiv:1803.00933, section 4.1)."""
     schedules: Annotated[Schedules, By(named_schedules)] = field(default_factory=dict)

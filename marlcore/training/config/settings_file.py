@@ -12,8 +12,15 @@ from ...declared import flattened, hints_of
 from .config import Config, LearnerConfig
 
 
+_NULL = "tag:yaml.org,2002:null"
+
+
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]
-    """YAML 1.1, but 1e-3 is a number there too."""
+    """YAML 1.1, but 1e-3 is a number there too, and a key with nothing after its colon is left out; `null` is None."""
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        node.value = [(key, value) for key, value in node.value if (value.tag, value.value) != (_NULL, "")]
+        super().flatten_mapping(node)
 
 
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?\d+[eE][-+]?\d+$"), list("-+0123456789"))
@@ -42,7 +49,7 @@ def read_settings(path: str | Path) -> Settings:
         that names the file and the key.
     """
     try:
-        plain = _without_empty(yaml.load(Path(path).read_text(encoding="utf-8"), _Loader)) or {}
+        plain = yaml.load(Path(path).read_text(encoding="utf-8"), _Loader) or {}
     except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
         raise ValueError(f"config: expected a YAML file, got {str(path)!r} ({' '.join(str(error).split())})") from None
     try:
@@ -56,13 +63,6 @@ def read_settings(path: str | Path) -> Settings:
         return Settings(Config.from_dict(plain), plain.get("env"), plain.get("algo"), hyperparameters)
     except (ValueError, TypeError) as error:
         raise ValueError(f"{path}: {error}") from None
-
-
-def _without_empty(plain: Any) -> Any:
-    """The settings without keys that have nothing after the colon."""
-    if not isinstance(plain, dict):
-        return plain
-    return {key: _without_empty(value) for key, value in plain.items() if value is not None}
 
 
 def _check_names(plain: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
@@ -119,7 +120,7 @@ class Learner:
 
     def __post_init__(self) -> None:
         self._sums: dict[str, torch.Tensor] = {}  # of metrics
-        self._summed = 0
+        self._counts: Counter[str] = Counter()  # of updates that report a metric
         self._reported = self.updates
         self._last_report = self._last_save = time.monotonic()
         self.publish()
@@ -141,7 +142,7 @@ class Learner:
             raise ValueError(f"update of the trainer: expected the metric 'loss', got {sorted(update.metrics)}")
         for name, value in update.metrics.items():
             self._sums[name] = self._sums[name] + value if name in self._sums else value
-        self._summed += 1
+            self._counts[name] += 1
         self.updates += update.updates
 
     def follow_up(self, made: int, batch: Batch | TorchBatch) -> None:
@@ -162,9 +163,9 @@ class Learner:
         self.check_loss()
         now, count = time.monotonic(), self.updates - self._reported
         for name, total in self._sums.items():
-            self.report(name, float(total) / self._summed)
+            self.report(name, float(total) / self._counts[name])
         self._sums.clear()
-        self._summed = 0
+        self._counts.clear()
         self._reported = self.updates
         acted = batch.policy_version if isinstance(batch, Batch) else batch.policy_version.cpu().numpy()
         lag = (self.version - acted) % 2**32
@@ -204,7 +205,7 @@ class Learner:
 
     def check_loss(self) -> None:
         if "loss" in self._sums:
-            self.finite.check_loss(float(self._sums["loss"]) / self._summed, self.updates)
+            self.finite.check_loss(float(self._sums["loss"]) / self._counts["loss"], self.updates)
 
 
 def _number(name: str, schedule: Schedule, counts: Mapping[str, int]) -> float:

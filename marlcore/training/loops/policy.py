@@ -15,10 +15,10 @@ from ...observations import Values, each
 from ...spaces import MASK, Spaces
 from ...spec import rows_of
 from ...weights import Subscriber
+from ..config import PUBLISHED
 from .model import ActingModel
 
 FIRST_PULL_S = 0.1
-NO_EXPLORATION = ("updates", "step", "opponents", "odds")  # published with the numbers of exploration
 
 Pad = Literal["repeat", "zero"]
 
@@ -97,7 +97,7 @@ class PublishedPolicy(Policy):
 
 def exploration_of(extras: Mapping[str, Any]) -> dict[str, Any]:
     """The numbers of exploration among what was published with the weights."""
-    return {name: value for name, value in extras.items() if name not in NO_EXPLORATION}
+    return {name: value for name, value in extras.items() if name not in PUBLISHED}
 
 
 @dataclass

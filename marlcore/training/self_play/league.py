@@ -67,6 +67,8 @@ class League:
         payoff.note(self._step, self._opponents)
         self.report("pool_size", float(len(self.pool.held)))
         self.report("games", float(payoff.games))
+        if self.results.lost:
+            self.report("games_lost", float(self.results.lost))
         if payoff.win_rate is not None:
             self.report("win_rate", payoff.win_rate)
         for number in self._opponents:
@@ -114,7 +116,8 @@ def pool_odds(config: SelfPlayConfig, rates: NDArray[np.float64]) -> NDArray[np.
     """The odds of the pool's opponents among themselves, oldest first, given the win rates against them."""
     weights: NDArray[Any] = np.ones(len(rates))
     if config.draw == "pfsp":
-        weights = (1.0 - rates) ** config.power
+        losses = 1.0 - rates
+        weights = (losses / losses.max()) ** config.power  # of 1 at least, so that no power makes all of them 0
     elif config.draw == "recent":
         weights = np.arange(len(rates), 0, -1) ** -config.power
     odds: NDArray[np.float64] = weights / weights.sum()
