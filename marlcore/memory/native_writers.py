@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from numpy.typing import NDArray
 
 from .native import MAX_COLUMNS, Bytes, Ints, NativeLanes, error_of, ffi, lib, pointer_to
+
+Coded = Callable[[bool], int]  # returns 0 or a negative code
 
 
 class _WritingEnd:
@@ -59,9 +61,22 @@ class NativeWriter(_WritingEnd):
         self.add_row = lib.mc_writer_add
         self.raw = self._raw
 
-    def rows_adder(self, records: Bytes, ends: Bytes, boundaries: bool) -> AddRows:
-        """A callable that appends n staged rows: records uint8 [n, record bytes], ends uint8 [3, n]."""
-        return AddRows(self._raw, records, ends, boundaries)
+    def rows_adder(self, records: Bytes, ends: Bytes, boundaries: bool) -> Callable[[list[NDArray[Any]]], int]:
+        """Returns a function that appends n staged rows, records uint8 [n, record bytes] and ends uint8 [3, n].
+
+        It gets the large fields' arrays, and returns the first row's ticket or a negative code.
+        """
+        raw, rows, records_at, ends_at = self._raw, len(records), pointer_to(records), pointer_to(ends)
+        sources = ffi.new("void *[]", MAX_COLUMNS)
+
+        def append(frames: list[NDArray[Any]]) -> int:
+            if frames:
+                keep = [ffi.from_buffer(frame) for frame in frames]
+                sources[1 : 1 + len(keep)] = keep
+            ticket: int = lib.mc_writer_add_rows(raw, rows, records_at, sources, ends_at, boundaries)
+            return ticket
+
+        return append
 
     def new_episode(self) -> None:
         """Marks the next row as the first of an episode."""
@@ -74,30 +89,6 @@ class NativeWriter(_WritingEnd):
     @property
     def closed(self) -> bool:
         return bool(self._raw.closed)
-
-
-class AddRows:
-    """Appends n staged rows whose addresses were taken once; `frames` are the large fields' arrays.
-
-    Returns: the first row's ticket, or a negative code.
-    """
-
-    def __init__(self, raw: Any, records: Bytes, ends: Bytes, boundaries: bool) -> None:
-        self._raw = raw
-        self._rows = len(records)
-        self._records = pointer_to(records)
-        self._ends = pointer_to(ends)
-        self._boundaries = boundaries
-        self._sources = ffi.new("void *[]", MAX_COLUMNS)
-
-    def __call__(self, frames: list[NDArray[Any]]) -> int:
-        if frames:
-            keep = [ffi.from_buffer(frame) for frame in frames]
-            self._sources[1 : 1 + len(keep)] = keep
-        ticket: int = lib.mc_writer_add_rows(
-            self._raw, self._rows, self._records, self._sources, self._ends, self._boundaries
-        )
-        return ticket
 
 
 class NativeVector(_WritingEnd):
@@ -131,9 +122,28 @@ class NativeVector(_WritingEnd):
         self._raw.final_needed = final_needed
         self._raw.count = len(numbers)
 
-    def rows_adder(self, which: Ints, ends: Bytes, tickets: Ints) -> AddVector:
-        """A callable that appends n staged rows; see AddVector."""
-        return AddVector(self._raw, which, ends, tickets)
+    def rows_adder(self, which: Ints, ends: Bytes, tickets: Ints) -> tuple[Coded, Coded]:
+        """Returns a function that appends n staged rows, one to each of n lanes, and one that only checks them.
+
+        Each is told whether ended rows have boundary rows, and returns 0 or a negative code.
+
+        Args:
+            which: int64 [n], the index of each row's writer.
+            ends: uint8 [3, n]: terminated, truncated, left out.
+            tickets: int64 [n], filled by each append: the rows' tickets, -1 for a row that was left out.
+        """
+        raw, rows, ends_at = self._raw, len(which), pointer_to(ends)
+        which_at, tickets_at = pointer_to(which, "int64_t[]"), pointer_to(tickets, "int64_t[]")
+
+        def append(finals: bool) -> int:
+            code: int = lib.mc_vector_add(raw, rows, which_at, ends_at, finals, tickets_at)
+            return code
+
+        def check(finals: bool) -> int:
+            code: int = lib.mc_vector_check(raw, rows, which_at, ends_at, finals)
+            return code
+
+        return append, check
 
     def new_episode(self, which: Iterable[int]) -> None:
         """Marks the next rows of these writers, by index, as the first of an episode."""
@@ -147,30 +157,3 @@ class NativeVector(_WritingEnd):
     @property
     def closed(self) -> bool:
         return bool(self._raw.count == 0)
-
-
-class AddVector:
-    """Appends n staged rows, one to each of n lanes; takes the addresses once.
-
-    Args:
-        which: int64 [n], the index of each row's writer.
-        ends: uint8 [3, n]: terminated, truncated, left out.
-        tickets: int64 [n], filled by each call: the rows' tickets, -1 for a row that was left out.
-    """
-
-    def __init__(self, raw: Any, which: Ints, ends: Bytes, tickets: Ints) -> None:
-        self._raw = raw
-        self._rows = len(which)
-        self._which = pointer_to(which, "int64_t[]")
-        self._ends = pointer_to(ends)
-        self._tickets = pointer_to(tickets, "int64_t[]")
-
-    def __call__(self, finals: bool) -> int:
-        """Returns 0, or a negative code; `finals`: ended rows have boundary rows."""
-        code: int = lib.mc_vector_add(self._raw, self._rows, self._which, self._ends, finals, self._tickets)
-        return code
-
-    def check(self, finals: bool) -> int:
-        """The code of a call, without its writes."""
-        code: int = lib.mc_vector_check(self._raw, self._rows, self._which, self._ends, finals)
-        return code

@@ -62,14 +62,14 @@ def sweep_once() -> None:
 
 def survey_names(directory: Path, prefix: str, remove: bool) -> list[SegmentFile]:
     """This user's files whose names begin with `prefix`; `remove` removes those that no living process holds."""
-    found = []
+    files = []
     for name in sorted(_names(directory)):
         if name.startswith(prefix):
             with File() as file:
-                one = _survey_one(file, directory / name, remove)
-            if one is not None:
-                found.append(one)
-    return found
+                segment = _survey_one(file, directory / name, remove)
+            if segment is not None:
+                files.append(segment)
+    return files
 
 
 def _names(directory: Path) -> list[str]:

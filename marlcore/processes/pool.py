@@ -108,9 +108,9 @@ class Pool:
         """Gives each request that no process has to a free process."""
         if self._cut is not None:
             self._end(self._cut)
-        given = {*self._asked.values(), *self._replies}
+        dealt = {*self._asked.values(), *self._replies}
         for key, request in [*self._requests.items()]:
-            if key not in given and self.free:
+            if key not in dealt and self.free:
                 child = next((child for child in self._children.living if child not in self._asked), None)
                 self._cut = child = child or self._start()
                 self._asked[child] = key

@@ -273,8 +273,8 @@ class Workers:
     ) -> None:
         if os.getpid() != self._owner:
             return  # a forked child that leaves the block must not end the workers
-        came = {KeyboardInterrupt: signal.SIGINT, SystemExit: signal.SIGTERM}
-        self._children.interrupts = interrupts = Interrupts(came.get(kind) if kind else None)
+        signals = {KeyboardInterrupt: signal.SIGINT, SystemExit: signal.SIGTERM}
+        self._children.interrupts = interrupts = Interrupts(signals.get(kind) if kind else None)
         try:
             with interrupts:
                 self._stop(interrupts)

@@ -44,7 +44,7 @@ class UnreadLimit:
 
 
 class QueueGate:
-    """The gate that a lane's writer passes before each add; see transitions.Gate.
+    """The gate that a lane's writer passes before each add; `wait` is a transitions.Gate.
 
     Args:
         when_full: "wait", "drop_oldest" or "drop_newest".
@@ -150,7 +150,7 @@ class QueueGate:
 
 
 class QueueGates:
-    """The gates of several lanes, which their one writer passes before each add; see transitions.VectorGate."""
+    """The gates of several lanes, which their one writer passes before each add; `wait_each` is a VectorGate."""
 
     def __init__(self, gates: Iterable[QueueGate], unread: UnreadLimit | None = None) -> None:
         self._gates = list(gates)

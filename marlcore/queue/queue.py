@@ -14,7 +14,7 @@ from ..checks import check_whole
 from ..kernels.inorder import DROPPED, PASSED, SKIPPED
 from ..memory import Segment
 from ..spec import TransitionSpec
-from ..transitions import TransitionLanes, VectorWriter, Writer
+from ..transitions import Gate, TransitionLanes, VectorGate, VectorWriter, Writer
 from .cursor import CursorLines
 from .gates import QueueGate, QueueGates, UnreadLimit
 from .reader import ReaderOptions, TrajectoryReader
@@ -216,13 +216,13 @@ class TrajectoryQueue(TransitionLanes):
     def _slots(cls, description: dict[str, Any]) -> int:
         return 1 + int(description["lanes"])
 
-    def _gate(self, lane: int) -> QueueGate:
-        return QueueGate(self._mapped, lane, self.when_full, self._unread_limit())
+    def _gate(self, lane: int) -> Gate:
+        return QueueGate(self._mapped, lane, self.when_full, self._unread_limit()).wait
 
-    def _vector_gate(self, lanes: Iterable[int]) -> QueueGates:
+    def _vector_gate(self, lanes: Iterable[int]) -> VectorGate:
         numbers = list(lanes)
         gates = (QueueGate(self._mapped, lane, self.when_full, together=len(numbers)) for lane in numbers)
-        return QueueGates(gates, self._unread_limit())
+        return QueueGates(gates, self._unread_limit()).wait_each
 
     def _unread_limit(self) -> UnreadLimit | None:
         if self.max_unread is None:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ..checks import brief
 from ..memory import Segment
 from ..spec import Sequence, TransitionSpec
-from ..transitions import TransitionLanes, VectorWriter, Window, Writer
+from ..transitions import Gate, TransitionLanes, VectorGate, VectorWriter, Window, Writer
 from .limiter import SLOTS, RateLimiter, WriteGate
 from .prioritized import Prioritized
 from .sampler import Sampler
@@ -236,7 +236,8 @@ class ReplayBuffer(TransitionLanes):
     def _slots(cls, description: dict[str, Any]) -> int:
         return SLOTS if description["limiter"] else 0
 
-    def _gate(self, lanes: Any) -> WriteGate | None:
-        return None if self.limiter is None else WriteGate(self._mapped, self.limiter)
+    def _gate(self, lane: int) -> Gate | None:
+        return None if self.limiter is None else WriteGate(self._mapped, self.limiter).wait
 
-    _vector_gate = _gate
+    def _vector_gate(self, lanes: Iterable[int]) -> VectorGate | None:
+        return None if self.limiter is None else WriteGate(self._mapped, self.limiter).wait_each

@@ -129,7 +129,7 @@ class _Side:
 
 
 class WriteGate(_Side):
-    """The gate that the writer of one lane, or of several, passes before each add; see transitions.Gate."""
+    """The gate that the writer of one lane, or of several, passes before each add."""
 
     def wait(self, transitions: int, boundaries: int, timeout: float | None, check_open: Check) -> bool:
         """Boundary rows are not counted."""

@@ -74,12 +74,15 @@ class Mixture:
         preferred = _for_each("prioritized", "one", prioritized if several else [prioritized] * count, count)
         parts = _for_each("lanes", "a range", [None] * count if lanes is None else lanes, count)
         window = Window(stack, n_step, gamma, pad, sequence)
-        nonces = self._nonces = [replay.handle.nonce for replay in replays]
+        nonces = [replay.handle.nonce for replay in replays]
+        # For each sampler all those of its replay, where one is given several times.
+        self._of_same = [[i for i, other in enumerate(nonces) if other == nonce] for nonce in nonces]
+        self._parted = len({*nonces}) < count
         self.samplers: list[Sampler] = []
         self._inside: dict[int, None] = {}  # see guard.py
         self._parts: dict[int, list[Sampler]] = {}  # the samplers with a share, by their replay
         for i, own_seed in enumerate(_seeds(seed, count)):
-            alone = nonces.count(nonces[i]) == 1
+            alone = len(self._of_same[i]) == 1
             sampler = replays[i]._sampler(parts[i], window, batch_size, min_size, preferred[i], own_seed, alone)
             sampler._inside = self._inside  # no other thread may use one of the samplers meanwhile
             self.samplers.append(sampler)
@@ -119,9 +122,11 @@ class Mixture:
         source = self._draw(memory, counts, deadline)
         self._owed = owed - counts
         rows = [np.flatnonzero(source == i) for i in range(len(self.samplers))]
-        drawn = {nonce for nonce, own in zip(self._nonces, rows, strict=True) if len(own)}
-        for sampler, nonce, own in zip(self.samplers, self._nonces, rows, strict=True):
-            sampler._finish(memory, own, nonce in drawn)
+        drawn = [bool(len(own)) for own in rows]
+        if self._parted:
+            drawn = [any(drawn[j] for j in same) for same in self._of_same]
+        for i, sampler in enumerate(self.samplers):
+            sampler._finish(memory, rows[i], drawn[i])
         batch = memory.batch()
         batch.index *= len(self.samplers)
         batch.index += source

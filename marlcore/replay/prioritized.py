@@ -56,8 +56,8 @@ class Prioritized:
         """Raises ValueError: `initial` is not a float32 scalar extra of the spec."""
         if self.initial is not None and spec.extras.get(self.initial) != Field():
             extra = spec.extras[self.initial].describe() if self.initial in spec.extras else "none of them"
-            came = f"{self.initial!r}, which is {extra}"
-            raise ValueError(f"prioritized.initial: expected the name of a float32 () extra, got {came}")
+            got = f"{self.initial!r}, which is {extra}"
+            raise ValueError(f"prioritized.initial: expected the name of a float32 () extra, got {got}")
 
 
 class PriorityTree:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
 
 from ..checks import brief, check_timeout, check_whole
 from ..errors import LayoutMismatch
-from ..memory import LaneClaim, LaneGeometry, Segment, SegmentHandle, Shared, claim, claim_all
+from ..memory import LaneGeometry, Segment, SegmentHandle, Shared, claim_all
 from ..spec import Field, TransitionSpec
 from .layout import LaneView, RecordLayout
 from .vector_writer import VectorWriter
@@ -119,26 +120,26 @@ class TransitionLanes(Shared):
 
     def _open_writer(self, lane: int, timeout: float | None, shared: bool = False) -> Writer:
         self._segment.check_open()
-        check_timeout(timeout)
         if not self._has_lane(lane):
             raise ValueError(f"lane: expected 0 to {self.lanes - 1}, got {lane!r}")
-        view, lane = self._mapped, int(lane)
-        claimed = claim(view.segment, view.native, lane, shared)
-        return self._opened(claimed, lambda: Writer(view, lane, claimed, shared, timeout, self._gate(lane)))
+        lane = int(lane)
+        make = partial(Writer, self._mapped, lane, shared=shared, gate=self._gate(lane))
+        return self._opened(make, [lane], timeout, shared)
 
     def _open_vector_writer(self, lanes: Iterable[int] | None, timeout: float | None) -> VectorWriter:
         self._segment.check_open()
-        check_timeout(timeout)
         numbers = list(range(self.lanes) if lanes is None else lanes)
         if not numbers or not all(map(self._has_lane, numbers)) or len(set(numbers)) < len(numbers):
             raise ValueError(f"lanes: expected different numbers from 0 to {self.lanes - 1}, got {brief(lanes)}")
-        view, numbers = self._mapped, [int(lane) for lane in numbers]
-        claimed = claim_all(view.segment, view.native, numbers)
-        return self._opened(claimed, lambda: VectorWriter(view, numbers, claimed, timeout, self._vector_gate(numbers)))
+        numbers = [int(lane) for lane in numbers]
+        make = partial(VectorWriter, self._mapped, numbers, gate=self._vector_gate(numbers))
+        return self._opened(make, numbers, timeout)
 
-    def _opened(self, claimed: LaneClaim, make: Callable[[], W]) -> W:
+    def _opened(self, make: Callable[..., W], lanes: list[int], timeout: float | None, shared: bool = False) -> W:
+        check_timeout(timeout)
+        claimed = claim_all(self._segment, self._mapped.native, lanes, shared)
         try:
-            writer = make()
+            writer = make(claim=claimed, timeout=timeout)
         except BaseException:
             claimed.release()
             raise

@@ -154,8 +154,7 @@ class VectorStaging(_Staging):
         transitions, finals = Slots(rows, slice(0, None, 2)), Slots(rows, slice(1, None, 2))
         self._vector = native
         super().__init__(view, records, transitions, finals, ends, Slots(rows, slice(None)))
-        self.append = native.rows_adder(self.which, ends.view(np.uint8), self.tickets)
-        self.check = self.append.check
+        self.append, self.check = native.rows_adder(self.which, ends.view(np.uint8), self.tickets)
 
     def ended(self) -> NDArray[np.bool_]:
         """The rows that ended their episode, bool [k]."""

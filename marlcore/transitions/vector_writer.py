@@ -95,7 +95,9 @@ class VectorWriter(WriterBase):
         try:
             staging.put(obs, action, reward, terminated, truncated, final_obs, extras)
             if self._gate is not None:
-                self._pass(self._gate, staging, finals, lanes)
+                self._check(staging.check(finals), lanes)
+                boundaries = staging.ended() if finals else np.zeros(staging.rows, np.bool_)
+                staging.left_out[:] = self._gate(staging.which, boundaries, self._timeout, self.check_open)
             self._check(staging.append(finals), lanes)
             return staging.tickets.copy()
         finally:
@@ -132,12 +134,6 @@ class VectorWriter(WriterBase):
     def _indices(self, numbers: Ints) -> Ints:
         """The indices of these lanes' writers; -1 for a lane that has none here."""
         return self._places.take(numbers + 1, mode="clip")
-
-    def _pass(self, gate: VectorGate, staging: VectorStaging, finals: bool, lanes: ArrayLike | None) -> None:
-        """Waits until the rows may be added, and marks those to leave out."""
-        self._check(staging.check(finals), lanes)
-        boundaries = staging.ended() if finals else np.zeros(staging.rows, np.bool_)
-        staging.left_out[:] = gate.wait_each(staging.which, boundaries, self._timeout, self.check_open)
 
     def _check(self, code: int, lanes: ArrayLike | None) -> None:
         """Raises the error of a negative code."""

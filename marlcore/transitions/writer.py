@@ -128,7 +128,7 @@ class Writer(WriterBase):
             began = None
             if self._gate is not None:
                 began = time.monotonic()
-                if not self._gate.wait(1, bool(flags & BOUNDARY), self._timeout, self.check_open):
+                if not self._gate(1, bool(flags & BOUNDARY), self._timeout, self.check_open):
                     return self._leave_out()
             ticket: int = self._add_row(self._raw, flags)
             if ticket < 0:
@@ -173,7 +173,7 @@ class Writer(WriterBase):
             staging.put(obs, action, reward, terminated, truncated, final_obs, extras)
             if self._gate is not None:
                 began = time.monotonic()
-                if not self._gate.wait(rows, staging.boundaries, self._timeout, self.check_open):
+                if not self._gate(rows, staging.boundaries, self._timeout, self.check_open):
                     return self._leave_out()
             ticket = staging.append()
             return ticket if ticket >= 0 else self._again(ticket, staging.append, began, f"lane {self.lane}")

@@ -6,41 +6,25 @@ import errno
 import time
 from collections.abc import Callable
 from threading import get_ident
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import StaleHandle, TimedOut
-from ..memory import WAIT_SLICE_S, LaneClaim, NativeVector, NativeWriter, check_interruption, error_of
+from ..memory import WAIT_SLICE_S, Check, LaneClaim, NativeVector, NativeWriter, check_interruption, error_of
 
 _PAUSE_S = 1e-4
 
 W = TypeVar("W", bound="WriterBase")
 
 
-class Gate(Protocol):
-    """The condition that the writer of one lane passes before each add: a replay's limiter, or a queue's reader."""
-
-    def wait(self, transitions: int, boundaries: int, timeout: float | None, check_open: Callable[[], None]) -> bool:
-        """Waits until so many rows of each kind may be added; False means that the writer must drop them.
-
-        Raises: TimeoutError: after `timeout` seconds. ValueError: no wait would ever be enough. Also what `check_open`
-            raises, once the writer was closed.
-        """
-
-
-class VectorGate(Protocol):
-    """The condition that the writer of several lanes passes before each add."""
-
-    def wait_each(
-        self,
-        which: NDArray[np.int64],
-        boundaries: NDArray[np.bool_],
-        timeout: float | None,
-        check_open: Callable[[], None],
-    ) -> NDArray[np.bool_] | bool:
-        """`Gate.wait` for a row in each of k lanes, indices of the writer's; the rows to drop, bool [k], or False."""
+Flags = NDArray[np.bool_]
+# The wait of a limiter or a queue before an add of so many transitions and boundary rows; False: the writer must drop
+# them. Raises TimeoutError; ValueError, if no wait would ever be enough; and what the check raises in a closed writer.
+Gate = Callable[[int, int, float | None, Check], bool]
+# The same for a row in each of k lanes, indices of the writer's, int64 [k]; the rows to drop, bool [k], or False.
+VectorGate = Callable[[NDArray[np.int64], Flags, float | None, Check], Flags | bool]
 
 
 class WriterBase:

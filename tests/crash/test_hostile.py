@@ -134,7 +134,8 @@ class Replay(Case):
         self.writers = [self.shared.writer(lane, timeout=0.0) for lane in range(2)]
 
     def uses(self) -> dict[str, Use]:
-        uses: dict[str, Use] = {"len": self.count, "save": self.save, "load": self.load}
+        loads = {f"load {name}": partial(self.load, name) for name in ("save", "segment")}
+        uses: dict[str, Use] = {"len": self.count, "save": self.save, **loads}
         for i, sampler in enumerate(self.samplers):
             uses |= {
                 f"sample {i}": partial(self.sample, sampler), f"can_sample {i}": sampler.can_sample,
@@ -169,8 +170,9 @@ class Replay(Case):
     def save(self) -> None:
         self.shared.save(self.folder / "save", self.samplers[-1])
 
-    def load(self) -> None:
-        with ReplayBuffer.load(self.folder / "save") as replay:
+    def load(self, name: str) -> None:
+        """The segment itself has no checksum, so that what is loaded may hold anything."""
+        with ReplayBuffer.load(self.folder / name) as replay:
             self.attached(replay)
             replay.sampler_state  # noqa: B018 (reading it checks it)
 

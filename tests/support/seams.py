@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -42,8 +43,9 @@ def trusting() -> Iterator[None]:
 
 def without_gates() -> None:
     """The control of every wait for room: writers that this process opens from now on pass no gate."""
-    replace("queue", QueueGate=lambda *arguments: None)
-    replace("replay", WriteGate=lambda *arguments: None)
+    none = SimpleNamespace(wait=None, wait_each=None)
+    replace("queue", QueueGate=lambda *arguments: none)
+    replace("replay", WriteGate=lambda *arguments: none)
 
 
 @contextmanager

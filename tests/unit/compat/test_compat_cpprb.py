@@ -23,8 +23,7 @@ from seams import patch, trusting
 from marlcore.compat import ring as rings
 from marlcore.compat import ring_lane
 from marlcore.compat.cpprb import MPPrioritizedReplayBuffer, MPReplayBuffer
-from marlcore.memory import SHM_DIR, add_lock
-from marlcore.memory.native_writers import AddRows
+from marlcore.memory import SHM_DIR, NativeWriter, add_lock
 from marlcore.testing.rows import torn
 
 ENV = {
@@ -453,8 +452,13 @@ def test_a_block_of_large_rows_is_copied_once(monkeypatch) -> None:
     buffer = MPReplayBuffer(64, {"frame": {"shape": 200}, "t": {}})
     buffer.add(frame=np.zeros((2, 200)), t=[0, 1])
     lent = []
-    append = AddRows.__call__
-    monkeypatch.setattr(AddRows, "__call__", lambda add, frames: (lent.extend(frames), append(add, frames))[1])
+    rows_adder = NativeWriter.rows_adder
+
+    def noting(*arguments: Any) -> Callable[[list[Any]], int]:
+        append = rows_adder(*arguments)
+        return lambda frames: (lent.extend(frames), append(frames))[1]
+
+    monkeypatch.setattr(NativeWriter, "rows_adder", noting)
     block = np.arange(4 * 400, dtype=np.float32).reshape(4, 400)
     frozen = block[:, :200].copy()
     frozen.flags.writeable = False

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import signal
 
 import numpy as np
 import pytest
@@ -98,10 +99,12 @@ def test_a_lane_has_one_writer_in_a_process(segment, lanes):
     claim(segment, lanes, 1).release()
 
 
-def test_a_killed_writers_child_does_not_keep_its_lane(segment, lanes, program):
+def test_a_stopped_writer_keeps_its_lane_and_a_killed_one_not(segment, lanes, program):
+    """The child that it leaves holds nothing. A heartbeat would call a stopped writer dead, which then wakes up."""
     code = "from meanwhile import leave_a_child; held = attempt(); leave_a_child()"
     holder = program(CLAIM, code, args=[segment.path])
     child = int(holder.line())
+    os.kill(holder.pid, signal.SIGSTOP)
     with pytest.raises(LaneBusy):
         claim(segment, lanes, 1)
     holder.kill()

@@ -168,13 +168,19 @@ def test_a_hurried_parent_does_not_wait_for_a_server() -> None:
         signal.signal(signal.SIGINT, before)
 
 
-@pytest.mark.parametrize(("python", "error"), [("/bin/false", MarlcoreError), ("/nowhere/python", FileNotFoundError)])
+@pytest.mark.parametrize(
+    ("python", "error", "says"),
+    [
+        ("/bin/false", MarlcoreError, "the process that forks workers died 4 times, the last time: "),
+        ("/nowhere/python", FileNotFoundError, "/nowhere/python"),
+    ],
+)
 def test_a_server_that_cannot_start_is_an_error(
-    python: str, error: type[Exception], server: ForkServer, monkeypatch: pytest.MonkeyPatch, python_is: Any
+    python: str, error: type[Exception], says: str, server: ForkServer, monkeypatch: pytest.MonkeyPatch, python_is: Any
 ) -> None:
     monkeypatch.setattr(forkserver, "BACKOFF_S", 0.0)
     python_is(python)
-    with pytest.raises(error):
+    with pytest.raises(error, match=says):
         Child(server, tell, "environment")
     assert server.pid is None
 
@@ -212,11 +218,12 @@ def test_a_killed_parent_takes_server_and_children_along(program: Any, thread: s
             starter = threading.Thread(target=server.begin)
             starter.start()
             starter.join()
+        first = server.pid
         child = Child(server, linger)
         child.receive()
-        for pid in (server.pid, child.forked.pid):
+        for pid in (first, child.forked.pid):
             os.kill(pid, signal.SIGSTOP)
-        print(server.pid, child.forked.pid, flush=True)
+        print(first, child.forked.pid, flush=True)
         sys.stdin.read()
         """,
         args=[thread],

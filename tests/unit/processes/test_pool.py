@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import threading
@@ -32,6 +33,12 @@ def echo() -> Callable[[bytes], bytes]:
     return lambda request: b"%d " % os.getpid() + request
 
 
+def ask(pool: Pool, key: int, request: bytes = b"") -> tuple[int, bytes]:
+    """Asks one thing and waits for the number and the text of its answer."""
+    pool.ask(key, request)
+    return answers(pool, 1)[key]
+
+
 def answers(pool: Pool, count: int) -> dict[int, tuple[int, bytes]]:
     """By key: the number that an answer begins with, mostly its process, and the rest."""
     replies: dict[int, tuple[int, bytes]] = {}
@@ -59,18 +66,11 @@ def test_each_request_is_answered_under_its_key(open_pool: Open) -> None:
 
 def test_a_process_makes_its_answering_function_once(open_pool: Open) -> None:
     def counting() -> Callable[[bytes], bytes]:
-        calls: list[bytes] = []
-
-        def answer(request: bytes) -> bytes:
-            calls.append(request)
-            return b"%d" % len(calls)
-
-        return answer
+        calls = itertools.count(1)
+        return lambda request: b"%d" % next(calls)
 
     pool = open_pool(counting, 1)
-    for call in (1, 2, 3):
-        pool.ask(call, b"")
-        assert answers(pool, 1)[call][0] == call
+    assert [ask(pool, call)[0] for call in (1, 2, 3)] == [1, 2, 3]
 
 
 def test_an_answer_that_raises_is_raised_with_its_traceback(open_pool: Open) -> None:
@@ -86,16 +86,13 @@ def test_an_answer_that_raises_is_raised_with_its_traceback(open_pool: Open) -> 
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSEGV])
 def test_a_dead_processs_request_is_answered_by_another(open_pool: Open, signum: int, tmp_path: Path) -> None:
-    def dying() -> Callable[[bytes], bytes]:
-        def answer(request: bytes) -> bytes:
-            if not (path := Path(os.fsdecode(request))).exists():  # the first process that is asked for it
-                path.touch()
-                os.kill(os.getpid(), signum)
-            return b"%d done" % os.getpid()
+    def answer(request: bytes) -> bytes:
+        if not (path := Path(os.fsdecode(request))).exists():  # the first process that is asked for it
+            path.touch()
+            os.kill(os.getpid(), signum)
+        return b"%d done" % os.getpid()
 
-        return answer
-
-    pool = open_pool(dying, 2)
+    pool = open_pool(lambda: answer, 2)
     pool.ask(1, os.fsencode(tmp_path / "asked"))
     pool.ask(2, os.fsencode(tmp_path))
     replies = answers(pool, 2)
@@ -105,14 +102,12 @@ def test_a_dead_processs_request_is_answered_by_another(open_pool: Open, signum:
 
 def test_a_process_that_died_idle_is_replaced(open_pool: Open) -> None:
     pool = open_pool(echo, 1)
-    pool.ask(1, b"")
-    first = answers(pool, 1)[1][0]
+    first, _ = ask(pool, 1)
     pidfd = os.pidfd_open(first)
     os.kill(first, signal.SIGKILL)
     children.readable(None, pidfd)
     os.close(pidfd)
-    pool.ask(2, LARGE)
-    second, text = answers(pool, 1)[2]
+    second, text = ask(pool, 2, LARGE)
     assert second != first and text == LARGE
 
 
@@ -136,8 +131,7 @@ def test_a_server_starts_without_a_wait_and_is_replaced_when_killed() -> None:
         assert first is not None
         while not pool.ready:
             time.sleep(0.001)
-        pool.ask(1, b"")
-        answers(pool, 1)
+        ask(pool, 1)
         os.kill(first, signal.SIGKILL)
         pool.ask(2, b"two")
         pool.ask(3, b"three")
@@ -209,23 +203,18 @@ def test_an_error_of_a_signal_handler_passes_through(
 def test_a_request_whose_answer_raises_is_over(open_pool: Open) -> None:
     """Its process answers the next request; a message that UTF-8 cannot hold is passed on escaped."""
 
-    def failing() -> Callable[[bytes], bytes]:
-        def answer(request: bytes) -> bytes:
-            if not request:
-                raise ValueError("a file named \udcff")
-            return b"%d " % os.getpid() + request
+    def answer(request: bytes) -> bytes:
+        if not request:
+            raise ValueError("a file named \udcff")
+        return b"%d " % os.getpid() + request
 
-        return answer
-
-    pool = open_pool(failing, 1)
-    pool.ask(0, b"first")
-    pid, _ = answers(pool, 1)[0]
+    pool = open_pool(lambda: answer, 1)
+    pid, _ = ask(pool, 0, b"first")
     pool.ask(1, b"")
     with pytest.raises(WorkerFailed, match=r"a file named \\udcff"):
         pool.replies(None)
     assert pool.replies(0.0) == [] and pool.free == 1
-    pool.ask(1, b"again")
-    assert answers(pool, 1) == {1: (pid, b"again")}
+    assert ask(pool, 1, b"again") == (pid, b"again")
 
 
 def test_an_interrupted_close_is_finished_by_the_next(open_pool: Open, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,8 +226,7 @@ def test_an_interrupted_close_is_finished_by_the_next(open_pool: Open, monkeypat
 
     before = set(os.listdir("/proc/self/fd"))
     pool = open_pool(echo, 1)
-    pool.ask(0, b"")
-    answers(pool, 1)
+    ask(pool, 0)
     monkeypatch.setattr(children, "readable", interrupted)
     with pytest.raises(TimeoutError):
         pool.close()
@@ -248,19 +236,14 @@ def test_an_interrupted_close_is_finished_by_the_next(open_pool: Open, monkeypat
 
 
 def test_a_fork_of_a_process_answers_nothing(open_pool: Open) -> None:
-    def forking() -> Callable[[bytes], bytes]:
-        def answer(request: bytes) -> bytes:
-            child = os.fork()
-            if child:
-                os.waitpid(child, 0)
-            return b"%d" % bool(child)
+    def answer(request: bytes) -> bytes:
+        child = os.fork()
+        if child:
+            os.waitpid(child, 0)
+        return b"%d" % bool(child)
 
-        return answer
-
-    pool = open_pool(forking, 1)
-    for key in (1, 2):
-        pool.ask(key, b"")
-        assert answers(pool, 1)[key][0] == 1
+    pool = open_pool(lambda: answer, 1)
+    assert [ask(pool, key)[0] for key in (1, 2)] == [1, 1]
 
 
 def test_a_process_that_dies_in_its_reply_is_replaced(open_pool: Open) -> None:
@@ -273,8 +256,7 @@ def test_a_process_that_dies_in_its_reply_is_replaced(open_pool: Open) -> None:
         return lambda request: b"%d " % fork + request
 
     pool = open_pool(forking, 1)
-    pool.ask(0, b"")
-    first, _ = answers(pool, 1)[0]
+    first, _ = ask(pool, 0)
     pool.ask(1, LARGE)
     [process] = pool._children.living
     assert process.connection.poll(None)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -374,11 +375,17 @@ def test_work_is_done_in_turn_where_no_process_starts(
     assert result.steps >= config.total_steps and all(count > 0 for count in result.updates.values())
 
 
-def test_without_the_fallback_a_refused_start_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def start(*arguments: Any, **options: Any) -> Any:
-        raise BlockingIOError(11, "Resource temporarily unavailable")
-
-    monkeypatch.setattr(Children, "start", start)
-    config = replace(RUN, run_dir=str(tmp_path / "run"), supervision=SupervisionConfig(serial_fallback=False))
-    with pytest.raises(mc.MarlcoreError, match=r"mode: no processes can be started here .*Resource temporarily"):
+@pytest.mark.parametrize(
+    ("fallback", "error", "says"),
+    [
+        (False, BlockingIOError(11, "too many"), r"mode: no processes can be started here \(.*too many\)"),
+        (True, mc.MarlcoreError("the fork server always died"), "the fork server always died"),
+    ],
+)
+def test_a_start_that_cannot_be_mended_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fallback: bool, error: Exception, says: str
+) -> None:
+    monkeypatch.setattr(Children, "start", mock.Mock(side_effect=error))
+    config = replace(RUN, run_dir=str(tmp_path / "run"), supervision=SupervisionConfig(serial_fallback=fallback))
+    with pytest.raises(mc.MarlcoreError, match=says):
         mc.train(HUNT, "dqn", config, progress=False)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import pickle
 import random
+import signal
 from collections import Counter
 from functools import partial
 from unittest import mock
@@ -918,8 +920,10 @@ def test_a_killed_readers_successor_goes_on_at_the_cursor(program):
         for _ in range(kills):
             reader = program(READ, args=[queue.handle.path])
             assert reader.line() == "ready"
+            os.kill(reader.pid, signal.SIGSTOP)
             with pytest.raises(LaneBusy):
                 queue.reader(32)
+            os.kill(reader.pid, signal.SIGCONT)
             for _ in range(dice.randrange(1, 60)):
                 enter(reader.line())
             reader.kill()

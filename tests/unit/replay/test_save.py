@@ -548,42 +548,6 @@ def test_counters_that_contradict_one_another_are_refused(saved, counters):
         ReplayBuffer.load(saved)
 
 
-@pytest.mark.parametrize("rounds", [100, pytest.param(600, marks=pytest.mark.long)])
-def test_no_bytes_of_a_save_end_a_process_by_a_signal(saved, program, rounds):
-    """Rows, counters and state of noise: what is not refused can be sampled from and written to."""
-    describe(saved, without_checksum)
-    out = program(
-        """
-        import sys
-        from pathlib import Path
-        import numpy as np
-        from marlcore import MarlcoreError, ReplayBuffer
-        path, rounds, rng = Path(sys.argv[1]), int(sys.argv[2]), np.random.default_rng(0)
-        whole, used, refused = path.read_bytes(), 0, 0
-        for round in range(rounds):
-            raw = np.frombuffer(whole, np.uint8).copy()
-            first = 4096 + (2432 if round % 2 else 0)  # with the counters, and without
-            at = rng.integers(first, len(raw), rng.integers(1, 2000))
-            raw[at] = rng.integers(0, 256, len(at))
-            path.write_bytes(raw.tobytes())
-            try:
-                with ReplayBuffer.load(path) as replay:
-                    state, length = replay.sampler_state, len(replay)
-                    with replay.writer() as writer:
-                        for _ in range(25):
-                            writer.add(np.zeros(4, np.uint64), 1, 1.0)
-                    for stack, n_step in ((1, 1), (4, 3)):
-                        replay.sampler(8, stack=stack, n_step=n_step, min_size=1).sample()
-                    used += 1
-            except MarlcoreError:
-                refused += 1
-        print(used > rounds / 3, refused > rounds / 30)
-        """,
-        args=[saved, rounds],
-    ).finish()
-    assert out == "True True"
-
-
 def test_a_save_with_any_bit_flipped_is_refused(saved):
     whole = saved.read_bytes()
     end = len(whole.rstrip(b"\0"))  # padding follows the checksum

@@ -188,10 +188,9 @@ def test_room_and_a_turn_are_waited_for_within_one_timeout(monkeypatch, code, ga
     """Many signals do not put it off; a gate may take 4 of 5 seconds, so that others may be busy for one more."""
     clock, attempts = SimpleNamespace(now=1000.0, monotonic=lambda: clock.now), []
 
-    class Gate:
-        def wait(self, transitions, boundaries, timeout, check_open):
-            clock.now += gate_s
-            return True
+    def gate(transitions, boundaries, timeout, check_open):
+        clock.now += gate_s
+        return True
 
     def busy(*args):
         attempts.append(args)
@@ -203,7 +202,7 @@ def test_room_and_a_turn_are_waited_for_within_one_timeout(monkeypatch, code, ga
         patch(monkeypatch, "transitions", time=clock)
         monkeypatch.setattr("marlcore.transitions.staging.BatchStaging.append", busy)
         monkeypatch.setattr(writer, "_add_row", busy)
-        monkeypatch.setattr(writer, "_gate", Gate() if gate_s else None)
+        monkeypatch.setattr(writer, "_gate", gate if gate_s else None)
         with pytest.raises(TimeoutError, match="lane 0: another writer was inside an add"):
             if batch:
                 writer.add_batch(np.zeros(1), np.zeros(1, np.int64), np.zeros(1), next_obs=np.zeros(1))

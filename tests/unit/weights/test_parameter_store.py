@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import threading
+import time
 from itertools import product
 
 import numpy as np
@@ -532,6 +533,13 @@ def test_a_wait_ends_with_a_newer_version_or_in_time(store, publisher, subscribe
     assert subscriber.wait(newer_than=0, timeout=0)
     with soon(publisher.publish):
         assert subscriber.wait(newer_than=1, timeout=600)
+
+
+@pytest.mark.long
+def test_a_wait_sleeps(subscriber):
+    before = time.thread_time()
+    assert not subscriber.wait(newer_than=0, timeout=0.35)
+    assert time.thread_time() - before < 0.1
 
 
 # ---- lifetimes ----
