@@ -75,14 +75,22 @@ class Session:
         return run
 
     def _about(self) -> dict[str, Any]:
-        """The description of the run for `marlcore top`."""
+        """The description of the run for its workers and `marlcore top`; a learner has one policy or, shared, none."""
         policies, config = self.setup.policies, self.setup.config
         of_policies = {}
         for policy in policies:
             batch = config.learner_of(policy.name).batch_size if isinstance(policy.source, ReplaySource) else 0
             of_policies[policy.name] = {"batch_size": batch, "share": share_of(policy, policies)}
-        about = {"run_dir": str(self.run.path.resolve()), "pid": os.getpid(), "total_steps": config.total_steps}
-        return {**about, "policies": of_policies, "telemetry": asdict(self.telemetry.handle)}
+        learners, shared = learner_names(config, [*of_policies]), config.learner.processes is not None
+        return {
+            "run_dir": str(self.run.path.resolve()),
+            "pid": os.getpid(),
+            "total_steps": config.total_steps,
+            "actors": actor_names(config),
+            "learners": {worker: "" if shared else policy for worker, (policy, *_) in learners.items()},
+            "policies": of_policies,
+            "telemetry": asdict(self.telemetry.handle),
+        }
 
     def work(self) -> None:
         """Works until all steps are taken, or a signal came. Raises: WorkerFailed: a worker failed for good."""

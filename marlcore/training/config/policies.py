@@ -14,7 +14,6 @@ from .schedules import Schedule
 from .sections import EPSILON
 
 EVALUATOR = "evaluator"
-_LEARNER = "learner-"
 OF_LEARNER = ("batch_size", "n_step", "warmup", "prefetch", "publish_interval")
 OF_RUN = ("updates_per_step", "updates_tolerance")
 OF_EXPLORATION = ("epsilon", "ladder")
@@ -181,16 +180,6 @@ def learner_names(config: Config, policies: Sequence[str]) -> dict[str, list[str
     """The policies that each learner process trains, by its name; one each, unless the configuration says otherwise."""
     processes = config.learner.processes
     if processes is None:
-        return {_LEARNER + policy: [policy] for policy in policies}
+        return {f"learner-{policy}": [policy] for policy in policies}
     count = min(processes, len(policies))
-    return {f"{_LEARNER}{i}": list(policies[i::count]) for i in range(count)}
-
-
-def is_learner(worker: str) -> bool:
-    """Whether a worker of this name is a learner."""
-    return worker.startswith(_LEARNER)
-
-
-def policy_of(worker: str) -> str:
-    """The policy of a learner that trains one."""
-    return worker.removeprefix(_LEARNER)
+    return {f"learner-{i}": list(policies[i::count]) for i in range(count)}

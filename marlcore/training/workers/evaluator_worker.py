@@ -9,7 +9,7 @@ import numpy as np
 from ...envs import vectorize
 from ...processes import DONE, EPISODES, READY
 from ...weights import ParameterStore
-from ..config import EVALUATOR, is_learner
+from ..config import EVALUATOR
 from ..loops import Candidate, CommonGames, Evaluator, GoesOn, build_model, choose_device, run_seed
 from ..record import KeptCheckpoints
 from ..self_play import OpponentGames, Opponents
@@ -69,7 +69,7 @@ class EvaluatorWorker(Worker):
         while not control.stopping:
             if not self.step(lambda: not control.stopping):
                 time.sleep(WAIT_S)
-        learners = [counters for name, counters in control.workers.items() if is_learner(name)]
+        learners = [control.workers[name] for name in control.about["learners"]]
         while control.finishing and not all(counters.load(DONE) for counters in learners):
             self.beat()  # until their last weights are published
             time.sleep(WAIT_S)
