@@ -30,6 +30,7 @@ class AssignedPolicy:
     spaces: Spaces
     algorithm: Algorithm
     source: ReplaySource | QueueSource = field(default_factory=ReplaySource)  # of its batches, by `source_of`
+    index: int = 0  # among the run's policies; seeds and devices follow it
 
 
 def assign(
@@ -46,7 +47,7 @@ def assign(
     names = policy_names(list(spaces), policies)
     algorithms = _algorithms(list(dict.fromkeys(names.values())), algorithm)
     assigned = []
-    for name, chosen in algorithms.items():
+    for index, (name, chosen) in enumerate(algorithms.items()):
         agents = tuple(agent for agent in spaces if names[agent] == name)
         first = spaces[agents[0]]
         for agent in agents[1:]:
@@ -57,7 +58,7 @@ def assign(
                 )
         stacked = dataclasses.replace(first, stack=stack)
         chosen.transition(stacked)  # refuses spaces that it cannot handle
-        assigned.append(AssignedPolicy(name, agents, stacked, chosen))
+        assigned.append(AssignedPolicy(name, agents, stacked, chosen, index=index))
     return tuple(assigned)
 
 
