@@ -69,7 +69,6 @@ class Measurement:
 
 
 def main(arguments: list[str]) -> int:
-    """Runs `marlcore bench` with these arguments; 0."""
     options = CommandLine("bench", arguments).parse(BenchOptions)
     compile_before_a_run()
     load = os.getloadavg()[0]

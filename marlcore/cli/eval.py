@@ -61,7 +61,6 @@ class EvalOptions:
 
 
 def main(arguments: list[str]) -> int:
-    """Runs `marlcore eval` with these arguments and prints the table; 0."""
     sys.path.append(os.getcwd())  # for modules of the run's environment and algorithms
     options = CommandLine("eval", arguments).parse(EvalOptions, positional="run_dir")
     env_fn = options.env or None

@@ -70,7 +70,6 @@ class TopOptions(Declared):
 
 
 def main(arguments: list[str]) -> int:
-    """Runs `marlcore top` with these arguments until the run ends; 0."""
     options = CommandLine("top", arguments).parse(TopOptions, positional="run_dir")
     signal.signal(signal.SIGINT, signal.default_int_handler)
     with suppress(KeyboardInterrupt), closing(_find(options.run_dir, options.once)) as run, ExitStack() as stack:

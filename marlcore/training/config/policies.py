@@ -173,7 +173,6 @@ def _check(
 
 
 def actor_names(config: Config) -> list[str]:
-    """The names of a run's actors."""
     return [f"actor-{i}" for i in range(config.actor.processes)]
 
 
