@@ -157,13 +157,13 @@ def check_applied(policies: tuple[AssignedPolicy, ...], config: Config) -> None:
 def _check(
     section: str,
     names: Iterable[str],
-    given: Any,
+    chosen: Any,
     default: Any,
     policy: AssignedPolicy,
     why: str = "reads each transition once and has no use for it",
 ) -> None:
     for name in names:
-        value, usual = getattr(given, name), getattr(default, name)
+        value, usual = getattr(chosen, name), getattr(default, name)
         if value != usual:
             algorithm = f"{type(policy.algorithm).__name__}, the algorithm of {policy.name!r}, {why}"
             raise ValueError(f"{section}{name}: expected the default {usual!r}, since {algorithm}, got {value!r}")
