@@ -216,4 +216,4 @@ def test_a_schedule_that_names_code_is_left_out(tmp_path):
     }
     write_json(tmp_path / POLICIES, plain)
     saved = SavedRun.of(tmp_path, weights_only=True)
-    assert list(saved.config.exploration.numbers) == ["y"]
+    assert list(saved.config.schedules) == ["y"]
