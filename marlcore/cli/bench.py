@@ -69,7 +69,6 @@ class Measurement:
 
 
 def main(arguments: list[str]) -> int:
-    """Runs `marlcore bench` with these arguments; 0."""
     options = CommandLine("bench", arguments).parse(BenchOptions)
     compile_before_a_run()
     load = os.getloadavg()[0]
@@ -117,10 +116,10 @@ def _of_vectors() -> Iterator[Measurement]:
     actions = np.zeros(BATCH, np.int64)
     with ReplayBuffer.create(TransitionSpec(VECTOR, Field((), "int64")), VECTORS) as replay:
         with replay.writer() as writer:
-            one, some = _copies(RECORD), _copies(BATCH * RECORD)
+            row_copy, batch_copy = _copies(RECORD), _copies(BATCH * RECORD)
             add_batch = partial(writer.add_batch, many, actions, nothing)
-            yield _measured("add", partial(writer.add, obs, 0, 1.0), "a copy of its bytes", one)
-            yield _measured(f"add_batch of {BATCH}", add_batch, "a copy of its bytes", some)
+            yield _measured("add", partial(writer.add, obs, 0, 1.0), "a copy of its bytes", row_copy)
+            yield _measured(f"add_batch of {BATCH}", add_batch, "a copy of its bytes", batch_copy)
             for _ in range(VECTORS // BATCH):
                 add_batch()
         draws = _random_rows(VECTORS, RECORD, 1)

@@ -29,7 +29,6 @@ class GcOptions:
 
 
 def main(arguments: list[str], directory: Path = SHM_DIR) -> int:
-    """Runs `marlcore gc` with these arguments on a directory, and prints the result; 0."""
     options = CommandLine("gc", arguments).parse(GcOptions)
     files = survey_segments(directory, remove=not options.dry_run)
     pids = holders(directory, {file.inode for file in files if file.held})

@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from collections import defaultdict, deque
+from collections.abc import Mapping
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,7 @@ from ..memory import SHM_DIR, SegmentHandle
 from ..notices import say
 from ..processes import PID, READY, RESTARTS, STEPS, UPDATES, Control, Telemetry
 from ..tables import FittedTable
-from ..training import EVALUATOR, agent_order, has_ended, is_learner, policy_of
+from ..training import agent_order, has_ended
 from .options import CommandLine
 
 COLUMNS = {  # of the table, the most important first; key of a worker's figures: format
@@ -69,7 +70,6 @@ class TopOptions(Declared):
 
 
 def main(arguments: list[str]) -> int:
-    """Runs `marlcore top` with these arguments until the run ends; 0."""
     options = CommandLine("top", arguments).parse(TopOptions, positional="run_dir")
     signal.signal(signal.SIGINT, signal.default_int_handler)
     with suppress(KeyboardInterrupt), closing(_find(options.run_dir, options.once)) as run, ExitStack() as stack:
@@ -84,9 +84,9 @@ def main(arguments: list[str]) -> int:
                 sys.stdout.write(json.dumps(figures) + "\n")
                 sys.stdout.flush()
             elif live:
-                live.update(_table(figures, crop=True), refresh=True)
+                live.update(_table(figures, run.policy_of, crop=True), refresh=True)
             else:
-                console.print(_table(figures))
+                console.print(_table(figures, run.policy_of))
             if options.once or not run.alive:
                 break
         stack.close()
@@ -96,17 +96,22 @@ def main(arguments: list[str]) -> int:
 
 
 class Run:
-    """A live run, seen from another process; `close` releases it."""
+    """A live run, seen from another process; `close` releases it.
+
+    Attributes:
+        policy_of: by learner, the policy after which it is named; empty where it trains its share of all policies.
+    """
 
     def __init__(self, control: Control) -> None:
         self.about = control.about
+        self.policy_of: dict[str, str] = self.about["learners"]
         self._control = control
-        self._policies: dict[str, dict[str, Any]] = self.about["policies"]
         self._parent = Path(f"/proc/{self.about['pid']}")
         self._telemetry = Telemetry.watch(SegmentHandle(**self.about["telemetry"]))
         self._newest: dict[str, dict[str, float]] = {}
         self._returns: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=RETURNS))
-        self._now = self._before = self._count()
+        self._before: dict[tuple[str, str], tuple[float, int]] = {}  # time and value of each count
+        self.figures()  # rates are since now
 
     def close(self) -> None:
         self._telemetry.close()
@@ -123,55 +128,50 @@ class Run:
             self._newest.setdefault(metric.agent, {})[metric.name] = metric.value
             if metric.name == "episode_return":
                 self._returns[metric.agent].append(metric.value)
-        self._before, self._now = self._now, self._count()
+        steps = self._control.steps
+        policies = {name: self._of_policy(name, steps) for name in self.about["policies"]}
         return {
             "run_dir": self.about["run_dir"],
-            **self._counted("steps", "all"),
+            **self._counted("steps", "of the run", steps),
             "total_steps": self.about["total_steps"],
-            "workers": {name: self._of_worker(name) for name in self._control.workers},
-            "policies": {name: self._of_policy(name) for name in self._policies},
+            "workers": {name: self._of_worker(name, policies) for name in self._control.workers},
+            "policies": policies,
             "returns": {
                 agent: sum(self._returns[agent]) / len(self._returns[agent])
                 for agent in sorted(self._returns, key=agent_order)
             },
         }
 
-    def _of_worker(self, name: str) -> dict[str, Any]:
+    def _of_worker(self, name: str, policies: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
         pid, restarts = (self._control.notes[name].load(word) for word in (PID, RESTARTS))
-        ready = self._control.workers[name].load(READY)
+        counters = self._control.workers[name]
+        ready = counters.load(READY)
         if pid:
             state = "running" if ready == restarts + 1 else "starting"
         else:
             state = "down" if restarts or ready else "starting"
         figures = {"state": state, "pid": pid, "restarts": restarts}
-        if is_learner(name):
-            only = policy_of(name)
-            figures |= self._counted("updates", name) | (self._of_policy(only) if only in self._policies else {})
-        elif name != EVALUATOR:
-            figures |= self._counted("steps", name)
+        if name in self.about["actors"]:
+            figures |= self._counted("steps", name, counters.load(STEPS))
+        elif policy := self.policy_of.get(name):
+            figures |= policies[policy]
+        elif name in self.policy_of:
+            figures |= self._counted("updates", name, counters.load(UPDATES))
         return figures
 
-    def _of_policy(self, name: str) -> dict[str, Any]:
-        about, newest = self._policies[name], self._newest.get(name, {})
-        figures = self._counted("updates", name)
+    def _of_policy(self, name: str, steps: int) -> dict[str, Any]:
+        about, newest = self.about["policies"][name], self._newest.get(name, {})
+        figures = self._counted("updates", f"of {name}", self._control.tallies[name].load(UPDATES))
         if about["batch_size"]:  # a queue is no replay
-            steps = about["share"] * self._now["steps", "all"]
-            figures["replay_ratio"] = figures["updates"] * about["batch_size"] / max(steps, 1.0)
+            figures["replay_ratio"] = figures["updates"] * about["batch_size"] / max(about["share"] * steps, 1.0)
         return figures | {label: newest[label] for label in REPORTED if label in newest}
 
-    def _counted(self, what: str, name: str) -> dict[str, Any]:
-        """A count and its rate."""
-        now, before = self._now, self._before
-        seconds = max(now["time", "all"] - before["time", "all"], 1e-9)
-        return {what: now[what, name], f"{what}_per_s": (now[what, name] - before[what, name]) / seconds}
-
-    def _count(self) -> dict[tuple[str, str], Any]:
-        workers = self._control.workers
-        counts: dict[tuple[str, str], Any] = {("steps", name): own.load(STEPS) for name, own in workers.items()}
-        steps = sum(counts.values())
-        for name, counters in (workers | self._control.tallies).items():
-            counts["updates", name] = counters.load(UPDATES)
-        return counts | {("steps", "all"): steps, ("time", "all"): time.monotonic()}
+    def _counted(self, what: str, owner: str, count: int) -> dict[str, Any]:
+        """A count and its rate since the last look."""
+        now = time.monotonic()
+        since, before = self._before.get((what, owner), (now, count))
+        self._before[what, owner] = now, count
+        return {what: count, f"{what}_per_s": (count - before) / max(now - since, 1e-9)}
 
 
 def _find(run_dir: str, once: bool) -> Run:
@@ -211,17 +211,17 @@ def _live(run_dir: str) -> list[Run]:
     return runs
 
 
-def _table(figures: dict[str, Any], crop: bool = False) -> FittedTable:
+def _table(figures: dict[str, Any], policy_of: Mapping[str, str], crop: bool = False) -> FittedTable:
     """A line for the run; a row for each worker, each policy that shares its learner, each agent of others."""
     headline = [
         figures["run_dir"],
         f"{figures['steps']:,} of {figures['total_steps']:,} steps",
         f"{figures['steps_per_s']:,.0f} steps/s",
     ]
-    alone = {policy_of(worker) for worker in figures["workers"]}
-    shared = {name: row for name, row in figures["policies"].items() if name not in alone}
+    shared = {name: row for name, row in figures["policies"].items() if name not in policy_of.values()}
     returns = {agent: {"return": value} for agent, value in figures["returns"].items()}
-    known = {name: row | returns.pop(policy_of(name), {}) for name, row in (figures["workers"] | shared).items()}
+    known = {name: row | returns.pop(policy_of.get(name, ""), {}) for name, row in figures["workers"].items()}
+    known |= {name: row | returns.pop(name, {}) for name, row in shared.items()}
     titles = [name.replace("_per_s", "/s").replace("_", " ") for name in COLUMNS]
     rows = {
         name: [

@@ -51,7 +51,6 @@ class ResumeOptions:
 
 
 def main(arguments: list[str]) -> int:
-    """Runs `marlcore train` with these arguments and prints the result; 0."""
     sys.path.append(os.getcwd())  # for modules of --env and --algo; workers use the same path
     line = CommandLine("train", arguments)
     resume = None

@@ -19,8 +19,6 @@ from .config import Schedule as Schedule
 from .config import SelfPlayConfig as SelfPlayConfig
 from .config import Settings as Settings
 from .config import SupervisionConfig as SupervisionConfig
-from .config import is_learner as is_learner
-from .config import policy_of as policy_of
 from .config import read_settings as read_settings
 from .loops import Evaluation as Evaluation
 from .loops import play as play

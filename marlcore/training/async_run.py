@@ -10,7 +10,7 @@ import torch
 
 from ..errors import MarlcoreError, WorkerFailed, suppress_failed_calls
 from ..processes import Child, Children, Control, Interrupts, Supervisor
-from .config import EVALUATOR, actor_names, is_learner
+from .config import EVALUATOR, actor_names
 from .loops import run_seed
 from .record import STOPPING, Monitor, RunDirectory, setup_logging
 from .workers import ActorWorker, Blueprint, EvaluatorWorker, LearnerWorker, Worker
@@ -46,7 +46,8 @@ def supervisor_of(blueprint: Blueprint, control: Control, run: RunDirectory, chi
         return children.start_worker(name, work, prepare=partial(setup_logging, run.log_path(name)))
 
     config = blueprint.config.supervision
-    timeouts = {name: config.learner_timeout if is_learner(name) else config.actor_timeout for name in control.workers}
+    timeouts = dict.fromkeys(control.workers, config.actor_timeout)
+    timeouts |= dict.fromkeys(control.about["learners"], config.learner_timeout)
     return Supervisor(children, control, start, timeouts, config.restarts)
 
 

@@ -43,7 +43,7 @@ class Session:
                 workers.append(EVALUATOR)
             self.telemetry = stack.enter_context(closing(Telemetry.create(workers)))
             self.control = stack.enter_context(closing(Control.create(workers, names, **self._about())))
-            blueprints = tuple(_blueprint_of(stack, policy, i, config, self.run) for i, policy in enumerate(policies))
+            blueprints = tuple(_blueprint_of(stack, policy, config, self.run) for policy in policies)
             self_play = create_self_play(stack, policies, config, self.run.path)
             if setup.resume is not None:  # last, when no check can fail any more
                 self.run.replace_config(self.described)
@@ -56,7 +56,7 @@ class Session:
             self.blueprint = Blueprint(env_fn, config, blueprints, *handles, began, self_play)
             table = stack.enter_context(Progress()) if setup.progress else None
             self.monitor = Monitor(self.run, self.sinks, self.control, self.telemetry, table, config.total_steps, began)
-            stack.callback(self.monitor.finish)
+            stack.callback(self.monitor.tick, last=True)
             self._stack = stack.pop_all()
 
     def _directory(self, stack: ExitStack) -> RunDirectory:
@@ -75,14 +75,22 @@ class Session:
         return run
 
     def _about(self) -> dict[str, Any]:
-        """The description of the run for `marlcore top`."""
+        """The description of the run for its workers and `marlcore top`; a learner has one policy or, shared, none."""
         policies, config = self.setup.policies, self.setup.config
         of_policies = {}
         for policy in policies:
             batch = config.learner_of(policy.name).batch_size if isinstance(policy.source, ReplaySource) else 0
             of_policies[policy.name] = {"batch_size": batch, "share": share_of(policy, policies)}
-        about = {"run_dir": str(self.run.path.resolve()), "pid": os.getpid(), "total_steps": config.total_steps}
-        return {**about, "policies": of_policies, "telemetry": asdict(self.telemetry.handle)}
+        learners, shared = learner_names(config, [*of_policies]), config.learner.processes is not None
+        return {
+            "run_dir": str(self.run.path.resolve()),
+            "pid": os.getpid(),
+            "total_steps": config.total_steps,
+            "actors": actor_names(config),
+            "learners": {worker: "" if shared else policy for worker, (policy, *_) in learners.items()},
+            "policies": of_policies,
+            "telemetry": asdict(self.telemetry.handle),
+        }
 
     def work(self) -> None:
         """Works until all steps are taken, or a signal came. Raises: WorkerFailed: a worker failed for good."""
@@ -123,23 +131,21 @@ def _restore_progress(run: RunDirectory, control: Control, config: Config, polic
     return float(saved.get("time_s", 0.0))
 
 
-def _blueprint_of(
-    stack: ExitStack, policy: AssignedPolicy, index: int, config: Config, run: RunDirectory
-) -> PolicyBlueprint:
+def _blueprint_of(stack: ExitStack, policy: AssignedPolicy, config: Config, run: RunDirectory) -> PolicyBlueprint:
     """A policy's memory and weights, closed with the stack.
 
     Versions of the weights continue those of the checkpoint, since a saved replay's rows refer to them.
     """
     name, checkpoint, saved = policy.name, run.checkpoint_path(policy.name), run.replay_path(policy.name)
-    transitions = create_storage(stack, policy, index, config, run)
-    model = build_model(policy, config, index)
+    transitions = create_storage(stack, policy, config, run)
+    model = build_model(policy, config)
     state = load_checkpoint(checkpoint)
     if state:
         expected = f"resume: expected a checkpoint of {name}'s {type(policy.algorithm).__name__}"
         model.restore_checked(state, checkpoint, expected)
     extras = published_numbers(policy.algorithm, config) | odds_fields(config.self_play)
     mode, before = config.learner_of(name).publish_mode, state.get("version", 0)
-    store = ParameterStore.create(model.acting, mode, extras, begins_after=before, name=f"weights.{index}")
+    store = ParameterStore.create(model.acting, mode, extras, begins_after=before, name=f"weights.{policy.index}")
     stack.enter_context(store)
     return PolicyBlueprint(
         **vars(policy),

@@ -128,7 +128,7 @@ def test_an_evaluated_run_keeps_the_best_memory(tmp_path: Path) -> None:
 def test_only_the_policy_is_published(tmp_path: Path, algorithm: Any) -> None:
     run_dir = runs.train(tmp_path, Naming, algorithm(), total_steps=200, learner={"n_step": 1}).run_dir
     policy = SavedRun.of(run_dir).policies[0]
-    model = build_model(policy, runs.config, 0)
+    model = build_model(policy, runs.config)
     assert {name.split(".")[1] for name in model.acting.state_dict()} == {"torso", "output"}
     assert len(model.whole.state_dict()) > len(model.acting.state_dict())
 

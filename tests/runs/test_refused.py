@@ -56,7 +56,7 @@ CARTPOLE = "gymnasium:CartPole-v1"
 ALGORITHM = "algorithm: expected an Algorithm, such as marlcore.DQN(), or its name"
 PPO_HAS_NONE = {
     "updates_per_step: expected the default 0.1": {"updates_per_step": 0.5},
-    "replay.capacity: expected the default 100000": {"replay": {"capacity": 5000}},
+    "replay.capacity: expected the default 100000": {"replay": {"capacity": 2}},
     "replay.prioritized: expected the default False": {"replay": {"prioritized": True}},
     "learner.warmup: expected the default 500": {"learner": mc.LearnerConfig(warmup=10)},
     "learner.prefetch: expected the default 0": {"learner": mc.LearnerConfig(prefetch=1)},
@@ -235,6 +235,7 @@ FILES = {
     "learner: [": "config: expected a YAML file",
     "- 5": "settings: expected settings by name, got [5]",
     "learners: 5": "learners: expected settings by policy, got 5",
+    "replay: {capacity: 2}": "replay.capacity: expected at least 16, so that a lane holds stack + n_step = 1 + 3",
     "policies: 5": "policies: expected the policy of each agent, got 5",
 }
 

@@ -62,6 +62,8 @@ class Session(AbstractContextManager["Session"]):
                 "run_dir": str(options.output_dir),
                 "pid": os.getpid(),
                 "total_steps": (config.experiment.epochs + 1) * config.experiment.max_turns * len(env.agents),
+                "actors": [ACTOR],
+                "learners": dict.fromkeys(learners, ""),
                 "policies": {},  # each has a learner of its own, whose counters are enough
                 "telemetry": asdict(telemetry.handle),
             }

@@ -160,7 +160,7 @@ class SavedRun:
         if not state:
             kept = ", ".join(map(str, kept_steps(self.path, assigned.name))) or "none"
             raise ValueError(f"which: expected a checkpoint at {path}, which does not exist; steps kept: {kept}")
-        model = build_model(assigned, self.config, self.policies.index(assigned))
+        model = build_model(assigned, self.config)
         model.restore(state)
         counts = {"updates": int(state["updates"]), "steps": int(state.get("step", 0))}
         schedules = schedules_of(assigned.algorithm, self.config)
@@ -211,7 +211,7 @@ def published_policy(blueprint: Blueprint, name: str) -> LoadedPolicy:
     Raises: ValueError: no such policy. TimeoutError: it has published no weights after a minute.
     """
     policy = _named(name, blueprint.policies)
-    model = build_model(policy, blueprint.config, blueprint.policies.index(policy))
+    model = build_model(policy, blueprint.config)
     with ParameterStore.attach(policy.weights) as store:
         subscriber = store.subscriber(model.acting)
         if not subscriber.wait(newer_than=0, timeout=FIRST_WEIGHTS_S) or not subscriber.pull():

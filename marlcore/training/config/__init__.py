@@ -20,10 +20,8 @@ from .policies import (
     actor_names,
     assign,
     check_applied,
-    is_learner,
     learner_names,
     policy_names,
-    policy_of,
     schedules_of,
     source_of,
 )

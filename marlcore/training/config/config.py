@@ -81,7 +81,6 @@ class Config(Declared):
             raise ValueError("updates_per_step: expected a number in serial mode, got None")
 
     def learner_of(self, policy: str) -> LearnerConfig:
-        """The settings of a policy's learner."""
         return self.learners.get(policy, self.learner)
 
     def check_rows(self, policy: str, agents: int) -> None:
@@ -119,7 +118,9 @@ class Config(Declared):
     @property
     def schedules(self) -> dict[str, Schedule]:
         """The numbers that the configuration has learners publish with their weights, by name; see `schedules_of`."""
-        return self.exploration.numbers | ({"stage": Stages(self.stages)} if self.stages else {})
+        exploration = self.exploration
+        chosen: dict[str, Any] = {} if exploration.epsilon is None else {"epsilon": exploration.epsilon}
+        return chosen | dict(exploration.schedules) | ({"stage": Stages(self.stages)} if self.stages else {})
 
     @property
     def lanes(self) -> int:

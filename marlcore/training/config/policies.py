@@ -14,7 +14,6 @@ from .schedules import PUBLISHED, Schedule
 from .sections import EPSILON
 
 EVALUATOR = "evaluator"
-_LEARNER = "learner-"
 OF_LEARNER = ("batch_size", "n_step", "warmup", "prefetch", "publish_interval")
 OF_RUN = ("updates_per_step", "updates_tolerance")
 OF_EXPLORATION = ("epsilon", "ladder")
@@ -31,6 +30,7 @@ class AssignedPolicy:
     spaces: Spaces
     algorithm: Algorithm
     source: ReplaySource | QueueSource = field(default_factory=ReplaySource)  # of its batches, by `source_of`
+    index: int = 0  # among the run's policies; seeds and devices follow it
 
 
 def assign(
@@ -47,7 +47,7 @@ def assign(
     names = policy_names(list(spaces), policies)
     algorithms = _algorithms(list(dict.fromkeys(names.values())), algorithm)
     assigned = []
-    for name, chosen in algorithms.items():
+    for index, (name, chosen) in enumerate(algorithms.items()):
         agents = tuple(agent for agent in spaces if names[agent] == name)
         first = spaces[agents[0]]
         for agent in agents[1:]:
@@ -58,7 +58,7 @@ def assign(
                 )
         stacked = dataclasses.replace(first, stack=stack)
         chosen.transition(stacked)  # refuses spaces that it cannot handle
-        assigned.append(AssignedPolicy(name, agents, stacked, chosen))
+        assigned.append(AssignedPolicy(name, agents, stacked, chosen, index=index))
     return tuple(assigned)
 
 
@@ -160,13 +160,13 @@ def check_applied(policies: tuple[AssignedPolicy, ...], config: Config) -> None:
 def _check(
     section: str,
     names: Iterable[str],
-    given: Any,
+    chosen: Any,
     default: Any,
     policy: AssignedPolicy,
     why: str = "reads each transition once and has no use for it",
 ) -> None:
     for name in names:
-        value, usual = getattr(given, name), getattr(default, name)
+        value, usual = getattr(chosen, name), getattr(default, name)
         if value != usual:
             algorithm = f"{type(policy.algorithm).__name__}, the algorithm of {policy.name!r}, {why}"
             raise ValueError(f"{section}{name}: expected the default {usual!r}, since {algorithm}, got {value!r}")
@@ -176,7 +176,6 @@ def _check(
 
 
 def actor_names(config: Config) -> list[str]:
-    """The names of a run's actors."""
     return [f"actor-{i}" for i in range(config.actor.processes)]
 
 
@@ -184,16 +183,6 @@ def learner_names(config: Config, policies: Sequence[str]) -> dict[str, list[str
     """The policies that each learner process trains, by its name; one each, unless the configuration says otherwise."""
     processes = config.learner.processes
     if processes is None:
-        return {_LEARNER + policy: [policy] for policy in policies}
+        return {f"learner-{policy}": [policy] for policy in policies}
     count = min(processes, len(policies))
-    return {f"{_LEARNER}{i}": list(policies[i::count]) for i in range(count)}
-
-
-def is_learner(worker: str) -> bool:
-    """Whether a worker of this name is a learner."""
-    return worker.startswith(_LEARNER)
-
-
-def policy_of(worker: str) -> str:
-    """The policy of a learner that trains one."""
-    return worker.removeprefix(_LEARNER)
+    return {f"learner-{i}": list(policies[i::count]) for i in range(count)}

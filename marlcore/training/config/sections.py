@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from ...checks import did_you_mean, is_number
 from ...declared import By, Declared, Number, Whole
@@ -168,7 +168,6 @@ class ReplayConfig(Declared):
 
     @property
     def parts(self) -> int:
-        """Parts of a policy's replay."""
         return max(1, len(self.mixture))
 
     @property
@@ -198,12 +197,6 @@ class ExplorationConfig(Declared):
     0 makes all explore alike, 7 is the paper's (Horgan et al. 2018, arXiv:1803.00933, section 4.1)."""
     schedules: Annotated[Schedules, By(named_schedules)] = field(default_factory=dict)
     """Further numbers for an algorithm's `explore`, by name."""
-
-    @property
-    def numbers(self) -> dict[str, Schedule]:
-        """The schedules that are given, by name."""
-        numbers = self.schedules if self.epsilon is None else {"epsilon": self.epsilon, **self.schedules}
-        return cast(dict[str, Schedule], numbers)  # the rules have made them
 
     def exponents(self, copies: int) -> list[float]:
         """The exponent of epsilon in each copy."""
@@ -263,7 +256,6 @@ class SupervisionConfig(Declared):
 
     @property
     def restarts(self) -> RestartPolicy:
-        """The supervisor's restart policy."""
         from ...processes import RestartPolicy  # here, so that settings load even if the core does not
 
         return RestartPolicy(self.max_restarts, self.window, self.backoff)

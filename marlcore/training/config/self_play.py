@@ -71,7 +71,6 @@ class SelfPlayConfig(Declared):
 
     @property
     def from_pool(self) -> float:
-        """Share of episodes against the pool."""
         return 1.0 - self.latest - sum(self.anchors.values())
 
     @property

@@ -116,10 +116,10 @@ def _copied(module: nn.Module) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in module.state_dict().items()}
 
 
-def build_model(policy: AssignedPolicy, config: Config, index: int) -> PolicyModel:
-    """The untrained model of the index-th policy, the same for the same seed; torch's generator is unchanged."""
+def build_model(policy: AssignedPolicy, config: Config) -> PolicyModel:
+    """The untrained model of a policy, the same for the same seed; torch's generator is unchanged."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(run_seed(config, "network", index))
+        torch.manual_seed(run_seed(config, "network", policy.index))
         norm = None if config.learner_of(policy.name).obs_norm == "off" else Normalizer(policy.spaces)
         return PolicyModel(policy.algorithm.make_model(policy.spaces), norm)
 

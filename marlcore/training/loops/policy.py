@@ -177,8 +177,8 @@ class PolicyPlayer:
             raise names_error("state of the algorithm", self._state, state)
         for name, kept in self._state.items():
             if state[name].shape != (rows, *kept.shape[1:]):
-                expected, came = (rows, *kept.shape[1:]), tuple(state[name].shape)
-                raise ValueError(f"{name} of the algorithm's state: expected shape {expected}, got {came}")
+                expected, got = (rows, *kept.shape[1:]), tuple(state[name].shape)
+                raise ValueError(f"{name} of the algorithm's state: expected shape {expected}, got {got}")
         if isinstance(at, slice):
             self._state = dict(state)  # `before` holds views of the old tensors
             return

@@ -170,14 +170,14 @@ def described_policies(run_dir: Path) -> tuple[tuple[AssignedPolicy, ...], Confi
 
 
 def _policy(plain: Mapping[str, Any]) -> AssignedPolicy:
-    name, given = plain["algorithm"], plain["hyperparameters"]
+    name, values = plain["algorithm"], plain["hyperparameters"]
     if name.lower() not in algos.ALGORITHMS:
         raise ValueError(f"{plain['name']} is of the algorithm {name}, whose code would have to be imported")
-    for label, value in given.items():
+    for label, value in values.items():
         if ":" in json.dumps(value):  # module:name, or a value that JSON could not hold
             raise ValueError(f"{plain['name']} has the hyperparameter {label}={brief(value)}, which is code")
     spaces = Spaces(_space(plain["observation"]), _space(plain["action"]), plain["masked"], plain["stack"])
-    return AssignedPolicy(plain["name"], tuple(plain["agents"]), spaces, remade(name, given))
+    return AssignedPolicy(plain["name"], tuple(plain["agents"]), spaces, remade(name, values))
 
 
 def _config(plain: dict[str, Any]) -> Config:

@@ -76,21 +76,24 @@ class Monitor:
         """Whether the last tick was `TICK_S` ago."""
         return self._seconds - self._ticked >= TICK_S
 
-    def tick(self) -> None:
-        """Records what was reported meanwhile; by time, measures the rate, flushes the sinks and saves the progress."""
+    def tick(self, last: bool = False) -> None:
+        """Records what was reported meanwhile; by time, measures the rate, flushes the sinks and saves the progress.
+
+        The last tick does all of it; so a run shorter than `RATE_S` has a rate, too.
+        """
         for metric in self.telemetry.tail():
             self._record(metric)
         steps, now = self.control.steps, self._seconds
         self._ticked = now
         if steps:
             self.run.keep()
-        measured = now - self._counted[-1][0] >= RATE_S
+        measured = now - self._counted[-1][0] >= RATE_S or (last and steps != self._counted[-1][1])
         if measured:
             self._measure(now, steps)
             self.sinks.flush()
-        if measured or self._means.keys() != self._returns.keys():  # or an agent's first episode ended
-            self._average(steps)
-        if now - self._noted > NOTE_S:
+        if measured or last or self._means.keys() != self._returns.keys():  # or an agent's first episode ended
+            self._means = {agent: late.mean(steps) for agent, late in self._returns.items()}
+        if last or now - self._noted > NOTE_S:
             self._note(now)
         if self.table is not None:
             self.table.tick(steps, self.total_steps, self._rate)
@@ -105,9 +108,6 @@ class Monitor:
             self._rate = (steps - before) / max(now - since, 1e-9)
             self._record(Metric(now, steps, "", "env_steps_per_s", self._rate))
         self._counted.append((now, steps))
-
-    def _average(self, steps: int) -> None:
-        self._means = {agent: late.mean(steps) for agent, late in self._returns.items()}
 
     def _look(self, now: float) -> Status:
         return Status(
@@ -125,16 +125,6 @@ class Monitor:
         """Prints a line where progress is shown."""
         if self.table is not None:
             self.table.say(text)
-
-    def finish(self) -> None:
-        """Makes the last tick, and saves the progress; a run shorter than `RATE_S` has a rate, too."""
-        now, steps = self._seconds, self.control.steps
-        if steps != self._counted[-1][1]:
-            self._measure(now, steps)
-        self.tick()
-        self._average(steps)
-        self.status = self._look(now)
-        self._note(now)
 
     def _note(self, now: float) -> None:
         """Saves the progress, from which the run can be resumed."""

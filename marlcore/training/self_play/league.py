@@ -166,7 +166,6 @@ class Payoff:
             self._history = self._history[-1::-2][::-1]
 
     def state_dict(self) -> dict[str, Any]:
-        """The state as plain values."""
         totals = {number: list(counts) for number, counts in self._totals.items()}
         last = {number: list(results) for number, results in self._last.items()}
         return {"totals": totals, "last": last, "newest": list(self._newest), "history": list(self._history)}

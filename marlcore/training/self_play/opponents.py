@@ -47,7 +47,7 @@ class Opponents:
     def __post_init__(self) -> None:
         """Raises ValueError, TypeError: see `make_anchors`."""
         self._device = choose_device(self.config.actor.device)
-        self._model = build_model(self.policy, self.config, 0).acting.to(self._device)
+        self._model = build_model(self.policy, self.config).acting.to(self._device)
         self._subscriber = self.pool.subscriber(self._model)
         anchors = make_anchors(self.policy, self.config, self.copies, self.generator)
         self._players: dict[int, Player] = {-1 - i: anchor for i, anchor in enumerate(anchors)}
@@ -82,7 +82,7 @@ def make_anchors(policy: AssignedPolicy, config: Config, copies: int, generator:
         if reference.endswith(".pt"):
             if not Path(reference).exists():
                 raise ValueError(f"self_play.anchors: expected a checkpoint, got {reference!r}, which does not exist")
-            device, model = choose_device(config.actor.device), build_model(policy, config, 0)
+            device, model = choose_device(config.actor.device), build_model(policy, config)
             expected = f"self_play.anchors: expected a checkpoint of {policy.name}'s network"
             load_opponent(Path(reference), model, expected, own_name=False)  # users copy checkpoints under other names
             acting = Policy(policy.algorithm, model.to(device).acting, generator, device)

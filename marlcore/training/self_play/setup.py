@@ -81,7 +81,7 @@ def create_self_play(
     if not settings.pool:
         return None
     (policy,) = policies
-    model = build_model(policy, config, 0)
+    model = build_model(policy, config)
     pool = pool_store(model, settings.pool, published_numbers(policy.algorithm, config), run_dir, policy.name)
     stack.enter_context(pool)
     results = stack.enter_context(closing(Telemetry.create(actor_names(config))))

@@ -47,7 +47,7 @@ class ActorWorker(Worker):
         self._share = share + (self._index < rest)
         self._steps: int = self.counters.load(STEPS)
         self.env = env = checked(self.hold(vectorize(blueprint.env_fn, config.actor.envs)))
-        self.policies = [self._policy(i, policy) for i, policy in enumerate(blueprint.policies)]
+        self.policies = [self._policy(policy) for policy in blueprint.policies]
         self.seats: dict[str, Seat] = {}
         for policy, acting in zip(blueprint.policies, self.policies, strict=True):
             self.seats |= self._seats(policy, acting)
@@ -60,11 +60,11 @@ class ActorWorker(Worker):
             routed = {agent: self.seats[agent] for policy in replays for agent in policy.agents}
             self._assignment = Routes(list(config.replay.mixture), routed)
 
-    def _policy(self, index: int, policy: PolicyBlueprint) -> PublishedPolicy:
+    def _policy(self, policy: PolicyBlueprint) -> PublishedPolicy:
         config, copies = self.config, self.env.copies
         device = choose_device(config.actor.device)
-        model = build_model(policy, config, index).acting.to(device)
-        use = self._index * len(self.blueprint.policies) + index
+        model = build_model(policy, config).acting.to(device)
+        use = self._index * len(self.blueprint.policies) + policy.index
         exponents = config.exploration.exponents(config.actor.processes * copies)
         subscriber = self.hold(ParameterStore.attach(policy.weights)).subscriber(model)
         acting = PublishedPolicy(

@@ -9,7 +9,7 @@ import numpy as np
 from ...envs import vectorize
 from ...processes import DONE, EPISODES, READY
 from ...weights import ParameterStore
-from ..config import EVALUATOR, is_learner
+from ..config import EVALUATOR
 from ..loops import Candidate, CommonGames, Evaluator, GoesOn, build_model, choose_device, run_seed
 from ..record import KeptCheckpoints
 from ..self_play import OpponentGames, Opponents
@@ -27,7 +27,7 @@ class EvaluatorWorker(Worker):
     def build(self) -> None:
         blueprint, config = self.blueprint, self.config
         self._env = env = self.hold(vectorize(blueprint.env_fn, config.evaluation.copies))
-        candidates = [self._candidate(i, policy) for i, policy in enumerate(blueprint.policies)]
+        candidates = [*map(self._candidate, blueprint.policies)]
         seed = partial(run_seed, config, "evaluation", 0)
         games: CommonGames | OpponentGames
         if blueprint.self_play is None:
@@ -39,9 +39,9 @@ class EvaluatorWorker(Worker):
             games = OpponentGames(env, candidate, config, opponents, seed, self.report)
         self._evaluator = Evaluator(candidates, games.play, config.evaluation.interval, lambda: self.control.steps)
 
-    def _candidate(self, index: int, policy: PolicyBlueprint) -> Candidate:
+    def _candidate(self, policy: PolicyBlueprint) -> Candidate:
         device = choose_device(self.config.actor.device)
-        model = build_model(policy, self.config, index).to(device).acting
+        model = build_model(policy, self.config).to(device).acting
         subscriber = self.hold(ParameterStore.attach(policy.weights)).subscriber(model)
         kept = KeptCheckpoints(policy.run_dir, policy.name, self.config.evaluation.keep)
         return Candidate(policy, model, device, subscriber, kept)
@@ -69,7 +69,7 @@ class EvaluatorWorker(Worker):
         while not control.stopping:
             if not self.step(lambda: not control.stopping):
                 time.sleep(WAIT_S)
-        learners = [counters for name, counters in control.workers.items() if is_learner(name)]
+        learners = [control.workers[name] for name in control.about["learners"]]
         while control.finishing and not all(counters.load(DONE) for counters in learners):
             self.beat()  # until their last weights are published
             time.sleep(WAIT_S)

@@ -30,27 +30,25 @@ class LearnerWorker(Worker):
     """
 
     def build(self) -> None:
-        policies = self.blueprint.policies
-        names = learner_names(self.config, [policy.name for policy in policies])[self.name]
-        indices = [i for i, policy in enumerate(policies) if policy.name in names]
-        self.learners = [self._learner(i) for i in indices]
-        self._tallies = [self.control.tallies[policies[i].name] for i in indices]
+        policies = {policy.name: policy for policy in self.blueprint.policies}
+        names = learner_names(self.config, [*policies])[self.name]
+        self.learners = [self._learner(policies[name]) for name in names]
+        self._tallies = [self.control.tallies[name] for name in names]
         self.count_updates()
 
-    def _learner(self, index: int) -> Learner:
-        """The learner of the index-th policy; a restarted one continues from its predecessor's state.
+    def _learner(self, policy: PolicyBlueprint) -> Learner:
+        """The learner of a policy; a restarted one continues from its predecessor's state.
 
         From shared memory it takes the last published weights and the count of updates; from the last checkpoint it
         takes the rest of the trainer's state, or everything if shared memory holds no weights.
         """
-        policy, config = self.blueprint.policies[index], self.config
-        settings = config.learner_of(policy.name)
-        device = choose_device(settings.device, index, settings.device_per_agent)
-        model = build_model(policy, config, index).to(device)
+        config, settings = self.config, self.config.learner_of(policy.name)
+        device = choose_device(settings.device, policy.index, settings.device_per_agent)
+        model = build_model(policy, config).to(device)
         store = self.hold(ParameterStore.attach(policy.weights))
         state = load_checkpoint(policy.checkpoint)
         updates = _restore(model, store, state)
-        batches = batches_of(policy, index, self, updates, device)
+        batches = batches_of(policy, self, updates, device)
         league = self._league(policy, model, state)
         publisher = self.hold(store.publisher(model.acting))
         trainer = _trainer_of(policy, model, settings.compile)  # after the publisher moved the weights into its row

@@ -42,9 +42,7 @@ class OwnerOf:
             raise ValueError(f"resume: expected a replay of {self.policy}, got {str(path)!r}, which is one of {got}")
 
 
-def create_storage(
-    stack: ExitStack, policy: AssignedPolicy, index: int, config: Config, run: RunDirectory
-) -> SegmentHandle:
+def create_storage(stack: ExitStack, policy: AssignedPolicy, config: Config, run: RunDirectory) -> SegmentHandle:
     """A policy's queue, or its replay: the one that the run saved, if there is one; closed with the stack.
 
     Raises: ValueError: the saved replay does not fit. SharedMemoryFull: there is no room.
@@ -57,9 +55,9 @@ def create_storage(
         )
         rows = -(-rows // spec.state_every) * spec.state_every
         unread = source.ahead * source.batch_size * (source.length or 1)
-        queue = TrajectoryQueue.create(spec, rows * lanes, lanes, max_unread=unread, name=f"queue.{index}")
+        queue = TrajectoryQueue.create(spec, rows * lanes, lanes, max_unread=unread, name=f"queue.{policy.index}")
         return stack.enter_context(queue).handle
-    saved, limiter, name = run.replay_path(policy.name), config.limiter(policy.name, lanes), f"replay.{index}"
+    saved, limiter, name = run.replay_path(policy.name), config.limiter(policy.name, lanes), f"replay.{policy.index}"
     file = None if config.replay.path is None else _new_file(Path(config.replay.path), saved.name)
     if saved.exists():
         replay = stack.enter_context(ReplayBuffer.load(saved, spec, name=name, into=file))
@@ -91,13 +89,13 @@ def attach_storage(policy: PolicyBlueprint) -> ReplayBuffer | TrajectoryQueue:
 
 
 def batches_of(
-    policy: PolicyBlueprint, index: int, worker: Worker, updates: int, device: torch.device
+    policy: PolicyBlueprint, worker: Worker, updates: int, device: torch.device
 ) -> ReplayBatches | QueueBatches:
-    """The batches of the index-th policy in its learner's worker, after so many updates, for a network's device."""
+    """The batches of a policy in its learner's worker, after so many updates, for a network's device."""
     storage = worker.hold(attach_storage(policy))
     if isinstance(policy.source, QueueSource):
         return QueueBatches(storage, policy.source, policy.name, worker)
-    seed = run_seed(worker.config, "sampler", index, updates)
+    seed = run_seed(worker.config, "sampler", policy.index, updates)
     return ReplayBatches(storage, policy, policy.source, worker, seed, device)
 
 

@@ -67,8 +67,7 @@ class Worker:
             self.close()
             raise
 
-    def build(self) -> None:
-        """Builds the worker's loop."""
+    def build(self) -> None: ...
 
     def work(self) -> None:
         """Runs the loop in the worker's own process, until it is done or the parent stops it."""

@@ -115,8 +115,9 @@ def test_a_command_that_nobody_listens_to_any_more_ends_quietly(arguments):
 @pytest.mark.parametrize("form", [[], ["--json"]])
 def test_a_look_at_a_run_ends_quietly_with_its_reader(form):
     with Telemetry.create(["actor-0"]) as telemetry:
-        about = {"pid": os.getpid(), "total_steps": 1, "policies": {}, "telemetry": vars(telemetry.handle)}
-        with Control.create(["actor-0"], run_dir="/a/run", **about):
+        about = {"run_dir": "/a/run", "pid": os.getpid(), "total_steps": 1, "actors": ["actor-0"]}
+        about |= {"learners": {}, "policies": {}, "telemetry": vars(telemetry.handle)}
+        with Control.create(["actor-0"], **about):
             assert unread("top", "/a/run", "--interval", "0.05", *form) == (1, "")
 
 

@@ -33,7 +33,7 @@ def top(agents: list[str], crop: bool = False) -> FittedTable:
     workers = {"actor-0": ACTOR} | {f"learner-{agent}": LEARNER for agent in agents}
     run_dir = "/home/somebody/experiments/2026/runs/2026-01-01_12-00-00-treasure_hunt-iqn"
     counts = {"steps": 10**8, "total_steps": 10**9, "steps_per_s": 1e5}
-    return _table({"run_dir": run_dir, **counts, "workers": workers, "policies": {}, "returns": {}}, crop)
+    return _table({"run_dir": run_dir, **counts, "workers": workers, "policies": {}, "returns": {}}, {}, crop)
 
 
 def console(width: int, height: int = 24) -> Console:

@@ -16,7 +16,7 @@ from refused import check_refused
 
 from marlcore.cli import top as top_module
 from marlcore.cli.top import Run, _find, _table
-from marlcore.processes import READY, Control, Metric, Telemetry
+from marlcore.processes import READY, UPDATES, Control, Metric, Telemetry
 from marlcore.testing.victim import parent_of
 from marlcore.training.record import RunDirectory, has_ended
 
@@ -108,18 +108,21 @@ def test_it_ends_with_the_run_and_with_ctrl_c(run):
 
 
 @contextmanager
-def live(run_dir: Path | str, *workers: str) -> Iterator[tuple[Control, Telemetry]]:
-    """What a live run has in shared memory."""
+def live(
+    run_dir: Path | str, learners: dict[str, str] | None = None, policies: tuple[str, ...] = ("agent_0", "team")
+) -> Iterator[tuple[Control, Telemetry]]:
+    """What a live run with an actor, these learners and an evaluator has in shared memory."""
+    about = {"run_dir": str(run_dir), "pid": os.getpid(), "total_steps": 1, "actors": ["actor-0"]}
+    about |= {"learners": learners or {}, "policies": {name: {"batch_size": 1, "share": 0.5} for name in policies}}
     with Telemetry.create(["actor-0"]) as telemetry:
-        policies = {name: {"batch_size": 1, "share": 0.5} for name in ("agent_0", "team")}
-        about = {"run_dir": str(run_dir), "pid": os.getpid(), "total_steps": 1, "telemetry": vars(telemetry.handle)}
-        with Control.create(["actor-0", *workers], [*policies], **about, policies=policies) as control:
+        about["telemetry"] = vars(telemetry.handle)
+        with Control.create(["actor-0", *about["learners"], "evaluator"], policies, **about) as control:
             yield control, telemetry
 
 
 def test_the_last_returns_of_each_agent_are_shown():
     """In the row of its policy's learner, or in one of its own if it shares its policy."""
-    with live("x", "learner-agent_0", "learner-team") as (control, telemetry):
+    with live("x", {"learner-agent_0": "agent_0", "learner-team": "team"}) as (control, telemetry):
         with closing(telemetry.reporter("actor-0")) as reporter:
             for value in range(104):
                 reporter.report(Metric(float(value), value, "agent_0", "episode_return", float(value)))
@@ -128,11 +131,28 @@ def test_the_last_returns_of_each_agent_are_shown():
         with closing(Run(Control.watch(control.handle))) as run:
             figures = run.figures()
     assert figures["returns"] == {"agent_0": 53.5, "agent_2": 7.0, "agent_10": 7.0}
-    table = _table(figures)
+    table = _table(figures, run.policy_of)
     at = table.titles.index("return")
     assert {name: row[at] for name, row in table.rows.items()} == {
-        "actor-0": "", "learner-agent_0": "53.50", "learner-team": "", "agent_2": "7.00", "agent_10": "7.00",
+        "actor-0": "", "learner-agent_0": "53.50", "learner-team": "", "evaluator": "", "agent_2": "7.00",
+        "agent_10": "7.00",
     }  # fmt: skip
+
+
+def test_a_policy_named_as_a_shared_learner_keeps_its_own_row():
+    """The first of two learner processes trains the policies "0" and "2": its updates are not those of "0"."""
+    learners = {"learner-0": "", "learner-1": ""}
+    with live("x", learners, ("0", "1", "2")) as (control, _), closing(Run(Control.watch(control.handle))) as run:
+        control.workers["learner-0"].store(UPDATES, 7)
+        for policy, updates in {"0": 3, "1": 5, "2": 4}.items():
+            control.tallies[policy].store(UPDATES, updates)
+        figures = run.figures()
+        table = _table(figures, run.policy_of)
+    assert {name: row.get("updates") for name, row in figures["workers"].items()} == {
+        "actor-0": None, "learner-0": 7, "learner-1": 0, "evaluator": None,
+    }  # fmt: skip
+    at = table.titles.index("updates")
+    assert {name: table.rows[name][at] for name in "012"} == {"0": "3", "1": "5", "2": "4"}
 
 
 def test_a_run_that_is_about_to_start_is_waited_for(tmp_path, monkeypatch):
@@ -168,7 +188,7 @@ def test_a_run_that_has_ended_or_is_none_says_so(tmp_path, once):
 
 
 def test_whoever_looks_cannot_write():
-    with live("x", "evaluator") as (control, _):
+    with live("x") as (control, _):
         looking = Control.watch(control.handle)
         assert not looking._segment.body.flags.writeable
         run = Run(looking)

@@ -13,7 +13,7 @@ from gymnasium import spaces as gym
 from PIL import Image
 from refused import check_refused
 
-from marlcore.cli.video import check_format, film, write_video
+from marlcore.cli.eval import check_format, film, write_video
 from marlcore.spaces import Spaces
 from marlcore.training.loops import ScriptedPlayer
 

@@ -36,7 +36,7 @@ class Scene:
         self.control = stack.enter_context(closing(Control.create(["actor-0"])))
         telemetry = stack.enter_context(closing(Telemetry.create(["actor-0"])))
         self.replay = stack.enter_context(mc.ReplayBuffer.create(policy.algorithm.transition(spaces), 500))
-        self.network = build_model(policy, CONFIG, 0).acting
+        self.network = build_model(policy, CONFIG).acting
         extras = {"epsilon": (), "updates": ()}
         self.store = stack.enter_context(mc.ParameterStore.create(self.network, "snapshot", extras))
         handles = {"transitions": self.replay.handle, "weights": self.store.handle}

@@ -46,7 +46,7 @@ RATES = np.array([0.9, 0.5, 0.75, 0.2])
 )
 def test_odds_are_those_of_their_formula(draw: Any, weight: Callable[..., float], power: float) -> None:
     weights = [weight(float(rate), len(RATES) - i, power) for i, rate in enumerate(RATES)]
-    expected = [one / sum(weights) for one in weights]
+    expected = [share / sum(weights) for share in weights]
     assert pool_odds(settings(draw=draw, power=power), RATES).tolist() == pytest.approx(expected, rel=1e-12)
 
 
@@ -111,10 +111,10 @@ def test_a_long_history_loses_every_second_row() -> None:
 class Scene:
     """A learner's pool and league, and the actors' lanes of results; a resumed one begins with new memory."""
 
-    def __init__(self, run_dir: Path, config: mc.SelfPlayConfig, model: Any = None) -> None:
+    def __init__(self, run_dir: Path, config: mc.SelfPlayConfig, stack: ExitStack) -> None:
         (run_dir / "checkpoints").mkdir(exist_ok=True)
         self.config, self.run_dir = config, run_dir
-        self.stack = ExitStack()
+        self.stack = stack.enter_context(ExitStack())
         self.model = PolicyModel(Marking().make_model(SPACES), None)
         self.store = pool_store(PolicyModel(Marking().make_model(SPACES), None), config.pool, EXTRAS, run_dir, "main")
         self.stack.enter_context(self.store)
@@ -162,38 +162,31 @@ def from_checkpoint(state: Any) -> Any:
 
 @pytest.fixture
 def scene(tmp_path: Path) -> Iterator[Callable[..., Scene]]:
-    made: list[Scene] = []
-
-    def make(**changes: Any) -> Scene:
-        made.append(Scene(tmp_path, settings(**changes)))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.stack.close()
+    with ExitStack() as stack:
+        yield lambda **changes: Scene(tmp_path, settings(**changes), stack)
 
 
 def test_the_first_policy_is_admitted_then_one_every_k_updates(scene: Callable[..., Scene]) -> None:
-    one = scene(admit_updates=100)
-    league = one.join()
-    odds = one.publish_each(league, (0, 90, 100, 110, 205, 299, 305))
+    run = scene(admit_updates=100)
+    league = run.join()
+    odds = run.publish_each(league, (0, 90, 100, 110, 205, 299, 305))
     assert [len(opponents) - 2 for opponents in odds] == [1, 1, 2, 2, 3, 3, 4]
-    assert one.held() == {1: 0.0, 2: 100.0, 3: 205.0, 4: 305.0}
+    assert run.held() == {1: 0.0, 2: 100.0, 3: 205.0, 4: 305.0}
 
 
 def test_a_full_pool_replaces_its_oldest(scene: Callable[..., Scene]) -> None:
-    one = scene(admit_updates=10)
-    league = one.join()
-    odds = one.publish_each(league, range(0, 80, 10))
-    assert one.held() == {5: 40.0, 6: 50.0, 7: 60.0, 8: 70.0} and list(odds[-1]) == [0, -1, 5, 6, 7, 8]
-    files = sorted(path.name for path in (one.run_dir / "checkpoints").iterdir())
+    run = scene(admit_updates=10)
+    league = run.join()
+    odds = run.publish_each(league, range(0, 80, 10))
+    assert run.held() == {5: 40.0, 6: 50.0, 7: 60.0, 8: 70.0} and list(odds[-1]) == [0, -1, 5, 6, 7, 8]
+    files = sorted(path.name for path in (run.run_dir / "checkpoints").iterdir())
     assert files == [f"main.opponent-{n}.pt" for n in (1, 5, 6, 7, 8)], "the first stays as a yardstick"
 
 
 def test_the_gate_admits_past_a_win_rate_over_a_whole_window(scene: Callable[..., Scene]) -> None:
-    one = scene(admit_updates=None, admit_win_rate=0.7, window=10)
-    league = one.join()
-    one.publish(league, 0)
+    run = scene(admit_updates=None, admit_win_rate=0.7, window=10)
+    league = run.join()
+    run.publish(league, 0)
     games = {
         10: (1, *[1] * 9),  # no window yet
         20: (-1, *[-1] * 4),  # 6 of the last 10
@@ -202,45 +195,45 @@ def test_the_gate_admits_past_a_win_rate_over_a_whole_window(scene: Callable[...
         50: (1,),  # a new window begins
     }
     for updates, (opponent, *results) in games.items():
-        one.play(opponent, *results, actor=updates == 20)
-        one.publish(league, updates)
-        assert one.held() == ({1: 0.0} if updates < 40 else {1: 0.0, 2: 40.0})
+        run.play(opponent, *results, actor=updates == 20)
+        run.publish(league, updates)
+        assert run.held() == ({1: 0.0} if updates < 40 else {1: 0.0, 2: 40.0})
 
 
 def test_odds_follow_the_results(scene: Callable[..., Scene]) -> None:
-    one = scene(admit_updates=10, draw="pfsp", power=2.0)
-    league = one.join()
-    one.publish_each(league, (0, 10))
-    one.play(1, *[1] * 8)
-    one.play(2, -1, 0, actor=1)
-    odds = one.publish(league, 15)
+    run = scene(admit_updates=10, draw="pfsp", power=2.0)
+    league = run.join()
+    run.publish_each(league, (0, 10))
+    run.play(1, *[1] * 8)
+    run.play(2, -1, 0, actor=1)
+    odds = run.publish(league, 15)
     weights = {1: (1 - 9 / 10) ** 2, 2: (1 - 1.5 / 4) ** 2}
     for number, weight in weights.items():
         assert odds[number] == pytest.approx(0.6 * weight / sum(weights.values()))
     league.report_rates()
     assert league.state_dict()["payoff"]["history"] == [(150, {1: 0.9, 2: 1.5 / 4})]
-    assert one.metrics["pool_size"] == 2 and one.metrics["games"] == 10
-    assert one.metrics["win_rate/pool:1"] == 0.9 and one.metrics["win_rate"] == 8.5 / 10
+    assert run.metrics["pool_size"] == 2 and run.metrics["games"] == 10
+    assert run.metrics["win_rate/pool:1"] == 0.9 and run.metrics["win_rate"] == 8.5 / 10
 
 
 def test_a_learners_successor_counts_each_game_once(scene: Callable[..., Scene]) -> None:
     """It begins with the checkpoint's table, and reads again what came after it."""
-    one = scene(admit_updates=10)
-    league = one.join()
-    one.publish(league, 0)
-    one.play(1, 1, 1, -1)
-    one.publish(league, 5)
+    run = scene(admit_updates=10)
+    league = run.join()
+    run.publish(league, 0)
+    run.play(1, 1, 1, -1)
+    run.publish(league, 5)
     state = league.state_dict()
-    one.play(1, 0, 0)
-    one.publish(league, 12)  # an admission, and a table that is lost with the process
-    one.pool.close()
-    one.play(1, -1, actor=1)
-    successor = one.join(from_checkpoint(state))
-    one.publish(successor, 12)
-    one.publish(successor, 13)
+    run.play(1, 0, 0)
+    run.publish(league, 12)  # an admission, and a table that is lost with the process
+    run.pool.close()
+    run.play(1, -1, actor=1)
+    successor = run.join(from_checkpoint(state))
+    run.publish(successor, 12)
+    run.publish(successor, 13)
     successor.write()
-    assert one.table()["pool:1"] == {"games": 6, "wins": 2, "draws": 2, "losses": 2, "win_rate": 0.5}
-    assert one.held() == {1: 0.0, 2: 12.0}, "nor is anything admitted again"
+    assert run.table()["pool:1"] == {"games": 6, "wins": 2, "draws": 2, "losses": 2, "win_rate": 0.5}
+    assert run.held() == {1: 0.0, 2: 12.0}, "nor is anything admitted again"
 
 
 def test_a_resumed_run_continues_its_table_and_its_pool(scene: Callable[..., Scene]) -> None:
@@ -275,9 +268,9 @@ def test_a_smaller_pool_keeps_the_newest_of_an_earlier_one(scene: Callable[..., 
 
 
 def test_an_opponent_of_another_network_is_refused(scene: Callable[..., Scene]) -> None:
-    one = scene()
-    one.publish(one.join(), 0)
-    path = opponent_path(one.run_dir, "main", 1)
+    run = scene()
+    run.publish(run.join(), 0)
+    path = opponent_path(run.run_dir, "main", 1)
     state = torch.load(path, weights_only=True)
     state["acting"]["model.mark"] = torch.zeros(3)
     save_checkpoint(path, state)

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -48,10 +49,12 @@ class Store:
 class Scene:
     """Evaluations of a policy whose weight the test sets; the higher weight wins a game."""
 
-    def __init__(self, folder: Path, episodes: int = 8, anchors: tuple[Any, ...] = (weak,), side: str = "both") -> None:
+    def __init__(
+        self, folder: Path, stack: ExitStack, episodes: int = 8, anchors: tuple[Any, ...] = (weak,), side: str = "both"
+    ) -> None:
         (folder / "checkpoints").mkdir(exist_ok=True)
         self.folder = folder
-        self.env = vectorize(partial(Arena, folder), 3)
+        self.env = stack.enter_context(closing(vectorize(partial(Arena, folder), 3)))
         model = ActingModel(Marking().make_model(SPACES), None)
         self.published, self.pool = Store(model, {}), Store(model, {1: 0.0, 2: 10.0, 3: 20.0})
         self.pool.version = 3
@@ -88,15 +91,8 @@ class Scene:
 
 @pytest.fixture
 def scene(tmp_path: Path) -> Iterator[Callable[..., Scene]]:
-    made: list[Scene] = []
-
-    def make(**options: Any) -> Scene:
-        made.append(Scene(tmp_path, **options))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.env.close()
+    with ExitStack() as stack:
+        yield lambda **options: Scene(tmp_path, stack, **options)
 
 
 def test_each_opponent_is_met_on_both_sides_in_equal_shares() -> None:
@@ -111,53 +107,61 @@ def test_each_opponent_is_met_on_both_sides_in_equal_shares() -> None:
 
 def test_the_policy_meets_the_pool_and_the_anchors_and_never_itself(scene: Callable[..., Scene]) -> None:
     """A policy that plays itself has the return 0, whatever it learned."""
-    one = scene()
-    assert one.at(5, mark=15.0)
+    evaluations = scene()
+    assert evaluations.at(5, mark=15.0)
     met = {(15.0, ANCHOR): 2, (ANCHOR, 15.0): 2, **{pair: 1 for m in (0.0, 20.0) for pair in ((15.0, m), (m, 15.0))}}
-    assert all(one.played[pair] >= times for pair, times in met.items()) and (15.0, 15.0) not in one.played
-    assert one.metrics[("main", "eval_return/anchor:weak")] == 1.0
-    assert one.metrics[("main", "eval_return/pool")] == 0.0  # it beats the oldest, and loses to the newest
-    assert one.metrics[("main", "eval_return")] == 0.5 == one.metrics[("left", "eval_return")]
-    assert one.metrics[("main", "eval_distinct")] == 8.0 and ("main", "eval_return_of_best") not in one.metrics
-    assert one.best == 5
+    assert (
+        all(evaluations.played[pair] >= times for pair, times in met.items()) and (15.0, 15.0) not in evaluations.played
+    )
+    assert evaluations.metrics[("main", "eval_return/anchor:weak")] == 1.0
+    assert evaluations.metrics[("main", "eval_return/pool")] == 0.0  # it beats the oldest, and loses to the newest
+    assert evaluations.metrics[("main", "eval_return")] == 0.5 == evaluations.metrics[("left", "eval_return")]
+    assert (
+        evaluations.metrics[("main", "eval_distinct")] == 8.0
+        and ("main", "eval_return_of_best") not in evaluations.metrics
+    )
+    assert evaluations.best == 5
 
 
 def test_the_best_weights_are_measured_again_against_the_present_pool(scene: Callable[..., Scene]) -> None:
     """Against a pool that became stronger, a better policy has a lower return than the best once had."""
-    one = scene()
-    assert one.at(1, mark=50.0) and one.metrics[("main", "eval_return")] == 1.0
-    one.pool.marks.update({1: 60.0, 2: 70.0, 3: 80.0})
-    one.games.opponents.keep([])
-    assert one.at(2, mark=75.0) and one.metrics[("main", "eval_return")] == 0.5
-    assert one.metrics[("main", "eval_return_of_best")] == 0.0 and one.best == 2
-    assert one.at(3, mark=65.0) and one.best == 2
-    again = Scene(one.folder)  # of a resumed run
-    again.pool.marks = one.pool.marks
+    evaluations = scene()
+    assert evaluations.at(1, mark=50.0) and evaluations.metrics[("main", "eval_return")] == 1.0
+    evaluations.pool.marks.update({1: 60.0, 2: 70.0, 3: 80.0})
+    evaluations.games.opponents.keep([])
+    assert evaluations.at(2, mark=75.0) and evaluations.metrics[("main", "eval_return")] == 0.5
+    assert evaluations.metrics[("main", "eval_return_of_best")] == 0.0 and evaluations.best == 2
+    assert evaluations.at(3, mark=65.0) and evaluations.best == 2
+    again = scene()  # of a resumed run
+    again.pool.marks = evaluations.pool.marks
     assert again.at(4, mark=75.0) and again.metrics[("main", "eval_return_of_best")] == 0.5 and again.best == 2
     assert again.at(5, mark=90.0) and again.best == 5
-    again.env.close()
 
 
 def test_every_chosen_member_of_the_pool_plays(scene: Callable[..., Scene]) -> None:
     """Of five meetings in ten games the anchor has three, and the pool two."""
-    one = scene(episodes=10)
-    assert one.at(1, mark=15.0)
-    assert {mark for pair in one.played for mark in pair} == {15.0, ANCHOR, 0.0, 20.0}
+    evaluations = scene(episodes=10)
+    assert evaluations.at(1, mark=15.0)
+    assert {mark for pair in evaluations.played for mark in pair} == {15.0, ANCHOR, 0.0, 20.0}
 
 
 def test_opponents_that_left_the_pool_are_not_waited_for(scene: Callable[..., Scene]) -> None:
-    one = scene(anchors=(), episodes=4, side="right")
-    one.pool.marks = {1: 3.0}
-    assert one.at(1, mark=5.0) and one.played.keys() == {(3.0, 5.0)}
-    assert one.metrics[("main", "eval_return")] == 1.0 == one.metrics[("right", "eval_return")]
-    assert ("left", "eval_return") not in one.metrics
-    one.pool.marks = {}
-    one.games.opponents.keep([])
-    assert not one.at(2, mark=6.0) and not one.metrics, "it stays due"
+    evaluations = scene(anchors=(), episodes=4, side="right")
+    evaluations.pool.marks = {1: 3.0}
+    assert evaluations.at(1, mark=5.0) and evaluations.played.keys() == {(3.0, 5.0)}
+    assert evaluations.metrics[("main", "eval_return")] == 1.0 == evaluations.metrics[("right", "eval_return")]
+    assert ("left", "eval_return") not in evaluations.metrics
+    evaluations.pool.marks = {}
+    evaluations.games.opponents.keep([])
+    assert not evaluations.at(2, mark=6.0) and not evaluations.metrics, "it stays due"
 
 
 def test_an_evaluation_that_is_cut_off_reports_nothing(scene: Callable[..., Scene]) -> None:
-    one = scene()
-    one.at(1, mark=1.0)
+    evaluations = scene()
+    evaluations.at(1, mark=1.0)
     rounds = iter([True] * 20)  # enough for the games of the newest weights, not for those of the best
-    assert not one.at(2, mark=2.0, may_go_on=lambda: next(rounds, False)) and not one.metrics and one.best == 1
+    assert (
+        not evaluations.at(2, mark=2.0, may_go_on=lambda: next(rounds, False))
+        and not evaluations.metrics
+        and evaluations.best == 1
+    )

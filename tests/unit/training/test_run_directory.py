@@ -9,7 +9,7 @@ import re
 import resource
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,14 @@ from marlcore.errors import ClosedError
 from marlcore.processes import Metric
 from marlcore.training import read_metrics
 from marlcore.training.record import RunDirectory, read_config, write_atomically, write_json
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[RunDirectory]:
+    """A run in tmp_path / "run", which stays."""
+    with RunDirectory.create(tmp_path / "run", {"seed": 1}) as made:
+        made.keep()
+        yield made
 
 
 def test_a_new_run_holds_its_configuration_and_its_folders(tmp_path):
@@ -49,8 +57,8 @@ REFUSED = {  # where a run is to be made, its configuration, the error, and what
 
 
 @pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.usefixtures("run")
 def test_a_refused_run_changes_nothing(tmp_path, case):
-    RunDirectory.create(tmp_path / "run", {"seed": 1}).close()
     (tmp_path / "files").mkdir()
     (tmp_path / "files" / "notes.txt").touch()
     before = sorted(tmp_path.rglob("*"))
@@ -97,9 +105,8 @@ def test_a_file_that_finds_no_room_is_named_with_what_was_kept(tmp_path, earlier
     assert [file.read_bytes() for file in tmp_path.iterdir()] == ([earlier] if earlier else [])
 
 
-def test_metrics_without_room_are_named(tmp_path):
-    """Metrics that find no room are named and whole lines kept."""
-    run = RunDirectory.create(tmp_path / "run", {})
+def test_metrics_without_room_are_named(run):
+    """Whole lines are kept."""
     for step in range(100):
         run.csv.record(Metric(0.0, step, "agent_0", "loss", 0.5))
     run.csv.flush()
@@ -205,58 +212,56 @@ DAMAGE = {  # the file, its content or what writes it, and what is said
 
 
 @pytest.mark.parametrize("case", DAMAGE)
-def test_a_run_with_a_damaged_file_is_refused_and_left_as_it_is(tmp_path, case):
-    RunDirectory.create(tmp_path / "run", {"seed": 1}).close()
+def test_a_run_with_a_damaged_file_is_refused_and_left_as_it_is(run, tmp_path, case):
+    run.close()
     name, damage, words = DAMAGE[case]
-    path = tmp_path / "run" / name
+    path = run.path / name
     path.write_bytes(damage) if isinstance(damage, bytes) else damage(path)
     before = {path: path.is_file() and path.read_bytes() for path in tmp_path.rglob("*")}
-    check_refused(lambda: RunDirectory.resume(tmp_path / "run"), ValueError, words)
+    check_refused(lambda: RunDirectory.resume(run.path), ValueError, words)
     assert {path: path.is_file() and path.read_bytes() for path in tmp_path.rglob("*")} == before
 
 
-def test_a_line_cut_short_by_a_kill_is_dropped(tmp_path):
+def test_a_line_cut_short_by_a_kill_is_dropped(run):
     """A resumed run writes behind the last whole line."""
-    metrics = [Metric(float(step), step, "a", "loss", 2.0) for step in (1, 3)]
-    with RunDirectory.create(tmp_path, {}) as run:
-        run.csv.record(metrics[0])
-    with (tmp_path / "metrics.csv").open("a") as file:
+    metrics, path = [Metric(float(step), step, "a", "loss", 2.0) for step in (1, 3)], run.path / "metrics.csv"
+    run.csv.record(metrics[0])
+    run.close()
+    with path.open("a") as file:
         file.write("2.0,2,a,loss,12")
-    assert read_metrics(tmp_path / "metrics.csv") == metrics[:1]
-    with RunDirectory.resume(tmp_path) as run:
-        run.csv.record(metrics[1])
-    assert read_metrics(tmp_path / "metrics.csv") == metrics
+    assert read_metrics(path) == metrics[:1]
+    with RunDirectory.resume(run.path) as resumed:
+        resumed.csv.record(metrics[1])
+    assert read_metrics(path) == metrics
 
 
 @pytest.mark.parametrize(("saved", "step", "kept"), [(0, 0, 0), (0, 20, 2), (1, 0, 1), (3, 20, 3)])
-def test_metrics_of_steps_that_are_taken_again_are_cut_off(tmp_path, saved, step, kept):
+def test_metrics_of_steps_that_are_taken_again_are_cut_off(run, saved, step, kept):
     """A run that is killed before it saved its progress begins anew, and so do its metrics."""
     metrics = [Metric(0.5, step, "a\nb", "loss", 1.0) for step in (10, 20, 30, 40)]
-    with RunDirectory.create(tmp_path / "run", {}) as run:
-        run.keep()
-        for count, metric in enumerate(metrics, 1):
-            run.csv.record(metric)
-            if count == saved:
-                run.save_progress({})
-    with RunDirectory.resume(tmp_path / "run") as run:
-        run.csv.resume_at(step)
-        run.csv.record(metrics[-1])
-        run.save_progress({})
-    assert read_metrics(tmp_path / "run" / "metrics.csv") == [*metrics[:kept], metrics[-1]]
+    for count, metric in enumerate(metrics, 1):
+        run.csv.record(metric)
+        if count == saved:
+            run.save_progress({})
+    run.close()
+    with RunDirectory.resume(run.path) as resumed:
+        resumed.csv.resume_at(step)
+        resumed.csv.record(metrics[-1])
+        resumed.save_progress({})
+    assert read_metrics(run.path / "metrics.csv") == [*metrics[:kept], metrics[-1]]
 
 
-def test_a_live_run_is_not_resumed(tmp_path):
-    with RunDirectory.create(tmp_path, {}):
-        says = f"resume: expected a run that has ended, got {str(tmp_path)!r}, which is still running"
-        check_refused(lambda: RunDirectory.resume(tmp_path), ValueError, says)
-    RunDirectory.resume(tmp_path).close()
+def test_a_live_run_is_not_resumed(run):
+    says = f"resume: expected a run that has ended, got {str(run.path)!r}, which is still running"
+    check_refused(lambda: RunDirectory.resume(run.path), ValueError, says)
+    run.close()
+    RunDirectory.resume(run.path).close()
 
 
-def test_any_name_of_a_worker_or_agent_has_its_file(tmp_path):
-    with RunDirectory.create(tmp_path, {}) as run:
-        assert run.log_path("actor-0") == tmp_path / "logs" / "actor-0.log"
-        assert run.checkpoint_path("agent_0") == tmp_path / "checkpoints" / "agent_0.pt"
-        assert run.checkpoint_path("../red/1").parent == tmp_path / "checkpoints"
+def test_any_name_of_a_worker_or_agent_has_its_file(run):
+    assert run.log_path("actor-0") == run.path / "logs" / "actor-0.log"
+    assert run.checkpoint_path("agent_0") == run.path / "checkpoints" / "agent_0.pt"
+    assert run.checkpoint_path("../red/1").parent == run.path / "checkpoints"
 
 
 def test_a_worker_logs_time_process_level_message_and_warnings(tmp_path):
@@ -305,9 +310,8 @@ def test_what_a_killed_writer_left_is_removed(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
 
 
-def test_a_deleted_folder_of_logs_is_made_again(tmp_path):
-    with RunDirectory.create(tmp_path / "run", {}) as run:
-        run.keep()
+def test_a_deleted_folder_of_logs_is_made_again(run):
+    run.close()
     run.log_path("actor-0").parent.rmdir()
-    with RunDirectory.resume(tmp_path / "run") as run:
-        assert run.log_path("actor-0").parent.is_dir()
+    with RunDirectory.resume(run.path) as resumed:
+        assert resumed.log_path("actor-0").parent.is_dir()

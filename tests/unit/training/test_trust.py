@@ -68,7 +68,7 @@ def run(tmp_path: Path) -> Path:
     with RunDirectory.create(tmp_path / "run", describe("os:system", (policy,), config)) as made:
         made.keep()
     save_policies(made.path, partial(print, "made"), (policy,), config)
-    model = build_model(policy, config, 0)
+    model = build_model(policy, config)
     state = {"acting": model.acting.state_dict(), "version": 1, "updates": 0, "step": 5}
     save_checkpoint(checkpoint_path(made.path, "agent_0"), state)
     return made.path
@@ -216,4 +216,4 @@ def test_a_schedule_that_names_code_is_left_out(tmp_path):
     }
     write_json(tmp_path / POLICIES, plain)
     saved = SavedRun.of(tmp_path, weights_only=True)
-    assert list(saved.config.exploration.numbers) == ["y"]
+    assert list(saved.config.schedules) == ["y"]

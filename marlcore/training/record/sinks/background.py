@@ -53,11 +53,9 @@ class CallbackSink:
     def record(self, metric: Metric) -> None:
         self.function(metric)
 
-    def flush(self) -> None:
-        pass
+    def flush(self) -> None: ...
 
-    def close(self) -> None:
-        pass
+    def close(self) -> None: ...
 
 
 class _Request(Enum):

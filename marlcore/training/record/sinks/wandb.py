@@ -19,8 +19,8 @@ _ID_BYTES = 8
 
 def check_wandb(mode: str | None) -> None:
     """Raises ValueError: wandb is not installed, or it is to be online and has no credentials."""
-    found = find_spec("wandb")
-    if found is None or found.origin is None:  # a folder `wandb` of earlier runs is no package
+    package = find_spec("wandb")
+    if package is None or package.origin is None:  # a folder `wandb` of earlier runs is no package
         raise ValueError('metrics.sinks: wandb is not installed; try: pip install "marlcore[wandb]"')
     if (mode or os.environ.get("WANDB_MODE", "online")) != "online":
         return
