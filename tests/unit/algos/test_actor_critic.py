@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from batches import continuous_spaces, made_batch, made_trainer
 from gymnasium import spaces as gym
 from rounding import near, rounding
-from updates import continuous_spaces, made_batch, made_trainer
 
 from marlcore.algos import SAC, TD3
 from marlcore.spaces import Spaces

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import torch
+from batches import box_spaces
 from gymnasium import spaces as gym
 from numpy.lib.stride_tricks import sliding_window_view
 from rounding import rounding
-from updates import box_spaces
 
 from marlcore.algos import DQN
 from marlcore.spaces import Spaces

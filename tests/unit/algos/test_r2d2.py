@@ -6,12 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from batches import huber, plain_rescaled, plain_restored
+from batches import GAMMA, box_spaces, huber, made_trainer, made_windows, plain_rescaled, plain_restored
 from gymnasium import spaces as gym
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from updates import box_spaces, made_trainer
-from windows import GAMMA, made_windows
 
 from marlcore.algos import R2D2
 from marlcore.algos.r2d2 import window_returns
