@@ -67,7 +67,7 @@ def play_randomly(task: Task, steps: int = 20_000) -> float:
             spaces = env.spaces[turn.agent]
             masks = turn.obs[MASK].astype(np.int8) if spaces.masked else [None] * len(turn.copies)
             drawn = np.stack([spaces.action.sample(mask) for mask in masks])
-            env.act(turn, (drawn - spaces.first_action).astype(spaces.action_field.dtype))
+            env.act(turn, (drawn - spaces.action_start).astype(spaces.action_field.dtype))
             steps -= len(turn.copies)
     env.close()
     return fmean(ended)

@@ -104,24 +104,24 @@ class Spaces:
         return int(self.action.n) if isinstance(self.action, gym.Discrete) else int(np.sum(self.action.nvec))
 
     @cached_property
-    def first_choices(self) -> NDArray[np.int64]:
+    def mask_starts(self) -> NDArray[np.int64]:
         """Where each component of an action begins in a mask: [0] for a Discrete."""
         sizes = np.atleast_1d(getattr(self.action, "nvec", self.choices))
         starts: NDArray[np.int64] = np.cumsum(sizes) - sizes
         return starts
 
     @cached_property
-    def first_action(self) -> NDArray[np.int64]:
+    def action_start(self) -> NDArray[np.int64]:
         """The environment's action for the action 0 of a row: a Discrete's or MultiDiscrete's start, otherwise 0."""
         return np.asarray(getattr(self.action, "start", 0), np.int64)
 
     def shifted(self, action: NDArray[Any]) -> NDArray[Any]:
         """Actions [k, ...] of rows as the environment takes them: a Discrete's or MultiDiscrete's from its start on."""
-        return action + self.first_action if self._is_shifted else action
+        return action + self.action_start if self._is_shifted else action
 
     @cached_property
     def _is_shifted(self) -> bool:
-        return bool(self.first_action.any())
+        return bool(self.action_start.any())
 
     def mask_in(self, obs: Any) -> Any:
         """The masks [B, choices] in a network's input, of the newest frames; None without masks."""

@@ -7,8 +7,7 @@ from ..interfaces import Algorithm
 from ..references import reference_to, resolve
 from .dqn import DQN
 from .iqn import IQN
-from .mappo import MAPPO
-from .ppo import PPO
+from .ppo import MAPPO, PPO
 from .r2d2 import R2D2
 from .recurrent_ppo import RecurrentPPO
 from .sac import SAC

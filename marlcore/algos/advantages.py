@@ -49,7 +49,7 @@ def vtrace(
     """
     arrays = [values.cpu().numpy() for values in (*steps, ratio)]
     advantage, target = np.empty_like(arrays[0]), np.empty_like(arrays[0])
-    trace(*arrays, np.array([rho_bar, c_bar]), decay, advantage, target)
+    trace(*arrays, float(decay), float(rho_bar), float(c_bar), advantage, target)
     device = steps.value.device
     return torch.from_numpy(advantage).to(device), torch.from_numpy(target).to(device)
 

@@ -1,4 +1,4 @@
-"""Proximal policy optimization, of one agent or of many (IPPO), from a queue of transitions.
+"""Proximal policy optimization, of one agent or of many (IPPO, MAPPO), from a queue of transitions.
 
 Schulman et al. 2017, "Proximal policy optimization algorithms" (arXiv:1707.06347); Huang et al. 2022, "The 37
 implementation details of proximal policy optimization" (the ICLR blog track); for transitions of older policies the
@@ -18,7 +18,7 @@ from ..checks import check_whole
 from ..declared import Number, Scheduled
 from ..interfaces import Action, QueueSource, ReplaySource, Update
 from ..observations import rows_at
-from ..spaces import Spaces
+from ..spaces import JOINT, Spaces
 from ..spec import Field, TransitionSpec
 from .advantages import Steps, ValueNormalizer, gae, vtrace
 from .base import AtLeast1, Hyperparameters, Layers, Positive, Request, Resumable, own_generator
@@ -112,6 +112,21 @@ class PPO(Hyperparameters):
 
     def make_trainer(self, model: Any) -> PPOTrainer:
         return PPOTrainer(self, model)
+
+
+@dataclass(frozen=True)
+class MAPPO(PPO):
+    """Hyperparameters of MAPPO: those of PPO. Its critic sees the agent's own observation and the joint one.
+
+    Yu et al. 2022, "The surprising effectiveness of PPO in cooperative multi-agent games" (arXiv:2103.01955).
+    Environments are PettingZoo's Parallel ones; agents that are alike learn faster with one policy (`policies=`), which
+    the paper calls parameter sharing.
+    """
+
+    wants_joint = True
+
+    def make_model(self, spaces: Spaces) -> PolicyValue:
+        return PolicyValue(self.owner, spaces, self.hidden, self.activation, of_critic=(JOINT,))
 
 
 class Evaluated(NamedTuple):

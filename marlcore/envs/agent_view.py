@@ -133,7 +133,7 @@ def fault_of(spaces: Spaces, values: Values, *, acting: bool) -> tuple[int, str]
         mask = arrays[MASK]
         can = mask.any(axis=1)
         if isinstance(spaces.action, gym.MultiDiscrete):
-            can = np.logical_or.reduceat(mask, spaces.first_choices, axis=1).all(axis=1)
+            can = np.logical_or.reduceat(mask, spaces.mask_starts, axis=1).all(axis=1)
         if not can.all():
             row = int(can.argmin())
             return row, f"{MASK}: expected an allowed action, got {brief(mask[row].tolist())}"

@@ -4,19 +4,19 @@ from .jit import jit
 
 
 @jit
-def trace(reward, discount, value, following, continues, ratio, most, decay, advantage, target):
+def trace(reward, discount, value, following, continues, ratio, decay, rho_bar, c_bar, advantage, target):
     """Fills in V-trace's targets (Espeholt et al. 2018, arXiv:1802.01561, equation 1), and the advantages beside them.
 
     With a ratio of 1 in each row, the advantages are those of GAE (Schulman et al. 2016, arXiv:1506.02438) with the
     lambda `decay`. All arrays are float32 [B], but `continues`, bool, tells whether the next row is the episode's next
     transition. `following` is the value of the next observation, `ratio` the action's probability today by that when it
-    was taken; `most`, two numbers, clips it in a row's own error, and in what later errors count for it.
+    was taken; `rho_bar` clips it in the error of its row, `c_bar` in the weight of later errors.
     """
     later = 0.0  # the next row's target minus its value
     for i in range(len(reward) - 1, -1, -1):
         if not continues[i]:
             later = 0.0
-        own, passed = min(ratio[i], most[0]), min(ratio[i], most[1])
+        own, passed = min(ratio[i], rho_bar), min(ratio[i], c_bar)
         error = reward[i] + discount[i] * following[i] - value[i]
         kept = discount[i] * decay * later
         advantage[i] = own * (error + kept)

@@ -213,7 +213,7 @@ def _check_floats(label: str, space: gym.Space, array: NDArray[Any]) -> None:
 
 
 def _components(spaces: Spaces, mask: NDArray[Any]) -> list[NDArray[Any]]:
-    return np.split(mask, spaces.first_choices[1:])
+    return np.split(mask, spaces.mask_starts[1:])
 
 
 class _Chooser:
@@ -324,7 +324,7 @@ class _Several:
         spaces, obs = self._env.spaces[turn.agent], turn.obs
         masks = obs[MASK] if isinstance(obs, dict) and spaces.masked else [None] * len(turn.copies)
         actions = np.stack([chooser.choose(mask) for mask in masks])
-        shift = spaces.first_action
+        shift = spaces.action_start
         return (actions - shift if shift.any() else actions).astype(spaces.action_field.dtype)
 
 

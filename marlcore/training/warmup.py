@@ -61,5 +61,5 @@ def _compile_tables() -> None:
     sumtree.repair(tree, offsets, ints.copy(), 2, True)
     sumtree.find(tree, offsets, floats, ints, 2)
     rows = [np.zeros(1, np.float32) for _ in range(7)]
-    advantages.trace(*rows[:4], np.zeros(1, np.bool_), rows[4], np.ones(2), 1.0, *rows[5:])
+    advantages.trace(*rows[:4], np.zeros(1, np.bool_), rows[4], 1.0, 1.0, 1.0, *rows[5:])
     categories.draw_category(np.zeros((1, 1), np.float32), 0, 1, np.zeros(1), np.zeros(1, np.int64), rows[0])

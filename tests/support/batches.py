@@ -1,16 +1,33 @@
-"""Every algorithm with small networks, batches for it from a replay, windows or a queue, and plain functions."""
+"""What tests of algorithms share: each with small networks, batches as learners get them, plain functions."""
 
+import copy
+from collections.abc import Iterable
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import torch
 from gymnasium import spaces as gym
-from updates import box_spaces, continuous_spaces, made_batch
-from windows import made_windows
 
 import marlcore as mc
-from marlcore.observations import ALONE
-from marlcore.spaces import JOINT, Spaces
+from marlcore.interfaces import Algorithm, ReplaySource
+from marlcore.observations import ALONE, by_name, each, in_form
+from marlcore.spaces import JOINT, MASK, Spaces
+
+GAMMA = 0.9  # of windows
+
+
+def box_spaces(shape: tuple[int, ...] = (3,), actions: int = 2, dtype: Any = np.float32, **options: Any) -> Spaces:
+    """An observation of one Box, with a Discrete of `actions`."""
+    return Spaces(gym.Box(0, 100, shape, dtype), gym.Discrete(actions), **options)
+
+
+def continuous_spaces(action: gym.Box | None = None, **options: Any) -> Spaces:
+    """An observation of three numbers, with a Box of 2 x 3 components, no two of which have the same bounds."""
+    low = np.array([[-1, 0, -5], [2, -0.5, -3]], np.float32)
+    high = np.array([[1, 4, -1], [2.5, 0, 9]], np.float32)
+    return Spaces(gym.Box(-10, 10, (3,), np.float32), action or gym.Box(low, high), **options)
+
 
 BOX = gym.Box(-9, 9, (3,), np.float32)
 SHARED = Spaces(gym.Dict({ALONE: BOX, JOINT: gym.Box(-9, 9, (6,), np.float32)}), gym.Discrete(4))
@@ -27,6 +44,108 @@ SMALL = {  # every algorithm, with small networks, and spaces for it
     "recurrentppo": (mc.RecurrentPPO(**QUEUED, units=6, unroll=4), box_spaces()),
 }
 NUMBERS = {"learning_rate": 1e-3, "entropy_coefficient": 0.01}
+
+
+def made_obs(spaces: Spaces, rows: int, rng: np.random.Generator) -> Any:
+    """Random observations in the form of a network's input; masks allow each action with probability 0.6."""
+    lead = (rows,) if spaces.stack == 1 else (rows, spaces.stack)
+    obs = {}
+    for name, field in by_name(spaces.obs).items():
+        shape = (*lead, *field.shape)
+        array = rng.random(shape) < 0.6 if name == MASK else rng.normal(size=shape)
+        obs[name] = torch.from_numpy(np.asarray(array)).to(getattr(torch, field.dtype))
+    return in_form(obs, spaces.obs)
+
+
+def made_action(spaces: Spaces, rows: int, rng: np.random.Generator) -> torch.Tensor:
+    """Random actions as rows hold them."""
+    space = spaces.action
+    if isinstance(space, gym.Box):
+        return torch.from_numpy(rng.uniform(space.low, space.high, (rows, *space.shape)).astype(space.dtype))
+    high = {gym.Discrete: "n", gym.MultiDiscrete: "nvec"}.get(type(space))
+    limit = getattr(space, high) if high else 2
+    return torch.from_numpy(rng.integers(limit, size=(rows, *space.shape)).astype(space.dtype))
+
+
+def made_batch(spaces: Spaces | None = None, rows: int = 6, seed: int = 0, **replaced: Any) -> SimpleNamespace:
+    """A batch of random transitions, as `Batch.torch` returns one."""
+    spaces = spaces or box_spaces()
+    rng = np.random.default_rng(seed)
+    fields = {
+        "obs": made_obs(spaces, rows, rng),
+        "next_obs": made_obs(spaces, rows, rng),
+        "action": made_action(spaces, rows, rng),
+        "reward": torch.from_numpy(rng.normal(scale=10, size=rows).astype(np.float32)),
+        "discount": torch.from_numpy(rng.choice([0.0, 0.9, 0.99], size=rows).astype(np.float32)),
+        "weight": torch.from_numpy(rng.uniform(0.1, 1, size=rows).astype(np.float32)),
+    }
+    return SimpleNamespace(**{**fields, **replaced})
+
+
+def made_trainer(hyper: Algorithm, spaces: Spaces | None = None) -> tuple[Any, Any]:
+    """A model, and a trainer whose target differs from it."""
+    model = hyper.make_model(spaces or box_spaces())
+    trainer: Any = hyper.make_trainer(model)
+    with torch.no_grad():
+        for parameter in trainer.target.parameters():
+            parameter.add_(torch.randn_like(parameter))
+    return model, trainer
+
+
+def flattened(tensors: list[torch.Tensor]) -> torch.Tensor:
+    """Makes the tensors views of one flat tensor, as those of a published model are, and returns it."""
+    flat = torch.cat([tensor.detach().flatten() for tensor in tensors])
+    offset = 0
+    for tensor in tensors:
+        tensor.data = flat[offset : offset + tensor.numel()].view_as(tensor)
+        offset += tensor.numel()
+    return flat
+
+
+def check_resumption(
+    hyper: Algorithm, spaces: Spaces, model: Any, trainer: Any, before: Iterable[Any], after: Iterable[Any]
+) -> None:
+    """Asserts that a trainer resumed between these batches makes the updates of this one, which learns from all."""
+    for batch in before:
+        trainer.update(copy.copy(batch))
+    saved = copy.deepcopy((model.state_dict(), trainer.state_dict()))
+    other = hyper.make_model(spaces)
+    resumed: Any = hyper.make_trainer(other)
+    other.load_state_dict(saved[0])
+    resumed.load_state_dict(saved[1])
+    for batch in after:
+        first, second = (learner.update(copy.copy(batch)) for learner in (trainer, resumed))
+        assert first.metrics == second.metrics
+        assert first.priority is second.priority is None or torch.equal(first.priority, second.priority)
+    for part, twin in ((model, other), *([(trainer.target, resumed.target)] if hasattr(trainer, "target") else [])):
+        assert all(map(torch.equal, part.state_dict().values(), twin.state_dict().values()))
+
+
+def made_windows(hyper: Algorithm, spaces: Spaces, rows: int = 24, seed: int = 0, **options: Any) -> mc.Batch:
+    """Windows as a learner draws them: episodes that terminate, are truncated, or stop at a seam; random states."""
+    rng = np.random.default_rng(seed)
+    spec, source = hyper.transition(spaces), hyper.source(ReplaySource())
+    with mc.ReplayBuffer.create(spec, 4_000, lanes=1) as replay:
+        with replay.writer() as writer:
+            for _ in range(25):
+                _write_episode(writer, spec, spaces, rng)
+        return replay.sampler(
+            rows, sequence=source.sequence, stack=spaces.stack, gamma=GAMMA, seed=seed, min_size=1, **options
+        ).sample()
+
+
+def _write_episode(writer: Any, spec: mc.TransitionSpec, spaces: Spaces, rng: np.random.Generator) -> None:
+    unstacked = Spaces(spaces.observation, spaces.action, spaces.masked)
+    length, end = int(rng.integers(1, 40)), rng.choice(["terminated", "truncated", "seam"])
+    for step in range(length):
+        last = step == length - 1
+        obs, final = (each(lambda part: part[0].numpy(), made_obs(unstacked, 1, rng)) for _ in range(2))
+        over = {end: True} if last and end != "seam" else {}
+        extras = {name: rng.normal(size=field.shape).astype(field.dtype) for name, field in spec.extras.items()}
+        action = made_action(unstacked, 1, rng)[0].numpy()
+        writer.add(obs, action, rng.normal(scale=3), final_obs=final if "truncated" in over else None, **over, **extras)
+    if end == "seam":
+        writer.new_episode()
 
 
 def queue_batch(hyper, spaces, rows=24, seed=0, stale=0.0, **replaced):
@@ -64,6 +183,21 @@ def batch_of(hyper, spaces, seed=0):
 
 def huber(error, delta=1.0):
     return np.where(np.abs(error) <= delta, 0.5 * error**2, delta * (np.abs(error) - 0.5 * delta))
+
+
+def plain_advantages(reward, discount, value, following, continues, ratio, decay, rho_bar, c_bar):
+    """The advantages and targets of rows: each target as the sum of V-trace's equation 1 over the rest of its run."""
+    own, passed = np.minimum(ratio, rho_bar), decay * np.minimum(ratio, c_bar)
+    errors, targets = own * (reward + discount * following - value), value.astype(float)
+    for row in range(len(value)):
+        weight = 1.0
+        for later in range(row, len(value)):
+            targets[row] += weight * errors[later]
+            if not continues[later]:
+                break
+            weight *= discount[later] * passed[later]
+    beyond = np.where(continues, np.append((targets - value)[1:], 0.0), 0.0)
+    return own * (reward + discount * (following + decay * beyond) - value), targets
 
 
 def plain_rescaled(x):

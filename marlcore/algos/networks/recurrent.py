@@ -12,8 +12,7 @@ from torch import nn
 from ...interfaces import PREVIOUS_REWARD
 from ...spaces import Spaces
 from ...spec import Field
-from .encoders import Flat, OneHot
-from .torso import Activation, Torso, rows_in
+from .torso import Activation, Flat, OneHot, Torso, rows_in
 
 Cell = Literal["lstm", "gru"]
 State = Mapping[str, torch.Tensor]  # a recurrent state's parts by name, each [k, ...]

@@ -81,8 +81,8 @@ class ScriptedPlayer:
             check_finite(label, action)
         if not spaces.action.contains(action):
             raise ValueError(f"{label}: expected one of {spaces.action}, got {action.tolist()}")
-        of_row = (action - spaces.first_action).astype(action.dtype) if spaces.first_action.any() else action
-        if spaces.masked and not obs[MASK][spaces.first_choices + of_row.ravel()].all():
+        of_row = (action - spaces.action_start).astype(action.dtype) if spaces.action_start.any() else action
+        if spaces.masked and not obs[MASK][spaces.mask_starts + of_row.ravel()].all():
             raise ValueError(f"{label}: expected one that {MASK} allows, got {action.tolist()}")
         return of_row
 

@@ -118,7 +118,7 @@ class PolicyPlayer:
         self._action = spaces.action_field
         self._choices = np.zeros(0, np.int64)  # of the action 0: where all copies' masks, flattened, hold it
         if spaces.masked:
-            self._choices = np.add.outer(np.arange(copies) * spaces.choices, spaces.first_choices).ravel()
+            self._choices = np.add.outer(np.arange(copies) * spaces.choices, spaces.mask_starts).ravel()
         self._stacks: Values | None = None  # [copies, stack, ...], oldest first
         if spaces.stack > 1:
             self._stacks = each(lambda field: np.zeros((copies, spaces.stack, *field.shape), field.dtype), spaces.obs)

@@ -5,12 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from batches import SMALL
+from batches import SMALL, box_spaces, continuous_spaces, made_obs
 from gymnasium import spaces as gym
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from updates import box_spaces, continuous_spaces, made_obs
 
 from marlcore.algos import DQN, IQN, PPO, SAC, TD3
 from marlcore.interfaces import QueueSource, ReplaySource

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from batches import continuous_spaces, made_batch, made_trainer
 from gymnasium import spaces as gym
 from rounding import near, rounding
-from updates import continuous_spaces, made_batch, made_trainer
 
 from marlcore.algos import SAC, TD3
 from marlcore.spaces import Spaces
@@ -131,33 +131,24 @@ def assert_descended(before, after, loss, least):
 
 
 @BOTH
+@pytest.mark.parametrize("part", ["critics", "policy"])
 @pytest.mark.parametrize("seed", range(3))
-def test_the_policy_descends_the_gradient_of_its_loss(algorithm, seed):
+def test_each_network_descends_the_gradient_of_its_loss(algorithm, part, seed):
     torch.manual_seed(seed)
     spaces = continuous_spaces(gym.Box(-2, 3, (2,), np.float32))
     _, trainer = made_trainer(algorithm(**SMALL, **({"policy_delay": 1} if algorithm is TD3 else {})), spaces)
     batch = made_batch(spaces, rows=ROWS, seed=seed)
-    _, noise = next_draws(trainer, (ROWS, 2), (ROWS, 2))
-    before = numbers(trainer.policy)
-    trainer.update(batch)  # the critics come first: their new weights are those of the loss
-    loss = partial(plain_policy_loss, trainer, batch=batch, noise=noise, temperature=0.1)
-    assert_descended(before, numbers(trainer.policy), loss, 1e-4)
+    first, second = next_draws(trainer, (ROWS, 2), (ROWS, 2))
+    targets, before = plain_targets(trainer, batch, first), numbers(getattr(trainer, part))
 
-
-@BOTH
-def test_the_critics_descend_the_gradient_of_their_loss(algorithm):
-    spaces = continuous_spaces(gym.Box(-2, 3, (2,), np.float32))
-    _, trainer = made_trainer(algorithm(**SMALL), spaces)
-    batch = made_batch(spaces, rows=ROWS)
-    (noise,) = next_draws(trainer, (ROWS, 2))
-    targets, before = plain_targets(trainer, batch, noise), numbers(trainer.critics)
-
-    def loss(weights):
+    def loss_of_critics(weights):
         errors = targets - plain_critics(weights, batch.obs, plain_scaled(spaces, batch.action))
         return (batch.weight.numpy() * errors**2).mean(1).sum()
 
-    trainer.update(batch)
-    assert_descended(before, numbers(trainer.critics), loss, 1e-2)
+    trainer.update(batch)  # the critics come first: their new weights are those of the policy's loss
+    loss_of_policy = partial(plain_policy_loss, trainer, batch=batch, noise=second, temperature=0.1)
+    loss, least = (loss_of_critics, 1e-3) if part == "critics" else (loss_of_policy, 1e-4)
+    assert_descended(before, numbers(getattr(trainer, part)), loss, least)
 
 
 def test_sac_densities_are_those_of_a_squashed_normal():

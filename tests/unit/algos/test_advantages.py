@@ -2,6 +2,7 @@
 
 import numpy as np
 import torch
+from batches import plain_advantages
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rounding import near, rounding
@@ -56,31 +57,13 @@ def close_of(runs):
     return rounding(5 * 6, 3 * float(most))
 
 
-def plain(run, decay, rho_bar, c_bar):
-    """A run's advantages and targets: each target as the sum of the paper's equation 1, row by row."""
-    reward, value = run["reward"], run["value"]
-    length = len(reward)
-    after = np.append(value[1:], 0.0 if run["terminated"] else run["last"])
-    own, passed = np.minimum(run["ratio"], rho_bar), decay * np.minimum(run["ratio"], c_bar)
-    errors = own * (reward + GAMMA * after - value)
-    targets = [
-        value[s] + sum(GAMMA ** (t - s) * np.prod(passed[s:t]) * errors[t] for t in range(s, length))
-        for s in range(length)
-    ]
-    advantages = []
-    for s in range(length):
-        future = after[s] if s + 1 == length else after[s] + decay * (targets[s + 1] - after[s])
-        advantages.append(own[s] * (reward[s] + GAMMA * future - value[s]))
-    return np.array(advantages), np.array(targets)
-
-
 @settings(max_examples=150)
 @given(batches(), st.sampled_from([0.0, 0.5, 0.95, 1.0]), st.sampled_from([0.5, 1.0, 3.0]), st.sampled_from([0.7, 1.0]))
 def test_vtrace_is_the_sum_of_the_paper(runs, decay, rho_bar, c_bar):
-    results = vtrace(*rows_of(runs), decay, rho_bar, c_bar)
-    expected = zip(*(plain(run, decay, rho_bar, c_bar) for run in runs), strict=True)
-    for result, parts in zip(results, expected, strict=True):
-        np.testing.assert_allclose(result, np.concatenate(parts), **close_of(runs))
+    steps, ratio = rows_of(runs)
+    expected = plain_advantages(*(values.double().numpy() for values in (*steps, ratio)), decay, rho_bar, c_bar)
+    for result, plain in zip(vtrace(steps, ratio, decay, rho_bar, c_bar), expected, strict=True):
+        np.testing.assert_allclose(result, plain, **close_of(runs))
         assert result.dtype == torch.float32
 
 

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from batches import box_spaces
 from rounding import rounding
-from updates import box_spaces
 
 from marlcore.algos import ALGORITHMS, DQN, IQN, TD3, make
 from marlcore.algos.networks.qnetwork import FEW, Head

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from batches import box_spaces, made_batch, made_trainer
 from gymnasium import spaces as gym
-from updates import box_spaces, made_batch, made_trainer
 
 from marlcore.interfaces import Algorithm, ReplaySource
 from marlcore.spaces import Spaces

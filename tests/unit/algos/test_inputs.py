@@ -3,12 +3,13 @@
 import numpy as np
 import pytest
 import torch
+from batches import box_spaces
 from gymnasium import spaces as gym
 from numpy.lib.stride_tricks import sliding_window_view
 from rounding import rounding
-from updates import box_spaces
 
 from marlcore.algos import DQN
+from marlcore.observations import each
 from marlcore.spaces import Spaces
 
 pytestmark = pytest.mark.usefixtures("seeded_torch")
@@ -32,15 +33,10 @@ def plain(space, value):
 
 def inputs_of(spaces, samples, masks=None):
     """Samples [B][stack] of the observation space as a network's input, and its encoding."""
-    hidden = DQN(hidden=(8,))  # without layers of its own, the torso returns the encoding
-    frames = [[spaces.values(one, masks) for one in row] for row in samples]
-    if isinstance(spaces.obs, dict):
-        joined = {name: np.array([[one[name] for one in row] for row in frames]) for name in spaces.obs}
-    else:
-        joined = {"": np.array(frames)}
-    tensors = {name: torch.from_numpy(one if spaces.stack > 1 else one[:, 0]) for name, one in joined.items()}
-    given = tensors if isinstance(spaces.obs, dict) else tensors[""]
-    return hidden.make_model(spaces).torso(given)
+    torso = DQN(hidden=(8,)).make_model(spaces).torso  # without layers of its own, it returns the encoding
+    frames = [spaces.values(sample, masks) for row in samples for sample in row]
+    lead = (len(samples), spaces.stack) if spaces.stack > 1 else (len(samples),)
+    return torso(each(lambda *parts: torch.from_numpy(np.stack(parts)).unflatten(0, lead), *frames))
 
 
 def samples_of(space, stack):

@@ -5,12 +5,11 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from batches import huber
+from batches import box_spaces, huber, made_batch, made_trainer
 from gymnasium import spaces as gym
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rounding import near, rounding
-from updates import box_spaces, made_batch, made_trainer
 
 from marlcore.algos import DQN, IQN
 from marlcore.spaces import MASK, Spaces

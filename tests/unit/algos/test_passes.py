@@ -5,9 +5,10 @@ import copy
 import numpy as np
 import pytest
 import torch
+from batches import box_spaces, made_batch, made_obs, made_trainer
 from gymnasium import spaces as gym
 from rounding import rounding
-from updates import box_spaces, made_batch, made_obs, made_trainer
+from torch.nn import functional
 
 from marlcore.algos import DQN
 from marlcore.algos.fast import passes
@@ -39,6 +40,17 @@ def test_both_passes_of_a_network_agree(dueling, hidden, actions, observation, s
     for written, recorded in zip(*results, strict=True):
         scale = float(recorded.abs().max())
         torch.testing.assert_close(written, recorded, **rounding(6 + 30 + 4 * 8 + 2 * actions, scale))
+
+
+def test_an_update_steps_along_the_gradient_of_the_huber_loss():
+    network, trainer = made_trainer(DQN(hidden=(8, 8), max_grad_norm=1e9), box_spaces())
+    batch = made_batch()
+    taken = network(batch.obs).gather(1, batch.action[:, None]).squeeze(1)
+    loss = (batch.weight * functional.huber_loss(taken, trainer.targets(batch), reduction="none")).mean()
+    expected = torch.autograd.grad(loss, list(network.parameters()))
+    trainer.update(batch)
+    for parameter, gradient in zip(network.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, **rounding(6 + 30 + 4 * 8, 100.0))
 
 
 class Louder(QNetwork):

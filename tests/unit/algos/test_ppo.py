@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from batches import NUMBERS, SMALL, queue_batch
+from batches import NUMBERS, SMALL, plain_advantages, queue_batch
 from gymnasium import spaces as gym
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -26,22 +26,6 @@ pytestmark = pytest.mark.usefixtures("seeded_torch")
 WIDE = gym.Box(-10, 10, (3,), np.float32)
 DISCRETE = Spaces(WIDE, gym.Discrete(4))
 SINGLE = PPO(epochs=1, batch_size=24, minibatch_size=24, hidden=(8, 8), target_kl=None)
-
-
-def plain_advantages(batch, value, last, ratio, decay, clips):
-    """Row by row from the end, by the formulas in words; `last` is the value of each row's next observation."""
-    rows = len(value)
-    advantage, target, later = np.zeros(rows), np.zeros(rows), 0.0
-    for i in reversed(range(rows)):
-        goes_on = bool(batch.continues[i])
-        after = value[i + 1] if goes_on else last[i]
-        later = later if goes_on else 0.0
-        reward, discount = float(batch.reward[i]), float(batch.discount[i])
-        advantage[i] = min(ratio[i], clips[0]) * (reward + discount * (after + decay * later) - value[i])
-        error = min(ratio[i], clips[0]) * (reward + discount * after - value[i])
-        later = error + discount * decay * min(ratio[i], clips[1]) * later
-        target[i] = value[i] + later
-    return advantage, target
 
 
 def plain_loss(hyper, log_prob, before, entropy, value, old_value, advantage, target):
@@ -86,7 +70,10 @@ def test_the_loss_is_the_clipped_objective(correction, normalize, clip_value, un
     acted = batch.extras["log_prob"].numpy()
     corrected = correction == "vtrace"
     ratio = np.exp(log_prob - acted) if corrected else np.ones(24)
-    advantage, target = plain_advantages(batch, value, last, ratio, hyper.gae_lambda, (1.5, 1.0))
+    continues = batch.continues.numpy()
+    following = np.where(continues, np.append(value[1:], 0.0), last)
+    rows = batch.reward.numpy(), batch.discount.numpy(), value, following, continues, ratio
+    advantage, target = plain_advantages(*rows, hyper.gae_lambda, 1.5, 1.0)
     if normalize:
         advantage = (advantage - advantage.mean()) / (advantage.std(ddof=1) + 1e-8)
     before = log_prob if corrected else acted

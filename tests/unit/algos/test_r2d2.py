@@ -6,16 +6,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from batches import huber, plain_rescaled, plain_restored
+from batches import GAMMA, box_spaces, huber, made_trainer, made_windows, plain_rescaled, plain_restored
 from gymnasium import spaces as gym
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from updates import box_spaces, made_trainer
-from windows import GAMMA, made_windows
 
 from marlcore.algos import R2D2
 from marlcore.algos.r2d2 import window_returns
 from marlcore.interfaces import PREVIOUS_REWARD
+from marlcore.observations import rows_at
 from marlcore.replay import Prioritized
 from marlcore.spaces import MASK, Spaces
 
@@ -25,26 +24,19 @@ SMALL = R2D2(hidden=(8, 8), units=6, length=12, burn_in=4, period=8, n_step=3)
 WIDE = gym.Box(-10, 10, (3,), np.float32)
 
 
-def taken_from(obs, step, row):
-    """A window's observation as one of a batch of 1."""
-    return {name: one[row, step][None] for name, one in obs.items()} if isinstance(obs, dict) else obs[row, step][None]
-
-
 def stepped_values(network, batch, held):
     """The values [B, T + 1, actions] as an actor would compute them, observation by observation."""
     rows, steps = held.shape
     values = np.zeros((rows, steps + 1, network.actions.count))
     with torch.no_grad():
         for row in range(rows):
-            state = {name: part[row : row + 1] for name, part in batch.extras.items()}
-            for step in range(int(held[row].sum()) + 1):
-                here = (batch.obs, step) if step < held[row].sum() else (batch.next_obs, step - 1)
-                one = taken_from(*here, row)
-                found, state = network(one, state)
-                values[row, step] = found[0].numpy()
-                if step < held[row].sum():
-                    state = network.torso.acted(state, batch.action[row, step : step + 1])
-                    state[PREVIOUS_REWARD] = batch.reward[row, step : step + 1]
+            state, length = rows_at(batch.extras, slice(row, row + 1)), int(held[row].sum())
+            for step in range(length):
+                at = (slice(row, row + 1), step)
+                values[row, step], state = network(rows_at(batch.obs, at), state)
+                state = network.torso.acted(state, batch.action[at])
+                state[PREVIOUS_REWARD] = batch.reward[at]
+            values[row, length], _ = network(rows_at(batch.next_obs, at), state)
     return values
 
 
@@ -90,8 +82,8 @@ def test_loss_and_priorities_are_those_of_a_plain_loop(cell, burn_in, n_step, do
     held, mask = batch.valid[..., -1].numpy(), batch.mask.numpy()
     allowed = None
     if masked:
-        masks = [one[:, :, -1] if stack > 1 else one for one in (batch.obs[MASK], batch.next_obs[MASK])]
-        allowed = torch.cat([masks[0][:, :1], masks[1]], 1).numpy()
+        allowed = torch.cat([batch.obs[MASK][:, :1], batch.next_obs[MASK]], 1).numpy()
+        allowed = allowed[:, :, -1] if stack > 1 else allowed
     values, slow = stepped_values(network, batch, held), stepped_values(trainer.target, batch, held)
     targets = plain_targets(hyper, batch, held, values, slow, allowed)
     rows, steps = np.indices(held.shape)
@@ -104,7 +96,7 @@ def test_loss_and_priorities_are_those_of_a_plain_loop(cell, burn_in, n_step, do
     in_reward = (plain_restored(taken) if rescale else taken) / 0.5
     assert update.metrics["q_mean"].item() == pytest.approx(in_reward[mask].mean(), rel=1e-3, abs=1e-4)
     off = [np.abs(targets - taken)[row][mask[row]] for row in range(len(held))]
-    priority = [0.8 * one.max() + 0.2 * one.mean() for one in off]
+    priority = [0.8 * errors.max() + 0.2 * errors.mean() for errors in off]
     np.testing.assert_allclose(update.priority, priority, rtol=1e-3, atol=1e-5)
     assert update.priority.dtype == torch.float32 and not update.priority.requires_grad
 
@@ -125,7 +117,7 @@ def test_a_window_learns_nothing_from_its_burn_in():
     """Rewards of the burn-in change no gradient, but as inputs; what begins an episode has no burn-in."""
     spaces = box_spaces()
     batch = made_windows(SMALL, spaces).torch()
-    found = []
+    gradients = []
     for change in (0.0, 5.0):
         torch.manual_seed(0)
         network, trainer = made_trainer(SMALL, spaces)
@@ -134,12 +126,12 @@ def test_a_window_learns_nothing_from_its_burn_in():
         trainer.target.torso.before_each = network.torso.before_each
         other = copy.copy(batch)
         burnt = ~batch.mask & batch.valid[..., -1]
-        other.reward = batch.reward + change * (burnt if change == 5.0 else 0)
+        other.reward = batch.reward + change * burnt
         trainer.update(other)
-        found.append([one.grad.clone() for one in network.parameters()])
+        gradients.append([parameter.grad.clone() for parameter in network.parameters()])
     later = SMALL.n_step  # returns of the burn-in's last steps reach no further back than themselves
     assert later > 1 and burnt.any()
-    assert all(map(torch.equal, *found))
+    assert all(map(torch.equal, *gradients))
 
 
 @pytest.mark.parametrize("n_step", [1, 2, 5, 9])

@@ -15,6 +15,7 @@ from wander import Wander
 import marlcore as mc
 from marlcore.algos.recurrent_ppo import FIRST, RecurrentPPOTrainer, first_rows, windows_of
 from marlcore.interfaces import PREVIOUS_REWARD
+from marlcore.observations import rows_at
 from marlcore.spaces import Spaces
 
 pytestmark = pytest.mark.usefixtures("seeded_torch", "undrawn", "shared_fork_server")
@@ -28,10 +29,6 @@ KINDS = {
     "multi": gym.MultiDiscrete([2, 3]),
     "box": gym.Box(-2, 3, (2,), np.float32),
 }
-
-
-def row_of(values, i):
-    return {name: one[i : i + 1] for name, one in values.items()} if isinstance(values, dict) else values[i : i + 1]
 
 
 def windows_in(rows):
@@ -70,10 +67,10 @@ def test_windows_are_seen_as_their_actor_saw_them(kind, cell):
     output, value = model(batch.obs, batch.extras, first)
     state = None
     for i in range(24):
-        stored = row_of(batch.extras, i)
+        stored = rows_at(batch.extras, [i])
         inputs = {name: stored[name] for name in ("previous_action", PREVIOUS_REWARD)}
         state = stored if first[i] else {**state, **inputs}
-        outputs, features, state = model.acting(row_of(batch.obs, i), state)
+        outputs, features, state = model.acting(rows_at(batch.obs, [i]), state)
         torch.testing.assert_close(output[i], outputs[0], **CLOSE)
         torch.testing.assert_close(value[i], model.critic(features)[0, 0], **CLOSE)
 
@@ -83,12 +80,11 @@ def test_the_next_observation_is_valued_in_the_state_after_the_action():
     batch, model = queue_batch(SMALL, spaces)
     trainer = SMALL.make_trainer(model)
     which = torch.tensor([3, 17])
-    found = trainer.values_after(batch, which)
-    for value, i in zip(found, which.tolist(), strict=True):
-        *_, state = model.acting(row_of(batch.obs, i), row_of(batch.extras, i))
-        action, reward = torch.eye(4)[batch.action[i : i + 1]], batch.reward[i : i + 1]
+    for value, i in zip(trainer.values_after(batch, which), which.tolist(), strict=True):
+        *_, state = model.acting(rows_at(batch.obs, [i]), rows_at(batch.extras, [i]))
+        action, reward = torch.eye(4)[batch.action[[i]]], batch.reward[[i]]
         state = {**state, "previous_action": action, PREVIOUS_REWARD: reward}
-        _, features, _ = model.acting(row_of(batch.next_obs, i), state)
+        _, features, _ = model.acting(rows_at(batch.next_obs, [i]), state)
         torch.testing.assert_close(value, model.critic(features)[0, 0], **CLOSE)
 
 

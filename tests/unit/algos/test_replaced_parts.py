@@ -8,11 +8,10 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from batches import QUEUED, SMALL, batch_of
+from batches import QUEUED, SMALL, batch_of, box_spaces, made_obs
 from gymnasium import spaces as gym
 from rounding import rounding
 from torch import nn
-from updates import box_spaces, made_obs
 
 import marlcore as mc
 from marlcore.algos.fast import faster

@@ -6,10 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from batches import SMALL, batch_of
+from batches import SMALL, batch_of, check_resumption, flattened, made_batch, made_trainer
 from gymnasium import spaces as gym
 from rounding import rounding
-from updates import check_resumption, flattened, made_batch, made_trainer
 
 from marlcore.spaces import Spaces
 

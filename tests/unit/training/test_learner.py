@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from batches import made_windows
 from gymnasium.spaces import Box, Dict, Discrete
 from hunt import HUNT
 from refused import check_refused
 from rounding import rounding
-from windows import made_windows
 
 import marlcore as mc
 from marlcore.algos.fast import passes

@@ -130,7 +130,7 @@ def test_a_forbidden_action_of_an_algorithm_is_refused(action: Any, allowed: Any
     second = {name: rows[1:] for name, rows in obs.items()}
     player_of(spaces, allowed).choose(obs, slice(None), begins)
     player = player_of(spaces, forbidden)
-    got = (forbidden[1] + spaces.first_action).tolist()
+    got = (forbidden[1] + spaces.action_start).tolist()
     says = f"action of the algorithm: expected one that action_mask allows, got {got}"
     check_refused(lambda: player.choose(obs, slice(None), begins), ValueError, says)
     check_refused(lambda: player.choose(second, np.array([1]), begins[1:]), ValueError, says)
