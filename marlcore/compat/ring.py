@@ -62,9 +62,6 @@ class Ring:
     attach while the process that made it lives. If `shared`, any number of processes append, each under a lock, which
     costs two system calls per append. Otherwise the first one to append keeps the right, until it releases or closes
     the ring or ends; `columns` are then the fields in place, [capacity, *shape], in this process alone.
-
-    Raises: ValueError, TypeError: the capacity or a field is out of range. SharedMemoryFull: no room for the ring
-        there either.
     """
 
     def __init__(self, fields: Mapping[str, Field], capacity: int, *, shared: bool) -> None:
@@ -126,12 +123,7 @@ class Ring:
                 return Held(max(lo, base), hi, base, self.capacity)
 
     def append(self, rows: Mapping[str, Any], count: int) -> int:
-        """Adds count rows, all or none, each field [count, *shape]; returns the first ticket.
-
-        NumPy converts the dtypes.
-
-        Raises: TimeoutError: another process was stopped inside an add; LaneBusy: see `writer`. Nothing was added.
-        """
+        """Adds count rows, all or none, each field [count, *shape]; returns the first ticket."""
         writer = self.writer
         if count > 1:
             return writer.append_batch(rows, count)
@@ -140,10 +132,7 @@ class Ring:
         return writer.append()
 
     def gather(self, tickets: Ints, *names: str) -> tuple[Rows, NDArray[np.bool_] | None]:
-        """Copies of the named fields, or all, for tickets, int64 [n] below hi, and whether each was whole: bool [n].
-
-        None means that all were whole.
-        """
+        """Copies of the named fields, or all, for tickets below hi, and whether each was whole; None if all were."""
         return self.lane.gather(tickets, names or self._names)
 
     def at(self, positions: Ints, *names: str) -> Rows:
@@ -170,10 +159,7 @@ class Ring:
         """Copies of groups of rows, all whole; a group that a writer overwrote meanwhile is drawn again.
 
         `draw` returns the tickets of so many groups, [number, rows per group], or none while nothing can be drawn.
-
-        Returns: the named fields, or all, [groups, rows per group, *shape], and the tickets [groups, rows per group].
-
-        Raises: MarlcoreError: a writer overwrote every draw, or died while it overwrote the whole ring.
+        The named fields, or all, are [groups, rows per group, *shape], the tickets [groups, rows per group].
         """
         rows: Rows = {}
         torn: Ints | None = None  # the overwritten groups; at first None for all

@@ -165,12 +165,7 @@ class Buffer(Ring):
         )
 
     def put_rows(self, columns: Mapping[str, Any], rows: int, count: int) -> None:
-        """Appends the first `rows` rows of arrays, at most `capacity`; fields without an array are zero.
-
-        Args:
-            columns: by the names of `columns_of`, each [rows or more, *shape].
-            count: sorrel's count of all rows then.
-        """
+        """Appends the first `rows` rows of arrays, zeros of other fields; `count` is sorrel's count of rows then."""
         fitted: dict[str, Any] = dict.fromkeys(self.fields, 0)
         for name, array in columns.items():
             field = self.fields[name]
@@ -298,10 +293,7 @@ class Buffer(Ring):
         return before_head < self.n_frames
 
     def _others(self, window: Held, population: int, count: int, taken: Ints) -> Ints:
-        """Starts of held windows; repeats those already taken only if there are too few others.
-
-        Raises: NotEnoughData: there is no such window.
-        """
+        """Starts of held windows; repeats those already taken only if there are too few others."""
         free = ~self._crosses(window, np.arange(population))
         if not free.any():
             raise NotEnoughData(f"sample: expected at least {self.n_frames + 2} rows, got {window.stored}")
