@@ -64,30 +64,29 @@ class Ring:
     the ring or ends; `columns` are then the fields in place, [capacity, *shape], in this process alone.
     """
 
+    _OWN: Mapping[str, Any] = {"_lane": None, "_writer": None, "columns": {}}  # of this process; made at the next use
+    _lane: RingLane | None
+    _writer: RingWriter | None
+    columns: Rows
+
     def __init__(self, fields: Mapping[str, Field], capacity: int, *, shared: bool) -> None:
         self.fields = dict(fields)
         self.capacity = capacity
         self._shared = shared
         self._names = tuple(self.fields)
-        self._lane: RingLane | None = RingLane.of(self.fields, capacity)
-        self._handle = self._lane.handle
-        self._forget_writer()
-        invalidate_after_fork(self)
-
-    def _forget_writer(self) -> None:
-        self._writer: RingWriter | None = None
-        self.columns: Rows = {}
+        lane = RingLane.of(self.fields, capacity)
+        self._handle = lane.handle
+        self.__setstate__({**self._OWN, "_lane": lane})
 
     def forked(self) -> None:
         """In a forked child: the next use attaches anew."""
-        self._lane = None
-        self._forget_writer()
+        vars(self).update(self._OWN)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_lane": None, "_writer": None, "columns": {}}
+        return {**vars(self), **self._OWN}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
+        vars(self).update(state)
         invalidate_after_fork(self)
 
     @property
@@ -195,7 +194,7 @@ class Ring:
         """Lets another process append; repeated calls are harmless."""
         if self._writer is not None:
             self._writer.close()
-            self._forget_writer()
+            vars(self).update({**self._OWN, "_lane": self._lane})
 
     def close(self) -> None:
         """Releases the memory; if the creator closes it, the memory disappears."""

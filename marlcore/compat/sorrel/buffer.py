@@ -53,6 +53,9 @@ class Buffer(Ring):
     Raises: ValueError, TypeError: an argument is out of range. SharedMemoryFull: no room for the buffer.
     """
 
+    _OWN: Mapping[str, Any] = {**Ring._OWN, "_adder": None}
+    _adder: Adder | None
+
     def __init__(self, capacity: int, obs_shape: Sequence[int], n_frames: int = 1, **extra_fields: Any) -> None:
         n_frames = whole_number("n_frames", n_frames, 1)
         if not isinstance(obs_shape, Iterable):
@@ -71,13 +74,6 @@ class Buffer(Ring):
         self._extras = {name: np.zeros(field.shape, field.dtype) for name, field in extras.items()}
         self._span = np.arange(n_frames + 1)
         super().__init__(fields, capacity, shared=False)
-
-    def _forget_writer(self) -> None:
-        super()._forget_writer()
-        self._adder: Adder | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_adder": None}
 
     def add(self, obs: Any, action: Any, reward: float, done: bool, **kwargs: Any) -> None:
         """Adds one step.
