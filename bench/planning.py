@@ -44,7 +44,9 @@ class Mesh:
     action_space = SimpleNamespace(n=4)
 
     def __init__(self, states: int, cost: float = 0.0) -> None:
-        self._width = 1 + bisect_left(range(1, states), states, key=_reached)
+        # The least number of places in a level for which so many states can be reached.
+        sizes = range(1, states)
+        self._width = 1 + bisect_left(sizes, states, key=lambda n: sum(min(16**i, n) for i in range(LEVELS + 1)))
         self._cost = cost  # seconds that each transition takes
 
     def reset(self) -> None: ...
@@ -64,11 +66,6 @@ class Mesh:
                 pass
         to = place * 16 + 4 * profile[0] + profile[1]
         return [(0.75, (level + 1, to % self._width)), (0.25, (level + 1, (to + 1) % self._width))]
-
-
-def _reached(width: int) -> int:
-    """The states that can be reached if levels have this many places."""
-    return sum(min(16**level, width) for level in range(LEVELS + 1))
 
 
 GOALS: Any = {0: [lambda state: state[1] % 97 == 5, lambda state: state[1] % 89 == 3]}

@@ -24,17 +24,16 @@ PROCESSES = "in processes"
 PROGRAM = Path(__file__).with_name("peers") / "sorrel_treasurehunt.py"
 
 
-def run(side: str, seed: int, threads: int, given: argparse.Namespace) -> dict[str, Any]:
+def run(side: str, seed: int, threads: int, options: argparse.Namespace) -> dict[str, Any]:
     """One experiment of one side."""
     wanted = {
-        "side": side, "seed": seed, "threads": threads, "agents": given.agents, "epochs": given.epochs,
-        "turns": given.turns, "kill": given.kill, "options": json.loads(given.options),
+        "side": side, "seed": seed, "threads": threads, "agents": options.agents, "epochs": options.epochs,
+        "turns": options.turns, "kill": options.kill, "options": json.loads(options.options),
     }  # fmt: skip
     environment = {**WITH_MARLCORE, "OMP_NUM_THREADS": str(threads)}
     command = [str(SORREL.python), str(PROGRAM), json.dumps(wanted)]
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
 def rate(run: dict[str, Any], whole: bool = False) -> float:
@@ -48,14 +47,14 @@ def times(runs: dict[str, list[dict[str, Any]]], whole: bool) -> float:
     return rates.pop(PROCESSES) / max(rates.values())
 
 
-def row(side: str, seed: int, found: dict[str, Any]) -> str:
-    scores = found["scores"]
+def row(side: str, seed: int, result: dict[str, Any]) -> str:
+    scores = result["scores"]
     half = scores[len(scores) // 2 :]
     return (
-        f"| {side} | {seed} | {found['updates']} | {found['steps']} | {found['seconds']:.1f} "
-        f"| {found['cpu_s']:.1f} | {rate(found):.0f} "
+        f"| {side} | {seed} | {result['updates']} | {result['steps']} | {result['seconds']:.1f} "
+        f"| {result['cpu_s']:.1f} | {rate(result):.0f} "
         f"| {fmean(scores):.1f} +- {stdev(scores):.1f} | {fmean(half):.1f} +- {stdev(half):.1f} "
-        f"| {found.get('restarts', '')} | {found['start_s']:.1f} |\n"
+        f"| {result.get('restarts', '')} | {result['start_s']:.1f} |\n"
     )
 
 
@@ -68,10 +67,10 @@ def main() -> None:
     parser.add_argument("--threads", default="1", help="of torch in sorrel's own loop, with commas between")
     parser.add_argument("--kill", action="store_true", help="a learner, in the middle")
     parser.add_argument("--options", default="{}", help="of run_experiment_mp, as JSON")
-    given = parser.parse_args()
+    options = parser.parse_args()
     if SORREL.missing:
         sys.exit(f"sorrel is not installed: {SORREL.missing}")
-    counts = [int(count) for count in given.threads.split(",")]
+    counts = [int(count) for count in options.threads.split(",")]
     sides = [(f"sequential, threads: {count}", "sequential", count) for count in counts]
     sides.append((PROCESSES, "processes", 1))
     titles = ["side", "seed", "updates", "agent-steps", "seconds", "CPU s", "agent-steps/s", "score of an epoch",
@@ -79,14 +78,14 @@ def main() -> None:
     sys.stdout.write(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} before\n")
     sys.stdout.write(f"| {' | '.join(titles)} |\n{'|---' * len(titles)}|\n")
     runs: dict[str, list[dict[str, Any]]] = {name: [] for name, _, _ in sides}
-    for seed in map(int, given.seeds.split(",")):
+    for seed in map(int, options.seeds.split(",")):
         for name, side, threads in sides:
-            found = run(side, seed, threads, given)
-            runs[name].append(found)
-            sys.stdout.write(row(name, seed, found))
+            result = run(side, seed, threads, options)
+            runs[name].append(result)
+            sys.stdout.write(row(name, seed, result))
             sys.stdout.flush()
-            if found.get("left"):
-                sys.exit(f"left behind in /dev/shm: {found['left']}")
+            if result.get("left"):
+                sys.exit(f"left behind in /dev/shm: {result['left']}")
     bare, whole = (times(runs, whole) for whole in (False, True))
     sys.stdout.write(
         f"in processes: {bare:.2f} times sorrel's own loop, {whole:.2f} times with the start of processes; "

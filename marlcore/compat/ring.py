@@ -62,35 +62,31 @@ class Ring:
     attach while the process that made it lives. If `shared`, any number of processes append, each under a lock, which
     costs two system calls per append. Otherwise the first one to append keeps the right, until it releases or closes
     the ring or ends; `columns` are then the fields in place, [capacity, *shape], in this process alone.
-
-    Raises: ValueError, TypeError: the capacity or a field is out of range. SharedMemoryFull: no room for the ring
-        there either.
     """
+
+    _OWN: Mapping[str, Any] = {"_lane": None, "_writer": None, "columns": {}}  # of this process; made at the next use
+    _lane: RingLane | None
+    _writer: RingWriter | None
+    columns: Rows
 
     def __init__(self, fields: Mapping[str, Field], capacity: int, *, shared: bool) -> None:
         self.fields = dict(fields)
         self.capacity = capacity
         self._shared = shared
         self._names = tuple(self.fields)
-        self._lane: RingLane | None = RingLane.of(self.fields, capacity)
-        self._handle = self._lane.handle
-        self._forget_writer()
-        invalidate_after_fork(self)
-
-    def _forget_writer(self) -> None:
-        self._writer: RingWriter | None = None
-        self.columns: Rows = {}
+        lane = RingLane.of(self.fields, capacity)
+        self._handle = lane.handle
+        self.__setstate__({**self._OWN, "_lane": lane})
 
     def forked(self) -> None:
         """In a forked child: the next use attaches anew."""
-        self._lane = None
-        self._forget_writer()
+        vars(self).update(self._OWN)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_lane": None, "_writer": None, "columns": {}}
+        return {**vars(self), **self._OWN}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
+        vars(self).update(state)
         invalidate_after_fork(self)
 
     @property
@@ -126,12 +122,7 @@ class Ring:
                 return Held(max(lo, base), hi, base, self.capacity)
 
     def append(self, rows: Mapping[str, Any], count: int) -> int:
-        """Adds count rows, all or none, each field [count, *shape]; returns the first ticket.
-
-        NumPy converts the dtypes.
-
-        Raises: TimeoutError: another process was stopped inside an add; LaneBusy: see `writer`. Nothing was added.
-        """
+        """Adds count rows, all or none, each field [count, *shape]; returns the first ticket."""
         writer = self.writer
         if count > 1:
             return writer.append_batch(rows, count)
@@ -140,10 +131,7 @@ class Ring:
         return writer.append()
 
     def gather(self, tickets: Ints, *names: str) -> tuple[Rows, NDArray[np.bool_] | None]:
-        """Copies of the named fields, or all, for tickets, int64 [n] below hi, and whether each was whole: bool [n].
-
-        None means that all were whole.
-        """
+        """Copies of the named fields, or all, for tickets below hi, and whether each was whole; None if all were."""
         return self.lane.gather(tickets, names or self._names)
 
     def at(self, positions: Ints, *names: str) -> Rows:
@@ -170,10 +158,7 @@ class Ring:
         """Copies of groups of rows, all whole; a group that a writer overwrote meanwhile is drawn again.
 
         `draw` returns the tickets of so many groups, [number, rows per group], or none while nothing can be drawn.
-
-        Returns: the named fields, or all, [groups, rows per group, *shape], and the tickets [groups, rows per group].
-
-        Raises: MarlcoreError: a writer overwrote every draw, or died while it overwrote the whole ring.
+        The named fields, or all, are [groups, rows per group, *shape], the tickets [groups, rows per group].
         """
         rows: Rows = {}
         torn: Ints | None = None  # the overwritten groups; at first None for all
@@ -209,7 +194,7 @@ class Ring:
         """Lets another process append; repeated calls are harmless."""
         if self._writer is not None:
             self._writer.close()
-            self._forget_writer()
+            vars(self).update({**self._OWN, "_lane": self._lane})
 
     def close(self) -> None:
         """Releases the memory; if the creator closes it, the memory disappears."""

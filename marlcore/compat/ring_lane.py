@@ -99,10 +99,7 @@ class RingLane(ViewedReplay):
         return RingWriter(self, claim(self._segment, self._mapped.native, 0, shared), shared)
 
     def lock_words(self) -> File:
-        """An open file that holds the right to write BASE, until it is closed or its process dies.
-
-        Raises: LaneBusy: a stopped process holds it.
-        """
+        """An open file that holds the right to write BASE, until it is closed or its process dies."""
         for _ in range(ROUNDS):
             held = self._segment.lock(slot_lock(1, 0))
             if held is not None:
@@ -160,10 +157,7 @@ class RingWriter(WriterBase):
         self._batch: _Batch | None = None
 
     def append(self) -> int:
-        """Appends `row`; returns its ticket.
-
-        Raises: TimeoutError: another writer was stopped inside an append. ClosedError: this one was closed.
-        """
+        """Appends `row`; returns its ticket. Raises TimeoutError: another writer was stopped inside an append."""
         ticket: int = self._add_row()
         if ticket < 0:
             ticket = self._again(ticket, self._add_row, None, "add")
@@ -171,10 +165,7 @@ class RingWriter(WriterBase):
         return ticket
 
     def append_batch(self, rows: Mapping[str, Any], count: int) -> int:
-        """Appends rows, all or none, each field [count, *shape]; returns the first ticket. Raises: see `append`.
-
-        NumPy converts the dtypes. Contiguous arrays of large fields with the field's own dtype are not staged.
-        """
+        """Appends rows, all or none, each field [count, *shape], and large ones unstaged; returns the first ticket."""
         batch = self._batch
         if batch is None or batch.rows != count:
             records = np.zeros((count, self._layout.record_bytes), np.uint8)

@@ -40,10 +40,7 @@ def to_bytes(replay: ReplayBuffer) -> bytes:
 
 
 def from_bytes(saved: bytes | memoryview, name: str, cls: type[R]) -> R:
-    """A new replay of class `cls` from the bytes of `to_bytes`.
-
-    Raises: see ReplayBuffer.load; OSError: the temporary directory has no room.
-    """
+    """A new replay of class `cls` from the bytes of `to_bytes`."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "replay"
         path.touch(mode=0o600)  # `attach` refuses files that others can read

@@ -362,10 +362,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
         )  # fmt: skip
 
     def _transitions(self, ahead: NDArray[np.int64], envs: NDArray[np.int64], newest: _Newest) -> _Transitions:
-        """Transitions over the steps at positions `ahead` [B, n_steps]; a return ends with its episode or newest step.
-
-        Raises: ValueError: a first position holds no row.
-        """
+        """Over the steps at positions `ahead` [B, n_steps]; a return ends with its episode or newest step."""
         lo, hi = self.replay.windows()
         lanes = envs[:, None]
         tickets = self._tickets[ahead, lanes]
@@ -486,10 +483,7 @@ def _field(shape: Any, space: spaces.Space[Any]) -> Field:
 
 
 def _rows_check(label: str, field: Field, rows: int) -> Callable[[Any], NDArray[Any]]:
-    """A callable that returns a value as an array [rows, *shape] of the field's dtype: the value itself if it is one.
-
-    Scalars of discrete spaces may lack their own axis.
-    """
+    """A function to arrays [rows, *shape] of the field's dtype; scalars of discrete spaces may lack their own axis."""
     dtype, whole = field.numpy, Field((rows, *field.shape), field.dtype)
     shape, size = whole.shape, math.prod(whole.shape)
 

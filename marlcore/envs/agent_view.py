@@ -37,9 +37,7 @@ class ValueCheck:
     spaces: Spaces  # without the mask
 
     def check(self, copies: NDArray[np.int64], values: Values, *, acting: bool) -> None:
-        """The values [k, ...] of these copies: floats are finite, discrete values in range, and a mask allows something
-        if the agent is `acting`.
-        """
+        """Values [k, ...]: floats are finite, discrete values in range, and the mask of an `acting` agent not empty."""
         fault = fault_of(self.spaces, values, acting=acting)
         if fault is not None:
             raise failed(copies[fault[0]], self.agent, fault[1])
@@ -70,10 +68,7 @@ class AgentView(ValueCheck):
 
     @classmethod
     def of(cls, agent: str, observation: gym.Space, action: gym.Space, masked: bool = False) -> AgentView:
-        """The view of an agent with these spaces, as the environment has them; `masked`: its infos hold masks.
-
-        Raises: ValueError, naming the agent and the part: marlcore does not support a space.
-        """
+        """`masked`: its infos hold masks. Raises ValueError, naming the agent and the part: of a space."""
         inside = _has_choice(action) and has_mask(observation)
         wrapped = inside and observation.spaces.keys() == {MASK, ALONE}
         plain = observation
@@ -100,10 +95,7 @@ class AgentView(ValueCheck):
         return observation, mask if self.mask_in else None
 
     def mask(self, value: Any, rows: tuple[int, ...] = ()) -> NDArray[Any]:
-        """A mask as an array [*rows, actions]; of a MultiDiscrete also from a tuple of a mask for each component.
-
-        Raises ValueError: it has another shape or dtype, or is missing.
-        """
+        """A mask as an array [*rows, actions]; of a MultiDiscrete also from a tuple of a mask for each component."""
         array = np.concatenate(value, axis=-1) if isinstance(value, (tuple, list)) and rows == () else np.asarray(value)
         expected = (*rows, self.spaces.choices)
         if array.shape != expected or array.dtype.kind not in "biu":

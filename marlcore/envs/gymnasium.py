@@ -110,18 +110,15 @@ def not_installed(name: str, reason: str) -> ImportError:
 
 
 def make_gymnasium_vector(id: str, copies: int, /, **options: Any) -> Any:
-    """The vector form that the registered environment `id` brings along; None if it brings none for these options.
-
-    It has no checker, and cannot leave out the limit of an episode's steps, which -1 stands for.
-    """
+    """The vector form that the registered environment `id` brings along; None if it brings none for these options."""
     _import_what_registers(id)
     try:
         spec = gymnasium.spec(id)
     except gymnasium.error.Error:
         return None  # `make_gymnasium` gives the reasons
-    if spec.vector_entry_point is None or options.get("max_episode_steps") == -1:
+    if spec.vector_entry_point is None or options.get("max_episode_steps") == -1:  # it always has a limit
         return None
-    options.pop("disable_env_checker", None)
+    options.pop("disable_env_checker", None)  # it has none
     return gymnasium.make_vec(id, num_envs=copies, vectorization_mode="vector_entry_point", **options)
 
 
@@ -131,10 +128,7 @@ def is_registered(id: str) -> bool:
 
 
 def _import_what_registers(id: str) -> None:
-    """Imports the package that registers `id`, if its name follows from the id; some register only when imported.
-
-    Raises ImportError: a package of the table above is not installed.
-    """
+    """Imports the package that registers `id`, if its name follows from the id; some register only when imported."""
     if ":" in id or id in gymnasium.registry:
         return
     namespace, slash, _ = id.partition("/")

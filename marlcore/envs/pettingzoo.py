@@ -22,10 +22,7 @@ def is_parallel(env: Any) -> bool:
 
 
 def spaces_of(env: Any) -> tuple[Mapping[str, Space], Mapping[str, Space]]:
-    """The observation and action spaces of all agents that may ever act.
-
-    Raises: ValueError: the agents are not known in advance, or marlcore does not support a space.
-    """
+    """The observation and action spaces of all agents that may ever act. Raises ValueError: one is not supported."""
     names = getattr(env, "possible_agents", None)
     if not names or not all(isinstance(name, str) for name in names):
         raise ValueError(f"possible_agents of {env}: expected a list of names, got {names!r}")
@@ -75,10 +72,7 @@ class AECEnvironment:
 
 
 class ParallelRounds:
-    """A PettingZoo Parallel environment in rounds: all live agents act, then it steps.
-
-    Raises: ValueError: the agents are not known in advance, or marlcore does not support a space.
-    """
+    """A PettingZoo Parallel environment in rounds: all live agents act, then it steps."""
 
     def __init__(self, env: Any, copy: int = 0) -> None:
         self.observation_spaces, self.action_spaces = spaces_of(env)

@@ -90,7 +90,8 @@ class HuntState:
         """Begins an episode of each hunt with everything on random cells."""
         self._draws = draws
         self._cells = self._bare.copy()
-        self._collected = np.zeros((len(self._all), self.rules.entities), bool)
+        self._entered = np.zeros((len(self._all), len(self._planes)), bool)  # [hunt, code]
+        self._collected = self._entered[:, ENTITY:]
         for entity in range(self.rules.entities):
             self._place(self._all, ENTITY + entity)
         self._positions = np.array([self._place(self._all, AGENT) for _ in range(self.rules.agents)])  # [agent, hunt]
@@ -101,22 +102,20 @@ class HuntState:
         """An agent's observations, float32 [hunts, 5, width, width], in `obs` if it is given."""
         if obs is None:
             obs = np.empty((len(self._all), *self.observation_space.shape), np.float32)
-        seen = self._planes[self._cells[self._positions[index][:, None] + self._window]]
+        seen = self._planes.take(self._cells.take(self._positions[index][:, None] + self._window))
         np.equal(seen[:, None, :], self._kinds, out=obs.reshape(len(obs), len(KINDS), -1))
         return obs
 
     def move(self, actions: NDArray[np.int64]) -> None:
         """Moves the agent that acts, int64 [hunts], if possible."""
         origin = self._positions[self.index]
-        target = origin + self._moves[actions]
-        codes = self._cells[target]
-        target = np.where(codes >= EMPTY, target, origin)
+        target = origin + self._moves.take(actions)
+        codes = self._cells.take(target)
         self._cells[origin] = EMPTY
-        self._cells[target] = AGENT
-        self._positions[self.index] = target
-        self.earned[self.index] = self._rewards[codes]
-        hits = np.flatnonzero(codes >= ENTITY)
-        self._collected[hits, codes[hits] - ENTITY] = True
+        np.copyto(origin, target, where=codes >= EMPTY)  # the agent's new position
+        self._cells[origin] = AGENT
+        self._rewards.take(codes, out=self.earned[self.index])
+        self._entered[self._all, codes] = True
 
     def pass_turn(self) -> None:
         """The next agent acts; a new turn begins by returning collected entities."""
@@ -130,9 +129,10 @@ class HuntState:
     def _bring_back(self) -> None:
         """Draw i of a turn decides on entity i, later draws say where; in each hunt one entity after another."""
         hunt, entity = np.nonzero(self._collected)  # by hunt, then by entity
-        back = self._draws.peek(hunt, entity) < self.rules.respawn
+        if len(hunt):
+            back = self._draws.peek(hunt, entity) < self.rules.respawn
+            hunt, entity = hunt[back], entity[back]
         self._draws.counts += np.uint64(self.rules.entities)
-        hunt, entity = hunt[back], entity[back]
         self._collected[hunt, entity] = False
         while len(hunt):
             first = np.ones(len(hunt), bool)  # of its hunt

@@ -1,7 +1,6 @@
 """Goal-conditioned soft policies by backward induction: the first phase of planning."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -12,8 +11,7 @@ from .beliefs import Believed, tabulate_belief
 from .discounts import Discount, Durations, discounted_rows
 from .goals import Goals, tabulate_goals
 from .graph import Graph
-from .kernels.expectations import Rows
-from .kernels.soft_policies import Belief, Scratch, induce
+from .kernels.soft_policies import Scratch, induce
 from .policies import Policies
 from .sweep import Numbers, Progress, sweep, work_of
 from .tabulate import Tabulate
@@ -84,40 +82,29 @@ def backward_induction(
     acting = np.diff(graph.row_start) > 0
     tables = {agent: tabulate_goals(tabulate, goals, agent, acting) for agent in chosen}
     beliefs = {agent: tabulate_belief(tabulate, agent, robots, optimistic, believed, acting) for agent in chosen}
-    policies = Policies.create(tables, graph.actions, dtype)
+    actions = graph.actions
+    policies = Policies.create(tables, actions, dtype)
+
+    def step(numbers: Numbers) -> None:
+        """All agents' values and policies in some states."""
+        for agent, belief in beliefs.items():
+            its, width = policies[agent], len(tables[agent].goals)
+            scratch = Scratch(*(np.empty(shape) for shape in ((actions, width), width, width, actions, actions)))
+            arrays = its.flags, its.stored, its.policy
+            stuck = induce(rows, belief, actions**agent, float(beta), *arrays, numbers, scratch)
+            if stuck >= 0:
+                raise ValueError(
+                    f"believed: no profile that agent {agent} believes in is possible in state "
+                    f"{brief(graph.states[stuck])}"
+                )
+
     try:
-        step = _Induction(graph, rows, beliefs, policies, float(beta))
         width = sum(len(table.goals) for table in tables.values())
         sweep(graph.levels, work_of(graph, width), threads, step, progress=progress)
     except BaseException:
         policies.close()
         raise
     return policies
-
-
-@dataclass(frozen=True)
-class _Induction:
-    """The step of the sweep: all agents' values and policies in some states."""
-
-    graph: Graph
-    rows: Rows
-    beliefs: Mapping[int, Belief]
-    policies: Policies
-    beta: float
-
-    def __call__(self, numbers: Numbers) -> None:
-        actions = self.graph.actions
-        for agent, belief in self.beliefs.items():
-            policies = self.policies[agent]
-            goals = len(policies.goals)
-            scratch = Scratch(*(np.empty(shape) for shape in ((actions, goals), goals, goals, actions, actions)))
-            arrays = policies.flags, policies.stored, policies.policy
-            stuck = induce(self.rows, belief, actions**agent, self.beta, *arrays, numbers, scratch)
-            if stuck >= 0:
-                raise ValueError(
-                    f"believed: no profile that agent {agent} believes in is possible in state "
-                    f"{brief(self.graph.states[stuck])}"
-                )
 
 
 def _checked_agents(agents: Sequence[int] | None, goals: Goals, robots: Sequence[int], graph: Graph) -> tuple[int, ...]:

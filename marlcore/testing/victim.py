@@ -8,7 +8,7 @@ import subprocess
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..errors import MarlcoreError
@@ -29,14 +29,14 @@ class Victim:
 
     command: Sequence[str]  # starts the run, and restarts it after its parent was killed
     log: Path
-    _parent: subprocess.Popen[bytes] | None = None
-    _control: Control | None = None
+    parent: subprocess.Popen[bytes] = field(init=False, repr=False)
+    control: Control = field(init=False, repr=False)  # while the run works
 
     def start(self) -> None:
         """Starts it, and waits until every worker works. Raises: Lost."""
         self._others = {*SHM_DIR.glob("marlcore-control-*")}  # opening one would hold it
         with self.log.open("ab") as log:
-            self._parent = subprocess.Popen(self.command, stdout=log, stderr=log, start_new_session=True)
+            self.parent = subprocess.Popen(self.command, stdout=log, stderr=log, start_new_session=True)
         self.wait(self._find_control)
         self.wait(lambda: all(self.works(name, 0) for name in self.workers))
 
@@ -47,20 +47,10 @@ class Victim:
             except MarlcoreError:  # removed meanwhile
                 continue
             if control.about.get("pid") == self.parent.pid:
-                self._control = control
+                self.control = control
                 return True
             control.close()
         return False
-
-    @property
-    def parent(self) -> subprocess.Popen[bytes]:
-        assert self._parent is not None
-        return self._parent
-
-    @property
-    def control(self) -> Control:
-        assert self._control is not None
-        return self._control
 
     @property
     def workers(self) -> list[str]:
@@ -117,14 +107,15 @@ class Victim:
     def close(self) -> None:
         """Kills all remaining processes."""
         self._let_go()
-        if self._parent is not None and self._parent.returncode is None:  # not reaped, so the group id is still its own
-            os.killpg(self._parent.pid, signal.SIGKILL)
-            self._parent.wait()
+        parent: subprocess.Popen[bytes] | None = vars(self).get("parent")
+        if parent is not None and parent.returncode is None:  # not reaped, so the group id is still its own
+            os.killpg(parent.pid, signal.SIGKILL)
+            parent.wait()
 
     def _let_go(self) -> None:
-        if self._control is not None:
-            self._control.close()
-        self._control = None  # a remaining view would hold the segment
+        if "control" in vars(self):
+            self.control.close()
+            del self.control  # a remaining view would hold the segment
 
 
 def living(group: int) -> list[int]:

@@ -53,6 +53,9 @@ class Buffer(Ring):
     Raises: ValueError, TypeError: an argument is out of range. SharedMemoryFull: no room for the buffer.
     """
 
+    _OWN: Mapping[str, Any] = {**Ring._OWN, "_adder": None}
+    _adder: Adder | None
+
     def __init__(self, capacity: int, obs_shape: Sequence[int], n_frames: int = 1, **extra_fields: Any) -> None:
         n_frames = whole_number("n_frames", n_frames, 1)
         if not isinstance(obs_shape, Iterable):
@@ -71,13 +74,6 @@ class Buffer(Ring):
         self._extras = {name: np.zeros(field.shape, field.dtype) for name, field in extras.items()}
         self._span = np.arange(n_frames + 1)
         super().__init__(fields, capacity, shared=False)
-
-    def _forget_writer(self) -> None:
-        super()._forget_writer()
-        self._adder: Adder | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_adder": None}
 
     def add(self, obs: Any, action: Any, reward: float, done: bool, **kwargs: Any) -> None:
         """Adds one step.
@@ -165,12 +161,7 @@ class Buffer(Ring):
         )
 
     def put_rows(self, columns: Mapping[str, Any], rows: int, count: int) -> None:
-        """Appends the first `rows` rows of arrays, at most `capacity`; fields without an array are zero.
-
-        Args:
-            columns: by the names of `columns_of`, each [rows or more, *shape].
-            count: sorrel's count of all rows then.
-        """
+        """Appends the first `rows` rows of arrays, zeros of other fields; `count` is sorrel's count of rows then."""
         fitted: dict[str, Any] = dict.fromkeys(self.fields, 0)
         for name, array in columns.items():
             field = self.fields[name]
@@ -298,10 +289,7 @@ class Buffer(Ring):
         return before_head < self.n_frames
 
     def _others(self, window: Held, population: int, count: int, taken: Ints) -> Ints:
-        """Starts of held windows; repeats those already taken only if there are too few others.
-
-        Raises: NotEnoughData: there is no such window.
-        """
+        """Starts of held windows; repeats those already taken only if there are too few others."""
         free = ~self._crosses(window, np.arange(population))
         if not free.any():
             raise NotEnoughData(f"sample: expected at least {self.n_frames + 2} rows, got {window.stored}")

@@ -13,10 +13,7 @@ _WRITES = ("add", "add_empty", "add_from_buffer", "clear")
 
 
 def rings_for(memory: Any, copies: int) -> list[Buffer]:
-    """A ring for each copy of the world, with equal parts of the memory's capacity; the first one has its rows.
-
-    A marlcore Buffer is its own ring, if there is one copy.
-    """
+    """A ring for each copy of the world, the first one with the memory's rows; a lone copy keeps marlcore's Buffer."""
     if isinstance(memory, Buffer) and copies == 1:
         memory.release()
         return [memory]
@@ -42,10 +39,7 @@ def _fill(ring: Buffer, memory: Any) -> None:
 
 
 def give_back(rings: Sequence[Buffer], memory: Any) -> None:
-    """Writes the rings' rows into the caller's own buffer, the newest ones if it has room for fewer.
-
-    Of several rings the rows of one copy follow one another.
-    """
+    """Writes the rings' rows, one copy's after another's, into the caller's buffer, or the newest that it can hold."""
     if memory is rings[0]:
         return
     if len(rings) == 1 and rings[0].capacity == memory.capacity:

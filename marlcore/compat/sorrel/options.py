@@ -42,10 +42,7 @@ class Options:
 
 
 def chosen_options(env: Any, config: Any, given: Mapping[str, Any]) -> tuple[bool, Options]:
-    """Whether to use processes, and the options: those given, then those of the configuration's `multiprocessing`.
-
-    Raises: ValueError, TypeError: an option is unknown or out of range; the message names it.
-    """
+    """Whether to use processes, and the options: those given, then those of the configuration's `multiprocessing`."""
     label, section = "config: multiprocessing", getattr(config, "multiprocessing", None)
     if not isinstance(section, Mapping | None):
         raise TypeError(f"{label}: expected a section, got {brief(section)}")

@@ -21,8 +21,6 @@ def pack(thing: Any, apart: Mapping[str, Any]) -> bytes:
 
     A lock becomes a new, free one. A tensor that is a view of a larger one becomes a tensor of its own, since
     otherwise each such tensor of a model would carry all of the model's memory.
-
-    Raises: TypeError: something in it cannot be pickled.
     """
     file = io.BytesIO()
     try:
@@ -74,11 +72,8 @@ def tensors_of(model: Any) -> list[torch.Tensor]:
 def restore(model: Any, memory: Any, store: ParameterStore, saves: tuple[str, ...]) -> Mapping[str, Any]:
     """Gives a model the weights and epsilon of its learner's last publication, and all else of the last of two saves.
 
-    Returns: the extras of the publication.
-
-    Raises:
-        TimeoutError: the only slot of a snapshot store is torn: its publisher died while it wrote. Nothing changed.
-        Exception: of a class of the model where it is unpickled; the model has the weights and epsilon.
+    Returns the publication's extras. Raises TimeoutError, and changes nothing, if the publisher died while it wrote to
+    the only slot; any exception of the model's classes after the weights and epsilon were set.
     """
     subscriber = store.subscriber(networks(model))
     subscriber.pull()

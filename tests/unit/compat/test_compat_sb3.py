@@ -425,22 +425,6 @@ class Corridor(gymnasium.Env):
         return self._obs(), 1.0 if end else -0.1, end, False, {}
 
 
-class Target(gymnasium.Env):
-    """Move to a point and stay there."""
-
-    observation_space = spaces.Box(-3, 3, (2,), np.float32)
-    action_space = spaces.Box(-1, 1, (1,), np.float32)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self._state = self.np_random.uniform(-1, 1, 2).astype(np.float32)
-        return self._state.copy(), {}
-
-    def step(self, action):
-        self._state[0] = np.clip(self._state[0] + 0.5 * action[0], -3, 3)
-        return self._state.copy(), -abs(float(self._state[0] - self._state[1])), False, False, {}
-
-
 def cut_off(env, steps, copies=1):
     """Copies of an environment whose episodes are cut off after so many steps."""
     envs = DummyVecEnv([lambda: gymnasium.wrappers.TimeLimit(env(), steps)] * copies)
@@ -456,14 +440,6 @@ def dqn(replay_buffer_class, **options):
     )  # fmt: skip
 
 
-def sac(replay_buffer_class):
-    return sb3.SAC(
-        "MlpPolicy", cut_off(Target, 10), replay_buffer_class=replay_buffer_class, seed=0, learning_rate=1e-2,
-        buffer_size=2000, learning_starts=100, batch_size=64, gamma=0.8, policy_kwargs={"net_arch": [32, 32]},
-        device="cpu",
-    )  # fmt: skip
-
-
 @pytest.mark.long
 def test_dqn_learns_what_it_learns_with_its_own_buffer():
     best = 1.0 - 7 * 0.1
@@ -472,13 +448,6 @@ def test_dqn_learns_what_it_learns_with_its_own_buffer():
         assert evaluate_policy(model, cut_off(Corridor, 20), 1, warn=False)[0] == pytest.approx(best)
     with pytest.warns(UserWarning, match="last trajectory in the replay buffer will be truncated"):
         model.learn(2)
-
-
-@pytest.mark.long
-def test_sac_learns_what_it_learns_with_its_own_buffer():
-    models = [sac(one).learn(800) for one in (buffers.ReplayBuffer, ReplayBuffer)]
-    returns = [evaluate_policy(model, cut_off(Target, 10), 20, warn=False)[0] for model in models]
-    assert min(returns) > -1.5, returns  # staying put earns about -6.7
 
 
 def test_a_model_saves_and_loads_it_and_goes_on_learning():

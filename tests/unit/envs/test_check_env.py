@@ -118,17 +118,17 @@ def test_a_space_or_kind_that_is_not_supported_is_refused():
 class Rooms:
     """A right VectorEnvironment, whose outcomes, turns or counts a test breaks from the fourth round on."""
 
-    def __init__(self, wrong):
+    def __init__(self, part, change):
         self.inner = TreasureHunt(horizon=4, agents=2).vectorized(3)
-        self.wrong, self.round = wrong, 0
+        self.part, self.change = part, change
+        self.round = 0
 
     def __getattr__(self, name):
         return getattr(self.inner, name)
 
     @property
     def ended(self):
-        wrong = {"ended": min(self.round, 1), "ended before": 1, "kind of ended": 0.0}
-        return self.inner.ended + wrong.get(self.wrong, 0)
+        return self.inner.ended + (self.change(self.round) if self.part == "ended" else 0)
 
     def reset(self, seed):
         self.inner.reset(seed)
@@ -137,58 +137,49 @@ class Rooms:
     def observe(self):
         outcomes, turns = self.inner.observe()
         self.round += 1
-        if self.round < 4 and self.wrong != "begins":
+        if (self.round < 4 and self.part != "first turn") or self.part == "ended":
             return outcomes, turns
-        if self.wrong in ROUNDS:
-            return ROUNDS[self.wrong](outcomes, turns)
-        if self.wrong in OUTCOMES:
-            outcomes = [outcome._replace(**OUTCOMES[self.wrong]) for outcome in outcomes]
-        if self.wrong in TURNS:
-            turns = [turn._replace(**TURNS[self.wrong](turn)) for turn in turns]
-        return outcomes, turns
+        if self.part == "round":
+            return self.change(outcomes, turns)
+        if self.part == "outcome":
+            return [outcome._replace(**self.change) for outcome in outcomes], turns
+        return outcomes, [turn._replace(**self.change(turn)) for turn in turns]
 
 
-ROUNDS: dict[str, Any] = {
-    "no turn": lambda outcomes, turns: (outcomes, []),
-    "lost outcome": lambda outcomes, turns: ([], turns),
-    "two outcomes": lambda outcomes, turns: (outcomes * 2, turns),
-}
-OUTCOMES: dict[str, Any] = {
-    "reward": {"reward": np.full(3, np.inf)},
-    "ends": {"truncated": np.zeros(3)},
-    "small ends": {"truncated": np.zeros(3, np.int8)},
-    "final": {"truncated": np.ones(3, bool), "final_obs": None},
-}
-TURNS: dict[str, Any] = {
-    "agent": lambda turn: {"agent": "z"},
-    "copies": lambda turn: {"copies": np.array([0, 2, 1])},
-    "rows": lambda turn: {"obs": turn.obs[:2]},
-    "kind": lambda turn: {"obs": turn.obs.astype(np.float64)},
-    "infinite": lambda turn: {"obs": np.full_like(turn.obs, np.inf)},
-    "fields": lambda turn: {"obs": {"place": turn.obs}},
-    "begins": lambda turn: {"begins": np.zeros(3, bool)},
-}
-SEVERAL = {
-    "ended": "ended: expected 0 episodes in all copies, got [1 1 1]",
-    "ended before": "ended: expected no episodes after a reset, got [1 1 1]",
-    "kind of ended": "ended: expected integers (3,), got array([0., 0., 0.])",
-    "no turn": "observe: expected at least one turn, got none",
-    "lost outcome": "turn of agent_1: copy 0: expected an outcome of its last action before this turn",
-    "two outcomes": "outcome of agent_1: copy 0: expected none, since the agent has not acted there",
-    "reward": "outcome of agent_1: reward: expected finite numbers of float32, got [inf",
-    "ends": "outcome of agent_1: truncated: expected bools (3,), got array([0., 0., 0.])",
-    "small ends": "outcome of agent_1: truncated: expected bools (3,), got array([0, 0, 0], dtype=int8)",
-    "final": "outcome of agent_1: final_obs: expected observations, since an episode ended, got None",
-    "agent": "turn of z: expected one of ('agent_0', 'agent_1')",
-    "copies": "turn of agent_1: copies: expected ascending numbers below 3, got array([0, 2, 1])",
-    "rows": "turn of agent_1: obs: expected float32 (3, 5, 5, 5), got array",
-    "kind": "turn of agent_1: obs: expected float32 (3, 5, 5, 5), got array",
-    "infinite": "turn of agent_1: obs: expected finite numbers, got inf in",
-    "fields": "turn of agent_1: obs: expected the fields ['observation'], got ['place']",
-    "begins": "turn of agent_0: copy 0: expected begins to be True in an episode's first turn",
-}
+OF_OUTCOME, OF_TURN = "outcome of agent_1: ", "turn of agent_1: "
+SEVERAL: dict[str, tuple[str, Any, str]] = {  # by case: the part that is wrong, how, and what is said
+    "ended": ("ended", lambda number: min(number, 1), "ended: expected 0 episodes in all copies, got [1 1 1]"),
+    "ended before": ("ended", lambda number: 1, "ended: expected no episodes after a reset, got [1 1 1]"),
+    "kind of ended": ("ended", lambda number: 0.0, "ended: expected integers (3,), got array([0., 0., 0.])"),
+    "no turn": ("round", lambda outcomes, turns: (outcomes, []), "observe: expected at least one turn, got none"),
+    "lost outcome": ("round", lambda outcomes, turns: ([], turns),
+        OF_TURN + "copy 0: expected an outcome of its last action before this turn"),
+    "two outcomes": ("round", lambda outcomes, turns: (outcomes * 2, turns),
+        OF_OUTCOME + "copy 0: expected none, since the agent has not acted there"),
+    "reward": ("outcome", {"reward": np.full(3, np.inf)},
+        OF_OUTCOME + "reward: expected finite numbers of float32, got [inf"),
+    "ends": ("outcome", {"truncated": np.zeros(3)},
+        OF_OUTCOME + "truncated: expected bools (3,), got array([0., 0., 0.])"),
+    "small ends": ("outcome", {"truncated": np.zeros(3, np.int8)},
+        OF_OUTCOME + "truncated: expected bools (3,), got array([0, 0, 0], dtype=int8)"),
+    "final": ("outcome", {"truncated": np.ones(3, bool), "final_obs": None},
+        OF_OUTCOME + "final_obs: expected observations, since an episode ended, got None"),
+    "agent": ("turn", lambda turn: {"agent": "z"}, "turn of z: expected one of ('agent_0', 'agent_1')"),
+    "copies": ("turn", lambda turn: {"copies": np.array([0, 2, 1])},
+        OF_TURN + "copies: expected ascending numbers below 3, got array([0, 2, 1])"),
+    "rows": ("turn", lambda turn: {"obs": turn.obs[:2]}, OF_TURN + "obs: expected float32 (3, 5, 5, 5), got array"),
+    "kind": ("turn", lambda turn: {"obs": turn.obs.astype(np.float64)},
+        OF_TURN + "obs: expected float32 (3, 5, 5, 5), got array"),
+    "infinite": ("turn", lambda turn: {"obs": np.full_like(turn.obs, np.inf)},
+        OF_TURN + "obs: expected finite numbers, got inf in"),
+    "fields": ("turn", lambda turn: {"obs": {"place": turn.obs}},
+        OF_TURN + "obs: expected the fields ['observation'], got ['place']"),
+    "begins": ("first turn", lambda turn: {"begins": np.zeros(3, bool)},
+        "turn of agent_0: copy 0: expected begins to be True in an episode's first turn"),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("wrong", SEVERAL)
-def test_a_violation_of_several_copies_is_named_in_one_line(wrong):
-    check_refused(lambda: check_env(lambda: Rooms(wrong), steps=100), EnvironmentFailed, SEVERAL[wrong])
+@pytest.mark.parametrize("case", SEVERAL)
+def test_a_violation_of_several_copies_is_named_in_one_line(case):
+    part, change, says = SEVERAL[case]
+    check_refused(lambda: check_env(lambda: Rooms(part, change), steps=100), EnvironmentFailed, says)

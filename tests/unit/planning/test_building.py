@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from graph_oracle import graph_lists, longest_paths
 from hypothesis import given, settings
 from random_models import acyclic_models
 from refused import Refused, check_refused
+from tiers import long_but
 from world_models import Diamonds, Doors, Slippery, Table, World
 
 from marlcore import NotEnoughMemory, WorkerFailed, WorldModelFailed, cgroup
@@ -71,17 +73,11 @@ def test_random_models_give_the_same_with_a_worker(model: Table) -> None:
     check_random(model, workers=2, batch=1)
 
 
-def test_two_workers_give_the_bytes_of_one() -> None:
-    assert built(MODELS["slippery"], workers=2, batch=3) == built(MODELS["slippery"], workers=1)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", MODELS)
-def test_any_number_of_workers_gives_the_same_bytes(name: str) -> None:
-    alone = built(MODELS[name], workers=1)
-    for workers in (2, 3, 8):
-        for batch in (1, 7):
-            assert built(MODELS[name], workers=workers, batch=batch) == alone
+@pytest.mark.parametrize(
+    ("name", "workers", "batch"), long_but([("slippery", 2, 7)], product(MODELS, (2, 3, 8), (1, 7)))
+)
+def test_any_number_of_workers_gives_the_same_bytes(name: str, workers: int, batch: int) -> None:
+    assert built(MODELS[name], workers=workers, batch=batch) == built(MODELS[name], workers=1)
 
 
 class Slow(World):
