@@ -6,7 +6,6 @@ More random models: python tests/long.py building 1000
 import math
 import multiprocessing
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -389,11 +388,6 @@ def test_what_a_graph_will_need_counts_as_used(monkeypatch: pytest.MonkeyPatch) 
         watch.check_memory(7, 60 << 20)
 
 
-def main() -> None:
-    examples = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
+def main(examples: int = 1000) -> None:
     settings(max_examples=examples)(given(acyclic_models(most=40))(lambda model: check_random(model, workers=1)))()
-    sys.stdout.write(f"{examples} random models: each graph is what the oracle says\n")
-
-
-if __name__ == "__main__":
-    main()
+    print(f"{examples} random models: each graph is what the oracle says")
