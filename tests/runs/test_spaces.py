@@ -11,9 +11,9 @@ from typing import Any
 
 import gymnasium
 import pytest
+from crowd import Relay
 from odd_spaces import Counting
 from recorded import RandomActing, check_rows, read_records, read_replay, recorded
-from relay import Relay
 from whole_runs import Runs
 
 import marlcore as mc
