@@ -62,10 +62,6 @@ def _rate(add: Callable[[], Any], seconds: float) -> float:
     return count / spent
 
 
-def _spin() -> None:
-    sum(range(1000))
-
-
 def measure_rates(library: str, rounds: int, seconds: float, warm_up_s: float = WARM_UP_S) -> Rates:
     """The rates of a library's writer; each round measures all three for `seconds` each."""
     with LIBRARIES[library]() as (shared, sample), writing(_serve, shared) as pipe:
@@ -76,10 +72,10 @@ def measure_rates(library: str, rounds: int, seconds: float, warm_up_s: float = 
                 work()
             return float(pipe.recv())
 
-        sleep = partial(pipe.poll, None)
+        sleep, spin = partial(pipe.poll, None), partial(sum, range(1000))
         rate_beside(sleep, warm_up_s)
         sample()
-        taken = [[rate_beside(work, seconds) for work in (sleep, _spin, sample)] for _ in range(rounds)]
+        taken = [[rate_beside(work, seconds) for work in (sleep, spin, sample)] for _ in range(rounds)]
     alone, spinning, sampling = zip(*taken, strict=True)
     return Rates(median(alone), median(spinning), median(sampling), _ratio(sampling, alone), _ratio(sampling, spinning))
 

@@ -66,9 +66,7 @@ SPREAD = "pettingzoo-parallel:mpe2.simple_spread_v3"
 # Memory: the same settings with it and without.
 WINDOWS = {"total_steps": 40_000, "learner": mc.LearnerConfig(batch_size=16)}
 ON_POLICY = {"total_steps": 120_000, "actor": mc.ActorConfig(envs=64)}
-OF_PPO = {
-    "batch_size": 2688, "minibatch_size": 336, "learning_rate": 1e-3, "entropy_coefficient": 0.02
-}  # fmt: skip
+OF_PPO = {"batch_size": 2688, "minibatch_size": 336, "learning_rate": 1e-3, "entropy_coefficient": 0.02}
 
 
 TASKS = {

@@ -26,6 +26,7 @@ from .peers.install import SAMPLE_FACTORY, appo_rate
 from .training_work import Setting, Trained, act_alone, act_apart, in_process, train, train_on_policy
 
 CARTPOLE, HUNT = "gymnasium:CartPole-v1", "treasure_hunt"
+CARTPOLES = partial(gymnasium.make_vec, "CartPole-v1", vectorization_mode="vector_entry_point")
 EPISODES = 1000  # steps of one copy in three episodes of the hunt, whose ends tell the rate
 DQN = Setting()
 SEEDS = Setting(updates_per_step=0.1)
@@ -60,10 +61,6 @@ class Comparison:
     name: str
     sides: Mapping[str, Side]
     goals: tuple[Goal, ...] = ()
-
-
-def cartpoles(copies: int) -> gymnasium.vector.VectorEnv:
-    return gymnasium.make_vec("CartPole-v1", copies, vectorization_mode="vector_entry_point")
 
 
 def ours(env: object, setting: Setting, agents: int, steps: int, mode: str = "async") -> float:
@@ -138,7 +135,7 @@ def rows(scale: float = 1.0) -> dict[str, Callable[[], Comparison]]:
         )
 
     def vectorized() -> Comparison:
-        sides = {f"{n} copies": partial(act_alone, partial(cartpoles, n), steps(1_000_000), n) for n in (64, 256)}
+        sides = {f"{n} copies": partial(act_alone, partial(CARTPOLES, n), steps(1_000_000), n) for n in (64, 256)}
         return Comparison("vectorized CartPole, acting alone", sides, (Goal("64 copies", 200_000),))
 
     def modes() -> Comparison:
@@ -159,7 +156,7 @@ def rows(scale: float = 1.0) -> dict[str, Callable[[], Comparison]]:
     def on_policy() -> Comparison:
         sides: dict[str, Side] = {
             "marlcore": partial(ours_on_policy, CARTPOLE, steps(400_000)),
-            "marlcore, 64 copies": partial(ours_on_policy, partial(cartpoles, 64), steps(800_000)),
+            "marlcore, 64 copies": partial(ours_on_policy, partial(CARTPOLES, 64), steps(800_000)),
             "marlcore, serial": partial(ours_on_policy, CARTPOLE, steps(200_000), "serial"),
             "Stable-Baselines3": partial(peer, "sb3:train_ppo", PPO, 1, steps(100_000)),
         }

@@ -58,8 +58,7 @@ def _train_peer(module: str, function: str, setting: Setting, steps: int) -> Tra
 
 def train(env: Any, setting: Setting, steps: int, mode: str = "async") -> Trained:
     """marlcore's training on 16 copies of `env`; a learner process for each agent."""
-    rate, updates = _run(env, _config(setting, steps, mode, COPIES), _dqn(setting))
-    return Trained(rate, steps, updates)
+    return _run(env, _config(setting, steps, mode, COPIES), _dqn(setting))
 
 
 def train_on_policy(env: Any, setting: Setting, steps: int, mode: str = "async") -> Trained:
@@ -70,8 +69,7 @@ def train_on_policy(env: Any, setting: Setting, steps: int, mode: str = "async")
     )  # fmt: skip
     learner = mc.LearnerConfig(gamma=setting.gamma, device="cpu")
     config = mc.Config(total_steps=steps, mode=mode, actor=mc.ActorConfig(envs=COPIES), learner=learner)
-    rate, updates = _run(env, config, ppo)
-    return Trained(rate, steps, updates)
+    return _run(env, config, ppo)
 
 
 def act_alone(env: Any, steps: int, envs: int, processes: int = 1, agents: int = 1, **beside: Any) -> float:
@@ -81,7 +79,7 @@ def act_alone(env: Any, steps: int, envs: int, processes: int = 1, agents: int =
     setting = Setting(warmup=never, capacity=capacity, epsilon=0.0)
     config = _config(setting, steps, "async", envs)
     config = replace(config, updates_per_step=None, actor=mc.ActorConfig(processes=processes, envs=envs), **beside)
-    return _run(env, config, _dqn(setting))[0]
+    return _run(env, config, _dqn(setting)).rate
 
 
 def act_apart(env: Any, steps: int, envs: int, runs: int, agents: int = 1) -> float:
@@ -137,8 +135,9 @@ def run(env: Any, algorithm: Any, config: mc.Config) -> tuple[mc.Result, list[An
         return result, read_metrics(result.run_dir / "metrics.csv")
 
 
-def _run(env: Any, config: mc.Config, algorithm: Any) -> tuple[float, int]:
+def _run(env: Any, config: mc.Config, algorithm: Any) -> Trained:
     result, metrics = run(env, algorithm, config)
     late = [m for m in metrics if m.name == "episode_length" and m.step >= BEGIN * config.total_steps]
     first, last = late[0], late[-1]
-    return (last.step - first.step) / (last.time_s - first.time_s), sum(result.updates.values())
+    rate = (last.step - first.step) / (last.time_s - first.time_s)
+    return Trained(rate, config.total_steps, sum(result.updates.values()))

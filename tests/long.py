@@ -1,11 +1,11 @@
-"""The long forms of tests: `python tests/long.py kills core 100000` runs tests/*/test_kills.py as a program.
+"""The long forms of tests: `python tests/long.py kills core 1000` is `main("core", 1000)` of tests/*/test_kills.py.
 
 Without a name it lists the tests that have one, each with its own first lines.
 """
 
 import ast
+import importlib
 import os
-import runpy
 import sys
 from pathlib import Path
 
@@ -13,25 +13,20 @@ HERE = Path(__file__).parent
 
 
 def forms() -> dict[str, Path]:
-    """By name, the tests that can be run as programs."""
+    """By name, the tests that have a `main`."""
     tests = {path.stem.removeprefix("test_"): path for path in sorted(HERE.rglob("test_*.py"))}
-    return {name: path for name, path in tests.items() if '\nif __name__ == "__main__"' in path.read_text()}
+    return {name: path for name, path in tests.items() if "\ndef main(" in path.read_text()}
 
 
-def main() -> None:
+if __name__ == "__main__":
     name, *arguments = sys.argv[1:] or [""]
     if name not in forms():
         for form, path in forms().items():
             summary = ast.get_docstring(ast.parse(path.read_text())) or ""
-            sys.stdout.write(f"{form}\n    " + summary.replace("\n", "\n    ").rstrip() + "\n")
+            print(f"{form}\n    " + summary.replace("\n", "\n    ").rstrip())
         sys.exit(2 if name else 0)
-    support = str(HERE / "support")
-    sys.path.insert(0, support)
-    os.environ["PYTHONPATH"] = os.pathsep.join([support, *filter(None, [os.environ.get("PYTHONPATH")])])
-    path = str(forms()[name])
-    sys.argv = [path, *arguments]
-    runpy.run_path(path, run_name="__main__")
-
-
-if __name__ == "__main__":
-    main()
+    folders = [str(HERE / "support"), str(forms()[name].parent)]
+    sys.path[:0] = folders
+    os.environ["PYTHONPATH"] = os.pathsep.join([*folders, *filter(None, [os.environ.get("PYTHONPATH")])])
+    main = importlib.import_module(forms()[name].stem).main
+    sys.exit(main(*(int(text) if text.isdigit() else text for text in arguments)))

@@ -20,7 +20,7 @@ from torch import nn
 from marlcore.envs import TreasureHunt
 
 from ..training_work import Setting, Trained
-from .plain_dqn import PlainDQN, Ring, mlp
+from .plain_dqn import PlainDQN, Ring, columns, mlp
 
 SYNC = 50  # rounds between copies of the shared models
 NAP_S = 0.001  # of a side that waits for the other
@@ -38,7 +38,7 @@ class Pickles:
         return lambda *transition: self.queue.put(transition)
 
     def learn(self, dqn: PlainDQN, done: Any) -> None:
-        ring, generator = Ring(self.setting.capacity, self.shape), np.random.default_rng(0)
+        ring, generator = Ring(columns(self.setting.capacity, self.shape)), np.random.default_rng(0)
         while True:
             try:
                 ring.add(*self.queue.get(timeout=0.05))
@@ -56,21 +56,14 @@ class SharedArrays:
 
     def __init__(self, context: Any, setting: Setting, shape: tuple[int, ...]) -> None:
         self.setting = setting
-        rows = [torch.zeros(setting.capacity, *shape) for _ in range(2)]
-        numbers = [torch.zeros(setting.capacity) for _ in range(2)]
-        actions = torch.zeros(setting.capacity, dtype=torch.int64)
-        self.arrays = [rows[0], actions, numbers[0], rows[1], numbers[1]]
-        for array in self.arrays:
-            array.share_memory_()
+        self.arrays = [torch.from_numpy(array).share_memory_() for array in columns(setting.capacity, shape)]
         self.lock = context.Lock()
         self.added = context.Value("q", 0)
         self.updates = context.Value("q", 0)
 
     def ring(self) -> Ring:
         """The same arrays as a ring of this process."""
-        ring = Ring(1, ())
-        ring._arrays, ring._capacity = [array.numpy() for array in self.arrays], self.setting.capacity
-        return ring
+        return Ring([array.numpy() for array in self.arrays])
 
     def actors_store(self) -> Callable[..., None]:
         ring, setting = self.ring(), self.setting

@@ -4,6 +4,7 @@ Sample Factory needs older packages. sorrel 1.6.0 needs Python 3.12 and 6 GB; be
 marlcore itself is found by PYTHONPATH, so that this checkout is what runs.
 """
 
+import argparse
 import os
 import re
 import shutil
@@ -71,7 +72,11 @@ def appo_rate() -> float:
 
 
 if __name__ == "__main__":
-    {environment.name: environment for environment in (SAMPLE_FACTORY, SORREL)}[sys.argv[1]].install()
-    if sys.argv[1] == "sorrel":
+    environments = {environment.name: environment for environment in (SAMPLE_FACTORY, SORREL)}
+    parser = argparse.ArgumentParser(prog="python -m bench.peers.install", description=__doc__)
+    parser.add_argument("peer", choices=environments)
+    peer = parser.parse_args().peer
+    environments[peer].install()
+    if peer == SORREL.name:
         tests = "-m pytest --long tests/runs/test_sorrel_itself.py"
         sys.stdout.write(f"tests: PYTHONPATH={ROOT} {SORREL.python} {tests}\n")

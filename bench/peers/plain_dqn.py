@@ -6,6 +6,7 @@ It steps one CartPole, stores the transition in NumPy arrays without checks, and
 import time
 from collections.abc import Callable
 from copy import deepcopy
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -47,17 +48,15 @@ def mlp(inputs: int, hidden: int, outputs: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), *layers)
 
 
+def columns(capacity: int, shape: tuple[int, ...]) -> list[NDArray[Any]]:
+    """Of obs, action, reward, next obs and terminated."""
+    fields = (shape, "float32"), ((), "int64"), ((), "float32"), (shape, "float32"), ((), "float32")
+    return [np.zeros((capacity, *shape), dtype) for shape, dtype in fields]
+
+
 class Ring:
-    def __init__(self, capacity: int, shape: tuple[int, ...]) -> None:
-        self._arrays = [
-            np.zeros((capacity, *shape), np.float32),
-            np.zeros(capacity, np.int64),
-            np.zeros(capacity, np.float32),
-            np.zeros((capacity, *shape), np.float32),
-            np.zeros(capacity, np.float32),
-        ]
-        self._capacity = capacity
-        self.added = 0
+    def __init__(self, arrays: list[NDArray[Any]]) -> None:
+        self._arrays, self._capacity, self.added = arrays, len(arrays[0]), 0
 
     def add(self, *transition: object) -> None:
         for array, value in zip(self._arrays, transition, strict=True):
@@ -75,7 +74,7 @@ def train(setting: Setting, steps: int, seed: int = 0, tell: Callable[[int, floa
     torch.manual_seed(seed)
     env = gymnasium.make("CartPole-v1")
     shape = env.observation_space.shape
-    ring, generator = Ring(setting.capacity, shape), np.random.default_rng(seed)
+    ring, generator = Ring(columns(setting.capacity, shape)), np.random.default_rng(seed)
     dqn = PlainDQN(setting, shape[0], int(env.action_space.n))
     every = round(1 / setting.updates_per_step)
     obs, _ = env.reset(seed=seed)

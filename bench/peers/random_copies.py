@@ -54,7 +54,7 @@ def random_copies(rows: int, row_nbytes: int, pieces: Pieces, batch: int) -> Wor
     copies: NDArray[Any] = np.zeros((batch, nbytes), np.uint8)
     last = (len(ring) - reach) // row_nbytes
     places = np.random.default_rng(0).integers(last + 1, size=(BATCHES, batch)) * row_nbytes
-    turn = cycle([(one, pointer("int64_t[]", one)) for one in places])
+    turn = cycle([(batch_places, pointer("int64_t[]", batch_places)) for batch_places in places])
     copy = partial(module.lib.random_copies, pointer("uint8_t[]", copies), pointer("uint8_t[]", ring))
 
     def run() -> NDArray[Any]:

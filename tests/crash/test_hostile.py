@@ -569,7 +569,7 @@ def test_no_input_of_the_fuzzer_leads_the_core_astray(tmp_path):
     assert int(done.stderr.rpartition("Done ")[2].split()[0]) > 1000
 
 
-def main(seconds: float, seed: int) -> None:
+def main(seconds: float, seed: int = secrets.randbits(32)) -> None:
     print(f"seed {seed}", flush=True)
     tally: Counter[str] = Counter()
     for kind in ("live", "racing"):
@@ -581,7 +581,4 @@ def main(seconds: float, seed: int) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] in KINDS:
-        run_child(sys.argv[1], sys.argv[2].split(","), int(sys.argv[3]), float(sys.argv[4]))
-    else:
-        main(float(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else secrets.randbits(32))
+    run_child(sys.argv[1], sys.argv[2].split(","), int(sys.argv[3]), float(sys.argv[4]))

@@ -8,7 +8,6 @@ import gc
 import os
 import random
 import signal
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -187,17 +186,12 @@ def test_signals_at_any_time_leave_nothing_and_take_nothing(operation: str, worl
     assert counts["foreign descriptors closed"] == counts["descriptors lost"] == 0
 
 
-def main() -> None:
+def main(times: int, *operations: str) -> None:
     gc.collect()
     gc.freeze()
     with tempfile.TemporaryDirectory() as folder:
         world = World(Path(folder))
-        operations = sys.argv[2:] or OPERATIONS
-        for operation in operations:
-            counts = storm(world, operation, int(sys.argv[1]) // len(operations))
-            sys.stdout.write(f"{operation}: {dict(counts)}\n")
+        for operation in operations or OPERATIONS:
+            counts = storm(world, operation, times // len(operations or OPERATIONS))
+            print(f"{operation}: {dict(counts)}")
         world.close()
-
-
-if __name__ == "__main__":
-    main()

@@ -71,12 +71,8 @@ def test_a_stopped_writer_keeps_its_lane_until_it_is_killed() -> None:
     assert tally["refused"] >= 15 * 20
 
 
-def main(what: str, cycles: str) -> int:
+def main(what: str, cycles: int) -> int:
     if what != "core":
-        return subprocess.run([sys.executable, "-W", "error", PROGRAM, what, cycles]).returncode
+        return subprocess.run([sys.executable, "-W", "error", PROGRAM, what, str(cycles)]).returncode
     with tempfile.TemporaryDirectory() as folder:
-        return subprocess.run([build(CORE, "kill_cycles", Path(folder)), "--cycles", cycles]).returncode
-
-
-if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+        return subprocess.run([build(CORE, "kill_cycles", Path(folder)), "--cycles", str(cycles)]).returncode

@@ -21,20 +21,9 @@ from marlcore.processes import Control, Interrupts
 AGENTS = ("agent_0", "agent_1", "agent_2")
 FOR_EVER_S = 3600.0
 train = partial(marlcore, "train", cwd=Path(__file__).parent)
-OPTIONS = [
-    *(
-        "--algo",
-        "test_last_checkpoint:SlowDQN",
-        "--total-steps",
-        "1000000000",
-        "--actor.envs",
-        "1",
-        "--learner.batch-size",
-        "16",
-    ),
-    *("--learner.warmup", "50", "--learner.checkpoint-interval", "20", "--learner.device", "cpu"),
-    *("--supervision.learner-timeout", str(FOR_EVER_S)),  # and for so long the parent waits for last checkpoints
-]
+OPTIONS = "--algo test_last_checkpoint:SlowDQN --total-steps 1000000000 --actor.envs 1 --learner.batch-size 16 "
+OPTIONS += "--learner.warmup 50 --learner.checkpoint-interval 20 --learner.device cpu "
+OPTIONS += f"--supervision.learner-timeout {FOR_EVER_S}"  # for so long the parent waits for last checkpoints, too
 
 
 @dataclass(frozen=True)
@@ -67,7 +56,7 @@ def crawl(note: Path, updates: int, seconds: float, fd: int) -> None:
 class Run:
     def __init__(self, folder: Path) -> None:
         self.folder, self.path = folder, folder / "run"
-        self.process = train(*OPTIONS, "--algorithm.folder", folder, "--run-dir", self.path)
+        self.process = train(*OPTIONS.split(), "--algorithm.folder", folder, "--run-dir", self.path)
         self.await_(lambda: len(list((self.path / "checkpoints").glob("*.pt"))) == len(AGENTS))
 
     def await_(self, done: Callable[[], Any]) -> None:

@@ -248,7 +248,7 @@ def race_alone(attempts: int, broken: Callable[[], None] | None = None) -> int:
 
 def child(attempts: int, *broken: str, timeout: float = 300) -> tuple[Counter[str], str]:
     """What `race_alone` counts in a process of its own, and the faults that it tells of."""
-    done = python(__file__, "race", attempts, *broken, timeout=timeout)
+    done = python(__file__, attempts, *broken, timeout=timeout)
     counts = counted(done)
     assert done.returncode == bool(done.stderr or counts["left"])
     return counts, done.stderr
@@ -281,6 +281,4 @@ def main(attempts: int) -> int:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "race":
-        sys.exit(race_alone(int(sys.argv[2]), *(BROKEN[name] for name in sys.argv[3:])))
-    sys.exit(main(int(sys.argv[1])))
+    sys.exit(race_alone(int(sys.argv[1]), *(BROKEN[name] for name in sys.argv[2:])))

@@ -110,17 +110,12 @@ def test_a_killed_parent_leaves_nothing(start: str, tmp_path: Path) -> None:
     kill_a_parent(start, tmp_path / "run")
 
 
-def main() -> None:
-    kills = int(sys.argv[1]) if len(sys.argv) > 1 else 100
+def main(kills: int = 100) -> None:
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as directory:
         for number, start in enumerate(islice(cycle(STARTS), kills)):
             kill_a_parent(start, Path(directory) / str(number))
-    sys.stdout.write(
+    print(
         f"{kills} parents killed beside a stopped server: no process and no segment is left; "
-        f"{time.monotonic() - began:.0f} s\n"
+        f"{time.monotonic() - began:.0f} s"
     )
-
-
-if __name__ == "__main__":
-    main()

@@ -4,7 +4,6 @@ Over so many hand-offs, then the controls: python tests/long.py wakeups 10000000
 """
 
 import subprocess
-import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
@@ -96,7 +95,3 @@ def main(times: int) -> int:
         controls = {mutant.name: hand_over_broken(mutant, Path(folder)) for mutant in BROKEN}
     print_counts(("rows", "handoffs", "sleeps", "spurious", "idle", "lost"), counts | controls)
     return int(counts["all"]["lost"] > 0 or any(counts["lost"] == 0 for counts in controls.values()))
-
-
-if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1])))

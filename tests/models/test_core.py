@@ -6,7 +6,6 @@ The race over many reads that the lane calls whole, then its controls: python te
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections import Counter
 from itertools import product
@@ -151,7 +150,3 @@ def main(accepted: int) -> int:
         controls |= {mutant.name: race_broken(mutant, Path(folder)) for mutant in BROKEN}
     print_counts(("appended", "reads", "accepted", "lapped", "torn"), counts | controls)
     return int(counts["all"]["torn"] > 0 or any(tally["torn"] == 0 for tally in controls.values()))
-
-
-if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1])))

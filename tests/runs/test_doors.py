@@ -13,7 +13,7 @@ from typing import Any
 
 import gymnasium
 import pytest
-from corridor import Corridor
+from crowd import Corridor
 from gymnasium.spaces import Discrete
 from whole_runs import LONG, Runs
 
@@ -139,6 +139,6 @@ def test_the_package_that_registers_an_environment_is_imported(package: str, for
 
 
 def test_a_function_of_a_module_is_an_environments_name() -> None:
-    assert mc.NamedEnvironment("corridor:Corridor")().action_space == Discrete(2)
+    assert mc.NamedEnvironment("crowd:Corridor")().action_space == Discrete(2)
     with pytest.raises(ValueError, match=r"^environment: expected something that can be imported, got 'nowhere:make'"):
         mc.NamedEnvironment("nowhere:make")()

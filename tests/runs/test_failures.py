@@ -13,8 +13,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from corridor import Corridor, collapse
-from crowd import Crowd
+from crowd import Corridor, Crowd, collapse
 from gymnasium import spaces as gym
 from hunt import HUNT
 from whole_runs import LONG, MODES, Runs, checkpoint, failure

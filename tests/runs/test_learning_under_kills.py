@@ -6,7 +6,6 @@ has done so many updates, and compares what was learned to what a run that is le
 
 import math
 import random
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -75,7 +74,3 @@ def main(seconds: float, updates: int) -> int:
         play = ", ".join(f"{agent} {value:.1f}" for agent, value in learned.items())
         print(f"{what}: {dict(kills)}, {done} updates in {time.monotonic() - began:.0f} s: {play} (bar {low:.1f})")
     return 0 if good else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main(float(sys.argv[1]), int(sys.argv[2])))

@@ -6,7 +6,6 @@ players share; then as many, up to 20,000, with an algorithm that ignores masks,
 
 import json
 import os
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -142,19 +141,13 @@ def report(label: str, work: Callable[[Path], Counts]) -> Counts:
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         counts = work(Path(folder))
-    sys.stdout.write(f"{label}: {dict(counts)}, {time.monotonic() - began:.0f} s\n")
-    sys.stdout.flush()
+    print(f"{label}: {dict(counts)}, {time.monotonic() - began:.0f} s", flush=True)
     return counts
 
 
-if __name__ == "__main__":
-    steps = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000
-    runs = [
-        report("two policies", partial(play, algorithm=Watched(), mode="async", total_steps=steps)),
-        report(
-            "one shared policy", partial(play, algorithm=Watched(), mode="async", policies=SHARED, total_steps=steps)
-        ),
-    ]
+def main(steps: int = 1_000_000) -> bool:
+    watched = partial(play, algorithm=Watched(), mode="async", total_steps=steps)
+    runs = [report("two policies", watched), report("one shared policy", partial(watched, policies=SHARED))]
     control = report("control", partial(play_blindly, steps=min(steps, 20_000)))
     whole = all(counts["illegal moves"] == counts["illegal targets"] == 0 for counts in runs)
-    sys.exit(0 if whole and control["illegal moves"] and control["illegal targets"] else 1)
+    return not (whole and control["illegal moves"] and control["illegal targets"])

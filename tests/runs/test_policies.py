@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from crowd import Crowd
+from crowd import Crowd, Relay
 from hunt import HUNT
 from recorded import check_rows, read_records, read_replay, recorded
-from relay import Relay
 from whole_runs import LONG, MODES, Runs, checkpoint, metrics_of
 
 import marlcore as mc

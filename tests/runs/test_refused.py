@@ -8,12 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 from arena import Arena, Marking
-from corridor import Corridor
-from crowd import Crowd
+from crowd import Corridor, Crowd, Relay
 from gymnasium import spaces as gym
 from odd_spaces import Counting
 from refused import Refused, check_refused
-from relay import Relay
 from whole_runs import Runs
 
 import marlcore as mc
@@ -88,7 +86,7 @@ RUNS: dict[str, Callable[[], dict[str, Any]]] = {
     "got an environment, TreasureHunt": lambda: {"env_fn": mc.TreasureHunt()},
     "env_fn: expected a function ": lambda: {"env_fn": None},
     f"{ALGORITHM}, got the class DQN": lambda: {"algorithm": mc.DQN},
-    f"{ALGORITHM}, got <corridor.Corridor object": lambda: {"algorithm": Corridor()},
+    f"{ALGORITHM}, got <crowd.Corridor object": lambda: {"algorithm": Corridor()},
     f"{ALGORITHM}, got None": lambda: {"algorithm": None},
     "sarsa": lambda: {"algorithm": "sarsa"},
     "policies: expected agents of the environment, got 'agnt_1'; did you mean agent_1?": lambda: {

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import copy
 import secrets
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -380,7 +379,7 @@ def test_the_replay_is_as_the_model_in_many_orders():
     run_state_machine_as_test(ReplayMachine, settings=settings(QUIET, derandomize=True, max_examples=100))
 
 
-def main(steps: int, start: int) -> None:
+def main(steps: int, start: int = secrets.randbits(32)) -> None:
     tally, began = ReplayMachine.tally, time.monotonic()
     print(f"seed {start}", flush=True)
     while tally["steps"] < steps:
@@ -389,7 +388,3 @@ def main(steps: int, start: int) -> None:
         run_state_machine_as_test(ReplayMachine, settings=settings(QUIET, max_examples=examples))
     compared = f"{tally['batches']} batches, {tally['rows']} rows compared"
     print(f"{tally['steps']} steps, {compared}, 0 differences, {time.monotonic() - began:.0f} s")
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else secrets.randbits(32))

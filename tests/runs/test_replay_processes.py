@@ -12,7 +12,6 @@ samples at least as many as it says, and ends with what was found in them.
 
 import os
 import signal
-import sys
 import time
 from collections import Counter
 from contextlib import nullcontext
@@ -385,15 +384,11 @@ def test_without_validation_torn_and_lapped_rows_are_seen(fault):
     assert outcome.found[fault] > 0
 
 
-def main(rows: int) -> None:
+def main(rows: int) -> bool:
     began, total = time.monotonic(), Counter()
     for words in (12, 48):
         outcome = sample_live(list(KINDS), words, batch_size=256, rows=rows // 2, deaths=20)
         print(f"{words} words a frame: {outcome}", flush=True)
         total += outcome.found
     print(f"{total.total()} faults, {time.monotonic() - began:.0f} s")
-    sys.exit(total.total() > 0)
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    return total.total() > 0

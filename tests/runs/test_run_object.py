@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from corridor import Corridor, collapse
+from crowd import Corridor, collapse
 from hunt import HUNT
 from odd_spaces import Counting
 from processes import await_group, start_python

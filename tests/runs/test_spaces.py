@@ -3,7 +3,6 @@
 The long form, `python tests/long.py spaces [STEPS]`, trains on each and prints the table of docs/training.md.
 """
 
-import sys
 import tempfile
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -12,9 +11,9 @@ from typing import Any
 
 import gymnasium
 import pytest
+from crowd import Relay
 from odd_spaces import Counting
 from recorded import RandomActing, check_rows, read_records, read_replay, recorded
-from relay import Relay
 from whole_runs import Runs
 
 import marlcore as mc
@@ -154,14 +153,12 @@ def test_the_replay_holds_what_the_environment_told(tmp_path: Path, case: Case, 
     train_and_check(case, tmp_path, mode=mode)
 
 
-if __name__ == "__main__":
-    steps = int(sys.argv[1]) if len(sys.argv) > 1 else 0
+def main(steps: int = 0) -> None:
     heads: list[str] = []
     for case in CASES:
         with tempfile.TemporaryDirectory() as folder:
             row = train_and_check(replace(case, steps=steps or case.steps), Path(folder), mode="serial")
         if not heads:
             heads = list(row)
-            sys.stdout.write(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}\n")
-        sys.stdout.write(f"| {' | '.join(map(str, row.values()))} |\n")
-        sys.stdout.flush()
+            print(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
+        print(f"| {' | '.join(map(str, row.values()))} |", flush=True)

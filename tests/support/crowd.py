@@ -1,9 +1,11 @@
-"""Cheap environments of many agents, acting at once."""
+"""Cheap environments: many agents that act at once, some that come and go, and one that errs at a chosen step."""
 
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium
 import numpy as np
+import pettingzoo
 
 
 class Rounds:
@@ -67,3 +69,64 @@ class Naming(Crowd):
         result = super().step(dict.fromkeys(actions, 0))
         rewards = {agent: -abs(float(action[1]) - numbers[agent]) for agent, action in actions.items()}
         return result[0], rewards, *result[2:]
+
+
+class Relay(Rounds, pettingzoo.ParallelEnv):
+    """Agents that come and go: "a" dies in round 3, "c" joins in round 2, all are truncated in round 5.
+
+    Everybody sees [round, last action of a, b, c] in ONE buffer that each step overwrites; an action is its
+    own reward.
+    """
+
+    see, do = gymnasium.spaces.Box(-100, 100, (4,), np.float32), gymnasium.spaces.Discrete(3, start=-1)
+    possible_agents = ["a", "b", "c"]  # noqa: RUF012
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Any]:
+        self.agents = ["a", "b"]
+        self.seen = np.zeros(4, np.float32)
+        return dict.fromkeys(self.agents, self.seen), {agent: {} for agent in self.agents}
+
+    def step(self, actions: dict[str, int]) -> tuple[Any, Any, Any, Any, Any]:
+        assert sorted(actions) == sorted(self.agents), "every live agent acts, and no other"
+        self.seen[0] += 1
+        for agent, action in actions.items():
+            assert self.do.contains(action)
+            self.seen[1 + self.possible_agents.index(agent)] = action
+        acted, now = list(actions), int(self.seen[0])
+        terminated = {agent: agent == "a" and now == 3 for agent in acted}
+        truncated = dict.fromkeys(acted, now == 5)
+        self.agents = [agent for agent in acted if not (terminated[agent] or truncated[agent])]
+        if now == 2:
+            self.agents.append("c")
+            acted.append("c")
+            terminated["c"] = truncated["c"] = False
+        rewards = {agent: float(actions.get(agent, 0)) for agent in acted}
+        return dict.fromkeys(acted, self.seen), rewards, terminated, truncated, {agent: {} for agent in acted}
+
+
+class Corridor(gymnasium.Env[Any, Any]):
+    """Five steps to the end. Step `errs_at` of all calls `error`, or returns a wrong `obs` or `reward`."""
+
+    observation_space = gymnasium.spaces.Box(0, 5, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, errs_at: int = 0, error: Callable[[], object] | None = None, **wrong: Any) -> None:
+        self.errs_at, self.error, self.wrong = errs_at, error, wrong
+        self.steps = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, Any]:
+        self.place = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, Any]:
+        self.steps += 1
+        self.place += 1
+        wrong = self.wrong if self.steps == self.errs_at else {}
+        if self.error is not None and self.steps == self.errs_at:
+            self.error()
+        obs = wrong.get("obs", np.full(2, self.place, np.float32))
+        return obs, wrong.get("reward", 1.0), self.place == 5, False, {}
+
+
+def collapse() -> None:
+    raise RuntimeError("the floor gave way")

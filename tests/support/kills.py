@@ -87,7 +87,7 @@ def torn_weights(model: Any, subscriber: Any) -> int:
     return int(values != {subscriber.version} or subscriber.extras != {"version": subscriber.version})
 
 
-# ---- roles: role(line, handle, lanes, birth) ----
+# ---- roles: role(line, what is shared, lanes, birth) ----
 
 
 def working(line: np.ndarray) -> Iterator[None]:
@@ -103,10 +103,9 @@ def working(line: np.ndarray) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def writing(handle: Any, lane: int, birth: int) -> Iterator[Callable[[], int]]:
+def writing(replay: Any, lane: int, birth: int) -> Iterator[Callable[[], int]]:
     """A function that adds the lane's next row, and returns its ticket."""
-
-    with ReplayBuffer.attach(handle) as replay, replay.writer(lane) as writer:
+    with replay.writer(lane) as writer:
         writer.policy_version = birth
         tickets = itertools.count(Mapped(replay).committed(lane))
 
@@ -118,15 +117,15 @@ def writing(handle: Any, lane: int, birth: int) -> Iterator[Callable[[], int]]:
         yield add_next
 
 
-def add(line: np.ndarray, handle: Any, lanes: tuple[int, ...], birth: int) -> None:
-    with writing(handle, *lanes, birth) as add_next:
+def add(line: np.ndarray, replay: Any, lanes: tuple[int, ...], birth: int) -> None:
+    with writing(replay, *lanes, birth) as add_next:
         for _ in working(line):
             add_next()
 
 
-def add_batch(line: np.ndarray, handle: Any, lanes: tuple[int, ...], birth: int) -> None:
+def add_batch(line: np.ndarray, replay: Any, lanes: tuple[int, ...], birth: int) -> None:
     (lane,) = lanes
-    with ReplayBuffer.attach(handle) as replay, replay.writer(lane) as writer:
+    with replay.writer(lane) as writer:
         writer.policy_version = birth
         ticket = Mapped(replay).committed(lane)
         for _ in working(line):
@@ -135,9 +134,9 @@ def add_batch(line: np.ndarray, handle: Any, lanes: tuple[int, ...], birth: int)
             ticket += len(tickets)
 
 
-def add_vector(line: np.ndarray, handle: Any, lanes: tuple[int, ...], birth: int) -> None:
+def add_vector(line: np.ndarray, replay: Any, lanes: tuple[int, ...], birth: int) -> None:
     """Adds a row to each lane, or to some of them."""
-    with ReplayBuffer.attach(handle) as replay, replay.vector_writer(lanes) as vector:
+    with replay.vector_writer(lanes) as vector:
         vector.policy_version = birth
         tickets = np.array([Mapped(replay).committed(lane) for lane in range(LANES)])
         rng = np.random.default_rng()
@@ -148,54 +147,48 @@ def add_vector(line: np.ndarray, handle: Any, lanes: tuple[int, ...], birth: int
             tickets[some] += 1
 
 
-def come_and_go(line: np.ndarray, handle: Any, lanes: tuple[int, ...], birth: int) -> None:
+def come_and_go(line: np.ndarray, replay: Any, lanes: tuple[int, ...], birth: int) -> None:
     """Attaches, takes the lane, adds, leaves; makes a segment, which another attaches to."""
-    name = Path(handle.path).name.split("-")[1]
+    name = Path(replay.handle.path).name.split("-")[1]
     for _ in working(line):
-        with writing(handle, *lanes, birth) as add_next:
+        with ReplayBuffer.attach(replay.handle) as attached, writing(attached, *lanes, birth) as add_next:
             add_next()
         with ReplayBuffer.create(spec(), ROWS, name=name) as own, ReplayBuffer.attach(own.handle) as again:
             own.writer().add(observations(0, 0, 0), 0, 0.0)
             assert len(again) == 1
 
 
-def sample(line: np.ndarray, handle: Any, lanes: tuple[int, ...], birth: int) -> None:
-    with ReplayBuffer.attach(handle) as replay:
-        sampler = replay.sampler(BATCH)
-        for _ in working(line):
-            line[TORN] += torn_rows(sampler.sample(PATIENCE_S), replay.lanes)
-            line[READ] += BATCH
+def sample(line: np.ndarray, replay: Any, lanes: tuple[int, ...], birth: int) -> None:
+    sampler = replay.sampler(BATCH)
+    for _ in working(line):
+        line[TORN] += torn_rows(sampler.sample(PATIENCE_S), replay.lanes)
+        line[READ] += BATCH
 
 
-def publish(line: np.ndarray, handle: Any, lanes: tuple[int, ...], birth: int) -> None:
-    from marlcore import ParameterStore
-
+def publish(line: np.ndarray, store: Any, lanes: tuple[int, ...], birth: int) -> None:
     model = make_model()
-    with ParameterStore.attach(handle) as store, store.publisher(model) as publisher:
+    with store.publisher(model) as publisher:
         for _ in working(line):
             for parameter in model.parameters():
                 parameter.data.fill_(publisher.version + 1)
             publisher.publish(version=publisher.version + 1)
 
 
-def subscribe(line: np.ndarray, handle: Any, lanes: tuple[int, ...], birth: int) -> None:
-    from marlcore import ParameterStore
-
+def subscribe(line: np.ndarray, store: Any, lanes: tuple[int, ...], birth: int) -> None:
     model = make_model()
-    with ParameterStore.attach(handle) as store:
-        subscriber = store.subscriber(model)
-        for _ in working(line):
-            subscriber.wait(newer_than=subscriber.version, timeout=0.1)
-            if subscriber.pull(PATIENCE_S):
-                line[TORN] += torn_weights(model, subscriber)
-                line[READ] += 1
+    subscriber = store.subscriber(model)
+    for _ in working(line):
+        subscriber.wait(newer_than=subscriber.version, timeout=0.1)
+        if subscriber.pull(PATIENCE_S):
+            line[TORN] += torn_weights(model, subscriber)
+            line[READ] += 1
 
 
-def inherit(line: np.ndarray, handle: Any, lanes: tuple[int, ...], birth: int) -> None:
+def inherit(line: np.ndarray, replay: Any, lanes: tuple[int, ...], birth: int) -> None:
     """Asks for the lane until it is free, as a successor that stands ready does."""
     while True:
         try:
-            with writing(handle, *lanes, birth) as add_next:
+            with writing(replay, *lanes, birth) as add_next:
                 line[TICKET] = add_next()
                 line[CLOCK] = time.monotonic_ns()
                 for _ in working(line):
@@ -222,10 +215,11 @@ def open_board(path: Path) -> np.ndarray:
     return np.memmap(path, np.int64, "r+").reshape(-1, 16)
 
 
-def live(role: Callable[..., None], path: Path, slot: int, *arguments: Any) -> None:
+def live(role: Callable[..., None], path: Path, slot: int, kind: Any, handle: Any, *arguments: Any) -> None:
     line = open_board(path)[slot]
     line[PHASE] = ATTACHING
-    role(line, *arguments)
+    with kind.attach(handle) as shared:
+        role(line, shared, *arguments)
 
 
 class Lives:
@@ -236,10 +230,10 @@ class Lives:
         self.board = open_board(self.path)
         self.counts: Counter[str] = Counter()
 
-    def start_process(self, slot: int, role: Callable[..., None], handle: Any, lanes: tuple[int, ...], birth: int):
+    def start_process(self, slot: int, role: Callable[..., None], shared: Any, lanes: tuple[int, ...], birth: int):
         self.board[slot, :READ] = 0
         self.board[slot, TICKET] = -1
-        arguments = role, self.path, slot, handle, lanes, birth
+        arguments = role, self.path, slot, type(shared), shared.handle, lanes, birth
         process = self.context.Process(target=live, args=arguments, daemon=True)
         process.start()
         return process
@@ -313,7 +307,7 @@ class Kills(Lives):
         role = self.roles[slot]
         before = counters(role.shared, role.lanes)
         birth = len(self.births.ends[role.lanes[0]]) if role.shared is self.replay and role.lanes else 0
-        process = self.start_process(slot, role.work, role.shared.handle, role.lanes, birth)
+        process = self.start_process(slot, role.work, role.shared, role.lanes, birth)
         now, late = time.monotonic(), random.random() < (0.8 if role.work in SLOW else 0.5)
         doom = None if late else now + 1.2 * random.random() * role.startup_s
         return Life(process, now, late, doom, before)
@@ -411,7 +405,7 @@ class Zombies(Lives):
         until(lambda: self.board[0, TICKET] >= 0)  # else the first heir may get the lane
 
     def start(self, birth: int) -> Any:
-        return self.start_process(birth % 2, inherit, self.replay.handle, (0,), birth)
+        return self.start_process(birth % 2, inherit, self.replay, (0,), birth)
 
     def run(self, rounds: int) -> None:
         for birth in range(1, rounds + 1):

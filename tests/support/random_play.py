@@ -1,13 +1,15 @@
-"""Random play of a vector environment, and of the raw environments beside it: the plain oracle."""
+"""Random play of a vector environment, of one copy, and of the raw environments beside them: the plain oracle."""
 
 from collections import defaultdict, deque
 from collections.abc import Iterator
-from typing import Any
+from copy import deepcopy
+from typing import Any, NamedTuple
 
 import numpy as np
+import pytest
 from gymnasium import spaces as gym
 
-from marlcore.interfaces import VectorEnvironment
+from marlcore.interfaces import Environment, VectorEnvironment
 from marlcore.spaces import Spaces
 
 Events = dict[tuple[int, str], list[tuple[Any, ...]]]  # by copy and agent: what it saw and what came of its actions
@@ -76,6 +78,35 @@ def play(env: VectorEnvironment, rounds: int, seed: int = 5) -> tuple[Events, di
     return events, actions
 
 
+class Turn(NamedTuple):
+    agent: str
+    obs: Any
+    reward: float
+    terminated: bool
+    truncated: bool
+    action: Any
+
+
+def take_turns(env: Environment, seed: int | None, actions: np.random.Generator) -> Iterator[Turn]:
+    """One episode of random actions in one copy; each turn comes before its action is taken."""
+    env.reset(seed)
+    for _ in range(10_000):
+        if (agent := env.agent) is None:
+            return
+        obs, reward, terminated, truncated, _ = env.last()
+        over = terminated or truncated
+        space = env.action_spaces[agent]
+        action = None if over else int(space.start + actions.integers(space.n))
+        yield Turn(agent, deepcopy(obs), float(reward), bool(terminated), bool(truncated), action)
+        env.step(action)
+    pytest.fail("the episode does not end")
+
+
+def record(env: Environment, episodes: int, seed: int = 7) -> list[Turn]:
+    actions = np.random.default_rng(seed)
+    return [turn for i in range(episodes) for turn in take_turns(env, None if i else seed, actions)]
+
+
 def child_seeds(seed: int, copies: int) -> list[int]:
     return [int(child.generate_state(1)[0]) for child in np.random.SeedSequence(seed).spawn(copies)]
 
@@ -86,8 +117,8 @@ def leaves(space: gym.Space, value: Any) -> Iterator[np.ndarray]:
         for key, inside in space.spaces.items():
             yield from leaves(inside, value[key])
     elif isinstance(space, gym.Tuple):
-        for inside, one in zip(space.spaces, value, strict=True):
-            yield from leaves(inside, one)
+        for inside, part in zip(space.spaces, value, strict=True):
+            yield from leaves(inside, part)
     else:
         yield np.array(value, space.dtype)
 
@@ -96,14 +127,14 @@ def plain(space: gym.Space, value: Any, info: dict[str, Any], *, masked: bool, f
     if not masked:
         return list(leaves(space, value))
     if isinstance(space, gym.Dict) and "action_mask" in space.spaces:
-        inside = gym.Dict({key: one for key, one in space.spaces.items() if key != "action_mask"})
-        found, mask = list(leaves(inside, value)), value["action_mask"]
+        inside = gym.Dict({key: part for key, part in space.spaces.items() if key != "action_mask"})
+        arrays, mask = list(leaves(inside, value)), value["action_mask"]
     else:
-        found, mask = list(leaves(space, value)), info.get("action_mask")
+        arrays, mask = list(leaves(space, value)), info.get("action_mask")
         mask = np.concatenate(mask) if isinstance(mask, tuple) else mask
     if final and (mask is None or not np.any(mask)):
-        mask = np.ones_like(found[0] if mask is None else mask)
-    return [*found, np.array(mask, bool)]
+        mask = np.ones_like(arrays[0] if mask is None else mask)
+    return [*arrays, np.array(mask, bool)]
 
 
 def single(env: Any, seed: int, actions: deque[Any], *, masked: bool) -> list[tuple[Any, ...]]:
@@ -169,13 +200,12 @@ def parallel(env: Any, seed: int, actions: dict[str, deque[Any]], masked: dict[s
 
 
 def assert_same(ours: list[Any], theirs: list[Any]) -> None:
-    for one, other in zip(ours, theirs, strict=True):
-        assert len(one) == len(other)
-        for mine, its in zip(one, other, strict=True):
-            if isinstance(its, list):
-                assert len(mine) == len(its)
-                for a, b in zip(mine, its, strict=True):
-                    assert a.dtype == b.dtype
-                    np.testing.assert_array_equal(a, b)
+    """The same events, or the same turns."""
+    for event, expected in zip(ours, theirs, strict=True):
+        for value, wanted in zip(event, expected, strict=True):
+            if isinstance(wanted, list):
+                for array, other in zip(value, wanted, strict=True):
+                    assert array.dtype == other.dtype
+                    np.testing.assert_array_equal(array, other)
             else:
-                assert mine == its
+                np.testing.assert_array_equal(value, wanted)

@@ -13,11 +13,8 @@ def rounding(terms: int, scale: float = 1.0, dtype: str = "float32") -> dict[str
     is half the distance from 1 to the next number (Higham 2002, "Accuracy and stability of numerical algorithms",
     lemma 3.1). Both results may be off.
 
-    Args:
-        terms: roundings behind a result: the numbers in its sum, added up over sums that feed each other; about 4 for
-            each exp, log, tanh or power.
-        scale: a bound on the result if every number in it were positive.
-        dtype: in which both are computed, or the less precise of two.
+    `terms` are the roundings behind a result: the numbers in its sum, added up over sums that feed each other; about 4
+    for each exp, log, tanh or power. `scale` bounds that positive result; `dtype` is the less precise one of the two.
     """
     unit = float(np.finfo(dtype).eps) / 2
     most = 2 * terms * unit / (1 - terms * unit)

@@ -5,10 +5,9 @@ from collections.abc import Callable
 import gymnasium
 import numpy as np
 import pytest
+from crowd import Relay
 from pettingzoo.utils import parallel_to_aec
-from random_play import play as play_copies
-from relay import Relay
-from turns import assert_same, play, record
+from random_play import assert_same, play, record, take_turns
 
 from marlcore.envs import AECEnvironment, ParallelEnvironment, adapt, make, vectorize
 from marlcore.errors import EnvironmentFailed
@@ -35,7 +34,7 @@ def test_every_environment_keeps_to_the_protocol(name):
     actions = np.random.default_rng(0)
     for episode in range(25):
         left, started = set(), set()
-        for turn in play(env, episode or None, actions):
+        for turn in take_turns(env, episode or None, actions):
             assert env.observation_spaces[turn.agent].contains(turn.obs)
             assert turn.agent not in left, "an agent takes no turn after its last one"
             assert turn.agent in started or turn.reward == 0.0, "no reward before the first action"
@@ -56,7 +55,7 @@ def test_a_seed_makes_all_episodes_reproducible(name):
 @pytest.mark.parametrize("name", ENVIRONMENTS)
 def test_only_living_agents_are_due_an_action(name):
     env = ENVIRONMENTS[name]()
-    for turn in play(env, 0, np.random.default_rng(0)):
+    for turn in take_turns(env, 0, np.random.default_rng(0)):
         wrong, expected = (0, "None") if turn.action is None else (None, "an action")
         with pytest.raises(ValueError, match=f"^step: expected {expected}.*, got .*{wrong}$"):
             env.step(wrong)
@@ -128,4 +127,4 @@ def test_a_value_too_few_is_told_with_the_names_of_all(method, name):
     setattr(env, method, lambda *args, **options: right(*args, **options)[:-1])
     expected = r"\(observation, info\), got 1 " if method == "reset" else r"\(.*, truncated, info\), got 4 "
     with pytest.raises(EnvironmentFailed, match=f"ValueError: {method}: expected {expected}values$"):
-        play_copies(vectorize(lambda: env, 1), 2)
+        play(vectorize(lambda: env, 1), 2)

@@ -6,13 +6,13 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from crowd import Relay
 from gymnasium import spaces as gym
 from gymnasium.vector import SyncVectorEnv
 from odd_spaces import Counting
 from pettingzoo.utils import parallel_to_aec
 from puck import two_player_puck
 from refused import check_refused
-from relay import Relay
 from rooms import WRONG, Room
 
 from marlcore.envs import NamedEnvironment, ParallelEnvironment, Recall, TreasureHunt, vectorize

@@ -7,13 +7,13 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from crowd import Relay
 from gymnasium import spaces as gym
 from gymnasium.wrappers import RecordEpisodeStatistics
 from odd_spaces import Counting
 from pettingzoo.utils import parallel_to_aec
 from random_play import aec, assert_same, child_seeds, parallel, play, single
 from refused import check_refused
-from relay import Relay
 from rooms import WRONG, Room
 
 from marlcore.envs import ParallelEnvironment, vectorize

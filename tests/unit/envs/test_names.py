@@ -12,11 +12,11 @@ import gymnasium
 import gymnasium.wrappers
 import numpy as np
 import pytest
+from crowd import Relay
 from gymnasium import spaces as gym
 from pettingzoo.utils import parallel_to_aec
 from random_play import assert_same, child_seeds, play, single
 from refused import Refused, check_refused
-from relay import Relay
 
 from marlcore import algos
 from marlcore.envs import (

@@ -4,10 +4,8 @@ import pickle
 
 import numpy as np
 import pytest
-from random_play import assert_same as assert_same_events
-from random_play import play as play_vector
+from random_play import assert_same, play, record, take_turns
 from refused import Refused, check_refused
-from turns import assert_same, play, record
 
 from marlcore.envs import Copies, Recall, TreasureHunt, adapt, make, vectorize
 from marlcore.envs.lockstep import Draws
@@ -130,7 +128,7 @@ def test_a_copy_of_a_treasure_hunt_goes_on_as_the_original_does():
     ours = TreasureHunt(horizon=20)
     record(ours, episodes=1)
     theirs = pickle.loads(pickle.dumps(ours))
-    mine, copied = (list(play(env, None, np.random.default_rng(0))) for env in (ours, theirs))
+    mine, copied = (list(take_turns(env, None, np.random.default_rng(0))) for env in (ours, theirs))
     assert_same(mine, copied)
 
 
@@ -175,10 +173,10 @@ def test_the_vector_form_is_what_plain_copies_give(kind, options, copies):
     assert ours.agents == theirs.agents
     assert ours.spaces == theirs.spaces
     for seed in (1, 2):
-        together, alone = play_vector(ours, 400, seed)[0], play_vector(theirs, 400, seed)[0]
+        together, alone = play(ours, 400, seed)[0], play(theirs, 400, seed)[0]
         assert together.keys() == alone.keys()
         for key in alone:
-            assert_same_events(together[key], alone[key])
+            assert_same(together[key], alone[key])
         assert ours.episodes == theirs.episodes > 0
 
 
