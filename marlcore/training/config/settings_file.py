@@ -11,7 +11,6 @@ from ...checks import did_you_mean
 from ...declared import flattened, hints_of
 from .config import Config, LearnerConfig
 
-
 _NULL = "tag:yaml.org,2002:null"
 
 

@@ -454,7 +454,7 @@ def test_a_block_of_large_rows_is_copied_once(monkeypatch) -> None:
     lent = []
     rows_adder = NativeWriter.rows_adder
 
-    def noting(*arguments: Any) -> Callable[[list[Any]], int]:
+    def noting(*arguments):
         append = rows_adder(*arguments)
         return lambda frames: (lent.extend(frames), append(frames))[1]
 
