@@ -144,11 +144,15 @@ class Config(Declared):
         """The configuration of `to_dict`; missing fields get their defaults. Raises ValueError: see `Config`."""
         names = {field.name for field in fields(cls)} - {"learners"}
         config = changed(cls(), dict(flattened({name: plain[name] for name in plain if name in names}, cls)))
-        learners = {
-            policy: changed(config.learner, section, f"learners.{policy}.")
-            for policy, section in plain.get("learners", {}).items()
-        }
+        learners = plain.get("learners", {})
+        if isinstance(learners, Mapping):
+            learners = {policy: _learner(config.learner, policy, section) for policy, section in learners.items()}
         return replace(config, learners=learners)
+
+
+def _learner(usual: LearnerConfig, policy: str, section: Any) -> Any:
+    """The learner of a policy, or what is no section, which `Config` refuses."""
+    return changed(usual, section, f"learners.{policy}.") if isinstance(section, Mapping) else section
 
 
 def _plain(value: Any) -> Any:

@@ -24,6 +24,12 @@ def test_settings_of_many_brackets_are_refused(tmp_path, text):
         read_settings(tmp_path / "settings.yaml")
 
 
+def test_a_key_without_a_value_is_left_out_but_null_is_none(tmp_path):
+    (tmp_path / "settings.yaml").write_text("updates_per_step: null\nlearner:\n  threads:\n")
+    config = read_settings(tmp_path / "settings.yaml").config
+    assert (config.updates_per_step, config.learner.threads) == (None, Config().learner.threads)
+
+
 ELSEWHERE = {
     "learner: {learning_rate: 1}": "algorithm.learning_rate",
     "actor: {batch_size: 1}": "learner.batch_size",

@@ -45,6 +45,7 @@ READ: dict[str, dict[str, Any]] = {
     "--mode 3 --colour BLUE --pair 1 x --sizes": {"mode": 3, "colour": Colour.BLUE, "pair": (1, "x"), "sizes": ()},
     "--sizes 1 2 --words a b": {"sizes": (1, 2), "words": ["a", "b"]},
     "--shares a 0.5 b 1": {"shares": {"a": 0.5, "b": 1.0}},
+    "--flag=False --maybe=True here": {"flag": False, "maybe": True, "place": "here"},
     "--count 1 --count 2 --bare a 1": {"count": 2, "bare": {"a": "1"}},
 }
 REFUSED = {
@@ -59,6 +60,8 @@ REFUSED = {
     "--bare a": "bare: expected pairs of a name and a value, got 'a'",
     "--cuont 3": "unknown option --cuont; did you mean --count? see marlcore try --help",
     "--no-count": "unknown option --no-count; did you mean --count? see marlcore try --help",
+    "--flag=maybe": "flag: expected True or False, got 'maybe'",
+    "-x": "unknown option -x; see marlcore try --help",
     "a b": "expected an option, got 'b'; see marlcore try --help",
 }
 

@@ -205,6 +205,10 @@ SAMPLERS: dict[str, Refused] = {
         limited(lambda replay: replay.sampler(9)), ValueError,
         "tolerance: expected a limiter with at least the batch_size 9, got 8",
     ),
+    "batch beyond the lead": (
+        lambda: create(limiter=RateLimiter(2.0, 4, 8.0, lead=1.0))().sampler(8), ValueError,
+        "batch_size + samples_per_insert - lead = 9, or samplers and writers would both wait, got 8",
+    ),
 }  # fmt: skip
 
 OPTIONS: dict[str, Refused] = {

@@ -5,6 +5,7 @@ import math
 from functools import partial
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 from arena import weak
@@ -17,43 +18,45 @@ from marlcore.spaces import Spaces
 from marlcore.training import ExplorationConfig
 from marlcore.training.config import Schedule, assign
 from marlcore.training.self_play import policies_in_self_play
+from marlcore.training.setup import Setup
 
+CARTPOLE = "CartPole-v1"
 SPACES = {f"agent_{i}": Spaces(Box(-1, 1, (3,)), Discrete(2)) for i in range(3)}
 OTHER = Spaces(Box(-1, 1, (4,)), Discrete(2))
 
 WRONG = {
-    "total_steps": 0, "seed": -1, "mode": "sync", "updates_per_step": 0, "updates_tolerance": 0, "stages": [5, 3],
-    "actor.processes": 0, "actor.envs": 0, "actor.sync_interval": 0, "actor.max_policy_lag": -1,
+    "run_dir": 3, "total_steps": 0, "seed": -1, "mode": "sync", "updates_per_step": 0, "updates_tolerance": 0,
+    "stages": [5, 3], "learners": 3,
+    "actor.processes": 0, "actor.envs": 0, "actor.device": 3, "actor.sync_interval": 0, "actor.max_policy_lag": -1,
+    "learner.device": 3, "learner.device_per_agent": 3,
     "learner.processes": 0, "learner.batch_size": 0, "learner.n_step": 0, "learner.gamma": 1.1, "learner.warmup": 0,
     "learner.compile": "on", "learner.obs_norm": "on", "learner.prefetch": -1, "learner.publish_interval": 0,
     "learner.publish_mode": "on", "learner.log_interval": 0, "learner.checkpoint_interval": 0,
     "learner.checkpoint_seconds": 0.5, "learner.threads": 0,
     "replay.capacity": 0, "replay.stack": 0, "replay.pad": "one", "replay.mixture": {"a": 2}, "replay.path": "/no",
-    "replay.alpha": -1, "replay.beta": 2, "replay.beta_steps": 0,
-    "exploration.epsilon": 2, "exploration.ladder": -1, "exploration.schedules": {"epsilon": 1},
+    "replay.alpha": -1, "replay.beta": 2, "replay.beta_steps": 0, "replay.save": 3, "replay.clear_at_stage": 3,
+    "replay.prioritized": "no",
+    "exploration.epsilon": 2, "exploration.ladder": math.inf, "exploration.schedules": {"odds": 1},
     "evaluation.interval": -1, "evaluation.episodes": 0, "evaluation.envs": 0, "evaluation.keep": 1.5,
     "self_play.pool": -1, "self_play.admit_updates": 0, "self_play.admit_win_rate": 2, "self_play.window": 0,
-    "self_play.draw": "old", "self_play.power": -1, "self_play.latest": 2, "self_play.anchors": {"no": 1},
-    "metrics.sinks": ["wandb"], "metrics.wandb_mode": "on",
+    "self_play.side": 3, "self_play.explore": 3, "self_play.draw": "old", "self_play.power": -1, "self_play.latest": 2,
+    "self_play.anchors": {"no": 1},
+    "metrics.sinks": ["wandb"], "metrics.wandb_mode": "on", "metrics.wandb_project": 3,
     "supervision.max_restarts": -1, "supervision.window": -1, "supervision.backoff": -1,
-    "supervision.actor_timeout": 0, "supervision.learner_timeout": 0,
+    "supervision.actor_timeout": 0, "supervision.learner_timeout": 0, "supervision.serial_fallback": 3,
 }  # fmt: skip
-FREE = {  # any text or truth value, or checked where the environment is known
-    "run_dir", "policies", "learners", "actor.device", "learner.device", "learner.device_per_agent", "replay.save",
-    "replay.clear_at_stage", "replay.prioritized", "self_play.side", "self_play.explore", "metrics.wandb_project",
-    "supervision.serial_fallback",
-}  # fmt: skip
+LATER = {"policies"}  # checked where the environment is known
 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_setting_out_of_its_range_is_refused_by_name(name: str) -> None:
     section, _, last = name.rpartition(".")
     plain = {section: {last: WRONG[name]}} if section else {last: WRONG[name]}
-    check_refused(lambda: mc.Config.from_dict(plain), ValueError, f"{name}: ")
+    check_refused(lambda: mc.Config.from_dict(plain), (ValueError, TypeError), f"{name}: ")
 
 
-def test_every_setting_has_a_range_or_is_free() -> None:
-    assert hints_of(mc.Config).keys() == WRONG.keys() | FREE
+def test_every_setting_has_a_range_or_is_checked_later() -> None:
+    assert hints_of(mc.Config).keys() == WRONG.keys() | LATER
 
 
 def test_each_agent_has_a_policy_of_its_own_by_default() -> None:
@@ -144,6 +147,7 @@ REFUSED: dict[str, Refused] = {
         "exponential(1, 0.1, -0.5)", "epsilon: exponential rate: expected a finite number above 0, got -0.5"
     ),
     "points": schedule("piecewise([(5, 1), (5, 2)])", "ascending counts"),
+    "points between counts": schedule("piecewise([(1.5, 1)])", "expected pairs of a count and a value, got [(1.5, 1)]"),
     "unit": schedule("linear(1, 2, 3, of=days)", "of: expected steps or updates, got 'days'"),
     "no function": schedule("custom(nowhere:f)", "epsilon: expected something that can be imported"),
     "None": schedule(None, "epsilon: expected a number, a schedule or a function", TypeError),
@@ -156,6 +160,8 @@ REFUSED: dict[str, Refused] = {
     "below 0": epsilon(-0.1, "epsilon: expected a probability"),
     "above 1 at its end": epsilon("linear(0.5, 2, 10)", "epsilon: expected a probability"),
     "descending stages": (partial(mc.Config, stages=(30, 10)), ValueError, "stages: expected ascending counts of at"),
+    "text as stages": (partial(mc.Config, stages="123"), ValueError, "stages: expected counts, got '123'"),
+    "a learner": (partial(mc.Config.from_dict, {"learners": {"a": 3}}), TypeError, "LearnerConfig for 'a', got 3"),
     **{f"{value!r} updates a step": ratio(value) for value in (0, -0.1, math.nan, "0.1", True)},
     "no ratio in serial mode": ratio(None, " in serial mode, got None"),
 }
@@ -164,6 +170,12 @@ REFUSED: dict[str, Refused] = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_wrong_settings_and_assignments_are_refused(name: str) -> None:
     check_refused(*REFUSED[name])
+
+
+@pytest.mark.parametrize("copies", [1, 3])
+def test_a_vector_environment_has_its_own_number_of_copies(copies: int) -> None:
+    assert Setup.checked(partial(gymnasium.make_vec, CARTPOLE, copies), "dqn", None).config.actor.envs == copies
+    assert Setup.checked(partial(gymnasium.make, CARTPOLE), "dqn", None).config.actor.envs == mc.ActorConfig().envs
 
 
 def test_integers_of_numpy_are_settings_too() -> None:

@@ -50,6 +50,11 @@ def test_odds_are_those_of_their_formula(draw: Any, weight: Callable[..., float]
     assert pool_odds(settings(draw=draw, power=power), RATES).tolist() == pytest.approx(expected, rel=1e-12)
 
 
+def test_no_power_makes_all_odds_0() -> None:
+    odds = pool_odds(settings(draw="pfsp", power=1e5), RATES)
+    assert odds.tolist() == [0.0, 0.0, 0.0, 1.0]
+
+
 def test_shares_go_to_the_latest_the_anchors_and_the_pool() -> None:
     numbers, odds = odds_of(settings(draw="uniform"), range(7, 10), {7: 0.5, 8: 0.5, 9: 0.5}.__getitem__)
     assert numbers.tolist() == [0, -1, 7, 8, 9, 0]

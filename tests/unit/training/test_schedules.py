@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from refused import check_refused
 
 import marlcore as mc
 from marlcore.training.config import (
@@ -39,6 +40,10 @@ def test_linear(start, end, over, count):
 def test_exponential_stops_at_its_end(start, end, rate, every, count):
     value = Exponential(start, end, rate, every).at(count)
     assert value == pytest.approx(max(end, start * math.exp(math.log(rate) * count / every)))
+
+
+def test_an_exponential_beyond_floats_is_at_its_end():
+    assert Exponential(1.0, 20.0, rate=2.0).at(10**7) == 20.0
 
 
 def test_piecewise_is_linear_between_its_points_and_constant_outside():
@@ -95,6 +100,17 @@ def test_the_configurations_schedules_come_before_the_algorithms():
     assert schedules_of(Warm(), mc.Config()) == {"epsilon": Constant(0.05), "heat": Linear(0, 1, 10)}
     assert schedules_of(Warm(), asked) == {"epsilon": Constant(0.3), "heat": Constant(2), "more": Constant(1)}
     assert schedules_of(Warm(), mc.Config(stages=(5,)))["stage"] == Stages((5,))
+
+
+class Taken(mc.DQN):
+    """A schedule of it has the name of a number that learners publish themselves."""
+
+    def schedules(self) -> dict[str, object]:
+        return {"odds": 1.0}
+
+
+def test_an_algorithm_does_not_replace_what_learners_publish():
+    check_refused(lambda: schedules_of(Taken(), mc.Config()), ValueError, "schedules of Taken: 'odds' is the name of")
 
 
 def test_stages_count_the_beginnings_that_were_reached():
