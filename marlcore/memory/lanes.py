@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from threading import get_ident
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +18,7 @@ from .native import LINE, MAX_COLUMNS, NativeLanes
 from .segment import Segment
 
 ROOM_OFFSET = LINE
+_PAUSE_S = 1e-4
 
 
 @dataclass(frozen=True)
@@ -107,8 +110,14 @@ class LaneClaim:
     def fd(self) -> int:
         return self._file.fd
 
-    def release(self) -> None:
-        """Releases the lock; repeated calls are harmless."""
+    def release(self, inside: Collection[int] = ()) -> None:
+        """Releases the lock, once no other thread is `inside` (see guard.py): a successor must not work beside it.
+
+        Repeated calls are harmless.
+        """
+        me = get_ident()
+        while self.fd >= 0 and any(thread != me for thread in [*inside]):
+            time.sleep(_PAUSE_S)
         self._file.close()
 
     def forked(self) -> None:

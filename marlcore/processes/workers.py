@@ -206,7 +206,7 @@ class Workers:
         """The workers' reports since the last call, in order of time; after the block, the rest.
 
         Each has `.agent` (the worker's name), `.name`, `.value`, `.step` and `.time_s` since the group was entered. A
-        worker that reports more than 4095 numbers between two calls overwrites its oldest.
+        worker that reports more than 4032 numbers between two calls overwrites its oldest.
         """
         self._collect()
         reports, self._reported = self._reported, []
@@ -280,11 +280,12 @@ class Workers:
                 self._stop(interrupts)
         finally:
             self._held.close()
+        raises = error is None and interrupts.signum is None
+        for failure in self._failures[1:] if raises else self._failures:
+            log.error("%s", failure)
         if error is None:
             interrupts.deliver()
             self._raise_failure()
-        for failure in self._failures:
-            log.error("%s", failure)
 
     def _stop(self, interrupts: Interrupts) -> None:
         """Waits for the workers to end; kills them after the grace, or at once after a second signal."""

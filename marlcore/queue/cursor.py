@@ -6,7 +6,7 @@ Only the reader writes these slots of the segment:
                    longest   rows of the largest add after which reader and writers never all wait
                    whole     the most rows in all lanes of transitions that are whole while the reader waits
                    passed    transitions of all lanes below the cursor
-                   starving  1 while the reader waits for more rows than there are
+                   wanted    unread transitions with which the reader surely finds a batch, if it waits for more; or 0
     slot 1 + lane  released  rows below this ticket may be overwritten
                    two halves of position, passed, dropped, skipped: see kernels/inorder.py
 
@@ -29,7 +29,7 @@ from ..memory import LINE, ROOM_OFFSET, Event, LaneGeometry, NativeLanes, Segmen
 
 CURSOR_ROWS = 4
 
-TURN, LONGEST, WHOLE, PASSED, STARVING = range(5)  # words of slot 0: see above
+TURN, LONGEST, WHOLE, PASSED, WANTED = range(5)  # words of slot 0: see above
 _RELEASED, _HALVES = 0, 1  # of a lane's slot
 _REFUSED = 2  # word of a lane's counters line, after committed and reserved
 _LINE_WORDS = LINE // 8
@@ -63,7 +63,7 @@ class CursorLines:
         return np.array(words, np.int64)
 
     def word(self, word: int) -> int:
-        """One of the words of slot 0; a reader that ended seems to starve until its successor opens the queue."""
+        """One of the words of slot 0; that of a reader that ended stays until its successor opens the queue."""
         return self._words.load(word)
 
     def released(self, lane: int) -> int:
@@ -100,8 +100,8 @@ class ReadCursor(CursorLines):
         for word, value in ((WHOLE, 0), (LONGEST, longest), (WHOLE, whole)):  # never stricter than both readers
             self._words.store(word, value)
         self._words.store(PASSED, int(passed.sum()))
-        self._starves = True
-        self.starve(False)
+        self._wanted = -1
+        self.want(0)
         self._room.notify()  # a writer may be waiting with an add that is too long for this reader
 
     def move(self, cursor: Ints) -> None:
@@ -117,11 +117,11 @@ class ReadCursor(CursorLines):
         self._words.add(TURN, 1)
         self._words.store(PASSED, int(cursor[inorder.PASSED].sum()))
 
-    def starve(self, starves: bool) -> None:
-        """Says whether the reader waits for more rows than there are, and lets writers add them."""
-        if starves != self._starves:
-            self._words.store(STARVING, int(starves))
-            self._starves = starves
+    def want(self, unread: int) -> None:
+        """Lets writers add until so many transitions are unread; 0: until their own limit."""
+        if unread != self._wanted:
+            self._words.store(WANTED, unread)
+            self._wanted = unread
             self._room.notify()
 
     def release(self, tickets: Ints) -> None:

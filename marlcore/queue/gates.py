@@ -12,7 +12,7 @@ from ..checks import deadline_of
 from ..errors import SegmentCorrupt, TimedOut
 from ..memory import ROOM_OFFSET, Event, sleep_until
 from ..transitions import LaneView
-from .cursor import LONGEST, PASSED, STARVING, WHOLE, CursorLines
+from .cursor import LONGEST, PASSED, WANTED, WHOLE, CursorLines
 
 _UNLIMITED = 1 << 62  # rows
 
@@ -20,7 +20,7 @@ Ints = NDArray[np.int64]
 
 
 class UnreadLimit:
-    """Makes writers wait while `most` transitions are unread, unless the reader waits for more than there are."""
+    """Makes writers wait while `most` transitions are unread, or as many as the reader waits for, if those are more."""
 
     def __init__(self, view: LaneView, lines: CursorLines, most: int) -> None:
         self._view = view
@@ -28,19 +28,19 @@ class UnreadLimit:
         self._most = most
         self._room = Event(view.segment.body, ROOM_OFFSET)
 
-    def wait(self, timeout: float | None, check_open: Callable[[], None]) -> None:
-        """Raises TimeoutError: the reader took too few in `timeout` seconds."""
+    def wait(self, timeout: float | None, deadline: float | None, check_open: Callable[[], None]) -> None:
+        """Raises TimeoutError: the reader took too few until the deadline, `timeout` seconds after the add began."""
         if not self._missing():
             return
-        if not sleep_until(self._missing, self._room, deadline_of(timeout), check_open):
+        if not sleep_until(self._missing, self._room, deadline, check_open):
             path = self._view.segment.path
             raise TimedOut(f"{path}: {self._most} transitions are still unread after {timeout} seconds")
 
     def _missing(self) -> int:
         """Transitions that the reader must take before a writer may add."""
         passed = self._lines.word(PASSED)  # read first: changes between the two loads can only delay this writer
-        missing = self._view.native.inserted() - passed - self._most + 1
-        return 0 if missing > 0 and self._lines.word(STARVING) else max(0, missing)
+        unread = self._view.native.inserted() - passed
+        return max(0, unread + 1 - max(self._most, self._lines.word(WANTED)))
 
 
 class QueueGate:
@@ -84,11 +84,13 @@ class QueueGate:
         """Waits until the rows may be added; False if they are dropped, which it counts.
 
         Args:
+            check_open: raises what an add of the rows would raise; called before rows are dropped, and in waits.
             deadline: the time of time.monotonic() at which the timeout is over; None: it begins now.
         """
         rows = transitions + boundaries
         if self._unread is not None:
-            self._unread.wait(timeout, check_open)
+            deadline = deadline_of(timeout)
+            self._unread.wait(timeout, deadline, check_open)
         if rows <= 2 and rows <= self.left:
             self.left -= rows
             return True
@@ -98,6 +100,7 @@ class QueueGate:
         if not missing():
             return True
         if self._when_full == "drop_newest":
+            check_open()
             self._lines.refuse(self._lane, transitions)
             return False
         deadline = deadline_of(timeout) if deadline is None else deadline
@@ -165,13 +168,13 @@ class QueueGates:
         If the wait for a lane fails, the gates before it have counted rows that were not added as added. That is
         harmless: such a gate only looks at the reader's cursor earlier than it must.
         """
+        deadline = deadline_of(timeout)
         if self._unread is not None:
-            self._unread.wait(timeout, check_open)
+            self._unread.wait(timeout, deadline, check_open)
         left = self._left[which] - boundaries - 1
         if left.min() >= 0:
             self._left[which] = left
             return False
-        deadline = deadline_of(timeout)
         left_out = np.zeros(len(which), np.bool_)
         for row, (i, boundary) in enumerate(zip(which.tolist(), boundaries.tolist(), strict=True)):
             gate = self._gates[i]

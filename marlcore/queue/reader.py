@@ -177,7 +177,7 @@ class TrajectoryReader:
             self.check_open()
             filled, ready, pending = self._copy_whole(memory)
             if filled:
-                self._cursor.starve(False)
+                self._cursor.want(0)
                 batch = memory.batch()
                 batch.continues = self._continues(batch)
                 self._consume(self._next)
@@ -196,9 +196,10 @@ class TrajectoryReader:
             raise ClosedError(f"{self._view.segment.path}: the reader was closed")
 
     def close(self) -> None:
-        """Lets another reader continue from here. Repeated calls are harmless."""
+        """Lets another reader continue from here, once no other thread reads. Repeated calls are harmless."""
         self._closed = True
-        self._claim.release()
+        self._read_plan.event.notify()  # a thread that sleeps in `read` finds the reader closed
+        self._claim.release(self._inside)
 
     def __enter__(self) -> TrajectoryReader:
         return self
@@ -260,10 +261,11 @@ class TrajectoryReader:
 
     def _wait(self, ready: int, pending: int, deadline: float | None) -> None:
         """Sleeps until writers have added enough rows that a batch may be ready."""
-        self._cursor.starve(True)
+        began, committed = time.monotonic(), int(self._read_plan.windows[rows.HI].sum())
+        unread = committed - int(self._cursor.now[inorder.POSITION].sum())
+        self._cursor.want(unread + (self._options.batch_size - ready) * (self._options.length or 1))
         if deadline is None:
             raise NotEnoughData(self._shortage(ready))
-        began, committed = time.monotonic(), int(self._read_plan.windows[rows.HI].sum())
         enough = committed + max(1, self._options.batch_size - ready - pending)
         try:
             missing = partial(self._missing, enough)

@@ -239,10 +239,16 @@ def _for_each(name: str, what: str, values: Any, replays: int) -> list[Any]:
 
 
 def _apportion(shares: NDArray[np.float64], total: int) -> NDArray[np.int64]:
-    """Integers near the shares, `total` in all: the largest remainders are rounded up."""
+    """Integers near the shares, `total` in all: the largest remainders are rounded up.
+
+    Negative shares count as 0; if the others' integers are too many then, the smallest remainders are rounded down.
+    """
     counts = np.maximum(np.floor(shares), 0).astype(np.int64)
     left = total - int(counts.sum())
-    counts[np.argsort(counts - shares, kind="stable")[:left]] += 1
+    if left >= 0:
+        counts[np.argsort(counts - shares, kind="stable")[:left]] += 1
+    for _ in range(-left):
+        counts[np.argmax(np.where(counts > 0, counts - shares, -np.inf))] -= 1
     return counts
 
 
@@ -272,8 +278,10 @@ def _checked_fractions(fractions: Several[float], replays: int) -> NDArray[np.fl
 
 def _checked_owed(state: Any, replays: int) -> NDArray[np.float64]:
     owed = state_array(state, "owed", (replays,), np.float64)
-    if not (abs(owed) < 1.0 + 1e-6).all() or abs(owed.sum()) > 1e-6:
-        raise ValueError(f"state: expected owed as float64 ({replays},), each between -1 and 1, with the sum 0")
+    if not (abs(owed) < replays).all() or abs(owed.sum()) > 1e-6:
+        raise ValueError(
+            f"state: expected owed as float64 ({replays},), each between {-replays} and {replays}, with the sum 0"
+        )
     return owed.copy()
 
 

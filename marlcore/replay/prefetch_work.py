@@ -143,7 +143,8 @@ class Work:
 
     def can_take(self) -> bool:
         self._raise_if_over()
-        return bool(self._ready) or bool(self.call("can_sample"))
+        current = bool(self._ready) and self._ready[-1][0] == self._dropped  # only this thread takes any out
+        return current or bool(self.call("can_sample"))
 
     def call(self, name: str, *args: Any, drop: bool = False) -> Any:
         """The result of a sampler's method, called between draws; `drop` then drops the ready batches."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from typing import Any
 
 import numpy as np
@@ -124,7 +125,16 @@ class BatchStaging(_Staging):
             self._slots, self._finals = Slots(rows, at), Slots(self.boundaries, at[truncated] + 1)
             ends[2, self._finals.at] = True
         super().__init__(view, records, self._slots, self._finals, ends, self._slots)
-        self._append = native.rows_adder(records, ends.view(np.uint8), not view.spec.next_obs)
+        self._rewards = records.view(np.float32)[:, REWARD_OFFSET // 4]
+        self._final_needed = not view.spec.next_obs
+        self._append = native.rows_adder(records, ends.view(np.uint8), self._final_needed)
+
+    def check(self) -> int:
+        """0, or the negative code that `append` would return."""
+        if not np.isfinite(self._rewards).all():
+            return -errno.EDOM
+        final_missing = self._final_needed and not self.boundaries and self._ends[1].any()
+        return -errno.EPROTO if final_missing else 0
 
     def append(self) -> int:
         """The first row's ticket, or a negative code."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import time
 from functools import partial
 from threading import get_ident
@@ -128,7 +129,7 @@ class Writer(WriterBase):
             began = None
             if self._gate is not None:
                 began = time.monotonic()
-                if not self._gate(1, bool(flags & BOUNDARY), self._timeout, self.check_open):
+                if not self._gate(1, bool(flags & BOUNDARY), self._timeout, self._check_row):
                     return self._leave_out()
             ticket: int = self._add_row(self._raw, flags)
             if ticket < 0:
@@ -173,7 +174,8 @@ class Writer(WriterBase):
             staging.put(obs, action, reward, terminated, truncated, final_obs, extras)
             if self._gate is not None:
                 began = time.monotonic()
-                if not self._gate(rows, staging.boundaries, self._timeout, self.check_open):
+                check = partial(self._check_rows, staging)
+                if not self._gate(rows, staging.boundaries, self._timeout, check):
                     return self._leave_out()
             ticket = staging.append()
             return ticket if ticket >= 0 else self._again(ticket, staging.append, began, f"lane {self.lane}")
@@ -186,6 +188,19 @@ class Writer(WriterBase):
 
     def __repr__(self) -> str:
         return f"<Writer of lane {self.lane}>"
+
+    def _check_row(self) -> None:
+        """Raises what the append would raise: no add waits, and none is left out, that is refused anyway."""
+        self.check_open()
+        if not math.isfinite(self._reward[0]):
+            raise self._error_of(-errno.EDOM)
+
+    def _check_rows(self, staging: BatchStaging) -> None:
+        """`_check_row` of several rows."""
+        self.check_open()
+        code = staging.check()
+        if code < 0:
+            raise self._error_of(code)
 
     def _leave_out(self) -> int:
         """Leaves out rows without room; a new episode begins, since later rows do not follow those in the lane."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import time
 from collections.abc import Callable
-from threading import get_ident
 from typing import Any, TypeVar
 
 import numpy as np
@@ -13,8 +12,6 @@ from numpy.typing import NDArray
 
 from ..errors import StaleHandle, TimedOut
 from ..memory import WAIT_SLICE_S, Check, LaneClaim, NativeVector, NativeWriter, check_interruption, error_of
-
-_PAUSE_S = 1e-4
 
 W = TypeVar("W", bound="WriterBase")
 
@@ -54,10 +51,7 @@ class WriterBase:
     def close(self) -> None:
         """Releases what it has claimed, once no other thread is inside an add. Repeated calls are harmless."""
         self._native.close()
-        me = get_ident()
-        while not self._forked and any(thread != me for thread in [*self._inside]):
-            time.sleep(_PAUSE_S)  # a successor must not write beside that add, which soon finds the writer closed
-        self._claim.release()
+        self._claim.release(self._inside)
 
     def forked(self) -> None:
         """In a forked child: makes later use raise, since its lanes are the parent's."""

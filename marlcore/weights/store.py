@@ -169,7 +169,8 @@ class Publisher:
         self._store = store
         self._lanes = lanes
         self._weights = weights
-        self._claim: LaneClaim | None = claimed
+        self._claim = claimed
+        self._closed = False
         self._inside: dict[int, None] = {}  # see guard.py
         self.version = store.version
         self._given: dict[str, NDArray[Any]] = {}  # each extra's last value
@@ -206,7 +207,7 @@ class Publisher:
             After an error, nothing was published and the extras are unchanged.
         """
         self._store.check_open()
-        if self._claim is None:
+        if self._closed:
             raise ClosedError("the publisher was closed")
         row = self._weights.staged(weights)
         if row is not self._row:
@@ -234,10 +235,9 @@ class Publisher:
             self._extras[name][...] = value
 
     def close(self) -> None:
-        """Releases the store for a successor; the model stays usable."""
-        if self._claim is not None:
-            self._claim.release()
-        self._claim = None
+        """Releases the store for a successor, once no other thread publishes; the model stays usable."""
+        self._closed = True
+        self._claim.release(self._inside)
 
     def __enter__(self) -> Publisher:
         return self

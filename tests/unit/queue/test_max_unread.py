@@ -66,16 +66,29 @@ def test_a_batch_makes_room_for_as_many_more(queue):
         assert fill(writer) == 2
 
 
-def test_a_waiting_reader_suspends_the_limit(queue):
+def test_a_reader_that_waits_gets_its_batch_and_no_more(queue):
     """Else both could wait: the newest row of each lane is unread, but not whole before the next one comes."""
     with queue.vector_writer(timeout=0.0) as writer, queue.reader(batch_size=10) as reader:
         assert fill(writer) == 4
         with pytest.raises(NotEnoughData):
             reader.read()
-        for number in range(4, 8):
-            add(writer, number)
+        assert fill(writer) == 2, "6 transitions were whole"
         assert len(reader.read()) == 10
-        assert fill(writer) == 1, "after the batch the limit holds again: 6 were left"
+        assert fill(writer) == 3, "after the batch the limit holds again: 2 were left"
+
+
+def test_a_timeout_counts_once(queue, monkeypatch):
+    """The time that a writer waited at the limit is not left for a full lane."""
+    times = iter(range(100))
+    monkeypatch.setattr("marlcore.queue.gates.deadline_of", lambda timeout: next(times))
+    waits = []
+    monkeypatch.setattr("marlcore.queue.gates.sleep_until", lambda *arguments: waits.append(arguments[2]) or True)
+    with queue.writer(0, timeout=5.0) as writer:
+        for number in range(64):
+            writer.add(number, number, 0.0)
+        before = len(waits)
+        writer.add(64, 64, 0.0)
+        assert len(waits) == before + 2 and waits[-1] == waits[-2]
 
 
 def test_a_waiting_writer_is_woken_by_a_batch(queue, no_slices):

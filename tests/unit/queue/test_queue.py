@@ -7,6 +7,7 @@ import os
 import pickle
 import random
 import signal
+import threading
 from collections import Counter
 from functools import partial
 from unittest import mock
@@ -16,7 +17,7 @@ import pytest
 from mapped import Mapped
 from meanwhile import Rang, ring, soon
 from model import InOrder, Model, columns
-from refused import stale_in_a_fork
+from refused import check_refused, stale_in_a_fork
 from seams import trusting
 
 from marlcore import (
@@ -403,6 +404,40 @@ def test_a_reader_that_was_closed_in_its_sleep_reads_no_more(no_slices):
         with close, pytest.raises(ClosedError, match=r"the reader was closed$"):
             reader.read(timeout=600)
         assert len(queue) == 3
+
+
+@pytest.mark.parametrize("end", ["reader", "writer", "vector_writer"])
+def test_an_end_closes_when_no_other_thread_is_inside(end):
+    """Its successor would work beside that thread."""
+    with make(8) as queue:
+        opened = {"reader": lambda: queue.reader(2)}.get(end, getattr(queue, end))
+        first = opened()
+        first._inside[-1] = None  # another thread is in the middle of a call
+        closing = threading.Thread(target=first.close)
+        closing.start()
+        closing.join(0.1)
+        with pytest.raises(LaneBusy):
+            opened()
+        del first._inside[-1]
+        closing.join()
+        opened().close()
+
+
+def test_a_full_lane_drops_only_what_it_would_take():
+    """An end that is closed, and rows that are refused, are not counted as dropped."""
+    with make(8, when_full="drop_newest") as queue, queue.writer() as writer:
+        fill(writer, range(20))
+        dropped = queue.dropped.sum()
+        rows = np.arange(2), np.arange(2)
+        for call, says in (
+            (lambda: writer.add(0, 0, np.nan), "reward: expected a finite number"),
+            (lambda: writer.add_batch(*rows, [0.0, np.inf]), "reward: expected a finite number"),
+            (lambda: writer.add_batch(*rows, [0.0, 0.0], truncated=[False, True]), "final_obs: expected one"),
+        ):
+            check_refused(call, ValueError, says)
+        writer.close()
+        check_refused(lambda: writer.add(0, 0, 0.0), ClosedError, "the writer was closed")
+        assert queue.dropped.sum() == dropped
 
 
 # One reader, and its successors

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -244,6 +245,21 @@ def test_a_limited_replay_short_of_data_sets_its_writers_free(replays):
             assert counts(mixture.sample()) == expected
         with pytest.raises(TimedOut, match="no sampler made room"):
             write(replay, 0, 10, timeout=0.0)
+
+
+def test_carried_fractions_of_small_shares_are_whole_rows():
+    """Some shares of the eighth batch are negative, and the integers of the others too many."""
+    with ExitStack() as open_replays:
+        replays = [open_replays.enter_context(ReplayBuffer.create(SPEC, 20)) for _ in range(5)]
+        for replay in replays:
+            write(replay, 0, 20)
+        fractions = np.array([10, 1, 26, 1, 26]) / 64
+        mixture = Mixture(replays, fractions, 4, seed=0)
+        drawn = sum(np.array(counts(mixture.sample(), 5)) for _ in range(64))
+        assert (abs(drawn - 4 * 64 * fractions) < 1).all()
+        again = Mixture(replays, fractions, 4, seed=1)
+        again.load_state_dict(mixture.state_dict())
+        assert (again.sample().index == mixture.sample().index).all()
 
 
 LIMITER = RateLimiter(samples_per_insert=2.0, min_size=20, tolerance=64.0, lead=0.0)

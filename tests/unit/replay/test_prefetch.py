@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from core import SUPPORT
 from meanwhile import soon
+from processes import until
 from refused import refused
 
 from marlcore import (
@@ -244,6 +245,9 @@ def test_a_batch_on_its_way_while_a_state_is_loaded_is_dropped():
         def load_state_dict(self, state):
             self.number = state
 
+        def can_sample(self):
+            return False
+
     class Slow:
         def __init__(self):
             self.moving, self.go_on = threading.Event(), threading.Event()
@@ -259,6 +263,8 @@ def test_a_batch_on_its_way_while_a_state_is_loaded_is_dropped():
     work.mover.moving.wait()
     work.call("load_state_dict", 100, drop=True)
     work.mover.go_on.set()
+    until(lambda: work._ready)
+    assert not work.can_take()
     assert work.take(None) == 101
     work.stop(thread)
 
