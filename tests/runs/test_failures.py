@@ -101,6 +101,7 @@ def test_a_workers_end_ends_the_run(tmp_path: Path, error: Any, says: str, reaso
     with pytest.raises(mc.WorkerFailed, match=says) as caught:
         train(tmp_path, partial(Corridor, 300, error), mode="async", total_steps=6_000, supervision=ONCE)
     assert (caught.value.worker, caught.value.reason) == ("actor-0", reason)
+    assert "start 2" not in caught.value.traceback  # max_restarts is 0
     if error is collapse:
         assert 'raise RuntimeError("the floor gave way")' in caught.value.traceback
         assert "the floor gave way" in (tmp_path / "run" / "logs" / "actor-0.log").read_text()

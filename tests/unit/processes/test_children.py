@@ -41,7 +41,7 @@ def fork(raises: bool) -> None:
     """Work whose fork returns from it first."""
     child = os.fork()
     if child:
-        os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == raises
     elif raises:
         raise RuntimeError("in a fork")
 

@@ -208,16 +208,17 @@ def test_a_killed_parent_takes_server_and_children_along(program: Any, thread: s
     parent = program(
         """
         import os, signal, sys, threading
-        from forked import Child, linger
+        from forked import Child, end, linger
         from marlcore.processes.forkserver import ForkServer
 
         server = ForkServer()
         if sys.argv[1] == "main thread":
             server.begin()
         else:
-            starter = threading.Thread(target=server.begin)
+            starter = threading.Thread(target=Child, args=(server, end, 0))  # returns once the server is ready
             starter.start()
-            starter.join()
+            while os.path.exists(f"/proc/self/task/{starter.native_id}"):
+                os.sched_yield()
         first = server.pid
         child = Child(server, linger)
         child.receive()

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from marlcore import WorkerFailed
-from marlcore.processes import Children, Pool, children
+from marlcore.processes import Pool, children
 
 Open = Callable[..., Pool]
 LARGE = b"x" * (4 << 20)  # fits into no socket's buffer
@@ -141,18 +141,19 @@ def test_a_server_starts_without_a_wait_and_is_replaced_when_killed() -> None:
 
 def test_a_signal_during_a_start_loses_no_process(open_pool: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     """The signal is delivered once the process is known, so that closing the pool ends it."""
-    start, started = Children.start, []
+    started: list[Any] = []
 
-    def interrupted(self: Children, *arguments: Any) -> Any:
-        signal.raise_signal(signal.SIGINT)
-        started.append(start(self, *arguments))
-        return started[-1]
+    class Interrupted(children.Child):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            started.append(self)
+            signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(Children, "start", interrupted)
+    monkeypatch.setattr(children, "Child", Interrupted)
     pool = open_pool(echo, 1)
     with pytest.raises(KeyboardInterrupt):
         pool.ask(1, b"")
-    assert pool._children.living == started
+    assert len(started) == 1 and pool._children.living == started
 
 
 def test_large_requests_and_replies_never_wait_for_each_other(open_pool: Open) -> None:

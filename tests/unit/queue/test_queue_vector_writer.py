@@ -179,7 +179,7 @@ def test_reader_and_writers_never_all_wait(open_writers, seed):
     dice = random.Random(seed)
     lanes, stack = (4, 1) if open_writers is vectors else (dice.randrange(1, 4), dice.randrange(1, 4))
     options = {"n_step": dice.randrange(1, 4), "length": dice.choice([None, 1, 4]), "stack": stack}
-    batch_size = dice.randrange(2, 9)
+    batch_size = dice.randrange(1, 9)
     for lane_rows in count(3):
         queue = TrajectoryQueue.create(SPEC, lanes * lane_rows, lanes)
         try:

@@ -20,17 +20,20 @@ def add(replay: mc.ReplayBuffer, first: int, end: int) -> None:
 
 @pytest.mark.parametrize("limiter", [None, mc.RateLimiter(1.0, 10, 20.0)], ids=["free", "limited"])
 def test_min_size_counts_from_the_clearing(limiter: mc.RateLimiter | None) -> None:
-    """For this sampler alone; a limiter lets writers add the rows that it lacks."""
+    """For this sampler, and one that has its state; a limiter lets writers add the rows that they lack."""
     with mc.ReplayBuffer.create(SPEC, 200, lanes=2, limiter=limiter) as replay:
         add(replay, 0, 10)
         sampler, other = replay.sampler(8, min_size=40), replay.sampler(8)
         sampler.clear()
+        restored = replay.sampler(8, min_size=40)
+        restored.load_state_dict(sampler.state_dict())
         assert not sampler.can_sample()
         add(replay, 10, 19)
-        with pytest.raises(mc.NotEnoughData, match="expected at least 40 transitions, got 18"):
-            sampler.sample()
+        for cleared in (sampler, restored):
+            with pytest.raises(mc.NotEnoughData, match="expected at least 40 transitions, got 18"):
+                cleared.sample()
         add(replay, 19, 30)
-        assert sampler.sample().obs.min() >= 10
+        assert min(cleared.sample().obs.min() for cleared in (sampler, restored)) >= 10
         assert min(other.sample().obs.min() for _ in range(5)) < 10 and len(replay) == 60
 
 

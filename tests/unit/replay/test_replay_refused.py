@@ -296,7 +296,8 @@ def test_refuses(case, monkeypatch):
 
 def test_limits_of_the_options_are_allowed():
     assert RateLimiter(8, 10, tolerance=8).tolerance == 8
-    with ReplayBuffer.create(SCALAR, 10, lanes=2) as replay:
+    with ReplayBuffer.create(SCALAR, 11, lanes=2) as replay:
+        assert replay.capacity == 10  # whole lanes
         replay.sampler(4, stack=4)
         replay.sampler(4, n_step=4)
     with ReplayBuffer.create(SCALAR, 15) as replay, replay.writer() as writer:

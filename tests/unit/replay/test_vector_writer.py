@@ -54,10 +54,13 @@ steps = st.lists(
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(program=steps, seed=st.integers(0, 2**32 - 1))
 def test_a_vector_writer_leaves_the_bytes_of_single_writers(name, program, seed):
-    """Whatever is added: counters, records, frames and states at intervals are the same, wherever lanes wrap."""
+    """Whatever is added: counters, records, frames and states at intervals are the same, wherever lanes wrap.
+
+    The tickets that a call returned outlive the next call.
+    """
     spec, rng = ALL_SPECS[name], np.random.default_rng(seed)
     with ReplayBuffer.create(spec, 9 * LANES, LANES) as one, ReplayBuffer.create(spec, 9 * LANES, LANES) as many:
-        writers = [one.writer(lane) for lane in range(LANES)]
+        writers, returned = [one.writer(lane) for lane in range(LANES)], []
         order = rng.permutation(LANES).tolist()
         vector = many.vector_writer(order)
         assert vector.lanes == tuple(order)
@@ -80,9 +83,8 @@ def test_a_vector_writer_leaves_the_bytes_of_single_writers(name, program, seed)
             columns = {key: column([row[key] for row in given]) for key in given[0]}
             if not finals or spec.next_obs:
                 columns["final_obs"] = None
-            got = vector.add(**columns, lanes=None if lanes is None else np.array(lanes))
-            assert got.dtype == np.int64
-            assert got.tolist() == tickets
+            returned.append((vector.add(**columns, lanes=None if lanes is None else np.array(lanes)), tickets))
+        assert all(got.dtype == np.int64 and got.tolist() == tickets for got, tickets in returned)
         assert body(one) == body(many)
 
 

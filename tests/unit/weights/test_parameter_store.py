@@ -507,6 +507,8 @@ def test_a_slot_in_place_is_valid_until_it_is_reused(mode, slots):
             assert view.tensors.keys() == values(model).keys(), "every name, tied ones too"
             flat = store.slot_tensor(0)
             assert flat.dtype == torch.uint8 and flat.shape == (store.layout.nbytes,)
+            offsets = [tensor.data_ptr() - flat.data_ptr() for tensor in view.tensors.values() if tensor.numel()]
+            assert min(offsets) >= 0 and max(offsets) < store.layout.nbytes, "the same memory"
             output = torch.func.functional_call(local, dict(view.tensors), tokens)
             for _ in range(slots - 1):
                 publisher.publish()
