@@ -52,9 +52,12 @@ def test_a_serial_run_repeats_itself_exactly_under_a_seed(tmp_path: Path, kind: 
     env_fn, algorithm, changes = KINDS[kind]
     histories, networks = [], []
     for i, seed in enumerate([3, 3, 4]):
+        torch.manual_seed(i)  # which the run neither takes over nor changes
+        outside = torch.get_rng_state()
         run_dir = runs.train(tmp_path / str(i), env_fn, algorithm, seed=seed, **changes).run_dir
         histories.append(history(run_dir))
         networks.append(checkpoint(run_dir)["network"])
+        assert torch.equal(torch.get_rng_state(), outside)
     assert len(histories[0]) > 50
     assert histories[0] == histories[1] != histories[2]
     assert all(map(torch.equal, networks[0].values(), networks[1].values()))
