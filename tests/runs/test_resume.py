@@ -87,6 +87,7 @@ def test_a_run_goes_on_from_the_newest_checkpoints_step(tmp_path: Path) -> None:
     more = train(tmp_path, HUNT, total_steps=1200, resume=True, **linear)
     later = [metric.value for metric in metrics_of(run)[before:] if metric.name == "epsilon"]
     assert later and max(later) <= 0.55
+    assert read_config(run)["total_steps"] == 1200
     assert more.updates["agent_0"] < 0.1 * 600 + 5
 
 
@@ -208,6 +209,10 @@ def other_model(run: Path) -> None:
     shutil.copy(other / "checkpoints" / "agent_1.pt", run / "checkpoints")
 
 
+def another_replay(run: Path) -> None:
+    shutil.copy(run / "checkpoints" / "agent_1.replay", run / "checkpoints" / "agent_0.replay")
+
+
 def half_a_file(run: Path) -> None:
     (run / "checkpoints" / "agent_0.pt").write_bytes(b"half a file")
 
@@ -233,6 +238,10 @@ RESUMED: dict[str, tuple[Callable[[Path], None], dict[str, Any], str]] = {
     "no step left": (as_it_was, {"total_steps": 300}, f"{LEFT}300"),
     "fewer steps": (as_it_was, {"total_steps": 100}, f"{LEFT}100"),
     "a checkpoint of another model": (other_model, {}, "resume: expected a checkpoint of agent_1's DQN, got "),
+    "a replay of another policy": (another_replay, {}, "resume: expected a replay of agent_0, got "),
+    "another limiter": (
+        as_it_was, {"updates_per_step": 0.5}, "resume: expected a configuration that gives agent_0 the limiter of its ",
+    ),
     "half a checkpoint": (half_a_file, {}, "resume: expected a checkpoint, got "),
 }  # fmt: skip
 

@@ -126,9 +126,10 @@ def test_the_interpreters_exit_ends_a_run(tmp_path: Path, mode: str, end: str) -
 # ---- loaded policies ----
 
 
-def test_a_loaded_policy_acts_on_stacks_as_in_training(tmp_path: Path) -> None:
-    """Its actions are those of the saved network for the last three observations, the first one repeated."""
-    run_dir = trained(tmp_path, HUNT, replay=mc.ReplayConfig(stack=3))
+@pytest.mark.parametrize("pad", ["repeat", pytest.param("zero", marks=LONG)])
+def test_a_loaded_policy_acts_on_stacks_as_in_training(tmp_path: Path, pad: Any) -> None:
+    """Its actions are those of the saved network for the last three observations; before the first stands its pad."""
+    run_dir = trained(tmp_path, HUNT, replay=mc.ReplayConfig(stack=3, pad=pad))
     policy = mc.load_policy(run_dir, "agent_0")
     player, space = policy.player(2), policy.spaces.observation
     network = mc.DQN().make_model(policy.spaces)
@@ -139,7 +140,7 @@ def test_a_loaded_policy_acts_on_stacks_as_in_training(tmp_path: Path) -> None:
         obs = rng.integers(0, 6, space.shape).astype(space.dtype)
         if begins := step % 10 == 0:
             policy.reset()
-            stack = [obs] * 3
+            stack = [obs if pad == "repeat" else np.zeros_like(obs)] * 3
         stack = [*stack[1:], obs]
         expected = int(network(torch.from_numpy(np.stack(stack)[None])).argmax())
         chosen = player.choose(np.stack([obs, obs]), slice(None), np.full(2, begins)).action

@@ -31,6 +31,7 @@ def check_run(result: mc.Result, total_steps: int) -> list[Any]:
     assert names >= {"episode_return", "episode_length", "loss", "epsilon", "env_steps_per_s", "updates_per_s"}
     assert names >= {"policy_lag", "q_mean"}
     assert {metric.agent for metric in metrics} == {"", *AGENTS}
+    assert {metric.value for metric in metrics if metric.name == "episode_length"} == {HUNT.keywords["horizon"]}
     for agent in AGENTS:
         state = checkpoint(path, agent)
         assert state["updates"] > 0 and state["version"] > 1 and state.keys() >= {"network", "trainer", "sampler"}

@@ -17,12 +17,13 @@ from recorded import RandomActing, check_rows, read_records, read_replay, record
 from whole_runs import Runs
 
 import marlcore as mc
+from marlcore.training.record import read_config
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
 STEPS = 1_500
 COPIES = 2
-runs = Runs(actor={"envs": COPIES, "sync_interval": 5}, learner={"warmup": 30, "n_step": 1}, updates_per_step=0.05)
+runs = Runs(actor={"sync_interval": 5}, learner={"warmup": 30, "n_step": 1}, updates_per_step=0.05)
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,11 @@ def train_and_check(case: Case, folder: Path, **changes: Any) -> dict[str, Any]:
     replay = {"capacity": COPIES * case.steps, "save": True}  # no row of an agent is overwritten
     algorithm = RandomActing() if case.algorithm == "random" else case.algorithm
     env_fn = partial(case.make, records)
-    result = runs.train(folder, env_fn, algorithm, total_steps=case.steps, replay=replay, **changes)
+    envs = COPIES + case.env.startswith("vector:")  # for which its own number of copies counts instead
+    result = runs.train(
+        folder, env_fn, algorithm, total_steps=case.steps, replay=replay, actor={"envs": envs}, **changes
+    )
+    assert read_config(result.run_dir)["actor"]["envs"] == COPIES
     told, compared, spaces = read_records(records), 0, []
     for agent, updates in result.updates.items():
         spaces.append(mc.load_policy(result.run_dir, agent).spaces)

@@ -26,10 +26,12 @@ def levels_of(sizes: list[int]) -> list[Any]:
     return [np.arange(low, high)[::-1] for low, high in pairwise(ends)]
 
 
-def test_small_levels_are_swept_in_few_calls(fine: None) -> None:
-    calls: list[int] = []
-    sweep(levels_of([1] * 40), np.ones(40), 4, lambda numbers: calls.append(len(numbers)))
-    assert len(calls) == 2 and sum(calls) == 40
+def test_small_levels_are_swept_in_few_calls_and_in_order(fine: None) -> None:
+    """Also where a call takes the end of a level and the beginning of the next."""
+    for sizes, count in (([1] * 40, 2), ([1, 7, 20, 3, 9], 2)):
+        calls: list[Any] = []
+        sweep(levels_of(sizes), np.ones(40), 4, calls.append)
+        assert len(calls) == count and np.array_equal(np.concatenate(calls), np.concatenate(levels_of(sizes)))
 
 
 def test_large_levels_are_shared_by_threads(fine: None) -> None:

@@ -52,8 +52,8 @@ def first_priority(before: Any, reward: Any, after: Any) -> Any:
     return mc.DQN(reward_scale=0.5).first_priority(before, reward, DISCOUNT, after)
 
 
-def seat(agent: str, writer: Any) -> Seat:
-    return Seat(agent, Player(), writer, SPEC, np.array(writer.lanes), first_priority)  # type: ignore[arg-type]
+def seat(agent: str, writer: Any, first: Any = first_priority) -> Seat:
+    return Seat(agent, Player(), writer, SPEC, np.array(writer.lanes), first)  # type: ignore[arg-type]
 
 
 def test_priorities_are_those_of_a_loop_over_each_episode() -> None:
@@ -77,16 +77,36 @@ def test_priorities_are_those_of_a_loop_over_each_episode() -> None:
         assert (batch.action == batch.obs[:, 1] % 4).all() and len(set(batch.index.tolist())) > 1500
 
 
+ONLY = np.arange(1)  # the copies of an environment
+
+
+def act_once(seated: Seat, obs: int, begins: bool, terminated: bool | None) -> None:
+    """An action in the only copy, and its outcome unless this never comes."""
+    seated.act(mc.Turn("a", ONLY, np.full((1, 4), obs), np.array([begins])))
+    if terminated is not None:
+        seated.record(mc.Outcome("a", ONLY, np.ones(1), np.array([terminated]), np.zeros(1, bool), None))
+
+
 def test_no_transition_spans_an_episode_that_ended_for_all() -> None:
     """It may end between two turns, so that no outcome ends it for this agent."""
-    all_, no, yes = np.arange(1), np.zeros(1, bool), np.ones(1, bool)
     with mc.ReplayBuffer.create(SPEC, 100) as replay, replay.vector_writer([0]) as writer:
         seated = seat("a", writer)
-        for obs, terminated in ((1, no), (2, yes)):
-            seated.begin(all_)
-            seated.act(mc.Turn("a", all_, np.full((1, 4), obs), yes))
-            seated.record(mc.Outcome("a", all_, np.ones(1), terminated, no, None))
+        for obs, terminated in ((1, False), (2, True)):
+            seated.begin(ONLY)
+            act_once(seated, obs, True, terminated)
         assert len(replay) == 2 and (replay.sampler(20, min_size=1).sample().obs == 2).all()
+
+
+@pytest.mark.parametrize("first", [None, first_priority])
+def test_no_transition_spans_an_action_whose_outcome_never_came(first: Any) -> None:
+    with mc.ReplayBuffer.create(SPEC, 100) as replay, replay.vector_writer([0]) as writer:
+        seated = seat("a", writer, first)
+        assert seated.begin(ONLY) == 0
+        act_once(seated, 1, True, terminated=False)
+        act_once(seated, 2, False, terminated=None)
+        assert seated.begin(ONLY) == 1
+        act_once(seated, 3, True, terminated=True)
+        assert len(replay) == 2 and (replay.sampler(20, min_size=1).sample().obs == 3).all()
 
 
 @pytest.mark.parametrize("algorithm", [mc.DQN(actor_priorities=True), mc.IQN(actor_priorities=True)])

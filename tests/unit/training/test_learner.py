@@ -150,6 +150,18 @@ def test_large_finite_weights_are_no_fault() -> None:
     assert (scene.published, scene.saved) == ([0, 2], [3])
 
 
+def test_a_reported_metric_is_the_mean_of_the_updates_that_have_it() -> None:
+    reported: list[tuple[str, float]] = []
+    scene = Scene()
+    scene.learner.config = mc.LearnerConfig(log_interval=4)
+    scene.learner.report = lambda name, value: reported.append((name, value))
+    scene.learner.batches.stats, scene.learner.version = dict, 1
+    for metrics in ({"loss": 1.0}, {"loss": 3.0, "actor_loss": 5.0}, {"loss": 2.0}, {"loss": 4.0, "actor_loss": 8.0}):
+        scene.learner.trainer.update = lambda _, now=metrics: mc.Update({n: torch.tensor(v) for n, v in now.items()})
+        scene.learn(1)
+    assert reported[:2] == [("loss", 2.5), ("actor_loss", 6.5)]
+
+
 class OnGPU(torch.Tensor):
     """A tensor that pretends to be on a GPU."""
 
