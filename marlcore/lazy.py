@@ -28,7 +28,7 @@ def attach_stub(package: str, file: str) -> tuple[Callable[[str], Any], Callable
     homes: dict[str, str] = {}
     heading = "Names"
     groups: dict[str, list[str]] = {}
-    with open(file.removesuffix("py") + "pyi", encoding="utf-8") as stub:
+    with open(file.rpartition(".")[0] + ".pyi", encoding="utf-8") as stub:
         for line in stub:
             words = line.split()
             if words and words[0] == "from":

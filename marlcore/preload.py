@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import cloudpickle  # noqa: F401
 import numpy as np
 
@@ -10,11 +12,11 @@ from .kernels.random import next_random
 from .lazy import is_installed
 
 next_random(np.ones(4, np.uint64))  # the first kernel imports half of Numba
-if is_installed("train"):
+if find_spec("torch"):
     import torch
-
-    from .training import self_play, workers  # noqa: F401
 
     # Set before any computation: a forked process has no OpenMP threads and would wait for them forever.
     torch.set_num_threads(1)
     torch.optim.SGD([torch.zeros(1, requires_grad=True)])  # the first optimizer imports torch's compiler
+if is_installed("train"):
+    from .training import self_play, workers  # noqa: F401

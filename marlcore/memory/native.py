@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import Any
@@ -25,6 +26,7 @@ TRUNCATED: int = lib.MC_TRUNCATED
 BOUNDARY: int = lib.MC_BOUNDARY
 EVERYTHING = 2**32 - 1  # more than any waiter waits for
 
+_WATCH_S = 0.01
 _LANES_KEPT = 1024  # cached lane structs, so that memory does not grow with the number of lanes
 
 Bytes = NDArray[np.uint8]
@@ -183,18 +185,25 @@ class NativeLanes:
 
 
 class Event:
-    """A futex on which a process sleeps until others have committed enough rows, or freed room for them."""
+    """A futex on which a process sleeps until others have committed enough rows, or freed room for them.
+
+    In read-only memory it announces nothing: it sleeps briefly.
+    """
 
     def __init__(self, memory: Bytes, offset: int = 0) -> None:
+        self._announces = memory.flags.writeable
         self._memory = pointer_to(memory)
         self._event = self._memory + offset
 
     def prepare(self, amount: int) -> int:
         """Announces a waiter for `amount` units; check the missing amount again between this and `wait`."""
-        return int(lib.mc_event_prepare(self._event, min(amount, EVERYTHING)))
+        return int(lib.mc_event_prepare(self._event, min(amount, EVERYTHING))) if self._announces else 0
 
     def wait(self, seen: int, seconds: float) -> None:
         """Sleeps until the announced amount has come since `prepare`, or until the timeout."""
+        if not self._announces:
+            time.sleep(min(seconds, _WATCH_S))
+            return
         code = lib.mc_event_wait(self._event, seen, max(0, int(seconds * 1e9)))
         if code not in (0, -errno.ETIMEDOUT, -errno.EINTR):
             raise error_of(code)

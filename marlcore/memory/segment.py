@@ -195,12 +195,14 @@ class Segment:
             beside: a result of this method, to hold this lock too; closed if a conflicting lock exists.
         """
         self.check_open()
+        if not self.body.flags.writeable:
+            raise MarlcoreError(f"{self.path}: expected a process that attached to it, got one that only watches it")
         file = beside
         if file is None:
             file = File()
             file.open(f"{OWN_FILES}/{self._file.fd}", os.O_RDWR)
         if try_lock(file.fd, offset, exclusive):
-            if self._checksum is not None and self._checksum.flags.writeable:
+            if self._checksum is not None:
                 self._checksum[0] = 0  # the holder may change the body
             return file
         file.close()

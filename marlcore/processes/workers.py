@@ -124,7 +124,7 @@ class Workers:
         self._children = Children(preload)
         self._workers: list[Worker] = []
         self._telemetries: list[Telemetry] = []  # one for each worker
-        self._failures: list[WorkerFailed] = []  # those that were not raised yet
+        self._failures: dict[Child, WorkerFailed] = {}  # those that were not raised yet
         self._lock = threading.Lock()  # any waiting thread may check the workers
         self._numbers: Counter[str] = Counter()
         self._reported: list[Metric] = []
@@ -252,15 +252,16 @@ class Workers:
     def _note_ends(self) -> None:
         with self._lock:
             for child in [child for child in self._children.living if not child.running]:
-                failure = child.failure()
-                self._children.end(child)
+                # Noted before its end: an exception of a signal handler between the two loses no failure.
+                failure = None if child in self._failures else child.failure()
                 if failure is not None:
-                    self._failures.append(failure)
+                    self._failures[child] = failure
+                self._children.end(child)
 
     def _raise_failure(self) -> None:
         self._note_ends()
         with self._lock:
-            failure = self._failures.pop(0) if self._failures else None
+            failure = self._failures.pop(next(iter(self._failures))) if self._failures else None
         if failure is not None:
             raise failure
 
@@ -281,7 +282,7 @@ class Workers:
         finally:
             self._held.close()
         raises = error is None and interrupts.signum is None
-        for failure in self._failures[1:] if raises else self._failures:
+        for failure in [*self._failures.values()][int(raises) :]:
             log.error("%s", failure)
         if error is None:
             interrupts.deliver()
@@ -297,7 +298,8 @@ class Workers:
             self._note_ends()
         for child in self._children.living:
             log.warning("%s did not end when it was told to stop, and is killed", child.name)
-        self._children.close()
+        with self._lock:  # another thread's wait must not take those killed here for failures
+            self._children.close()
         self._collect()
         self._open = False
         while self._telemetries:  # clears their memory too, which lives until its last view is gone

@@ -103,8 +103,9 @@ class ModuleWeights:
         if self.moved():
             self.bind()
         if self._staged is None:
-            self._staged = self.row if self.row.device.type == "cpu" else self._host_row()
-            self._staged_array = self._staged.numpy()
+            staged = self.row if self.row.device.type == "cpu" else self._host_row()
+            self._staged_array = staged.numpy()
+            self._staged = staged  # last: if an interrupt comes earlier, the next call stages again
         if self._staged is not self.row:
             end = self.layout.tensor_bytes
             self._staged[:end].copy_(self.row[:end])

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping
+from itertools import repeat
+from operator import setitem
 from typing import Any
 
 import numpy as np
@@ -49,8 +52,10 @@ class TreeWeights:
 
     def load(self) -> None:
         arrays = self._arrays(self._tree)
-        for name, place in self._places.items():
-            arrays[name][...] = place
+        filled = [arrays[name] for name in self._places]
+        # In one call of C, in which no signal is handled: an exception in a loop of Python would leave two versions.
+        put: Callable[[Any, Any, Any], None] = setitem
+        deque(map(put, filled, repeat(...), self._places.values()), maxlen=0)
 
     def views(self, row: NDArray[np.uint8]) -> Arrays:
         return {
@@ -58,6 +63,8 @@ class TreeWeights:
         }
 
     def named(self, views: Arrays) -> Any:
+        self._arrays(self._tree)  # raises LayoutMismatch: the mapping was changed
+
         def readable(name: str, _: Any) -> NDArray[Any]:
             view = views[name][...]
             view.flags.writeable = False
@@ -129,4 +136,4 @@ def _writable(name: str, leaf: Any) -> NDArray[Any]:
         raise TypeError(f"weights {name}: expected a NumPy array to fill, got {type(leaf).__name__}")
     if not leaf.flags.writeable:
         raise ValueError(f"weights {name}: expected a writable array, got a read-only one")
-    return leaf
+    return _array(name, leaf)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -93,6 +94,30 @@ def test_a_missing_library_is_one_line(case: str, tmp_path: Path) -> None:
     before, statement, says = MISSING[case]
     code = f"{before}\ntry:\n    {statement}\nexcept ImportError as error:\n    print(error)\n"
     assert alone(code, tmp_path) == f'{says}: pip install "marlcore[train]"'
+
+
+THREADS = """
+import marlcore as mc
+
+def count(context):
+    import torch
+    context.report("threads", torch.get_num_threads())
+
+if __name__ == "__main__":
+    with mc.Workers() as workers:
+        workers.start(count)
+        workers.wait()
+    print(workers.reports()[0].value)
+"""
+
+
+def test_workers_have_one_thread_each_where_only_torch_is_installed(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['tyro'] = None\n")
+    (tmp_path / "program.py").write_text(THREADS)
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "2"}
+    command = [sys.executable, tmp_path / "program.py"]
+    assert subprocess.run(command, capture_output=True, text=True, env=environment, check=True).stdout == "1.0\n"
 
 
 def test_a_command_says_what_to_install(tmp_path: Path) -> None:

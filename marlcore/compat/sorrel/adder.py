@@ -62,8 +62,8 @@ class Adder:
         except (TypeError, ValueError):  # values of another kind, which NumPy may convert
             for name, value in (("action", action), ("reward", reward), ("done", done)):
                 self._puts[name](value)
+        self._count[0] += 1  # first: a count too high, of a process killed in between, is cut to the rows that exist
         self._writer.append()
-        self._count[0] += 1
 
     def transition(self, offset: int) -> tuple[int, float, bool] | None:
         """See `Buffer.last_transition`."""

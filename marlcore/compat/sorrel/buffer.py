@@ -166,8 +166,8 @@ class Buffer(Ring):
         for name, array in columns.items():
             field = self.fields[name]
             fitted[name] = as_field(name, Field((rows, *field.shape), field.dtype), array[:rows])
+        self._count[0] = count  # first: see Adder.add
         self.append(fitted, rows)
-        self._count[0] = count
 
     def positions(self) -> Ints:
         """The positions that hold rows, oldest first: int64 [rows]."""

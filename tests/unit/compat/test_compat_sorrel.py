@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import sorrel_double as double
+from interrupts import at_instruction
 from meanwhile import running
 from refused import Refused, check_refused
 
@@ -335,6 +336,16 @@ def test_one_process_adds_until_it_releases_the_buffer() -> None:
     other.close()
     buffer.add([5], 5, 5.0, False)
     assert len(buffer) == 3
+
+
+def test_an_interrupted_add_counts_its_row() -> None:
+    buffer, came, number = Buffer(1000, (1,)), True, 0
+    buffer.add([1], 1, 1.0, False)
+    while came:
+        number += 1
+        came, _ = at_instruction(lambda: buffer.add([1], 1, 1.0, False), number, lambda file: "sorrel" in file)
+        assert len(buffer) == buffer.window().stored
+    assert number > 20
 
 
 def test_a_filled_buffer_is_free_for_the_next_process(tmp_path: Path) -> None:

@@ -20,11 +20,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from meanwhile import Rang
 from refused import check_refused
 
 import marlcore as mc
 from marlcore.lazy import is_installed
 from marlcore.memory import SHM_DIR, interrupt_waits_with, survey_segments
+from marlcore.processes import Children
 
 SPEC = mc.TransitionSpec(obs=mc.Field((3,)), action=mc.Field((), "int64"))
 LONG_S = 3600.0
@@ -138,6 +140,43 @@ def test_a_failure_that_nothing_noticed_is_raised_at_the_end(caplog: pytest.LogC
             if raised:
                 raise raised
         assert caplog.text.count("RuntimeError: the simulator is on fire") == (2 if raised else 1)
+
+
+def test_an_interrupt_while_a_worker_ends_loses_no_failure(monkeypatch) -> None:
+    end = Children.end
+
+    def interrupted(children: Children, child: Any) -> None:
+        end(children, child)
+        monkeypatch.undo()
+        raise Rang
+
+    monkeypatch.setattr(Children, "end", interrupted)
+    with pytest.raises(mc.WorkerFailed, match="on fire"), mc.Workers() as workers:
+        workers.start(fail)
+        with pytest.raises(Rang):
+            workers.wait()
+
+
+def test_killed_workers_are_no_failures_to_another_thread() -> None:
+    failures: list[Exception] = []
+
+    def look(workers: mc.Workers) -> None:
+        try:
+            while True:
+                workers.check()
+        except mc.ClosedError:
+            pass
+        except Exception as error:
+            failures.append(error)
+
+    for _ in range(3):
+        with mc.Workers(grace=0.0) as workers:
+            for _ in range(4):
+                workers.start(ignore)
+            thread = threading.Thread(target=look, args=(workers,))
+            thread.start()
+        thread.join()
+    assert failures == []
 
 
 def test_a_killed_worker_has_not_failed() -> None:

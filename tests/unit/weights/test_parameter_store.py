@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from filled import CYCLE, MODELS, fill, value_of, words, words_of_row
 from mapped import Mapped
-from meanwhile import soon
+from meanwhile import Rang, soon
 from refused import Refused, check_refused, stale_in_a_fork
 from tiers import long_but
 
@@ -352,6 +352,23 @@ def test_a_changed_model_is_a_layout_mismatch(change, named):
         change(other)
         with pytest.raises(LayoutMismatch, match=named):
             store.subscriber(other)
+
+
+def test_an_interrupted_publish_stages_replaced_tensors_again(monkeypatch, store, model):
+    def interrupted(tensor):
+        monkeypatch.undo()
+        raise Rang
+
+    with store.publisher(model) as publisher:
+        publisher.publish()
+        model.load_state_dict({name: tensor + 1 for name, tensor in model.state_dict().items()}, assign=True)
+        monkeypatch.setattr(torch.Tensor, "numpy", interrupted)
+        with pytest.raises(Rang):
+            publisher.publish()
+        publisher.publish()
+        local = copy.deepcopy(model)
+        assert store.subscriber(local).pull()
+        assert_equal(local, model)
 
 
 def test_a_refused_publisher_gives_the_lane_back(store, model):

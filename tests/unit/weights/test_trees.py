@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from interrupts import at_instruction
 from refused import Refused, check_refused
 
 from marlcore import LayoutMismatch, ParameterStore
@@ -116,6 +117,28 @@ def test_arrays_may_be_replaced_in_both_mappings() -> None:
         assert subscriber.version == 1 and not local["weight"].any()
 
 
+def test_an_interrupted_pull_leaves_one_version() -> None:
+    tree, local = {str(i): np.zeros(3) for i in range(4)}, {str(i): np.zeros(3) for i in range(4)}
+    with ParameterStore.create(tree) as store, store.publisher(tree) as publisher:
+        came, number = True, 0
+        while came:
+            subscriber, number = store.subscriber(local), number + 1
+            publisher.publish({name: np.full(3, float(number)) for name in tree})
+            came, _ = at_instruction(subscriber.pull, number, lambda file: file.endswith("trees.py"))
+            assert len({float(array[at]) for array in local.values() for at in range(3)}) == 1
+        assert number > 10
+
+
+def test_a_changed_mapping_is_not_viewed() -> None:
+    tree, local = {"weight": np.ones(3)}, {"weight": np.zeros(3)}
+    with ParameterStore.create(tree) as store, store.publisher(tree) as publisher:
+        subscriber = store.subscriber(local)
+        publisher.publish()
+        local["more"] = np.zeros(1)
+        with pytest.raises(LayoutMismatch, match=r"^weights more: expected no such array"), subscriber.in_place():
+            pass
+
+
 def test_a_mapping_and_a_module_of_the_same_names_meet() -> None:
     torch = pytest.importorskip("torch")
     module = torch.nn.Sequential(torch.nn.Linear(3, 2))
@@ -178,6 +201,10 @@ REFUSED: dict[str, Refused] = {
     ),
     "read-only": (
         subscribed({**TREE, "b": read_only(np.zeros(2))}), ValueError, "weights b: expected a writable array, got a"
+    ),
+    "byte order to fill": (
+        subscribed({"a": {"w": np.zeros((2, 3), ">f4")}, "b": np.zeros(2)}), TypeError,
+        "weights a.w: expected native byte order, got >f4",
     ),
     "no array": (
         subscribed({**TREE, "b": np.float64(1)}), TypeError, "weights b: expected a NumPy array to fill, got float64"
