@@ -192,11 +192,13 @@ def hints_of(kind: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def flattened(plain: Any, kind: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Nested settings by dotted name. Raises ValueError: a section is no mapping."""
+    """Nested settings by dotted name. Raises ValueError: a section is no mapping, or a name has a dot."""
     if not isinstance(plain, Mapping):
         raise ValueError(f"{prefix[:-1] or 'settings'}: expected settings by name, got {brief(plain)}")
     sections = _sections(kind)
     for name, value in plain.items():
+        if "." in str(name):
+            raise ValueError(f"{prefix}{name}: expected a name without a dot, in its section")
         if name in sections:
             yield from flattened(value, sections[name], f"{prefix}{name}.")
         else:

@@ -138,12 +138,16 @@ def _is_collection(kind: Any) -> bool:
 def _read(label: str, hint: Any, words: list[str]) -> Any:
     """The value that words stand for; as text only if no other type takes them. Raises ValueError: no type does."""
     members = _members(hint)
-    for kind in sorted(members, key=lambda kind: kind is str):
+    for kind in sorted(members, key=_takes_any_text):
         with suppress(ValueError, KeyError):
             return _of_kind(kind, words)
     expected = " or ".join(map(_expected, members))
     got = "none" if not words else brief(words[0] if len(words) == 1 else words)
     raise ValueError(f"{label}: expected {expected}, got {got}")
+
+
+def _takes_any_text(kind: Any) -> bool:
+    return kind not in (int, float) and not _is_collection(kind) and not _choices(kind)
 
 
 def _of_kind(kind: Any, words: list[str]) -> Any:

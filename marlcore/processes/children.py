@@ -21,6 +21,7 @@ from typing import Any
 
 import cloudpickle
 
+from ..checks import brief
 from ..errors import Diverged, EnvironmentFailed, WorkerFailed, pass_on_from_handler, suppress_failed_calls
 from ..memory import too_many_files
 from .forkserver import KILL_S, ForkServer, read_status
@@ -202,7 +203,7 @@ def check_picklable(**things: Any) -> None:
         except Exception as error:  # a class's own pickling may raise anything
             pass_on_from_handler(error)
             reason = str(error).partition("\n")[0]
-            raise TypeError(f"{name}: expected something that can be pickled, got {thing!r} ({reason})") from None
+            raise TypeError(f"{name}: expected something that can be pickled, got {brief(thing)} ({reason})") from None
 
 
 # In the child

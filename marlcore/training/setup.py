@@ -72,8 +72,9 @@ class Setup:
             check_applied(policies, config)
             if config.self_play.pool:
                 check_self_play(config, policies[0])
+            check_picklable(config=config, algorithm=[policy.algorithm for policy in policies])  # which a run saves
             if config.mode == "async":
-                check_picklable(env_fn=make_env, algorithm=[policy.algorithm for policy in policies])
+                check_picklable(env_fn=make_env)
             _warn_of_short_run(config, policies)
             compile_before_a_run()
         return cls(make_env, policies, config, runs, resume, callback, progress)

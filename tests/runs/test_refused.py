@@ -1,5 +1,6 @@
 """A run that is not possible is refused in one line, before it starts: by `mc.train`, the settings and the command."""
 
+import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -42,6 +43,15 @@ def played(env_fn: Any = PAIR, **changes: Any) -> dict[str, Any]:
     algorithm = Marking() if "Arena" in repr(env_fn) else "dqn"
     settings = {name: changes.pop(name) for name in ("side", "anchors") if name in changes}
     return {"env_fn": env_fn, "algorithm": algorithm, "self_play": mc.SelfPlayConfig(**PLAY, **settings), **changes}
+
+
+def held_by(lock: Any) -> Callable[[int], float]:
+    return lambda count: 0.5 if lock else 1.0
+
+
+class Locked(mc.PPO):
+    def __reduce__(self) -> Any:
+        raise TypeError("locked")
 
 
 class Odd(mc.PPO):
@@ -104,6 +114,12 @@ RUNS: dict[str, Callable[[], dict[str, Any]]] = {
     "' at 0: expected a finite number, got 'half'": lambda: {"exploration": {"schedules": {"heat": no_number}}},
     "at 0: expected a finite number, got 'half'": lambda: {"exploration": {"epsilon": no_number}},
     "epsilon: expected a probability": lambda: {"exploration": {"epsilon": 1.5}},
+    "config: expected something that can be pickled, got Config(": lambda: {
+        "exploration": {"epsilon": held_by(threading.Lock())}
+    },
+    "algorithm: expected something that can be pickled, got": lambda: {
+        "env_fn": CARTPOLE, "algorithm": Locked(), "learner": mc.LearnerConfig()
+    },
     "learning_rate: expected a number or one of": lambda: {
         "env_fn": CARTPOLE, "algorithm": mc.PPO(learning_rate="slowly"), "learner": mc.LearnerConfig()
     },

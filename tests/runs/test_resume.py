@@ -78,6 +78,16 @@ def test_a_replay_and_its_priorities_come_back_where_they_were_saved(tmp_path: P
     train(tmp_path, HUNT, "iqn", total_steps=8000, resume=True, **same)
 
 
+def test_a_learner_that_draws_ahead_is_resumed(tmp_path: Path) -> None:
+    """No thread draws while the sampler's state is loaded: it would end the learner."""
+    changes = {
+        "mode": "async", "replay": replace(SAVED, prioritized=True), "updates_per_step": None,
+        "learner": {"warmup": 100, "batch_size": 2048, "prefetch": 64},
+    }  # fmt: skip
+    train(tmp_path, HUNT, total_steps=1000, **changes)
+    assert not any(train(tmp_path, HUNT, total_steps=2000, resume=True, **changes).restarts.values())
+
+
 def test_a_run_goes_on_from_the_newest_checkpoints_step(tmp_path: Path) -> None:
     """As after a parent was killed that saved its progress before the learners' last checkpoints."""
     linear = {"exploration": mc.ExplorationConfig("linear(1, 0, 1200)")}

@@ -35,7 +35,7 @@ def _learners(label: str, learners: Any) -> Any:
     for policy, learner in learners.items():
         if not isinstance(learner, LearnerConfig):
             raise TypeError(f"{label}: expected a LearnerConfig for {policy!r}, got {learner!r}")
-    return learners
+    return dict(learners)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
@@ -21,8 +21,8 @@ EPSILON = Exponential(1.0, 0.02, rate=0.95, every=100, of="updates")
 SINKS = ("csv", "tensorboard", "wandb")
 
 Count = Annotated[int, Whole(1)]
-Seconds = Annotated[float, Number(0, finite=False)]
-Timeout = Annotated[float, Number(1, finite=False)]
+Seconds = Annotated[float, Number(0)]
+Timeout = Annotated[float, Number(1)]
 
 
 def shares(label: str, value: Any) -> dict[str, float]:
@@ -63,7 +63,8 @@ def named_schedules(label: str, value: Any) -> dict[str, Schedule]:
 
 def sinks(label: str, names: Any) -> tuple[str, ...]:
     """Names of sinks, csv among them. Raises ValueError, TypeError."""
-    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+    listed = isinstance(names, Collection) and not isinstance(names, str)
+    if not listed or not all(isinstance(name, str) for name in names):
         raise TypeError(f"{label}: expected names of sinks, got {names!r}")
     for name in names:
         if name not in SINKS and not is_importable(name):
@@ -154,7 +155,7 @@ class ReplayConfig(Declared):
     they are in /dev/shm."""
     prioritized: bool = False
     """Draw transitions in proportion to their priorities (Schaul et al. 2016, arXiv:1511.05952)."""
-    alpha: Annotated[float, Number(0, finite=False)] = 0.6
+    alpha: Annotated[float, Number(0)] = 0.6
     """Exponent of priorities; 0 draws uniformly."""
     beta: Annotated[float, Number(0, 1)] = 0.4
     """Exponent of importance weights at the first batch, from 0 to 1."""

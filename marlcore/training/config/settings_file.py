@@ -49,7 +49,7 @@ def read_settings(path: str | Path) -> Settings:
     """
     try:
         plain = yaml.load(Path(path).read_text(encoding="utf-8"), _Loader) or {}
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
+    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
         raise ValueError(f"config: expected a YAML file, got {str(path)!r} ({' '.join(str(error).split())})") from None
     try:
         _check_names(plain)

@@ -90,10 +90,13 @@ def _plot(
             np.arange(len(agents)) if few else np.linspace(0, 1, len(agents))
         )
         for agent, color in zip(agents, colors, strict=True):
-            plot_agent(axes, agent or "all", [curves[agent] for curves in runs], color)
+            name = f" {agent}" if agent.startswith("_") else agent  # matplotlib shows no label that begins with "_"
+            plot_agent(axes, name or "all", [curves[agent] for curves in runs], color)
         widest = max(len(label) for label in axes.get_legend_handles_labels()[1])
         # Below the axes: beside the curves, the legend would take a sixth of the width.
-        figure.legend(loc="outside lower center", frameon=False, ncols=max(1, 160 // (widest + 8)))
+        legend = figure.legend(loc="outside lower center", frameon=False, ncols=max(1, 160 // (widest + 8)))
+        for text in legend.get_texts():
+            text.set_parse_math(False)
 
 
 def _plot_episodes(axes: Axes, agent: str, runs: list[Points], color: Any) -> None:

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (tuple, list)):
         return [_plain(member) for member in value]
     simple = isinstance(value, (bool, int, str, type(None))) or (isinstance(value, float) and math.isfinite(value))
-    return value if simple else {"repr": repr(value)}
+    return value if simple else {"repr": re.sub(" at 0x[0-9a-f]+", "", repr(value))}  # which differs in each process
 
 
 def described_run(run_dir: str | Path, *, trust: bool = False) -> tuple[str, Algorithm | dict[str, Algorithm], Config]:

@@ -74,7 +74,7 @@ class Progress:
         self._news = True  # since the last line
         self._live: Live | None = None
         if self._console.is_terminal and not self._console.is_dumb_terminal:
-            piped = not sys.stdout.isatty()  # this output must stay in its pipe
+            piped = sys.stdout is None or not sys.stdout.isatty()  # this output must stay in its pipe
             self._live = Live(
                 console=self._console, auto_refresh=False, get_renderable=self._table, redirect_stdout=not piped
             )

@@ -48,15 +48,13 @@ class LearnerWorker(Worker):
         store = self.hold(ParameterStore.attach(policy.weights))
         state = load_checkpoint(policy.checkpoint)
         updates = _restore(model, store, state)
-        batches = batches_of(policy, self, updates, device)
+        batches = batches_of(policy, self, updates, device, state)
         league = self._league(policy, model, state)
         publisher = self.hold(store.publisher(model.acting))
         trainer = _trainer_of(policy, model, settings.compile)  # after the publisher moved the weights into its row
         if state:
             trainer.load_state_dict(state["trainer"])
-            again = updates != state["updates"]
-            batches.restore(state, again)
-            if not again:
+            if updates == state["updates"]:
                 torch.set_rng_state(state["torch"])
 
         def save(state: dict[str, Any]) -> None:

@@ -89,14 +89,16 @@ def attach_storage(policy: PolicyBlueprint) -> ReplayBuffer | TrajectoryQueue:
 
 
 def batches_of(
-    policy: PolicyBlueprint, worker: Worker, updates: int, device: torch.device
+    policy: PolicyBlueprint, worker: Worker, updates: int, device: torch.device, state: Mapping[str, Any]
 ) -> ReplayBatches | QueueBatches:
-    """The batches of a policy in its learner's worker, after so many updates, for a network's device."""
+    """The batches of a policy in its learner's worker, after so many updates, for a network's device.
+
+    They continue those of a checkpoint's `state`; an empty one begins anew.
+    """
     storage = worker.hold(attach_storage(policy))
     if isinstance(policy.source, QueueSource):
         return QueueBatches(storage, policy.source, policy.name, worker)
-    seed = run_seed(worker.config, "sampler", policy.index, updates)
-    return ReplayBatches(storage, policy, policy.source, worker, seed, device)
+    return ReplayBatches(storage, policy, policy.source, worker, updates, device, state)
 
 
 class ReplayBatches:
@@ -105,15 +107,16 @@ class ReplayBatches:
     on_policy = False
 
     def __init__(
-        self, replay: ReplayBuffer, policy: PolicyBlueprint, source: ReplaySource, worker: Worker, seed: int,
-        device: torch.device,
+        self, replay: ReplayBuffer, policy: PolicyBlueprint, source: ReplaySource, worker: Worker, updates: int,
+        device: torch.device, state: Mapping[str, Any],
     ) -> None:  # fmt: skip
         config, learner = worker.config, worker.config.learner_of(policy.name)
         self._replay = replay
         self._policy = policy
         self.prioritized = source.prioritized is not None
         options: dict[str, Any] = {
-            "stack": config.replay.frames, "n_step": source.n_step, "gamma": learner.gamma, "seed": seed,
+            "stack": config.replay.frames, "n_step": source.n_step, "gamma": learner.gamma,
+            "seed": run_seed(config, "sampler", policy.index, updates),
             "pad": config.replay.pad, "prioritized": source.prioritized, "sequence": source.sequence,
         }  # fmt: skip
         self._sampler: Sampler | Mixture
@@ -125,6 +128,8 @@ class ReplayBatches:
             self._sampler = Mixture([replay] * len(shares), fractions.tolist(), learner.batch_size, **options)
         else:
             self._sampler = replay.sampler(learner.batch_size, min_size=learner.warmup, **options)
+        if state:
+            self._restore(state, updates != state["updates"])  # before a thread draws ahead
         ahead = learner.prefetch if config.mode == "async" else 0
         self._limited_ahead = bool(ahead) and config.updates_per_step is not None
         self._source = worker.hold(Prefetch(self._sampler, ahead, device)) if ahead else self._sampler
@@ -148,7 +153,7 @@ class ReplayBatches:
         state = {name: torch.from_numpy(array) for name, array in self._source.state_dict().items()}
         return {"sampler": state, "replay": self._policy.transitions.nonce}
 
-    def restore(self, state: Mapping[str, Any], again: bool) -> None:
+    def _restore(self, state: Mapping[str, Any], again: bool) -> None:
         """Continues the sampler of a checkpoint; with priorities only if the replay has their rows.
 
         Args:
@@ -191,6 +196,3 @@ class QueueBatches:
 
     def save(self) -> dict[str, Any]:
         return {}
-
-    def restore(self, state: Mapping[str, Any], again: bool) -> None:
-        pass

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pytest
@@ -24,6 +25,7 @@ class Options:
     name: str | None = "a"
     flag: bool = False
     maybe: bool | None = None
+    path: Path | None = Path("a")
     mode: Literal["on", 3] = "on"
     colour: Colour = Colour.RED
     sizes: tuple[int, ...] = ()
@@ -42,6 +44,7 @@ READ: dict[str, dict[str, Any]] = {
     "here --count=-3 --rate linear(1) --no-flag": {"place": "here", "count": -3, "rate": "linear(1)", "flag": False},
     "--flag here --maybe None --name x=y": {"place": "here", "flag": True, "maybe": None, "name": "x=y"},
     "--name=--x --maybe False here": {"place": "here", "name": "--x", "maybe": False},
+    "--path None": {"path": None},
     "--mode 3 --colour BLUE --pair 1 x --sizes": {"mode": 3, "colour": Colour.BLUE, "pair": (1, "x"), "sizes": ()},
     "--sizes 1 2 --words a b": {"sizes": (1, 2), "words": ["a", "b"]},
     "--shares a 0.5 b 1": {"shares": {"a": 0.5, "b": 1.0}},

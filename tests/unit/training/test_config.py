@@ -3,6 +3,7 @@
 import json
 import math
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import gymnasium
@@ -32,9 +33,9 @@ WRONG = {
     "learner.processes": 0, "learner.batch_size": 0, "learner.n_step": 0, "learner.gamma": 1.1, "learner.warmup": 0,
     "learner.compile": "on", "learner.obs_norm": "on", "learner.prefetch": -1, "learner.publish_interval": 0,
     "learner.publish_mode": "on", "learner.log_interval": 0, "learner.checkpoint_interval": 0,
-    "learner.checkpoint_seconds": 0.5, "learner.threads": 0,
+    "learner.checkpoint_seconds": math.inf, "learner.threads": 0,
     "replay.capacity": 0, "replay.stack": 0, "replay.pad": "one", "replay.mixture": {"a": 2}, "replay.path": "/no",
-    "replay.alpha": -1, "replay.beta": 2, "replay.beta_steps": 0, "replay.save": 3, "replay.clear_at_stage": 3,
+    "replay.alpha": math.inf, "replay.beta": 2, "replay.beta_steps": 0, "replay.save": 3, "replay.clear_at_stage": 3,
     "replay.prioritized": "no",
     "exploration.epsilon": 2, "exploration.ladder": math.inf, "exploration.schedules": {"odds": 1},
     "evaluation.interval": -1, "evaluation.episodes": 0, "evaluation.envs": 0, "evaluation.keep": 1.5,
@@ -43,7 +44,7 @@ WRONG = {
     "self_play.anchors": {"no": 1},
     "metrics.sinks": ["wandb"], "metrics.wandb_mode": "on", "metrics.wandb_project": 3,
     "supervision.max_restarts": -1, "supervision.window": -1, "supervision.backoff": -1,
-    "supervision.actor_timeout": 0, "supervision.learner_timeout": 0, "supervision.serial_fallback": 3,
+    "supervision.actor_timeout": math.inf, "supervision.learner_timeout": 0, "supervision.serial_fallback": 3,
 }  # fmt: skip
 LATER = {"policies"}  # checked where the environment is known
 
@@ -161,6 +162,7 @@ REFUSED: dict[str, Refused] = {
     "above 1 at its end": epsilon("linear(0.5, 2, 10)", "epsilon: expected a probability"),
     "descending stages": (partial(mc.Config, stages=(30, 10)), ValueError, "stages: expected ascending counts of at"),
     "text as stages": (partial(mc.Config, stages="123"), ValueError, "stages: expected counts, got '123'"),
+    "sinks": (partial(mc.MetricsConfig, sinks=3), TypeError, "sinks: expected names of sinks, got 3"),
     "a learner": (partial(mc.Config.from_dict, {"learners": {"a": 3}}), TypeError, "LearnerConfig for 'a', got 3"),
     **{f"{value!r} updates a step": ratio(value) for value in (0, -0.1, math.nan, "0.1", True)},
     "no ratio in serial mode": ratio(None, " in serial mode, got None"),
@@ -185,6 +187,7 @@ def test_integers_of_numpy_are_settings_too() -> None:
 
 def test_settings_come_back_from_json() -> None:
     config = mc.Config(
+        learners=MappingProxyType({"a": mc.LearnerConfig(gamma=0.5)}),
         self_play=mc.SelfPlayConfig(pool=4, anchors={weak: 0.15}),
         replay=mc.ReplayConfig(mixture={"anchor": 0.5, "pool": 0.5}),
     )

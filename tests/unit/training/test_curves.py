@@ -41,6 +41,8 @@ RUNS = {
     "no finite return": [episode(1, math.nan), episode(2, math.inf)],
     "one": [episode(1, 2.0)],
     "one of all agents": [episode(1, 2.0, agent="")],
+    "names with a meaning": [episode(1, 2.0, agent=agent) for agent in ("_hidden", "$x_{$")],
+    "hidden names": [episode(1, 2.0, agent="_hidden")],
 }
 
 

@@ -55,6 +55,7 @@ def test_progress_that_nobody_sees_is_silent(clock, monkeypatch, capfd, terminal
     """Writing is tried once; a process may also have no standard error."""
     gone = Mock(io.StringIO(), **{"write.side_effect": error, "isatty.return_value": terminal})
     monkeypatch.setattr(sys, "stderr", error and gone)
+    monkeypatch.setattr(sys, "stdout", error and sys.stdout)
     monkeypatch.setenv("TERM", "xterm")
     with Progress(interval=10.0) as shown:
         for _ in range(25):

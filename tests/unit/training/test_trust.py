@@ -4,6 +4,7 @@ import os
 import pickle
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium.spaces as gym
@@ -31,7 +32,7 @@ from marlcore.training.record import (
     write_policies,
     write_sealed,
 )
-from marlcore.training.record.descriptions import POLICIES
+from marlcore.training.record.descriptions import POLICIES, hyperparameters
 
 SPACES = Spaces(gym.Box(-np.inf, 1, (3,)), gym.Discrete(2, start=4))
 OBS = np.array([0.1, -2.0, 0.5], np.float32)
@@ -168,6 +169,11 @@ def described(policy: AssignedPolicy, config: mc.Config, folder: Path) -> dict[s
     (folder / "checkpoints").mkdir(exist_ok=True)
     write_policies(folder, (policy,), config)
     return read_json(folder / POLICIES)
+
+
+def test_a_function_among_the_hyperparameters_is_described_alike_in_every_process() -> None:
+    algorithms = [SimpleNamespace(shape=lambda reward: reward) for _ in range(2)]
+    assert hyperparameters(algorithms[0]) == hyperparameters(algorithms[1])
 
 
 @pytest.mark.parametrize("masked", [False, True])
