@@ -23,27 +23,13 @@ PID, RESTARTS = range(2)
 _STOP, _FINISH = 1, 2
 
 
-class Counters:
-    """A line of words; one process writes it, any process reads it."""
-
-    def __init__(self, words: Words, line: int) -> None:
-        self._words = words
-        self._first = LINE // 8 * line
-
-    def load(self, word: int) -> int:
-        return self._words.load(self._first + word)
-
-    def store(self, word: int, value: int) -> None:
-        self._words.store(self._first + word, value)
-
-
 class Control(Shared):
     """A run's control block.
 
     Attributes:
-        workers: each worker's counters by name; the worker writes them.
+        workers: each worker's line of counters by name; the worker writes it.
         notes: each worker's process id and restarts by name; the parent writes them.
-        tallies: further counters by name; for each, one worker writes them.
+        tallies: further lines of counters by name; one worker writes each.
         about: the creator's description of the run.
     """
 
@@ -55,11 +41,12 @@ class Control(Shared):
         nbytes = LINE * (1 + 2 * len(names) + len(tallies))
         if nbytes > len(segment.body):
             raise ValueError(f"body: expected {nbytes} bytes of words, got {len(segment.body)}")
-        self._words = Words(segment.body[:nbytes])
+        lines = (Words(segment.body[begin : begin + LINE]) for begin in range(0, nbytes, LINE))
+        self._words = next(lines)
         self.about: dict[str, Any] = {**segment.description["about"]}
-        self.workers = {name: Counters(self._words, 1 + i) for i, name in enumerate(names)}
-        self.notes = {name: Counters(self._words, 1 + len(names) + i) for i, name in enumerate(names)}
-        self.tallies = {name: Counters(self._words, 1 + 2 * len(names) + i) for i, name in enumerate(tallies)}
+        self.workers = {name: next(lines) for name in names}
+        self.notes = {name: next(lines) for name in names}
+        self.tallies = {name: next(lines) for name in tallies}
 
     @classmethod
     def create(cls, workers: list[str], tallies: Sequence[str] = (), **about: Any) -> Control:
