@@ -21,7 +21,6 @@ from ..memory import (
     LINE,
     WAIT_SLICE_S,
     File,
-    LaneClaim,
     NativeWriter,
     Segment,
     Words,
@@ -144,7 +143,7 @@ class RingWriter(WriterBase):
 
     _native: NativeWriter
 
-    def __init__(self, lane: RingLane, claimed: LaneClaim, shared: bool) -> None:
+    def __init__(self, lane: RingLane, claimed: File, shared: bool) -> None:
         self._layout = lane._mapped.layout
         self._places = lane.places
         self.first, self.next = lane.edges()

@@ -6,8 +6,8 @@ It knows nothing of transitions, weights or learning, and it blocks only callers
 """
 
 from .files import File, too_many_files
-from .guard import invalidate_after_fork, one_thread, refuse_second
-from .lanes import ROOM_OFFSET, LaneClaim, LaneGeometry, claim, claim_all, claim_reader
+from .guard import invalidate_after_fork, one_thread, refuse_second, unguarded
+from .lanes import ROOM_OFFSET, LaneGeometry, claim, claim_reader
 from .locks import SEGMENT_LOCK, add_lock, slot_lock, writer_lock
 from .native import BOUNDARY, LINE, TERMINATED, TRUNCATED, Event, NativeLanes, Words, error_of, is_locked, try_lock
 from .native_writers import NativeVector, NativeWriter

@@ -67,6 +67,10 @@ class File:
         """Repeated calls are harmless. Raises OSError: the file is closed, but its name could not be removed."""
         _raise_os_error(lib.mc_file_close(self.raw), self.name)
 
+    def forked(self) -> None:
+        """In a forked child: closes the child's descriptor; the parent keeps its locks."""
+        self.close()
+
     def __enter__(self) -> File:
         return self
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -10,7 +9,6 @@ from numpy.typing import NDArray
 
 from ..errors import LaneBusy
 from .files import File
-from .guard import invalidate_after_fork
 from .locks import slot_lock, writer_lock
 from .native import LINE, MAX_COLUMNS, NativeLanes
 from .segment import Segment
@@ -96,37 +94,14 @@ class LaneGeometry:
         return NativeLanes(body, self.lanes, self.capacity, 0, self.counters_offset(0), columns)
 
 
-class LaneClaim:
-    """The right to write to lanes or to a slot: a kernel lock of this file, until `release` or the process's end."""
+def claim(segment: Segment, lanes: NativeLanes, *numbers: int, shared: bool = False) -> File:
+    """Takes lanes for this process, all or none: exclusively, or shared with writers that also take them as shared.
 
-    def __init__(self, file: File) -> None:
-        self._file = file
-        invalidate_after_fork(self)
-
-    @property
-    def fd(self) -> int:
-        return self._file.fd
-
-    def release(self) -> None:
-        """Releases the lock; repeated calls are harmless."""
-        self._file.close()
-
-    def forked(self) -> None:
-        """In a forked child: closes the child's descriptor; the parent keeps the lock."""
-        self._file.close()
-
-
-def claim(segment: Segment, lanes: NativeLanes, lane: int, shared: bool = False) -> LaneClaim:
-    """Takes the lane for this process: exclusively, or shared with other writers that also take it as shared.
+    Returns: the file that holds their locks, until it is closed or the process ends.
 
     Raises:
-        LaneBusy: a living writer excludes this one. SegmentCorrupt: the lane's counters contradict each other.
+        LaneBusy: a living writer excludes this one. SegmentCorrupt: a lane's counters contradict each other.
     """
-    return claim_all(segment, lanes, [lane], shared)
-
-
-def claim_all(segment: Segment, lanes: NativeLanes, numbers: Sequence[int], shared: bool = False) -> LaneClaim:
-    """Takes at least one lane, as `claim`; all of them, with one descriptor, or none."""
     held = None
     for lane in numbers:
         held = segment.lock(writer_lock(lane), exclusive=not shared, beside=held)
@@ -136,15 +111,15 @@ def claim_all(segment: Segment, lanes: NativeLanes, numbers: Sequence[int], shar
     try:
         for lane in numbers:
             lanes.check(lane)
-        return LaneClaim(held)
+        return held
     except BaseException:
         held.close()
         raise
 
 
-def claim_reader(segment: Segment, geometry: LaneGeometry) -> LaneClaim:
+def claim_reader(segment: Segment, geometry: LaneGeometry) -> File:
     """Takes the reading end of a trajectory queue for this process. Raises LaneBusy: it has a living reader."""
     held = segment.lock(slot_lock(geometry.lanes, 0))
     if held is None:
         raise LaneBusy(f"{segment.path}: the queue has a living reader")
-    return LaneClaim(held)
+    return held

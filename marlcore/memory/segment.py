@@ -189,7 +189,7 @@ class Segment:
         return same_file(self._file.fd, path)
 
     def lock(self, offset: int, exclusive: bool = True, beside: File | None = None) -> File | None:
-        """An open file that holds the lock of byte `offset`; None if a conflicting lock exists.
+        """An open file that holds the lock of byte `offset` until it is closed; None if a conflicting lock exists.
 
         Args:
             beside: a result of this method, to hold this lock too; closed if a conflicting lock exists.
@@ -198,6 +198,7 @@ class Segment:
         file = beside
         if file is None:
             file = File()
+            invalidate_after_fork(file)
             file.open(f"{OWN_FILES}/{self._file.fd}", os.O_RDWR)
         if try_lock(file.fd, offset, exclusive):
             if self._checksum is not None and self._checksum.flags.writeable:

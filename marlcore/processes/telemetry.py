@@ -136,4 +136,4 @@ class Reporter:
             self._append(len(part))
 
     def close(self) -> None:
-        self._claim.release()
+        self._claim.close()

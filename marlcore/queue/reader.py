@@ -150,7 +150,7 @@ class TrajectoryReader:
             # Compiles or loads the kernel now instead of in the first read; consumes nothing.
             self._copy(self._read_plan.memory())
         except BaseException:
-            self._claim.release()
+            self._claim.close()
             raise
 
     @one_thread
@@ -198,7 +198,7 @@ class TrajectoryReader:
     def close(self) -> None:
         """Lets another reader continue from here. Repeated calls are harmless."""
         self._closed = True
-        self._claim.release()
+        self._claim.close()
 
     def __enter__(self) -> TrajectoryReader:
         return self

@@ -22,7 +22,7 @@ import numpy as np
 from ..checks import deadline_of
 from ..declared import Number, Whole, check_declared
 from ..errors import MarlcoreError, NotEnoughData, TimedOut
-from ..memory import LINE, ROOM_OFFSET, Check, Event, LaneClaim, Segment, Words, sleep_until, slot_lock
+from ..memory import LINE, ROOM_OFFSET, Check, Event, File, Segment, Words, sleep_until, slot_lock
 from ..transitions import LaneView
 
 SLOTS = 16
@@ -188,11 +188,11 @@ class SampleGate(_Side):
         self._at = slot * _LINE_WORDS
         self._slots.store(self._at + _STARVING, 0)
 
-    def _take_slot(self) -> tuple[LaneClaim, int]:
+    def _take_slot(self) -> tuple[File, int]:
         for slot in range(SLOTS):
-            fd = self._segment.lock(self._slot_lock(slot))
-            if fd is not None:
-                return LaneClaim(fd), slot
+            held = self._segment.lock(self._slot_lock(slot))
+            if held is not None:
+                return held, slot
         raise MarlcoreError(f"{self._segment.path}: expected at most {SLOTS} samplers of a replay with a limiter")
 
     def wait(self, deadline: float | None) -> float:

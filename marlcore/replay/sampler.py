@@ -45,11 +45,17 @@ class SamplerStats:
     ignored: int = 0
 
 
-class RowSource:
-    """All of a Sampler but its guard against a second thread; a mixture draws the rows of each batch from several.
+class Sampler:
+    """Draws batches from one replay; made by `ReplayBuffer.sampler`. For one thread at a time.
 
-    If it is not `alone`, because a mixture has several sources of this replay, writers keep to the limiter until the
+    A transition can be drawn if the replay holds its whole stack and its next n steps, or those to the episode's end; a
+    sequence, if that holds for all its transitions. Draws are uniform with replacement, or follow the priorities.
+
+    If it is not `alone`, because a mixture has several samplers of this replay, writers keep to the limiter until the
     mixture calls `_starve`.
+
+    Attributes:
+        stats: rows drawn, lapped and drawn again, and the time waited.
     """
 
     def __init__(
@@ -96,6 +102,7 @@ class RowSource:
         )
         self._strategy.prepare(self._read_plan.memory())  # now instead of in the first sample
 
+    @one_thread
     def can_sample(self) -> bool:
         """Whether `sample` would return a batch now: the replay holds enough transitions, and one can be drawn."""
         able = self._able()
@@ -105,6 +112,7 @@ class RowSource:
             self._starve()
         return able
 
+    @one_thread
     def sample(self, timeout: float | None = None) -> Batch:
         """Draws a batch.
 
@@ -135,6 +143,7 @@ class RowSource:
         """The options of prioritized drawing; None for uniform drawing."""
         return self._prioritized
 
+    @one_thread
     def update_priorities(self, index: ArrayLike, priority: ArrayLike) -> None:
         """Gives drawn transitions or sequences new priorities, usually their prediction errors.
 
@@ -156,6 +165,7 @@ class RowSource:
         self._check_open()
         self.stats.ignored += self._strategy.update(index, priority)
 
+    @one_thread
     def clear(self) -> None:
         """From now on draws only transitions that are written later, and waits until there are min_size of them.
 
@@ -168,6 +178,7 @@ class RowSource:
         self._cleared_at = self._view.native.inserted()
         self._enough = False
 
+    @one_thread
     def state_dict(self) -> dict[str, NDArray[Any]]:
         """The generator and the priorities as arrays, for `load_state_dict` or `ReplayBuffer.save`."""
         state = {"generator": self._read_plan.generator.copy()} | self._strategy.state_dict()
@@ -175,6 +186,7 @@ class RowSource:
             state |= {"floor": self._read_plan.floor.copy(), "cleared_at": np.array(self._cleared_at)}
         return state
 
+    @one_thread
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Restores the state of a sampler with the same options of the same replay, or of a save of it.
 
@@ -296,24 +308,6 @@ class RowSource:
         if self._window.length is not None:
             return f"none of the {held} transitions begins a sequence of {self._window.length} that is held whole"
         return f"none of the {held} transitions has its stack and its next {self._window.n_step} steps held whole"
-
-
-class Sampler(RowSource):
-    """Draws batches from one replay; made by `ReplayBuffer.sampler`. For one thread at a time.
-
-    A transition can be drawn if the replay holds its whole stack and its next n steps, or those to the episode's end; a
-    sequence, if that holds for all its transitions. Draws are uniform with replacement, or follow the priorities.
-
-    Attributes:
-        stats: rows drawn, lapped and drawn again, and the time waited.
-    """
-
-    can_sample = one_thread(RowSource.can_sample)
-    sample = one_thread(RowSource.sample)
-    update_priorities = one_thread(RowSource.update_priorities)
-    clear = one_thread(RowSource.clear)
-    state_dict = one_thread(RowSource.state_dict)
-    load_state_dict = one_thread(RowSource.load_state_dict)
 
     def __repr__(self) -> str:
         return f"<Sampler of {self._view.segment.path} batch_size={self._batch_size}>"

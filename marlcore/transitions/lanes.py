@@ -12,7 +12,7 @@ import numpy as np
 
 from ..checks import brief, check_timeout, check_whole
 from ..errors import LayoutMismatch
-from ..memory import LaneGeometry, Segment, SegmentHandle, Shared, claim_all
+from ..memory import LaneGeometry, Segment, SegmentHandle, Shared, claim
 from ..spec import Field, TransitionSpec
 from .layout import LaneView, RecordLayout
 from .vector_writer import VectorWriter
@@ -137,11 +137,11 @@ class TransitionLanes(Shared):
 
     def _opened(self, make: Callable[..., W], lanes: list[int], timeout: float | None, shared: bool = False) -> W:
         check_timeout(timeout)
-        claimed = claim_all(self._segment, self._mapped.native, lanes, shared)
+        claimed = claim(self._segment, self._mapped.native, *lanes, shared=shared)
         try:
             writer = make(claim=claimed, timeout=timeout)
         except BaseException:
-            claimed.release()
+            claimed.close()
             raise
         self._writers.add(writer)
         return writer

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..checks import brief
-from ..memory import LaneClaim, NativeVector, invalidate_after_fork, one_thread
+from ..memory import File, NativeVector, invalidate_after_fork, one_thread
 from ..spec import Field, as_field
 from .layout import LaneView
 from .staging import VectorStaging
@@ -33,7 +33,7 @@ class VectorWriter(WriterBase):
     _native: NativeVector
 
     def __init__(
-        self, view: LaneView, lanes: Sequence[int], claim: LaneClaim, timeout: float | None, gate: VectorGate | None
+        self, view: LaneView, lanes: Sequence[int], claim: File, timeout: float | None, gate: VectorGate | None
     ) -> None:
         self.lanes = tuple(lanes)
         self._gate = gate

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import StaleHandle, TimedOut
-from ..memory import WAIT_SLICE_S, Check, LaneClaim, NativeVector, NativeWriter, check_interruption, error_of
+from ..memory import WAIT_SLICE_S, Check, File, NativeVector, NativeWriter, check_interruption, error_of
 
 _PAUSE_S = 1e-4
 
@@ -30,7 +30,7 @@ VectorGate = Callable[[NDArray[np.int64], Flags, float | None, Check], Flags | b
 class WriterBase:
     """The base of Writer and VectorWriter; register it with `invalidate_after_fork` once it is complete."""
 
-    def __init__(self, claim: LaneClaim, native: NativeWriter | NativeVector, timeout: float | None) -> None:
+    def __init__(self, claim: File, native: NativeWriter | NativeVector, timeout: float | None) -> None:
         self._claim = claim
         self._native = native
         self._timeout = timeout
@@ -57,7 +57,7 @@ class WriterBase:
         me = get_ident()
         while not self._forked and any(thread != me for thread in [*self._inside]):
             time.sleep(_PAUSE_S)  # a successor must not write beside that add, which soon finds the writer closed
-        self._claim.release()
+        self._claim.close()
 
     def forked(self) -> None:
         """In a forked child: makes later use raise, since its lanes are the parent's."""

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ..checks import brief, check_timeout, check_whole
 from ..errors import ClosedError, NotEnoughData, SegmentCorrupt, TimedOut
-from ..memory import Event, LaneClaim, LaneGeometry, NativeLanes, Put, Segment, Shared, claim, one_thread, sleep_until
+from ..memory import Event, File, LaneGeometry, NativeLanes, Put, Segment, Shared, claim, one_thread, sleep_until
 from ..spec import Field
 from .row import RowLayout, TensorSpec, Weights, extra_field, fitted_extra
 from .trees import TreeWeights, tree_specs
@@ -123,7 +123,7 @@ class ParameterStore(Shared):
         try:
             return Publisher(self, self._lanes, _weights_of(model, self.layout, fill=False), claimed)
         except BaseException:
-            claimed.release()
+            claimed.close()
             raise
 
     def subscriber(self, local_model: Model) -> Subscriber:
@@ -165,11 +165,11 @@ class Publisher:
         version: of the store's last publish; 0 if there was none.
     """
 
-    def __init__(self, store: ParameterStore, lanes: NativeLanes, weights: Weights, claimed: LaneClaim) -> None:
+    def __init__(self, store: ParameterStore, lanes: NativeLanes, weights: Weights, claimed: File) -> None:
         self._store = store
         self._lanes = lanes
         self._weights = weights
-        self._claim: LaneClaim | None = claimed
+        self._claim: File | None = claimed
         self._inside: dict[int, None] = {}  # see guard.py
         self.version = store.version
         self._given: dict[str, NDArray[Any]] = {}  # each extra's last value
@@ -236,7 +236,7 @@ class Publisher:
     def close(self) -> None:
         """Releases the store for a successor; the model stays usable."""
         if self._claim is not None:
-            self._claim.release()
+            self._claim.close()
         self._claim = None
 
     def __enter__(self) -> Publisher:
