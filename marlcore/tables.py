@@ -53,7 +53,6 @@ class FittedTable:
             yield self._table(columns, shown, width)
 
     def _stacked(self, width: int) -> list[list[int]]:
-        """The columns of each table."""
         columns = range(len(self.titles))
         tables = self._filled(columns, width)
         if len(tables) == 1:

@@ -93,7 +93,6 @@ class PPO(Hyperparameters):
         return QueueSource(self.batch_size)
 
     def schedules(self) -> Mapping[str, Any]:
-        """The learning rate and the weight of the entropy."""
         return {RATE: self.learning_rate, BONUS: self.entropy_coefficient}
 
     def make_model(self, spaces: Spaces) -> PolicyValue:

@@ -39,7 +39,6 @@ class TD3(Continuous):
     """Updates of the critics for each one of the policy and the targets, d in the paper, at least 1."""
 
     def schedules(self) -> Mapping[str, Any]:
-        """The noise of exploration, and uniform actions until the first update."""
         return {**super().schedules(), "noise": self.noise}
 
     def make_model(self, spaces: Spaces) -> ActorCritic:

@@ -36,7 +36,6 @@ def row_of(p, lane, ticket):
 
 @inlined
 def record_of(p, lane, ticket):
-    """The address of a ticket's record."""
     return p.records + row_of(p, lane, ticket) * p.record_stride
 
 

@@ -8,9 +8,6 @@ import resource
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ..errors import MarlcoreError, SharedMemoryFull
 from .native import ffi, lib
 
@@ -79,7 +76,7 @@ class File:
 
 
 class MappedFile:
-    """The first bytes of a file, mapped until this object and every array of its bytes are gone.
+    """The first bytes of a file, mapped until this object and every array of them, `numpy.asarray` of it, are gone.
 
     As with `File`, the object exists before the mapping, and the C core maps and unmaps.
     """
@@ -101,10 +98,6 @@ class MappedFile:
         address = int(ffi.cast("uintptr_t", self._raw.address))
         return {"version": 3, "typestr": "|u1", "shape": (self._raw.nbytes,), "data": (address, not self._writable)}
 
-    def bytes(self) -> NDArray[np.uint8]:
-        """The mapped bytes, uint8 [nbytes]; read-only where the mapping is."""
-        return np.asarray(self)
-
     def detach(self, fd: int) -> None:
         """In a forked child, with the file's descriptor: keeps the bytes, but neither locks nor changes the file.
 
@@ -115,7 +108,6 @@ class MappedFile:
 
 
 def too_many_files(path: str | os.PathLike[str]) -> MarlcoreError:
-    """The error for a process, or a machine, that has reached its limit of open files."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return MarlcoreError(f"{os.fspath(path)}: expected a free file descriptor, got none below the limit of {limit}; "
                          "raise `ulimit -n`")  # fmt: skip

@@ -48,7 +48,6 @@ def unguarded(method: F) -> F:
 
 
 def refuse_second(used: object) -> None:
-    """Raises UsedByTwoThreads."""
     raise UsedByTwoThreads(
         f"{type(used).__name__}: expected one thread at a time, got a call while another one was inside; give each "
         "thread its own, or hold a lock around the calls"

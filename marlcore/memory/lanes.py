@@ -70,7 +70,6 @@ class LaneGeometry:
         return self.slot_offset(self.slots) + sum(-(-size // LINE) * LINE for size in sizes)
 
     def rows(self, column: int) -> int:
-        """A lane's rows in one column."""
         return self.capacity // self.every[column]
 
     @property
@@ -79,7 +78,6 @@ class LaneGeometry:
 
     @property
     def whole(self) -> LaneGeometry:
-        """The geometry of all lanes."""
         return replace(self, lanes=self.total, first=0)
 
     def part(self, lanes: range) -> LaneGeometry:

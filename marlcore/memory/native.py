@@ -214,7 +214,6 @@ class Words:
         return int(lib.mc_word_load(self._memory, index))
 
     def loader(self, index: int) -> Callable[[], int]:
-        """A callable that loads one word."""
         return partial(lib.mc_word_load, self._memory, index)
 
     def store(self, index: int, value: int) -> None:

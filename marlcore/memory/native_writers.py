@@ -13,8 +13,6 @@ Coded = Callable[[bool], int]  # returns 0 or a negative code
 
 
 class _WritingEnd:
-    """What the writing ends of one lane and of several have in common, on the C core's struct of either."""
-
     _raw: Any
 
     def set_frame(self, column: int, frame: NDArray[Any], final: bool = False) -> Any:

@@ -29,7 +29,7 @@ from .files import OWN_FILES, File, MappedFile, is_descriptor, same_file
 from .guard import invalidate_after_fork
 from .header import CHECKSUM, Header
 from .native import is_locked, try_lock
-from .new_file import SEALED, Put, give_name, hold, lasting, open_nameless, open_unlinked, write_header_and_body
+from .new_file import SEALED, Put, give_name, hold, lasting, open_nameless, write_header_and_body
 from .space import SHM_DIR, notice_spill, noticing_full
 from .survey import PREFIX, sweep_once
 
@@ -63,7 +63,7 @@ class Segment:
         self.handle = SegmentHandle(str(path), header.nonce, header.layout)
         self.nbytes = header.segment_bytes
         self._mapping = MappedFile(file.fd, path, self.nbytes, writable)
-        mapped, end = self._mapping.bytes()[header.header_bytes :], header.description.get(CHECKSUM)
+        mapped, end = np.asarray(self._mapping)[header.header_bytes :], header.description.get(CHECKSUM)
         self.body: NDArray[np.uint8] = mapped[:end]
         self._checksum = None if end is None else mapped[end : end + 8].view(np.uint64)
         self._file = file
@@ -102,7 +102,7 @@ class Segment:
         in_shm = SHM_DIR / f"{PREFIX}{name}-{header.nonce:016x}"
         target = lasting(Path(path).absolute()) if path is not None else in_shm
         try:
-            file = open_nameless(target, header.segment_bytes)
+            file = open_nameless(target, header.segment_bytes, target)
         except SharedMemoryFull as error:
             if path is None and spill:
                 return cls._spill(header, fill, error)
@@ -125,7 +125,7 @@ class Segment:
         """Raises SharedMemoryFull: the temporary directory has no room either, or there is none."""
         try:
             directory = Path(tempfile.gettempdir())
-            file = open_unlinked(directory / f"{PREFIX}{header.nonce:016x}", header.segment_bytes)
+            file = open_nameless(directory / f"{PREFIX}{header.nonce:016x}", header.segment_bytes)
         except (SharedMemoryFull, FileNotFoundError) as error:
             raise SharedMemoryFull(f"{why}; {error}") from None
         try:
@@ -185,7 +185,6 @@ class Segment:
         return self._closed is not None
 
     def is_at(self, path: Path) -> bool:
-        """Whether the path leads to this segment's file."""
         return same_file(self._file.fd, path)
 
     def lock(self, offset: int, exclusive: bool = True, beside: File | None = None) -> File | None:

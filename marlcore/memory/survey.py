@@ -41,12 +41,19 @@ class SegmentFile:
     inode: tuple[int, int]
 
 
-def survey_segments(directory: Path = SHM_DIR, *, remove: bool = False) -> list[SegmentFile]:
-    """Every segment of this user, by name; `remove` removes those that no living process has mapped.
+def survey_segments(directory: Path = SHM_DIR, prefix: str = PREFIX, *, remove: bool = False) -> list[SegmentFile]:
+    """This user's segments whose names begin so, by name; `remove` removes those that no living process has mapped.
 
     Without `remove` it takes no lock, so a process that attaches meanwhile does not notice.
     """
-    return survey_names(directory, PREFIX, remove)
+    files = []
+    for name in sorted(_names(directory)):
+        if name.startswith(prefix):
+            with File() as file:
+                segment = _survey_one(file, directory / name, remove)
+            if segment is not None:
+                files.append(segment)
+    return files
 
 
 def sweep() -> list[str]:
@@ -58,18 +65,6 @@ def sweep() -> list[str]:
 def sweep_once() -> None:
     """Removes the segments of dead processes, before this process creates its first one."""
     sweep()
-
-
-def survey_names(directory: Path, prefix: str, remove: bool) -> list[SegmentFile]:
-    """This user's files whose names begin with `prefix`; `remove` removes those that no living process holds."""
-    files = []
-    for name in sorted(_names(directory)):
-        if name.startswith(prefix):
-            with File() as file:
-                segment = _survey_one(file, directory / name, remove)
-            if segment is not None:
-                files.append(segment)
-    return files
 
 
 def _names(directory: Path) -> list[str]:
@@ -85,7 +80,7 @@ def _names(directory: Path) -> list[str]:
 
 
 def _survey_one(file: File, path: Path, remove: bool) -> SegmentFile | None:
-    """See `survey_names`; None if the file is gone, belongs to another user or is not a regular file."""
+    """See `survey_segments`; None if the file is gone, belongs to another user or is not a regular file."""
     with suppress_failed_calls():
         file.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
     if file.fd < 0:

@@ -141,7 +141,6 @@ class _Server:
         self._answer(pid, pidfd)
 
     def _forget(self, *fds: int) -> None:
-        """In the child: closes the server's descriptors, and these."""
         self._channel.close()
         for fd in (self._parent, *self._children, *(status for _, status in self._children.values()), *fds):
             os.close(fd)

@@ -137,9 +137,9 @@ class Workers:
         self._entered = self._open = True
         self._control = self._held.enter_context(closing(Control.create([])))  # tells all workers to stop
         self._held.callback(self._children.close)
-        before = interrupt_waits_with(None)
-        interrupt_waits_with(self._in_a_wait(before))
-        self._held.callback(interrupt_waits_with, before)
+        self._check_before = interrupt_waits_with(None)
+        interrupt_waits_with(self._check_in_a_wait)
+        self._held.callback(interrupt_waits_with, self._check_before)
         if threading.current_thread() is threading.main_thread():
             for signum in STOPPING:
                 if signal.getsignal(signum) is signal.SIG_DFL:
@@ -238,16 +238,11 @@ class Workers:
             raise
         self._telemetries.append(telemetry)
 
-    def _in_a_wait(self, before: Callable[[], None] | None) -> Callable[[], None]:
-        """The check of every wait in this process: the previous check, then the workers' failures."""
-
-        def check() -> None:
-            if before is not None:
-                before()
-            if os.getpid() == self._owner:
-                self._raise_failure()
-
-        return check
+    def _check_in_a_wait(self) -> None:
+        if self._check_before is not None:
+            self._check_before()
+        if os.getpid() == self._owner:
+            self._raise_failure()
 
     def _note_ends(self) -> None:
         with self._lock:

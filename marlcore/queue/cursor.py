@@ -71,7 +71,6 @@ class CursorLines:
         return self._words.load(_lane_word(lane) + _RELEASED)
 
     def refused(self, lane: int) -> int:
-        """Transitions of a lane that found no room."""
         return self._counters.load(lane * _LINE_WORDS + _REFUSED)
 
     def refuse(self, lane: int, transitions: int) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checks import check_whole, deadline_of
+from ..checks import deadline_of
+from ..declared import Declared, Whole
 from ..errors import ClosedError, MarlcoreError, NotEnoughData, TimedOut
 from ..kernels import inorder, rows
 from ..memory import claim_reader, one_thread, sleep_until
@@ -55,21 +56,19 @@ def lane_rows_for(
 
 
 @dataclass(frozen=True)
-class ReaderOptions:
+class ReaderOptions(Declared):
     """A reader's options; see `TrajectoryQueue.reader`."""
 
-    batch_size: int
-    length: int | None
-    stack: int
-    n_step: int
+    batch_size: Annotated[int, Whole(1)]
+    length: Annotated[int | None, Whole(1)]
+    stack: Annotated[int, Whole(1)]
+    n_step: Annotated[int, Whole(1)]
     gamma: float
     pad: str
 
     def window(self, lanes: LaneView) -> Window:
         """Raises ValueError: names the field, the expected value and the actual one."""
         spec, lane_rows = lanes.spec, lanes.geometry.capacity
-        for name in ("batch_size", "stack", "n_step", *(["length"] if self.length is not None else [])):
-            check_whole(name, getattr(self, name))
         if self.length is not None:
             if spec.next_obs:
                 raise ValueError("length: expected None, since rows of a spec with next_obs do not follow one another")
@@ -133,7 +132,7 @@ class TrajectoryReader:
         self._inside: dict[int, None] = {}  # see guard.py
         self._view = lanes
         self._options = options
-        self._read_plan = ReadPlan(lanes, window, int(options.batch_size))
+        self._read_plan = ReadPlan(lanes, window, options.batch_size)
         count = lanes.geometry.lanes
         self._cursors = np.zeros((3, CURSOR_ROWS, count), np.int64)
         self._next, self._settled = self._cursors[inorder.NEXT], self._cursors[inorder.SETTLED]

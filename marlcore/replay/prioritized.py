@@ -87,7 +87,6 @@ class PriorityTree:
         self._set(lanes.layout)
 
     def _set(self, layout: RecordLayout) -> None:
-        """Writes the kernels' record."""
         record, options = self._record, self._options
         record["alpha"], record["epsilon"], record["limit"] = options.alpha, options.epsilon, self._limit
         record["highest"] = FIRST + options.epsilon
@@ -153,7 +152,6 @@ class PriorityTree:
         return ignored
 
     def _catch_up(self) -> None:
-        """Takes in the rows written since the last call."""
         self._read_plan.read_windows()
         kernels.catch_up(self._read_plan.plan, self._record)
 

@@ -209,7 +209,6 @@ class Sampler:
         self._cleared_at, self._enough = cleared_at, False
 
     def _check_open(self) -> None:
-        """Raises ClosedError, StaleHandle: the replay is not open."""
         self._view.segment.check_open()
 
     def _able(self) -> bool:
@@ -223,7 +222,6 @@ class Sampler:
             self._gate.starve()
 
     def _is_limited(self) -> bool:
-        """Whether the limiter forbids drawing a batch now."""
         return self._gate is not None and not self._gate.may_sample()
 
     def _wait_for_limiter(self, deadline: float | None) -> None:

@@ -29,7 +29,7 @@ class Uniform:
     def can_draw(self) -> bool:
         """Whether any row can be drawn; the call changes no draw, past or future."""
         self._read_plan.read_windows()
-        return bool(kernels.any_sampleable(self._read_plan.plan))
+        return bool(kernels.list_sampleable(self._read_plan.plan, np.empty((2, 1), np.int64)))
 
     def draw(self, memory: BatchMemory, rows: NDArray[np.int64]) -> tuple[int, int]:
         """Chooses and copies transitions for output rows, slot i for rows[i]: (slots filled, draws refused).

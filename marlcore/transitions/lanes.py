@@ -69,7 +69,6 @@ class TransitionLanes(Shared):
         path: str | os.PathLike[str] | None,
         **described: Any,
     ) -> T:
-        """A new, empty segment of lanes; `described` adds to its description."""
         description = {"kind": cls.kind, "spec": spec.to_dict(), "lanes": int(lanes), "lane_rows": lane_rows}
         description |= described
         return cls(Segment.create(name, description, cls._geometry_of(description).nbytes, path, spill=cls._spills))
@@ -111,11 +110,9 @@ class TransitionLanes(Shared):
         raise NotImplementedError
 
     def _gate(self, lane: int, /) -> Gate | None:
-        """The gate that a lane's writer passes before each add."""
         raise NotImplementedError
 
     def _vector_gate(self, lanes: Iterable[int], /) -> VectorGate | None:
-        """The gate that the writer of these lanes passes before each add."""
         raise NotImplementedError
 
     def _open_writer(self, lane: int, timeout: float | None, shared: bool = False) -> Writer:
@@ -158,7 +155,6 @@ def spec_difference(has: TransitionSpec, got: TransitionSpec) -> str:
 
 
 def _parts(spec: TransitionSpec) -> Iterator[tuple[str, str]]:
-    """The parts of a spec as (label, value)."""
     obs = {"obs": spec.obs} if isinstance(spec.obs, Field) else {f"obs[{name!r}]": f for name, f in spec.obs.items()}
     extras = {f"extras[{name!r}]": f for name, f in spec.extras.items()}
     for label, field in (obs | {"action": spec.action} | extras).items():

@@ -68,7 +68,6 @@ class RecordLayout:
         return cls(tuple(places), end, tuple(columns), tuple(every))
 
     def of_role(self, role: str) -> list[Place]:
-        """The places of one role, by name."""
         return [place for place in self.places if place.role == role]
 
 

@@ -132,11 +132,9 @@ class VectorWriter(WriterBase):
         return staging
 
     def _indices(self, numbers: Ints) -> Ints:
-        """The indices of these lanes' writers; -1 for a lane that has none here."""
         return self._places.take(numbers + 1, mode="clip")
 
     def _check(self, code: int, lanes: ArrayLike | None) -> None:
-        """Raises the error of a negative code."""
         if code == -errno.EINVAL and lanes is not None:
             which = self._indices(_numbers(lanes))
             if (which < 0).any() or len(set(which.tolist())) < len(which):

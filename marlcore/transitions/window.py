@@ -105,7 +105,6 @@ class ReadPlan:
         self._validate = lanes.native.validator(self.chosen[rows.LANE], lowest, self._ok)
 
     def _set(self, window: Window, spec: TransitionSpec, geometry: LaneGeometry) -> None:
-        """Writes the plan."""
         layout, records = self._layout, address_of(self._body) + geometry.column_offset(0)
         settings: dict[str, Any] = {
             "records": records,

@@ -87,7 +87,6 @@ class WriterBase:
         return code
 
     def _error_of(self, code: int) -> Exception:
-        """The exception for a negative code."""
         if self._forked:
             return StaleHandle("the writer was made before a fork; what it writes to is the parent's")
         return error_of(code)

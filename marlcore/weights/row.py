@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,39 +91,10 @@ class RowLayout:
             yield spec, row[at : at + spec.nbytes]
 
     def extra_views(self, row: NDArray[np.uint8]) -> dict[str, NDArray[Any]]:
-        """The extras of a row, uint8 [nbytes]."""
         return {
             name: row[at : at + extra.nbytes].view(extra.dtype).reshape(extra.shape)
             for (name, extra), at in zip(self.extras.items(), self.extra_offsets, strict=True)
         }
-
-
-class Weights(Protocol):
-    """A caller's weights at one end of a store: a module's tensors, or a mapping's arrays.
-
-    Attributes:
-        layout: of the rows. specs: what the weights have, in the layout's order.
-    """
-
-    layout: RowLayout
-
-    def staged(self, weights: Any = None) -> NDArray[np.uint8]:
-        """A row in host memory with the current weights, or these; its extras are the caller's to set.
-
-        Raises: LayoutMismatch: the weights no longer fit the layout.
-        """
-
-    def scratch(self) -> NDArray[np.uint8]:
-        """The row in host memory from which `load` copies; call it once."""
-
-    def load(self) -> None:
-        """Copies the weights of the scratch row into the caller's. Raises: as `staged`; then nothing was copied."""
-
-    def views(self, row: NDArray[np.uint8]) -> Any:
-        """The weights of a row, without a copy."""
-
-    def named(self, views: Any) -> Any:
-        """`views` in the form of the caller's weights: a module's by name, a mapping's nested as it is."""
 
 
 def extra_field(name: str, extra: tuple[int, ...] | Field) -> Field:

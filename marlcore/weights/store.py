@@ -20,14 +20,17 @@ from ..checks import brief, check_timeout, check_whole
 from ..errors import ClosedError, NotEnoughData, SegmentCorrupt, TimedOut
 from ..memory import Event, File, LaneGeometry, NativeLanes, Put, Segment, Shared, claim, one_thread, sleep_until
 from ..spec import Field
-from .row import RowLayout, TensorSpec, Weights, extra_field, fitted_extra
+from .row import RowLayout, TensorSpec, extra_field, fitted_extra
 from .trees import TreeWeights, tree_specs
 
 if TYPE_CHECKING:
     import torch
 
+    from .modules import ModuleWeights
+
 Mode = Literal["snapshot", "double_buffer", "triple_buffer"]
 Model: TypeAlias = "torch.nn.Module | Mapping[Any, Any] | Sequence[Any]"  # arrays in mappings, lists and tuples
+Weights: TypeAlias = "TreeWeights | ModuleWeights"  # a caller's weights at one end of a store
 SLOTS: dict[str, int] = {"snapshot": 1, "double_buffer": 2, "triple_buffer": 3}
 _MOST_VERSIONS = 2**61  # half of a lane's largest count, so that as many more can follow
 _MOST_SLOTS = 2**32

@@ -19,9 +19,10 @@ class TreeWeights:
     """The arrays of a mapping that may hold mappings, lists and tuples in turn; None holds no array.
 
     An array's name is the path to it, joined by ".": "layers.0.bias". The mapping is read at each call, so its arrays
-    may be replaced; names count, and their order does not.
+    may be replaced; names count, and their order does not. ModuleWeights has the same methods.
 
     Args:
+        layout: of the rows.
         fill: whether rows are copied into the arrays, which must then be writable.
 
     Raises:
@@ -39,25 +40,31 @@ class TreeWeights:
         self._places = self.views(self._row)
 
     def staged(self, weights: Any = None) -> NDArray[np.uint8]:
+        """A row in host memory with the current weights, or these; its extras are the caller's to set."""
         arrays = self._arrays(self._tree if weights is None else weights)
         for name, place in self._places.items():
             place[...] = arrays[name]
         return self._row
 
     def scratch(self) -> NDArray[np.uint8]:
+        """The row in host memory from which `load` copies; call it once."""
         return self._row
 
     def load(self) -> None:
+        """Copies the weights of the scratch row into the caller's; after an error, nothing was copied."""
         arrays = self._arrays(self._tree)
         for name, place in self._places.items():
             arrays[name][...] = place
 
     def views(self, row: NDArray[np.uint8]) -> Arrays:
+        """The weights of a row, without a copy."""
         return {
             spec.name: part.view(self._dtypes[spec.name]).reshape(spec.shape) for spec, part in self.layout.parts(row)
         }
 
     def named(self, views: Arrays) -> Any:
+        """`views` in the form of the caller's weights: nested as the mapping is."""
+
         def readable(name: str, _: Any) -> NDArray[Any]:
             view = views[name][...]
             view.flags.writeable = False
