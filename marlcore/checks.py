@@ -1,7 +1,5 @@
 """Checks of arguments; each error names the argument, what was expected and what came, on one line."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Iterable, Mapping, Set

@@ -6,8 +6,6 @@ targets' values, at the target policy's action with some noise; the policy and a
 update.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeAlias
@@ -44,7 +42,7 @@ class TD3(Continuous):
     def make_model(self, spaces: Spaces) -> ActorCritic:
         return ActorCritic(DeterministicPolicy(self.owner, spaces, self.hidden, 1), spaces, self.hidden)
 
-    def make_trainer(self, model: Any) -> TD3Trainer:
+    def make_trainer(self, model: Any) -> "TD3Trainer":
         return TD3Trainer(self, model, source=model)
 
 

@@ -5,8 +5,6 @@ from its children, never updated by differences, so that rounding errors cannot 
 way: its last level holds the least leaf.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

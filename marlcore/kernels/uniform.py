@@ -42,7 +42,7 @@ def draw(plan, columns, out, rows):
 
 @jit
 def list_sampleable(plan, sampleable):
-    """Writes (lane, ticket) of up to n tickets that can be drawn into sampleable, int64 [2, n]; returns their number."""
+    """Writes (lane, ticket) of up to n tickets that can be drawn to sampleable, int64 [2, n]; returns their number."""
     p = plan[0]
     find_seams(p)
     count = 0

@@ -1,27 +1,23 @@
 """Open and mapped files, each owned by one object from before it is opened or mapped until it is given up."""
 
-from __future__ import annotations
-
 import errno
 import os
 import resource
 from pathlib import Path
 from typing import Any
 
+from ..closing import Closing
 from ..errors import MarlcoreError, SharedMemoryFull
 from .native import ffi, lib
 
 OWN_FILES = "/proc/self/fd"
 
 
-class File:
-    """At most one open file and perhaps its name; `close`, or the end of the last reference, gives up both.
+class File(Closing):
+    """At most one open file, and perhaps the name that `link` gives it; `close`, or its last reference's end, ends it.
 
     The object exists before the descriptor, and the C core opens, names and closes. So an exception between any two
     steps of Python neither leaks a descriptor nor closes one twice, when its number may be another file's.
-
-    Args:
-        name: the name that `link` gives the file.
     """
 
     def __init__(self, name: str | os.PathLike[str] = "") -> None:
@@ -66,12 +62,6 @@ class File:
 
     def forked(self) -> None:
         """In a forked child: closes the child's descriptor; the parent keeps its locks."""
-        self.close()
-
-    def __enter__(self) -> File:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
         self.close()
 
 

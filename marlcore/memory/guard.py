@@ -1,7 +1,5 @@
 """Guards of objects that serve one thread of one process: a second thread and a forked child get an error."""
 
-from __future__ import annotations
-
 import os
 import weakref
 from collections.abc import Callable

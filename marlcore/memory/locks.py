@@ -6,8 +6,6 @@
 1 + 2 L + slot     a sampler's slot in a replay with a limiter, or (slot 0) a trajectory queue's reader; held for life
 """
 
-from __future__ import annotations
-
 SEGMENT_LOCK = 0
 
 

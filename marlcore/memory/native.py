@@ -1,7 +1,5 @@
 """The C core's lanes, events, words and locks: takes pointers once, and turns return codes into exceptions."""
 
-from __future__ import annotations
-
 import errno
 import os
 from collections.abc import Callable
@@ -68,13 +66,8 @@ def pointer_to(array: NDArray[Any], ctype: str = "uint8_t[]") -> Any:
 class NativeLanes:
     """The lanes of one segment as the C core sees them; the cost of this object does not grow with their number.
 
-    Args:
-        memory: the segment's body, uint8 [nbytes]; it stays mapped while this object lives.
-        count: adjacent lanes.
-        capacity: rows of each lane.
-        event: offset of the event line in `memory`.
-        counters: offset of the first lane's counters.
-        columns: (offset, size, stride, tickets per row) of each column of the first lane.
+    `event` and the first lane's `counters` are offsets in the segment's body, `memory`. A column of the first lane is
+    (offset, size, stride, tickets per row).
     """
 
     def __init__(

@@ -1,7 +1,5 @@
 """The C core's writing ends of one lane and of several: they take pointers once, and return codes for `error_of`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -34,11 +32,8 @@ class _WritingEnd:
 class NativeWriter(_WritingEnd):
     """The writing end of one replay lane; the caller holds the lane's lock, or names a lock to take for each append.
 
-    Args:
-        lanes: the replay's lanes.
-        lane: the index of this writer's lane.
-        records: staging, uint8 [2, record bytes]: the transition's record, then the boundary row's.
-        lock: for a shared lane, (descriptor, byte, longest wait of an append for the lock in seconds).
+    `records`, uint8 [2, record bytes], is staging for the transition's record and the boundary row's. `lock`, for a
+    shared lane, is (descriptor, byte, longest wait of an append for it in seconds).
     """
 
     def __init__(
@@ -92,12 +87,8 @@ class NativeWriter(_WritingEnd):
 class NativeVector(_WritingEnd):
     """The writing ends of several lanes, for at most one row a lane in each call; the caller holds the lanes' locks.
 
-    Args:
-        lanes: the replay's lanes.
-        numbers: the lanes of the writers, in their order.
-        records: staging, uint8 [2 * lanes, record bytes]: each row's record, then its boundary row's.
-        blank: by column, a row of it for boundary rows that were given none.
-        final_needed: whether a truncated row needs a boundary row.
+    `records`, uint8 [2 * lanes, record bytes], is staging for each row's record and its boundary row's; `blank` has a
+    row of each column for boundary rows that were given none. `final_needed`: a truncated row needs a boundary row.
     """
 
     def __init__(
@@ -123,12 +114,9 @@ class NativeVector(_WritingEnd):
     def rows_adder(self, which: Ints, ends: Bytes, tickets: Ints) -> tuple[Coded, Coded]:
         """Returns a function that appends n staged rows, one to each of n lanes, and one that only checks them.
 
-        Each is told whether ended rows have boundary rows, and returns 0 or a negative code.
-
-        Args:
-            which: int64 [n], the index of each row's writer.
-            ends: uint8 [3, n]: terminated, truncated, left out.
-            tickets: int64 [n], filled by each append: the rows' tickets, -1 for a row that was left out.
+        Each is told whether ended rows have boundary rows, and returns 0 or a negative code. `which`, int64 [n], has
+        the index of each row's writer; `ends`, uint8 [3, n], is terminated, truncated and left out. Each append fills
+        `tickets`, int64 [n], with -1 for a row that was left out.
         """
         raw, rows, ends_at = self._raw, len(which), pointer_to(ends)
         which_at, tickets_at = pointer_to(which, "int64_t[]"), pointer_to(tickets, "int64_t[]")

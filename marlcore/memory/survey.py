@@ -4,8 +4,6 @@ Each process that maps a segment holds a shared kernel lock on byte 0 of its fil
 must first obtain the exclusive lock, which proves that no process has it mapped.
 """
 
-from __future__ import annotations
-
 import errno
 import functools
 import os
@@ -24,21 +22,13 @@ PREFIX = "marlcore-"
 
 @dataclass(frozen=True)
 class SegmentFile:
-    """A file of this user with a segment's name.
+    """A file of this user with a segment's name."""
 
-    Attributes:
-        name: the file's name in its directory.
-        nbytes: the memory it takes.
-        written: time of the last write that the file system recorded, in seconds of `time.time()`.
-        held: whether a living process has it mapped.
-        inode: (device, inode).
-    """
-
-    name: str
-    nbytes: int
-    written: float
-    held: bool
-    inode: tuple[int, int]
+    name: str  # in its directory
+    nbytes: int  # the memory it takes
+    written: float  # time of the last write that the file system recorded, in seconds of `time.time()`
+    held: bool  # whether a living process has it mapped
+    inode: tuple[int, int]  # (device, inode)
 
 
 def survey_segments(directory: Path = SHM_DIR, prefix: str = PREFIX, *, remove: bool = False) -> list[SegmentFile]:

@@ -6,8 +6,6 @@ A worker's successor continues from the worker's counters. A tally counts for so
 policy; one worker writes it. When a run is resumed, the parent first writes the run's progress into the counters.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,14 +22,7 @@ _STOP, _FINISH = 1, 2
 
 
 class Control(Shared):
-    """A run's control block.
-
-    Attributes:
-        workers: each worker's line of counters by name; the worker writes it.
-        notes: each worker's process id and restarts by name; the parent writes them.
-        tallies: further lines of counters by name; one worker writes each.
-        about: the creator's description of the run.
-    """
+    """A run's control block; `about` is the creator's description of the run."""
 
     kind = "control block"
 
@@ -44,12 +35,12 @@ class Control(Shared):
         lines = (Words(segment.body[begin : begin + LINE]) for begin in range(0, nbytes, LINE))
         self._words = next(lines)
         self.about: dict[str, Any] = {**segment.description["about"]}
-        self.workers = {name: next(lines) for name in names}
-        self.notes = {name: next(lines) for name in names}
+        self.workers = {name: next(lines) for name in names}  # each worker's counters
+        self.notes = {name: next(lines) for name in names}  # the parent's, on each worker
         self.tallies = {name: next(lines) for name in tallies}
 
     @classmethod
-    def create(cls, workers: list[str], tallies: Sequence[str] = (), **about: Any) -> Control:
+    def create(cls, workers: list[str], tallies: Sequence[str] = (), **about: Any) -> "Control":
         """A zeroed block for workers and tallies of these names; `about` must be representable in JSON."""
         description = {"kind": cls.kind, "workers": workers, "tallies": list(tallies), "about": about}
         return cls(Segment.create("control", description, LINE * (1 + 2 * len(workers) + len(tallies))))

@@ -3,8 +3,6 @@
 It runs no user code before a fork, has no Python threads and never initialises a GPU, so a fork starts clean.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import gc

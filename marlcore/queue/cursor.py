@@ -16,8 +16,6 @@ batch is consumed whole or not at all, wherever the reader dies. Only then does 
 On its lane's counters line, a writer counts in `refused` the transitions that found no room.
 """
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The trajectory queue: lanes of transitions that one reader consumes in order, for on-policy learners."""
 
-from __future__ import annotations
-
 import os
 import weakref
 from collections.abc import Iterable
@@ -74,7 +72,7 @@ class TrajectoryQueue(TransitionLanes):
         max_unread: int | None = None,
         name: str = "queue",
         path: str | os.PathLike[str] | None = None,
-    ) -> TrajectoryQueue:
+    ) -> "TrajectoryQueue":
         """A new, empty queue.
 
         Args:

@@ -9,8 +9,6 @@ Each sampler counts the rows it drew in its own slot, a line of the segment:
 The slot's lock is the kernel's, so a dead sampler's slot is free for the next sampler, which continues its count.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from dataclasses import dataclass
@@ -89,7 +87,7 @@ class RateLimiter:
         return self.samples_per_insert * (inserted - self.min_size) - sampled
 
     @classmethod
-    def of(cls, segment: Segment) -> RateLimiter | None:
+    def of(cls, segment: Segment) -> "RateLimiter | None":
         """The limiter of a replay, from its description."""
         plain = segment.description["limiter"]
         return None if plain is None else cls(**plain)

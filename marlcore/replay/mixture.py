@@ -1,7 +1,5 @@
 """Batches drawn from several replays, or parts of one, in fixed shares, such as an anchor's and a pool's."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Prioritized drawing (Schaul et al. 2016, arXiv:1511.05952): the sampler's own sum tree over all lanes."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass

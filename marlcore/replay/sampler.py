@@ -3,8 +3,6 @@
 A sampler chooses rows, copies them, validates the copies, and draws rows that a writer overwrote meanwhile again.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -7,8 +7,6 @@ oldest whole row. So each lane's rows are one run that ends at the cut, with the
 A sampler's arrays follow the lanes' bytes; the segment's description has their places.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """The strategy of samplers without priorities."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Staging of many transitions for one call of the C core: each field's array is checked, then copied or lent."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The writer of several replay lanes: it checks and stages a row for each, and appends all of them with one call."""
 
-from __future__ import annotations
-
 import errno
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Shared by all readers of transitions: the lanes' windows, memory for batches, and the check after copying."""
 
-from __future__ import annotations
-
 from collections import deque
 from dataclasses import dataclass
 from types import NoneType

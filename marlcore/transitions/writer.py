@@ -1,7 +1,5 @@
 """The writer of a replay lane: it checks a transition, stages it, and appends it with one call."""
 
-from __future__ import annotations
-
 import errno
 import time
 from functools import partial

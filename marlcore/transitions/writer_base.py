@@ -1,23 +1,19 @@
 """The base of all writers: a claim on lanes, which ends when the writer is closed and which a fork does not inherit."""
 
-from __future__ import annotations
-
 import errno
 import time
 from collections.abc import Callable
 from threading import get_ident
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..closing import Closing
 from ..errors import StaleHandle, TimedOut
 from ..memory import WAIT_SLICE_S, Check, File, NativeVector, NativeWriter, check_interruption, error_of
 
 _PAUSE_S = 1e-4
-
-W = TypeVar("W", bound="WriterBase")
-
 
 Flags = NDArray[np.bool_]
 # The wait of a limiter or a queue before an add of so many transitions and boundary rows; False: the writer must drop
@@ -27,7 +23,7 @@ Gate = Callable[[int, int, float | None, Check], bool]
 VectorGate = Callable[[NDArray[np.int64], Flags, float | None, Check], Flags | bool]
 
 
-class WriterBase:
+class WriterBase(Closing):
     """The base of Writer and VectorWriter; register it with `invalidate_after_fork` once it is complete."""
 
     def __init__(self, claim: File, native: NativeWriter | NativeVector, timeout: float | None) -> None:
@@ -63,12 +59,6 @@ class WriterBase:
         """In a forked child: makes later use raise, since its lanes are the parent's."""
         self._native.close()
         self._forked = True
-
-    def __enter__(self: W) -> W:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
 
     def __reduce__(self) -> Any:
         raise TypeError(f"a {type(self).__name__} belongs to one process: pass the replay and make one there")

@@ -1,7 +1,5 @@
 """Weights of torch users: a module whose tensors are views of a row."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain, pairwise, zip_longest
@@ -31,14 +29,10 @@ class TensorGroup:
 
 
 class ModuleWeights:
-    """A model whose parameters and buffers are views of one row on the model's device.
+    """A model whose parameters and buffers are views of one row, uint8 [layout.nbytes] on the model's device.
 
     Parameter objects stay the same, so optimizers stay valid; tied tensors stay tied, frozen ones frozen. Tensors
     become contiguous. The row holds non-persistent buffers too.
-
-    Attributes:
-        row: uint8 [layout.nbytes] on the model's device.
-        groups: the model's tensors, in the layout's order.
 
     Raises:
         LayoutMismatch: the model's tensors differ from the layout.
@@ -151,8 +145,7 @@ def _check(layout: RowLayout, specs: Sequence[TensorSpec]) -> None:
 def _unique_tensors(model: torch.nn.Module) -> list[TensorGroup]:
     """A model's parameters and buffers in module order; tensors of the same memory appear once.
 
-    Raises:
-        ValueError: a tensor is not strided, has no memory yet, or shares only part of its memory with another.
+    Raises ValueError: a tensor is not strided, has no memory yet, or shares only part of its memory with another.
     """
     groups: dict[tuple[Any, ...], TensorGroup] = {}
     for prefix, module in model.named_modules(remove_duplicate=False):

@@ -1,7 +1,5 @@
 """The layout of a row: the places of a model's tensors, and of the extras published with them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -44,21 +42,13 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class RowLayout:
-    """The places of a model's tensors and the extras in a row; each begins at a multiple of 64 bytes.
-
-    Attributes:
-        tensors: in the order of the model.
-        extras: further arrays by name, after the tensors.
-        offsets: bytes from the row's start to each tensor.
-        extra_offsets: bytes from the row's start to each extra.
-        tensor_bytes: offset of the extras. nbytes: size of the row.
-    """
+    """The places of a model's tensors, in its order, and of the extras after them, each at a multiple of 64 bytes."""
 
     tensors: tuple[TensorSpec, ...]
     extras: Mapping[str, Field]
-    offsets: tuple[int, ...] = field(init=False)
+    offsets: tuple[int, ...] = field(init=False)  # bytes from the row's start to each tensor
     extra_offsets: tuple[int, ...] = field(init=False)
-    tensor_bytes: int = field(init=False)
+    tensor_bytes: int = field(init=False)  # the offset of the first extra
     nbytes: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -76,7 +66,7 @@ class RowLayout:
         }
 
     @classmethod
-    def from_dict(cls, plain: dict[str, Any]) -> RowLayout:
+    def from_dict(cls, plain: dict[str, Any]) -> "RowLayout":
         for name, shape, _ in plain["tensors"]:
             for extent in shape:
                 check_whole(f"shape of {name}", extent, 0, MAX_BYTES)

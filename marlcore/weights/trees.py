@@ -1,7 +1,5 @@
 """Weights of JAX and NumPy users: a mapping of arrays, also nested, as a row."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,11 +17,8 @@ class TreeWeights:
     """The arrays of a mapping that may hold mappings, lists and tuples in turn; None holds no array.
 
     An array's name is the path to it, joined by ".": "layers.0.bias". The mapping is read at each call, so its arrays
-    may be replaced; names count, and their order does not. ModuleWeights has the same methods.
-
-    Args:
-        layout: of the rows.
-        fill: whether rows are copied into the arrays, which must then be writable.
+    may be replaced; names count, and their order does not. With `fill`, rows are copied into the arrays. ModuleWeights
+    has the same methods.
 
     Raises:
         LayoutMismatch: an array is missing, one too many, or has another shape or dtype.
