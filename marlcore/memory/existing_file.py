@@ -1,13 +1,12 @@
 """Opening an existing segment's file: checks its owner, whether it is being removed, and that each page is backed."""
 
-from __future__ import annotations
-
 import errno
 import os
 import stat
 import time
 from pathlib import Path
 
+from ..closing import ClosedAfterError
 from ..errors import SegmentCorrupt, SegmentNotFound
 from .files import File, is_descriptor, same_file
 from .locks import SEGMENT_LOCK
@@ -25,13 +24,10 @@ def open_named(path: Path, writable: bool) -> File:
     deadline = time.monotonic() + SWEEP_S
     while True:
         file = _open_existing(path, writable)
-        try:
+        with ClosedAfterError(file):
             locked = try_lock(file.fd, SEGMENT_LOCK, exclusive=False)
             if locked and same_file(file.fd, path):
                 return file
-        except BaseException:
-            file.close()
-            raise
         file.close()  # a later save took the name between open and lock, or the name is gone
         if not locked:
             if time.monotonic() > deadline:

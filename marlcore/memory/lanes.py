@@ -1,12 +1,11 @@
 """Lanes in a segment: the places of their counters and columns, and the right to write to them (see locks.py)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..closing import ClosedAfterError
 from ..errors import LaneBusy
 from .files import File
 from .locks import slot_lock, writer_lock
@@ -24,23 +23,15 @@ class LaneGeometry:
 
     where a column holds the rows of lane 0, then those of lane 1, and so on. Readers wait for rows on the event
     line; writers wait for readers on the room line. Each slot is a line that one reader writes.
-
-    Attributes:
-        lanes: the number of lanes.
-        capacity: rows of each lane.
-        columns: bytes of a row in each column; those of column 0 are a multiple of 8.
-        every: tickets that share a row of each column, divisors of the capacity; 1 for column 0, and by default.
-        slots: lines for the readers that writers wait for; 0 if writers wait for none.
-        first, total: in a part of the lanes, which counts from 0: its first lane's number among all, and their number.
     """
 
     lanes: int
-    capacity: int
-    columns: tuple[int, ...]
-    every: tuple[int, ...] = ()
-    slots: int = 0
-    first: int = 0
-    total: int = 0
+    capacity: int  # rows of each lane
+    columns: tuple[int, ...]  # bytes of a row in each; those of column 0 are a multiple of 8
+    every: tuple[int, ...] = ()  # tickets that share a row of each column, divisors of the capacity; by default 1
+    slots: int = 0  # lines for the readers that writers wait for
+    first: int = 0  # in a part of the lanes, which counts from 0: its first lane's number among all
+    total: int = 0  # the number of all lanes
 
     def __post_init__(self) -> None:
         if not self.every:
@@ -77,10 +68,10 @@ class LaneGeometry:
         return self._columns_end(len(self.columns))
 
     @property
-    def whole(self) -> LaneGeometry:
+    def whole(self) -> "LaneGeometry":
         return replace(self, lanes=self.total, first=0)
 
-    def part(self, lanes: range) -> LaneGeometry:
+    def part(self, lanes: range) -> "LaneGeometry":
         """Consecutive ones of all lanes, in their places."""
         return replace(self, lanes=len(lanes), first=lanes.start)
 
@@ -93,12 +84,9 @@ class LaneGeometry:
 
 
 def claim(segment: Segment, lanes: NativeLanes, *numbers: int, shared: bool = False) -> File:
-    """Takes lanes for this process, all or none: exclusively, or shared with writers that also take them as shared.
+    """Takes lanes for this process, all or none, until the file is closed; shared with writers that take them so too.
 
-    Returns: the file that holds their locks, until it is closed or the process ends.
-
-    Raises:
-        LaneBusy: a living writer excludes this one. SegmentCorrupt: a lane's counters contradict each other.
+    Raises LaneBusy: a living writer excludes this one. SegmentCorrupt: a lane's counters contradict each other.
     """
     held = None
     for lane in numbers:
@@ -106,13 +94,10 @@ def claim(segment: Segment, lanes: NativeLanes, *numbers: int, shared: bool = Fa
         if held is None:
             raise LaneBusy(f"{segment.path}: lane {lane} has a living writer" + " of its own" * shared)
     assert held is not None
-    try:
+    with ClosedAfterError(held):
         for lane in numbers:
             lanes.check(lane)
         return held
-    except BaseException:
-        held.close()
-        raise
 
 
 def claim_reader(segment: Segment, geometry: LaneGeometry) -> File:

@@ -1,7 +1,5 @@
 """Creating a segment's file, or replacing one: it is nameless until it is whole, and allocated before it is written."""
 
-from __future__ import annotations
-
 import errno
 import os
 import secrets
@@ -14,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..closing import ClosedAfterError
 from ..errors import MarlcoreError
 from .files import File
 from .header import CHECKSUM, Header
@@ -50,7 +49,7 @@ def open_nameless(target: Path, nbytes: int, name: Path | None = None) -> File:
     free = free_bytes(target.parent)
     if nbytes > free:
         raise full(target.parent, nbytes, free)
-    try:
+    with ClosedAfterError(file):
         try:
             file.open(target.parent, os.O_TMPFILE | os.O_RDWR)
         except OSError as error:
@@ -61,9 +60,6 @@ def open_nameless(target: Path, nbytes: int, name: Path | None = None) -> File:
         with noticing_full(target.parent, nbytes):
             os.posix_fallocate(file.fd, 0, nbytes)
         return file
-    except BaseException:
-        file.close()
-        raise
 
 
 def write_header_and_body(fd: int, header: Header, fill: Callable[[Put], None] | None) -> None:

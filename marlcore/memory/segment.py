@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..closing import ClosedAfterError
 from ..errors import ClosedError, LayoutMismatch, MarlcoreError, SegmentCorrupt, SharedMemoryFull, StaleHandle
 from .existing_file import check_allocated, open_named
 from .files import OWN_FILES, File, MappedFile, is_descriptor, same_file
@@ -48,13 +49,7 @@ class SegmentHandle:
 
 
 class Segment:
-    """One mapped segment. Use `create` or `attach`.
-
-    Attributes:
-        body: the shared bytes, uint8 [body bytes]; views of it keep the mapping alive.
-        description: the creator's description of the layout.
-        path: the segment's file.
-    """
+    """One mapped segment, by `create` or `attach`. Views of `body`, its shared bytes, keep the mapping alive."""
 
     def __init__(self, file: File, path: Path, header: Header, writable: bool = True) -> None:
         self.path = path
@@ -107,7 +102,7 @@ class Segment:
             if path is None and spill:
                 return cls._spill(header, fill, error)
             raise
-        try:
+        with ClosedAfterError(file):
             with noticing_full(target.parent, header.segment_bytes):  # as in replace_file
                 write_header_and_body(file.fd, header, fill)
             hold(file, target)
@@ -116,9 +111,6 @@ class Segment:
             if path is not None:
                 file.keep_name()
             return segment
-        except BaseException:
-            file.close()
-            raise
 
     @classmethod
     def _spill(cls, header: Header, fill: Callable[[Put], None] | None, why: SharedMemoryFull) -> Segment:
@@ -128,13 +120,10 @@ class Segment:
             file = open_nameless(directory / f"{PREFIX}{header.nonce:016x}", header.segment_bytes)
         except (SharedMemoryFull, FileNotFoundError) as error:
             raise SharedMemoryFull(f"{why}; {error}") from None
-        try:
+        with ClosedAfterError(file):
             with noticing_full(directory, header.segment_bytes):
                 write_header_and_body(file.fd, header, fill)
             segment = cls(file, Path(f"/proc/{os.getpid()}/fd/{file.fd}"), header)
-        except BaseException:
-            file.close()
-            raise
         notice_spill(directory)
         return segment
 
@@ -150,7 +139,7 @@ class Segment:
         """
         path = Path(handle.path if isinstance(handle, SegmentHandle) else handle).absolute()
         file = open_named(path, writable)
-        try:
+        with ClosedAfterError(file):
             header = Header.read(file.fd, path)
             if isinstance(handle, SegmentHandle) and header.nonce != handle.nonce:
                 raise StaleHandle(f"{path}: the handle's segment is gone, another one took its name")
@@ -158,9 +147,6 @@ class Segment:
                 raise LayoutMismatch(f"{path}: the segment's layout differs from the handle's")
             check_allocated(file, path, writable)
             return cls(file, path, header, writable)
-        except BaseException:
-            file.close()
-            raise
 
     def check_open(self) -> None:
         """Raises ClosedError after `close`, StaleHandle in a forked child."""
@@ -190,8 +176,7 @@ class Segment:
     def lock(self, offset: int, exclusive: bool = True, beside: File | None = None) -> File | None:
         """An open file that holds the lock of byte `offset` until it is closed; None if a conflicting lock exists.
 
-        Args:
-            beside: a result of this method, to hold this lock too; closed if a conflicting lock exists.
+        `beside`, a result of this method, then holds this lock too, or is closed if a conflicting lock exists.
         """
         self.check_open()
         file = beside

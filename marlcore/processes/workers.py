@@ -1,7 +1,5 @@
 """Worker processes for programs with their own loop: they start and stop together, and die with their parent."""
 
-from __future__ import annotations
-
 import logging
 import os
 import signal
@@ -16,6 +14,7 @@ from types import TracebackType
 from typing import Any, Concatenate, ParamSpec
 
 from ..checks import brief, deadline_of
+from ..closing import ClosedAfterError
 from ..errors import ClosedError, StaleHandle, WorkerFailed
 from ..memory import interrupt_waits_with
 from .children import PRELOAD, Child, Children, check_picklable
@@ -68,7 +67,7 @@ class Worker:
         name: the worker's name. pid: its process id.
     """
 
-    def __init__(self, child: Child, group: Workers) -> None:
+    def __init__(self, child: Child, group: "Workers") -> None:
         self.name, self.pid = child.name, child.pid
         self._child, self._group = child, group
 
@@ -130,7 +129,7 @@ class Workers:
         self._reported: list[Metric] = []
         self._held = ExitStack()
 
-    def __enter__(self) -> Workers:
+    def __enter__(self) -> "Workers":
         """Raises ClosedError: the group was entered before."""
         if self._entered:
             raise ClosedError("a group of workers is entered once: make another Workers() for another block")
@@ -230,12 +229,9 @@ class Workers:
 
     def _launch(self, name: str, function: Callable[..., object], args: Any, kwargs: Any) -> None:
         telemetry = Telemetry.create([name])
-        try:
+        with ClosedAfterError(telemetry):
             life = partial(_live, name, self._control, telemetry, self._began, function, args, kwargs)
             self._workers.append(Worker(self._children.start_worker(name, life), self))
-        except BaseException:
-            telemetry.close()
-            raise
         self._telemetries.append(telemetry)
 
     def _check_in_a_wait(self) -> None:

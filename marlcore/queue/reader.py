@@ -1,7 +1,5 @@
 """The reader of a trajectory queue: it copies rows after the cursor, validates them, and then consumes them."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass
 from functools import partial
@@ -11,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..checks import deadline_of
+from ..closing import ClosedAfterError, Closing
 from ..declared import Declared, Whole
 from ..errors import ClosedError, MarlcoreError, NotEnoughData, TimedOut
 from ..kernels import inorder, rows
@@ -113,7 +112,7 @@ class ReaderOptions(Declared):
         return (self.batch_size - 1) * ((self.length or 1) + 1)
 
 
-class TrajectoryReader:
+class TrajectoryReader(Closing):
     """Reads a queue in order; made by `TrajectoryQueue.reader`. For one thread at a time.
 
     Example:
@@ -142,15 +141,12 @@ class TrajectoryReader:
         self._validate = lanes.native.validator(self._each, self._tallies[inorder.LEAST], self._whole)
         self._first = 0
         self._claim = claim_reader(lanes.segment, lanes.geometry)
-        try:
+        with ClosedAfterError(self._claim):
             longest = options.longest_add(lanes)
             self._cursor = ReadCursor(lanes.segment, lanes.native, lanes.geometry, longest, options.whole)
             self._release()
             # Compiles or loads the kernel now instead of in the first read; consumes nothing.
             self._copy(self._read_plan.memory())
-        except BaseException:
-            self._claim.close()
-            raise
 
     @one_thread
     def read(self, timeout: float | None = None) -> Batch:
@@ -198,12 +194,6 @@ class TrajectoryReader:
         """Lets another reader continue from here. Repeated calls are harmless."""
         self._closed = True
         self._claim.close()
-
-    def __enter__(self) -> TrajectoryReader:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
 
     def __reduce__(self) -> Any:
         raise TypeError("a TrajectoryReader belongs to one process: pass the queue and call its `reader` there")

@@ -1,7 +1,5 @@
 """Lanes of transitions in one segment: the common base of the replay and the trajectory queue."""
 
-from __future__ import annotations
-
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -11,6 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ..checks import brief, check_timeout, check_whole
+from ..closing import ClosedAfterError
 from ..errors import LayoutMismatch
 from ..memory import LaneGeometry, Segment, SegmentHandle, Shared, claim
 from ..spec import Field, TransitionSpec
@@ -135,11 +134,8 @@ class TransitionLanes(Shared):
     def _opened(self, make: Callable[..., W], lanes: list[int], timeout: float | None, shared: bool = False) -> W:
         check_timeout(timeout)
         claimed = claim(self._segment, self._mapped.native, *lanes, shared=shared)
-        try:
+        with ClosedAfterError(claimed):
             writer = make(claim=claimed, timeout=timeout)
-        except BaseException:
-            claimed.close()
-            raise
         self._writers.add(writer)
         return writer
 

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..checks import brief, check_timeout, check_whole
+from ..closing import ClosedAfterError, Closing
 from ..errors import ClosedError, NotEnoughData, SegmentCorrupt, TimedOut
 from ..memory import Event, File, LaneGeometry, NativeLanes, Put, Segment, Shared, claim, one_thread, sleep_until
 from ..spec import Field
@@ -123,11 +124,8 @@ class ParameterStore(Shared):
             LaneBusy: the store has a living publisher. LayoutMismatch: the model has other tensors than the store.
         """
         claimed = claim(self._segment, self._lanes, 0)
-        try:
+        with ClosedAfterError(claimed):
             return Publisher(self, self._lanes, _weights_of(model, self.layout, fill=False), claimed)
-        except BaseException:
-            claimed.close()
-            raise
 
     def subscriber(self, local_model: Model) -> Subscriber:
         """A reading end that keeps `local_model` up to date; any number may live at once, in any process.
@@ -161,7 +159,7 @@ class ParameterStore(Shared):
         return f"<ParameterStore {self._segment.path} mode={self.mode} row={self.layout.nbytes}>"
 
 
-class Publisher:
+class Publisher(Closing):
     """The store's only writer; a context manager, for one thread at a time. Use `ParameterStore.publisher`.
 
     Attributes:
@@ -241,12 +239,6 @@ class Publisher:
         if self._claim is not None:
             self._claim.close()
         self._claim = None
-
-    def __enter__(self) -> Publisher:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
 
 
 class InPlaceView:
