@@ -95,7 +95,7 @@ class RingLane(ViewedReplay):
 
     def writer(self, shared: bool) -> RingWriter:  # type: ignore[override]
         """The writing end, for this process alone or shared. Raises LaneBusy: a living writer excludes this one."""
-        return RingWriter(self, claim(self._segment, self._mapped.native, 0, shared), shared)
+        return RingWriter(self, claim(self._segment, self._mapped.native, 0, shared=shared), shared)
 
     def lock_words(self) -> File:
         """An open file that holds the right to write BASE, until it is closed or its process dies."""

@@ -9,9 +9,9 @@ from pathlib import Path
 from ..closing import ClosedAfterError
 from ..errors import SegmentCorrupt, SegmentNotFound
 from .files import File, is_descriptor, same_file
-from .locks import SEGMENT_LOCK
 from .native import try_lock
 from .space import SHM_DIR, free_bytes, full, noticing_full
+from .survey import SEGMENT_LOCK
 
 SWEEP_S = 1.0  # far longer than a sweep holds a file's lock
 

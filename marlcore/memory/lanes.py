@@ -1,4 +1,11 @@
-"""Lanes in a segment: the places of their counters and columns, and the right to write to them (see locks.py)."""
+"""Lanes in a segment: the places of their counters and columns, and the right to write to them.
+
+That right is a lock of a byte of the segment's file. In a segment of L lanes, these are, held for life but the second:
+
+1 + lane           a lane's writer: exclusive, or shared by all writers of a shared lane
+1 + L + lane       one append to a shared lane
+1 + 2 L + slot     a sampler's slot in a replay with a limiter, or (slot 0) a trajectory queue's reader
+"""
 
 from dataclasses import dataclass, replace
 
@@ -8,7 +15,6 @@ from numpy.typing import NDArray
 from ..closing import ClosedAfterError
 from ..errors import LaneBusy
 from .files import File
-from .locks import slot_lock, writer_lock
 from .native import LINE, MAX_COLUMNS, NativeLanes
 from .segment import Segment
 
@@ -81,6 +87,18 @@ class LaneGeometry:
             raise ValueError(f"body: expected {self.nbytes} bytes of lanes, got {len(body)}")
         columns = [(self.column_offset(k), size, self.stride(k), self.every[k]) for k, size in enumerate(self.columns)]
         return NativeLanes(body, self.lanes, self.capacity, 0, self.counters_offset(0), columns)
+
+
+def writer_lock(lane: int) -> int:
+    return 1 + lane
+
+
+def add_lock(lanes: int, lane: int) -> int:
+    return 1 + lanes + lane
+
+
+def slot_lock(lanes: int, slot: int) -> int:
+    return 1 + 2 * lanes + slot
 
 
 def claim(segment: Segment, lanes: NativeLanes, *numbers: int, shared: bool = False) -> File:

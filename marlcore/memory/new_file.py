@@ -16,10 +16,9 @@ from ..closing import ClosedAfterError
 from ..errors import MarlcoreError
 from .files import File
 from .header import CHECKSUM, Header
-from .locks import SEGMENT_LOCK
 from .native import LINE, try_lock
 from .space import SHM_DIR, free_bytes, full, noticing_full
-from .survey import PREFIX, survey_segments
+from .survey import PREFIX, SEGMENT_LOCK, survey_segments
 
 SEALED = 1 << 32  # beside a checksum of 32 bits: it applies
 _BLOCK = 1 << 20

@@ -2,7 +2,7 @@
 
 A segment is a header (magic, layout version, sizes, nonce, checksum, a JSON description) padded to pages, then a
 zeroed body. Each process that maps a segment holds a shared kernel lock on byte 0 of its file; the bytes from 1 on are
-the locks of objects in the body (see locks.py).
+the locks of objects in the body (see lanes.py).
 """
 
 from __future__ import annotations
@@ -165,10 +165,6 @@ class Segment:
         crc = zlib.crc32(self.body.data)
         if int(self._checksum[0]) not in (0, crc | SEALED):  # read last: writers set it to 0 first
             raise SegmentCorrupt(f"{self.path}: expected the content as it was saved, which its checksum contradicts")
-
-    @property
-    def closed(self) -> bool:
-        return self._closed is not None
 
     def is_at(self, path: Path) -> bool:
         return same_file(self._file.fd, path)

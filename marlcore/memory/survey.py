@@ -13,11 +13,11 @@ from pathlib import Path
 
 from ..errors import suppress_failed_calls
 from .files import File, same_file, too_many_files
-from .locks import SEGMENT_LOCK
 from .native import is_locked, try_lock
 from .space import SHM_DIR
 
 PREFIX = "marlcore-"
+SEGMENT_LOCK = 0  # the byte of a file that its users lock
 
 
 @dataclass(frozen=True)

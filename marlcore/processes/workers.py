@@ -28,11 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class WorkerContext:
-    """The first argument of a worker's function.
-
-    Attributes:
-        name: the worker's name.
-    """
+    """The first argument of a worker's function; `name` is the worker's."""
 
     def __init__(self, name: str, control: Control, telemetry: Telemetry, began: float) -> None:
         self.name = name
@@ -61,11 +57,7 @@ class WorkerContext:
 
 
 class Worker:
-    """One process of a group.
-
-    Attributes:
-        name: the worker's name. pid: its process id.
-    """
+    """One process of a group: its `name`, and its process id `pid`."""
 
     def __init__(self, child: Child, group: "Workers") -> None:
         self.name, self.pid = child.name, child.pid

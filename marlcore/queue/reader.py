@@ -43,11 +43,8 @@ def lane_rows_for(
 ) -> int:
     """The least rows of a lane with which such a reader and the writers of `together` lanes each never wait for ever.
 
-    Args:
-        batch_size, length, stack: of the reader, whose n_step is 1.
-        lanes: of the queue.
-        together: lanes of each vector writer; 1 for single writers.
-        state_every: the interval at which the spec stores recurrent states.
+    The reader's n_step is 1; `together` is the lanes of each vector writer, or 1 for single writers; `state_every` is
+    the interval at which the spec stores recurrent states.
     """
     options = ReaderOptions(batch_size, length, stack, 1, 1.0, "repeat")
     kept = max(stack, state_every if length is not None else 1) - 1

@@ -54,6 +54,7 @@ class Sampler:
 
     Attributes:
         stats: rows drawn, lapped and drawn again, and the time waited.
+        prioritized: the options of prioritized drawing; None for uniform drawing.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class Sampler:
         if prioritized is not None:
             prioritized.check(lanes.spec)
         self.stats = SamplerStats()
-        self._prioritized = prioritized
+        self.prioritized = prioritized
         self._batch_size, self._least = int(batch_size), int(min_size)
         limiter = RateLimiter.of(lanes.segment)
         self._gate: SampleGate | None = None
@@ -136,11 +137,6 @@ class Sampler:
         """Whether samplers are a batch behind, by the replay's limiter; False without a limiter."""
         return self._gate is not None and self._gate.due
 
-    @property
-    def prioritized(self) -> Prioritized | None:
-        """The options of prioritized drawing; None for uniform drawing."""
-        return self._prioritized
-
     @one_thread
     def update_priorities(self, index: ArrayLike, priority: ArrayLike) -> None:
         """Gives drawn transitions or sequences new priorities, usually their prediction errors.
@@ -156,7 +152,7 @@ class Sampler:
             ValueError: a priority is NaN, infinite or negative (the error names the row), or there is not one for each
                 index; nothing was changed. TypeError: the sampler draws uniformly. ClosedError: the replay was closed.
         """
-        if self._prioritized is None or isinstance(self._strategy, Uniform):
+        if self.prioritized is None or isinstance(self._strategy, Uniform):
             raise TypeError(
                 "update_priorities: expected a sampler with prioritized=Prioritized(...), got a uniform one"
             )

@@ -10,6 +10,7 @@ import errno
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -241,6 +242,7 @@ class Publisher(Closing):
         self._claim = None
 
 
+@dataclass(eq=False)
 class InPlaceView:
     """The newest weights in place, in shared memory. Use `Subscriber.in_place`.
 
@@ -252,14 +254,11 @@ class InPlaceView:
         extras: by name, floats and arrays, copied.
     """
 
-    def __init__(
-        self, version: int, tensors: Mapping[str, Any], extras: Mapping[str, Any], whole: Callable[[], bool]
-    ) -> None:
-        self.version = version
-        self.tensors = tensors
-        self.extras = extras
-        self._whole = whole
-        self._final: bool | None = None
+    version: int
+    tensors: Mapping[str, Any]
+    extras: Mapping[str, Any]
+    _whole: Callable[[], bool]
+    _final: bool | None = None
 
     def valid(self) -> bool:
         """Whether everything read so far, extras included, was this version; after the block, the answer at its end."""
