@@ -5,8 +5,6 @@ zeroed body. Each process that maps a segment holds a shared kernel lock on byte
 the locks of objects in the body (see lanes.py).
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import os
@@ -36,7 +34,7 @@ from .survey import PREFIX, sweep_once
 
 _NAME = re.compile(r"[A-Za-z0-9_.]+")
 _LONGEST_NAME = 200  # characters; with the prefix and the nonce, a file's name in Linux has at most 255
-_open: weakref.WeakSet[Segment] = weakref.WeakSet()
+_open: "weakref.WeakSet[Segment]" = weakref.WeakSet()
 
 
 @dataclass(frozen=True)
@@ -75,7 +73,7 @@ class Segment:
         path: str | os.PathLike[str] | None = None,
         fill: Callable[[Put], None] | None = None,
         spill: bool = False,
-    ) -> Segment:
+    ) -> "Segment":
         """Makes a zeroed segment of `body_bytes`, in /dev/shm or in an ordinary file at `path`.
 
         A segment in /dev/shm is removed when its creator closes it; one at `path` stays until `unlink`. `fill` writes
@@ -113,7 +111,7 @@ class Segment:
             return segment
 
     @classmethod
-    def _spill(cls, header: Header, fill: Callable[[Put], None] | None, why: SharedMemoryFull) -> Segment:
+    def _spill(cls, header: Header, fill: Callable[[Put], None] | None, why: SharedMemoryFull) -> "Segment":
         """Raises SharedMemoryFull: the temporary directory has no room either, or there is none."""
         try:
             directory = Path(tempfile.gettempdir())
@@ -128,7 +126,7 @@ class Segment:
         return segment
 
     @classmethod
-    def attach(cls, handle: SegmentHandle | str | os.PathLike[str], writable: bool = True) -> Segment:
+    def attach(cls, handle: SegmentHandle | str | os.PathLike[str], writable: bool = True) -> "Segment":
         """Maps the segment of a handle or at a path; read-only unless `writable`.
 
         Raises:

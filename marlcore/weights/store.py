@@ -4,8 +4,6 @@ A store is one lane whose rows are whole models: publishing appends a row, reade
 is the lane's committed count. Readers validate every read, whatever the number of slots.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -77,7 +75,7 @@ class ParameterStore(Shared):
         begins_after: int = 0,
         name: str = "weights",
         path: str | os.PathLike[str] | None = None,
-    ) -> ParameterStore:
+    ) -> "ParameterStore":
         """A new store with room for the model's weights; it has no version yet, and the model is unchanged.
 
         Args:
@@ -115,7 +113,7 @@ class ParameterStore(Shared):
         committed = self._lanes.committed(0)
         return committed if committed > self.begins_after else 0
 
-    def publisher(self, model: Model) -> Publisher:
+    def publisher(self, model: Model) -> "Publisher":
         """The publishing end, exclusively for this process until it closes it or dies.
 
         A module's parameters and buffers become views of one flat tensor; the Parameter objects stay the same. A
@@ -128,7 +126,7 @@ class ParameterStore(Shared):
         with ClosedAfterError(claimed):
             return Publisher(self, self._lanes, _weights_of(model, self.layout, fill=False), claimed)
 
-    def subscriber(self, local_model: Model) -> Subscriber:
+    def subscriber(self, local_model: Model) -> "Subscriber":
         """A reading end that keeps `local_model` up to date; any number may live at once, in any process.
 
         A module's parameters and buffers become views of one flat tensor; the Parameter objects stay the same. The
@@ -142,7 +140,7 @@ class ParameterStore(Shared):
         local = _weights_of(local_model, self.layout, fill=True)
         return Subscriber(self, self._lanes, Event(self._segment.body), local)
 
-    def slot_tensor(self, slot: int) -> torch.Tensor:
+    def slot_tensor(self, slot: int) -> "torch.Tensor":
         """`slot_array` as a tensor."""
         import torch
 
