@@ -66,8 +66,8 @@ def pointer_to(array: NDArray[Any], ctype: str = "uint8_t[]") -> Any:
 class NativeLanes:
     """The lanes of one segment as the C core sees them; the cost of this object does not grow with their number.
 
-    `event` and the first lane's `counters` are offsets in the segment's body, `memory`. A column of the first lane is
-    (offset, size, stride, tickets per row).
+    The segment's body, `memory`, begins with the event line, and has the first lane's counters at `counters`. A column
+    of the first lane is (offset, size, stride, tickets per row).
     """
 
     def __init__(
@@ -75,7 +75,6 @@ class NativeLanes:
         memory: Bytes,
         count: int,
         capacity: int,
-        event: int,
         counters: int,
         columns: list[tuple[int, int, int, int]],
     ) -> None:
@@ -84,7 +83,7 @@ class NativeLanes:
         self.raw = raw = ffi.new("struct mc_lane *")
         raw.capacity = capacity
         raw.counters = self._memory + counters
-        raw.event = self._memory + event
+        raw.event = self._memory
         raw.columns = len(columns)
         for k, (offset, size, stride, every) in enumerate(columns):
             raw.column[k].base = self._memory + offset

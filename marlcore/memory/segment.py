@@ -1,8 +1,7 @@
 """Segments: files in /dev/shm that appear complete or not at all; a sweep removes those of dead processes.
 
 A segment is a header (magic, layout version, sizes, nonce, checksum, a JSON description) padded to pages, then a
-zeroed body. Each process that maps a segment holds a shared kernel lock on byte 0 of its file; the bytes from 1 on are
-the locks of objects in the body (see lanes.py).
+zeroed body. Byte 0 of its file is the lock of its users (see survey.py), later bytes those of its lanes (see lanes.py).
 """
 
 import atexit

@@ -1,7 +1,7 @@
 """A pool of processes that answer requests, each one request at a time; a dead process's request goes to another.
 
-Replies come in the order of their arrival; callers that need the same result from any number of processes merge them by
-key. A process gets its next request only once its reply was read whole, so that neither side waits for the other.
+Replies come in the order of their arrival. A process gets its next request only once its reply was read whole, so that
+neither side waits for the other.
 """
 
 import pickle

@@ -1,8 +1,7 @@
 """Restarts workers that die, kills workers that hang, and ends the run on repeated failure.
 
-Only the kernel tells that a process is dead; the supervisor never guesses. It starts a successor only after the old
-process is gone, so that its lanes and weights are free. A worker hangs when its heartbeat, a counter in the control
-block, does not change for its timeout; then the supervisor kills it.
+Only the kernel tells that a process is dead, and only then does its successor start, so that its lanes and weights are
+free. A worker whose heartbeat, a counter in the control block, does not change for its timeout hangs, and is killed.
 """
 
 import logging

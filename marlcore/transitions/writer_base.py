@@ -36,11 +36,11 @@ class WriterBase(Closing):
     @property
     def policy_version(self) -> int:
         """The version of the acting weights, stored with every row from now on; initially 0."""
-        return self._native.policy_version
+        return int(self._native.raw.policy_version)
 
     @policy_version.setter
     def policy_version(self, version: int) -> None:
-        self._native.policy_version = version
+        self._native.raw.policy_version = version & 0xFFFFFFFF
 
     def check_open(self) -> None:
         """Raises ClosedError after `close`, StaleHandle in a forked child."""
