@@ -40,22 +40,20 @@ def _open_existing(path: Path, writable: bool) -> File:
     file = File()
     follow = 0 if is_descriptor(path) else os.O_NOFOLLOW
     try:
-        file.open(path, (os.O_RDWR if writable else os.O_RDONLY) | follow | os.O_NONBLOCK)
-        status = os.fstat(file.fd)
-        if not stat.S_ISREG(status.st_mode):
-            raise SegmentCorrupt(f"{path}: expected a regular file")
-        if status.st_uid != os.geteuid() or status.st_mode & 0o077:
-            raise SegmentCorrupt(f"{path}: expected a file of this user alone, mode 0600")
-        return file
+        with ClosedAfterError(file):
+            file.open(path, (os.O_RDWR if writable else os.O_RDONLY) | follow | os.O_NONBLOCK)
+            status = os.fstat(file.fd)
+            if not stat.S_ISREG(status.st_mode):
+                raise SegmentCorrupt(f"{path}: expected a regular file")
+            if status.st_uid != os.geteuid() or status.st_mode & 0o077:
+                raise SegmentCorrupt(f"{path}: expected a file of this user alone, mode 0600")
+            return file
     except (FileNotFoundError, NotADirectoryError):
         raise SegmentNotFound(f"{path}: no such segment") from None
     except OSError as error:
         if error.errno not in (errno.ELOOP, errno.ENXIO, errno.EISDIR, errno.EACCES, errno.EPERM):
             raise
         raise SegmentCorrupt(f"{path}: expected a segment, got {error.strerror}") from None
-    except BaseException:
-        file.close()
-        raise
 
 
 def check_allocated(file: File, path: Path, writable: bool) -> None:
