@@ -88,7 +88,7 @@ def _longest_add(lanes: LaneView, window: Window, batch_size: int) -> int:
 
 
 def _whole_rows(batch_size: int, length: int | None) -> int:
-    """The most rows of whole transitions or unrolls while a reader waits: less than a batch, each with a boundary row."""
+    """The most rows of whole transitions or unrolls while a reader waits: less than a batch, with boundary rows."""
     return (batch_size - 1) * ((length or 1) + 1)
 
 

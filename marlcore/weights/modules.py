@@ -1,6 +1,5 @@
 """Weights of torch users: a module whose tensors are views of a row."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain, pairwise, zip_longest
 from operator import attrgetter, is_
@@ -47,7 +46,10 @@ class ModuleWeights:
     def bind(self) -> None:
         """Moves all of the model's tensors, with their current values, into a new row; after an error, none moved."""
         groups = _unique_tensors(self._model)
-        _check(self.layout, [group.spec for group in groups])
+        for index, (expected, got) in enumerate(zip_longest(self.layout.tensors, [group.spec for group in groups])):
+            if expected != got:
+                nothing = "no further tensor"
+                raise LayoutMismatch(f"model tensor {index}: expected {expected or nothing}, got {got or nothing}")
         devices = {group.tensors[0].device for group in groups}
         if len(devices) > 1:
             raise ValueError(f"model: expected all tensors on one device, got {sorted(map(str, devices))}")
@@ -132,14 +134,6 @@ class ModuleWeights:
 def module_specs(model: torch.nn.Module) -> tuple[TensorSpec, ...]:
     """The specs of a module's tensors. Raises ValueError: as `_unique_tensors`."""
     return tuple(group.spec for group in _unique_tensors(model))
-
-
-def _check(layout: RowLayout, specs: Sequence[TensorSpec]) -> None:
-    """Raises LayoutMismatch: a tensor differs from the layout; the message names the first such tensor."""
-    for index, (expected, got) in enumerate(zip_longest(layout.tensors, specs)):
-        if expected != got:
-            nothing = "no further tensor"
-            raise LayoutMismatch(f"model tensor {index}: expected {expected or nothing}, got {got or nothing}")
 
 
 def _unique_tensors(model: torch.nn.Module) -> list[TensorGroup]:
