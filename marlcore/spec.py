@@ -276,6 +276,6 @@ def rows_of(label: str, field: Field, value: Any, rows: int) -> NDArray[Any]:
     """`value` as an array [rows, *shape] of the field's dtype; returned unchanged if it already is one."""
     shape = (rows, *field.shape)
     if value.__class__ is np.ndarray and value.shape == shape and value.dtype == field.numpy:
-        found: NDArray[Any] = value
-        return found
+        array: NDArray[Any] = value
+        return array
     return as_field(label, type(field)(shape, field.dtype), value)
