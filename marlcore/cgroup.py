@@ -1,7 +1,5 @@
 """The limits of this process's control groups on memory and processor time, for cgroup versions 1 and 2."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Checks of arguments; each error names the argument, what was expected and what came, on one line."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Iterable, Mapping, Set
@@ -37,10 +35,10 @@ def did_you_mean(name: object, known: Iterable[str]) -> str:
         return section, last
 
     section, last = parts(str(name))
-    names = [one for one in known if not section or section == parts(one)[0] or last == parts(one)[1]]
-    best = get_close_matches(last, [parts(one)[1] for one in names], n=1)
-    alike = [one for one in names if parts(one)[1] in best]
-    nearest = max(alike, key=lambda one: SequenceMatcher(None, one, str(name)).ratio(), default=None)
+    names = [other for other in known if not section or section == parts(other)[0] or last == parts(other)[1]]
+    best = get_close_matches(last, [parts(other)[1] for other in names], n=1)
+    alike = [other for other in names if parts(other)[1] in best]
+    nearest = max(alike, key=lambda other: SequenceMatcher(None, other, str(name)).ratio(), default=None)
     return f"; did you mean {nearest}?" if nearest else ""
 
 
@@ -77,12 +75,12 @@ def state_array(state: Any, name: str, shape: tuple[int, ...], dtype: Any) -> ND
     """The array `name` of a state. Raises TypeError: the state is not a dict. ValueError: see the message."""
     if not isinstance(state, Mapping):
         raise TypeError(f"state: expected a dict of arrays, got {brief(state)}")
-    found = state.get(name)
-    if not isinstance(found, np.ndarray) or found.shape != shape or found.dtype != dtype:
-        array = np.asarray(found)
-        got = "nothing" if found is None else f"{type(found).__name__} of {array.dtype} {array.shape}"
+    part = state.get(name)
+    if not isinstance(part, np.ndarray) or part.shape != shape or part.dtype != dtype:
+        array = np.asarray(part)
+        got = "nothing" if part is None else f"{type(part).__name__} of {array.dtype} {array.shape}"
         raise ValueError(f"state: expected {name} as {np.dtype(dtype)} {shape}, got {got}")
-    return found
+    return part
 
 
 def absolute(path: str | os.PathLike[str]) -> Path:

@@ -159,10 +159,7 @@ def listed(options: Iterable[Any]) -> str:
 def check_declared(settings: Any, owner: str = "") -> None:
     """Checks each field of a dataclass by the rules of its annotation; integers of NumPy become Python's.
 
-    Args:
-        owner: a word before each field's name in messages.
-
-    Raises: ValueError: the message names the first wrong field, what was expected and what came.
+    Raises ValueError: the message names the first wrong field, after the `owner`, what was expected and what came.
     """
     label = f"{owner} {{}}" if owner else "{}"
     kind: Any = type(settings)

@@ -1,7 +1,5 @@
 """Short notices to the user: where progress is shown, else in the log."""
 
-from __future__ import annotations
-
 import logging
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Observations as arrays: one array, or several by name; the one indexing of both forms."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 

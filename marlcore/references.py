@@ -1,7 +1,5 @@
 """References of the form module:name to objects that another process or a later run can import."""
 
-from __future__ import annotations
-
 from functools import reduce
 from importlib import import_module
 from typing import Any
@@ -20,12 +18,9 @@ def is_importable(reference: str) -> bool:
 
 
 def resolve(label: str, reference: str) -> Any:
-    """The object that `reference` names.
+    """The object that `reference` names; `label`, the object's role, begins the error message.
 
-    Args:
-        label: the first word of the error message: the object's role.
-
-    Raises: ValueError: the module or the name in it does not exist, or the import fails.
+    Raises ValueError: the module or the name in it does not exist, or the import fails.
     """
     if not is_importable(reference):
         raise ValueError(f"{label}: expected module:name of something that can be imported, got {reference!r}")

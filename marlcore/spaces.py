@@ -20,17 +20,11 @@ JOINT = "joint_observation"  # the part of an observation that is for critics al
 
 @dataclass(frozen=True)
 class Part:
-    """One array of a space: the space itself, or a space inside a Dict or Tuple.
+    """One array of a space: the space itself, or a space inside a Dict or Tuple."""
 
-    Attributes:
-        name: of its field; the keys that lead to it, joined by "__".
-        keys: lead from the whole space to the part; empty for the space itself.
-        space: a Box, Discrete, MultiBinary or MultiDiscrete.
-    """
-
-    name: str
-    keys: tuple[Any, ...]
-    space: gym.Space
+    name: str  # of its field; the keys that lead to it, joined by "__"
+    keys: tuple[Any, ...]  # lead from the whole space to the part; empty for the space itself
+    space: gym.Space  # a Box, Discrete, MultiBinary or MultiDiscrete
 
     @cached_property
     def field(self) -> Field:

@@ -1,7 +1,5 @@
 """The fields of a transition, checked once: their names, shapes and dtypes; and windows of transitions."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -133,7 +131,7 @@ class TransitionSpec:
     @classmethod
     def from_spaces(
         cls, observation_space: Any, action_space: Any, *, next_obs: bool = False, **extras: Field
-    ) -> TransitionSpec:
+    ) -> "TransitionSpec":
         """The spec of an environment's transitions, from its Gymnasium spaces.
 
         A Box, Discrete, MultiDiscrete or MultiBinary becomes a Field with the space's shape and dtype (a Discrete: one
@@ -179,7 +177,7 @@ class TransitionSpec:
         }
 
     @classmethod
-    def from_dict(cls, plain: dict[str, Any]) -> TransitionSpec:
+    def from_dict(cls, plain: dict[str, Any]) -> "TransitionSpec":
         """The spec from which `to_dict` made `plain`."""
         obs, action, extras = (each(lambda part: Field(*part), plain[name]) for name in ("obs", "action", "extras"))
         return cls(obs, action, extras, plain["next_obs"])
@@ -278,6 +276,6 @@ def rows_of(label: str, field: Field, value: Any, rows: int) -> NDArray[Any]:
     """`value` as an array [rows, *shape] of the field's dtype; returned unchanged if it already is one."""
     shape = (rows, *field.shape)
     if value.__class__ is np.ndarray and value.shape == shape and value.dtype == field.numpy:
-        found: NDArray[Any] = value
-        return found
+        array: NDArray[Any] = value
+        return array
     return as_field(label, type(field)(shape, field.dtype), value)

@@ -1,7 +1,5 @@
 """Tables no wider than the terminal: columns that do not fit move to a further table below."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,26 +13,15 @@ _EDGES = 4  # a table's lines other than its rows
 
 @dataclass(frozen=True)
 class FittedTable:
-    """A headline and a row for each name, drawn for the console's width.
+    """A headline and a row for each name, drawn for the console's width; without rows, only the headline is drawn."""
 
-    Attributes:
-        headline: its parts, side by side where they fit.
-        label: the title of the column of names.
-        titles: of the columns, the most important first.
-        rows: by name, the text of each column. A further table omits rows whose cells in it are all empty; without
-            rows, only the headline is drawn.
-        min_width: of a column, which keeps it steady while its numbers grow.
-        crop: whether to omit further tables that do not fit the console's height.
-        optional: titles of columns drawn only if one table fits all columns.
-    """
-
-    headline: Sequence[str]
-    label: str
-    titles: Sequence[str]
-    rows: Mapping[str, Sequence[str]]
-    min_width: int = 0
-    crop: bool = False
-    optional: Collection[str] = ()
+    headline: Sequence[str]  # its parts, side by side where they fit
+    label: str  # the title of the column of names
+    titles: Sequence[str]  # of the columns, the most important first
+    rows: Mapping[str, Sequence[str]]  # a further table omits rows whose cells in it are all empty
+    min_width: int = 0  # of a column, which keeps it steady while its numbers grow
+    crop: bool = False  # whether to omit further tables that do not fit the console's height
+    optional: Collection[str] = ()  # titles of columns drawn only if one table fits all columns
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         width = options.max_width
@@ -53,7 +40,6 @@ class FittedTable:
             yield self._table(columns, shown, width)
 
     def _stacked(self, width: int) -> list[list[int]]:
-        """The columns of each table."""
         columns = range(len(self.titles))
         tables = self._filled(columns, width)
         if len(tables) == 1:

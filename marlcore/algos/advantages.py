@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from ..kernels.advantages import trace
+from ..kernels.policies import trace
 
 DECAY = 0.99  # of what earlier batches count for in a ValueNormalizer
 LEAST = 1e-2  # standard deviation, so that equal targets stay finite

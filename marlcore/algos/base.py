@@ -53,11 +53,7 @@ class Hyperparameters(Algorithm):
 
 
 class Resumable:
-    """A trainer whose state is that of some of its attributes.
-
-    Attributes:
-        kept: their names; each has a state_dict, or is a generator, a tensor or a plain value.
-    """
+    """A trainer whose state is that of its attributes `kept`: with a state_dict, a generator, a tensor or a value."""
 
     kept: ClassVar[tuple[str, ...]]
 

@@ -130,5 +130,4 @@ class ActorCriticTrainer(TargetTrainer):
         return self.metrics(loss, taken, grad_norm), errors.detach().abs().mean(0)
 
     def normal(self, *shape: int) -> torch.Tensor:
-        """Standard normal numbers."""
         return torch.randn(shape, device=self.device, generator=self.generator)

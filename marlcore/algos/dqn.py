@@ -5,8 +5,6 @@ van Hasselt et al. 2016, "Deep reinforcement learning with double Q-learning" (a
 Wang et al. 2016, "Dueling network architectures for deep reinforcement learning" (arXiv:1511.06581).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +25,7 @@ class DQN(FeedforwardQLearning):
     def make_model(self, spaces: Spaces) -> QNetwork:
         return QNetwork(self, spaces, Torso(spaces, self.hidden[:-1]))
 
-    def make_trainer(self, model: Any) -> DQNTrainer:
+    def make_trainer(self, model: Any) -> "DQNTrainer":
         return DQNTrainer(self, model)
 
 

@@ -5,8 +5,6 @@ The network learns the whole distribution of the return: its input is an observa
 [0, 1], its output the tau-quantile of each action's return.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -53,10 +51,10 @@ class IQN(FeedforwardQLearning):
         loss: NDArray[Any] = 0.5 * self.n_tau / self.kappa * quadratic * (error - 0.5 * quadratic)
         return loss
 
-    def make_model(self, spaces: Spaces) -> IQNNetwork:
+    def make_model(self, spaces: Spaces) -> "IQNNetwork":
         return IQNNetwork(self, spaces)
 
-    def make_trainer(self, model: Any) -> IQNTrainer:
+    def make_trainer(self, model: Any) -> "IQNTrainer":
         return IQNTrainer(self, model)
 
 

@@ -6,8 +6,6 @@ correction of Espeholt et al. 2018 (arXiv:1802.01561), and the ratio to the poli
 that acted (Hilton et al. 2022, "Batch size-invariance for policy optimization", arXiv:2110.00641, section 3).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple
@@ -93,7 +91,6 @@ class PPO(Hyperparameters):
         return QueueSource(self.batch_size)
 
     def schedules(self) -> Mapping[str, Any]:
-        """The learning rate and the weight of the entropy."""
         return {RATE: self.learning_rate, BONUS: self.entropy_coefficient}
 
     def make_model(self, spaces: Spaces) -> PolicyValue:
@@ -110,7 +107,7 @@ class PPO(Hyperparameters):
         action, log_prob, extras = policy.distribution.sample(output, request.mask, request.generator)
         return Action(action, {LOG_PROB: log_prob, **extras})
 
-    def make_trainer(self, model: Any) -> PPOTrainer:
+    def make_trainer(self, model: Any) -> "PPOTrainer":
         return PPOTrainer(self, model)
 
 

@@ -4,8 +4,6 @@ Kapturowski et al. 2019, "Recurrent experience replay in distributed reinforceme
 (openreview.net/forum?id=r1lyTjAqYX).
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -86,7 +84,7 @@ class R2D2(QLearning):
         window = Sequence(self.length, self.burn_in, self.period)
         return dataclasses.replace(chosen, n_step=1, sequence=window)
 
-    def make_model(self, spaces: Spaces) -> R2D2Network:
+    def make_model(self, spaces: Spaces) -> "R2D2Network":
         return R2D2Network(self, spaces)
 
     def chosen(self, model: Any, obs: Any, request: Request) -> Action:
@@ -98,7 +96,7 @@ class R2D2(QLearning):
         action = model.actions.decode(greedy if random is None else np.where(*random, greedy))
         return Action(action, state=model.torso.acted(after, action))
 
-    def make_trainer(self, model: Any) -> R2D2Trainer:
+    def make_trainer(self, model: Any) -> "R2D2Trainer":
         return R2D2Trainer(self, model)
 
 

@@ -3,8 +3,6 @@
 See ppo.py. Each row stores the state that its actor had, with which windows begin (Kapturowski et al. 2019, section 3).
 """
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 from collections.abc import Callable, Iterator
@@ -52,7 +50,7 @@ class RecurrentPPO(PPO):
         action = self.sampled(model, output, request)
         return action._replace(state=model.torso.acted(after, action.action))
 
-    def make_trainer(self, model: Any) -> RecurrentPPOTrainer:
+    def make_trainer(self, model: Any) -> "RecurrentPPOTrainer":
         return RecurrentPPOTrainer(self, model)
 
 

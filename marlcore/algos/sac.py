@@ -5,8 +5,6 @@ A random policy climbs the value of its actions plus its entropy, times a temper
 entropy stays near a target. Entropies are those of actions scaled to [-1, 1].
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -40,7 +38,7 @@ class SAC(Continuous):
     def make_model(self, spaces: Spaces) -> ActorCritic:
         return ActorCritic(GaussianPolicy(self.owner, spaces, self.hidden, 2), spaces, self.hidden)
 
-    def make_trainer(self, model: Any) -> SACTrainer:
+    def make_trainer(self, model: Any) -> "SACTrainer":
         return SACTrainer(self, model)
 
 

@@ -6,8 +6,6 @@ targets' values, at the target policy's action with some noise; the policy and a
 update.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeAlias
@@ -39,13 +37,12 @@ class TD3(Continuous):
     """Updates of the critics for each one of the policy and the targets, d in the paper, at least 1."""
 
     def schedules(self) -> Mapping[str, Any]:
-        """The noise of exploration, and uniform actions until the first update."""
         return {**super().schedules(), "noise": self.noise}
 
     def make_model(self, spaces: Spaces) -> ActorCritic:
         return ActorCritic(DeterministicPolicy(self.owner, spaces, self.hidden, 1), spaces, self.hidden)
 
-    def make_trainer(self, model: Any) -> TD3Trainer:
+    def make_trainer(self, model: Any) -> "TD3Trainer":
         return TD3Trainer(self, model, source=model)
 
 

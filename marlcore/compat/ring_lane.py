@@ -21,7 +21,6 @@ from ..memory import (
     LINE,
     WAIT_SLICE_S,
     File,
-    LaneClaim,
     NativeWriter,
     Segment,
     Words,
@@ -96,7 +95,7 @@ class RingLane(ViewedReplay):
 
     def writer(self, shared: bool) -> RingWriter:  # type: ignore[override]
         """The writing end, for this process alone or shared. Raises LaneBusy: a living writer excludes this one."""
-        return RingWriter(self, claim(self._segment, self._mapped.native, 0, shared), shared)
+        return RingWriter(self, claim(self._segment, self._mapped.native, 0, shared=shared), shared)
 
     def lock_words(self) -> File:
         """An open file that holds the right to write BASE, until it is closed or its process dies."""
@@ -144,7 +143,7 @@ class RingWriter(WriterBase):
 
     _native: NativeWriter
 
-    def __init__(self, lane: RingLane, claimed: LaneClaim, shared: bool) -> None:
+    def __init__(self, lane: RingLane, claimed: File, shared: bool) -> None:
         self._layout = lane._mapped.layout
         self._places = lane.places
         self.first, self.next = lane.edges()

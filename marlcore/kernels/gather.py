@@ -1,7 +1,5 @@
 """Copies chosen transitions or sequences from the lanes into a batch, and computes their n-step returns."""
 
-from __future__ import annotations
-
 from .jit import copy_bytes, float32_at, inlined, int64_at, prefetch, uint8_at, uint32_at, zero_bytes
 from .plan import ONE_MORE, OWN_STACKS
 from .rows import (
@@ -179,11 +177,9 @@ def _write_marks(p, out, lane, ticket, rows, age, slot):
 
 @inlined
 def take(p, columns, out, lane, ticket, slot):
-    """Copies a ticket's transition or sequence into output row `slot`: (whether it can be drawn, lowest, rows).
+    """Copies a ticket's transition or sequence into row `slot` of the batch at the address `out`.
 
-    Args:
-        p, columns: see plan.py; the windows' seams are set.
-        out: the batch's address.
+    The windows' seams are set. Returns: (whether it can be drawn, lowest, rows), see `check`.
     """
     verdict, age, lowest, rows = check(p, lane, ticket)
     if verdict != SAMPLEABLE:

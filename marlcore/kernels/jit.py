@@ -216,11 +216,9 @@ int64_array, float64_array = _array_at(types.int64), _array_at(types.float64)
 
 @inlined
 def bits_of(number: Any) -> Any:
-    """A float64's bits as int64."""
     return np.float64(number).view(np.int64)
 
 
 @inlined
 def float_of(bits: Any) -> Any:
-    """The float64 of these bits."""
     return np.int64(bits).view(np.float64)

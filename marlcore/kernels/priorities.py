@@ -68,7 +68,6 @@ def _repair_tickets(tree, offsets, capacity, lane, first, last):
 
 @inlined
 def _drop(q, leaf):
-    """Removes a leaf's mass."""
     float64_at(q.tree)[leaf] = 0.0
     uint8_at(q.marks)[leaf] = ABSENT
 
@@ -143,7 +142,6 @@ def catch_up(plan, priorities):
 
 @inlined
 def _ticket_of(p, leaf):
-    """The (lane, ticket) of a leaf in the lanes' windows."""
     lane = leaf // p.capacity
     ticket = int64_at(p.seam)[lane] - p.capacity + leaf - lane * p.capacity
     if ticket < int64_at(p.lo)[lane]:

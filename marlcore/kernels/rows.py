@@ -6,8 +6,6 @@ and trust it only once the C core has validated the row.
 Head of a record, as 32-bit words: ordinal | age + flags << 24 | policy_version | reward (csrc/api.h).
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from .jit import inlined, int64_at, prefetch, uint32_at
@@ -36,7 +34,6 @@ def row_of(p, lane, ticket):
 
 @inlined
 def record_of(p, lane, ticket):
-    """The address of a ticket's record."""
     return p.records + row_of(p, lane, ticket) * p.record_stride
 
 

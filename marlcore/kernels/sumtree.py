@@ -5,8 +5,6 @@ from its children, never updated by differences, so that rounding errors cannot 
 way: its last level holds the least leaf.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -36,30 +34,20 @@ def empty_tree(offsets: NDArray[np.int64]) -> NDArray[np.float64]:
 
 
 @inlined
-def _sum_children(tree, first):
-    a, b, c, d = tree[first], tree[first + 1], tree[first + 2], tree[first + 3]
-    for k in range(first + 4, first + FANOUT, 4):
-        a += tree[k]
-        b += tree[k + 1]
-        c += tree[k + 2]
-        d += tree[k + 3]
-    return (a + b) + (c + d)
-
-
-@inlined
-def _least_child(tree, first):
-    a, b, c, d = tree[first], tree[first + 1], tree[first + 2], tree[first + 3]
-    for k in range(first + 4, first + FANOUT, 4):
-        a = min(a, tree[k])
-        b = min(b, tree[k + 1])
-        c = min(c, tree[k + 2])
-        d = min(d, tree[k + 3])
-    return min(min(a, b), min(c, d))
+def _joined(x, y, least):
+    return min(x, y) if least else x + y
 
 
 @inlined
 def _of_children(tree, first, least):
-    return _least_child(tree, first) if least else _sum_children(tree, first)
+    """The sum of 16 children, or the least of them, in four strands that do not wait for each other."""
+    a, b, c, d = tree[first], tree[first + 1], tree[first + 2], tree[first + 3]
+    for k in range(first + 4, first + FANOUT, 4):
+        a = _joined(a, tree[k], least)
+        b = _joined(b, tree[k + 1], least)
+        c = _joined(c, tree[k + 2], least)
+        d = _joined(d, tree[k + 3], least)
+    return _joined(_joined(a, b, least), _joined(c, d, least), least)
 
 
 @jit

@@ -41,20 +41,8 @@ def draw(plan, columns, out, rows):
 
 
 @jit
-def any_sampleable(plan):
-    """Whether any ticket can be drawn."""
-    p = plan[0]
-    find_seams(p)
-    for lane in range(p.lanes):
-        for ticket in range(int64_at(p.lo)[lane], int64_at(p.hi)[lane]):
-            if check(p, lane, ticket)[0] == SAMPLEABLE:
-                return True
-    return False
-
-
-@jit
 def list_sampleable(plan, sampleable):
-    """Writes (lane, ticket) of all tickets that can be drawn into sampleable, int64 [2, rows]; returns their number."""
+    """Writes (lane, ticket) of up to n tickets that can be drawn to sampleable, int64 [2, n]; returns their number."""
     p = plan[0]
     find_seams(p)
     count = 0
@@ -64,6 +52,8 @@ def list_sampleable(plan, sampleable):
                 sampleable[0, count] = lane
                 sampleable[1, count] = ticket
                 count += 1
+                if count == sampleable.shape[1]:
+                    return count
     return count
 
 

@@ -6,14 +6,13 @@ It knows nothing of transitions, weights or learning, and it blocks only callers
 """
 
 from .files import File, too_many_files
-from .guard import invalidate_after_fork, one_thread, refuse_second
-from .lanes import ROOM_OFFSET, LaneClaim, LaneGeometry, claim, claim_all, claim_reader
-from .locks import SEGMENT_LOCK, add_lock, slot_lock, writer_lock
+from .guard import close_when_alone, invalidate_after_fork, one_thread, refuse_second, unguarded
+from .lanes import ROOM_OFFSET, LaneGeometry, add_lock, claim, claim_reader, slot_lock, writer_lock
 from .native import BOUNDARY, LINE, TERMINATED, TRUNCATED, Event, NativeLanes, Words, error_of, is_locked, try_lock
 from .native_writers import NativeVector, NativeWriter
 from .new_file import Put, replace_file
 from .segment import Segment, SegmentHandle
 from .shared_object import Shared, described_workers
 from .space import SHM_DIR
-from .survey import PREFIX, SegmentFile, survey_names, survey_segments
+from .survey import PREFIX, SEGMENT_LOCK, SegmentFile, survey_segments
 from .waiting import WAIT_SLICE_S, Check, check_interruption, interrupt_waits_with, sleep_until

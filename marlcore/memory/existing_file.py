@@ -1,18 +1,17 @@
 """Opening an existing segment's file: checks its owner, whether it is being removed, and that each page is backed."""
 
-from __future__ import annotations
-
 import errno
 import os
 import stat
 import time
 from pathlib import Path
 
+from ..closing import ClosedAfterError
 from ..errors import SegmentCorrupt, SegmentNotFound
 from .files import File, is_descriptor, same_file
-from .locks import SEGMENT_LOCK
 from .native import try_lock
 from .space import SHM_DIR, free_bytes, full, noticing_full
+from .survey import SEGMENT_LOCK
 
 SWEEP_S = 1.0  # far longer than a sweep holds a file's lock
 
@@ -25,13 +24,10 @@ def open_named(path: Path, writable: bool) -> File:
     deadline = time.monotonic() + SWEEP_S
     while True:
         file = _open_existing(path, writable)
-        try:
+        with ClosedAfterError(file):
             locked = try_lock(file.fd, SEGMENT_LOCK, exclusive=False)
             if locked and same_file(file.fd, path):
                 return file
-        except BaseException:
-            file.close()
-            raise
         file.close()  # a later save took the name between open and lock, or the name is gone
         if not locked:
             if time.monotonic() > deadline:
@@ -44,22 +40,20 @@ def _open_existing(path: Path, writable: bool) -> File:
     file = File()
     follow = 0 if is_descriptor(path) else os.O_NOFOLLOW
     try:
-        file.open(path, (os.O_RDWR if writable else os.O_RDONLY) | follow | os.O_NONBLOCK)
-        status = os.fstat(file.fd)
-        if not stat.S_ISREG(status.st_mode):
-            raise SegmentCorrupt(f"{path}: expected a regular file")
-        if status.st_uid != os.geteuid() or status.st_mode & 0o077:
-            raise SegmentCorrupt(f"{path}: expected a file of this user alone, mode 0600")
-        return file
+        with ClosedAfterError(file):
+            file.open(path, (os.O_RDWR if writable else os.O_RDONLY) | follow | os.O_NONBLOCK)
+            status = os.fstat(file.fd)
+            if not stat.S_ISREG(status.st_mode):
+                raise SegmentCorrupt(f"{path}: expected a regular file")
+            if status.st_uid != os.geteuid() or status.st_mode & 0o077:
+                raise SegmentCorrupt(f"{path}: expected a file of this user alone, mode 0600")
+            return file
     except (FileNotFoundError, NotADirectoryError):
         raise SegmentNotFound(f"{path}: no such segment") from None
     except OSError as error:
         if error.errno not in (errno.ELOOP, errno.ENXIO, errno.EISDIR, errno.EACCES, errno.EPERM):
             raise
         raise SegmentCorrupt(f"{path}: expected a segment, got {error.strerror}") from None
-    except BaseException:
-        file.close()
-        raise
 
 
 def check_allocated(file: File, path: Path, writable: bool) -> None:

@@ -1,30 +1,23 @@
 """Open and mapped files, each owned by one object from before it is opened or mapped until it is given up."""
 
-from __future__ import annotations
-
 import errno
 import os
 import resource
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
+from ..closing import Closing
 from ..errors import MarlcoreError, SharedMemoryFull
 from .native import ffi, lib
 
 OWN_FILES = "/proc/self/fd"
 
 
-class File:
-    """At most one open file and perhaps its name; `close`, or the end of the last reference, gives up both.
+class File(Closing):
+    """At most one open file, and perhaps the name that `link` gives it; `close`, or its last reference's end, ends it.
 
     The object exists before the descriptor, and the C core opens, names and closes. So an exception between any two
     steps of Python neither leaks a descriptor nor closes one twice, when its number may be another file's.
-
-    Args:
-        name: the name that `link` gives the file.
     """
 
     def __init__(self, name: str | os.PathLike[str] = "") -> None:
@@ -67,15 +60,13 @@ class File:
         """Repeated calls are harmless. Raises OSError: the file is closed, but its name could not be removed."""
         _raise_os_error(lib.mc_file_close(self.raw), self.name)
 
-    def __enter__(self) -> File:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
+    def forked(self) -> None:
+        """In a forked child: closes the child's descriptor; the parent keeps its locks."""
         self.close()
 
 
 class MappedFile:
-    """The first bytes of a file, mapped until this object and every array of its bytes are gone.
+    """The first bytes of a file, mapped until this object and every array of them, `numpy.asarray` of it, are gone.
 
     As with `File`, the object exists before the mapping, and the C core maps and unmaps.
     """
@@ -97,10 +88,6 @@ class MappedFile:
         address = int(ffi.cast("uintptr_t", self._raw.address))
         return {"version": 3, "typestr": "|u1", "shape": (self._raw.nbytes,), "data": (address, not self._writable)}
 
-    def bytes(self) -> NDArray[np.uint8]:
-        """The mapped bytes, uint8 [nbytes]; read-only where the mapping is."""
-        return np.asarray(self)
-
     def detach(self, fd: int) -> None:
         """In a forked child, with the file's descriptor: keeps the bytes, but neither locks nor changes the file.
 
@@ -111,7 +98,6 @@ class MappedFile:
 
 
 def too_many_files(path: str | os.PathLike[str]) -> MarlcoreError:
-    """The error for a process, or a machine, that has reached its limit of open files."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return MarlcoreError(f"{os.fspath(path)}: expected a free file descriptor, got none below the limit of {limit}; "
                          "raise `ulimit -n`")  # fmt: skip

@@ -1,15 +1,17 @@
 """Guards of objects that serve one thread of one process: a second thread and a forked child get an error."""
 
-from __future__ import annotations
-
 import os
+import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import wraps
 from threading import get_ident
 from typing import Any, TypeVar, cast
 
 from ..errors import UsedByTwoThreads
+from .files import File
+
+_PAUSE_S = 1e-4
 
 F = TypeVar("F", bound=Callable[..., Any])
 _forkable: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -42,8 +44,20 @@ def one_thread(method: F) -> F:
     return cast(F, guarded)
 
 
+def unguarded(method: F) -> F:
+    """A method without its guard, for code that is inside the guard already."""
+    return cast(F, cast(Any, method).__wrapped__)
+
+
+def close_when_alone(claim: File, inside: Collection[int]) -> None:
+    """Closes a claim once no other thread is inside the guarded methods: a successor must not work beside it."""
+    me = get_ident()
+    while claim.fd >= 0 and any(thread != me for thread in [*inside]):  # a fork closed its child's
+        time.sleep(_PAUSE_S)
+    claim.close()
+
+
 def refuse_second(used: object) -> None:
-    """Raises UsedByTwoThreads."""
     raise UsedByTwoThreads(
         f"{type(used).__name__}: expected one thread at a time, got a call while another one was inside; give each "
         "thread its own, or hold a lock around the calls"

@@ -1,7 +1,5 @@
 """A segment's header: magic, layout version, sizes, nonce, checksum and a JSON description, padded to pages."""
 
-from __future__ import annotations
-
 import json
 import os
 import struct
@@ -33,7 +31,7 @@ class Header:
     description: dict[str, Any]
 
     @classmethod
-    def build(cls, nonce: int, description: dict[str, Any], body_bytes: int) -> Header:
+    def build(cls, nonce: int, description: dict[str, Any], body_bytes: int) -> "Header":
         text = json.dumps(description, sort_keys=True).encode()
         header_bytes = -(-(_HEADER.size + len(text)) // _PAGE) * _PAGE
         segment_bytes = header_bytes + -(-body_bytes // _PAGE) * _PAGE
@@ -43,7 +41,7 @@ class Header:
         return cls(bytes(raw), header_bytes, segment_bytes, nonce, zlib.crc32(text), description)
 
     @classmethod
-    def read(cls, fd: int, path: Path) -> Header:
+    def read(cls, fd: int, path: Path) -> "Header":
         """Copies the header once into private memory, and uses only the values checked there."""
         fixed = os.pread(fd, _HEADER.size, 0)
         if len(fixed) < _HEADER.size or not fixed.startswith(MAGIC):

@@ -1,19 +1,20 @@
-"""Lanes in a segment: the places of their counters and columns, and the right to write to them (see locks.py)."""
+"""Lanes in a segment: the places of their counters and columns, and the right to write to them.
 
-from __future__ import annotations
+That right is a lock of a byte of the segment's file. In a segment of L lanes, these are, held for life but the second:
 
-import time
-from collections.abc import Collection, Sequence
+1 + lane           a lane's writer: exclusive, or shared by all writers of a shared lane
+1 + L + lane       one append to a shared lane
+1 + 2 L + slot     a sampler's slot in a replay with a limiter, or (slot 0) a trajectory queue's reader
+"""
+
 from dataclasses import dataclass, replace
-from threading import get_ident
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..closing import ClosedAfterError
 from ..errors import LaneBusy
 from .files import File
-from .guard import invalidate_after_fork
-from .locks import slot_lock, writer_lock
 from .native import LINE, MAX_COLUMNS, NativeLanes
 from .segment import Segment
 
@@ -29,23 +30,15 @@ class LaneGeometry:
 
     where a column holds the rows of lane 0, then those of lane 1, and so on. Readers wait for rows on the event
     line; writers wait for readers on the room line. Each slot is a line that one reader writes.
-
-    Attributes:
-        lanes: the number of lanes.
-        capacity: rows of each lane.
-        columns: bytes of a row in each column; those of column 0 are a multiple of 8.
-        every: tickets that share a row of each column, divisors of the capacity; 1 for column 0, and by default.
-        slots: lines for the readers that writers wait for; 0 if writers wait for none.
-        first, total: in a part of the lanes, which counts from 0: its first lane's number among all, and their number.
     """
 
     lanes: int
-    capacity: int
-    columns: tuple[int, ...]
-    every: tuple[int, ...] = ()
-    slots: int = 0
-    first: int = 0
-    total: int = 0
+    capacity: int  # rows of each lane
+    columns: tuple[int, ...]  # bytes of a row in each; those of column 0 are a multiple of 8
+    every: tuple[int, ...] = ()  # tickets that share a row of each column, divisors of the capacity; by default 1
+    slots: int = 0  # lines for the readers that writers wait for
+    first: int = 0  # in a part of the lanes, which counts from 0: its first lane's number among all
+    total: int = 0  # the number of all lanes
 
     def __post_init__(self) -> None:
         if not self.every:
@@ -75,7 +68,6 @@ class LaneGeometry:
         return self.slot_offset(self.slots) + sum(-(-size // LINE) * LINE for size in sizes)
 
     def rows(self, column: int) -> int:
-        """A lane's rows in one column."""
         return self.capacity // self.every[column]
 
     @property
@@ -83,11 +75,10 @@ class LaneGeometry:
         return self._columns_end(len(self.columns))
 
     @property
-    def whole(self) -> LaneGeometry:
-        """The geometry of all lanes."""
+    def whole(self) -> "LaneGeometry":
         return replace(self, lanes=self.total, first=0)
 
-    def part(self, lanes: range) -> LaneGeometry:
+    def part(self, lanes: range) -> "LaneGeometry":
         """Consecutive ones of all lanes, in their places."""
         return replace(self, lanes=len(lanes), first=lanes.start)
 
@@ -96,64 +87,41 @@ class LaneGeometry:
         if self.nbytes > len(body):
             raise ValueError(f"body: expected {self.nbytes} bytes of lanes, got {len(body)}")
         columns = [(self.column_offset(k), size, self.stride(k), self.every[k]) for k, size in enumerate(self.columns)]
-        return NativeLanes(body, self.lanes, self.capacity, 0, self.counters_offset(0), columns)
+        return NativeLanes(body, self.lanes, self.capacity, self.counters_offset(0), columns)
 
 
-class LaneClaim:
-    """The right to write to lanes or to a slot: a kernel lock of this file, until `release` or the process's end."""
-
-    def __init__(self, file: File) -> None:
-        self._file = file
-        invalidate_after_fork(self)
-
-    @property
-    def fd(self) -> int:
-        return self._file.fd
-
-    def release(self, inside: Collection[int] = ()) -> None:
-        """Releases the lock, once no other thread is `inside` (see guard.py): a successor must not work beside it.
-
-        Repeated calls are harmless.
-        """
-        me = get_ident()
-        while self.fd >= 0 and any(thread != me for thread in [*inside]):
-            time.sleep(_PAUSE_S)
-        self._file.close()
-
-    def forked(self) -> None:
-        """In a forked child: closes the child's descriptor; the parent keeps the lock."""
-        self._file.close()
+def writer_lock(lane: int) -> int:
+    return 1 + lane
 
 
-def claim(segment: Segment, lanes: NativeLanes, lane: int, shared: bool = False) -> LaneClaim:
-    """Takes the lane for this process: exclusively, or shared with other writers that also take it as shared.
+def add_lock(lanes: int, lane: int) -> int:
+    return 1 + lanes + lane
 
-    Raises:
-        LaneBusy: a living writer excludes this one. SegmentCorrupt: the lane's counters contradict each other.
+
+def slot_lock(lanes: int, slot: int) -> int:
+    return 1 + 2 * lanes + slot
+
+
+def claim(segment: Segment, lanes: NativeLanes, *numbers: int, shared: bool = False) -> File:
+    """Takes lanes for this process, all or none, until the file is closed; shared with writers that take them so too.
+
+    Raises LaneBusy: a living writer excludes this one. SegmentCorrupt: a lane's counters contradict each other.
     """
-    return claim_all(segment, lanes, [lane], shared)
-
-
-def claim_all(segment: Segment, lanes: NativeLanes, numbers: Sequence[int], shared: bool = False) -> LaneClaim:
-    """Takes at least one lane, as `claim`; all of them, with one descriptor, or none."""
     held = None
     for lane in numbers:
         held = segment.lock(writer_lock(lane), exclusive=not shared, beside=held)
         if held is None:
             raise LaneBusy(f"{segment.path}: lane {lane} has a living writer" + " of its own" * shared)
     assert held is not None
-    try:
+    with ClosedAfterError(held):
         for lane in numbers:
             lanes.check(lane)
-        return LaneClaim(held)
-    except BaseException:
-        held.close()
-        raise
+        return held
 
 
-def claim_reader(segment: Segment, geometry: LaneGeometry) -> LaneClaim:
+def claim_reader(segment: Segment, geometry: LaneGeometry) -> File:
     """Takes the reading end of a trajectory queue for this process. Raises LaneBusy: it has a living reader."""
     held = segment.lock(slot_lock(geometry.lanes, 0))
     if held is None:
         raise LaneBusy(f"{segment.path}: the queue has a living reader")
-    return LaneClaim(held)
+    return held

@@ -1,7 +1,5 @@
 """The C core's lanes, events, words and locks: takes pointers once, and turns return codes into exceptions."""
 
-from __future__ import annotations
-
 import errno
 import os
 import time
@@ -70,13 +68,8 @@ def pointer_to(array: NDArray[Any], ctype: str = "uint8_t[]") -> Any:
 class NativeLanes:
     """The lanes of one segment as the C core sees them; the cost of this object does not grow with their number.
 
-    Args:
-        memory: the segment's body, uint8 [nbytes]; it stays mapped while this object lives.
-        count: adjacent lanes.
-        capacity: rows of each lane.
-        event: offset of the event line in `memory`.
-        counters: offset of the first lane's counters.
-        columns: (offset, size, stride, tickets per row) of each column of the first lane.
+    The segment's body, `memory`, begins with the event line, and has the first lane's counters at `counters`. A column
+    of the first lane is (offset, size, stride, tickets per row).
     """
 
     def __init__(
@@ -84,7 +77,6 @@ class NativeLanes:
         memory: Bytes,
         count: int,
         capacity: int,
-        event: int,
         counters: int,
         columns: list[tuple[int, int, int, int]],
     ) -> None:
@@ -93,7 +85,7 @@ class NativeLanes:
         self.raw = raw = ffi.new("struct mc_lane *")
         raw.capacity = capacity
         raw.counters = self._memory + counters
-        raw.event = self._memory + event
+        raw.event = self._memory
         raw.columns = len(columns)
         for k, (offset, size, stride, every) in enumerate(columns):
             raw.column[k].base = self._memory + offset
@@ -223,7 +215,6 @@ class Words:
         return int(lib.mc_word_load(self._memory, index))
 
     def loader(self, index: int) -> Callable[[], int]:
-        """A callable that loads one word."""
         return partial(lib.mc_word_load, self._memory, index)
 
     def store(self, index: int, value: int) -> None:

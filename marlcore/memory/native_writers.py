@@ -1,7 +1,5 @@
 """The C core's writing ends of one lane and of several: they take pointers once, and return codes for `error_of`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -13,60 +11,44 @@ Coded = Callable[[bool], int]  # returns 0 or a negative code
 
 
 class _WritingEnd:
-    """What the writing ends of one lane and of several have in common, on the C core's struct of either."""
-
-    _raw: Any
+    raw: Any  # the C core's struct
 
     def set_frame(self, column: int, frame: NDArray[Any], final: bool = False) -> Any:
         """Sets the array from which the next add takes a column's rows; keep the result until then."""
         pointer = ffi.from_buffer(frame)
-        (self._raw.final_frames if final else self._raw.frames)[column] = pointer
+        (self.raw.final_frames if final else self.raw.frames)[column] = pointer
         return pointer
-
-    @property
-    def policy_version(self) -> int:
-        """The version of the acting weights; stored with each row, modulo 2^32."""
-        return int(self._raw.policy_version)
-
-    @policy_version.setter
-    def policy_version(self, version: int) -> None:
-        self._raw.policy_version = version & 0xFFFFFFFF
 
 
 class NativeWriter(_WritingEnd):
     """The writing end of one replay lane; the caller holds the lane's lock, or names a lock to take for each append.
 
-    Args:
-        lanes: the replay's lanes.
-        lane: the index of this writer's lane.
-        records: staging, uint8 [2, record bytes]: the transition's record, then the boundary row's.
-        lock: for a shared lane, (descriptor, byte, longest wait of an append for the lock in seconds).
+    `records`, uint8 [2, record bytes], is staging for the transition's record and the boundary row's. `lock`, for a
+    shared lane, is (descriptor, byte, longest wait of an append for it in seconds).
     """
 
     def __init__(
         self, lanes: NativeLanes, lane: int, records: Bytes, lock: tuple[int, int, float] | None = None
     ) -> None:
         self._keep = lanes, records
-        self._raw = ffi.new("struct mc_writer *")
+        self.raw = ffi.new("struct mc_writer *")
         if lock is not None:
-            self._raw.lock_fd, self._raw.lock_offset, seconds = lock
-            self._raw.lock_wait_ns = int(seconds * 1e9)
-        lib.mc_lanes_nth(lanes.raw, lane, ffi.addressof(self._raw, "lane"))
+            self.raw.lock_fd, self.raw.lock_offset, seconds = lock
+            self.raw.lock_wait_ns = int(seconds * 1e9)
+        lib.mc_lanes_nth(lanes.raw, lane, ffi.addressof(self.raw, "lane"))
         self._records = pointer_to(records)
-        self._raw.records = self._records
-        code = lib.mc_writer_open(self._raw)
+        self.raw.records = self._records
+        code = lib.mc_writer_open(self.raw)
         if code:
             raise error_of(code)
-        # The hot path calls these two directly, and passes a negative result to `error_of`.
-        self.add_row = lib.mc_writer_add
-        self.raw = self._raw
+        self.add_row = lib.mc_writer_add  # the hot path calls it with `raw`, and gives a negative result to `error_of`
 
     def rows_adder(self, records: Bytes, ends: Bytes, boundaries: bool) -> Callable[[list[NDArray[Any]]], int]:
         """Returns a function that appends n staged rows, records uint8 [n, record bytes] and ends uint8 [3, n].
 
         It gets the large fields' arrays, and returns the first row's ticket or a negative code.
         """
-        raw, rows, records_at, ends_at = self._raw, len(records), pointer_to(records), pointer_to(ends)
+        raw, rows, records_at, ends_at = self.raw, len(records), pointer_to(records), pointer_to(ends)
         sources = ffi.new("void *[]", MAX_COLUMNS)
 
         def append(frames: list[NDArray[Any]]) -> int:
@@ -80,26 +62,22 @@ class NativeWriter(_WritingEnd):
 
     def new_episode(self) -> None:
         """Marks the next row as the first of an episode."""
-        self._raw.age = 0
+        self.raw.age = 0
 
     def close(self) -> None:
         """Closes the writer: the C core refuses every later add."""
-        self._raw.closed = 1
+        self.raw.closed = 1
 
     @property
     def closed(self) -> bool:
-        return bool(self._raw.closed)
+        return bool(self.raw.closed)
 
 
 class NativeVector(_WritingEnd):
     """The writing ends of several lanes, for at most one row a lane in each call; the caller holds the lanes' locks.
 
-    Args:
-        lanes: the replay's lanes.
-        numbers: the lanes of the writers, in their order.
-        records: staging, uint8 [2 * lanes, record bytes]: each row's record, then its boundary row's.
-        blank: by column, a row of it for boundary rows that were given none.
-        final_needed: whether a truncated row needs a boundary row.
+    `records`, uint8 [2 * lanes, record bytes], is staging for each row's record and its boundary row's; `blank` has a
+    row of each column for boundary rows that were given none. `final_needed`: a truncated row needs a boundary row.
     """
 
     def __init__(
@@ -117,22 +95,19 @@ class NativeVector(_WritingEnd):
             if code:
                 raise error_of(code)
         self._records = pointer_to(records)
-        self._raw = ffi.new("struct mc_vector *")
-        self._raw.writers, self._raw.records = self._writers, self._records
-        self._raw.final_needed = final_needed
-        self._raw.count = len(numbers)
+        self.raw = ffi.new("struct mc_vector *")
+        self.raw.writers, self.raw.records = self._writers, self._records
+        self.raw.final_needed = final_needed
+        self.raw.count = len(numbers)
 
     def rows_adder(self, which: Ints, ends: Bytes, tickets: Ints) -> tuple[Coded, Coded]:
         """Returns a function that appends n staged rows, one to each of n lanes, and one that only checks them.
 
-        Each is told whether ended rows have boundary rows, and returns 0 or a negative code.
-
-        Args:
-            which: int64 [n], the index of each row's writer.
-            ends: uint8 [3, n]: terminated, truncated, left out.
-            tickets: int64 [n], filled by each append: the rows' tickets, -1 for a row that was left out.
+        Each is told whether ended rows have boundary rows, and returns 0 or a negative code. `which`, int64 [n], has
+        the index of each row's writer; `ends`, uint8 [3, n], is terminated, truncated and left out. Each append fills
+        `tickets`, int64 [n], with -1 for a row that was left out.
         """
-        raw, rows, ends_at = self._raw, len(which), pointer_to(ends)
+        raw, rows, ends_at = self.raw, len(which), pointer_to(ends)
         which_at, tickets_at = pointer_to(which, "int64_t[]"), pointer_to(tickets, "int64_t[]")
 
         def append(finals: bool) -> int:
@@ -152,8 +127,8 @@ class NativeVector(_WritingEnd):
 
     def close(self) -> None:
         """Closes the writers: the C core refuses every later add."""
-        self._raw.count = 0
+        self.raw.count = 0
 
     @property
     def closed(self) -> bool:
-        return bool(self._raw.count == 0)
+        return bool(self.raw.count == 0)

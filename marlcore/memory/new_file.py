@@ -1,7 +1,5 @@
 """Creating a segment's file, or replacing one: it is nameless until it is whole, and allocated before it is written."""
 
-from __future__ import annotations
-
 import errno
 import os
 import secrets
@@ -14,13 +12,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..closing import ClosedAfterError
 from ..errors import MarlcoreError
 from .files import File
 from .header import CHECKSUM, Header
-from .locks import SEGMENT_LOCK
 from .native import LINE, try_lock
 from .space import SHM_DIR, free_bytes, full, noticing_full
-from .survey import PREFIX, survey_names
+from .survey import PREFIX, SEGMENT_LOCK, survey_segments
 
 SEALED = 1 << 32  # beside a checksum of 32 bits: it applies
 _BLOCK = 1 << 20
@@ -39,36 +37,28 @@ def lasting(target: Path) -> Path:
 
 
 def open_nameless(target: Path, nbytes: int, name: Path | None = None) -> File:
-    """A file of `nbytes` allocated bytes in target's directory; `name`, by default target, is its later name."""
-    return _open(File(name or target), target, nbytes)
+    """A file of `nbytes` allocated bytes in target's directory.
 
-
-def open_unlinked(target: Path, nbytes: int) -> File:
-    """A file of `nbytes` allocated bytes without a name; where the file system needs one, it is target for a moment."""
-    return _open(File(), target, nbytes, (errno.EOPNOTSUPP, errno.EISDIR))  # as older overlay file systems
-
-
-def _open(file: File, target: Path, nbytes: int, named_after: tuple[int, ...] = ()) -> File:
-    """After one of these errors of O_TMPFILE, the file has the target's name for a moment."""
+    Args:
+        name: its later name; None: it never has one, or, where the file system needs one, target for a moment.
+    """
+    file = File(name or "")
     if not target.parent.is_dir():
         raise ValueError(f"path: expected a file in a directory that exists, got {target}")
     free = free_bytes(target.parent)
     if nbytes > free:
         raise full(target.parent, nbytes, free)
-    try:
+    with ClosedAfterError(file):
         try:
             file.open(target.parent, os.O_TMPFILE | os.O_RDWR)
         except OSError as error:
-            if error.errno not in named_after:
+            if name or error.errno not in (errno.EOPNOTSUPP, errno.EISDIR):  # as older overlay file systems
                 raise
             file.open(target, os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_RDWR)
             target.unlink()
         with noticing_full(target.parent, nbytes):
             os.posix_fallocate(file.fd, 0, nbytes)
         return file
-    except BaseException:
-        file.close()
-        raise
 
 
 def write_header_and_body(fd: int, header: Header, fill: Callable[[Put], None] | None) -> None:
@@ -126,7 +116,7 @@ def replace_file(target: Path, description: dict[str, Any], body_bytes: int, fil
         raise ValueError(f"path: expected an ordinary file, got {target}, which is not one")
     end = -(-body_bytes // LINE) * LINE
     header = Header.build(secrets.randbits(64), {**description, CHECKSUM: end}, end + LINE)
-    survey_names(target.parent, ASIDE, remove=True)
+    survey_segments(target.parent, ASIDE, remove=True)
     aside = target.with_name(f"{ASIDE}{header.nonce:016x}")
     with open_nameless(target, header.segment_bytes, aside) as file:
         with noticing_full(target.parent, header.segment_bytes):  # some file systems allocate only on writes

@@ -1,11 +1,8 @@
 """Segments: files in /dev/shm that appear complete or not at all; a sweep removes those of dead processes.
 
 A segment is a header (magic, layout version, sizes, nonce, checksum, a JSON description) padded to pages, then a
-zeroed body. Each process that maps a segment holds a shared kernel lock on byte 0 of its file; the bytes from 1 on are
-the locks of objects in the body (see locks.py).
+zeroed body. Byte 0 of its file is the lock of its users (see survey.py), later bytes those of its lanes (see lanes.py).
 """
-
-from __future__ import annotations
 
 import atexit
 import contextlib
@@ -23,19 +20,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..closing import ClosedAfterError
 from ..errors import ClosedError, LayoutMismatch, MarlcoreError, SegmentCorrupt, SharedMemoryFull, StaleHandle
 from .existing_file import check_allocated, open_named
 from .files import OWN_FILES, File, MappedFile, is_descriptor, same_file
 from .guard import invalidate_after_fork
 from .header import CHECKSUM, Header
 from .native import is_locked, try_lock
-from .new_file import SEALED, Put, give_name, hold, lasting, open_nameless, open_unlinked, write_header_and_body
+from .new_file import SEALED, Put, give_name, hold, lasting, open_nameless, write_header_and_body
 from .space import SHM_DIR, notice_spill, noticing_full
 from .survey import PREFIX, sweep_once
 
 _NAME = re.compile(r"[A-Za-z0-9_.]+")
 _LONGEST_NAME = 200  # characters; with the prefix and the nonce, a file's name in Linux has at most 255
-_open: weakref.WeakSet[Segment] = weakref.WeakSet()
+_open: "weakref.WeakSet[Segment]" = weakref.WeakSet()
 
 
 @dataclass(frozen=True)
@@ -48,13 +46,7 @@ class SegmentHandle:
 
 
 class Segment:
-    """One mapped segment. Use `create` or `attach`.
-
-    Attributes:
-        body: the shared bytes, uint8 [body bytes]; views of it keep the mapping alive.
-        description: the creator's description of the layout.
-        path: the segment's file.
-    """
+    """One mapped segment, by `create` or `attach`. Views of `body`, its shared bytes, keep the mapping alive."""
 
     def __init__(self, file: File, path: Path, header: Header, writable: bool = True) -> None:
         self.path = path
@@ -63,7 +55,7 @@ class Segment:
         self.handle = SegmentHandle(str(path), header.nonce, header.layout)
         self.nbytes = header.segment_bytes
         self._mapping = MappedFile(file.fd, path, self.nbytes, writable)
-        mapped, end = self._mapping.bytes()[header.header_bytes :], header.description.get(CHECKSUM)
+        mapped, end = np.asarray(self._mapping)[header.header_bytes :], header.description.get(CHECKSUM)
         self.body: NDArray[np.uint8] = mapped[:end]
         self._checksum = None if end is None else mapped[end : end + 8].view(np.uint64)
         self._file = file
@@ -80,7 +72,7 @@ class Segment:
         path: str | os.PathLike[str] | None = None,
         fill: Callable[[Put], None] | None = None,
         spill: bool = False,
-    ) -> Segment:
+    ) -> "Segment":
         """Makes a zeroed segment of `body_bytes`, in /dev/shm or in an ordinary file at `path`.
 
         A segment in /dev/shm is removed when its creator closes it; one at `path` stays until `unlink`. `fill` writes
@@ -102,12 +94,12 @@ class Segment:
         in_shm = SHM_DIR / f"{PREFIX}{name}-{header.nonce:016x}"
         target = lasting(Path(path).absolute()) if path is not None else in_shm
         try:
-            file = open_nameless(target, header.segment_bytes)
+            file = open_nameless(target, header.segment_bytes, target)
         except SharedMemoryFull as error:
             if path is None and spill:
                 return cls._spill(header, fill, error)
             raise
-        try:
+        with ClosedAfterError(file):
             with noticing_full(target.parent, header.segment_bytes):  # as in replace_file
                 write_header_and_body(file.fd, header, fill)
             hold(file, target)
@@ -116,30 +108,24 @@ class Segment:
             if path is not None:
                 file.keep_name()
             return segment
-        except BaseException:
-            file.close()
-            raise
 
     @classmethod
-    def _spill(cls, header: Header, fill: Callable[[Put], None] | None, why: SharedMemoryFull) -> Segment:
+    def _spill(cls, header: Header, fill: Callable[[Put], None] | None, why: SharedMemoryFull) -> "Segment":
         """Raises SharedMemoryFull: the temporary directory has no room either, or there is none."""
         try:
             directory = Path(tempfile.gettempdir())
-            file = open_unlinked(directory / f"{PREFIX}{header.nonce:016x}", header.segment_bytes)
+            file = open_nameless(directory / f"{PREFIX}{header.nonce:016x}", header.segment_bytes)
         except (SharedMemoryFull, FileNotFoundError) as error:
             raise SharedMemoryFull(f"{why}; {error}") from None
-        try:
+        with ClosedAfterError(file):
             with noticing_full(directory, header.segment_bytes):
                 write_header_and_body(file.fd, header, fill)
             segment = cls(file, Path(f"/proc/{os.getpid()}/fd/{file.fd}"), header)
-        except BaseException:
-            file.close()
-            raise
         notice_spill(directory)
         return segment
 
     @classmethod
-    def attach(cls, handle: SegmentHandle | str | os.PathLike[str], writable: bool = True) -> Segment:
+    def attach(cls, handle: SegmentHandle | str | os.PathLike[str], writable: bool = True) -> "Segment":
         """Maps the segment of a handle or at a path; read-only unless `writable`.
 
         Raises:
@@ -150,7 +136,7 @@ class Segment:
         """
         path = Path(handle.path if isinstance(handle, SegmentHandle) else handle).absolute()
         file = open_named(path, writable)
-        try:
+        with ClosedAfterError(file):
             header = Header.read(file.fd, path)
             if isinstance(handle, SegmentHandle) and header.nonce != handle.nonce:
                 raise StaleHandle(f"{path}: the handle's segment is gone, another one took its name")
@@ -158,9 +144,6 @@ class Segment:
                 raise LayoutMismatch(f"{path}: the segment's layout differs from the handle's")
             check_allocated(file, path, writable)
             return cls(file, path, header, writable)
-        except BaseException:
-            file.close()
-            raise
 
     def check_open(self) -> None:
         """Raises ClosedError after `close`, StaleHandle in a forked child."""
@@ -180,19 +163,13 @@ class Segment:
         if int(self._checksum[0]) not in (0, crc | SEALED):  # read last: writers set it to 0 first
             raise SegmentCorrupt(f"{self.path}: expected the content as it was saved, which its checksum contradicts")
 
-    @property
-    def closed(self) -> bool:
-        return self._closed is not None
-
     def is_at(self, path: Path) -> bool:
-        """Whether the path leads to this segment's file."""
         return same_file(self._file.fd, path)
 
     def lock(self, offset: int, exclusive: bool = True, beside: File | None = None) -> File | None:
-        """An open file that holds the lock of byte `offset`; None if a conflicting lock exists.
+        """An open file that holds the lock of byte `offset` until it is closed; None if a conflicting lock exists.
 
-        Args:
-            beside: a result of this method, to hold this lock too; closed if a conflicting lock exists.
+        `beside`, a result of this method, then holds this lock too, or is closed if a conflicting lock exists.
         """
         self.check_open()
         if not self.body.flags.writeable:
@@ -200,6 +177,7 @@ class Segment:
         file = beside
         if file is None:
             file = File()
+            invalidate_after_fork(file)
             file.open(f"{OWN_FILES}/{self._file.fd}", os.O_RDWR)
         if try_lock(file.fd, offset, exclusive):
             if self._checksum is not None:

@@ -1,12 +1,11 @@
 """The base of objects in a segment: other processes attach by a handle, and closing releases the memory."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from ..checks import brief
+from ..closing import Closing
 from ..errors import SegmentCorrupt
 from .segment import Segment, SegmentHandle
 
@@ -21,13 +20,10 @@ def described_workers(segment: Segment) -> list[str]:
     return names
 
 
-class Shared:
-    """Base of all shared objects: a segment, and this process's reading of its description.
+class Shared(Closing):
+    """Base of all shared objects: a segment, whose description has this `kind`, and this process's reading of it.
 
     Unpickling one attaches to the same memory. As a context manager, it closes itself.
-
-    Attributes:
-        kind: the value of "kind" in the description of this class's segments.
     """
 
     kind: str
@@ -81,12 +77,6 @@ class Shared:
     def unlink(self) -> None:
         """Removes the name; attached processes keep the memory."""
         self._segment.unlink()
-
-    def __enter__(self: S) -> S:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[SegmentHandle]]:
         return type(self).attach, (self.handle,)

@@ -1,7 +1,5 @@
 """How many bytes may be allocated, and the error for too few."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import functools

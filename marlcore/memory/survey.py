@@ -4,8 +4,6 @@ Each process that maps a segment holds a shared kernel lock on byte 0 of its fil
 must first obtain the exclusive lock, which proves that no process has it mapped.
 """
 
-from __future__ import annotations
-
 import errno
 import functools
 import os
@@ -15,38 +13,37 @@ from pathlib import Path
 
 from ..errors import suppress_failed_calls
 from .files import File, same_file, too_many_files
-from .locks import SEGMENT_LOCK
 from .native import is_locked, try_lock
 from .space import SHM_DIR
 
 PREFIX = "marlcore-"
+SEGMENT_LOCK = 0  # the byte of a file that its users lock
 
 
 @dataclass(frozen=True)
 class SegmentFile:
-    """A file of this user with a segment's name.
+    """A file of this user with a segment's name."""
 
-    Attributes:
-        name: the file's name in its directory.
-        nbytes: the memory it takes.
-        written: time of the last write that the file system recorded, in seconds of `time.time()`.
-        held: whether a living process has it mapped.
-        inode: (device, inode).
-    """
-
-    name: str
-    nbytes: int
-    written: float
-    held: bool
-    inode: tuple[int, int]
+    name: str  # in its directory
+    nbytes: int  # the memory it takes
+    written: float  # time of the last write that the file system recorded, in seconds of `time.time()`
+    held: bool  # whether a living process has it mapped
+    inode: tuple[int, int]  # (device, inode)
 
 
-def survey_segments(directory: Path = SHM_DIR, *, remove: bool = False) -> list[SegmentFile]:
-    """Every segment of this user, by name; `remove` removes those that no living process has mapped.
+def survey_segments(directory: Path = SHM_DIR, prefix: str = PREFIX, *, remove: bool = False) -> list[SegmentFile]:
+    """This user's segments whose names begin so, by name; `remove` removes those that no living process has mapped.
 
     Without `remove` it takes no lock, so a process that attaches meanwhile does not notice.
     """
-    return survey_names(directory, PREFIX, remove)
+    files = []
+    for name in sorted(_names(directory)):
+        if name.startswith(prefix):
+            with File() as file:
+                segment = _survey_one(file, directory / name, remove)
+            if segment is not None:
+                files.append(segment)
+    return files
 
 
 def sweep() -> list[str]:
@@ -58,18 +55,6 @@ def sweep() -> list[str]:
 def sweep_once() -> None:
     """Removes the segments of dead processes, before this process creates its first one."""
     sweep()
-
-
-def survey_names(directory: Path, prefix: str, remove: bool) -> list[SegmentFile]:
-    """This user's files whose names begin with `prefix`; `remove` removes those that no living process holds."""
-    files = []
-    for name in sorted(_names(directory)):
-        if name.startswith(prefix):
-            with File() as file:
-                segment = _survey_one(file, directory / name, remove)
-            if segment is not None:
-                files.append(segment)
-    return files
 
 
 def _names(directory: Path) -> list[str]:
@@ -85,7 +70,7 @@ def _names(directory: Path) -> list[str]:
 
 
 def _survey_one(file: File, path: Path, remove: bool) -> SegmentFile | None:
-    """See `survey_names`; None if the file is gone, belongs to another user or is not a regular file."""
+    """See `survey_segments`; None if the file is gone, belongs to another user or is not a regular file."""
     with suppress_failed_calls():
         file.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
     if file.fd < 0:

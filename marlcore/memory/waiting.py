@@ -1,7 +1,5 @@
 """Sleeping until another process makes a condition true, in slices, so as to notice signals, closing and deaths."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 
@@ -15,11 +13,9 @@ _interruption: Check | None = None
 
 
 def interrupt_waits_with(check: Check | None) -> Check | None:
-    """Makes every wait of this process call `check` before each slice of sleep; an exception of it ends the wait.
+    """Makes every wait of this process call `check` before each slice of sleep; returns the previous check.
 
-    For supervised processes: `check` raises ClosedError once the process is to stop. None removes the check.
-
-    Returns: the previous check.
+    An exception of it ends the wait: in supervised processes ClosedError, once they are to stop. None removes it.
     """
     global _interruption
     before, _interruption = _interruption, check
@@ -35,12 +31,8 @@ def check_interruption() -> None:
 def sleep_until(missing: Callable[[], int], event: Event, deadline: float | None, check_open: Check) -> bool:
     """Waits until nothing is missing; False at the deadline, a time of time.monotonic(), or None for no deadline.
 
-    The event's notifiers wake this process once, when all missing units have come, not at each row.
-
-    Args:
-        missing: how much has yet to come, in the notifiers' units; 0 when all has come, 1 if the amount is unknown.
-
-    Raises: any exception of `check_open` or of the check of `interrupt_waits_with`.
+    `missing` tells how much has yet to come, in the units of the event's notifiers, or 1 if the amount is unknown: they
+    wake this process once, when all has come, not at each row. Raises what `check_open` and `check_interruption` raise.
     """
     while True:
         check_open()

@@ -3,8 +3,6 @@
 Its users decide what a death means: `Supervisor` restarts, `Workers` fails fast, `Pool` replaces.
 """
 
-from __future__ import annotations
-
 import errno
 import logging
 import multiprocessing
@@ -39,11 +37,9 @@ log = logging.getLogger(__name__)
 
 
 class Children:
-    """The child processes of one user.
+    """The child processes of one user, forked by a server that has imported `preload`.
 
-    Args:
-        preload: modules that the fork server imports before it forks.
-        interrupts: notes signals that end the wait for a starting server; None: those within `uninterrupted`.
+    `interrupts` notes signals that end the wait for a starting server; None: those within `uninterrupted`.
     """
 
     def __init__(self, preload: Sequence[str] = PRELOAD, interrupts: Interrupts | None = None) -> None:
@@ -61,12 +57,12 @@ class Children:
         finally:
             self.interrupts.deliver()
 
-    def start(self, name: str, main: Callable[..., None], *args: Any) -> Child:
+    def start(self, name: str, main: Callable[..., None], *args: Any) -> "Child":
         """Runs main(connection, surroundings, *args) in a new process. Raises OSError, MarlcoreError: see `fork`."""
         self.living.append(Child(self.server, name, main, *args))
         return self.living[-1]
 
-    def start_worker(self, name: str, work: Callable[[], None], prepare: Callable[[], None] | None = None) -> Child:
+    def start_worker(self, name: str, work: Callable[[], None], prepare: Callable[[], None] | None = None) -> "Child":
         """Runs work() in a new process, after `prepare` (such as of its log); `Child.failure` tells how it ended.
 
         Definitions that another process cannot import are pickled by value: those in `__main__`, in a notebook or in a
@@ -78,7 +74,7 @@ class Children:
         """Sleeps until a process has ended, or until the timeout."""
         readable(seconds, *(child.pidfd for child in self.living))
 
-    def end(self, child: Child) -> None:
+    def end(self, child: "Child") -> None:
         """Kills a process, if it still runs, and closes its descriptors; after an interrupt, call it again."""
         child.close()
         if child in self.living:

@@ -6,8 +6,6 @@ A worker's successor continues from the worker's counters. A tally counts for so
 policy; one worker writes it. When a run is resumed, the parent first writes the run's progress into the counters.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,29 +21,8 @@ PID, RESTARTS = range(2)
 _STOP, _FINISH = 1, 2
 
 
-class Counters:
-    """A line of words; one process writes it, any process reads it."""
-
-    def __init__(self, words: Words, line: int) -> None:
-        self._words = words
-        self._first = LINE // 8 * line
-
-    def load(self, word: int) -> int:
-        return self._words.load(self._first + word)
-
-    def store(self, word: int, value: int) -> None:
-        self._words.store(self._first + word, value)
-
-
 class Control(Shared):
-    """A run's control block.
-
-    Attributes:
-        workers: each worker's counters by name; the worker writes them.
-        notes: each worker's process id and restarts by name; the parent writes them.
-        tallies: further counters by name; for each, one worker writes them.
-        about: the creator's description of the run.
-    """
+    """A run's control block; `about` is the creator's description of the run."""
 
     kind = "control block"
 
@@ -55,14 +32,15 @@ class Control(Shared):
         nbytes = LINE * (1 + 2 * len(names) + len(tallies))
         if nbytes > len(segment.body):
             raise ValueError(f"body: expected {nbytes} bytes of words, got {len(segment.body)}")
-        self._words = Words(segment.body[:nbytes])
+        lines = (Words(segment.body[begin : begin + LINE]) for begin in range(0, nbytes, LINE))
+        self._words = next(lines)
         self.about: dict[str, Any] = {**segment.description["about"]}
-        self.workers = {name: Counters(self._words, 1 + i) for i, name in enumerate(names)}
-        self.notes = {name: Counters(self._words, 1 + len(names) + i) for i, name in enumerate(names)}
-        self.tallies = {name: Counters(self._words, 1 + 2 * len(names) + i) for i, name in enumerate(tallies)}
+        self.workers = {name: next(lines) for name in names}  # each worker's counters
+        self.notes = {name: next(lines) for name in names}  # the parent's, on each worker
+        self.tallies = {name: next(lines) for name in tallies}
 
     @classmethod
-    def create(cls, workers: list[str], tallies: Sequence[str] = (), **about: Any) -> Control:
+    def create(cls, workers: list[str], tallies: Sequence[str] = (), **about: Any) -> "Control":
         """A zeroed block for workers and tallies of these names; `about` must be representable in JSON."""
         description = {"kind": cls.kind, "workers": workers, "tallies": list(tallies), "about": about}
         return cls(Segment.create("control", description, LINE * (1 + 2 * len(workers) + len(tallies))))

@@ -3,8 +3,6 @@
 If the parent dies, the kernel kills the server and every worker, stopped ones included (`PR_SET_PDEATHSIG`).
 """
 
-from __future__ import annotations
-
 import errno
 import logging
 import os
@@ -57,11 +55,9 @@ class Forked(NamedTuple):
 
 
 class ForkServer:
-    """Starts the server on first use, and again after it died.
+    """Starts the server, which imports `preload`, on first use, and again after it died.
 
-    Args:
-        preload: modules that the server imports before it forks.
-        hurry: returns True to give up the wait for a server that is still starting.
+    `hurry` returns True to give up the wait for a server that is still starting.
     """
 
     def __init__(self, preload: Sequence[str] = (), hurry: Callable[[], bool] = lambda: False) -> None:

@@ -1,10 +1,8 @@
 """A pool of processes that answer requests, each one request at a time; a dead process's request goes to another.
 
-Replies come in the order of their arrival; callers that need the same result from any number of processes merge them by
-key. A process gets its next request only once its reply was read whole, so that neither side waits for the other.
+Replies come in the order of their arrival. A process gets its next request only once its reply was read whole, so that
+neither side waits for the other.
 """
-
-from __future__ import annotations
 
 import pickle
 from collections import Counter
@@ -14,6 +12,7 @@ from typing import Any
 
 import cloudpickle
 
+from ..closing import Closing
 from ..errors import WorkerFailed
 from .children import Child, Children, enter, message_of
 from .serve import leave, readable
@@ -22,18 +21,12 @@ RETRIES = 3  # of a request whose process died
 Answer = Callable[[bytes], bytes]
 
 
-class Pool:
+class Pool(Closing):
     """Processes that answer requests; they live until the pool is closed, or this process dies.
 
     A process that dies is replaced, and its request is given to another one, so an answer must have no effect beside
-    its reply.
-
-    Args:
-        make: called once in each process; returns the function that answers its requests. Definitions that another
-            process cannot import are pickled by value.
-        size: processes at most; each starts when it is needed.
-        name: the first part of the processes' names.
-        preload: modules that the processes have imported when they start.
+    its reply. `make`, called once in each process, returns the function that answers; what another process cannot
+    import is pickled by value. At most `size` processes start, when they are needed.
     """
 
     def __init__(
@@ -97,12 +90,6 @@ class Pool:
     def close(self) -> None:
         with self._children.uninterrupted():
             self._children.close()
-
-    def __enter__(self) -> Pool:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
 
     def _deal(self) -> None:
         """Gives each request that no process has to a free process."""

@@ -3,8 +3,6 @@
 It runs no user code before a fork, has no Python threads and never initialises a GPU, so a fork starts clean.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import gc
@@ -141,7 +139,6 @@ class _Server:
         self._answer(pid, pidfd)
 
     def _forget(self, *fds: int) -> None:
-        """In the child: closes the server's descriptors, and these."""
         self._channel.close()
         for fd in (self._parent, *self._children, *(status for _, status in self._children.values()), *fds):
             os.close(fd)

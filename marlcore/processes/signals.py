@@ -3,8 +3,6 @@
 A terminal sends SIGINT, and SIGHUP when it closes, to the whole process group. The parent alone decides how to react.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys
@@ -22,11 +20,8 @@ _masks = threading.local()
 class Interrupts:
     """While entered, notes SIGINT, SIGTERM and SIGHUP instead of raising at an arbitrary point.
 
-    An ignored SIGHUP, as under nohup, stays ignored. Outside the main thread nothing is noted.
-
-    Attributes:
-        signum: the first signal, which may have come before, or None.
-        again: whether another signal came more than a second after the first.
+    An ignored SIGHUP, as under nohup, stays ignored. Outside the main thread nothing is noted. `signum` is the first
+    signal, which may have come before, or None; `again` tells whether another came more than a second later.
     """
 
     def __init__(self, signum: int | None = None) -> None:
@@ -51,7 +46,7 @@ class Interrupts:
         if self.signum is not None:
             raise_for(self.signum, message=message)
 
-    def __enter__(self) -> Interrupts:
+    def __enter__(self) -> "Interrupts":
         if threading.current_thread() is threading.main_thread():  # only this thread may set handlers
             hung_up = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
             noted = STOPPING if hung_up else STOPPING - {signal.SIGHUP}

@@ -1,11 +1,8 @@
 """Restarts workers that die, kills workers that hang, and ends the run on repeated failure.
 
-Only the kernel tells that a process is dead; the supervisor never guesses. It starts a successor only after the old
-process is gone, so that its lanes and weights are free. A worker hangs when its heartbeat, a counter in the control
-block, does not change for its timeout; then the supervisor kills it.
+Only the kernel tells that a process is dead, and only then does its successor start, so that its lanes and weights are
+free. A worker whose heartbeat, a counter in the control block, does not change for its timeout hangs, and is killed.
 """
-
-from __future__ import annotations
 
 import logging
 import time
@@ -27,17 +24,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RestartPolicy:
-    """How often and how soon the supervisor restarts a failed worker.
+    """How often and how soon the supervisor restarts a failed worker."""
 
-    Attributes:
-        max_restarts: restarts within the window; the next failure makes the supervisor raise.
-        window: seconds for which a failure counts.
-        backoff: seconds before the first restart, doubled before each further one in the window; at most 30.
-    """
-
-    max_restarts: int = 3
-    window: float = 600.0
-    backoff: float = 0.5
+    max_restarts: int = 3  # within the window; the next failure makes the supervisor raise
+    window: float = 600.0  # seconds for which a failure counts
+    backoff: float = 0.5  # seconds before the first restart, doubled before each further one in the window; at most 30
 
 
 class Supervisor:
@@ -52,22 +43,19 @@ class Supervisor:
         }
 
     def watch(self, seconds: float) -> None:
-        """Sleeps until a process ends or the timeout, then handles workers that died or hang.
-
-        Raises: WorkerFailed: a worker failed more often than the run allows.
-        """
+        """Sleeps until a process ends or the timeout, then has each worker `look`."""
         self._children.wait(seconds)
         now = time.monotonic()
         for worker in self.workers.values():
             worker.look(now)
 
     @property
-    def running(self) -> list[Supervised]:
+    def running(self) -> "list[Supervised]":
         """The workers that have a process."""
         return [worker for worker in self.workers.values() if worker.process]
 
     @property
-    def unfinished(self) -> list[Supervised]:
+    def unfinished(self) -> "list[Supervised]":
         """The workers that have a process or await a restart."""
         return [worker for worker in self.workers.values() if worker.process or worker.due]
 
@@ -126,10 +114,7 @@ class Supervised:
         return WorkerFailed(self.name, self._failures[-1][1].reason, "\n".join(texts))
 
     def look(self, now: float) -> None:
-        """Handles the worker's death, hang or due restart.
-
-        Raises: WorkerFailed: it failed more often than the run allows.
-        """
+        """Handles its death, hang or due restart. Raises WorkerFailed: it failed more often than the run allows."""
         if self.process is None:
             if self.due is not None and now >= self.due:
                 self._restart()

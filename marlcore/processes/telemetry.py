@@ -1,7 +1,5 @@
 """Metrics from workers to their parent: each worker writes a lane, and the parent tails all lanes in order."""
 
-from __future__ import annotations
-
 import errno
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,11 +29,7 @@ class Metric:
 
 
 class Telemetry(Shared):
-    """The lanes of metrics, one for each worker.
-
-    Attributes:
-        lost: metrics overwritten before the parent read them.
-    """
+    """The lanes of metrics, one for each worker; `lost` counts those overwritten before the parent read them."""
 
     kind = "telemetry lane"
 
@@ -46,11 +40,11 @@ class Telemetry(Shared):
         self.lost = 0
 
     @classmethod
-    def create(cls, workers: list[str]) -> Telemetry:
+    def create(cls, workers: list[str]) -> "Telemetry":
         description = {"kind": cls.kind, "workers": workers}
         return cls(Segment.create("telemetry", description, _geometry(workers).nbytes))
 
-    def reporter(self, worker: str) -> Reporter:
+    def reporter(self, worker: str) -> "Reporter":
         """The writing end of a worker's lane. Raises LaneBusy: the lane has a living writer."""
         return Reporter(self, self._workers.index(worker))
 
@@ -136,4 +130,4 @@ class Reporter:
             self._append(len(part))
 
     def close(self) -> None:
-        self._claim.release()
+        self._claim.close()

@@ -1,7 +1,5 @@
 """Worker processes for programs with their own loop: they start and stop together, and die with their parent."""
 
-from __future__ import annotations
-
 import logging
 import os
 import signal
@@ -16,6 +14,7 @@ from types import TracebackType
 from typing import Any, Concatenate, ParamSpec
 
 from ..checks import brief, deadline_of
+from ..closing import ClosedAfterError
 from ..errors import ClosedError, StaleHandle, WorkerFailed
 from ..memory import interrupt_waits_with
 from .children import PRELOAD, Child, Children, check_picklable
@@ -29,11 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class WorkerContext:
-    """The first argument of a worker's function.
-
-    Attributes:
-        name: the worker's name.
-    """
+    """The first argument of a worker's function; `name` is the worker's."""
 
     def __init__(self, name: str, control: Control, telemetry: Telemetry, began: float) -> None:
         self.name = name
@@ -62,13 +57,9 @@ class WorkerContext:
 
 
 class Worker:
-    """One process of a group.
+    """One process of a group: its `name`, and its process id `pid`."""
 
-    Attributes:
-        name: the worker's name. pid: its process id.
-    """
-
-    def __init__(self, child: Child, group: Workers) -> None:
+    def __init__(self, child: Child, group: "Workers") -> None:
         self.name, self.pid = child.name, child.pid
         self._child, self._group = child, group
 
@@ -130,16 +121,16 @@ class Workers:
         self._reported: list[Metric] = []
         self._held = ExitStack()
 
-    def __enter__(self) -> Workers:
+    def __enter__(self) -> "Workers":
         """Raises ClosedError: the group was entered before."""
         if self._entered:
             raise ClosedError("a group of workers is entered once: make another Workers() for another block")
         self._entered = self._open = True
         self._control = self._held.enter_context(closing(Control.create([])))  # tells all workers to stop
         self._held.callback(self._children.close)
-        before = interrupt_waits_with(None)
-        interrupt_waits_with(self._in_a_wait(before))
-        self._held.callback(interrupt_waits_with, before)
+        self._check_before = interrupt_waits_with(None)
+        interrupt_waits_with(self._check_in_a_wait)
+        self._held.callback(interrupt_waits_with, self._check_before)
         if threading.current_thread() is threading.main_thread():
             for signum in STOPPING:
                 if signal.getsignal(signum) is signal.SIG_DFL:
@@ -230,24 +221,16 @@ class Workers:
 
     def _launch(self, name: str, function: Callable[..., object], args: Any, kwargs: Any) -> None:
         telemetry = Telemetry.create([name])
-        try:
+        with ClosedAfterError(telemetry):
             life = partial(_live, name, self._control, telemetry, self._began, function, args, kwargs)
             self._workers.append(Worker(self._children.start_worker(name, life), self))
-        except BaseException:
-            telemetry.close()
-            raise
         self._telemetries.append(telemetry)
 
-    def _in_a_wait(self, before: Callable[[], None] | None) -> Callable[[], None]:
-        """The check of every wait in this process: the previous check, then the workers' failures."""
-
-        def check() -> None:
-            if before is not None:
-                before()
-            if os.getpid() == self._owner:
-                self._raise_failure()
-
-        return check
+    def _check_in_a_wait(self) -> None:
+        if self._check_before is not None:
+            self._check_before()
+        if os.getpid() == self._owner:
+            self._raise_failure()
 
     def _note_ends(self) -> None:
         with self._lock:

@@ -16,8 +16,6 @@ batch is consumed whole or not at all, wherever the reader dies. Only then does 
 On its lane's counters line, a writer counts in `refused` the transitions that found no room.
 """
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import numpy as np
@@ -71,7 +69,6 @@ class CursorLines:
         return self._words.load(_lane_word(lane) + _RELEASED)
 
     def refused(self, lane: int) -> int:
-        """Transitions of a lane that found no room."""
         return self._counters.load(lane * _LINE_WORDS + _REFUSED)
 
     def refuse(self, lane: int, transitions: int) -> None:

@@ -1,7 +1,5 @@
 """The gates that a trajectory queue's writers pass before each add: they wait for room, or drop rows without it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from functools import partial
 
@@ -46,13 +44,8 @@ class UnreadLimit:
 class QueueGate:
     """The gate that a lane's writer passes before each add; `wait` is a transitions.Gate.
 
-    Args:
-        when_full: "wait", "drop_oldest" or "drop_newest".
-        unread: the queue's limit of unread transitions; None without one, or where another gate holds it.
-        together: the number of lanes whose writer waits for room in all of them before it adds to any.
-
-    Attributes:
-        left: rows that may be added; a lower bound.
+    `unread` is the queue's limit of unread transitions; None without one, or where another gate holds it. `together`
+    is the number of lanes whose writer waits for room in all of them before it adds to any.
     """
 
     def __init__(
@@ -71,7 +64,7 @@ class QueueGate:
         self._together = together
         self._lines = CursorLines(view.segment, view.geometry)
         self._room = Event(view.segment.body, ROOM_OFFSET)
-        self.left = _UNLIMITED if when_full == "drop_oldest" else 0
+        self.left = _UNLIMITED if when_full == "drop_oldest" else 0  # a lower bound of the rows that may be added
 
     def wait(
         self,
@@ -81,11 +74,9 @@ class QueueGate:
         check_open: Callable[[], None],
         deadline: float | None = None,
     ) -> bool:
-        """Waits until the rows may be added; False if they are dropped, which it counts.
+        """Waits until the rows may be added, from now or until the deadline; False if they are dropped, and counted.
 
-        Args:
-            check_open: raises what an add of the rows would raise; called before rows are dropped, and in waits.
-            deadline: the time of time.monotonic() at which the timeout is over; None: it begins now.
+        `check_open` raises what an add of the rows would raise, before they are dropped, and in waits.
         """
         rows = transitions + boundaries
         if self._unread is not None:

@@ -1,7 +1,5 @@
 """The trajectory queue: lanes of transitions that one reader consumes in order, for on-policy learners."""
 
-from __future__ import annotations
-
 import os
 import weakref
 from collections.abc import Iterable
@@ -17,7 +15,7 @@ from ..spec import TransitionSpec
 from ..transitions import Gate, TransitionLanes, VectorGate, VectorWriter, Writer
 from .cursor import CursorLines
 from .gates import QueueGate, QueueGates, UnreadLimit
-from .reader import ReaderOptions, TrajectoryReader
+from .reader import TrajectoryReader, checked_window
 
 WHEN_FULL = ("wait", "drop_oldest", "drop_newest")
 LEAST_ROWS = 3  # a transition with its final_obs, plus the newest row
@@ -74,7 +72,7 @@ class TrajectoryQueue(TransitionLanes):
         max_unread: int | None = None,
         name: str = "queue",
         path: str | os.PathLike[str] | None = None,
-    ) -> TrajectoryQueue:
+    ) -> "TrajectoryQueue":
         """A new, empty queue.
 
         Args:
@@ -174,7 +172,8 @@ class TrajectoryQueue(TransitionLanes):
                 ever, the reader for a batch and the writers for room. A `vector_writer` may need more, and says so.
         """
         self._segment.check_open()
-        reader = TrajectoryReader(self._mapped, ReaderOptions(batch_size, length, stack, n_step, gamma, pad))
+        window = checked_window(self._mapped, batch_size, length, stack, n_step, gamma, pad)
+        reader = TrajectoryReader(self._mapped, window, int(batch_size))
         self._readers.add(reader)
         return reader
 

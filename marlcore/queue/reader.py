@@ -1,7 +1,5 @@
 """The reader of a trajectory queue: it copies rows after the cursor, validates them, and then consumes them."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass
 from functools import partial
@@ -11,9 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..checks import check_whole, deadline_of
+from ..closing import ClosedAfterError, Closing
 from ..errors import ClosedError, MarlcoreError, NotEnoughData, TimedOut
 from ..kernels import inorder, rows
-from ..memory import claim_reader, one_thread, sleep_until
+from ..memory import claim_reader, close_when_alone, one_thread, sleep_until
 from ..spec import Sequence
 from ..transitions import LAP_LIMIT_S, Batch, BatchMemory, LaneView, ReadPlan, Window
 from .cursor import CURSOR_ROWS, ReadCursor
@@ -43,78 +42,57 @@ def lane_rows_for(
 ) -> int:
     """The least rows of a lane with which such a reader and the writers of `together` lanes each never wait for ever.
 
-    Args:
-        batch_size, length, stack: of the reader, whose n_step is 1.
-        lanes: of the queue.
-        together: lanes of each vector writer; 1 for single writers.
-        state_every: the interval at which the spec stores recurrent states.
+    The reader's n_step is 1; `together` is the lanes of each vector writer, or 1 for single writers; `state_every` is
+    the interval at which the spec stores recurrent states.
     """
-    options = ReaderOptions(batch_size, length, stack, 1, 1.0, "repeat")
     kept = max(stack, state_every if length is not None else 1) - 1
-    return 2 + kept + (length or 1) + options.whole * together // lanes
+    return 2 + kept + (length or 1) + _whole_rows(batch_size, length) * together // lanes
 
 
-@dataclass(frozen=True)
-class ReaderOptions:
-    """A reader's options; see `TrajectoryQueue.reader`."""
-
-    batch_size: int
-    length: int | None
-    stack: int
-    n_step: int
-    gamma: float
-    pad: str
-
-    def window(self, lanes: LaneView) -> Window:
-        """Raises ValueError: names the field, the expected value and the actual one."""
-        spec, lane_rows = lanes.spec, lanes.geometry.capacity
-        for name in ("batch_size", "stack", "n_step", *(["length"] if self.length is not None else [])):
-            check_whole(name, getattr(self, name))
-        if self.length is not None:
-            if spec.next_obs:
-                raise ValueError("length: expected None, since rows of a spec with next_obs do not follow one another")
-            if self.length % spec.state_every:
-                raise ValueError(
-                    f"length: expected a multiple of the {spec.state_every} rows from one stored state to the next, "
-                    f"got {self.length}"
-                )
-        unroll = None if self.length is None else Sequence(self.length, period=spec.state_every)
-        window = Window(self.stack, self.n_step, self.gamma, self.pad, unroll)
-        spare = self.longest_add(lanes)
-        if spare < 2:
+def checked_window(
+    lanes: LaneView, batch_size: int, length: int | None, stack: int, n_step: int, gamma: float, pad: str
+) -> Window:
+    """A reader's window, by the options of `TrajectoryQueue.reader`. Raises ValueError, TypeError: see there."""
+    spec, lane_rows = lanes.spec, lanes.geometry.capacity
+    unroll = {} if length is None else {"length": length}
+    for name, value in {"batch_size": batch_size, "stack": stack, "n_step": n_step, **unroll}.items():
+        check_whole(name, value)
+    if length is not None:
+        if spec.next_obs:
+            raise ValueError("length: expected None, since rows of a spec with next_obs do not follow one another")
+        if length % spec.state_every:
             raise ValueError(
-                f"batch_size: expected a queue of at least {lane_rows + 2 - spare} rows a lane for such batches of "
-                f"{self.batch_size}, got {lane_rows}"
+                f"length: expected a multiple of the {spec.state_every} rows from one stored state to the next, "
+                f"got {length}"
             )
-        window.check(spec, lane_rows)
-        return window
-
-    def kept(self, lanes: LaneView, position: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Number of rows before each position that a stack of frames or a stored state may still need."""
-        every = lanes.spec.state_every if self.length is not None else 1
-        return np.maximum(self.stack - 1, position % every)
-
-    def longest_add(self, lanes: LaneView) -> int:
-        """The largest add, in rows, that never waits in every lane while this reader waits for more.
-
-        All lanes together hold at most `whole` rows, so one of them holds at most its share. Each lane also holds the
-        rows of a transition or unroll that is not whole yet, and kept rows.
-        """
-        length = self.length or 1
-        kept = max(self.stack, lanes.spec.state_every if self.length is not None else 1) - 1
-        share = self.whole // lanes.geometry.lanes
-        return lanes.geometry.capacity + 1 - kept - length - self.n_step - share
-
-    @property
-    def whole(self) -> int:
-        """The most rows of whole transitions or unrolls while this reader waits.
-
-        A reader that waits has less than a batch: at most batch_size - 1 of them, each with a boundary row.
-        """
-        return (self.batch_size - 1) * ((self.length or 1) + 1)
+    window = Window(stack, n_step, gamma, pad, None if length is None else Sequence(length, period=spec.state_every))
+    spare = _longest_add(lanes, window, batch_size)
+    if spare < 2:
+        raise ValueError(
+            f"batch_size: expected a queue of at least {lane_rows + 2 - spare} rows a lane for such batches of "
+            f"{batch_size}, got {lane_rows}"
+        )
+    window.check(spec, lane_rows)
+    return window
 
 
-class TrajectoryReader:
+def _longest_add(lanes: LaneView, window: Window, batch_size: int) -> int:
+    """The largest add, in rows, that never waits in every lane while this reader waits for more.
+
+    All lanes together hold at most `_whole_rows`, so one of them holds at most its share. Each lane also holds the rows
+    of a transition or unroll that is not whole yet, and those that a stack of frames or a stored state still needs.
+    """
+    kept = max(window.stack, window.period) - 1
+    share = _whole_rows(batch_size, window.length) // lanes.geometry.lanes
+    return lanes.geometry.capacity + 1 - kept - (window.length or 1) - window.n_step - share
+
+
+def _whole_rows(batch_size: int, length: int | None) -> int:
+    """The most rows of whole transitions or unrolls while a reader waits: less than a batch, with boundary rows."""
+    return (batch_size - 1) * ((length or 1) + 1)
+
+
+class TrajectoryReader(Closing):
     """Reads a queue in order; made by `TrajectoryQueue.reader`. For one thread at a time.
 
     Example:
@@ -126,14 +104,14 @@ class TrajectoryReader:
         stats: transitions read, dropped and skipped, and the time waited.
     """
 
-    def __init__(self, lanes: LaneView, options: ReaderOptions) -> None:
-        window = options.window(lanes)
+    def __init__(self, lanes: LaneView, window: Window, batch_size: int) -> None:
         self.stats = ReaderStats()
         self._closed = False
         self._inside: dict[int, None] = {}  # see guard.py
         self._view = lanes
-        self._options = options
-        self._read_plan = ReadPlan(lanes, window, int(options.batch_size))
+        self._window = window
+        self._batch_size = batch_size
+        self._read_plan = ReadPlan(lanes, window, batch_size)
         count = lanes.geometry.lanes
         self._cursors = np.zeros((3, CURSOR_ROWS, count), np.int64)
         self._next, self._settled = self._cursors[inorder.NEXT], self._cursors[inorder.SETTLED]
@@ -143,15 +121,12 @@ class TrajectoryReader:
         self._validate = lanes.native.validator(self._each, self._tallies[inorder.LEAST], self._whole)
         self._first = 0
         self._claim = claim_reader(lanes.segment, lanes.geometry)
-        try:
-            longest = options.longest_add(lanes)
-            self._cursor = ReadCursor(lanes.segment, lanes.native, lanes.geometry, longest, options.whole)
+        with ClosedAfterError(self._claim):
+            longest, whole = _longest_add(lanes, window, batch_size), _whole_rows(batch_size, window.length)
+            self._cursor = ReadCursor(lanes.segment, lanes.native, lanes.geometry, longest, whole)
             self._release()
             # Compiles or loads the kernel now instead of in the first read; consumes nothing.
             self._copy(self._read_plan.memory())
-        except BaseException:
-            self._claim.release()
-            raise
 
     @one_thread
     def read(self, timeout: float | None = None) -> Batch:
@@ -199,13 +174,7 @@ class TrajectoryReader:
         """Lets another reader continue from here, once no other thread reads. Repeated calls are harmless."""
         self._closed = True
         self._read_plan.event.notify()  # a thread that sleeps in `read` finds the reader closed
-        self._claim.release(self._inside)
-
-    def __enter__(self) -> TrajectoryReader:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
+        close_when_alone(self._claim, self._inside)
 
     def __reduce__(self) -> Any:
         raise TypeError("a TrajectoryReader belongs to one process: pass the queue and call its `reader` there")
@@ -240,8 +209,8 @@ class TrajectoryReader:
 
     def _continues(self, batch: Batch) -> NDArray[np.bool_] | None:
         """See Batch: numbers of a lane's neighbouring rows differ by the number of lanes."""
-        options, view = self._options, self._view
-        if options.length is not None or options.n_step > 1 or view.spec.next_obs:
+        window, view = self._window, self._view
+        if window.length is not None or window.n_step > 1 or view.spec.next_obs:
             return None
         continues = np.zeros(len(batch), np.bool_)
         np.equal(batch.index[1:] - batch.index[:-1], view.geometry.lanes, out=continues[:-1])
@@ -257,16 +226,18 @@ class TrajectoryReader:
 
     def _release(self) -> None:
         position = self._cursor.now[inorder.POSITION]
-        self._cursor.release(position - self._options.kept(self._view, position))
+        # Before each position, rows that a stack of frames or a stored state may still need.
+        self._cursor.release(position - np.maximum(self._window.stack - 1, position % self._window.period))
 
     def _wait(self, ready: int, pending: int, deadline: float | None) -> None:
         """Sleeps until writers have added enough rows that a batch may be ready."""
         began, committed = time.monotonic(), int(self._read_plan.windows[rows.HI].sum())
         unread = committed - int(self._cursor.now[inorder.POSITION].sum())
-        self._cursor.want(unread + (self._options.batch_size - ready) * (self._options.length or 1))
+        # Enough also for a thread that is both reader and writers, which adds to each lane before it asks again.
+        self._cursor.want(unread + 2 * (self._batch_size * (self._window.length or 1) + self._view.geometry.lanes))
         if deadline is None:
             raise NotEnoughData(self._shortage(ready))
-        enough = committed + max(1, self._options.batch_size - ready - pending)
+        enough = committed + max(1, self._batch_size - ready - pending)
         try:
             missing = partial(self._missing, enough)
             if not sleep_until(missing, self._read_plan.event, deadline, self.check_open):
@@ -280,5 +251,5 @@ class TrajectoryReader:
         return max(0, committed - int(self._read_plan.windows[rows.HI].sum()))
 
     def _shortage(self, ready: int) -> str:
-        of = "transitions" if self._options.length is None else f"unrolls of {self._options.length}"
-        return f"{self._view.segment.path}: expected {self._options.batch_size} {of} that are whole, got {ready}"
+        of = "transitions" if self._window.length is None else f"unrolls of {self._window.length}"
+        return f"{self._view.segment.path}: expected {self._batch_size} {of} that are whole, got {ready}"

@@ -1,7 +1,5 @@
 """The replay buffer: lanes of transitions in one segment; actors write them and learners sample them."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable
 from dataclasses import asdict
@@ -50,7 +48,7 @@ class ReplayBuffer(TransitionLanes):
         limiter: RateLimiter | None = None,
         name: str = "replay",
         path: str | os.PathLike[str] | None = None,
-    ) -> ReplayBuffer:
+    ) -> "ReplayBuffer":
         """A new, empty replay.
 
         Args:
@@ -85,7 +83,7 @@ class ReplayBuffer(TransitionLanes):
         *,
         name: str = "replay",
         into: str | os.PathLike[str] | None = None,
-    ) -> ReplayBuffer:
+    ) -> "ReplayBuffer":
         """A new replay with the content of a save: the same rows under the same tickets; writers continue after them.
 
         The save stays unchanged. To use a save in place, as a replay in a file, `attach` to its path.
@@ -214,7 +212,7 @@ class ReplayBuffer(TransitionLanes):
         return self._sampler(lanes, window, batch_size, min_size, prioritized, seed)
 
     def _sampler(self, lanes: range | None, *options: Any) -> Sampler:
-        """A sampler of these lanes; the options are those of RowSource."""
+        """A sampler of these lanes; the options are those of Sampler."""
         self._segment.check_open()
         view = self._mapped
         if lanes is not None:

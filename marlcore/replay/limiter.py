@@ -9,8 +9,6 @@ Each sampler counts the rows it drew in its own slot, a line of the segment:
 The slot's lock is the kernel's, so a dead sampler's slot is free for the next sampler, which continues its count.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from dataclasses import dataclass
@@ -22,7 +20,7 @@ import numpy as np
 from ..checks import deadline_of
 from ..declared import Number, Whole, check_declared
 from ..errors import MarlcoreError, NotEnoughData, TimedOut
-from ..memory import LINE, ROOM_OFFSET, Check, Event, LaneClaim, Segment, Words, sleep_until, slot_lock
+from ..memory import LINE, ROOM_OFFSET, Check, Event, File, Segment, Words, sleep_until, slot_lock
 from ..transitions import LaneView
 
 SLOTS = 16
@@ -89,7 +87,7 @@ class RateLimiter:
         return self.samples_per_insert * (inserted - self.min_size) - sampled
 
     @classmethod
-    def of(cls, segment: Segment) -> RateLimiter | None:
+    def of(cls, segment: Segment) -> "RateLimiter | None":
         """The limiter of a replay, from its description."""
         plain = segment.description["limiter"]
         return None if plain is None else cls(**plain)
@@ -188,11 +186,11 @@ class SampleGate(_Side):
         self._at = slot * _LINE_WORDS
         self._slots.store(self._at + _STARVING, 0)
 
-    def _take_slot(self) -> tuple[LaneClaim, int]:
+    def _take_slot(self) -> tuple[File, int]:
         for slot in range(SLOTS):
-            fd = self._segment.lock(self._slot_lock(slot))
-            if fd is not None:
-                return LaneClaim(fd), slot
+            held = self._segment.lock(self._slot_lock(slot))
+            if held is not None:
+                return held, slot
         raise MarlcoreError(f"{self._segment.path}: expected at most {SLOTS} samplers of a replay with a limiter")
 
     def wait(self, deadline: float | None) -> float:

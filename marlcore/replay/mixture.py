@@ -1,7 +1,5 @@
 """Batches drawn from several replays, or parts of one, in fixed shares, such as an anchor's and a pool's."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Mapping
@@ -14,12 +12,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from ..checks import brief, check_whole, deadline_of, state_array
 from ..errors import LayoutMismatch, NotEnoughData, TimedOut
-from ..memory import check_interruption, one_thread
+from ..memory import check_interruption, one_thread, unguarded
 from ..spec import Sequence
 from ..transitions import Batch, BatchMemory, Window, spec_difference
 from .buffer import ReplayBuffer
 from .prioritized import Prioritized, checked_priorities
-from .sampler import RowSource, Sampler, SamplerStats
+from .sampler import Sampler, SamplerStats
 
 POLL_S = 0.02  # no single event signals writes to several replays
 
@@ -143,13 +141,15 @@ class Mixture:
         for i, sampler in enumerate(self.samplers):
             if sampler.prioritized:
                 its_own = indices % len(self.samplers) == i
-                RowSource.update_priorities(sampler, indices[its_own] // len(self.samplers), priorities[its_own])
+                unguarded(Sampler.update_priorities)(
+                    sampler, indices[its_own] // len(self.samplers), priorities[its_own]
+                )
 
     @one_thread
     def clear(self) -> None:
         """See `Sampler.clear`; for every replay."""
         for sampler in self.samplers:
-            RowSource.clear(sampler)
+            unguarded(Sampler.clear)(sampler)
 
     @property
     def due(self) -> bool:
@@ -167,7 +167,7 @@ class Mixture:
         """The fractions carried over, and each sampler's state; its keys start with its replay's number and a dot."""
         state: dict[str, NDArray[Any]] = {"owed": self._owed.copy()}
         for i, sampler in enumerate(self.samplers):
-            state |= {f"{i}.{name}": array for name, array in RowSource.state_dict(sampler).items()}
+            state |= {f"{i}.{name}": array for name, array in unguarded(Sampler.state_dict)(sampler).items()}
         return state
 
     @one_thread
@@ -178,15 +178,15 @@ class Mixture:
         Nothing was changed.
         """
         owed = _checked_owed(state, len(self.samplers))
-        before = [RowSource.state_dict(sampler) for sampler in self.samplers]
+        before = [unguarded(Sampler.state_dict)(sampler) for sampler in self.samplers]
         for i, sampler in enumerate(self.samplers):
             prefix = f"{i}."
             own = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
             try:
-                RowSource.load_state_dict(sampler, own)
+                unguarded(Sampler.load_state_dict)(sampler, own)
             except ValueError as error:
                 for loaded, old in zip(self.samplers[:i], before, strict=False):
-                    RowSource.load_state_dict(loaded, old)
+                    unguarded(Sampler.load_state_dict)(loaded, old)
                 raise ValueError(f"replay {i}: {error}") from None
         self._owed = owed
 

@@ -6,8 +6,6 @@
 The thread draws whenever fewer than `depth` batches are ready; the caller gets them in the order of the draws.
 """
 
-from __future__ import annotations
-
 import threading
 import weakref
 from functools import partial
@@ -16,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, over
 from numpy.typing import NDArray
 
 from ..checks import brief, check_whole
+from ..closing import Closing
 from ..memory import invalidate_after_fork
 from ..transitions import Batch
 from .prefetch_work import Mover, Work
@@ -34,7 +33,7 @@ class _Sampler(Protocol[Drawn]):
     def sample(self, timeout: float | None = None) -> Drawn: ...
 
 
-class Prefetch(Generic[B]):
+class Prefetch(Generic[B], Closing):
     """A sampler whose batches are drawn ahead of time, for one consumer thread; it takes over the sampler.
 
     A batch may lag behind the newest transitions and priorities by the `depth` batches drawn before them.
@@ -56,14 +55,14 @@ class Prefetch(Generic[B]):
     ) -> None: ...
     @overload
     def __init__(
-        self: Prefetch[Any],
+        self: "Prefetch[Any]",
         sampler: _Sampler[Batch],
         depth: int = 2,
-        device: torch.device | str = "cpu",
+        device: "torch.device | str" = "cpu",
         pin_memory: bool = False,
     ) -> None: ...
     def __init__(
-        self, sampler: _Sampler[Any], depth: int = 2, device: torch.device | str = "cpu", pin_memory: bool = False
+        self, sampler: _Sampler[Any], depth: int = 2, device: "torch.device | str" = "cpu", pin_memory: bool = False
     ) -> None:
         """Starts drawing.
 
@@ -151,12 +150,6 @@ class Prefetch(Generic[B]):
         """In a forked child, which lacks the thread: refuses further use."""
         self._finalizer.detach()
         self._work.forked()
-
-    def __enter__(self) -> Prefetch[B]:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
 
     def __reduce__(self) -> Any:
         raise TypeError("a Prefetch belongs to one process: pass the replay and make another there")

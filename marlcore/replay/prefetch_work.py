@@ -1,7 +1,5 @@
 """What a Prefetch shares with its thread: the sampler, the batches that are ready, and their way to a GPU."""
 
-from __future__ import annotations
-
 import _thread
 import threading
 import time
@@ -54,7 +52,7 @@ class Work:
     first sets its flag and then checks the other's (Dekker's algorithm; the GIL keeps the order).
     """
 
-    def __init__(self, sampler: Any, depth: int, mover: Mover | None) -> None:
+    def __init__(self, sampler: Any, depth: int, mover: "Mover | None") -> None:
         self.sampler = sampler
         self.mover = mover
         self._depth = depth
@@ -205,7 +203,7 @@ class Work:
 class Mover:
     """Copies batches into pinned memory, and from there to a device on its own stream."""
 
-    def __init__(self, device: torch.device | str) -> None:
+    def __init__(self, device: "torch.device | str") -> None:
         try:
             import torch
         except ModuleNotFoundError as error:

@@ -1,7 +1,5 @@
 """Prioritized drawing (Schaul et al. 2016, arXiv:1511.05952): the sampler's own sum tree over all lanes."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -87,7 +85,6 @@ class PriorityTree:
         self._set(lanes.layout)
 
     def _set(self, layout: RecordLayout) -> None:
-        """Writes the kernels' record."""
         record, options = self._record, self._options
         record["alpha"], record["epsilon"], record["limit"] = options.alpha, options.epsilon, self._limit
         record["highest"] = FIRST + options.epsilon
@@ -153,7 +150,6 @@ class PriorityTree:
         return ignored
 
     def _catch_up(self) -> None:
-        """Takes in the rows written since the last call."""
         self._read_plan.read_windows()
         kernels.catch_up(self._read_plan.plan, self._record)
 

@@ -3,8 +3,6 @@
 A sampler chooses rows, copies them, validates the copies, and draws rows that a writer overwrote meanwhile again.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -45,11 +43,18 @@ class SamplerStats:
     ignored: int = 0
 
 
-class RowSource:
-    """All of a Sampler but its guard against a second thread; a mixture draws the rows of each batch from several.
+class Sampler:
+    """Draws batches from one replay; made by `ReplayBuffer.sampler`. For one thread at a time.
 
-    If it is not `alone`, because a mixture has several sources of this replay, writers keep to the limiter until the
+    A transition can be drawn if the replay holds its whole stack and its next n steps, or those to the episode's end; a
+    sequence, if that holds for all its transitions. Draws are uniform with replacement, or follow the priorities.
+
+    If it is not `alone`, because a mixture has several samplers of this replay, writers keep to the limiter until the
     mixture calls `_starve`.
+
+    Attributes:
+        stats: rows drawn, lapped and drawn again, and the time waited.
+        prioritized: the options of prioritized drawing; None for uniform drawing.
     """
 
     def __init__(
@@ -74,7 +79,7 @@ class RowSource:
         if prioritized is not None:
             prioritized.check(lanes.spec)
         self.stats = SamplerStats()
-        self._prioritized = prioritized
+        self.prioritized = prioritized
         self._batch_size, self._least = int(batch_size), int(min_size)
         limiter = RateLimiter.of(lanes.segment)
         self._gate: SampleGate | None = None
@@ -96,6 +101,7 @@ class RowSource:
         )
         self._strategy.prepare(self._read_plan.memory())  # now instead of in the first sample
 
+    @one_thread
     def can_sample(self) -> bool:
         """Whether `sample` would return a batch now: the replay holds enough transitions, and one can be drawn."""
         able = self._able()
@@ -105,6 +111,7 @@ class RowSource:
             self._starve()
         return able
 
+    @one_thread
     def sample(self, timeout: float | None = None) -> Batch:
         """Draws a batch.
 
@@ -130,11 +137,7 @@ class RowSource:
         """Whether samplers are a batch behind, by the replay's limiter; False without a limiter."""
         return self._gate is not None and self._gate.due
 
-    @property
-    def prioritized(self) -> Prioritized | None:
-        """The options of prioritized drawing; None for uniform drawing."""
-        return self._prioritized
-
+    @one_thread
     def update_priorities(self, index: ArrayLike, priority: ArrayLike) -> None:
         """Gives drawn transitions or sequences new priorities, usually their prediction errors.
 
@@ -149,13 +152,14 @@ class RowSource:
             ValueError: a priority is NaN, infinite or negative (the error names the row), or there is not one for each
                 index; nothing was changed. TypeError: the sampler draws uniformly. ClosedError: the replay was closed.
         """
-        if self._prioritized is None or isinstance(self._strategy, Uniform):
+        if self.prioritized is None or isinstance(self._strategy, Uniform):
             raise TypeError(
                 "update_priorities: expected a sampler with prioritized=Prioritized(...), got a uniform one"
             )
         self._check_open()
         self.stats.ignored += self._strategy.update(index, priority)
 
+    @one_thread
     def clear(self) -> None:
         """From now on draws only transitions that are written later, and waits until there are min_size of them.
 
@@ -168,6 +172,7 @@ class RowSource:
         self._cleared_at = self._view.native.inserted()
         self._enough = False
 
+    @one_thread
     def state_dict(self) -> dict[str, NDArray[Any]]:
         """The generator and the priorities as arrays, for `load_state_dict` or `ReplayBuffer.save`."""
         state = {"generator": self._read_plan.generator.copy()} | self._strategy.state_dict()
@@ -175,6 +180,7 @@ class RowSource:
             state |= {"floor": self._read_plan.floor.copy(), "cleared_at": np.array(self._cleared_at)}
         return state
 
+    @one_thread
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Restores the state of a sampler with the same options of the same replay, or of a save of it.
 
@@ -197,7 +203,6 @@ class RowSource:
         self._cleared_at, self._enough = cleared_at, False
 
     def _check_open(self) -> None:
-        """Raises ClosedError, StaleHandle: the replay is not open."""
         self._view.segment.check_open()
 
     def _able(self) -> bool:
@@ -211,7 +216,6 @@ class RowSource:
             self._gate.starve()
 
     def _is_limited(self) -> bool:
-        """Whether the limiter forbids drawing a batch now."""
         return self._gate is not None and not self._gate.may_sample()
 
     def _wait_for_limiter(self, deadline: float | None) -> None:
@@ -296,24 +300,6 @@ class RowSource:
         if self._window.length is not None:
             return f"none of the {held} transitions begins a sequence of {self._window.length} that is held whole"
         return f"none of the {held} transitions has its stack and its next {self._window.n_step} steps held whole"
-
-
-class Sampler(RowSource):
-    """Draws batches from one replay; made by `ReplayBuffer.sampler`. For one thread at a time.
-
-    A transition can be drawn if the replay holds its whole stack and its next n steps, or those to the episode's end; a
-    sequence, if that holds for all its transitions. Draws are uniform with replacement, or follow the priorities.
-
-    Attributes:
-        stats: rows drawn, lapped and drawn again, and the time waited.
-    """
-
-    can_sample = one_thread(RowSource.can_sample)
-    sample = one_thread(RowSource.sample)
-    update_priorities = one_thread(RowSource.update_priorities)
-    clear = one_thread(RowSource.clear)
-    state_dict = one_thread(RowSource.state_dict)
-    load_state_dict = one_thread(RowSource.load_state_dict)
 
     def __repr__(self) -> str:
         return f"<Sampler of {self._view.segment.path} batch_size={self._batch_size}>"

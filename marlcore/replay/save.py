@@ -1,13 +1,8 @@
 """Saving a replay while its writers run, and loading it; the copy of a live segment is again a segment.
 
-The copy cuts all lanes at one moment: it has no row committed later. Each lane's rows are then copied oldest first.
-Rows that a writer overwrote meanwhile are lost to the copy, as they are to a sampler: the copy's `reserved` marks the
-oldest whole row. So each lane's rows are one run that ends at the cut, with their original tickets.
-
-A sampler's arrays follow the lanes' bytes; the segment's description has their places.
+Each lane's rows are copied oldest first, up to a cut of all lanes at one moment; the copy's `reserved` marks the oldest
+one that no writer overwrote meanwhile. A sampler's arrays follow the lanes; the description has their places.
 """
-
-from __future__ import annotations
 
 import math
 import os

@@ -1,7 +1,5 @@
 """The strategy of samplers without priorities."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,6 +17,7 @@ class Uniform:
 
     def __init__(self, read_plan: ReadPlan) -> None:
         self._read_plan = read_plan
+        self._one_ticket = np.zeros((2, 1), np.int64)
 
     def prepare(self, memory: BatchMemory) -> None:
         """Compiles or loads the kernels without drawing."""
@@ -29,7 +28,7 @@ class Uniform:
     def can_draw(self) -> bool:
         """Whether any row can be drawn; the call changes no draw, past or future."""
         self._read_plan.read_windows()
-        return bool(kernels.any_sampleable(self._read_plan.plan))
+        return bool(kernels.list_sampleable(self._read_plan.plan, self._one_ticket))
 
     def draw(self, memory: BatchMemory, rows: NDArray[np.int64]) -> tuple[int, int]:
         """Chooses and copies transitions for output rows, slot i for rows[i]: (slots filled, draws refused).

@@ -5,7 +5,7 @@ import time
 
 import numpy as np
 
-from ..kernels import advantages, categories, columns, jit, sumtree
+from ..kernels import columns, jit, policies, sumtree
 from ..kernels.plan import COLUMN
 from ..kernels.random import next_random
 from ..notices import say
@@ -61,5 +61,5 @@ def _compile_tables() -> None:
     sumtree.repair(tree, offsets, ints.copy(), 2, True)
     sumtree.find(tree, offsets, floats, ints, 2)
     rows = [np.zeros(1, np.float32) for _ in range(7)]
-    advantages.trace(*rows[:4], np.zeros(1, np.bool_), rows[4], 1.0, 1.0, 1.0, *rows[5:])
-    categories.draw_category(np.zeros((1, 1), np.float32), 0, 1, np.zeros(1), np.zeros(1, np.int64), rows[0])
+    policies.trace(*rows[:4], np.zeros(1, np.bool_), rows[4], 1.0, 1.0, 1.0, *rows[5:])
+    policies.draw_category(np.zeros((1, 1), np.float32), 0, 1, np.zeros(1), np.zeros(1, np.int64), rows[0])

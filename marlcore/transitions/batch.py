@@ -192,7 +192,6 @@ class BatchLayout:
         self.columns = np.array(columns, COLUMN)
 
     def offset(self, name: str) -> int:
-        """A field's offset in the batch's bytes."""
         return self._arrays[name].offset
 
     def carve(self, root: NDArray[np.uint8]) -> dict[str, Any]:
@@ -209,7 +208,6 @@ class BatchLayout:
         return fields
 
     def _add(self, name: str, shape: tuple[int, ...], dtype: Any) -> _Array:
-        """Places an array behind the last one."""
         array = self._arrays[name] = _Array(self.nbytes, shape, np.dtype(dtype))
         self.nbytes = -(-(self.nbytes + array.nbytes) // 64) * 64
         return array

@@ -1,7 +1,5 @@
 """Lanes of transitions in one segment: the common base of the replay and the trajectory queue."""
 
-from __future__ import annotations
-
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -11,8 +9,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ..checks import brief, check_timeout, check_whole
+from ..closing import ClosedAfterError
 from ..errors import LayoutMismatch
-from ..memory import LaneGeometry, Segment, SegmentHandle, Shared, claim_all
+from ..memory import LaneGeometry, Segment, SegmentHandle, Shared, claim
 from ..spec import Field, TransitionSpec
 from .layout import LaneView, RecordLayout
 from .vector_writer import VectorWriter
@@ -69,7 +68,6 @@ class TransitionLanes(Shared):
         path: str | os.PathLike[str] | None,
         **described: Any,
     ) -> T:
-        """A new, empty segment of lanes; `described` adds to its description."""
         description = {"kind": cls.kind, "spec": spec.to_dict(), "lanes": int(lanes), "lane_rows": lane_rows}
         description |= described
         return cls(Segment.create(name, description, cls._geometry_of(description).nbytes, path, spill=cls._spills))
@@ -111,11 +109,9 @@ class TransitionLanes(Shared):
         raise NotImplementedError
 
     def _gate(self, lane: int, /) -> Gate | None:
-        """The gate that a lane's writer passes before each add."""
         raise NotImplementedError
 
     def _vector_gate(self, lanes: Iterable[int], /) -> VectorGate | None:
-        """The gate that the writer of these lanes passes before each add."""
         raise NotImplementedError
 
     def _open_writer(self, lane: int, timeout: float | None, shared: bool = False) -> Writer:
@@ -137,12 +133,9 @@ class TransitionLanes(Shared):
 
     def _opened(self, make: Callable[..., W], lanes: list[int], timeout: float | None, shared: bool = False) -> W:
         check_timeout(timeout)
-        claimed = claim_all(self._segment, self._mapped.native, lanes, shared)
-        try:
+        claimed = claim(self._segment, self._mapped.native, *lanes, shared=shared)
+        with ClosedAfterError(claimed):
             writer = make(claim=claimed, timeout=timeout)
-        except BaseException:
-            claimed.release()
-            raise
         self._writers.add(writer)
         return writer
 
@@ -158,7 +151,6 @@ def spec_difference(has: TransitionSpec, got: TransitionSpec) -> str:
 
 
 def _parts(spec: TransitionSpec) -> Iterator[tuple[str, str]]:
-    """The parts of a spec as (label, value)."""
     obs = {"obs": spec.obs} if isinstance(spec.obs, Field) else {f"obs[{name!r}]": f for name, f in spec.obs.items()}
     extras = {f"extras[{name!r}]": f for name, f in spec.extras.items()}
     for label, field in (obs | {"action": spec.action} | extras).items():

@@ -5,8 +5,6 @@ that a small transition fits one cache line. A larger field, such as a frame, ha
 at intervals, with one row per interval.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -48,7 +46,7 @@ class RecordLayout:
     every: tuple[int, ...]  # tickets that share a row of each column
 
     @classmethod
-    def of(cls, spec: TransitionSpec) -> RecordLayout:
+    def of(cls, spec: TransitionSpec) -> "RecordLayout":
         """The layout of a spec; equal specs have equal layouts, whatever the order of their fields."""
         obs, extras = sorted(spec.obs_fields.items()), sorted(spec.extras.items())
         fields = [("obs", name, field) for name, field in obs]
@@ -68,7 +66,6 @@ class RecordLayout:
         return cls(tuple(places), end, tuple(columns), tuple(every))
 
     def of_role(self, role: str) -> list[Place]:
-        """The places of one role, by name."""
         return [place for place in self.places if place.role == role]
 
 
@@ -82,7 +79,7 @@ class LaneView:
     layout: RecordLayout
     spec: TransitionSpec
 
-    def of(self, geometry: LaneGeometry) -> LaneView:
+    def of(self, geometry: LaneGeometry) -> "LaneView":
         """The view of other lanes: a part of these, or the whole that these are a part of."""
         return replace(self, geometry=geometry, native=geometry.bind(self.segment.body))
 

@@ -1,7 +1,5 @@
 """Setters: callables that check a field's value and write it into memory, with the cheapest code for its kind."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from contextvars import Context
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Staging of many transitions for one call of the C core: each field's array is checked, then copied or lent."""
 
-from __future__ import annotations
-
 import errno
 from typing import Any
 

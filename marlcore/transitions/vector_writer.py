@@ -1,7 +1,5 @@
 """The writer of several replay lanes: it checks and stages a row for each, and appends all of them with one call."""
 
-from __future__ import annotations
-
 import errno
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..checks import brief
-from ..memory import LaneClaim, NativeVector, invalidate_after_fork, one_thread
+from ..memory import File, NativeVector, invalidate_after_fork, one_thread
 from ..spec import Field, as_field
 from .layout import LaneView
 from .staging import VectorStaging
@@ -33,7 +31,7 @@ class VectorWriter(WriterBase):
     _native: NativeVector
 
     def __init__(
-        self, view: LaneView, lanes: Sequence[int], claim: LaneClaim, timeout: float | None, gate: VectorGate | None
+        self, view: LaneView, lanes: Sequence[int], claim: File, timeout: float | None, gate: VectorGate | None
     ) -> None:
         self.lanes = tuple(lanes)
         self._gate = gate
@@ -132,11 +130,9 @@ class VectorWriter(WriterBase):
         return staging
 
     def _indices(self, numbers: Ints) -> Ints:
-        """The indices of these lanes' writers; -1 for a lane that has none here."""
         return self._places.take(numbers + 1, mode="clip")
 
     def _check(self, code: int, lanes: ArrayLike | None) -> None:
-        """Raises the error of a negative code."""
         if code == -errno.EINVAL and lanes is not None:
             which = self._indices(_numbers(lanes))
             if (which < 0).any() or len(set(which.tolist())) < len(which):

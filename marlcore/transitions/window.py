@@ -1,7 +1,5 @@
 """Shared by all readers of transitions: the lanes' windows, memory for batches, and the check after copying."""
 
-from __future__ import annotations
-
 from collections import deque
 from dataclasses import dataclass
 from types import NoneType
@@ -105,7 +103,6 @@ class ReadPlan:
         self._validate = lanes.native.validator(self.chosen[rows.LANE], lowest, self._ok)
 
     def _set(self, window: Window, spec: TransitionSpec, geometry: LaneGeometry) -> None:
-        """Writes the plan."""
         layout, records = self._layout, address_of(self._body) + geometry.column_offset(0)
         settings: dict[str, Any] = {
             "records": records,

@@ -1,7 +1,5 @@
 """The writer of a replay lane: it checks a transition, stages it, and appends it with one call."""
 
-from __future__ import annotations
-
 import errno
 import math
 import time
@@ -18,7 +16,7 @@ from ..memory import (
     TERMINATED,
     TRUNCATED,
     WAIT_SLICE_S,
-    LaneClaim,
+    File,
     NativeWriter,
     add_lock,
     invalidate_after_fork,
@@ -56,7 +54,7 @@ class Writer(WriterBase):
         self,
         view: LaneView,
         lane: int,
-        claim: LaneClaim,
+        claim: File,
         shared: bool,
         timeout: float | None,
         gate: Gate | None,

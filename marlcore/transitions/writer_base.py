@@ -1,20 +1,25 @@
 """The base of all writers: a claim on lanes, which ends when the writer is closed and which a fork does not inherit."""
 
-from __future__ import annotations
-
 import errno
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..closing import Closing
 from ..errors import StaleHandle, TimedOut
-from ..memory import WAIT_SLICE_S, Check, LaneClaim, NativeVector, NativeWriter, check_interruption, error_of
-
-W = TypeVar("W", bound="WriterBase")
-
+from ..memory import (
+    WAIT_SLICE_S,
+    Check,
+    File,
+    NativeVector,
+    NativeWriter,
+    check_interruption,
+    close_when_alone,
+    error_of,
+)
 
 Flags = NDArray[np.bool_]
 # The wait of a limiter or a queue before an add of so many transitions and boundary rows; False: the writer must drop
@@ -24,10 +29,10 @@ Gate = Callable[[int, int, float | None, Check], bool]
 VectorGate = Callable[[NDArray[np.int64], Flags, float | None, Check], Flags | bool]
 
 
-class WriterBase:
+class WriterBase(Closing):
     """The base of Writer and VectorWriter; register it with `invalidate_after_fork` once it is complete."""
 
-    def __init__(self, claim: LaneClaim, native: NativeWriter | NativeVector, timeout: float | None) -> None:
+    def __init__(self, claim: File, native: NativeWriter | NativeVector, timeout: float | None) -> None:
         self._claim = claim
         self._native = native
         self._timeout = timeout
@@ -37,11 +42,11 @@ class WriterBase:
     @property
     def policy_version(self) -> int:
         """The version of the acting weights, stored with every row from now on; initially 0."""
-        return self._native.policy_version
+        return int(self._native.raw.policy_version)
 
     @policy_version.setter
     def policy_version(self, version: int) -> None:
-        self._native.policy_version = version
+        self._native.raw.policy_version = version & 0xFFFFFFFF
 
     def check_open(self) -> None:
         """Raises ClosedError after `close`, StaleHandle in a forked child."""
@@ -51,18 +56,12 @@ class WriterBase:
     def close(self) -> None:
         """Releases what it has claimed, once no other thread is inside an add. Repeated calls are harmless."""
         self._native.close()
-        self._claim.release(self._inside)
+        close_when_alone(self._claim, self._inside)
 
     def forked(self) -> None:
         """In a forked child: makes later use raise, since its lanes are the parent's."""
         self._native.close()
         self._forked = True
-
-    def __enter__(self: W) -> W:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
 
     def __reduce__(self) -> Any:
         raise TypeError(f"a {type(self).__name__} belongs to one process: pass the replay and make one there")
@@ -81,7 +80,6 @@ class WriterBase:
         return code
 
     def _error_of(self, code: int) -> Exception:
-        """The exception for a negative code."""
         if self._forked:
             return StaleHandle("the writer was made before a fork; what it writes to is the parent's")
         return error_of(code)

@@ -1,8 +1,5 @@
 """Weights of torch users: a module whose tensors are views of a row."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain, pairwise, zip_longest
 from operator import attrgetter, is_
@@ -31,14 +28,10 @@ class TensorGroup:
 
 
 class ModuleWeights:
-    """A model whose parameters and buffers are views of one row on the model's device.
+    """A model whose parameters and buffers are views of one row, uint8 [layout.nbytes] on the model's device.
 
     Parameter objects stay the same, so optimizers stay valid; tied tensors stay tied, frozen ones frozen. Tensors
     become contiguous. The row holds non-persistent buffers too.
-
-    Attributes:
-        row: uint8 [layout.nbytes] on the model's device.
-        groups: the model's tensors, in the layout's order.
 
     Raises:
         LayoutMismatch: the model's tensors differ from the layout.
@@ -53,7 +46,10 @@ class ModuleWeights:
     def bind(self) -> None:
         """Moves all of the model's tensors, with their current values, into a new row; after an error, none moved."""
         groups = _unique_tensors(self._model)
-        _check(self.layout, [group.spec for group in groups])
+        for index, (expected, got) in enumerate(zip_longest(self.layout.tensors, [group.spec for group in groups])):
+            if expected != got:
+                nothing = "no further tensor"
+                raise LayoutMismatch(f"model tensor {index}: expected {expected or nothing}, got {got or nothing}")
         devices = {group.tensors[0].device for group in groups}
         if len(devices) > 1:
             raise ValueError(f"model: expected all tensors on one device, got {sorted(map(str, devices))}")
@@ -141,19 +137,10 @@ def module_specs(model: torch.nn.Module) -> tuple[TensorSpec, ...]:
     return tuple(group.spec for group in _unique_tensors(model))
 
 
-def _check(layout: RowLayout, specs: Sequence[TensorSpec]) -> None:
-    """Raises LayoutMismatch: a tensor differs from the layout; the message names the first such tensor."""
-    for index, (expected, got) in enumerate(zip_longest(layout.tensors, specs)):
-        if expected != got:
-            nothing = "no further tensor"
-            raise LayoutMismatch(f"model tensor {index}: expected {expected or nothing}, got {got or nothing}")
-
-
 def _unique_tensors(model: torch.nn.Module) -> list[TensorGroup]:
     """A model's parameters and buffers in module order; tensors of the same memory appear once.
 
-    Raises:
-        ValueError: a tensor is not strided, has no memory yet, or shares only part of its memory with another.
+    Raises ValueError: a tensor is not strided, has no memory yet, or shares only part of its memory with another.
     """
     groups: dict[tuple[Any, ...], TensorGroup] = {}
     for prefix, module in model.named_modules(remove_duplicate=False):

@@ -1,12 +1,10 @@
 """The layout of a row: the places of a model's tensors, and of the extras published with them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,21 +42,13 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class RowLayout:
-    """The places of a model's tensors and the extras in a row; each begins at a multiple of 64 bytes.
-
-    Attributes:
-        tensors: in the order of the model.
-        extras: further arrays by name, after the tensors.
-        offsets: bytes from the row's start to each tensor.
-        extra_offsets: bytes from the row's start to each extra.
-        tensor_bytes: offset of the extras. nbytes: size of the row.
-    """
+    """The places of a model's tensors, in its order, and of the extras after them, each at a multiple of 64 bytes."""
 
     tensors: tuple[TensorSpec, ...]
     extras: Mapping[str, Field]
-    offsets: tuple[int, ...] = field(init=False)
+    offsets: tuple[int, ...] = field(init=False)  # bytes from the row's start to each tensor
     extra_offsets: tuple[int, ...] = field(init=False)
-    tensor_bytes: int = field(init=False)
+    tensor_bytes: int = field(init=False)  # the offset of the first extra
     nbytes: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -76,7 +66,7 @@ class RowLayout:
         }
 
     @classmethod
-    def from_dict(cls, plain: dict[str, Any]) -> RowLayout:
+    def from_dict(cls, plain: dict[str, Any]) -> "RowLayout":
         for name, shape, _ in plain["tensors"]:
             for extent in shape:
                 check_whole(f"shape of {name}", extent, 0, MAX_BYTES)
@@ -91,39 +81,10 @@ class RowLayout:
             yield spec, row[at : at + spec.nbytes]
 
     def extra_views(self, row: NDArray[np.uint8]) -> dict[str, NDArray[Any]]:
-        """The extras of a row, uint8 [nbytes]."""
         return {
             name: row[at : at + extra.nbytes].view(extra.dtype).reshape(extra.shape)
             for (name, extra), at in zip(self.extras.items(), self.extra_offsets, strict=True)
         }
-
-
-class Weights(Protocol):
-    """A caller's weights at one end of a store: a module's tensors, or a mapping's arrays.
-
-    Attributes:
-        layout: of the rows. specs: what the weights have, in the layout's order.
-    """
-
-    layout: RowLayout
-
-    def staged(self, weights: Any = None) -> NDArray[np.uint8]:
-        """A row in host memory with the current weights, or these; its extras are the caller's to set.
-
-        Raises: LayoutMismatch: the weights no longer fit the layout.
-        """
-
-    def scratch(self) -> NDArray[np.uint8]:
-        """The row in host memory from which `load` copies; call it once."""
-
-    def load(self) -> None:
-        """Copies the weights of the scratch row into the caller's. Raises: as `staged`; then nothing was copied."""
-
-    def views(self, row: NDArray[np.uint8]) -> Any:
-        """The weights of a row, without a copy."""
-
-    def named(self, views: Any) -> Any:
-        """`views` in the form of the caller's weights: a module's by name, a mapping's nested as it is."""
 
 
 def extra_field(name: str, extra: tuple[int, ...] | Field) -> Field:

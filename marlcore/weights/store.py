@@ -4,12 +4,11 @@ A store is one lane whose rows are whole models: publishing appends a row, reade
 is the lane's committed count. Readers validate every read, whatever the number of slots.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -17,17 +16,33 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..checks import brief, check_timeout, check_whole
+from ..closing import ClosedAfterError, Closing
 from ..errors import ClosedError, NotEnoughData, SegmentCorrupt, TimedOut
-from ..memory import Event, LaneClaim, LaneGeometry, NativeLanes, Put, Segment, Shared, claim, one_thread, sleep_until
+from ..memory import (
+    Event,
+    File,
+    LaneGeometry,
+    NativeLanes,
+    Put,
+    Segment,
+    Shared,
+    claim,
+    close_when_alone,
+    one_thread,
+    sleep_until,
+)
 from ..spec import Field
-from .row import RowLayout, TensorSpec, Weights, extra_field, fitted_extra
+from .row import RowLayout, TensorSpec, extra_field, fitted_extra
 from .trees import TreeWeights, tree_specs
 
 if TYPE_CHECKING:
     import torch
 
+    from .modules import ModuleWeights
+
 Mode = Literal["snapshot", "double_buffer", "triple_buffer"]
 Model: TypeAlias = "torch.nn.Module | Mapping[Any, Any] | Sequence[Any]"  # arrays in mappings, lists and tuples
+Weights: TypeAlias = "TreeWeights | ModuleWeights"  # a caller's weights at one end of a store
 SLOTS: dict[str, int] = {"snapshot": 1, "double_buffer": 2, "triple_buffer": 3}
 _MOST_VERSIONS = 2**61  # half of a lane's largest count, so that as many more can follow
 _MOST_SLOTS = 2**32
@@ -72,7 +87,7 @@ class ParameterStore(Shared):
         begins_after: int = 0,
         name: str = "weights",
         path: str | os.PathLike[str] | None = None,
-    ) -> ParameterStore:
+    ) -> "ParameterStore":
         """A new store with room for the model's weights; it has no version yet, and the model is unchanged.
 
         Args:
@@ -110,7 +125,7 @@ class ParameterStore(Shared):
         committed = self._lanes.committed(0)
         return committed if committed > self.begins_after else 0
 
-    def publisher(self, model: Model) -> Publisher:
+    def publisher(self, model: Model) -> "Publisher":
         """The publishing end, exclusively for this process until it closes it or dies.
 
         A module's parameters and buffers become views of one flat tensor; the Parameter objects stay the same. A
@@ -120,13 +135,10 @@ class ParameterStore(Shared):
             LaneBusy: the store has a living publisher. LayoutMismatch: the model has other tensors than the store.
         """
         claimed = claim(self._segment, self._lanes, 0)
-        try:
+        with ClosedAfterError(claimed):
             return Publisher(self, self._lanes, _weights_of(model, self.layout, fill=False), claimed)
-        except BaseException:
-            claimed.release()
-            raise
 
-    def subscriber(self, local_model: Model) -> Subscriber:
+    def subscriber(self, local_model: Model) -> "Subscriber":
         """A reading end that keeps `local_model` up to date; any number may live at once, in any process.
 
         A module's parameters and buffers become views of one flat tensor; the Parameter objects stay the same. The
@@ -140,7 +152,7 @@ class ParameterStore(Shared):
         local = _weights_of(local_model, self.layout, fill=True)
         return Subscriber(self, self._lanes, Event(self._segment.body), local)
 
-    def slot_tensor(self, slot: int) -> torch.Tensor:
+    def slot_tensor(self, slot: int) -> "torch.Tensor":
         """`slot_array` as a tensor."""
         import torch
 
@@ -158,14 +170,14 @@ class ParameterStore(Shared):
         return f"<ParameterStore {self._segment.path} mode={self.mode} row={self.layout.nbytes}>"
 
 
-class Publisher:
+class Publisher(Closing):
     """The store's only writer; a context manager, for one thread at a time. Use `ParameterStore.publisher`.
 
     Attributes:
         version: of the store's last publish; 0 if there was none.
     """
 
-    def __init__(self, store: ParameterStore, lanes: NativeLanes, weights: Weights, claimed: LaneClaim) -> None:
+    def __init__(self, store: ParameterStore, lanes: NativeLanes, weights: Weights, claimed: File) -> None:
         self._store = store
         self._lanes = lanes
         self._weights = weights
@@ -237,15 +249,10 @@ class Publisher:
     def close(self) -> None:
         """Releases the store for a successor, once no other thread publishes; the model stays usable."""
         self._closed = True
-        self._claim.release(self._inside)
-
-    def __enter__(self) -> Publisher:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
+        close_when_alone(self._claim, self._inside)
 
 
+@dataclass(eq=False)
 class InPlaceView:
     """The newest weights in place, in shared memory. Use `Subscriber.in_place`.
 
@@ -257,14 +264,11 @@ class InPlaceView:
         extras: by name, floats and arrays, copied.
     """
 
-    def __init__(
-        self, version: int, tensors: Mapping[str, Any], extras: Mapping[str, Any], whole: Callable[[], bool]
-    ) -> None:
-        self.version = version
-        self.tensors = tensors
-        self.extras = extras
-        self._whole = whole
-        self._final: bool | None = None
+    version: int
+    tensors: Mapping[str, Any]
+    extras: Mapping[str, Any]
+    _whole: Callable[[], bool]
+    _final: bool | None = None
 
     def valid(self) -> bool:
         """Whether everything read so far, extras included, was this version; after the block, the answer at its end."""

@@ -1,7 +1,5 @@
 """Weights of JAX and NumPy users: a mapping of arrays, also nested, as a row."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Mapping
 from itertools import repeat
@@ -22,10 +20,8 @@ class TreeWeights:
     """The arrays of a mapping that may hold mappings, lists and tuples in turn; None holds no array.
 
     An array's name is the path to it, joined by ".": "layers.0.bias". The mapping is read at each call, so its arrays
-    may be replaced; names count, and their order does not.
-
-    Args:
-        fill: whether rows are copied into the arrays, which must then be writable.
+    may be replaced; names count, and their order does not. With `fill`, rows are copied into the arrays. ModuleWeights
+    has the same methods.
 
     Raises:
         LayoutMismatch: an array is missing, one too many, or has another shape or dtype.
@@ -42,15 +38,18 @@ class TreeWeights:
         self._places = self.views(self._row)
 
     def staged(self, weights: Any = None) -> NDArray[np.uint8]:
+        """A row in host memory with the current weights, or these; its extras are the caller's to set."""
         arrays = self._arrays(self._tree if weights is None else weights)
         for name, place in self._places.items():
             place[...] = arrays[name]
         return self._row
 
     def scratch(self) -> NDArray[np.uint8]:
+        """The row in host memory from which `load` copies; call it once."""
         return self._row
 
     def load(self) -> None:
+        """Copies the weights of the scratch row into the caller's; after an error, nothing was copied."""
         arrays = self._arrays(self._tree)
         filled = [arrays[name] for name in self._places]
         # In one call of C, in which no signal is handled: an exception in a loop of Python would leave two versions.
@@ -58,11 +57,13 @@ class TreeWeights:
         deque(map(put, filled, repeat(...), self._places.values()), maxlen=0)
 
     def views(self, row: NDArray[np.uint8]) -> Arrays:
+        """The weights of a row, without a copy."""
         return {
             spec.name: part.view(self._dtypes[spec.name]).reshape(spec.shape) for spec, part in self.layout.parts(row)
         }
 
     def named(self, views: Arrays) -> Any:
+        """`views` in the form of the caller's weights: nested as the mapping is."""
         self._arrays(self._tree)  # raises LayoutMismatch: the mapping was changed
 
         def readable(name: str, _: Any) -> NDArray[Any]:

@@ -233,7 +233,7 @@ class ReplayMachine(RuleBasedStateMachine):
     def kill_the_writer(self, lane, who):
         """The kernel gives its lane back; it itself does nothing more."""
         lane = self.lane(lane)
-        self.writer(lane, who)._claim.release()
+        self.writer(lane, who)._claim.close()
         del self.writers[lane, who * self.shared]
 
     @rule(lane=LANE, endings=ENDINGS, batched=st.booleans(), who=st.integers(0, 1))

@@ -34,7 +34,7 @@ BELOW = {
     "testing": ["cli"],
     "compat": ["training", "planning"],
 }
-TOP = {"cgroup", "checks", "declared", "errors", "lazy", "notices", "observations", "references", "spec"}
+TOP = {"cgroup", "checks", "closing", "declared", "errors", "lazy", "notices", "observations", "references", "spec"}
 ABOVE_ALL = {"__init__", "__main__", "preload"}
 OPEN_ROOMS = {"kernels", "algos", "envs"}  # whose modules are what they offer
 

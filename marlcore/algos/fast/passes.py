@@ -1,7 +1,5 @@
 """Forward and backward passes of a value network: written out for fully connected layers, by autograd for others."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 
@@ -15,7 +13,7 @@ from .stand_in import faster, is_plain, linear, plan_of
 _threshold_backward = torch.ops.aten.threshold_backward.default  # once: finding it takes longer than running it
 
 
-def passes(network: nn.Module) -> LayersPass | AutogradPass:
+def passes(network: nn.Module) -> "LayersPass | AutogradPass":
     """A forward pass, then its backward pass, for the network as it is; call both without recording by autograd.
 
     `forward` returns the outputs [B, outputs]; `backward` takes the loss's gradient with respect to them, and puts
@@ -31,7 +29,7 @@ def passes(network: nn.Module) -> LayersPass | AutogradPass:
     return AutogradPass(network)
 
 
-def _written_out(network: Any) -> LayersPass | bool:
+def _written_out(network: Any) -> "LayersPass | bool":
     """The passes of a network that is a torso and a head, whose layers have ReLU between them; False for others."""
     if type(network).forward is not QNetwork.forward:
         return False

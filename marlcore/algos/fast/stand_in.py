@@ -5,8 +5,6 @@ the `forward` of a network of this package runs on a stand-in for it: an object 
 has its attributes, but functions in place of its layers, and stand-ins in place of its other parts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache, partial
 from operator import attrgetter, itemgetter
@@ -50,7 +48,7 @@ def faster(module: M) -> M:
     return module if plan is None else plan.stand_in
 
 
-def plan_of(module: nn.Module) -> Plan | None:
+def plan_of(module: nn.Module) -> "Plan | None":
     """The module's plan; None if there is none, or if hooks, which it would skip, are to be called."""
     plan = vars(module).get("_plan")
     if plan is None or plan.owner is not module or not plan.holds():  # shallow copies share it

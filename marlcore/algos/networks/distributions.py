@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn import functional
 
 from ...checks import brief
-from ...kernels.categories import draw_category
+from ...kernels.policies import draw_category
 from ...spec import Field
 
 NEVER = -1e9  # the output of an action that a mask forbids: its probability is 0, and 0 times its logarithm too

@@ -1,7 +1,5 @@
 """The first layers of a network, for any observation: an encoder for each space; and pairs of critics on them."""
 
-from __future__ import annotations
-
 import math
 from itertools import pairwise
 from typing import Any, Literal
@@ -18,7 +16,7 @@ Activation = Literal["tanh", "relu"]
 IMAGE_SIDE = 32  # least rows and columns of an image
 
 
-def encoder_of(space: gymnasium.Space, stack: int) -> Flat | Image | OneHot:
+def encoder_of(space: gymnasium.Space, stack: int) -> "Flat | Image | OneHot":
     """The encoder of a Box, Discrete, MultiDiscrete or MultiBinary, inputs [B, stack, *shape]; [B, *shape] for 1."""
     if isinstance(space, (gym.Discrete, gym.MultiDiscrete)):
         return OneHot(space, stack)

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from ...interfaces import QueueSource, ReplaySource
-from ...memory import PREFIX, SegmentHandle, survey_names
+from ...memory import PREFIX, SegmentHandle, survey_segments
 from ...queue import TrajectoryQueue, lane_rows_for
 from ...replay import Mixture, Prefetch, ReplayBuffer, Sampler
 from ..config import AssignedPolicy, Config
@@ -78,7 +78,7 @@ def create_storage(stack: ExitStack, policy: AssignedPolicy, config: Config, run
 
 def _new_file(directory: Path, name: str) -> Path:
     """A new name for a replay's file; first removes such files of runs that were killed."""
-    survey_names(directory, TRANSIENT, remove=True)
+    survey_segments(directory, TRANSIENT, remove=True)
     return directory / f"{TRANSIENT}{secrets.token_hex(4)}-{name}"
 
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rounding import rounding
 
-from marlcore.kernels.categories import draw_category
+from marlcore.kernels.policies import draw_category
 
 NEVER = -1e9  # the output of a value of probability 0
 LAST = np.nextafter(1.0, 0.0)

@@ -52,14 +52,14 @@ def test_a_listed_row_overwritten_meanwhile_is_replaced(few, monkeypatch):
     (replay, model), list_sampleable = few, uniform.list_sampleable
 
     def list_one_more(*args):
-        found = args[-1]
+        tickets = args[-1]
         listed = list_sampleable(*args)
-        found[:, listed] = 0, 1000
+        tickets[:, listed] = 0, 1000
         return listed + 1
 
-    monkeypatch.setattr(uniform, "list_sampleable", list_one_more)
     allowed = model.sampleable(1, 1800)
     sampler = replay.sampler(64, n_step=1800, seed=0)
+    monkeypatch.setattr(uniform, "list_sampleable", list_one_more)
     for _ in range(5):
         model.check(sampler.sample(), 1, 1800, allowed=allowed)
 

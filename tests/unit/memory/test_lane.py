@@ -92,11 +92,11 @@ def test_absent_tickets_are_ordinary_results(segment):
 def test_a_lane_has_one_writer_in_a_process(segment, lanes):
     first = claim(segment, lanes, 1)
     check_refused(lambda: claim(segment, lanes, 1), LaneBusy, "lane 1 has a living writer")
-    claim(segment, lanes, 0).release()
-    first.release()
-    first.release()
+    claim(segment, lanes, 0).close()
+    first.close()
+    first.close()
     claim(segment, lanes, 1)  # forgotten, and so given back
-    claim(segment, lanes, 1).release()
+    claim(segment, lanes, 1).close()
 
 
 def test_a_stopped_writer_keeps_its_lane_and_a_killed_one_not(segment, lanes, program):
@@ -109,7 +109,7 @@ def test_a_stopped_writer_keeps_its_lane_and_a_killed_one_not(segment, lanes, pr
         claim(segment, lanes, 1)
     holder.kill()
     os.kill(child, 0)  # it lives
-    claim(segment, lanes, 1).release()
+    claim(segment, lanes, 1).close()
     os.kill(child, 9)
 
 
@@ -124,7 +124,7 @@ def test_only_contradictory_counters_quarantine_a_lane(segment, lanes, words):
     if words in CONTRADICTORY:
         check_refused(lambda: claim(segment, lanes, 1), SegmentCorrupt, "quarantined")
         counters(segment, 1)[:] = 0
-    claim(segment, lanes, 1).release()  # the refused claim did not keep the lock
+    claim(segment, lanes, 1).close()  # the refused claim did not keep the lock
 
 
 def test_counters_damaged_below_a_living_writer_stop_it():

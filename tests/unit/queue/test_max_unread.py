@@ -66,15 +66,15 @@ def test_a_batch_makes_room_for_as_many_more(queue):
         assert fill(writer) == 2
 
 
-def test_a_reader_that_waits_gets_its_batch_and_no_more(queue):
+def test_a_reader_that_waits_gets_its_batch_and_not_whole_lanes(queue):
     """Else both could wait: the newest row of each lane is unread, but not whole before the next one comes."""
     with queue.vector_writer(timeout=0.0) as writer, queue.reader(batch_size=10) as reader:
         assert fill(writer) == 4
         with pytest.raises(NotEnoughData):
             reader.read()
-        assert fill(writer) == 2, "6 transitions were whole"
+        assert fill(writer) == 12, "2 batches more, and 2 rows a lane"
         assert len(reader.read()) == 10
-        assert fill(writer) == 3, "after the batch the limit holds again: 2 were left"
+        assert fill(writer) == 0, "after the batch the limit holds again: 22 were left"
 
 
 def test_a_timeout_counts_once(queue, monkeypatch):

@@ -1,0 +1,34 @@
+"""The base of objects that are closed at the end of a `with` block."""
+
+from abc import abstractmethod
+from typing import TypeVar
+
+C = TypeVar("C", bound="Closing")
+
+
+class Closing:
+    """As a context manager, it closes itself."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Releases what the object holds."""
+
+    def __enter__(self: C) -> C:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+
+class ClosedAfterError:
+    """Closes the thing if the block raises."""
+
+    def __init__(self, thing: Closing) -> None:
+        self._thing = thing
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if kind is not None:
+            self._thing.close()
