@@ -37,7 +37,7 @@ as much for few bytes as for many, so small calls have large ratios; compare
 them by us."""
 WIDTH = 120  # of a table outside a terminal
 
-Run = Callable[[], Any]
+Call = Callable[[], Any]
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def interleaved(runs: dict[str, Run]) -> dict[str, float]:
+def interleaved(runs: dict[str, Call]) -> dict[str, float]:
     """By name: the median seconds of a run; the runs alternate, round by round."""
     counts = {}
     for name, run in runs.items():
@@ -105,7 +105,7 @@ def interleaved(runs: dict[str, Run]) -> dict[str, float]:
     return {name: median(seconds) for name, seconds in times.items()}
 
 
-def _measured(name: str, run: Run, bound: str, bound_run: Run) -> Measurement:
+def _measured(name: str, run: Call, bound: str, bound_run: Call) -> Measurement:
     seconds = interleaved({"run": run, "bound": bound_run})
     return Measurement(name, 1e6 * seconds["run"], bound, 1e6 * seconds["bound"])
 
@@ -163,7 +163,7 @@ def _of_weights() -> Iterator[Measurement]:
         yield _measured("publish and pull", lambda: (publish(), pull()), "two copies", lambda: (copy(), copy()))
 
 
-def _copies(nbytes: int) -> Run:
+def _copies(nbytes: int) -> Call:
     to, source = np.zeros(nbytes, np.uint8), np.ones(nbytes, np.uint8)
     to_memory, source_memory = to.data, source.data
 
@@ -173,7 +173,7 @@ def _copies(nbytes: int) -> Run:
     return run
 
 
-def _random_rows(rows: int, nbytes: int, neighbours: int) -> Run:
+def _random_rows(rows: int, nbytes: int, neighbours: int) -> Call:
     """NumPy's copy of a batch of runs of `neighbours` rows, at places drawn in advance."""
     ring = np.ones((rows, nbytes), np.uint8)
     starts = np.random.default_rng(0).integers(rows - neighbours, size=(64, BATCH, 1))

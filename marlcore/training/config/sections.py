@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from ...checks import did_you_mean, is_number
 from ...declared import By, Declared, Number, Whole
+from ...observations import Pad
 from ...references import is_importable
 from .schedules import PUBLISHED, Custom, Exponential, Schedule, Scheduled
 
@@ -139,7 +140,7 @@ class ReplayConfig(Declared):
     """Rows of a policy's replay, over all its agents and environment copies."""
     stack: Annotated[int | None, Whole(1)] = None
     """Observations in a network's input; None: 4 for atari:<game>, otherwise 1."""
-    pad: Literal["repeat", "zero"] = "repeat"
+    pad: Pad = "repeat"
     """Padding of a stack before an episode's first frame: repeat that frame, or zeros."""
     save: bool = False
     """Save each replay with its learner's checkpoints, so that a resumed run starts with its rows."""

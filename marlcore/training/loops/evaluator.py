@@ -12,11 +12,12 @@ import torch
 
 from ...errors import TimedOut
 from ...interfaces import VectorEnvironment
+from ...observations import Pad
 from ...weights import Subscriber
 from ..config import AssignedPolicy, EvaluationConfig
 from .episodes import play
 from .model import ActingModel
-from .policy import Pad, Policy, PolicyPlayer
+from .policy import Policy, PolicyPlayer
 
 Report = Callable[[str, str, float, int], None]  # agent or policy, name, value, step
 GoesOn = Callable[[], bool]  # asked before each round of actions; False ends the evaluation

@@ -46,8 +46,8 @@ class Batches(Protocol):
     def stats(self) -> dict[str, float]: ...
 
 
-class LearnerRun(Protocol):
-    """The worker of a learner's loop."""
+class LearnerHost(Protocol):
+    """What a learner's loop asks of its worker, and tells it."""
 
     def learning(self) -> bool:
         """Whether the run was not told to stop."""
@@ -56,20 +56,20 @@ class LearnerRun(Protocol):
         """Counts the updates of a round, and shows that the worker does not hang."""
 
 
-def learn_until_stopped(learners: Sequence[Learner], run: LearnerRun) -> None:
+def learn_until_stopped(learners: Sequence[Learner], host: LearnerHost) -> None:
     """Updates the policies that have data in turn; waits a while if none has."""
     waiting, wait_s = cycle(learners), WAIT_S if len(learners) == 1 else 0.0
-    while run.learning():
+    while host.learning():
         updated = [learn(learner, wait_s) for learner in learners]
         if not any(updated) and not wait_s:
             learn(next(waiting), SHARED_WAIT_S)
-        run.count_updates()
+        host.count_updates()
 
 
-def catch_up(learners: Sequence[Learner], run: LearnerRun) -> None:
+def catch_up(learners: Sequence[Learner], host: LearnerHost) -> None:
     for learner in learners:
         while learner.batches.due and learn(learner):
-            run.count_updates()
+            host.count_updates()
 
 
 def learn(learner: Learner, wait_s: float = 0.0) -> bool:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ...checks import check_finite, names_error
 from ...errors import TimedOut
 from ...interfaces import PREVIOUS_REWARD, Action, Algorithm
-from ...observations import Values, each
+from ...observations import Pad, Values, each
 from ...spaces import MASK, Spaces
 from ...spec import rows_of
 from ...weights import Subscriber
@@ -19,8 +19,6 @@ from ..config import PUBLISHED
 from .model import ActingModel
 
 FIRST_PULL_S = 0.1
-
-Pad = Literal["repeat", "zero"]
 
 
 @dataclass

@@ -48,7 +48,7 @@ class Status:
 class Monitor:
     """Moves metrics from shared memory to their sinks and the screen, and saves the run's progress."""
 
-    run: RunDirectory
+    directory: RunDirectory
     sinks: Sink
     control: Control
     telemetry: Telemetry
@@ -86,7 +86,7 @@ class Monitor:
         steps, now = self.control.steps, self._seconds
         self._ticked = now
         if steps:
-            self.run.keep()
+            self.directory.keep()
         measured = now - self._counted[-1][0] >= RATE_S or (last and steps != self._counted[-1][1])
         if measured:
             self._measure(now, steps)
@@ -130,7 +130,7 @@ class Monitor:
         """Saves the progress, from which the run can be resumed."""
         self._noted = now
         steps = {name: counters.load(STEPS) for name, counters in self.control.workers.items()}
-        self.run.save_progress({"time_s": now, "steps": steps})
+        self.directory.save_progress({"time_s": now, "steps": steps})
         self.sinks.flush()
 
     def _record(self, metric: Metric) -> None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ...processes import Telemetry
 from ..config import SelfPlayConfig
 from ..record import canvas, read_json, say_that_none_ended, write_json
-from .opponents import name_of
+from .opponents import name_of, results_in
 from .pool import Pool
 
 FILE = "payoff.json"
@@ -42,8 +42,8 @@ class League:
 
     def publish(self, numbers: Mapping[str, float]) -> dict[str, Any]:
         """Takes in the results, perhaps admits the present policy, and returns what is published beside the numbers."""
-        for metric in self.results.tail():
-            self._payoff.record(int(metric.agent), int(metric.value))
+        for opponent, result in results_in(self.results):
+            self._payoff.record(opponent, result)
         self._step = int(numbers["step"])
         if self._admits(int(numbers["updates"])):
             self.pool.admit(dict(numbers))

@@ -1,6 +1,6 @@
 """An actor in its worker: it builds the environment, the policies and the seats, and counts the steps."""
 
-import time
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ from ...envs import checked, vectorize
 from ...errors import ClosedError
 from ...interfaces import PRIORITY, QueueSource, ReplaySource, Turn
 from ...memory import interrupt_waits_with
-from ...processes import EPISODES, READY, STEPS, Metric, Telemetry
+from ...processes import EPISODES, READY, STEPS, Telemetry
 from ...weights import ParameterStore
 from ..config import actor_names
 from ..loops import (
@@ -25,7 +25,7 @@ from ..loops import (
     choose_device,
     run_seed,
 )
-from ..self_play import Matches, Opponents, SelfPlay
+from ..self_play import Matches, Opponents, SelfPlay, report_result
 from .storage import attach_storage
 from .worker import WAIT_S, Blueprint, PolicyBlueprint, Worker
 
@@ -107,13 +107,9 @@ class ActorWorker(Worker):
         pool = self.hold(ParameterStore.attach(self_play.pool))
         opponents = Opponents(policy, config, pool, self.env.copies, generator)
         results = self.hold(self.hold(Telemetry.attach(self_play.results)).reporter(self.name))
-
-        def report(opponent: int, agent: str, result: int) -> None:
-            results.report(Metric(time.monotonic(), self.control.steps, str(opponent), agent, float(result)))
-
         return Matches(
             config.self_play, self.seats, self.env.ended, lambda: acting.subscriber.extras, opponents,
-            list(config.replay.mixture), generator, report,
+            list(config.replay.mixture), generator, partial(report_result, results),
         )  # fmt: skip
 
     @property

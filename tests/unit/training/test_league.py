@@ -15,10 +15,10 @@ from arena import Marking, weak
 from refused import check_refused
 
 import marlcore as mc
-from marlcore.processes import Metric, Telemetry
+from marlcore.processes import Telemetry
 from marlcore.training.loops import PolicyModel
 from marlcore.training.record import read_json, save_checkpoint
-from marlcore.training.self_play import League, Pool, draw_payoff
+from marlcore.training.self_play import League, Pool, draw_payoff, report_result
 from marlcore.training.self_play.league import Payoff, odds_of, pool_odds
 from marlcore.training.self_play.opponents import name_of
 from marlcore.training.self_play.pool import opponent_path, pool_store, saved_opponents
@@ -143,7 +143,7 @@ class Scene:
 
     def play(self, opponent: int, *results: int, actor: int = 0) -> None:
         for result in results:
-            self.reporters[actor].report(Metric(0.0, 0, str(opponent), "left", float(result)))
+            report_result(self.reporters[actor], opponent, result)
 
     def publish(self, league: League, updates: int) -> dict[int, float]:
         """The odds by opponent, once the policy has so many updates."""

@@ -16,12 +16,12 @@ from ...checks import absolute, brief, check_finite
 from ...envs.agent_view import AgentView, fault_of
 from ...errors import TimedOut
 from ...interfaces import Algorithm
-from ...observations import ALONE, Values, by_name, in_form
+from ...observations import ALONE, Pad, Values, by_name, in_form
 from ...spaces import JOINT, MASK, Spaces
 from ...spec import as_field
 from ...weights import ParameterStore
 from ..config import AssignedPolicy, Config, schedules_of
-from ..loops import ActingModel, Pad, Policy, PolicyPlayer, build_model, exploration_of
+from ..loops import ActingModel, Policy, PolicyPlayer, build_model, exploration_of
 from ..record import (
     check_trusted,
     checkpoint_path,
