@@ -118,8 +118,7 @@ class Session:
 def _restore_progress(run: RunDirectory, control: Control, config: Config, policies: list[str]) -> float:
     """Sets the workers' counters to the run's saved progress; returns the seconds that the run had taken.
 
-    The parent may have been killed after a learner's checkpoint and before it saved its progress: then the actors share
-    the steps of that checkpoint, so that schedules do not go back. Metrics of later steps are cut off.
+    If the parent was killed, a learner's checkpoint may be newer: its steps count, so that schedules do not go back.
     """
     saved = read_progress(run.path)
     steps = {name: int(saved.get("steps", {}).get(name, 0)) for name in actor_names(config)}
@@ -132,10 +131,7 @@ def _restore_progress(run: RunDirectory, control: Control, config: Config, polic
 
 
 def _blueprint_of(stack: ExitStack, policy: AssignedPolicy, config: Config, run: RunDirectory) -> PolicyBlueprint:
-    """A policy's memory and weights, closed with the stack.
-
-    Versions of the weights continue those of the checkpoint, since a saved replay's rows refer to them.
-    """
+    """A policy's memory and weights, whose versions continue, since a saved replay's rows refer to them."""
     name, checkpoint, saved = policy.name, run.checkpoint_path(policy.name), run.replay_path(policy.name)
     transitions = create_storage(stack, policy, config, run)
     model = build_model(policy, config)

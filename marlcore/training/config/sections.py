@@ -14,10 +14,6 @@ from ...observations import Pad
 from ...references import is_importable
 from .schedules import PUBLISHED, Custom, Exponential, Schedule, Scheduled
 
-if TYPE_CHECKING:
-    from ...processes import RestartPolicy
-    from ...replay import Prioritized
-
 EPSILON = Exponential(1.0, 0.02, rate=0.95, every=100, of="updates")
 SINKS = ("csv", "tensorboard", "wandb")
 
@@ -171,13 +167,6 @@ class ReplayConfig(Declared):
     def parts(self) -> int:
         return max(1, len(self.mixture))
 
-    @property
-    def priorities(self) -> Prioritized | None:
-        """The sampler's option; None to draw uniformly."""
-        from ...replay import Prioritized
-
-        return Prioritized(self.alpha, self.beta, beta_steps=self.beta_steps) if self.prioritized else None
-
 
 if TYPE_CHECKING:
     Schedules: TypeAlias = Mapping[str, Scheduled]
@@ -220,7 +209,7 @@ class MetricsConfig(Declared):
 
 @dataclass(frozen=True)
 class EvaluationConfig(Declared):
-    """The process that plays greedy episodes with the published weights while the run goes on."""
+    """The process that plays greedy episodes with the published weights during the run."""
 
     interval: Annotated[int, Whole(0)] = 0
     """Steps of the run between evaluations; another one follows the last step. 0: no evaluations."""
@@ -230,11 +219,6 @@ class EvaluationConfig(Declared):
     """Environment copies that play them."""
     keep: Annotated[int, Whole(0)] = 3
     """Checkpoints of the last evaluations to keep for each policy, beside the best one."""
-
-    @property
-    def copies(self) -> int:
-        """Environment copies, no more than there are episodes."""
-        return min(self.envs, self.episodes)
 
 
 @dataclass(frozen=True)
@@ -254,9 +238,3 @@ class SupervisionConfig(Declared):
     """The same for learners, which may take longer: they compile and write checkpoints."""
     serial_fallback: bool = True
     """If the system can start no process, do all work in this one, as in serial mode."""
-
-    @property
-    def restarts(self) -> RestartPolicy:
-        from ...processes import RestartPolicy  # here, so that settings load even if the core does not
-
-        return RestartPolicy(self.max_restarts, self.window, self.backoff)

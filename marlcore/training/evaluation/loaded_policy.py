@@ -206,10 +206,7 @@ def load_policy(
 
 
 def published_policy(blueprint: Blueprint, name: str) -> LoadedPolicy:
-    """A policy with the newest weights of a live run; waits for its first ones.
-
-    Raises: ValueError: no such policy. TimeoutError: it has published no weights after a minute.
-    """
+    """A policy with the newest weights of a live run; see `Run.policy`."""
     policy = _named(name, blueprint.policies)
     model = build_model(policy, blueprint.config)
     with ParameterStore.attach(policy.weights) as store:

@@ -18,7 +18,7 @@ Seats = Mapping[str, Seat]  # by agent
 
 
 class ActorHost(Protocol):
-    """What an actor's loop asks of its worker, and tells it."""
+    """An actor's worker, as its loop sees it."""
 
     def acting(self) -> bool:
         """Whether steps of this actor's share are left, and the run was not told to stop."""

@@ -19,8 +19,7 @@ from ...observations import rows_at
 from ...transitions import Batch, TorchBatch
 from ...weights import Publisher
 from ..config import LearnerConfig, Schedule
-from .finite import FiniteCheck
-from .model import Normalizer
+from .model import FiniteCheck, Normalizer
 
 WAIT_S = 0.1  # for data, between two heartbeats
 SHARED_WAIT_S = 0.005  # for that of one policy among several
@@ -47,7 +46,7 @@ class Batches(Protocol):
 
 
 class LearnerHost(Protocol):
-    """What a learner's loop asks of its worker, and tells it."""
+    """A learner's worker, as its loop sees it."""
 
     def learning(self) -> bool:
         """Whether the run was not told to stop."""

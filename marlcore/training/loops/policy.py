@@ -100,11 +100,7 @@ def exploration_of(extras: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass
 class PolicyPlayer:
-    """The player of a policy: it remembers each copy's stack of observations and recurrent state.
-
-    Attributes:
-        before: the recurrent state, [k, ...] by name, with which the last actions were chosen; empty without one.
-    """
+    """The player of a policy: it remembers each copy's stack of observations and recurrent state."""
 
     policy: Policy
     spaces: Spaces
@@ -121,7 +117,7 @@ class PolicyPlayer:
         if spaces.stack > 1:
             self._stacks = each(lambda field: np.zeros((copies, spaces.stack, *field.shape), field.dtype), spaces.obs)
         self._state: dict[str, torch.Tensor] | None = None
-        self.before: Mapping[str, torch.Tensor] = {}
+        self.before: Mapping[str, torch.Tensor] = {}  # the state [k, ...] with which the last actions were chosen
 
     def choose(self, obs: Values, at: Any, begins: NDArray[np.bool_]) -> Action:
         """See `Player`. Raises ValueError, TypeError: the algorithm's actions or its state have not the form of rows,

@@ -29,10 +29,7 @@ class KeptCheckpoints:
         return load_checkpoint(self._path("best")).get("acting")
 
     def add(self, state: dict[str, Any], mean: float, best: float | None = None) -> None:
-        """Saves a state among the last ones, and as the best if its mean return exceeds the best one's.
-
-        `best` is the return of the best weights in the same games; None stands for their return when they were saved.
-        """
+        """Saves a state among the last, and as the best if its mean return exceeds `best`, by default the best one's."""
         state["return"] = mean
         step = int(state["step"])
         if self._keep:
@@ -63,10 +60,7 @@ def save_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
 
 
 def load_checkpoint(path: Path, *, own_name: bool = True) -> dict[str, Any]:
-    """A checkpoint; empty if there is none yet. No code of the file runs.
-
-    Raises: ValueError: the file is damaged, or with `own_name` a copy of another one.
-    """
+    """A checkpoint, empty if there is none yet; no code of it runs. Raises ValueError: it is damaged, or a copy."""
     if not path.exists():
         return {}
     try:

@@ -155,10 +155,7 @@ def write_policies(run_dir: Path, policies: tuple[AssignedPolicy, ...], config: 
 
 
 def described_policies(run_dir: Path) -> tuple[tuple[AssignedPolicy, ...], Config]:
-    """A run's policies and the settings that they act by; schedules that are functions are left out.
-
-    Raises: ValueError: an algorithm is not of this package, or the file is damaged or missing.
-    """
+    """A run's policies and the settings that they act by, without schedules that are functions. Raises ValueError."""
     path = run_dir / POLICIES
     try:
         described = read_json(path)

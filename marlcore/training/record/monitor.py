@@ -77,10 +77,7 @@ class Monitor:
         return self._seconds - self._ticked >= TICK_S
 
     def tick(self, last: bool = False) -> None:
-        """Records what was reported meanwhile; by time, measures the rate, flushes the sinks and saves the progress.
-
-        The last tick does all of it; so a run shorter than `RATE_S` has a rate, too.
-        """
+        """Records new metrics; at intervals and at the last tick measures the rate, flushes, and saves the progress."""
         for metric in self.telemetry.tail():
             self._record(metric)
         steps, now = self.control.steps, self._seconds

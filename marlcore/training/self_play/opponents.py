@@ -33,7 +33,7 @@ from ..loops import (
     exploration_of,
     part_of_tag,
 )
-from .pool import held_by, load_opponent
+from .pool import load_opponent
 
 
 @dataclass
@@ -53,10 +53,6 @@ class Opponents:
         self._subscriber = self.pool.subscriber(self._model)
         anchors = make_anchors(self.policy, self.config, self.copies, self.generator)
         self._players: dict[int, Player] = {-1 - i: anchor for i, anchor in enumerate(anchors)}
-
-    @property
-    def held(self) -> range:
-        return held_by(self.pool)
 
     def load(self, number: int) -> bool:
         """Makes an opponent's player unless it is here; returns whether it can play: not if the pool replaced it."""
@@ -155,10 +151,7 @@ class Matches:
         return LATEST
 
     def note(self, ended: Ended) -> None:
-        """Reports the results of the learning policy's games.
-
-        The info names the winner, from the agent's point of view; otherwise the sign of the agent's return decides.
-        """
+        """Reports the results of the learning policy's games: by info["winner"], else by the sign of its return."""
         infos = dict(ended.infos)
         for copy, total in zip(ended.copies.tolist(), ended.returns.tolist(), strict=True):
             opponent = int(self.present[copy])

@@ -18,10 +18,7 @@ FIRST = 1  # its checkpoint stays, as the yardstick of progress
 
 @dataclass
 class Pool:
-    """The learner's end: it admits copies of the acting model.
-
-    An opponent's number is the version of the store under which it was published.
-    """
+    """The learner's end. An opponent's number is the version of the store under which it was published."""
 
     store: ParameterStore  # of `pool_store`
     model: ActingModel
@@ -32,17 +29,11 @@ class Pool:
         self._frozen = copy.deepcopy(self.model).cpu()
         self._publisher = self.store.publisher(self._frozen)
         newest = opponent_path(self.run_dir, self.policy, self.store.version)
-        self.updates = int(load_checkpoint(newest).get("updates", 0)) if self.held else 0  # of the newest opponent
-
-    @property
-    def held(self) -> range:
-        return held_by(self.store)
+        saved = load_checkpoint(newest) if held_by(self.store) else {}
+        self.updates = int(saved.get("updates", 0))  # of the newest opponent
 
     def admit(self, numbers: dict[str, float]) -> None:
-        """Adds a copy of the acting model, which replaces the oldest if the pool is full; it is published with numbers.
-
-        The checkpoint is written before the copy is published, so that no opponent is lost that played.
-        """
+        """Publishes a copy of the acting model with its numbers; in a full pool it replaces the oldest."""
         with torch.no_grad():  # every tensor, also those that a state_dict leaves out
             for tensor, kept in zip(_tensors(self.model), _tensors(self._frozen), strict=True):
                 kept.copy_(tensor)
@@ -50,7 +41,7 @@ class Pool:
         acting = {name: tensor.clone() for name, tensor in self._frozen.state_dict().items()}
         counts = {"version": number, "updates": int(numbers["updates"]), "step": int(numbers["step"])}
         path = opponent_path(self.run_dir, self.policy, number)
-        save_checkpoint(path, {"acting": acting, **counts, "numbers": numbers})
+        save_checkpoint(path, {"acting": acting, **counts, "numbers": numbers})  # first: none is lost that played
         self._publisher.publish(**numbers)
         self.updates = counts["updates"]
         replaced = number - self.store.slots
@@ -78,10 +69,7 @@ def saved_opponents(run_dir: Path, policy: str, most: int) -> list[int]:
 
 
 def pool_store(model: PolicyModel, slots: int, extras: dict[str, Any], run_dir: Path, policy: str) -> ParameterStore:
-    """A store with the opponents that the run has saved; the model becomes the newest one.
-
-    Raises: ValueError: a saved opponent is of another network.
-    """
+    """A store with the saved opponents; the model becomes the newest. Raises ValueError: one is of another network."""
     numbers = saved_opponents(run_dir, policy, slots)
     before = numbers[0] - 1 if numbers else 0
     store = ParameterStore.create(model.acting, slots, extras, begins_after=before, name="opponents")

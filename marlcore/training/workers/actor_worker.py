@@ -27,22 +27,15 @@ from ..loops import (
 )
 from ..self_play import Matches, Opponents, SelfPlay, report_result
 from .storage import attach_storage
-from .worker import WAIT_S, Blueprint, PolicyBlueprint, Worker
+from .worker import WAIT_S, PolicyBlueprint, Worker
 
 
 class ActorWorker(Worker):
-    """An actor process's work; a restarted actor takes the steps that are left.
-
-    Attributes:
-        env: the copies of the environment. seats: by agent. policies: by which they act.
-    """
-
-    def __init__(self, index: int, blueprint: Blueprint, attempt: int = 1) -> None:
-        self._index = index
-        super().__init__(actor_names(blueprint.config)[index], blueprint, attempt)
+    """An actor process's work; a restarted actor takes the steps that are left."""
 
     def build(self) -> None:
         blueprint, config = self.blueprint, self.config
+        self._index = actor_names(config).index(self.name)
         share, rest = divmod(config.total_steps, config.actor.processes)
         self._share = share + (self._index < rest)
         self._steps: int = self.counters.load(STEPS)

@@ -27,7 +27,7 @@ TRANSIENT = f"{PREFIX}of-a-run-"  # files in replay.path that no longer matter w
 
 @dataclass(frozen=True)
 class OwnerOf:
-    """What a saved replay says of its policy, beside its rows."""
+    """The name of a saved replay's policy, beside its rows."""
 
     policy: str
 
@@ -43,10 +43,7 @@ class OwnerOf:
 
 
 def create_storage(stack: ExitStack, policy: AssignedPolicy, config: Config, run: RunDirectory) -> SegmentHandle:
-    """A policy's queue, or its replay: the one that the run saved, if there is one; closed with the stack.
-
-    Raises: ValueError: the saved replay does not fit. SharedMemoryFull: there is no room.
-    """
+    """A policy's queue, or its replay, perhaps a saved one. Raises: ValueError: that does not fit. SharedMemoryFull."""
     source, lanes = policy.source, len(policy.agents) * config.lanes
     spec = policy.algorithm.transition(policy.spaces)
     if isinstance(source, QueueSource):
@@ -149,10 +146,9 @@ class ReplayBatches:
         return {"sampler": state, "replay": self._policy.transitions.nonce}
 
     def restore(self, state: Mapping[str, Any], again: bool) -> None:
-        """Continues the sampler of a checkpoint; with priorities only if the replay has their rows.
+        """Continues the sampler of a checkpoint, with its priorities if the replay has their rows.
 
-        Args:
-            again: updates were made since the checkpoint, whose random numbers must not be repeated.
+        `again`: updates were made since, whose random numbers must not be repeated.
         """
         fresh = self._sampler.state_dict()
         saved = {name: tensor.numpy() for name, tensor in state["sampler"].items()}

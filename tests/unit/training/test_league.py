@@ -4,6 +4,7 @@ import io
 import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -93,8 +94,7 @@ def test_the_payoff_table_is_written_restored_and_drawn(tmp_path: Path) -> None:
     assert table["pool:1"] == {"games": 1, "wins": 1, "draws": 0, "losses": 0, "win_rate": None}
     assert [row["step"] for row in history] == [1, 2, 3, 4]
     assert history[0]["win_rates"].keys() == {"anchor:weak", "pool:1", "pool:2"}
-    other = Payoff(10)
-    other.load_state_dict(payoff.state_dict())
+    other = Payoff(**asdict(payoff))
     other.write(tmp_path / "again.json", ["anchor:weak"])
     assert read_json(tmp_path / "again.json") == read_json(path)
     draw_payoff(path, tmp_path / "payoff.png", "a run")
@@ -109,7 +109,7 @@ def test_a_long_history_loses_every_second_row() -> None:
     payoff.record(1, 1)
     for step in range(2_000):
         payoff.note(step, [1])
-    steps = [step for step, _ in payoff.state_dict()["history"]]
+    steps = [step for step, _ in payoff.history]
     assert len(steps) <= 400 and steps == sorted(set(steps)) and steps[-1] == 1_999 and steps[0] < 300
 
 

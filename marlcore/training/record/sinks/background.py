@@ -9,11 +9,10 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from enum import Enum, auto
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from ....processes import Metric
 from ....references import resolve
@@ -58,11 +57,6 @@ class CallbackSink:
     def close(self) -> None: ...
 
 
-class _Request(Enum):
-    FLUSH = auto()
-    END = auto()
-
-
 class Background:
     """A sink that another thread makes and uses; metrics that it cannot take are dropped and counted.
 
@@ -74,7 +68,7 @@ class Background:
         self.name = name
         self._make = make
         self._capacity = capacity
-        self._queue: SimpleQueue[Metric | _Request] = SimpleQueue()
+        self._queue: SimpleQueue[Metric | Literal["flush", "end"]] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._offered = 0  # written by the run's thread
         self._written = 0  # written by the sink's thread
@@ -96,13 +90,13 @@ class Background:
     def flush(self) -> None:
         """Asks the sink to flush once it has taken what waits."""
         if self._thread is not None:
-            self._ask(_Request.FLUSH)
+            self._ask("flush")
 
     def end(self) -> None:
         """Asks the sink to take what waits and to close; returns at once, and later metrics are lost."""
         if not self._ended:
             self._ended = True
-            self._queue.put(_Request.END)
+            self._queue.put("end")
 
     def close(self, timeout: float = CLOSE_S) -> None:
         """Ends the sink and waits for it, at most `timeout` seconds; one that hangs is left behind, as the log says."""
@@ -114,7 +108,7 @@ class Background:
             self._given_up = True  # if it wakes up, it only closes
             log.warning("metrics: the sink %s did not close in time and is left behind", self.name)
 
-    def _ask(self, request: Metric | _Request) -> None:
+    def _ask(self, request: Metric | Literal["flush"]) -> None:
         if not self._given_up and not self._ended and self._queue.qsize() < self._capacity:
             self._queue.put(request)
 
@@ -134,7 +128,7 @@ class Background:
             sink.close()
 
     def _serve(self, sink: Sink) -> None:
-        while not self._given_up and (asked := self._queue.get()) is not _Request.END:
+        while not self._given_up and (asked := self._queue.get()) != "end":
             if isinstance(asked, Metric):
                 sink.record(asked)
                 self._written += 1
