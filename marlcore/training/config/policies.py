@@ -69,11 +69,10 @@ def policy_names(agents: list[str], policies: Mapping[str, str] | Callable[[str]
         names = {agent: policies(agent) for agent in agents}
     else:
         raise TypeError(f"policies: expected the policy of each agent, got {policies!r}")
-    for agent in agents:
-        if not isinstance(names[agent], str) or not names[agent]:
-            raise TypeError(f"policies: expected the name of a policy for {agent}, got {names[agent]!r}")
     for agent, policy in names.items():
-        encoded_name("agent", agent)  # refuses what metrics cannot hold
+        if not isinstance(policy, str) or not policy:
+            raise TypeError(f"policies: expected the name of a policy for {agent}, got {policy!r}")
+        encoded_name("agent", agent)  # refuses names that metrics cannot hold
         encoded_name("policies", policy)
     return names
 

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from rich.console import Console
 
-from ...interfaces import Outcome, Turn, VectorEnvironment
+from ...interfaces import Outcome, VectorEnvironment
 from ...observations import by_name
 from ...tables import FittedTable
 from .players import Player
@@ -157,12 +157,9 @@ class _Episodes:
         if self.done:
             return
         for turn in turns:
-            self._env.act(turn, self._choose(turn))
-
-    def _choose(self, turn: Turn) -> NDArray[Any]:
-        action = self._players[turn.agent].choose(turn.obs, turn.copies, turn.begins).action
-        self._digest(turn.agent, turn.copies, *by_name(turn.obs).values(), action)
-        return action
+            action = self._players[turn.agent].choose(turn.obs, turn.copies, turn.begins).action
+            self._digest(turn.agent, turn.copies, *by_name(turn.obs).values(), action)
+            self._env.act(turn, action)
 
     def _add(self, outcome: Outcome) -> None:
         self._players[outcome.agent].reward(outcome.reward, outcome.copies)

@@ -29,7 +29,7 @@ class KeptCheckpoints:
         return load_checkpoint(self._path("best")).get("acting")
 
     def add(self, state: dict[str, Any], mean: float, best: float | None = None) -> None:
-        """Saves a state among the last, and as the best if its mean return exceeds `best`, by default the best one's."""
+        """Saves a state among the last, and as the best if its mean return exceeds `best`, by default self.best."""
         state["return"] = mean
         step = int(state["step"])
         if self._keep:
