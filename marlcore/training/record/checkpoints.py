@@ -45,11 +45,11 @@ class KeptCheckpoints:
         return checkpoint_path(self._run_dir, self._policy, which)
 
 
-def kept_steps(run_dir: Path, policy: str) -> list[int]:
-    """The steps of a policy's kept checkpoints, ascending."""
-    last = checkpoint_path(run_dir, policy)
-    between = [path.name[len(last.stem) + 1 : -len(".pt")] for path in last.parent.glob(f"{last.stem}.*.pt")]
-    return sorted(int(step) for step in between if step.isdecimal())
+def kept_steps(run_dir: Path, policy: str, prefix: str = "") -> list[int]:
+    """The steps of a policy's kept checkpoints, ascending; with a prefix, the numbers that follow it."""
+    begin = f"{checkpoint_path(run_dir, policy).stem}.{prefix}"
+    names = [path.stem.removeprefix(begin) for path in (run_dir / "checkpoints").glob(f"{begin}*.pt")]
+    return sorted(int(name) for name in names if name.isdecimal())
 
 
 def save_checkpoint(path: Path, state: Mapping[str, Any]) -> None:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from ... import algos
 from ...checks import brief
+from ...declared import flattened
 from ...envs.joint import JointObservations
 from ...interfaces import Algorithm
 from ...references import reference_to
@@ -104,24 +105,16 @@ def _value(label: str, value: Any) -> Any:
 
 def check_resumed(run_dir: str | Path, described: dict[str, Any]) -> None:
     """Raises ValueError: the directory holds no run, `described` does not match it, or it has no steps left to take."""
-    before, now = read_config(run_dir), json.loads(json.dumps(described, default=os.fspath))
-    for label in ("algorithm", "hyperparameters", "policies"):
+    now = dict(flattened(json.loads(json.dumps(described, default=os.fspath)), Config))
+    before = dict(flattened(read_config(run_dir), Config))
+    fixed = ["algorithm", "hyperparameters", "policies", "actor.processes", "actor.envs", "learner.obs_norm"]
+    fixed += ["self_play.anchors"]  # the payoff table has their order
+    fixed += ["replay.capacity", "replay.stack", "replay.prioritized", "replay.mixture"]
+    if now["replay.prioritized"]:  # the saved priorities depend on these
+        fixed += ["learner.n_step", "replay.alpha"]
+    for label in fixed:
         if before.get(label) != now[label]:
             raise ValueError(f"resume: expected {label} {before.get(label)!r}, as the run had it, got {now[label]!r}")
-    fixed = {
-        "actor": ["processes", "envs"],
-        "learner": ["obs_norm"],
-        "self_play": ["anchors"],  # the payoff table has their order
-        "replay": ["capacity", "stack", "prioritized", "mixture"],
-    }
-    if now["replay"]["prioritized"]:  # the saved priorities depend on these
-        fixed["learner"].append("n_step")
-        fixed["replay"].append("alpha")
-    for part, label in ((part, label) for part, labels in fixed.items() for label in labels):
-        section = before.get(part)
-        had = section.get(label) if isinstance(section, dict) else None
-        if had != now[part][label]:
-            raise ValueError(f"resume: expected {part}.{label} {had!r}, as the run had it, got {now[part][label]!r}")
     taken = steps_taken(run_dir)
     if now["total_steps"] <= taken:
         raise ValueError(
@@ -131,13 +124,9 @@ def check_resumed(run_dir: str | Path, described: dict[str, Any]) -> None:
 
 def write_policies(run_dir: Path, policies: tuple[AssignedPolicy, ...], config: Config) -> None:
     """Writes what `described_policies` reads."""
-    settings = {
-        "learner": {"obs_norm": config.learner.obs_norm},
-        "learners": {policy: {"obs_norm": learner.obs_norm} for policy, learner in config.learners.items()},
-        "replay": {"pad": config.replay.pad},
-        "exploration": config.to_dict()["exploration"],
-        "stages": config.stages,
-    }
+    plain = config.to_dict()
+    settings = {label: plain[label] for label in ("learner", "learners", "exploration", "stages")}
+    settings["replay"] = {"pad": config.replay.pad}  # whose path need not exist where the policies are loaded
     described = [
         {
             "name": policy.name,

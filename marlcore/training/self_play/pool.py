@@ -11,7 +11,7 @@ import torch
 
 from ...weights import ParameterStore
 from ..loops import ActingModel, PolicyModel
-from ..record import checkpoint_path, load_checkpoint, save_checkpoint
+from ..record import checkpoint_path, kept_steps, load_checkpoint, save_checkpoint
 
 FIRST = 1  # its checkpoint stays, as the yardstick of progress
 
@@ -60,9 +60,7 @@ def opponent_path(run_dir: Path, policy: str, number: int) -> Path:
 
 def saved_opponents(run_dir: Path, policy: str, most: int) -> list[int]:
     """The numbers of the newest saved opponents without a gap, oldest first, at most `most`."""
-    pattern = opponent_path(run_dir, policy, 0).name.replace("-0.pt", "-*.pt")
-    names = [path.stem.rpartition("-")[2] for path in (run_dir / "checkpoints").glob(pattern)]
-    saved = {int(name) for name in names if name.isdecimal()}
+    saved = kept_steps(run_dir, policy, "opponent-")
     newest = max(saved, default=0)
     numbers = itertools.takewhile(saved.__contains__, range(newest, newest - most, -1))
     return sorted(numbers)

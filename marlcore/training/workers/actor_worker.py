@@ -7,9 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...envs import checked, vectorize
-from ...errors import ClosedError
 from ...interfaces import PRIORITY, QueueSource, ReplaySource, Turn
-from ...memory import interrupt_waits_with
 from ...processes import EPISODES, READY, STEPS, Telemetry
 from ...weights import ParameterStore
 from ..config import actor_names
@@ -135,12 +133,6 @@ class ActorWorker(Worker):
         self.beat()
 
     def work(self) -> None:
-        try:
-            interrupt_waits_with(self.show_patience)
+        with self.checked_waits():  # for a learner
             act_until_done(self.env, self.seats, self.policies, self)
             self.counters.store(READY, self.attempt)  # a successor may have no step to take
-        except ClosedError:
-            if not self.control.stopping:  # otherwise it was waiting for a learner
-                raise
-        finally:
-            interrupt_waits_with(None)
