@@ -130,10 +130,7 @@ def _takes_render_mode(function: Callable[..., Any]) -> bool:
 
 
 class _Camera:
-    """Films the first episode of an environment that has steps.
-
-    It wraps the environment's own methods, since adapters and vector environments hide the environment behind them.
-    """
+    """Films an environment's first episode by wrapping its methods, since adapters hide the environment."""
 
     def __init__(self, env: Any) -> None:
         self.frames: list[Frame] = []

@@ -96,15 +96,11 @@ def main(arguments: list[str]) -> int:
 
 
 class WatchedRun:
-    """A live run, seen from another process; `close` releases it.
-
-    Attributes:
-        policy_of: by learner, the policy after which it is named; empty where it trains its share of all policies.
-    """
+    """A live run, seen from another process; `close` releases it."""
 
     def __init__(self, control: Control) -> None:
         self.about = control.about
-        self.policy_of: dict[str, str] = self.about["learners"]
+        self.policy_of: dict[str, str] = self.about["learners"]  # empty where a learner trains its share of policies
         self._control = control
         self._parent = Path(f"/proc/{self.about['pid']}")
         self._telemetry = Telemetry.watch(SegmentHandle(**self.about["telemetry"]))

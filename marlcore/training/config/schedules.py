@@ -49,10 +49,7 @@ class Schedule:
 
     @staticmethod
     def from_value(label: str, value: Any) -> Schedule:
-        """The schedule that a number, a text, a function of the step count, or a schedule stands for.
-
-        Raises: ValueError, TypeError: it is none of these; the message begins with `label`.
-        """
+        """The schedule of a number, a text, a function of the count, or itself. Raises ValueError, TypeError."""
         if isinstance(value, Schedule):
             return value
         if isinstance(value, str):

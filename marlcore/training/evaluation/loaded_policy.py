@@ -116,15 +116,12 @@ def _of_one_copy(spaces: Spaces, obs: Any, mask: Any) -> Values:
 
 @dataclass(frozen=True)
 class SavedRun:
-    """A run's environment and policies, as its directory has them; `of` reads it.
-
-    `pickled_env_fn` is None if cloudpickle could not pickle it, or nothing was to be unpickled.
-    """
+    """A run's environment and policies, as its directory has them; `of` reads it."""
 
     path: Path
     policies: tuple[AssignedPolicy, ...]
     config: Config
-    pickled_env_fn: bytes | None = None
+    pickled_env_fn: bytes | None = None  # also if cloudpickle could not pickle it
 
     @classmethod
     def of(cls, run_dir: str | Path, *, trust: bool = False, weights_only: bool = False) -> SavedRun:

@@ -35,10 +35,7 @@ class ActorHost(Protocol):
 
 
 def act_until_done(env: VectorEnvironment, seats: Seats, policies: Iterable[PublishedPolicy], host: ActorHost) -> None:
-    """Steps the copies of an environment, whose first episodes have begun, and writes each agent's transitions.
-
-    Raises: EnvironmentFailed: the environment raised, or returned values that the replay refuses.
-    """
+    """Steps the copies and writes transitions. Raises EnvironmentFailed: it raised, or its values are refused."""
     while host.acting():
         turns = observe(env, seats, host)
         act(env, seats, policies, turns, host)

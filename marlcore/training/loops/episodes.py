@@ -113,12 +113,7 @@ def play(
     seed: int,
     goes_on: Callable[[], bool] = lambda: True,
 ) -> Evaluation | None:
-    """Plays episodes from fresh starts; the same seed plays the same ones. Torch's generator is unchanged.
-
-    Args:
-        players: by agent, new ones.
-        goes_on: asked before each round; False ends the evaluation, whose outcome is then None.
-    """
+    """Plays episodes with new players; the same seed plays the same ones. None if `goes_on` ended it before a round."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         env.reset(seed)

@@ -95,10 +95,7 @@ def learn(learner: Learner, wait_s: float = 0.0) -> bool:
 
 @dataclass
 class Learner:
-    """A policy's trainer and batches, the count of its updates, and what follows updates at intervals.
-
-    Each method raises Diverged where a number that would be published or saved is not finite.
-    """
+    """A policy's trainer and batches; publishes, reports and saves at intervals. Raises Diverged: see `FiniteCheck`."""
 
     batches: Batches
     trainer: Trainer

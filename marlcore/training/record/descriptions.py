@@ -30,10 +30,7 @@ _NUMBERS = {"Discrete": ("n", "start"), "MultiDiscrete": ("nvec", "start"), "Box
 
 
 def describe(env_fn: Any, policies: tuple[AssignedPolicy, ...], config: Config) -> dict[str, Any]:
-    """A form ready for JSON: importable names of the environment and the algorithms, and every setting.
-
-    With one algorithm for all policies: "algorithm" and "hyperparameters"; otherwise both are dicts by policy.
-    """
+    """The environment, the algorithm (one, or a dict by policy) and every setting, in a form for JSON."""
     first = policies[0].algorithm
     names: Any = {policy.name: algos.name_of(policy.algorithm) for policy in policies}
     chosen: Any = {policy.name: hyperparameters(policy.algorithm) for policy in policies}
@@ -65,10 +62,7 @@ def _plain(value: Any) -> Any:
 
 
 def described_run(run_dir: str | Path, *, trust: bool = False) -> tuple[str, Algorithm | dict[str, Algorithm], Config]:
-    """The environment's name, the algorithm (or one by policy) and the configuration of a run to resume.
-
-    Modules that config.json names are imported. Raises ValueError: one cannot be, or the run is not trusted.
-    """
+    """The inverse of `describe`, which imports what config.json names. Raises ValueError: it cannot, or may not."""
     described = read_config(check_trusted(run_dir, trust))
     try:
         config, env, name = Config.from_dict(described), described["env"], described["algorithm"]

@@ -32,6 +32,7 @@ ZIP = b"PK\x03\x04"  # its first bytes
 CODE = ("config.json", "checkpoints")  # of a run's directory: modules that are imported, and what is unpickled
 
 log = logging.getLogger(__name__)
+_warn_once = functools.cache(log.warning)
 
 
 def opener(path: str, flags: int) -> int:
@@ -129,11 +130,6 @@ def _fault(path: Path, data: bytes, own_name: bool) -> str:
     if own_name and seal[1] != json.dumps(path.name)[1:-1].encode():
         return f"expected {path.name}, got a copy of {seal[1].decode(errors='replace')}"
     return ""
-
-
-@functools.cache
-def _warn_once(text: str) -> None:
-    log.warning(text)
 
 
 @contextmanager

@@ -60,8 +60,7 @@ class CallbackSink:
 class Background:
     """A sink that another thread makes and uses; metrics that it cannot take are dropped and counted.
 
-    The first metric starts the thread, so a run that fails earlier leaves no trace in the sink. The methods are for the
-    run's thread. The thread is a daemon: a sink that hangs does not keep the interpreter from its exit.
+    The first metric starts the thread, so a run that fails earlier leaves no trace in the sink.
     """
 
     def __init__(self, name: str, make: Callable[[], Sink], capacity: int = CAPACITY) -> None:
@@ -83,8 +82,6 @@ class Background:
     def record(self, metric: Metric) -> None:
         """Queues a metric, or drops it if the queue is full, the sink failed or it was closed."""
         self._offered += 1
-        if self._thread is None and not self._given_up and not self._ended:
-            self._start()
         self._ask(metric)
 
     def flush(self) -> None:
@@ -110,9 +107,12 @@ class Background:
 
     def _ask(self, request: Metric | Literal["flush"]) -> None:
         if not self._given_up and not self._ended and self._queue.qsize() < self._capacity:
+            if self._thread is None:
+                self._start()
             self._queue.put(request)
 
     def _start(self) -> None:
+        # A daemon: a sink that hangs does not keep the interpreter from its exit.
         self._thread = threading.Thread(target=self._work, name=f"marlcore-sink-{self.name}", daemon=True)
         try:
             self._thread.start()
@@ -124,16 +124,13 @@ class Background:
         with self._reporting():
             sink = self._make()
             with self._reporting():
-                self._serve(sink)
+                while not self._given_up and (asked := self._queue.get()) != "end":
+                    if isinstance(asked, Metric):
+                        sink.record(asked)
+                        self._written += 1
+                    else:
+                        sink.flush()
             sink.close()
-
-    def _serve(self, sink: Sink) -> None:
-        while not self._given_up and (asked := self._queue.get()) != "end":
-            if isinstance(asked, Metric):
-                sink.record(asked)
-                self._written += 1
-            else:
-                sink.flush()
 
     @contextmanager
     def _reporting(self) -> Iterator[None]:
