@@ -21,8 +21,7 @@ from .config import Config
 from .evaluation import LoadedPolicy, SavedRun, published_policy
 from .record import RUNS, Status, final_returns, plot_run, plot_runs, read_config, read_metrics
 from .run_input import Algorithms, RunInput, warn_of_few_samples
-from .self_play import FILE as PAYOFF
-from .self_play import draw_payoff
+from .self_play import PAYOFF, plot_payoff
 from .session import Session
 
 log = logging.getLogger(__name__)
@@ -212,7 +211,7 @@ def _result(session: Session) -> Result:
     title = f"{session.described['env']}, {algorithms}, seed {config.seed}"
     plot_run(metrics, run_dir / "curves.png", title)
     if (run_dir / PAYOFF).exists():
-        draw_payoff(run_dir / PAYOFF, run_dir / "payoff.png", title)
+        plot_payoff(run_dir / PAYOFF, run_dir / "payoff.png", title)
     returns = final_returns(metrics, config.total_steps, chain(*(policy.agents for policy in policies)))
     if endless := [agent for agent, mean in returns.items() if math.isnan(mean)]:
         log.warning("returns: NaN for %s: no episode ended in %d steps", ", ".join(endless), status.steps)

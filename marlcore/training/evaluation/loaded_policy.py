@@ -35,7 +35,7 @@ from ..record import (
 from ..workers import Blueprint
 
 FIRST_WEIGHTS_S = 60.0
-FILE = "checkpoints/run.pickle"
+PICKLED = "checkpoints/run.pickle"
 
 
 @dataclass(eq=False, repr=False)
@@ -131,10 +131,10 @@ class SavedRun:
             return cls(path, *described_policies(path))
         path = check_trusted(path, trust)
         try:
-            saved = cloudpickle.loads(read_sealed(path / FILE))
+            saved = cloudpickle.loads(read_sealed(path / PICKLED))
             return cls(path, saved["policies"], saved["config"], saved["env_fn"])
         except Exception as error:  # unpickling may raise anything
-            expected = f"run_dir: expected a run's directory with {FILE}"
+            expected = f"run_dir: expected a run's directory with {PICKLED}"
             raise ValueError(f"{expected}, got {str(run_dir)!r} ({_reason(error)})") from None
 
     @property
@@ -223,7 +223,7 @@ def save_policies(
     except Exception:  # pickling may raise anything; in serial mode nothing else needs it
         pickled = None
     write_policies(run_dir, policies, config)
-    write_sealed(run_dir / FILE, cloudpickle.dumps({"env_fn": pickled, "policies": policies, "config": config}))
+    write_sealed(run_dir / PICKLED, cloudpickle.dumps({"env_fn": pickled, "policies": policies, "config": config}))
 
 
 def _named(name: str, policies: Any) -> Any:

@@ -4,7 +4,7 @@ Matches fill columns of the actor's seats, a league adds numbers to the learner'
 games against the opponents.
 """
 
-from .league import FILE, League, draw_payoff
+from .league import PAYOFF, League, plot_payoff
 from .opponent_games import OpponentGames
 from .opponents import Matches, Opponents, report_result
 from .pool import Pool

@@ -14,7 +14,7 @@ from ..record import canvas, read_json, say_that_none_ended, write_json
 from .opponents import name_of, results_in
 from .pool import Pool, held_by
 
-FILE = "payoff.json"
+PAYOFF = "payoff.json"
 _MOST_ROWS = 400  # of the history; then every second one is dropped
 
 
@@ -74,7 +74,7 @@ class League:
 
     def write(self) -> None:
         """Writes payoff.json: what the last checkpoint has, for readers."""
-        self._payoff.write(self.run_dir / FILE, self.config.names)
+        self._payoff.write(self.run_dir / PAYOFF, self.config.names)
 
     def state_dict(self) -> dict[str, Any]:
         self._payoff.note(self._step, self._opponents)
@@ -188,7 +188,7 @@ def _score(results: Iterable[int]) -> float:
     return sum((result + 1) / 2 for result in results)
 
 
-def draw_payoff(table: Path, path: Path, title: str) -> None:
+def plot_payoff(table: Path, path: Path, title: str) -> None:
     """Plots the table in payoff.json as a heat map: a row for each opponent, a column for each noted step."""
     payoff = read_json(table)
     history, games = payoff["history"], payoff["opponents"]

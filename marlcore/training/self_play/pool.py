@@ -13,7 +13,7 @@ from ...weights import ParameterStore
 from ..loops import ActingModel, PolicyModel
 from ..record import checkpoint_path, kept_steps, load_checkpoint, save_checkpoint
 
-FIRST = 1  # its checkpoint stays, as the yardstick of progress
+FIRST_OPPONENT = 1  # its checkpoint stays, as the yardstick of progress
 
 
 @dataclass
@@ -45,7 +45,7 @@ class Pool:
         self._publisher.publish(**numbers)
         self.updates = counts["updates"]
         replaced = number - self.store.slots
-        if replaced > FIRST:
+        if replaced > FIRST_OPPONENT:
             opponent_path(self.run_dir, self.policy, replaced).unlink(missing_ok=True)
 
     def close(self) -> None:

@@ -19,7 +19,7 @@ import marlcore as mc
 from marlcore.processes import Telemetry
 from marlcore.training.loops import PolicyModel
 from marlcore.training.record import read_json, save_checkpoint
-from marlcore.training.self_play import League, Pool, draw_payoff, report_result
+from marlcore.training.self_play import League, Pool, plot_payoff, report_result
 from marlcore.training.self_play.league import Payoff, odds_of, pool_odds
 from marlcore.training.self_play.opponents import name_of
 from marlcore.training.self_play.pool import opponent_path, pool_store, saved_opponents
@@ -97,9 +97,9 @@ def test_the_payoff_table_is_written_restored_and_drawn(tmp_path: Path) -> None:
     other = Payoff(**asdict(payoff))
     other.write(tmp_path / "again.json", ["anchor:weak"])
     assert read_json(tmp_path / "again.json") == read_json(path)
-    draw_payoff(path, tmp_path / "payoff.png", "a run")
+    plot_payoff(path, tmp_path / "payoff.png", "a run")
     Payoff(10).write(path, [])
-    draw_payoff(path, tmp_path / "empty.png", "a run")
+    plot_payoff(path, tmp_path / "empty.png", "a run")
     sizes = [(tmp_path / name).stat().st_size for name in ("payoff.png", "empty.png")]
     assert sizes[0] > 10_000 and sizes[1] > 1_000
 
