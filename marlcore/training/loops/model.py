@@ -33,13 +33,13 @@ class Normalizer(nn.Module):
 
     def __init__(self, spaces: Spaces) -> None:
         super().__init__()
-        self._parts = [part.name for part in spaces.parts if part.field.numpy.kind == "f"]
         for name in ("count", "batches"):
             self.register_buffer(name, torch.zeros((), dtype=torch.float64))
-        for part in spaces.parts:
-            if part.name in self._parts:
-                self.register_buffer(f"mean_{part.name}", torch.zeros(part.field.shape, dtype=torch.float64))
-                self.register_buffer(f"variance_{part.name}", torch.ones(part.field.shape, dtype=torch.float64))
+        floats = [part for part in spaces.parts if part.field.numpy.kind == "f"]
+        self._parts = [part.name for part in floats]
+        for part in floats:
+            self.register_buffer(f"mean_{part.name}", torch.zeros(part.field.shape, dtype=torch.float64))
+            self.register_buffer(f"variance_{part.name}", torch.ones(part.field.shape, dtype=torch.float64))
 
     @torch.no_grad()
     def update(self, obs: Any) -> None:

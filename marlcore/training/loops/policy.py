@@ -120,9 +120,7 @@ class PolicyPlayer:
         self.before: Mapping[str, torch.Tensor] = {}  # the state [k, ...] with which the last actions were chosen
 
     def choose(self, obs: Values, at: Any, begins: NDArray[np.bool_]) -> Action:
-        """See `Player`. Raises ValueError, TypeError: the algorithm's actions or its state have not the form of rows,
-        are not finite, or are forbidden by the mask.
-        """
+        """See `Player`. Raises ValueError, TypeError: an action or the state is wrong, not finite or not allowed."""
         mask = obs[MASK] if self.spaces.masked else None
         if self._stacks is not None:
             obs = each(lambda stacks, new: self._pushed(stacks, new, at, begins), self._stacks, obs)

@@ -41,7 +41,7 @@ class Pool:
         acting = {name: tensor.clone() for name, tensor in self._frozen.state_dict().items()}
         counts = {"version": number, "updates": int(numbers["updates"]), "step": int(numbers["step"])}
         path = opponent_path(self.run_dir, self.policy, number)
-        save_checkpoint(path, {"acting": acting, **counts, "numbers": numbers})  # first: none is lost that played
+        save_checkpoint(path, {"acting": acting, **counts, "numbers": numbers})  # before it plays
         self._publisher.publish(**numbers)
         self.updates = counts["updates"]
         replaced = number - self.store.slots

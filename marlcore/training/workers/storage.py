@@ -55,7 +55,11 @@ def create_storage(stack: ExitStack, policy: AssignedPolicy, config: Config, run
         queue = TrajectoryQueue.create(spec, rows * lanes, lanes, max_unread=unread, name=f"queue.{policy.index}")
         return stack.enter_context(queue).handle
     saved, limiter, name = run.replay_path(policy.name), config.limiter(policy.name, lanes), f"replay.{policy.index}"
-    file = None if config.replay.path is None else _new_file(Path(config.replay.path), saved.name)
+    file = None
+    if config.replay.path is not None:
+        directory = Path(config.replay.path)
+        survey_names(directory, TRANSIENT, remove=True)  # files of runs that were killed
+        file = directory / f"{TRANSIENT}{secrets.token_hex(4)}-{saved.name}"
     if saved.exists():
         replay = stack.enter_context(ReplayBuffer.load(saved, spec, name=name, into=file))
         OwnerOf(policy.name).check(replay, saved)
@@ -71,12 +75,6 @@ def create_storage(stack: ExitStack, policy: AssignedPolicy, config: Config, run
     if file is not None:
         stack.callback(replay.unlink)
     return replay.handle
-
-
-def _new_file(directory: Path, name: str) -> Path:
-    """A new name for a replay's file; first removes such files of runs that were killed."""
-    survey_names(directory, TRANSIENT, remove=True)
-    return directory / f"{TRANSIENT}{secrets.token_hex(4)}-{name}"
 
 
 def attach_storage(policy: PolicyBlueprint) -> ReplayBuffer | TrajectoryQueue:
