@@ -1,13 +1,14 @@
 """Observations as arrays: one array, or several by name; the one indexing of both forms."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from numpy.typing import NDArray
 
 ALONE = "observation"  # the name of an only part; also PettingZoo's, of an observation beside its mask
 
 Values = NDArray[Any] | dict[str, NDArray[Any]]  # the arrays of an observation's field, or of its fields by name
+Pad = Literal["repeat", "zero"]  # of a stack before an episode's first observation: repeats it, or zeros
 
 T = TypeVar("T")
 

@@ -281,7 +281,7 @@ def shared_fork_server(fork_server: ForkServer, monkeypatch: pytest.MonkeyPatch)
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs end without their pictures, which would take longer than most of these runs."""
-    for plot in ("plot_run", "draw_payoff"):
+    for plot in ("plot_run", "plot_payoff"):
         monkeypatch.setattr(f"marlcore.training.run.{plot}", lambda *_: None)
 
 

@@ -37,7 +37,7 @@ as much for few bytes as for many, so small calls have large ratios; compare
 them by us."""
 WIDTH = 120  # of a table outside a terminal
 
-Run = Callable[[], Any]
+Call = Callable[[], Any]
 
 
 @dataclass(frozen=True)
@@ -56,16 +56,13 @@ class BenchOptions:
 
 @dataclass(frozen=True)
 class Measurement:
-    """Median microseconds of a call and of its bound, from the same rounds."""
+    """Median microseconds of a call and of its bound, from the same rounds, and their ratio."""
 
     name: str
     us: float
     bound: str
     bound_us: float
-
-    @property
-    def ratio(self) -> float:
-        return self.us / self.bound_us
+    ratio: float
 
 
 def main(arguments: list[str]) -> int:
@@ -77,7 +74,7 @@ def main(arguments: list[str]) -> int:
         names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     processor, cpus = next(iter(names), platform.machine()), len(os.sched_getaffinity(0))
     if options.json:
-        rows = [{**asdict(row), "ratio": row.ratio} for row in measured]
+        rows = [asdict(row) for row in measured]
         machine = {"processor": processor, "cpus": cpus, "load": load, "python": platform.python_version()}
         sys.stdout.write(json.dumps({**machine, "rows": rows}) + "\n")
         return 0
@@ -92,22 +89,18 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def interleaved(runs: dict[str, Run]) -> dict[str, float]:
-    """By name: the median seconds of a run; the runs alternate, round by round."""
-    counts = {}
-    for name, run in runs.items():
-        timeit(run, number=16)
-        counts[name] = max(1, int(4 * ROUND_S / min(repeat(run, number=4))))
-    times: dict[str, list[float]] = {name: [] for name in runs}
+def _measured(name: str, call: Call, bound: str, bound_call: Call) -> Measurement:
+    """The medians of a call and of its bound, which alternate, round by round."""
+    calls, counts = (call, bound_call), []
+    for timed in calls:
+        timeit(timed, number=16)
+        counts.append(max(1, int(4 * ROUND_S / min(repeat(timed, number=4)))))
+    times: tuple[list[float], list[float]] = [], []
     for _ in range(ROUNDS):
-        for name, run in runs.items():
-            times[name].append(timeit(run, number=counts[name]) / counts[name])
-    return {name: median(seconds) for name, seconds in times.items()}
-
-
-def _measured(name: str, run: Run, bound: str, bound_run: Run) -> Measurement:
-    seconds = interleaved({"run": run, "bound": bound_run})
-    return Measurement(name, 1e6 * seconds["run"], bound, 1e6 * seconds["bound"])
+        for timed, count, seconds in zip(calls, counts, times, strict=True):
+            seconds.append(timeit(timed, number=count) / count)
+    us, bound_us = (1e6 * median(seconds) for seconds in times)
+    return Measurement(name, us, bound, bound_us, us / bound_us)
 
 
 def _of_vectors() -> Iterator[Measurement]:
@@ -163,17 +156,17 @@ def _of_weights() -> Iterator[Measurement]:
         yield _measured("publish and pull", lambda: (publish(), pull()), "two copies", lambda: (copy(), copy()))
 
 
-def _copies(nbytes: int) -> Run:
+def _copies(nbytes: int) -> Call:
     to, source = np.zeros(nbytes, np.uint8), np.ones(nbytes, np.uint8)
     to_memory, source_memory = to.data, source.data
 
-    def run() -> None:
+    def copy() -> None:
         to_memory[:] = source_memory
 
-    return run
+    return copy
 
 
-def _random_rows(rows: int, nbytes: int, neighbours: int) -> Run:
+def _random_rows(rows: int, nbytes: int, neighbours: int) -> Call:
     """NumPy's copy of a batch of runs of `neighbours` rows, at places drawn in advance."""
     ring = np.ones((rows, nbytes), np.uint8)
     starts = np.random.default_rng(0).integers(rows - neighbours, size=(64, BATCH, 1))

@@ -22,7 +22,7 @@ from ..training import EvaluatedRun, evaluate, play
 from .options import CommandLine
 
 WIDTH = 200  # of a table outside a terminal
-MODE = "rgb_array"
+RENDER_MODE = "rgb_array"
 FRAMES_PER_S = 15.0  # of an environment that does not say
 NEEDS = "video: MP4 needs imageio, try: pip install 'imageio[ffmpeg]'; or name a file .gif"
 
@@ -106,9 +106,9 @@ def film(run: EvaluatedRun, seed: int) -> tuple[list[Frame], float]:
 def _rendering(env_fn: Callable[..., Any]) -> Any:
     """An environment made to render arrays. Raises ValueError: it cannot."""
     if isinstance(env_fn, NamedEnvironment):
-        make: Callable[[], Any] = replace(env_fn, options={**env_fn.options, "render_mode": MODE})
+        make: Callable[[], Any] = replace(env_fn, options={**env_fn.options, "render_mode": RENDER_MODE})
     elif _takes_render_mode(env_fn):
-        make = partial(env_fn, render_mode=MODE)
+        make = partial(env_fn, render_mode=RENDER_MODE)
     else:
         raise ValueError(f"video: expected an environment function that takes render_mode, got {env_fn!r}")
     try:
@@ -130,10 +130,7 @@ def _takes_render_mode(function: Callable[..., Any]) -> bool:
 
 
 class _Camera:
-    """Films the first episode of an environment that has steps.
-
-    It wraps the environment's own methods, since adapters and vector environments hide the environment behind them.
-    """
+    """Films an environment's first episode by wrapping its methods, since adapters hide the environment."""
 
     def __init__(self, env: Any) -> None:
         self.frames: list[Frame] = []
@@ -173,7 +170,7 @@ class _Camera:
 
 def _cannot(error: Exception) -> ValueError:
     reason = f"{type(error).__name__}: {error}".partition("\n")[0]
-    return ValueError(f"video: expected an environment that renders with render_mode={MODE!r} ({reason})")
+    return ValueError(f"video: expected an environment that renders with render_mode={RENDER_MODE!r} ({reason})")
 
 
 def write_video(path: str, frames: list[Frame], frames_per_s: float) -> None:

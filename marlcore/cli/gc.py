@@ -8,6 +8,7 @@ import time
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
+from glob import glob
 from pathlib import Path
 
 from ..memory import SHM_DIR, survey_segments
@@ -50,22 +51,11 @@ def main(arguments: list[str], directory: Path = SHM_DIR) -> int:
 
 def holders(directory: Path, inodes: Collection[tuple[int, int]]) -> dict[tuple[int, int], list[int]]:
     """By (device, inode) of a directory's files: the processes that have them open, as far as /proc shows them."""
-    pids: dict[tuple[int, int], list[int]] = {}
-    for pid in sorted(int(entry) for entry in os.listdir("/proc") if entry.isdecimal()) if inodes else ():
-        for inode in _open_files(pid, directory) & set(inodes):
-            pids.setdefault(inode, []).append(pid)
-    return pids
-
-
-def _open_files(pid: int, directory: Path) -> set[tuple[int, int]]:
-    """(device, inode) of a directory's files that a process has open; none for another user's process."""
-    inodes = set()
-    descriptors = f"/proc/{pid}/fd"
-    with suppress(OSError):  # it ended, or belongs to another user
-        for fd in os.listdir(descriptors):
-            with suppress(OSError):  # closed meanwhile
-                # The link first: stat of an unrelated file could block on a network file system.
-                if os.readlink(f"{descriptors}/{fd}").startswith(f"{directory}/"):
-                    status = os.stat(f"{descriptors}/{fd}")
-                    inodes.add((status.st_dev, status.st_ino))
-    return inodes
+    pids: dict[tuple[int, int], set[int]] = {}
+    for link in glob("/proc/[0-9]*/fd/*") if inodes else ():
+        with suppress(OSError):  # closed meanwhile, or of another user's process
+            # The link first: stat of an unrelated file could block on a network file system.
+            if os.readlink(link).startswith(f"{directory}/"):
+                status = os.stat(link)
+                pids.setdefault((status.st_dev, status.st_ino), set()).add(int(link.split("/")[2]))
+    return {inode: sorted(pids[inode]) for inode in pids.keys() & inodes}

@@ -93,12 +93,9 @@ def try_pidfd(directory: Path) -> None:
     """A descriptor that becomes readable when a process ends."""
     if not hasattr(os, "pidfd_open"):
         raise OSError("this Python was built without os.pidfd_open")
-    pidfd = os.pidfd_open(os.getpid())
-    try:
+    with os.fdopen(os.pidfd_open(os.getpid())) as pidfd:
         if select.select([pidfd], [], [], 0)[0]:
             raise OSError("a living process is reported as ended")
-    finally:
-        os.close(pidfd)
 
 
 _TMPFS = "mount a tmpfs at /dev/shm"

@@ -62,10 +62,7 @@ class CommandLine:
     def read(
         self, hints: Mapping[str, Any], positional: str = "", refuse: Refuse = "unknown option {}".format
     ) -> dict[str, Any]:
-        """The values of the options by name, read by their types; a word without an option is that of `positional`.
-
-        Raises ValueError: an option is not of its type, or unknown, as `refuse` says of it.
-        """
+        """The options' values by name; a word without an option is that of `positional`. Raises ValueError."""
         values: dict[str, Any] = {}
         free = [*self._free]
         for name, words in self.words.items():

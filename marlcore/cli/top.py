@@ -95,16 +95,12 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-class Run:
-    """A live run, seen from another process; `close` releases it.
-
-    Attributes:
-        policy_of: by learner, the policy after which it is named; empty where it trains its share of all policies.
-    """
+class WatchedRun:
+    """A live run, seen from another process; `close` releases it."""
 
     def __init__(self, control: Control) -> None:
         self.about = control.about
-        self.policy_of: dict[str, str] = self.about["learners"]
+        self.policy_of: dict[str, str] = self.about["learners"]  # empty where a learner trains its share of policies
         self._control = control
         self._parent = Path(f"/proc/{self.about['pid']}")
         self._telemetry = Telemetry.watch(SegmentHandle(**self.about["telemetry"]))
@@ -174,7 +170,7 @@ class Run:
         return {what: count, f"{what}_per_s": (count - before) / max(now - since, 1e-9)}
 
 
-def _find(run_dir: str, once: bool) -> Run:
+def _find(run_dir: str, once: bool) -> WatchedRun:
     """The run of that directory, or the only live one; unless `once`, waits until there is one. Raises ValueError."""
     notified = False
     while not (runs := _live(run_dir)):
@@ -195,13 +191,13 @@ def _find(run_dir: str, once: bool) -> Run:
     return runs[0]
 
 
-def _live(run_dir: str) -> list[Run]:
+def _live(run_dir: str) -> list[WatchedRun]:
     """The live runs, of that directory if it is given."""
     wanted = str(Path(run_dir).resolve()) if run_dir else ""
-    runs: list[Run] = []
-    for path in sorted(SHM_DIR.glob("marlcore-control-*")):
+    runs: list[WatchedRun] = []
+    for path in sorted(SHM_DIR.glob(Control.files)):
         try:
-            run = Run(Control.watch(path))
+            run = WatchedRun(Control.watch(path))
         except (MarlcoreError, TypeError, KeyError):  # gone, of another user, or not a run's
             continue
         if run.alive and wanted in ("", run.about["run_dir"]):

@@ -96,14 +96,12 @@ def _read(line: CommandLine) -> tuple[tuple[int, ...], str, Any, Config]:
 
     values = line.read(hints, refuse=refuse)
     options = TrainOptions(**{label: values.pop(label) for label in own if label in values})
-    inside: dict[str, Any] = {}  # of an algorithm's sections
-    for label in of_algorithm.keys() & values.keys():
-        name = label.removeprefix("algorithm.")
-        (inside if "." in name else chosen)[name] = values.pop(label)
+    chosen |= {label.removeprefix("algorithm."): values.pop(label) for label in of_algorithm.keys() & values.keys()}
+    sections = {label: chosen.pop(label) for label in [*chosen] if "." in label}
     env = options.env if "env" in line.words else settings.env or options.env
     algorithm = kind(**chosen)
-    if inside:
-        algorithm = changed(algorithm, inside)
+    if sections:
+        algorithm = changed(algorithm, sections)
     return options.seeds, env, algorithm, changed(settings.config, values)
 
 

@@ -13,4 +13,5 @@ from .serve import end_with_parent
 from .signals import Interrupts
 from .supervisor import RestartPolicy, Supervisor
 from .telemetry import Metric, Reporter, Telemetry, encoded_name, fitting_name
+from .worker_base import WorkerBase
 from .workers import WorkerContext, Workers

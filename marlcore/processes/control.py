@@ -9,7 +9,7 @@ policy; one worker writes it. When a run is resumed, the parent first writes the
 from collections.abc import Sequence
 from typing import Any
 
-from ..memory import LINE, Segment, Shared, Words, described_workers
+from ..memory import LINE, PREFIX, Segment, Shared, Words, described_workers
 
 # Words of a worker's line. READY: the number of the last process that reached its first step. EPISODES: nonzero once
 # any of its processes finished an episode. DONE: nonzero once its work is complete, for workers that wait for that
@@ -25,6 +25,7 @@ class Control(Shared):
     """A run's control block; `about` is the creator's description of the run."""
 
     kind = "control block"
+    files = f"{PREFIX}control-*"  # a pattern of their names
 
     def _understand(self, segment: Segment) -> None:
         names = described_workers(segment)

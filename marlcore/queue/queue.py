@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from ..checks import check_whole
 from ..kernels.inorder import DROPPED, PASSED, SKIPPED
 from ..memory import Segment
+from ..observations import Pad
 from ..spec import TransitionSpec
 from ..transitions import Gate, TransitionLanes, VectorGate, VectorWriter, Writer
 from .cursor import CursorLines
@@ -144,7 +145,7 @@ class TrajectoryQueue(TransitionLanes):
         stack: int = 1,
         n_step: int = 1,
         gamma: float = 0.99,
-        pad: Literal["repeat", "zero"] = "repeat",
+        pad: Pad = "repeat",
     ) -> TrajectoryReader:
         """The reading end, for this process alone until it closes it or dies; a successor continues at the cursor.
 

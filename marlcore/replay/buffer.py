@@ -4,12 +4,13 @@ import os
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from numpy.typing import NDArray
 
 from ..checks import brief
 from ..memory import Segment
+from ..observations import Pad
 from ..spec import Sequence, TransitionSpec
 from ..transitions import Gate, TransitionLanes, VectorGate, VectorWriter, Window, Writer
 from .limiter import SLOTS, RateLimiter, WriteGate
@@ -184,7 +185,7 @@ class ReplayBuffer(TransitionLanes):
         n_step: int = 1,
         gamma: float = 0.99,
         seed: int | None = None,
-        pad: Literal["repeat", "zero"] = "repeat",
+        pad: Pad = "repeat",
         min_size: int | None = None,
         prioritized: Prioritized | None = None,
         sequence: Sequence | None = None,

@@ -5,7 +5,7 @@ import time
 from collections.abc import Mapping
 from collections.abc import Sequence as Several
 from itertools import chain
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from ..checks import brief, check_whole, deadline_of, state_array
 from ..errors import LayoutMismatch, NotEnoughData, TimedOut
 from ..memory import check_interruption, one_thread, unguarded
+from ..observations import Pad
 from ..spec import Sequence
 from ..transitions import Batch, BatchMemory, Window, spec_difference
 from .buffer import ReplayBuffer
@@ -57,7 +58,7 @@ class Mixture:
         n_step: int = 1,
         gamma: float = 0.99,
         seed: int | None = None,
-        pad: Literal["repeat", "zero"] = "repeat",
+        pad: Pad = "repeat",
         min_size: int = 1,
         prioritized: Prioritized | Several[Prioritized | None] | None = None,
         sequence: Sequence | None = None,

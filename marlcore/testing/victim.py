@@ -34,14 +34,14 @@ class Victim:
 
     def start(self) -> None:
         """Starts it, and waits until every worker works. Raises: Lost."""
-        self._others = {*SHM_DIR.glob("marlcore-control-*")}  # opening one would hold it
+        self._others = {*SHM_DIR.glob(Control.files)}  # opening one would hold it
         with self.log.open("ab") as log:
             self.parent = subprocess.Popen(self.command, stdout=log, stderr=log, start_new_session=True)
         self.wait(self._find_control)
         self.wait(lambda: all(self.works(name, 0) for name in self.workers))
 
     def _find_control(self) -> bool:
-        for path in {*SHM_DIR.glob("marlcore-control-*")} - self._others:
+        for path in {*SHM_DIR.glob(Control.files)} - self._others:
             try:
                 control = Control.watch(path)
             except MarlcoreError:  # removed meanwhile

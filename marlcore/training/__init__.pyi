@@ -1,7 +1,3 @@
-from .after import EvaluatedRun as EvaluatedRun
-from .after import LoadedPolicy as LoadedPolicy
-from .after import evaluate as evaluate
-from .after import load_policy as load_policy
 from .config import EVALUATOR as EVALUATOR
 from .config import ActorConfig as ActorConfig
 from .config import Config as Config
@@ -20,6 +16,10 @@ from .config import SelfPlayConfig as SelfPlayConfig
 from .config import Settings as Settings
 from .config import SupervisionConfig as SupervisionConfig
 from .config import read_settings as read_settings
+from .evaluation import EvaluatedRun as EvaluatedRun
+from .evaluation import LoadedPolicy as LoadedPolicy
+from .evaluation import evaluate as evaluate
+from .evaluation import load_policy as load_policy
 from .loops import Evaluation as Evaluation
 from .loops import play as play
 from .record import Sink as Sink

@@ -9,11 +9,11 @@ from functools import partial
 import torch
 
 from ..errors import MarlcoreError, WorkerFailed, suppress_failed_calls
-from ..processes import Child, Children, Control, Interrupts, Supervisor
+from ..processes import Child, Children, Control, Interrupts, RestartPolicy, Supervisor
 from .config import EVALUATOR, actor_names
 from .loops import run_seed
 from .record import STOPPING, Monitor, RunDirectory, setup_logging
-from .workers import ActorWorker, Blueprint, EvaluatorWorker, LearnerWorker, Worker
+from .workers import ActorWorker, Blueprint, EvaluatorWorker, LearnerWorker
 
 POLL_S = 0.1
 GRACE_S = 60.0  # least time for the last checkpoints
@@ -23,17 +23,11 @@ log = logging.getLogger(__name__)
 
 def run_worker(name: str, blueprint: Blueprint, attempt: int) -> None:
     """Runs a worker in its own process, the n-th attempt, until its work is done or the parent stops it."""
-    actors, config = actor_names(blueprint.config), blueprint.config
+    config = blueprint.config
     torch.set_num_threads(config.learner.threads)
     torch.manual_seed(run_seed(config, f"torch-{name}", 0, attempt - 1))
-    worker: Worker
-    if name in actors:
-        worker = ActorWorker(actors.index(name), blueprint, attempt)
-    elif name == EVALUATOR:
-        worker = EvaluatorWorker(blueprint, attempt)
-    else:
-        worker = LearnerWorker(name, blueprint, attempt)
-    with closing(worker):
+    kind = ActorWorker if name in actor_names(config) else EvaluatorWorker if name == EVALUATOR else LearnerWorker
+    with closing(kind(name, blueprint, attempt)) as worker:
         worker.work()
     log.info("%s is done", name)
 
@@ -48,7 +42,8 @@ def supervisor_of(blueprint: Blueprint, control: Control, run: RunDirectory, chi
     config = blueprint.config.supervision
     timeouts = dict.fromkeys(control.workers, config.actor_timeout)
     timeouts |= dict.fromkeys(control.about["learners"], config.learner_timeout)
-    return Supervisor(children, control, start, timeouts, config.restarts)
+    restarts = RestartPolicy(config.max_restarts, config.window, config.backoff)
+    return Supervisor(children, control, start, timeouts, restarts)
 
 
 def start_all(supervisor: Supervisor, interrupts: Interrupts, fallback: bool) -> bool:
@@ -71,13 +66,11 @@ def start_all(supervisor: Supervisor, interrupts: Interrupts, fallback: bool) ->
 def run_async(
     supervisor: Supervisor, blueprint: Blueprint, control: Control, monitor: Monitor, interrupts: Interrupts
 ) -> None:
-    """Watches the workers until all have ended.
+    """Watches the workers until all have ended. Raises WorkerFailed: one failed for good, or did not end in time.
 
     When the actors have taken all steps, learners and evaluator have time for their last checkpoints and evaluation; a
     learner that dies meanwhile is restarted. After a failure for good or a signal no worker is restarted, and workers
     that are still starting are killed. A second signal, a second after the first, kills all.
-
-    Raises: WorkerFailed: a worker failed for good, or did not end in time.
     """
     config, failed, ends_since, halted = blueprint.config, None, None, False
     actors = [supervisor.workers[name] for name in actor_names(config)]

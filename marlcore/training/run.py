@@ -17,13 +17,12 @@ from typing import Any
 from ..checks import absolute, check_timeout
 from ..errors import SegmentNotFound, TimedOut
 from ..processes import Interrupts, Metric
-from .after import LoadedPolicy, SavedRun, published_policy
 from .config import Config
+from .evaluation import LoadedPolicy, SavedRun, published_policy
 from .record import RUNS, Status, final_returns, plot_run, plot_runs, read_config, read_metrics
-from .self_play import FILE as PAYOFF
-from .self_play import draw_payoff
+from .run_input import Algorithms, RunInput, warn_of_few_samples
+from .self_play import PAYOFF, plot_payoff
 from .session import Session
-from .setup import Algorithms, Setup, warn_of_few_samples
 
 log = logging.getLogger(__name__)
 
@@ -90,9 +89,9 @@ def train(
         KeyboardInterrupt, SystemExit: SIGINT, or SIGTERM or SIGHUP, came; the run first stopped and wrote everything.
             The message of KeyboardInterrupt is the run's directory, if it has one.
     """
-    setup = Setup.checked(env_fn, algorithm, config, resume, callback, progress)
+    run_input = RunInput.checked(env_fn, algorithm, config, resume, callback, progress)
     with Interrupts() as interrupts:
-        with Session(setup, interrupts) as session:
+        with Session(run_input, interrupts) as session:
             session.work()
         result = _result(session)
     interrupts.deliver(str(result.run_dir) if result.run_dir.exists() else "")
@@ -115,7 +114,7 @@ def start(
 
     Raises: as `train`, for everything that fails before the run's processes start; `Run.wait` raises the rest.
     """
-    return Run(Setup.checked(env_fn, algorithm, config, resume, callback, progress))
+    return Run(RunInput.checked(env_fn, algorithm, config, resume, callback, progress))
 
 
 class Run:
@@ -126,21 +125,19 @@ class Run:
         env_fn: makes its environments.
     """
 
-    def __init__(self, setup: Setup) -> None:
-        self.env_fn = setup.env_fn
-        self._setup = setup
+    def __init__(self, run_input: RunInput) -> None:
+        self.env_fn = run_input.env_fn
+        self._input = run_input
         self._interrupts = Interrupts()
-        self._begun = threading.Event()
-        self._session: Session | None = None
+        self._begun: Future[Session] = Future()
         self._result: Future[Result] = Future()
         self._thread = threading.Thread(target=self._work, name="marlcore-run", daemon=True)
         self._thread.start()
         atexit.register(self._end)
-        self._begun.wait()
-        if self._session is None:
-            self.wait()  # raises what was wrong
-        assert self._session is not None
-        self.run_dir: Path = self._session.run.path
+        if self._begun.exception() is not None:
+            self.wait()  # raises it
+        self._session = self._begun.result()
+        self.run_dir: Path = self._session.directory.path
 
     def wait(self, timeout: float | None = None) -> Result:
         """Waits until the run ends.
@@ -160,7 +157,6 @@ class Run:
 
     def status(self) -> Status:
         """The run's state, at most a second old; after its end, the last one."""
-        assert self._session is not None
         return replace(self._session.monitor.status, running=self._thread.is_alive())
 
     def policy(self, name: str) -> LoadedPolicy:
@@ -168,7 +164,6 @@ class Run:
 
         Raises: ValueError: the run has no such policy. TimeoutError: it has no weights after a minute.
         """
-        assert self._session is not None
         try:
             return published_policy(self._session.blueprint, name)
         except SegmentNotFound:  # the run has ended
@@ -177,19 +172,18 @@ class Run:
     @property
     def saved(self) -> SavedRun:
         """Its policies with the weights of its checkpoints; nothing is unpickled."""
-        return SavedRun(self.run_dir, self._setup.policies, self._setup.config)
+        return SavedRun(self.run_dir, self._input.policies, self._input.config)
 
     def _work(self) -> None:
         try:
-            with Session(self._setup, self._interrupts) as session:
-                self._session = session
-                self._begun.set()
+            with Session(self._input, self._interrupts) as session:
+                self._begun.set_result(session)
                 session.work()
             self._result.set_result(_result(session))
-        except BaseException as error:  # `wait` raises it
-            self._result.set_exception(error)
-        finally:
-            self._begun.set()
+        except BaseException as error:
+            for future in (self._begun, self._result):
+                if not future.done():
+                    future.set_exception(error)
 
     def _end(self) -> None:
         self.stop()
@@ -209,15 +203,15 @@ class Run:
 
 def _result(session: Session) -> Result:
     """The outcome of an ended session, whose curves it plots."""
-    config, policies = session.setup.config, session.setup.policies
-    status, run_dir = session.monitor.status, session.run.path
-    warn_of_few_samples(session.setup, status.steps, status.updates)
+    config, policies = session.input.config, session.input.policies
+    status, run_dir = session.monitor.status, session.directory.path
+    warn_of_few_samples(session.input, status.steps, status.updates)
     metrics = read_metrics(run_dir / "metrics.csv")
     algorithms = ", ".join(dict.fromkeys(type(policy.algorithm).__name__ for policy in policies))
     title = f"{session.described['env']}, {algorithms}, seed {config.seed}"
     plot_run(metrics, run_dir / "curves.png", title)
     if (run_dir / PAYOFF).exists():
-        draw_payoff(run_dir / PAYOFF, run_dir / "payoff.png", title)
+        plot_payoff(run_dir / PAYOFF, run_dir / "payoff.png", title)
     returns = final_returns(metrics, config.total_steps, chain(*(policy.agents for policy in policies)))
     if endless := [agent for agent, mean in returns.items() if math.isnan(mean)]:
         log.warning("returns: NaN for %s: no episode ended in %d steps", ", ".join(endless), status.steps)

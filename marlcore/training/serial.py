@@ -10,7 +10,7 @@ import torch
 
 from ..errors import WorkerFailed
 from ..processes import READY, Interrupts, failure_of
-from .config import learner_names
+from .config import EVALUATOR, actor_names, learner_names
 from .loops import act, catch_up, observe
 from .record import STOPPING, Monitor
 from .workers import ActorWorker, Blueprint, EvaluatorWorker, LearnerWorker, Worker
@@ -32,8 +32,9 @@ def run_serial(blueprint: Blueprint, monitor: Monitor, interrupts: Interrupts) -
         torch.manual_seed(config.seed)
         names = learner_names(config, [policy.name for policy in blueprint.policies])
         learners = [stack.enter_context(closing(LearnerWorker(name, blueprint))) for name in names]
-        actors = [stack.enter_context(closing(ActorWorker(i, blueprint))) for i in range(config.actor.processes)]
-        evaluators = [stack.enter_context(closing(EvaluatorWorker(blueprint)))] if config.evaluation.interval else []
+        actors = [stack.enter_context(closing(ActorWorker(name, blueprint))) for name in actor_names(config)]
+        evaluation = [EVALUATOR] if config.evaluation.interval else []
+        evaluators = [stack.enter_context(closing(EvaluatorWorker(name, blueprint))) for name in evaluation]
         for worker in (*learners, *actors, *evaluators):
             worker.counters.store(READY, 1)
 

@@ -12,14 +12,14 @@ from typing import Any
 from ..interfaces import ReplaySource
 from ..processes import PID, STEPS, Children, Control, Interrupts, Telemetry
 from ..weights import ParameterStore
-from .after import save_policies
 from .async_run import run_async, start_all, supervisor_of
 from .config import EVALUATOR, AssignedPolicy, Config, actor_names, learner_names
+from .evaluation import save_policies
 from .loops import build_model
 from .record import Monitor, Progress, RunDirectory, check_resumed, describe, load_checkpoint, open_sinks, read_progress
+from .run_input import RunInput, share_of
 from .self_play import create_self_play, odds_fields, published_numbers
 from .serial import run_serial
-from .setup import Setup, share_of
 from .workers import Blueprint, PolicyBlueprint, create_storage
 
 log = logging.getLogger(__name__)
@@ -28,14 +28,14 @@ log = logging.getLogger(__name__)
 class Session:
     """A run's shared memory and processes, which the end of its `with` block removes; `interrupts` stops the run."""
 
-    def __init__(self, setup: Setup, interrupts: Interrupts) -> None:
-        env_fn, policies, config = setup.env_fn, setup.policies, setup.config
-        self.setup = setup
+    def __init__(self, run_input: RunInput, interrupts: Interrupts) -> None:
+        env_fn, policies, config = run_input.env_fn, run_input.policies, run_input.config
+        self.input = run_input
         self.described = describe(env_fn, policies, config)
         self._interrupts = interrupts
         with ExitStack() as stack:
-            self.run = self._directory(stack)
-            self.sinks = open_sinks(self.run.csv, self.run.path, config.metrics, setup.callback)
+            self.directory = self._open_directory(stack)
+            self.sinks = open_sinks(self.directory.csv, self.directory.path, config.metrics, run_input.callback)
             stack.callback(self.sinks.close)
             names = [policy.name for policy in policies]
             workers = [*actor_names(config), *learner_names(config, names)]
@@ -43,32 +43,32 @@ class Session:
                 workers.append(EVALUATOR)
             self.telemetry = stack.enter_context(closing(Telemetry.create(workers)))
             self.control = stack.enter_context(closing(Control.create(workers, names, **self._about())))
-            blueprints = tuple(_blueprint_of(stack, policy, config, self.run) for policy in policies)
-            self_play = create_self_play(stack, policies, config, self.run.path)
-            if setup.resume is not None:  # last, when no check can fail any more
-                self.run.replace_config(self.described)
+            blueprints = tuple(_blueprint_of(stack, policy, config, self.directory) for policy in policies)
+            self_play = create_self_play(stack, policies, config, self.directory.path)
+            if run_input.resume is not None:  # last, when no check can fail any more
+                self.directory.replace_config(self.described)
                 if not config.replay.save:  # they would be older than the next checkpoints
                     for policy in policies:
-                        self.run.replay_path(policy.name).unlink(missing_ok=True)
-            save_policies(self.run.path, env_fn, policies, config)
-            began = time.monotonic() - _restore_progress(self.run, self.control, config, names)
-            handles = self.control.handle, self.telemetry.handle
-            self.blueprint = Blueprint(env_fn, config, blueprints, *handles, began, self_play)
-            table = stack.enter_context(Progress()) if setup.progress else None
-            self.monitor = Monitor(self.run, self.sinks, self.control, self.telemetry, table, config.total_steps, began)
+                        self.directory.replay_path(policy.name).unlink(missing_ok=True)
+            save_policies(self.directory.path, env_fn, policies, config)
+            began = time.monotonic() - _restore_progress(self.directory, self.control, config, names)
+            control, telemetry = self.control, self.telemetry
+            self.blueprint = Blueprint(env_fn, config, blueprints, control.handle, telemetry.handle, began, self_play)
+            table = stack.enter_context(Progress()) if run_input.progress else None
+            self.monitor = Monitor(self.directory, self.sinks, control, telemetry, table, config.total_steps, began)
             stack.callback(self.monitor.tick, last=True)
             self._stack = stack.pop_all()
 
-    def _directory(self, stack: ExitStack) -> RunDirectory:
-        config, resume = self.setup.config, self.setup.resume
+    def _open_directory(self, stack: ExitStack) -> RunDirectory:
+        config, resume = self.input.config, self.input.resume
         if resume is None:
-            return stack.enter_context(RunDirectory.create(config.run_dir, self.described, self.setup.runs))
+            return stack.enter_context(RunDirectory.create(config.run_dir, self.described, self.input.runs))
         check_resumed(resume, self.described)  # first, so that a refused run stays unchanged
         run = stack.enter_context(RunDirectory.resume(resume))
-        for policy in self.setup.policies:
+        for policy in self.input.policies:
             if not run.checkpoint_path(policy.name).exists():
                 log.warning("resume: %s has no checkpoint yet, its learner starts from scratch", policy.name)
-        replays = [policy.name for policy in self.setup.policies if isinstance(policy.source, ReplaySource)]
+        replays = [policy.name for policy in self.input.policies if isinstance(policy.source, ReplaySource)]
         if empty := [name for name in replays if not run.replay_path(name).exists()]:
             why = "were not saved before the run ended" if config.replay.save else "were not saved (replay.save)"
             log.warning("resume: replays %s: empty at first for %s", why, ", ".join(empty))
@@ -76,14 +76,14 @@ class Session:
 
     def _about(self) -> dict[str, Any]:
         """The description of the run for its workers and `marlcore top`; a learner has one policy or, shared, none."""
-        policies, config = self.setup.policies, self.setup.config
+        policies, config = self.input.policies, self.input.config
         of_policies = {}
         for policy in policies:
             batch = config.learner_of(policy.name).batch_size if isinstance(policy.source, ReplaySource) else 0
             of_policies[policy.name] = {"batch_size": batch, "share": share_of(policy, policies)}
         learners, shared = learner_names(config, [*of_policies]), config.learner.processes is not None
         return {
-            "run_dir": str(self.run.path.resolve()),
+            "run_dir": str(self.directory.path.resolve()),
             "pid": os.getpid(),
             "total_steps": config.total_steps,
             "actors": actor_names(config),
@@ -94,11 +94,11 @@ class Session:
 
     def work(self) -> None:
         """Works until all steps are taken, or a signal came. Raises: WorkerFailed: a worker failed for good."""
-        config, interrupts = self.setup.config, self._interrupts
+        config, interrupts = self.input.config, self._interrupts
         with ExitStack() as stack:
             children = stack.enter_context(closing(Children(interrupts=interrupts)))
             stack.callback(self.control.stop)
-            supervisor = supervisor_of(self.blueprint, self.control, self.run, children)
+            supervisor = supervisor_of(self.blueprint, self.control, self.directory, children)
             fallback = config.supervision.serial_fallback and config.updates_per_step is not None
             if config.mode == "async" and start_all(supervisor, interrupts, fallback):
                 run_async(supervisor, self.blueprint, self.control, self.monitor, interrupts)
@@ -118,8 +118,7 @@ class Session:
 def _restore_progress(run: RunDirectory, control: Control, config: Config, policies: list[str]) -> float:
     """Sets the workers' counters to the run's saved progress; returns the seconds that the run had taken.
 
-    The parent may have been killed after a learner's checkpoint and before it saved its progress: then the actors share
-    the steps of that checkpoint, so that schedules do not go back. Metrics of later steps are cut off.
+    If the parent was killed, a learner's checkpoint may be newer: its steps count, so that schedules do not go back.
     """
     saved = read_progress(run.path)
     steps = {name: int(saved.get("steps", {}).get(name, 0)) for name in actor_names(config)}
@@ -132,10 +131,7 @@ def _restore_progress(run: RunDirectory, control: Control, config: Config, polic
 
 
 def _blueprint_of(stack: ExitStack, policy: AssignedPolicy, config: Config, run: RunDirectory) -> PolicyBlueprint:
-    """A policy's memory and weights, closed with the stack.
-
-    Versions of the weights continue those of the checkpoint, since a saved replay's rows refer to them.
-    """
+    """A policy's memory and weights, whose versions continue, since a saved replay's rows refer to them."""
     name, checkpoint, saved = policy.name, run.checkpoint_path(policy.name), run.replay_path(policy.name)
     transitions = create_storage(stack, policy, config, run)
     model = build_model(policy, config)

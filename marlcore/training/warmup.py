@@ -52,7 +52,7 @@ def warm_up() -> float:
 
 
 def _compile_tables() -> None:
-    """What drop-ins and algorithms call beside the replay."""
+    """Compiles the kernels that drop-ins and algorithms call beside the replay."""
     bytes_, ints, floats = np.zeros(64, np.uint8), np.zeros(2, np.int64), np.zeros(2)
     columns.gather(np.zeros(1, COLUMN), 1, ints[:0], bytes_)
     offsets = sumtree.level_offsets(8)

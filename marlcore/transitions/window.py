@@ -3,7 +3,7 @@
 from collections import deque
 from dataclasses import dataclass
 from types import NoneType
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,7 @@ from ..declared import Number, Whole, check_declared
 from ..kernels import rows
 from ..kernels.plan import PLAN
 from ..memory import Event, LaneGeometry
+from ..observations import Pad
 from ..spec import Sequence, TransitionSpec
 from .batch import COMPUTED, BatchLayout, BatchMemory
 from .layout import LaneView
@@ -46,7 +47,7 @@ class Window:
         check_declared(self)
         if not isinstance(self.sequence, (Sequence, NoneType)):
             raise TypeError(f"sequence: expected a Sequence or None, got {self.sequence!r}")
-        if self.pad not in ("repeat", "zero"):
+        if self.pad not in get_args(Pad):
             raise ValueError(f"pad: expected 'repeat' or 'zero', got {self.pad!r}")
         if spec.next_obs and (self.stack > 1 or self.n_step > 1):
             raise ValueError(

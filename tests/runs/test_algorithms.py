@@ -16,7 +16,7 @@ from whole_runs import LONG, Runs, checkpoint, history, kill, values_of
 
 import marlcore as mc
 from marlcore.envs import Recall
-from marlcore.training.after import SavedRun
+from marlcore.training.evaluation import SavedRun
 from marlcore.training.loops import build_model
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")

@@ -45,12 +45,12 @@ TRAINING = {
     "record": ["config"],
     "self_play": ["loops", "record"],
     "workers": ["self_play"],
-    "after": ["workers"],
+    "evaluation": ["workers"],
     "serial": ["workers"],
     "async_run": ["workers"],
     "warmup": [],
-    "setup": ["self_play", "warmup"],
-    "session": ["serial", "async_run", "after", "setup"],
+    "run_input": ["self_play", "warmup"],
+    "session": ["serial", "async_run", "evaluation", "run_input"],
     "run": ["session"],
 }
 

@@ -92,7 +92,7 @@ class Actor(Role):
             late = [subscriber for subscriber, _ in self._subscribers if subscriber.extras.get("epochs", 0) < epochs]
             if not late:
                 return
-            self.beat()
+            self.check_wait()
             late[0].wait(newer_than=late[0].version, timeout=math.inf)
 
     def _play(self, worlds: list[Any], first: int) -> None:
@@ -104,7 +104,7 @@ class Actor(Role):
         }
         while playing:
             for epoch, turns in [*playing.items()]:
-                self.beat()
+                self.check_wait()
                 content = next(turns)
                 if content is None:
                     self._steps += len(worlds[0].agents)

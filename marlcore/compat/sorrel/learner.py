@@ -89,7 +89,7 @@ class Learner(Role):
         return 1 if rate is None else math.floor(rate * (epoch + 1)) - math.floor(rate * epoch)
 
     def _update(self, agent: Any) -> float:
-        self.beat()
+        self.check_wait()
         loss = self._env._model_train_step(agent)
         self._updates += 1
         self.counters.store(UPDATES, self._updates)

@@ -194,7 +194,7 @@ def run_role(name: str, env: bytes, plan: Plan, attempt: int) -> None:
     """Runs the actor or a learner in its own process."""
     if name != ACTOR:
         os.nice(plan.options.niceness)
-    with (Actor if name == ACTOR else Learner)(name, env, plan, attempt) as role:
+    with closing((Actor if name == ACTOR else Learner)(name, env, plan, attempt)) as role:
         role.work()
 
 

@@ -39,11 +39,7 @@ def assign(
     algorithm: Algorithm | str | Mapping[str, Algorithm | str],
     stack: int,
 ) -> tuple[AssignedPolicy, ...]:
-    """The policies of an environment's agents, whose spaces are given by agent, in the order of their first agents.
-
-    Raises: ValueError, TypeError: an agent or policy is unknown or missing, agents of one policy have different spaces,
-        or an algorithm is none or cannot handle the spaces.
-    """
+    """The policies of agents with these spaces, in the order of their first agents. Raises ValueError, TypeError."""
     names = policy_names(list(spaces), policies)
     algorithms = _algorithms(list(dict.fromkeys(names.values())), algorithm)
     assigned = []
@@ -73,11 +69,10 @@ def policy_names(agents: list[str], policies: Mapping[str, str] | Callable[[str]
         names = {agent: policies(agent) for agent in agents}
     else:
         raise TypeError(f"policies: expected the policy of each agent, got {policies!r}")
-    for agent in agents:
-        if not isinstance(names[agent], str) or not names[agent]:
-            raise TypeError(f"policies: expected the name of a policy for {agent}, got {names[agent]!r}")
     for agent, policy in names.items():
-        encoded_name("agent", agent)  # refuses what metrics cannot hold
+        if not isinstance(policy, str) or not policy:
+            raise TypeError(f"policies: expected the name of a policy for {agent}, got {policy!r}")
+        encoded_name("agent", agent)  # refuses names that metrics cannot hold
         encoded_name("policies", policy)
     return names
 
@@ -116,18 +111,18 @@ def _chosen(algorithm: Any) -> Algorithm:
 
 def source_of(policy: AssignedPolicy, config: Config) -> ReplaySource | QueueSource:
     """How the policy's learner gets its batches. Raises TypeError: its algorithm says something else."""
-    chosen = ReplaySource(config.learner_of(policy.name).n_step, config.replay.priorities)
-    source = policy.algorithm.source(chosen)
+    from ...replay import Prioritized  # here, so that settings load without Numba
+
+    replay = config.replay
+    prioritized = Prioritized(replay.alpha, replay.beta, beta_steps=replay.beta_steps) if replay.prioritized else None
+    source = policy.algorithm.source(ReplaySource(config.learner_of(policy.name).n_step, prioritized))
     if not isinstance(source, (ReplaySource, QueueSource)):
         raise TypeError(f"source of {policy.name}: expected a ReplaySource or a QueueSource, got {source!r}")
     return source
 
 
 def schedules_of(algorithm: Algorithm, config: Config) -> dict[str, Schedule]:
-    """The numbers that a policy's learner publishes with its weights, by name.
-
-    On-policy algorithms sample their actions, so there is an epsilon for them only if they name one themselves.
-    """
+    """The numbers that a policy's learner publishes with its weights; on-policy, epsilon only if it is its own."""
     own: Mapping[str, Any] = getattr(algorithm, "schedules", dict)()  # an algorithm need not derive from Algorithm
     if taken := own.keys() & {"stage", *PUBLISHED}:
         name = type(algorithm).__name__

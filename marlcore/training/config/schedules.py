@@ -30,31 +30,26 @@ class Schedule:
 
     of: Literal["steps", "updates"] = "steps"
     kinds: ClassVar[dict[str, type[Schedule]]] = {}
+    kind: ClassVar[str]
 
     def __init_subclass__(cls) -> None:
-        Schedule.kinds[cls.__name__.lower()] = cls
+        cls.kind = cls.__name__.lower()
+        Schedule.kinds[cls.kind] = cls
 
     def __post_init__(self) -> None:
-        check_declared(self, self._kind)
+        check_declared(self, self.kind)
 
     def at(self, count: int) -> float:
         """The number at a count of at least 0."""
         raise NotImplementedError
 
-    @property
-    def _kind(self) -> str:
-        return type(self).__name__.lower()
-
     def __str__(self) -> str:
         shown = [_shown(getattr(self, field.name)) for field in fields(self) if field.name != "of"]
-        return f"{self._kind}({', '.join([*shown, *([f'of={self.of}'] if self.of != 'steps' else [])])})"
+        return f"{self.kind}({', '.join([*shown, *([f'of={self.of}'] if self.of != 'steps' else [])])})"
 
     @staticmethod
     def from_value(label: str, value: Any) -> Schedule:
-        """The schedule that a number, a text, a function of the step count, or a schedule stands for.
-
-        Raises: ValueError, TypeError: it is none of these; the message begins with `label`.
-        """
+        """The schedule of a number, a text, a function of the count, or itself. Raises ValueError, TypeError."""
         if isinstance(value, Schedule):
             return value
         if isinstance(value, str):
@@ -176,7 +171,7 @@ class Custom(Schedule):
 
 def is_custom(value: Any) -> bool:
     """Whether a value for `Schedule.from_value` is text that names a function, which would be imported."""
-    return isinstance(value, str) and value.partition("(")[0].strip().lower() == Custom.__name__.lower()
+    return isinstance(value, str) and value.partition("(")[0].strip().lower() == Custom.kind
 
 
 def _shown(value: Any) -> str:

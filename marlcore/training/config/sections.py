@@ -10,12 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from ...checks import did_you_mean, is_number
 from ...declared import By, Declared, Number, Whole
+from ...observations import Pad
 from ...references import is_importable
 from .schedules import PUBLISHED, Custom, Exponential, Schedule, Scheduled
-
-if TYPE_CHECKING:
-    from ...processes import RestartPolicy
-    from ...replay import Prioritized
 
 EPSILON = Exponential(1.0, 0.02, rate=0.95, every=100, of="updates")
 SINKS = ("csv", "tensorboard", "wandb")
@@ -140,7 +137,7 @@ class ReplayConfig(Declared):
     """Rows of a policy's replay, over all its agents and environment copies."""
     stack: Annotated[int | None, Whole(1)] = None
     """Observations in a network's input; None: 4 for atari:<game>, otherwise 1."""
-    pad: Literal["repeat", "zero"] = "repeat"
+    pad: Pad = "repeat"
     """Padding of a stack before an episode's first frame: repeat that frame, or zeros."""
     save: bool = False
     """Save each replay with its learner's checkpoints, so that a resumed run starts with its rows."""
@@ -170,13 +167,6 @@ class ReplayConfig(Declared):
     @property
     def parts(self) -> int:
         return max(1, len(self.mixture))
-
-    @property
-    def priorities(self) -> Prioritized | None:
-        """The sampler's option; None to draw uniformly."""
-        from ...replay import Prioritized
-
-        return Prioritized(self.alpha, self.beta, beta_steps=self.beta_steps) if self.prioritized else None
 
 
 if TYPE_CHECKING:
@@ -220,7 +210,7 @@ class MetricsConfig(Declared):
 
 @dataclass(frozen=True)
 class EvaluationConfig(Declared):
-    """The process that plays greedy episodes with the published weights while the run goes on."""
+    """The process that plays greedy episodes with the published weights during the run."""
 
     interval: Annotated[int, Whole(0)] = 0
     """Steps of the run between evaluations; another one follows the last step. 0: no evaluations."""
@@ -230,11 +220,6 @@ class EvaluationConfig(Declared):
     """Environment copies that play them."""
     keep: Annotated[int, Whole(0)] = 3
     """Checkpoints of the last evaluations to keep for each policy, beside the best one."""
-
-    @property
-    def copies(self) -> int:
-        """Environment copies, no more than there are episodes."""
-        return min(self.envs, self.episodes)
 
 
 @dataclass(frozen=True)
@@ -254,9 +239,3 @@ class SupervisionConfig(Declared):
     """The same for learners, which may take longer: they compile and write checkpoints."""
     serial_fallback: bool = True
     """If the system can start no process, do all work in this one, as in serial mode."""
-
-    @property
-    def restarts(self) -> RestartPolicy:
-        from ...processes import RestartPolicy  # here, so that settings load even if the core does not
-
-        return RestartPolicy(self.max_restarts, self.window, self.backoff)

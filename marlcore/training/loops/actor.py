@@ -17,8 +17,8 @@ from .seat import Ended, Seat
 Seats = Mapping[str, Seat]  # by agent
 
 
-class ActorRun(Protocol):
-    """The worker of an actor's loop."""
+class ActorHost(Protocol):
+    """An actor's worker, as its loop sees it."""
 
     def acting(self) -> bool:
         """Whether steps of this actor's share are left, and the run was not told to stop."""
@@ -34,28 +34,25 @@ class ActorRun(Protocol):
         """Counts the steps of a round, and shows that the worker does not hang."""
 
 
-def act_until_done(env: VectorEnvironment, seats: Seats, policies: Iterable[PublishedPolicy], run: ActorRun) -> None:
-    """Steps the copies of an environment, whose first episodes have begun, and writes each agent's transitions.
-
-    Raises: EnvironmentFailed: the environment raised, or returned values that the replay refuses.
-    """
-    while run.acting():
-        turns = observe(env, seats, run)
-        act(env, seats, policies, turns, run)
+def act_until_done(env: VectorEnvironment, seats: Seats, policies: Iterable[PublishedPolicy], host: ActorHost) -> None:
+    """Steps the copies and writes transitions. Raises EnvironmentFailed: it raised, or its values are refused."""
+    while host.acting():
+        turns = observe(env, seats, host)
+        act(env, seats, policies, turns, host)
 
 
-def observe(env: VectorEnvironment, seats: Seats, run: ActorRun) -> list[Turn]:
+def observe(env: VectorEnvironment, seats: Seats, host: ActorHost) -> list[Turn]:
     """Records the outcomes of earlier actions, where a writer may wait for a learner; returns the due turns."""
     outcomes, turns = env.observe()
     for outcome in outcomes:
         ended = seats[outcome.agent].record(outcome)
         if ended is not None:
-            run.report_ended(ended)
+            host.report_ended(ended)
     return turns
 
 
 def act(
-    env: VectorEnvironment, seats: Seats, policies: Iterable[PublishedPolicy], turns: list[Turn], run: ActorRun
+    env: VectorEnvironment, seats: Seats, policies: Iterable[PublishedPolicy], turns: list[Turn], host: ActorHost
 ) -> None:
     """Takes the actions that are due, by the newest weights if it is time for them."""
     for policy in policies:
@@ -63,17 +60,17 @@ def act(
     for turn in turns:
         seat = seats[turn.agent]
         if turn.begins.any():
-            run.begin(turn)
+            host.begin(turn)
             lost = seat.begin(turn.copies[turn.begins])
             if lost:
-                run.report(turn.agent, "transitions_lost", lost)
+                host.report(turn.agent, "transitions_lost", lost)
         action = seat.act(turn)
         try:
             env.act(turn, action)
         except EnvironmentFailed:
             check_actions(env.spaces[turn.agent], action)  # whose fault it is
             raise
-    run.count_steps(sum(len(turn.copies) for turn in turns))
+    host.count_steps(sum(len(turn.copies) for turn in turns))
 
 
 def check_actions(spaces: Spaces, action: NDArray[Any]) -> None:

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from rich.console import Console
 
-from ...interfaces import Outcome, Turn, VectorEnvironment
+from ...interfaces import Outcome, VectorEnvironment
 from ...observations import by_name
 from ...tables import FittedTable
 from .players import Player
@@ -113,12 +113,7 @@ def play(
     seed: int,
     goes_on: Callable[[], bool] = lambda: True,
 ) -> Evaluation | None:
-    """Plays episodes from fresh starts; the same seed plays the same ones. Torch's generator is unchanged.
-
-    Args:
-        players: by agent, new ones.
-        goes_on: asked before each round; False ends the evaluation, whose outcome is then None.
-    """
+    """Plays episodes with new players; the same seed plays the same ones. None if `goes_on` ended it before a round."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         env.reset(seed)
@@ -157,12 +152,9 @@ class _Episodes:
         if self.done:
             return
         for turn in turns:
-            self._env.act(turn, self._choose(turn))
-
-    def _choose(self, turn: Turn) -> NDArray[Any]:
-        action = self._players[turn.agent].choose(turn.obs, turn.copies, turn.begins).action
-        self._digest(turn.agent, turn.copies, *by_name(turn.obs).values(), action)
-        return action
+            action = self._players[turn.agent].choose(turn.obs, turn.copies, turn.begins).action
+            self._digest(turn.agent, turn.copies, *by_name(turn.obs).values(), action)
+            self._env.act(turn, action)
 
     def _add(self, outcome: Outcome) -> None:
         self._players[outcome.agent].reward(outcome.reward, outcome.copies)

@@ -12,11 +12,12 @@ import torch
 
 from ...errors import TimedOut
 from ...interfaces import VectorEnvironment
+from ...observations import Pad
 from ...weights import Subscriber
 from ..config import AssignedPolicy, EvaluationConfig
 from .episodes import play
 from .model import ActingModel
-from .policy import Pad, Policy, PolicyPlayer
+from .policy import Policy, PolicyPlayer
 
 Report = Callable[[str, str, float, int], None]  # agent or policy, name, value, step
 GoesOn = Callable[[], bool]  # asked before each round of actions; False ends the evaluation
@@ -105,18 +106,15 @@ class Evaluator:
     steps: Callable[[], int]  # the run's step count
 
     def __post_init__(self) -> None:
-        self._due = self._after(max((candidate.kept.last for candidate in self.candidates), default=0))
+        self._last = max((candidate.kept.last for candidate in self.candidates), default=0)  # the step of the last one
         self._evaluated: list[int] = []  # versions
 
     @property
     def due(self) -> bool:
-        return self.steps() >= self._due
+        return self.steps() // self.interval > self._last // self.interval
 
     def evaluate(self, goes_on: GoesOn) -> bool:
-        """Evaluates the newest weights, unless they are the last evaluated ones; returns whether it did.
-
-        It is still due if it was ended, or if a policy has no whole weights now.
-        """
+        """Evaluates newer weights, if any; returns whether it did. An evaluation that was cut off stays due."""
         now = self.steps()
         try:
             for candidate in self.candidates:
@@ -130,8 +128,5 @@ class Evaluator:
         if played:
             self._evaluated = versions
         if versions == self._evaluated:
-            self._due = self._after(now)
+            self._last = now
         return played
-
-    def _after(self, step: int) -> int:
-        return (step // self.interval + 1) * self.interval

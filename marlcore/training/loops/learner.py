@@ -19,8 +19,7 @@ from ...observations import rows_at
 from ...transitions import Batch, TorchBatch
 from ...weights import Publisher
 from ..config import LearnerConfig, Schedule
-from .finite import FiniteCheck
-from .model import Normalizer
+from .model import FiniteCheck, Normalizer
 
 WAIT_S = 0.1  # for data, between two heartbeats
 SHARED_WAIT_S = 0.005  # for that of one policy among several
@@ -46,8 +45,8 @@ class Batches(Protocol):
     def stats(self) -> dict[str, float]: ...
 
 
-class LearnerRun(Protocol):
-    """The worker of a learner's loop."""
+class LearnerHost(Protocol):
+    """A learner's worker, as its loop sees it."""
 
     def learning(self) -> bool:
         """Whether the run was not told to stop."""
@@ -56,20 +55,20 @@ class LearnerRun(Protocol):
         """Counts the updates of a round, and shows that the worker does not hang."""
 
 
-def learn_until_stopped(learners: Sequence[Learner], run: LearnerRun) -> None:
+def learn_until_stopped(learners: Sequence[Learner], host: LearnerHost) -> None:
     """Updates the policies that have data in turn; waits a while if none has."""
     waiting, wait_s = cycle(learners), WAIT_S if len(learners) == 1 else 0.0
-    while run.learning():
+    while host.learning():
         updated = [learn(learner, wait_s) for learner in learners]
         if not any(updated) and not wait_s:
             learn(next(waiting), SHARED_WAIT_S)
-        run.count_updates()
+        host.count_updates()
 
 
-def catch_up(learners: Sequence[Learner], run: LearnerRun) -> None:
+def catch_up(learners: Sequence[Learner], host: LearnerHost) -> None:
     for learner in learners:
         while learner.batches.due and learn(learner):
-            run.count_updates()
+            host.count_updates()
 
 
 def learn(learner: Learner, wait_s: float = 0.0) -> bool:
@@ -96,10 +95,7 @@ def learn(learner: Learner, wait_s: float = 0.0) -> bool:
 
 @dataclass
 class Learner:
-    """A policy's trainer and batches, the count of its updates, and what follows updates at intervals.
-
-    Each method raises Diverged where a number that would be published or saved is not finite.
-    """
+    """A policy's trainer and batches; publishes, reports and saves at intervals. Raises Diverged: see `FiniteCheck`."""
 
     batches: Batches
     trainer: Trainer

@@ -1,8 +1,11 @@
-"""A policy's model: the part that acts, the normalization of its observations, and the device that it is on."""
+"""A policy's model: its acting part, the normalization of observations, its device, and the check of its numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import InitVar, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from ...errors import Diverged
 from ...observations import by_name, in_form
 from ...spaces import Spaces
 from ..config import AssignedPolicy, Config
@@ -29,20 +33,17 @@ class Normalizer(nn.Module):
 
     def __init__(self, spaces: Spaces) -> None:
         super().__init__()
-        self._parts = [part.name for part in spaces.parts if part.field.numpy.kind == "f"]
         for name in ("count", "batches"):
             self.register_buffer(name, torch.zeros((), dtype=torch.float64))
-        for part in spaces.parts:
-            if part.name in self._parts:
-                self.register_buffer(f"mean_{part.name}", torch.zeros(part.field.shape, dtype=torch.float64))
-                self.register_buffer(f"variance_{part.name}", torch.ones(part.field.shape, dtype=torch.float64))
+        floats = [part for part in spaces.parts if part.field.numpy.kind == "f"]
+        self._parts = [part.name for part in floats]
+        for part in floats:
+            self.register_buffer(f"mean_{part.name}", torch.zeros(part.field.shape, dtype=torch.float64))
+            self.register_buffer(f"variance_{part.name}", torch.ones(part.field.shape, dtype=torch.float64))
 
     @torch.no_grad()
     def update(self, obs: Any) -> None:
-        """Takes the observations [..., *shape] of a batch into the statistics (Chan, Golub and LeVeque 1983, eq. 2.1).
-
-        Values change in place, since the tensors may be views of a published row.
-        """
+        """Takes a batch's observations [..., *shape] in (Chan, Golub and LeVeque 1983, eq. 2.1), in place."""
         before, total = float(self.count), 0.0
         values = by_name(obs)
         for name in self._parts:
@@ -69,7 +70,7 @@ class Normalizer(nn.Module):
 
 
 class ActingModel(nn.Module):
-    """What actors need of a policy, and its learner publishes: the model's acting part, and the normalization."""
+    """The published part of a policy, by which actors act: the model's acting part, and the normalization."""
 
     def __init__(self, model: nn.Module, norm: Normalizer | None) -> None:
         super().__init__()
@@ -131,9 +132,7 @@ def run_seed(config: Config, what: str, index: int, begin: int = 0) -> int:
 
 
 def choose_device(name: str, index: int = 0, spread: bool = False) -> torch.device:
-    """The device of a name that torch accepts; for "auto" CUDA, then MPS, then the CPU.
-
-    With `spread`, "auto" assigns the policies to all GPUs in turn, by their index.
+    """The device of a name; "auto" is CUDA, with `spread` the GPU at the index, then MPS, then the CPU.
 
     Raises: ValueError: torch does not know the device, or this machine does not have it.
     """
@@ -151,3 +150,71 @@ def choose_device(name: str, index: int = 0, spread: bool = False) -> torch.devi
     except (RuntimeError, AssertionError) as error:
         raise ValueError(f"device: expected one of this machine, got {name!r} ({str(error).splitlines()[0]})") from None
     return device
+
+
+@dataclass
+class FiniteCheck:
+    """Checks a policy's loss, weights and checkpoints; each method raises Diverged if a number is NaN or infinite.
+
+    Buffers and parts of the trainer's state that were infinite at the beginning, such as a mask of -inf, may stay so.
+    """
+
+    policy: str
+    model: PolicyModel
+    trainer: InitVar[Mapping[str, Any]]  # its state at the beginning
+    checkpoint: Path
+    saved: int | None  # the updates of the checkpoint in that file
+
+    def __post_init__(self, trainer: Mapping[str, Any]) -> None:
+        model = self.model
+        first = chain(model.whole.named_buffers(), model.acting.named_buffers(), _tensors("trainer", trainer))
+        self._exempt = {name for name, tensor in first if _is_float(tensor) and bool(torch.isinf(tensor).any())}
+
+    def check_loss(self, loss: float, updates: int) -> None:
+        if not math.isfinite(loss):
+            self._refuse(f"the loss is {loss}", updates)
+
+    def check_published(self, updates: int) -> None:
+        """Checks the weights of the acting part: one pass over them, without a wait for each tensor."""
+        acting = self.model.acting
+        self._check(chain(acting.named_parameters(), acting.named_buffers()), updates)
+
+    def check_saved(self, trainer: Mapping[str, Any], updates: int) -> None:
+        whole, norm = self.model.whole, self.model.acting
+        self._check(chain(whole.named_parameters(), whole.named_buffers(), norm.named_buffers()), updates)
+        self._check(_tensors("trainer", trainer), updates)
+
+    @torch.no_grad()
+    def _check(self, named: Iterator[tuple[str, torch.Tensor]], updates: int) -> None:
+        tensors = {name: tensor for name, tensor in named if _is_float(tensor) and name not in self._exempt}
+        sums: dict[torch.device, list[torch.Tensor]] = {}  # by device, for one wait each
+        for tensor in tensors.values():
+            sums.setdefault(tensor.device, []).append(tensor.sum().float())
+        if all(torch.stack(on_device).isfinite().all() for on_device in sums.values()):
+            return
+        for name, tensor in tensors.items():  # a sum of finite numbers may be infinite
+            wrong = ~torch.isfinite(tensor)
+            if wrong.any():
+                self._refuse(f"{name} holds {tensor[wrong][0].item()}", updates)
+
+    def _refuse(self, what: str, updates: int) -> None:
+        kept = f"the checkpoint of update {self.saved} is kept, {str(self.checkpoint)!r}"
+        raise Diverged(
+            f"{self.policy}: expected finite numbers, but {what} at update {updates}; nothing more is published; "
+            + ("there is no checkpoint yet" if self.saved is None else kept)
+        )
+
+
+def _is_float(tensor: torch.Tensor) -> bool:
+    return tensor.is_floating_point() and tensor.numel() > 0
+
+
+def _tensors(name: str, state: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors and floats in a state of dicts and sequences, with the names that lead to them."""
+    if isinstance(state, torch.Tensor):
+        yield name, state
+    elif isinstance(state, float):
+        yield name, torch.tensor(state, dtype=torch.float64)
+    elif isinstance(state, (Mapping, list, tuple)):
+        for key, part in state.items() if isinstance(state, Mapping) else enumerate(state):
+            yield from _tensors(f"{name}.{key}", part)

@@ -33,11 +33,8 @@ class Player(Protocol):
 class ScriptedPlayer:
     """A script that chooses: a function of an observation, or a class or an object with a method `act(obs)`.
 
-    Each copy of the environment has an object of the class, or a copy of the object. A method `reset()`, if there is
-    one, is called where an episode begins. A script gets the observation as `Spaces.obs` says, with the mask if there
-    is one, and returns an action of the space.
-
-    Raises: TypeError: it is none of these.
+    Each copy of the environment has an object of its own. A method `reset()`, if there is one, is called where an
+    episode begins. A script gets the observation as `Spaces.obs` says. Raises TypeError: it is none of these.
     """
 
     def __init__(self, name: str, script: Any, spaces: Spaces, copies: int) -> None:

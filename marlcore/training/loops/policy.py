@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ...checks import check_finite, names_error
 from ...errors import TimedOut
 from ...interfaces import PREVIOUS_REWARD, Action, Algorithm
-from ...observations import Values, each
+from ...observations import Pad, Values, each
 from ...spaces import MASK, Spaces
 from ...spec import rows_of
 from ...weights import Subscriber
@@ -19,8 +19,6 @@ from ..config import PUBLISHED
 from .model import ActingModel
 
 FIRST_PULL_S = 0.1
-
-Pad = Literal["repeat", "zero"]
 
 
 @dataclass
@@ -102,11 +100,7 @@ def exploration_of(extras: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass
 class PolicyPlayer:
-    """The player of a policy: it remembers each copy's stack of observations and recurrent state.
-
-    Attributes:
-        before: the recurrent state, [k, ...] by name, with which the last actions were chosen; empty without one.
-    """
+    """The player of a policy: it remembers each copy's stack of observations and recurrent state."""
 
     policy: Policy
     spaces: Spaces
@@ -123,12 +117,10 @@ class PolicyPlayer:
         if spaces.stack > 1:
             self._stacks = each(lambda field: np.zeros((copies, spaces.stack, *field.shape), field.dtype), spaces.obs)
         self._state: dict[str, torch.Tensor] | None = None
-        self.before: Mapping[str, torch.Tensor] = {}
+        self.before: Mapping[str, torch.Tensor] = {}  # the state [k, ...] with which the last actions were chosen
 
     def choose(self, obs: Values, at: Any, begins: NDArray[np.bool_]) -> Action:
-        """See `Player`. Raises ValueError, TypeError: the algorithm's actions or its state have not the form of rows,
-        are not finite, or are forbidden by the mask.
-        """
+        """See `Player`. Raises ValueError, TypeError: an action or the state is wrong, not finite or not allowed."""
         mask = obs[MASK] if self.spaces.masked else None
         if self._stacks is not None:
             obs = each(lambda stacks, new: self._pushed(stacks, new, at, begins), self._stacks, obs)

@@ -36,11 +36,6 @@ class Seat:
 
     With first priorities, which Ape-X's actors compute (Horgan et al. 2018, arXiv:1803.00933), a transition is written
     when the values of its next observation are known, or its episode has ended.
-
-    Attributes:
-        parts: int64 [copies], the part of the replay for the rows of each copy's episode.
-        numbers: int64 [copies], who acts in each copy's episode: LATEST, whose rows are written, or an opponent.
-        opponents: act where `numbers` says so; None while all learn.
     """
 
     agent: str
@@ -54,8 +49,9 @@ class Seat:
         spec, self.lanes = self.spec, np.atleast_2d(self.lanes)
         self._lanes = self.lanes[0].copy()  # of the present episodes
         copies = len(self._lanes)
+        # By copy: the replay's part for the episode's rows; the player: LATEST, whose rows are written, or another
         self.parts, self.numbers = np.zeros((2, copies), np.int64)
-        self.opponents: Player | None = None
+        self.opponents: Player | None = None  # None while all learn
         self._obs = each(lambda field: field.zeros(copies), spec.obs)
         self._action = spec.action.zeros(copies)
         self._extras = {name: field.zeros(copies) for name, field in spec.extras.items()}
@@ -220,12 +216,9 @@ class Routes:
 
 
 def part_of_tag(tag: Any, names: list[str]) -> int:
-    """The number of a tag's part; a tag "anchor:weak" belongs to the part of that name, otherwise to "anchor".
+    """The number of the part of these names that a tag "anchor:weak" belongs to: of that name, else of "anchor".
 
-    Args:
-        names: of the parts; without any, the replay has one part for all.
-
-    Raises: ValueError: it has no part.
+    Without names, the replay has one part for all. Raises ValueError: the tag has no part.
     """
     if not names:
         return 0

@@ -1,4 +1,4 @@
-"""What a run leaves behind: its directory, checkpoints, metrics and their sinks, progress on the screen, curves.
+"""The record of a run: its directory, checkpoints, metrics and their sinks, progress on the screen, curves.
 
 Each file that is read back is verified. This room never touches a row, a lane or a model's meaning.
 """

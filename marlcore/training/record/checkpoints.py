@@ -29,10 +29,7 @@ class KeptCheckpoints:
         return load_checkpoint(self._path("best")).get("acting")
 
     def add(self, state: dict[str, Any], mean: float, best: float | None = None) -> None:
-        """Saves a state among the last ones, and as the best if its mean return exceeds the best one's.
-
-        `best` is the return of the best weights in the same games; None stands for their return when they were saved.
-        """
+        """Saves a state among the last, and as the best if its mean return exceeds `best`, by default self.best."""
         state["return"] = mean
         step = int(state["step"])
         if self._keep:
@@ -48,11 +45,11 @@ class KeptCheckpoints:
         return checkpoint_path(self._run_dir, self._policy, which)
 
 
-def kept_steps(run_dir: Path, policy: str) -> list[int]:
-    """The steps of a policy's kept checkpoints, ascending."""
-    last = checkpoint_path(run_dir, policy)
-    between = [path.name[len(last.stem) + 1 : -len(".pt")] for path in last.parent.glob(f"{last.stem}.*.pt")]
-    return sorted(int(step) for step in between if step.isdecimal())
+def kept_steps(run_dir: Path, policy: str, prefix: str = "") -> list[int]:
+    """The steps of a policy's kept checkpoints, ascending; with a prefix, the numbers that follow it."""
+    begin = f"{checkpoint_path(run_dir, policy).stem}.{prefix}"
+    names = [path.stem.removeprefix(begin) for path in (run_dir / "checkpoints").glob(f"{begin}*.pt")]
+    return sorted(int(name) for name in names if name.isdecimal())
 
 
 def save_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
@@ -63,10 +60,7 @@ def save_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
 
 
 def load_checkpoint(path: Path, *, own_name: bool = True) -> dict[str, Any]:
-    """A checkpoint; empty if there is none yet. No code of the file runs.
-
-    Raises: ValueError: the file is damaged, or with `own_name` a copy of another one.
-    """
+    """A checkpoint, empty if there is none yet; no code of it runs. Raises ValueError: it is damaged, or a copy."""
     if not path.exists():
         return {}
     try:

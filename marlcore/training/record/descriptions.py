@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from ... import algos
 from ...checks import brief
+from ...declared import flattened
 from ...envs.joint import JointObservations
 from ...interfaces import Algorithm
 from ...references import reference_to
@@ -30,10 +31,7 @@ _NUMBERS = {"Discrete": ("n", "start"), "MultiDiscrete": ("nvec", "start"), "Box
 
 
 def describe(env_fn: Any, policies: tuple[AssignedPolicy, ...], config: Config) -> dict[str, Any]:
-    """A form ready for JSON: importable names of the environment and the algorithms, and every setting.
-
-    With one algorithm for all policies: "algorithm" and "hyperparameters"; otherwise both are dicts by policy.
-    """
+    """The environment, the algorithm (one, or a dict by policy) and every setting, in a form for JSON."""
     first = policies[0].algorithm
     names: Any = {policy.name: algos.name_of(policy.algorithm) for policy in policies}
     chosen: Any = {policy.name: hyperparameters(policy.algorithm) for policy in policies}
@@ -65,10 +63,7 @@ def _plain(value: Any) -> Any:
 
 
 def described_run(run_dir: str | Path, *, trust: bool = False) -> tuple[str, Algorithm | dict[str, Algorithm], Config]:
-    """The environment's name, the algorithm (or one by policy) and the configuration of a run to resume.
-
-    Modules that config.json names are imported. Raises ValueError: one cannot be, or the run is not trusted.
-    """
+    """The inverse of `describe`, which imports what config.json names. Raises ValueError: it cannot, or may not."""
     described = read_config(check_trusted(run_dir, trust))
     try:
         config, env, name = Config.from_dict(described), described["env"], described["algorithm"]
@@ -105,24 +100,16 @@ def _value(label: str, value: Any) -> Any:
 
 def check_resumed(run_dir: str | Path, described: dict[str, Any]) -> None:
     """Raises ValueError: the directory holds no run, `described` does not match it, or it has no steps left to take."""
-    before, now = read_config(run_dir), json.loads(json.dumps(described, default=os.fspath))
-    for label in ("algorithm", "hyperparameters", "policies"):
+    now = dict(flattened(json.loads(json.dumps(described, default=os.fspath)), Config))
+    before = dict(flattened(read_config(run_dir), Config))
+    fixed = ["algorithm", "hyperparameters", "policies", "actor.processes", "actor.envs", "learner.obs_norm"]
+    fixed += ["self_play.anchors"]  # the payoff table has their order
+    fixed += ["replay.capacity", "replay.stack", "replay.prioritized", "replay.mixture"]
+    if now["replay.prioritized"]:  # the saved priorities depend on these
+        fixed += ["learner.n_step", "replay.alpha"]
+    for label in fixed:
         if before.get(label) != now[label]:
             raise ValueError(f"resume: expected {label} {before.get(label)!r}, as the run had it, got {now[label]!r}")
-    fixed = {
-        "actor": ["processes", "envs"],
-        "learner": ["obs_norm"],
-        "self_play": ["anchors"],  # the payoff table has their order
-        "replay": ["capacity", "stack", "prioritized", "mixture"],
-    }
-    if now["replay"]["prioritized"]:  # the saved priorities depend on these
-        fixed["learner"].append("n_step")
-        fixed["replay"].append("alpha")
-    for part, label in ((part, label) for part, labels in fixed.items() for label in labels):
-        section = before.get(part)
-        had = section.get(label) if isinstance(section, dict) else None
-        if had != now[part][label]:
-            raise ValueError(f"resume: expected {part}.{label} {had!r}, as the run had it, got {now[part][label]!r}")
     taken = steps_taken(run_dir)
     if now["total_steps"] <= taken:
         raise ValueError(
@@ -132,13 +119,9 @@ def check_resumed(run_dir: str | Path, described: dict[str, Any]) -> None:
 
 def write_policies(run_dir: Path, policies: tuple[AssignedPolicy, ...], config: Config) -> None:
     """Writes what `described_policies` reads."""
-    settings = {
-        "learner": {"obs_norm": config.learner.obs_norm},
-        "learners": {policy: {"obs_norm": learner.obs_norm} for policy, learner in config.learners.items()},
-        "replay": {"pad": config.replay.pad},
-        "exploration": config.to_dict()["exploration"],
-        "stages": config.stages,
-    }
+    plain = config.to_dict()
+    settings = {label: plain[label] for label in ("learner", "learners", "exploration", "stages")}
+    settings["replay"] = {"pad": config.replay.pad}  # whose path need not exist where the policies are loaded
     described = [
         {
             "name": policy.name,
@@ -156,10 +139,7 @@ def write_policies(run_dir: Path, policies: tuple[AssignedPolicy, ...], config: 
 
 
 def described_policies(run_dir: Path) -> tuple[tuple[AssignedPolicy, ...], Config]:
-    """A run's policies and the settings that they act by; schedules that are functions are left out.
-
-    Raises: ValueError: an algorithm is not of this package, or the file is damaged or missing.
-    """
+    """A run's policies and the settings that they act by, without schedules that are functions. Raises ValueError."""
     path = run_dir / POLICIES
     try:
         described = read_json(path)

@@ -32,6 +32,7 @@ ZIP = b"PK\x03\x04"  # its first bytes
 CODE = ("config.json", "checkpoints")  # of a run's directory: modules that are imported, and what is unpickled
 
 log = logging.getLogger(__name__)
+_warn_once = functools.cache(log.warning)
 
 
 def opener(path: str, flags: int) -> int:
@@ -45,10 +46,7 @@ def make_directory(path: Path) -> None:
 
 
 def write_atomically(path: Path, *data: bytes | memoryview) -> None:
-    """Make `path` hold `data`, atomically: even after a crash, a reader sees all of it or the old content.
-
-    Raises OSError: the disk is full or failed; the old content is intact, as the error says.
-    """
+    """Makes `path` hold `data`: even after a crash or an OSError, a reader sees all of it or the old content."""
     for left in path.parent.glob(f".{escape(path.name)}.*.new"):  # by a killed process: each file has one writer
         left.unlink(missing_ok=True)
     aside = path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")
@@ -90,10 +88,7 @@ def _write_sealed(path: Path, data: bytes | memoryview, start: bytes, end: bytes
 
 
 def read_sealed(path: Path, *, own_name: bool = True) -> bytes:
-    """The bytes of a sealed file, the seal included.
-
-    Raises: ValueError: it is damaged, or with `own_name` a copy of another file. OSError: it cannot be read.
-    """
+    """A sealed file with its seal. Raises ValueError: it is damaged, or with `own_name` a copy of another. OSError."""
     data = read_regular(path)
     if fault := _fault(path, data, own_name):
         raise ValueError(f"{str(path)!r}: {fault}")
@@ -101,10 +96,7 @@ def read_sealed(path: Path, *, own_name: bool = True) -> bytes:
 
 
 def read_json(path: Path, *, editable: bool = False) -> dict[str, Any]:
-    """The members of a JSON object that `write_json` wrote, without its seal; a change of an `editable` one is logged.
-
-    Raises: ValueError: it is damaged, or is no JSON object. OSError: it cannot be read.
-    """
+    """The members that `write_json` wrote; a change of an `editable` file is logged. Raises: as `read_sealed`."""
     data = read_regular(path) if editable else read_sealed(path)
     if editable and (fault := _fault(path, data, own_name=True)):
         _warn_once(f"{str(path)!r}: {fault}; it is taken as it is")
@@ -140,11 +132,6 @@ def _fault(path: Path, data: bytes, own_name: bool) -> str:
     return ""
 
 
-@functools.cache
-def _warn_once(text: str) -> None:
-    log.warning(text)
-
-
 @contextmanager
 def naming(path: Path, kept: str) -> Iterator[None]:
     """Adds to an error of a write, which names no file, the file's name and what was kept."""
@@ -157,10 +144,7 @@ def naming(path: Path, kept: str) -> Iterator[None]:
 
 
 def check_trusted(run_dir: str | Path, trust: bool = False) -> Path:
-    """The real path of a run's directory, which is to be read; with `trust` nothing is checked.
-
-    Raises ValueError: another user could have changed its code, or a link leads to where others may write.
-    """
+    """The real path of a run's directory. Raises ValueError, unless `trust`: another user could have changed it."""
     root = Path(os.path.realpath(run_dir))
     inside = [Path(folder, name) for folder, *names in os.walk(root / "checkpoints") for name in chain(*names)]
     for path in () if trust else (root, *(root / name for name in CODE), *inside):  # a walk does not follow links

@@ -48,7 +48,7 @@ class Status:
 class Monitor:
     """Moves metrics from shared memory to their sinks and the screen, and saves the run's progress."""
 
-    run: RunDirectory
+    directory: RunDirectory
     sinks: Sink
     control: Control
     telemetry: Telemetry
@@ -77,16 +77,13 @@ class Monitor:
         return self._seconds - self._ticked >= TICK_S
 
     def tick(self, last: bool = False) -> None:
-        """Records what was reported meanwhile; by time, measures the rate, flushes the sinks and saves the progress.
-
-        The last tick does all of it; so a run shorter than `RATE_S` has a rate, too.
-        """
+        """Records new metrics; at intervals and at the last tick measures the rate, flushes, and saves the progress."""
         for metric in self.telemetry.tail():
             self._record(metric)
         steps, now = self.control.steps, self._seconds
         self._ticked = now
         if steps:
-            self.run.keep()
+            self.directory.keep()
         measured = now - self._counted[-1][0] >= RATE_S or (last and steps != self._counted[-1][1])
         if measured:
             self._measure(now, steps)
@@ -130,7 +127,7 @@ class Monitor:
         """Saves the progress, from which the run can be resumed."""
         self._noted = now
         steps = {name: counters.load(STEPS) for name, counters in self.control.workers.items()}
-        self.run.save_progress({"time_s": now, "steps": steps})
+        self.directory.save_progress({"time_s": now, "steps": steps})
         self.sinks.flush()
 
     def _record(self, metric: Metric) -> None:

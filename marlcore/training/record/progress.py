@@ -58,11 +58,10 @@ class _Watched:
 
 
 class Progress:
-    """Shows a run's progress; a context manager that leaves the last table on the screen.
+    """Shows a run's progress on standard error; a context manager that leaves the last table on the screen.
 
-    It writes to standard error and starts no thread: `tick` prints, at most four times a second on a terminal and once
-    per `interval` seconds elsewhere. This process's other output to the same terminal appears above the table. Once
-    writing fails, since the terminal was closed or the disk is full, it stays silent.
+    It starts no thread: `tick` prints, at most four times a second on a terminal and once per `interval` seconds
+    elsewhere. This process's other output to the same terminal appears above the table.
     """
 
     def __init__(self, console: Console | None = None, interval: float = 10.0) -> None:

@@ -48,9 +48,7 @@ class RunDirectory:
 
     @classmethod
     def create(cls, path: str | Path | None, config: Mapping[str, Any], runs: str | Path = RUNS) -> RunDirectory:
-        """Make the directory, or one in `runs` named by date and time, and write the configuration.
-
-        As a context manager it removes all that it made if an error ends the block before `keep`.
+        """Makes the directory, or one in `runs` named by date and time; an error in its block before `keep` removes it.
 
         Raises: ValueError: it is not empty or not writable. ValueError, TypeError: JSON cannot hold the configuration.
         """
@@ -72,10 +70,7 @@ class RunDirectory:
 
     @classmethod
     def resume(cls, path: str | Path) -> RunDirectory:
-        """Open a run's directory to continue it; an incomplete last line of its metrics is cut off.
-
-        Raises ValueError: there is no run, it has not ended, or a file is damaged; nothing was changed.
-        """
+        """The directory of a run that has ended. Raises ValueError: there is none, or a file is damaged."""
         root = absolute(path)
         read_config(root)
         read_progress(root)
@@ -158,11 +153,9 @@ def has_all_steps(run_dir: str | Path) -> bool:
 
 def has_ended(path: str | Path) -> bool:
     """Whether it is the directory of a run that no process continues; one that is being made is none."""
-    try:
-        with open(Path(path) / "metrics.csv", "rb") as file:  # its lock is held while the run lives
-            return (Path(path) / "config.json").exists() and not is_locked(file.fileno(), 0)
-    except OSError:
-        return False
+    with suppress_failed_calls(), open(Path(path) / "metrics.csv", "rb") as file:
+        return (Path(path) / "config.json").exists() and not is_locked(file.fileno(), 0)  # held while the run lives
+    return False
 
 
 def agent_order(agent: str) -> tuple[int, str]:

@@ -4,8 +4,8 @@ Matches fill columns of the actor's seats, a league adds numbers to the learner'
 games against the opponents.
 """
 
-from .league import FILE, League, draw_payoff
+from .league import PAYOFF, League, plot_payoff
 from .opponent_games import OpponentGames
-from .opponents import Matches, Opponents
+from .opponents import Matches, Opponents, report_result
 from .pool import Pool
 from .setup import SelfPlay, check_self_play, create_self_play, odds_fields, policies_in_self_play, published_numbers

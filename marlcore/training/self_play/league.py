@@ -1,8 +1,7 @@
 """The learner's part of self-play: it takes results into the payoff table, admits opponents, and sets their odds."""
 
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import InitVar, dataclass
+from dataclasses import InitVar, asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,10 @@ from numpy.typing import NDArray
 from ...processes import Telemetry
 from ..config import SelfPlayConfig
 from ..record import canvas, read_json, say_that_none_ended, write_json
-from .opponents import name_of
-from .pool import Pool
+from .opponents import name_of, results_in
+from .pool import Pool, held_by
 
-FILE = "payoff.json"
+PAYOFF = "payoff.json"
 _MOST_ROWS = 400  # of the history; then every second one is dropped
 
 
@@ -31,30 +30,29 @@ class League:
     state: InitVar[Mapping[str, Any]]  # of a checkpoint; empty without one
 
     def __post_init__(self, state: Mapping[str, Any]) -> None:
-        self._payoff = Payoff(self.config.window)
+        self._payoff = Payoff(self.config.window, **state.get("payoff", {}))
         self._games_before = 0  # the last admission
         self._step = 0
         if state:
-            self._payoff.load_state_dict(state["payoff"])
             self._games_before = int(state["games_before"])
             if state["results"] == self.results.handle.nonce:  # a predecessor in this run died: its results come again
                 self.results.read_from(state["positions"])
 
     def publish(self, numbers: Mapping[str, float]) -> dict[str, Any]:
         """Takes in the results, perhaps admits the present policy, and returns what is published beside the numbers."""
-        for metric in self.results.tail():
-            self._payoff.record(int(metric.agent), int(metric.value))
+        for opponent, result in results_in(self.results):
+            self._payoff.record(opponent, result)
         self._step = int(numbers["step"])
         if self._admits(int(numbers["updates"])):
             self.pool.admit(dict(numbers))
             self._games_before = self._payoff.games
-        opponents, odds = odds_of(self.config, self.pool.held, self._payoff.rate)
+        opponents, odds = odds_of(self.config, held_by(self.pool.store), self._payoff.rate)
         return {"opponents": opponents, "odds": odds}
 
     def _admits(self, updates: int) -> bool:
         """Whether the policy joins the pool now; the first one always does."""
         config, rate = self.config, self._payoff.win_rate
-        if not self.pool.held:
+        if not held_by(self.pool.store):
             return True
         if config.admit_updates is not None and updates - self.pool.updates >= config.admit_updates:
             return True
@@ -65,7 +63,7 @@ class League:
         """Reports the win rates and the pool's size, and notes them in the table's history."""
         payoff = self._payoff
         payoff.note(self._step, self._opponents)
-        self.report("pool_size", float(len(self.pool.held)))
+        self.report("pool_size", float(len(held_by(self.pool.store))))
         self.report("games", float(payoff.games))
         if self.results.lost:
             self.report("games_lost", float(self.results.lost))
@@ -76,12 +74,14 @@ class League:
 
     def write(self) -> None:
         """Writes payoff.json: what the last checkpoint has, for readers."""
-        self._payoff.write(self.run_dir / FILE, self.config.names)
+        self._payoff.write(self.run_dir / PAYOFF, self.config.names)
 
     def state_dict(self) -> dict[str, Any]:
         self._payoff.note(self._step, self._opponents)
+        payoff = asdict(self._payoff)
+        del payoff["window"]  # a setting of each part of the run
         return {
-            "payoff": self._payoff.state_dict(),
+            "payoff": payoff,
             "games_before": self._games_before,
             "results": self.results.handle.nonce,
             "positions": list(self.results.positions),
@@ -89,16 +89,13 @@ class League:
 
     @property
     def _opponents(self) -> list[int]:
-        return [*range(-1, -len(self.config.anchors) - 1, -1), *self.pool.held]
+        return [*range(-1, -len(self.config.anchors) - 1, -1), *held_by(self.pool.store)]
 
 
 def odds_of(
     config: SelfPlayConfig, held: range, rate: Callable[[int], float]
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """The opponents' numbers and their odds, whose sum is 1; [1 + anchors + config.pool].
-
-    `held` are the pool's opponents, oldest first, and `rate` returns the learning policy's win rate against one.
-    """
+    """The opponents' numbers and odds [1 + anchors + config.pool]; `rate` is the policy's win rate against one."""
     shares = [config.latest, *config.anchors.values()]
     numbers, odds = np.zeros(len(shares) + config.pool, np.int64), np.zeros(len(shares) + config.pool)
     numbers[: len(shares)] = -np.arange(len(shares))
@@ -124,70 +121,64 @@ def pool_odds(config: SelfPlayConfig, rates: NDArray[np.float64]) -> NDArray[np.
     return odds
 
 
+@dataclass
 class Payoff:
     """Wins, draws and losses against each opponent: over all games, and over the last `window` of them."""
 
-    def __init__(self, window: int) -> None:
-        self._window = window
-        self._totals: dict[int, list[int]] = {}  # wins, draws, losses
-        self._last: dict[int, deque[int]] = {}
-        self._newest: deque[int] = deque(maxlen=window)  # of all opponents
-        self._history: list[tuple[int, dict[int, float]]] = []
+    window: int
+    totals: dict[int, list[int]] = field(default_factory=dict)  # wins, draws, losses
+    last: dict[int, list[int]] = field(default_factory=dict)  # results against each opponent
+    newest: list[int] = field(default_factory=list)  # results against all opponents
+    history: list[tuple[int, dict[int, float]]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:  # a resumed run may have a smaller window
+        for results in (*self.last.values(), self.newest):
+            del results[: -self.window]
 
     @property
     def games(self) -> int:
-        return sum(sum(counts) for counts in self._totals.values())
+        return sum(sum(counts) for counts in self.totals.values())
 
     def record(self, opponent: int, result: int) -> None:
         """Takes the result of a game: 1 won, 0 drawn, -1 lost."""
-        self._totals.setdefault(opponent, [0, 0, 0])[1 - result] += 1
-        self._last.setdefault(opponent, deque(maxlen=self._window)).append(result)
-        self._newest.append(result)
+        self.totals.setdefault(opponent, [0, 0, 0])[1 - result] += 1
+        for results in (self.last.setdefault(opponent, []), self.newest):
+            results.append(result)
+            del results[: -self.window]
 
     def rate(self, opponent: int) -> float:
         """The win rate against an opponent, in which two imagined games, won and lost, keep it from 0 and 1."""
-        last = self._last.get(opponent, ())
+        last = self.last.get(opponent, ())
         return (_score(last) + 1.0) / (len(last) + 2.0)
 
     @property
     def win_rate(self) -> float | None:
         """Over the last games against all opponents; None before the first."""
-        return _score(self._newest) / len(self._newest) if self._newest else None
+        return _score(self.newest) / len(self.newest) if self.newest else None
 
     def note(self, step: int, opponents: Iterable[int]) -> None:
         """Adds a row to the history: the win rates against these opponents now; forgets the last games of others."""
-        rates = {number: self.rate(number) for number in opponents if number in self._last}
-        self._last = {number: self._last[number] for number in rates}
+        rates = {number: self.rate(number) for number in opponents if number in self.last}
+        self.last = {number: self.last[number] for number in rates}
         if rates:
-            if self._history and self._history[-1][0] == step:
-                self._history.pop()
-            self._history.append((step, rates))
-        if len(self._history) > _MOST_ROWS:
-            self._history = self._history[-1::-2][::-1]
-
-    def state_dict(self) -> dict[str, Any]:
-        totals = {number: list(counts) for number, counts in self._totals.items()}
-        last = {number: list(results) for number, results in self._last.items()}
-        return {"totals": totals, "last": last, "newest": list(self._newest), "history": list(self._history)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._totals = {number: list(counts) for number, counts in state["totals"].items()}
-        self._history = list(state["history"])
-        self._last = {number: deque(results, self._window) for number, results in state["last"].items()}
-        self._newest = deque(state["newest"], self._window)
+            if self.history and self.history[-1][0] == step:
+                self.history.pop()
+            self.history.append((step, rates))
+        if len(self.history) > _MOST_ROWS:
+            self.history = self.history[-1::-2][::-1]
 
     def write(self, path: Path, anchors: Sequence[str]) -> None:
         opponents = {
             name_of(number, anchors): {
                 "games": sum(counts),
                 **dict(zip(("wins", "draws", "losses"), counts, strict=True)),
-                "win_rate": _score(self._last[number]) / len(self._last[number]) if self._last.get(number) else None,
+                "win_rate": _score(self.last[number]) / len(self.last[number]) if self.last.get(number) else None,
             }
-            for number, counts in sorted(self._totals.items())
+            for number, counts in sorted(self.totals.items())
         }
         history = [
             {"step": step, "win_rates": {name_of(number, anchors): rate for number, rate in rates.items()}}
-            for step, rates in self._history
+            for step, rates in self.history
         ]
         write_json(path, {"opponents": opponents, "history": history}, indent=1)
 
@@ -197,7 +188,7 @@ def _score(results: Iterable[int]) -> float:
     return sum((result + 1) / 2 for result in results)
 
 
-def draw_payoff(table: Path, path: Path, title: str) -> None:
+def plot_payoff(table: Path, path: Path, title: str) -> None:
     """Plots the table in payoff.json as a heat map: a row for each opponent, a column for each noted step."""
     payoff = read_json(table)
     history, games = payoff["history"], payoff["opponents"]

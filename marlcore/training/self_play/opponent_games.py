@@ -13,6 +13,7 @@ from ...interfaces import VectorEnvironment
 from ..config import BOTH, Config, SelfPlayConfig
 from ..loops import LATEST, ActingModel, Candidate, Evaluation, GoesOn, Player, PlayersByNumber, Report, counted, play
 from .opponents import Opponents
+from .pool import held_by
 
 POOL = "pool"
 
@@ -51,9 +52,8 @@ def spread(held: Sequence[int], most: int) -> list[int]:
 class OpponentGames:
     """Games of the newest weights against the anchors and the pool; the best weights so far play the same ones.
 
-    Returns against a pool that changes cannot be compared over time, so the best weights are measured anew in each
-    evaluation, against the same opponents and under the same seed. They are replaced if the newest ones have a higher
-    return: the mean over all anchors and the pool, of which each counts alike.
+    Returns against a pool that changes cannot be compared over time. The newest weights replace the best ones if they
+    have a higher return: the mean over all anchors and the pool, of which each counts alike.
     """
 
     env: VectorEnvironment
@@ -91,7 +91,7 @@ class OpponentGames:
         settings, games = self.config.self_play, self.config.evaluation.episodes
         sides = range(2) if settings.side == BOTH else [list(self.env.agents).index(settings.side)]
         meetings = max(-(-games // len(sides)) // len(self._names), 1)  # with the pool
-        members = [number for number in spread(self.opponents.held, meetings) if self.opponents.load(number)]
+        members = [number for number in spread(held_by(self.opponents.pool), meetings) if self.opponents.load(number)]
         self.opponents.keep(members)
         if not members and not settings.anchors:
             return None  # the learner has just replaced them

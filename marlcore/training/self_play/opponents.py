@@ -4,6 +4,7 @@ Opponents have numbers, which name them to all processes: 0 is the latest policy
 order, and 1, 2, ... the frozen copies in the order of their admission.
 """
 
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...interfaces import Turn
+from ...processes import Reporter, Telemetry
 from ...references import resolve
 from ...weights import ParameterStore
 from ..config import BOTH, AssignedPolicy, Config, SelfPlayConfig
@@ -31,7 +33,7 @@ from ..loops import (
     exploration_of,
     part_of_tag,
 )
-from .pool import held_by, load_opponent
+from .pool import load_opponent
 
 
 @dataclass
@@ -51,10 +53,6 @@ class Opponents:
         self._subscriber = self.pool.subscriber(self._model)
         anchors = make_anchors(self.policy, self.config, self.copies, self.generator)
         self._players: dict[int, Player] = {-1 - i: anchor for i, anchor in enumerate(anchors)}
-
-    @property
-    def held(self) -> range:
-        return held_by(self.pool)
 
     def load(self, number: int) -> bool:
         """Makes an opponent's player unless it is here; returns whether it can play: not if the pool replaced it."""
@@ -110,7 +108,7 @@ class Matches:
     opponents: Opponents
     parts: list[str]  # the names of the replay's parts
     generator: np.random.Generator  # draws opponents
-    report: Callable[[int, str, int], None]  # opponent, agent, result of a game: 1 won, 0 drawn, -1 lost
+    report: Callable[[int, int], None]  # opponent and result of a game: 1 won, 0 drawn, -1 lost
 
     def __post_init__(self) -> None:
         copies = len(self.ended)
@@ -153,13 +151,20 @@ class Matches:
         return LATEST
 
     def note(self, ended: Ended) -> None:
-        """Reports the results of the learning policy's games.
-
-        The info names the winner, from the agent's point of view; otherwise the sign of the agent's return decides.
-        """
+        """Reports the results of the learning policy's games: by info["winner"], else by the sign of its return."""
         infos = dict(ended.infos)
         for copy, total in zip(ended.copies.tolist(), ended.returns.tolist(), strict=True):
             opponent = int(self.present[copy])
             if opponent != LATEST:
                 winner = infos.get(copy, {}).get("winner", total)
-                self.report(opponent, ended.agent, int(np.sign(winner)))
+                self.report(opponent, int(np.sign(winner)))
+
+
+def report_result(lane: Reporter, opponent: int, result: int) -> None:
+    """Reports a game in an actor's lane of results, from which `results_in` takes it."""
+    lane.report_each(time.monotonic(), 0, str(opponent), "result", [result])
+
+
+def results_in(lanes: Telemetry) -> list[tuple[int, int]]:
+    """The opponents and results of the games reported since the last call, in order of time."""
+    return [(int(game.agent), int(game.value)) for game in lanes.tail()]

@@ -11,17 +11,14 @@ import torch
 
 from ...weights import ParameterStore
 from ..loops import ActingModel, PolicyModel
-from ..record import checkpoint_path, load_checkpoint, save_checkpoint
+from ..record import checkpoint_path, kept_steps, load_checkpoint, save_checkpoint
 
-FIRST = 1  # its checkpoint stays, as the yardstick of progress
+FIRST_OPPONENT = 1  # its checkpoint stays, as the yardstick of progress
 
 
 @dataclass
 class Pool:
-    """The learner's end: it admits copies of the acting model.
-
-    An opponent's number is the version of the store under which it was published.
-    """
+    """The learner's end. An opponent's number is the version of the store under which it was published."""
 
     store: ParameterStore  # of `pool_store`
     model: ActingModel
@@ -32,17 +29,11 @@ class Pool:
         self._frozen = copy.deepcopy(self.model).cpu()
         self._publisher = self.store.publisher(self._frozen)
         newest = opponent_path(self.run_dir, self.policy, self.store.version)
-        self.updates = int(load_checkpoint(newest).get("updates", 0)) if self.held else 0  # of the newest opponent
-
-    @property
-    def held(self) -> range:
-        return held_by(self.store)
+        saved = load_checkpoint(newest) if held_by(self.store) else {}
+        self.updates = int(saved.get("updates", 0))  # of the newest opponent
 
     def admit(self, numbers: dict[str, float]) -> None:
-        """Adds a copy of the acting model, which replaces the oldest if the pool is full; it is published with numbers.
-
-        The checkpoint is written before the copy is published, so that no opponent is lost that played.
-        """
+        """Publishes a copy of the acting model with its numbers; in a full pool it replaces the oldest."""
         with torch.no_grad():  # every tensor, also those that a state_dict leaves out
             for tensor, kept in zip(_tensors(self.model), _tensors(self._frozen), strict=True):
                 kept.copy_(tensor)
@@ -50,11 +41,11 @@ class Pool:
         acting = {name: tensor.clone() for name, tensor in self._frozen.state_dict().items()}
         counts = {"version": number, "updates": int(numbers["updates"]), "step": int(numbers["step"])}
         path = opponent_path(self.run_dir, self.policy, number)
-        save_checkpoint(path, {"acting": acting, **counts, "numbers": numbers})
+        save_checkpoint(path, {"acting": acting, **counts, "numbers": numbers})  # before it plays
         self._publisher.publish(**numbers)
         self.updates = counts["updates"]
         replaced = number - self.store.slots
-        if replaced > FIRST:
+        if replaced > FIRST_OPPONENT:
             opponent_path(self.run_dir, self.policy, replaced).unlink(missing_ok=True)
 
     def close(self) -> None:
@@ -69,19 +60,14 @@ def opponent_path(run_dir: Path, policy: str, number: int) -> Path:
 
 def saved_opponents(run_dir: Path, policy: str, most: int) -> list[int]:
     """The numbers of the newest saved opponents without a gap, oldest first, at most `most`."""
-    pattern = opponent_path(run_dir, policy, 0).name.replace("-0.pt", "-*.pt")
-    names = [path.stem.rpartition("-")[2] for path in (run_dir / "checkpoints").glob(pattern)]
-    saved = {int(name) for name in names if name.isdecimal()}
+    saved = kept_steps(run_dir, policy, "opponent-")
     newest = max(saved, default=0)
     numbers = itertools.takewhile(saved.__contains__, range(newest, newest - most, -1))
     return sorted(numbers)
 
 
 def pool_store(model: PolicyModel, slots: int, extras: dict[str, Any], run_dir: Path, policy: str) -> ParameterStore:
-    """A store with the opponents that the run has saved; the model becomes the newest one.
-
-    Raises: ValueError: a saved opponent is of another network.
-    """
+    """A store with the saved opponents; the model becomes the newest. Raises ValueError: one is of another network."""
     numbers = saved_opponents(run_dir, policy, slots)
     before = numbers[0] - 1 if numbers else 0
     store = ParameterStore.create(model.acting, slots, extras, begins_after=before, name="opponents")

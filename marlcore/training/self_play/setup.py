@@ -1,4 +1,4 @@
-"""What a run's parent does for self-play: it checks the settings, and creates the pool and the lanes of results."""
+"""Self-play in a run's parent: it checks the settings, and creates the pool and the lanes of results."""
 
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -73,10 +73,7 @@ def odds_fields(config: SelfPlayConfig) -> dict[str, tuple[int, ...] | Field]:
 def create_self_play(
     stack: ExitStack, policies: tuple[AssignedPolicy, ...], config: Config, run_dir: Path
 ) -> SelfPlay | None:
-    """The pool, with the opponents of an earlier part of the run, and the lanes of results; closed with the stack.
-
-    Raises: ValueError: a saved opponent is of another network.
-    """
+    """The pool and the lanes of results. Raises ValueError: a saved opponent is of another network."""
     settings = config.self_play
     if not settings.pool:
         return None

@@ -1,16 +1,14 @@
 """An actor in its worker: it builds the environment, the policies and the seats, and counts the steps."""
 
-import time
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...envs import checked, vectorize
-from ...errors import ClosedError
 from ...interfaces import PRIORITY, QueueSource, ReplaySource, Turn
-from ...memory import interrupt_waits_with
-from ...processes import EPISODES, READY, STEPS, Metric, Telemetry
+from ...processes import EPISODES, READY, STEPS, Telemetry
 from ...weights import ParameterStore
 from ..config import actor_names
 from ..loops import (
@@ -25,24 +23,17 @@ from ..loops import (
     choose_device,
     run_seed,
 )
-from ..self_play import Matches, Opponents, SelfPlay
+from ..self_play import Matches, Opponents, SelfPlay, report_result
 from .storage import attach_storage
-from .worker import WAIT_S, Blueprint, PolicyBlueprint, Worker
+from .worker import WAIT_S, PolicyBlueprint, Worker
 
 
 class ActorWorker(Worker):
-    """An actor process's work; a restarted actor takes the steps that are left.
-
-    Attributes:
-        env: the copies of the environment. seats: by agent. policies: by which they act.
-    """
-
-    def __init__(self, index: int, blueprint: Blueprint, attempt: int = 1) -> None:
-        self._index = index
-        super().__init__(actor_names(blueprint.config)[index], blueprint, attempt)
+    """An actor process's work; a restarted actor takes the steps that are left."""
 
     def build(self) -> None:
         blueprint, config = self.blueprint, self.config
+        self._index = actor_names(config).index(self.name)
         share, rest = divmod(config.total_steps, config.actor.processes)
         self._share = share + (self._index < rest)
         self._steps: int = self.counters.load(STEPS)
@@ -107,13 +98,9 @@ class ActorWorker(Worker):
         pool = self.hold(ParameterStore.attach(self_play.pool))
         opponents = Opponents(policy, config, pool, self.env.copies, generator)
         results = self.hold(self.hold(Telemetry.attach(self_play.results)).reporter(self.name))
-
-        def report(opponent: int, agent: str, result: int) -> None:
-            results.report(Metric(time.monotonic(), self.control.steps, str(opponent), agent, float(result)))
-
         return Matches(
             config.self_play, self.seats, self.env.ended, lambda: acting.subscriber.extras, opponents,
-            list(config.replay.mixture), generator, report,
+            list(config.replay.mixture), generator, partial(report_result, results),
         )  # fmt: skip
 
     @property
@@ -146,12 +133,6 @@ class ActorWorker(Worker):
         self.beat()
 
     def work(self) -> None:
-        try:
-            interrupt_waits_with(self.show_patience)
+        with self.checked_waits():  # for a learner
             act_until_done(self.env, self.seats, self.policies, self)
             self.counters.store(READY, self.attempt)  # a successor may have no step to take
-        except ClosedError:
-            if not self.control.stopping:  # otherwise it was waiting for a learner
-                raise
-        finally:
-            interrupt_waits_with(None)

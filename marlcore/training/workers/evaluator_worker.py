@@ -9,11 +9,10 @@ import numpy as np
 from ...envs import vectorize
 from ...processes import DONE, EPISODES, READY
 from ...weights import ParameterStore
-from ..config import EVALUATOR
 from ..loops import Candidate, CommonGames, Evaluator, GoesOn, build_model, choose_device, run_seed
 from ..record import KeptCheckpoints
 from ..self_play import OpponentGames, Opponents
-from .worker import WAIT_S, Blueprint, PolicyBlueprint, Worker
+from .worker import WAIT_S, PolicyBlueprint, Worker
 
 NICENESS = 10  # so that the evaluator gets little time of a core that an actor or a learner needs
 
@@ -21,12 +20,10 @@ NICENESS = 10  # so that the evaluator gets little time of a core that an actor 
 class EvaluatorWorker(Worker):
     """The evaluator process's work; a restarted evaluator repeats the evaluation in which its predecessor died."""
 
-    def __init__(self, blueprint: Blueprint, attempt: int = 1) -> None:
-        super().__init__(EVALUATOR, blueprint, attempt)
-
     def build(self) -> None:
         blueprint, config = self.blueprint, self.config
-        self._env = env = self.hold(vectorize(blueprint.env_fn, config.evaluation.copies))
+        copies = min(config.evaluation.envs, config.evaluation.episodes)
+        self._env = env = self.hold(vectorize(blueprint.env_fn, copies))
         candidates = [*map(self._candidate, blueprint.policies)]
         seed = partial(run_seed, config, "evaluation", 0)
         games: CommonGames | OpponentGames

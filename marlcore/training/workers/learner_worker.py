@@ -23,11 +23,7 @@ log = logging.getLogger(__name__)
 
 
 class LearnerWorker(Worker):
-    """A learner process's work: it trains its policies in turn.
-
-    Attributes:
-        learners: of its policies.
-    """
+    """A learner process's work: it trains its policies in turn."""
 
     def build(self) -> None:
         policies = {policy.name: policy for policy in self.blueprint.policies}
@@ -37,11 +33,7 @@ class LearnerWorker(Worker):
         self.count_updates()
 
     def _learner(self, policy: PolicyBlueprint) -> Learner:
-        """The learner of a policy; a restarted one continues from its predecessor's state.
-
-        From shared memory it takes the last published weights and the count of updates; from the last checkpoint it
-        takes the rest of the trainer's state, or everything if shared memory holds no weights.
-        """
+        """The learner of a policy; a restarted one takes the last published weights, and the rest of a checkpoint."""
         config, settings = self.config, self.config.learner_of(policy.name)
         device = choose_device(settings.device, policy.index, settings.device_per_agent)
         model = build_model(policy, config).to(device)

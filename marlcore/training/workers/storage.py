@@ -27,7 +27,7 @@ TRANSIENT = f"{PREFIX}of-a-run-"  # files in replay.path that no longer matter w
 
 @dataclass(frozen=True)
 class OwnerOf:
-    """What a saved replay says of its policy, beside its rows."""
+    """The name of a saved replay's policy, beside its rows."""
 
     policy: str
 
@@ -43,10 +43,7 @@ class OwnerOf:
 
 
 def create_storage(stack: ExitStack, policy: AssignedPolicy, config: Config, run: RunDirectory) -> SegmentHandle:
-    """A policy's queue, or its replay: the one that the run saved, if there is one; closed with the stack.
-
-    Raises: ValueError: the saved replay does not fit. SharedMemoryFull: there is no room.
-    """
+    """A policy's queue, or its replay, perhaps a saved one. Raises: ValueError: that does not fit. SharedMemoryFull."""
     source, lanes = policy.source, len(policy.agents) * config.lanes
     spec = policy.algorithm.transition(policy.spaces)
     if isinstance(source, QueueSource):
@@ -58,7 +55,11 @@ def create_storage(stack: ExitStack, policy: AssignedPolicy, config: Config, run
         queue = TrajectoryQueue.create(spec, rows * lanes, lanes, max_unread=unread, name=f"queue.{policy.index}")
         return stack.enter_context(queue).handle
     saved, limiter, name = run.replay_path(policy.name), config.limiter(policy.name, lanes), f"replay.{policy.index}"
-    file = None if config.replay.path is None else _new_file(Path(config.replay.path), saved.name)
+    file = None
+    if config.replay.path is not None:
+        directory = Path(config.replay.path)
+        survey_segments(directory, TRANSIENT, remove=True)  # files of runs that were killed
+        file = directory / f"{TRANSIENT}{secrets.token_hex(4)}-{saved.name}"
     if saved.exists():
         replay = stack.enter_context(ReplayBuffer.load(saved, spec, name=name, into=file))
         OwnerOf(policy.name).check(replay, saved)
@@ -74,12 +75,6 @@ def create_storage(stack: ExitStack, policy: AssignedPolicy, config: Config, run
     if file is not None:
         stack.callback(replay.unlink)
     return replay.handle
-
-
-def _new_file(directory: Path, name: str) -> Path:
-    """A new name for a replay's file; first removes such files of runs that were killed."""
-    survey_segments(directory, TRANSIENT, remove=True)
-    return directory / f"{TRANSIENT}{secrets.token_hex(4)}-{name}"
 
 
 def attach_storage(policy: PolicyBlueprint) -> ReplayBuffer | TrajectoryQueue:
@@ -154,10 +149,9 @@ class ReplayBatches:
         return {"sampler": state, "replay": self._policy.transitions.nonce}
 
     def _restore(self, state: Mapping[str, Any], again: bool) -> None:
-        """Continues the sampler of a checkpoint; with priorities only if the replay has their rows.
+        """Continues the sampler of a checkpoint, with its priorities if the replay has their rows.
 
-        Args:
-            again: updates were made since the checkpoint, whose random numbers must not be repeated.
+        `again`: updates were made since, whose random numbers must not be repeated.
         """
         fresh = self._sampler.state_dict()
         saved = {name: tensor.numpy() for name, tensor in state["sampler"].items()}

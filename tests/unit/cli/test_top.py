@@ -15,7 +15,7 @@ from processes import until
 from refused import check_refused
 
 from marlcore.cli import top as top_module
-from marlcore.cli.top import Run, _find, _table
+from marlcore.cli.top import WatchedRun, _find, _table
 from marlcore.processes import READY, UPDATES, Control, Metric, Telemetry
 from marlcore.testing.victim import parent_of
 from marlcore.training.record import RunDirectory, has_ended
@@ -128,7 +128,7 @@ def test_the_last_returns_of_each_agent_are_shown():
                 reporter.report(Metric(float(value), value, "agent_0", "episode_return", float(value)))
             for agent in ("agent_10", "agent_2"):
                 reporter.report(Metric(200.0, 200, agent, "episode_return", 7.0))
-        with closing(Run(Control.watch(control.handle))) as run:
+        with closing(WatchedRun(Control.watch(control.handle))) as run:
             figures = run.figures()
     assert figures["returns"] == {"agent_0": 53.5, "agent_2": 7.0, "agent_10": 7.0}
     table = _table(figures, run.policy_of)
@@ -142,7 +142,10 @@ def test_the_last_returns_of_each_agent_are_shown():
 def test_a_policy_named_as_a_shared_learner_keeps_its_own_row():
     """The first of two learner processes trains the policies "0" and "2": its updates are not those of "0"."""
     learners = {"learner-0": "", "learner-1": ""}
-    with live("x", learners, ("0", "1", "2")) as (control, _), closing(Run(Control.watch(control.handle))) as run:
+    with (
+        live("x", learners, ("0", "1", "2")) as (control, _),
+        closing(WatchedRun(Control.watch(control.handle))) as run,
+    ):
         control.workers["learner-0"].store(UPDATES, 7)
         for policy, updates in {"0": 3, "1": 5, "2": 4}.items():
             control.tallies[policy].store(UPDATES, updates)
@@ -191,7 +194,7 @@ def test_whoever_looks_cannot_write():
     with live("x") as (control, _):
         looking = Control.watch(control.handle)
         assert not looking._segment.body.flags.writeable
-        run = Run(looking)
+        run = WatchedRun(looking)
         assert run.alive and run.figures()["workers"]["actor-0"]["state"] == "starting"
         assert run.figures()["workers"]["evaluator"] == {"state": "starting", "pid": 0, "restarts": 0}
         control.workers["actor-0"].store(READY, 1)

@@ -69,7 +69,7 @@ class InTurn(ExitStack):
         self.learners = [self.role(Learner, f"learner-{i}") for i in range(len(self.plan.models))]
 
     def role(self, kind: Any, name: str, attempt: int = 1) -> Any:
-        return self.enter_context(kind(name, self.session._envs[name], self.plan, attempt))
+        return self.enter_context(closing(kind(name, self.session._envs[name], self.plan, attempt)))
 
     @property
     def ended(self) -> int:
@@ -173,7 +173,7 @@ def test_a_killed_learners_successor_continues(saved: bool) -> None:
         before = {name: tensor.clone() for name, tensor in killed._model.state_dict().items()}
         with torch.no_grad():
             killed._model.local.weight += 1  # an update that was never published
-        killed.__exit__()
+        killed.close()
         successor = run.learners[0] = run.role(Learner, "learner-0", attempt=2)
         assert (successor._epoch, successor._updates) == (3, 3)
         model = successor._model
@@ -195,7 +195,7 @@ def test_a_killed_actors_successor_repeats_its_epoch() -> None:
         run.epoch()
         run.epoch()
         assert next(play(run.actor._worlds[0], 2, run.plan, animate=False)) is None
-        run.actor.__exit__()
+        run.actor.close()
         for ring in run.plan.models:
             ring.rings[0].release()
         run.actor = run.role(Actor, "actor-0", attempt=2)
@@ -216,7 +216,7 @@ def test_torn_weights_are_waited_for_and_learned_again(monkeypatch: pytest.Monke
             raise TimedOut("torn")
 
         run.epoch()
-        run.learners.pop().__exit__()
+        run.learners.pop().close()
         monkeypatch.setattr(Subscriber, "pull", torn)
         run.learners = [run.role(Learner, "learner-0", attempt=2)]
         assert run.learners[0]._epoch == 0
@@ -423,7 +423,7 @@ def test_actor_and_learners_wait_for_each_other() -> None:
 
 def test_top_shows_an_experiment() -> None:
     logger = double.Logger()
-    with InTurn(double.make(), logger) as run, closing(top.Run(Control.attach(run.plan.control.handle))) as seen:
+    with InTurn(double.make(), logger) as run, closing(top.WatchedRun(Control.attach(run.plan.control.handle))) as seen:
         run.finish()
         figures = seen.figures()
     assert (figures["steps"], figures["workers"]["learner-1"]["updates"]) == (6 * 8 * 2, 6)

@@ -43,7 +43,9 @@ class Scene:
         placed = PolicyBlueprint(**vars(policy), checkpoint=Path(), saved_replay=None, **handles)
         blueprint = Blueprint(HUNT, CONFIG, (placed,), self.control.handle, telemetry.handle, time.monotonic())
         self.actors: list[ActorWorker] = []
-        self.thread = threading.Thread(target=lambda: self.actors.append(ActorWorker(0, blueprint)), daemon=True)
+        self.thread = threading.Thread(
+            target=lambda: self.actors.append(ActorWorker("actor-0", blueprint)), daemon=True
+        )
 
     def publish(self) -> int:
         with self.store.publisher(self.network) as publisher:

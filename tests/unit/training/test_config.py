@@ -18,8 +18,8 @@ from marlcore.declared import hints_of
 from marlcore.spaces import Spaces
 from marlcore.training import ExplorationConfig
 from marlcore.training.config import Schedule, assign
+from marlcore.training.run_input import RunInput
 from marlcore.training.self_play import policies_in_self_play
-from marlcore.training.setup import Setup
 
 CARTPOLE = "CartPole-v1"
 SPACES = {f"agent_{i}": Spaces(Box(-1, 1, (3,)), Discrete(2)) for i in range(3)}
@@ -176,8 +176,8 @@ def test_wrong_settings_and_assignments_are_refused(name: str) -> None:
 
 @pytest.mark.parametrize("copies", [1, 3])
 def test_a_vector_environment_has_its_own_number_of_copies(copies: int) -> None:
-    assert Setup.checked(partial(gymnasium.make_vec, CARTPOLE, copies), "dqn", None).config.actor.envs == copies
-    assert Setup.checked(partial(gymnasium.make, CARTPOLE), "dqn", None).config.actor.envs == mc.ActorConfig().envs
+    assert RunInput.checked(partial(gymnasium.make_vec, CARTPOLE, copies), "dqn", None).config.actor.envs == copies
+    assert RunInput.checked(partial(gymnasium.make, CARTPOLE), "dqn", None).config.actor.envs == mc.ActorConfig().envs
 
 
 def test_integers_of_numpy_are_settings_too() -> None:

@@ -20,8 +20,8 @@ import marlcore as mc
 from marlcore.processes import Metric
 from marlcore.spaces import Spaces
 from marlcore.training import EvaluationConfig, ReplayConfig, SelfPlayConfig, read_metrics
-from marlcore.training.after import SavedRun, save_policies
 from marlcore.training.config import AssignedPolicy
+from marlcore.training.evaluation import SavedRun, save_policies
 from marlcore.training.record import (
     RunDirectory,
     checkpoint_path,

@@ -4,6 +4,7 @@ import io
 import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,10 @@ from arena import Marking, weak
 from refused import check_refused
 
 import marlcore as mc
-from marlcore.processes import Metric, Telemetry
+from marlcore.processes import Telemetry
 from marlcore.training.loops import PolicyModel
 from marlcore.training.record import read_json, save_checkpoint
-from marlcore.training.self_play import League, Pool, draw_payoff
+from marlcore.training.self_play import League, Pool, plot_payoff, report_result
 from marlcore.training.self_play.league import Payoff, odds_of, pool_odds
 from marlcore.training.self_play.opponents import name_of
 from marlcore.training.self_play.pool import opponent_path, pool_store, saved_opponents
@@ -93,13 +94,12 @@ def test_the_payoff_table_is_written_restored_and_drawn(tmp_path: Path) -> None:
     assert table["pool:1"] == {"games": 1, "wins": 1, "draws": 0, "losses": 0, "win_rate": None}
     assert [row["step"] for row in history] == [1, 2, 3, 4]
     assert history[0]["win_rates"].keys() == {"anchor:weak", "pool:1", "pool:2"}
-    other = Payoff(10)
-    other.load_state_dict(payoff.state_dict())
+    other = Payoff(**asdict(payoff))
     other.write(tmp_path / "again.json", ["anchor:weak"])
     assert read_json(tmp_path / "again.json") == read_json(path)
-    draw_payoff(path, tmp_path / "payoff.png", "a run")
+    plot_payoff(path, tmp_path / "payoff.png", "a run")
     Payoff(10).write(path, [])
-    draw_payoff(path, tmp_path / "empty.png", "a run")
+    plot_payoff(path, tmp_path / "empty.png", "a run")
     sizes = [(tmp_path / name).stat().st_size for name in ("payoff.png", "empty.png")]
     assert sizes[0] > 10_000 and sizes[1] > 1_000
 
@@ -109,7 +109,7 @@ def test_a_long_history_loses_every_second_row() -> None:
     payoff.record(1, 1)
     for step in range(2_000):
         payoff.note(step, [1])
-    steps = [step for step, _ in payoff.state_dict()["history"]]
+    steps = [step for step, _ in payoff.history]
     assert len(steps) <= 400 and steps == sorted(set(steps)) and steps[-1] == 1_999 and steps[0] < 300
 
 
@@ -143,7 +143,7 @@ class Scene:
 
     def play(self, opponent: int, *results: int, actor: int = 0) -> None:
         for result in results:
-            self.reporters[actor].report(Metric(0.0, 0, str(opponent), "left", float(result)))
+            report_result(self.reporters[actor], opponent, result)
 
     def publish(self, league: League, updates: int) -> dict[int, float]:
         """The odds by opponent, once the policy has so many updates."""

@@ -14,7 +14,7 @@ from marlcore.cli.eval import main
 from marlcore.envs import factory
 from marlcore.training import ReplayConfig, SelfPlayConfig, read_metrics, train_seeds
 from marlcore.training.record import RunDirectory
-from marlcore.training.setup import Setup
+from marlcore.training.run_input import RunInput
 
 
 def moving(folder):
@@ -41,17 +41,17 @@ def test_every_path_is_absolute_before_an_environment_is_made(elsewhere, tmp_pat
         replay=ReplayConfig(path="replays"),
         self_play=SelfPlayConfig(anchors={"old.pt": 0.1, "bots:Bot": 0.1}),
     )
-    setup = Setup.checked(elsewhere, "dqn", config, "earlier")
+    checked = RunInput.checked(elsewhere, "dqn", config, "earlier")
     assert Path.cwd() == tmp_path / "elsewhere"
-    assert (setup.config.run_dir, setup.config.replay.path) == (str(here / "run"), str(here / "replays"))
-    assert list(setup.config.self_play.anchors) == [str(here / "old.pt"), "bots:Bot"]
-    assert setup.resume == here / "earlier"
+    assert (checked.config.run_dir, checked.config.replay.path) == (str(here / "run"), str(here / "replays"))
+    assert list(checked.config.self_play.anchors) == [str(here / "old.pt"), "bots:Bot"]
+    assert checked.resume == here / "earlier"
 
 
 def test_a_directory_of_the_runs_own_lies_where_the_run_was_started(elsewhere, tmp_path):
     here = tmp_path / "here"
-    setup = Setup.checked(elsewhere, "dqn", mc.Config(mode="serial"))
-    with RunDirectory.create(None, {}, setup.runs) as run:
+    checked = RunInput.checked(elsewhere, "dqn", mc.Config(mode="serial"))
+    with RunDirectory.create(None, {}, checked.runs) as run:
         assert run.path.parent == here / "runs"
 
 

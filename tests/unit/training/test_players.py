@@ -12,7 +12,7 @@ from refused import check_refused
 
 import marlcore as mc
 from marlcore.interfaces import Turn
-from marlcore.training.after import LoadedPolicy
+from marlcore.training.evaluation import LoadedPolicy
 from marlcore.training.loops import ActingModel, PolicyPlayer, ScriptedPlayer, Seat
 
 BOX = gym.Box(-1, 1, (2,), np.float32)

@@ -16,7 +16,7 @@ from wander import Wander
 import marlcore as mc
 from marlcore.algos.r2d2 import R2D2Network, Windows
 from marlcore.interfaces import PREVIOUS_REWARD
-from marlcore.training.after import LoadedPolicy
+from marlcore.training.evaluation import LoadedPolicy
 from marlcore.training.loops import ActingModel, Policy, PolicyPlayer, Seat
 from marlcore.training.self_play import Matches
 

@@ -18,8 +18,8 @@ from marlcore.__main__ import main
 from marlcore.algos import name_of
 from marlcore.spaces import Spaces
 from marlcore.training import ExplorationConfig, MetricsConfig
-from marlcore.training.after import SavedRun, save_policies
 from marlcore.training.config import AssignedPolicy
+from marlcore.training.evaluation import SavedRun, save_policies
 from marlcore.training.loops import build_model
 from marlcore.training.record import (
     RunDirectory,

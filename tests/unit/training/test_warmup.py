@@ -97,7 +97,7 @@ def test_a_run_without_progress_gives_no_notice(train, by_default, monkeypatch, 
         notices.say("a wait")
         raise Told
 
-    monkeypatch.setattr("marlcore.training.setup.compile_before_a_run", tell)
+    monkeypatch.setattr("marlcore.training.run_input.compile_before_a_run", tell)
     for options, shown in (({}, by_default), ({"progress": not by_default}, not by_default)):
         with pytest.raises(Told):
             train("treasure_hunt", **options)

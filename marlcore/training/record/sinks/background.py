@@ -9,11 +9,10 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from enum import Enum, auto
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from ....processes import Metric
 from ....references import resolve
@@ -58,23 +57,17 @@ class CallbackSink:
     def close(self) -> None: ...
 
 
-class _Request(Enum):
-    FLUSH = auto()
-    END = auto()
-
-
 class Background:
     """A sink that another thread makes and uses; metrics that it cannot take are dropped and counted.
 
-    The first metric starts the thread, so a run that fails earlier leaves no trace in the sink. The methods are for the
-    run's thread. The thread is a daemon: a sink that hangs does not keep the interpreter from its exit.
+    The first metric starts the thread, so a run that fails earlier leaves no trace in the sink.
     """
 
     def __init__(self, name: str, make: Callable[[], Sink], capacity: int = CAPACITY) -> None:
         self.name = name
         self._make = make
         self._capacity = capacity
-        self._queue: SimpleQueue[Metric | _Request] = SimpleQueue()
+        self._queue: SimpleQueue[Metric | Literal["flush", "end"]] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._offered = 0  # written by the run's thread
         self._written = 0  # written by the sink's thread
@@ -89,20 +82,18 @@ class Background:
     def record(self, metric: Metric) -> None:
         """Queues a metric, or drops it if the queue is full, the sink failed or it was closed."""
         self._offered += 1
-        if self._thread is None and not self._given_up and not self._ended:
-            self._start()
         self._ask(metric)
 
     def flush(self) -> None:
         """Asks the sink to flush once it has taken what waits."""
         if self._thread is not None:
-            self._ask(_Request.FLUSH)
+            self._ask("flush")
 
     def end(self) -> None:
         """Asks the sink to take what waits and to close; returns at once, and later metrics are lost."""
         if not self._ended:
             self._ended = True
-            self._queue.put(_Request.END)
+            self._queue.put("end")
 
     def close(self, timeout: float = CLOSE_S) -> None:
         """Ends the sink and waits for it, at most `timeout` seconds; one that hangs is left behind, as the log says."""
@@ -114,11 +105,14 @@ class Background:
             self._given_up = True  # if it wakes up, it only closes
             log.warning("metrics: the sink %s did not close in time and is left behind", self.name)
 
-    def _ask(self, request: Metric | _Request) -> None:
+    def _ask(self, request: Metric | Literal["flush"]) -> None:
         if not self._given_up and not self._ended and self._queue.qsize() < self._capacity:
+            if self._thread is None:
+                self._start()
             self._queue.put(request)
 
     def _start(self) -> None:
+        # A daemon: a sink that hangs does not keep the interpreter from its exit.
         self._thread = threading.Thread(target=self._work, name=f"marlcore-sink-{self.name}", daemon=True)
         try:
             self._thread.start()
@@ -130,16 +124,13 @@ class Background:
         with self._reporting():
             sink = self._make()
             with self._reporting():
-                self._serve(sink)
+                while not self._given_up and (asked := self._queue.get()) != "end":
+                    if isinstance(asked, Metric):
+                        sink.record(asked)
+                        self._written += 1
+                    else:
+                        sink.flush()
             sink.close()
-
-    def _serve(self, sink: Sink) -> None:
-        while not self._given_up and (asked := self._queue.get()) is not _Request.END:
-            if isinstance(asked, Metric):
-                sink.record(asked)
-                self._written += 1
-            else:
-                sink.flush()
 
     @contextmanager
     def _reporting(self) -> Iterator[None]:

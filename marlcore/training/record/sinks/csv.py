@@ -22,10 +22,9 @@ _HEADER = ["time_s", "step", "agent", "name", "value"]
 
 
 class CsvSink:
-    """Writes a metrics.csv in the run's own thread; its lock on the file makes it the run's only process.
+    """Writes a metrics.csv, which its lock keeps for this process; "r+" continues one after its last whole line.
 
-    Mode "r+" continues a file, and cuts off an incomplete last line. Raises: ValueError: another process writes the
-    file, or it is not a metrics.csv; nothing was changed. OSError.
+    Raises: ValueError: another process writes the file, or it is not a metrics.csv; nothing was changed. OSError.
     """
 
     def __init__(self, path: Path, mode: Literal["x", "r+"]) -> None:
@@ -51,10 +50,7 @@ class CsvSink:
             raise
 
     def resume_at(self, step: int) -> None:
-        """Cuts off what a killed run recorded at later steps after it last saved its progress; from step 0, all of it.
-
-        Call it before `record`: the resumed run takes these steps again.
-        """
+        """Cuts off later steps, which the resumed run takes again; of those before the last saved progress, none."""
         data = self._path.read_bytes()
         kept = max(_saved(self._path)[0], data.index(b"\n") + 1)
         lines = io.StringIO(data[kept:].decode(errors="surrogateescape"), newline="").readlines()

@@ -11,13 +11,11 @@ from ..files import make_directory, opener
 
 
 class TensorBoardSink:
-    """Writes an event file to run_dir/tensorboard, tag "agent/name"; a resumed run adds another file.
-
-    tensorboard's EventFileWriter would start a second thread, and torch's SummaryWriter would import torch.
-    """
+    """Writes an event file to run_dir/tensorboard, tag "agent/name"; a resumed run adds another file."""
 
     def __init__(self, run_dir: Path) -> None:
-        # Imported here, since workers import this module only for Metric.
+        # Imported here, since workers import this module only for Metric. tensorboard's EventFileWriter would start a
+        # second thread, and torch's SummaryWriter would import torch.
         from tensorboard.compat.proto.event_pb2 import Event  # type: ignore[import-untyped]
         from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
         from tensorboard.summary.writer.record_writer import RecordWriter  # type: ignore[import-untyped]

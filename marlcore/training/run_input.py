@@ -1,4 +1,4 @@
-"""The checked input of a run."""
+"""The input of a run, checked before anything of it exists."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Setup:
+class RunInput:
     """A run's input: settings with absolute paths, and the absolute parent of directories without a name."""
 
     env_fn: Callable[[], Any]
@@ -49,7 +49,7 @@ class Setup:
         resume: str | Path | None = None,
         callback: Callable[[Metric], object] | None = None,
         progress: bool = False,
-    ) -> Setup:
+    ) -> RunInput:
         """The arguments of `train`; compiles the kernels if they never were. Raises ValueError, TypeError."""
         if not isinstance(config, Config | None):
             raise TypeError(f"config: expected a Config or None, got {config!r}")
@@ -116,12 +116,12 @@ def share_of(policy: AssignedPolicy, policies: tuple[AssignedPolicy, ...]) -> fl
     return len(policy.agents) / sum(len(policy.agents) for policy in policies)
 
 
-def warn_of_few_samples(setup: Setup, steps: int, updates: Mapping[str, int]) -> None:
+def warn_of_few_samples(run_input: RunInput, steps: int, updates: Mapping[str, int]) -> None:
     """Warns if a free run of `steps` steps drew each transition of a policy less than once on average."""
-    for policy in setup.policies:
-        inserted, learner = share_of(policy, setup.policies) * steps, setup.config.learner_of(policy.name)
+    for policy in run_input.policies:
+        inserted, learner = share_of(policy, run_input.policies) * steps, run_input.config.learner_of(policy.name)
         queued = isinstance(policy.source, QueueSource)  # which reads each transition once
-        if queued or setup.config.updates_per_step is not None or inserted <= learner.warmup:
+        if queued or run_input.config.updates_per_step is not None or inserted <= learner.warmup:
             continue
         ratio = updates[policy.name] * learner.batch_size / inserted
         if ratio < 1.0:

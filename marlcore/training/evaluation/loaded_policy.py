@@ -16,12 +16,12 @@ from ...checks import absolute, brief, check_finite
 from ...envs.agent_view import AgentView, fault_of
 from ...errors import TimedOut
 from ...interfaces import Algorithm
-from ...observations import ALONE, Values, by_name, in_form
+from ...observations import ALONE, Pad, Values, by_name, in_form
 from ...spaces import JOINT, MASK, Spaces
 from ...spec import as_field
 from ...weights import ParameterStore
 from ..config import AssignedPolicy, Config, schedules_of
-from ..loops import ActingModel, Pad, Policy, PolicyPlayer, build_model, exploration_of
+from ..loops import ActingModel, Policy, PolicyPlayer, build_model, exploration_of
 from ..record import (
     check_trusted,
     checkpoint_path,
@@ -35,7 +35,7 @@ from ..record import (
 from ..workers import Blueprint
 
 FIRST_WEIGHTS_S = 60.0
-FILE = "checkpoints/run.pickle"
+PICKLED = "checkpoints/run.pickle"
 
 
 @dataclass(eq=False, repr=False)
@@ -116,15 +116,12 @@ def _of_one_copy(spaces: Spaces, obs: Any, mask: Any) -> Values:
 
 @dataclass(frozen=True)
 class SavedRun:
-    """A run's environment and policies, as its directory has them; `of` reads it.
-
-    `pickled_env_fn` is None if cloudpickle could not pickle it, or nothing was to be unpickled.
-    """
+    """A run's environment and policies, as its directory has them; `of` reads it."""
 
     path: Path
     policies: tuple[AssignedPolicy, ...]
     config: Config
-    pickled_env_fn: bytes | None = None
+    pickled_env_fn: bytes | None = None  # also if cloudpickle could not pickle it
 
     @classmethod
     def of(cls, run_dir: str | Path, *, trust: bool = False, weights_only: bool = False) -> SavedRun:
@@ -134,10 +131,10 @@ class SavedRun:
             return cls(path, *described_policies(path))
         path = check_trusted(path, trust)
         try:
-            saved = cloudpickle.loads(read_sealed(path / FILE))
+            saved = cloudpickle.loads(read_sealed(path / PICKLED))
             return cls(path, saved["policies"], saved["config"], saved["env_fn"])
         except Exception as error:  # unpickling may raise anything
-            expected = f"run_dir: expected a run's directory with {FILE}"
+            expected = f"run_dir: expected a run's directory with {PICKLED}"
             raise ValueError(f"{expected}, got {str(run_dir)!r} ({_reason(error)})") from None
 
     @property
@@ -206,10 +203,7 @@ def load_policy(
 
 
 def published_policy(blueprint: Blueprint, name: str) -> LoadedPolicy:
-    """A policy with the newest weights of a live run; waits for its first ones.
-
-    Raises: ValueError: no such policy. TimeoutError: it has published no weights after a minute.
-    """
+    """A policy with the newest weights of a live run; see `Run.policy`."""
     policy = _named(name, blueprint.policies)
     model = build_model(policy, blueprint.config)
     with ParameterStore.attach(policy.weights) as store:
@@ -229,7 +223,7 @@ def save_policies(
     except Exception:  # pickling may raise anything; in serial mode nothing else needs it
         pickled = None
     write_policies(run_dir, policies, config)
-    write_sealed(run_dir / FILE, cloudpickle.dumps({"env_fn": pickled, "policies": policies, "config": config}))
+    write_sealed(run_dir / PICKLED, cloudpickle.dumps({"env_fn": pickled, "policies": policies, "config": config}))
 
 
 def _named(name: str, policies: Any) -> Any:

@@ -104,14 +104,10 @@ class EvaluatedRun:
         env_fn: Callable[[], Any] | str | None = None,
         trust: bool = False,
     ) -> None:
-        if isinstance(run_or_dir, LiveRun):
-            saved = run_or_dir.saved
-            load = run_or_dir.policy if which == "last" else partial(saved.policy, which=which)
-            self.env_fn = factory(run_or_dir.env_fn if env_fn is None else env_fn)
-        else:
-            saved = SavedRun.of(run_or_dir, trust=trust)
-            load = partial(saved.policy, which=which)
-            self.env_fn = saved.env_fn if env_fn is None else factory(env_fn)
+        live = run_or_dir if isinstance(run_or_dir, LiveRun) else None
+        saved = run_or_dir.saved if isinstance(run_or_dir, LiveRun) else SavedRun.of(run_or_dir, trust=trust)
+        self.env_fn = factory((live or saved).env_fn if env_fn is None else env_fn)
+        load = live.policy if live and which == "last" else partial(saved.policy, which=which)
         self._load: Callable[[str], LoadedPolicy] = cache(load)
         self._policy_of = {agent: policy for policy in saved.policies for agent in policy.agents}
         self._named = self._policy_of | {policy.name: policy for policy in saved.policies}

@@ -1,0 +1,65 @@
+"""The common part of workers that a supervisor watches: counters, a heartbeat, and resources to close."""
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from ..errors import ClosedError
+from ..memory import interrupt_waits_with, invalidate_after_fork
+from .children import leave_if_forked
+from .control import BEATS, Control
+
+
+class WorkerBase:
+    """A worker in its process; in one that its environment forked, each method ends that process."""
+
+    def __init__(self, name: str, control: Control, attempt: int) -> None:
+        self.name = name
+        self.control = control
+        self.counters = control.workers[name]
+        self.attempt = attempt  # the number of its process, from 1
+        self._beats = self.counters.load(BEATS)
+        self._pid = os.getpid()
+        self._is_fork = False
+        invalidate_after_fork(self)
+        self._resources = ExitStack()
+
+    def hold(self, resource: Any) -> Any:
+        """Closes a resource at the end, before those held earlier."""
+        leave_if_forked(self._pid)  # such as a fork that comes back from the environment's constructor
+        self._resources.callback(resource.close)
+        return resource
+
+    def forked(self) -> None:
+        self._is_fork = True
+
+    def beat(self) -> None:
+        """Advances the heartbeat, so that the parent sees no hang."""
+        if self._is_fork:
+            leave_if_forked(self._pid)
+        self._beats += 1
+        self.counters.store(BEATS, self._beats)
+
+    def check_wait(self) -> None:
+        """Advances the heartbeat in a wait. Raises ClosedError: the parent told all workers to stop."""
+        self.beat()
+        if self.control.stopping:
+            raise ClosedError("the run was told to stop")
+
+    @contextmanager
+    def checked_waits(self) -> Iterator[None]:
+        """Waits inside call `check_wait`; one that the parent ends so ends the block."""
+        interrupt_waits_with(self.check_wait)
+        try:
+            yield
+        except ClosedError:
+            if not self.control.stopping:
+                raise
+        finally:
+            interrupt_waits_with(None)
+
+    def close(self) -> None:
+        """Closes everything held, even if one closing fails."""
+        leave_if_forked(self._pid)
+        self._resources.close()
