@@ -102,8 +102,6 @@ class RingLane(ViewedReplay):
 
 
 class _Copy:
-    """Copies some fields of `count` rows."""
-
     def __init__(self, lane: RingLane, names: tuple[str, ...], count: int) -> None:
         self.count = count
         self._capacity = lane.capacity
@@ -178,9 +176,7 @@ class RingWriter(Writer):
 
 
 class _Batch(NamedTuple):
-    """The staging of some number of rows: views of each field, the arrays of the large ones, and their adder."""
-
     rows: int
-    views: Rows
-    frames: list[NDArray[Any]]
+    views: Rows  # the staging of each field
+    frames: list[NDArray[Any]]  # those of the large fields
     add: Callable[[list[NDArray[Any]]], int]

@@ -26,6 +26,7 @@ RETURNED = {
 }
 RETURNED["last"] = RETURNED["step"]
 ALLOW_INF = "allow_inf"  # the attribute of a Box whose values may be infinite; its bounds do not tell
+SCALARS = (int, float, np.bool_, np.integer, np.floating)
 LARGEST_REWARD = float(np.finfo(np.float32).max)
 
 
@@ -197,15 +198,12 @@ def as_reward(value: Any) -> float:
 
 def numbers(info: Mapping[str, Any]) -> dict[str, float]:
     """The numbers in an info; those of Gymnasium's `episode` statistics as episode_r, episode_l and episode_t."""
-    named = {name: _as_float(value) for name, value in info.items() if isinstance(name, str) and _is_number(value)}
+    scalars = {name: value for name, value in info.items() if isinstance(name, str) and isinstance(value, SCALARS)}
+    named = {name: _as_float(value) for name, value in scalars.items()}
     statistics = info.get("episode")
     if isinstance(statistics, Mapping):
         named |= {f"episode_{name}": value for name, value in numbers(statistics).items()}
     return named
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float, np.bool_, np.integer, np.floating))
 
 
 def _as_float(value: Any) -> float:
