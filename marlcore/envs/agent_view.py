@@ -31,41 +31,16 @@ LARGEST_REWARD = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True)
-class ValueCheck:
-    """Checks of what copies tell an agent. They raise EnvironmentFailed, which names copy, agent and part."""
+class AgentView:
+    """An agent's spaces, where its environment puts the mask of allowed actions, and checks of what copies tell it.
+
+    The checks raise EnvironmentFailed, which names copy, agent and part.
+    """
 
     agent: str
     spaces: Spaces  # without the mask
-
-    def check(self, copies: NDArray[np.int64], values: Values, *, acting: bool) -> None:
-        """Values [k, ...]: floats are finite, discrete values in range, and the mask of an `acting` agent not empty."""
-        fault = fault_of(self.spaces, values, acting=acting)
-        if fault is not None:
-            raise failed(copies[fault[0]], self.agent, fault[1])
-
-    def check_rewards(self, copies: NDArray[np.int64], reward: NDArray[Any]) -> None:
-        """Rewards are numbers that are finite as float32."""
-        if reward.dtype.kind not in "biuf":
-            raise failed(copies[0], self.agent, f"reward: expected a number, got {brief(reward[0])}")
-        fits = np.abs(reward) <= LARGEST_REWARD  # never of NaN
-        if not fits.all():
-            row = int(fits.argmin())
-            raise failed(copies[row], self.agent, f"reward: expected a finite number of float32, got {reward[row]}")
-
-    def check_outcome(self, outcome: Outcome) -> None:
-        """Also the final observations where the episode ended."""
-        self.check_rewards(outcome.copies, outcome.reward)
-        ended = outcome.terminated | outcome.truncated
-        if outcome.final_obs is not None and ended.any():
-            self.check(outcome.copies[ended], rows_at(outcome.final_obs, ended), acting=False)
-
-
-@dataclass(frozen=True)
-class AgentView(ValueCheck):
-    """An agent's spaces, and where its environment puts the mask of allowed actions."""
-
-    mask_in: Literal["observation", "info"] | None
-    wrapped: bool  # the observation stands under "observation", beside the mask
+    mask_in: Literal["observation", "info"] | None = None
+    wrapped: bool = False  # the observation stands under "observation", beside the mask
 
     @classmethod
     def of(cls, agent: str, observation: gym.Space, action: gym.Space, masked: bool = False) -> AgentView:
@@ -107,6 +82,28 @@ class AgentView(ValueCheck):
         """Actions [rows, ...] of rows as a new array of actions of the space. Raises ValueError, TypeError."""
         array = rows_of("action", self.spaces.action_field, action, rows)
         return self.spaces.shifted(array).astype(array.dtype)
+
+    def check(self, copies: NDArray[np.int64], values: Values, *, acting: bool) -> None:
+        """Values [k, ...]: floats are finite, discrete values in range, and the mask of an `acting` agent not empty."""
+        fault = fault_of(self.spaces, values, acting=acting)
+        if fault is not None:
+            raise failed(copies[fault[0]], self.agent, fault[1])
+
+    def check_rewards(self, copies: NDArray[np.int64], reward: NDArray[Any]) -> None:
+        """Rewards are numbers that are finite as float32."""
+        if reward.dtype.kind not in "biuf":
+            raise failed(copies[0], self.agent, f"reward: expected a number, got {brief(reward[0])}")
+        fits = np.abs(reward) <= LARGEST_REWARD  # never of NaN
+        if not fits.all():
+            row = int(fits.argmin())
+            raise failed(copies[row], self.agent, f"reward: expected a finite number of float32, got {reward[row]}")
+
+    def check_outcome(self, outcome: Outcome) -> None:
+        """Rewards, and final observations where the episode ended."""
+        self.check_rewards(outcome.copies, outcome.reward)
+        if outcome.final_obs is not None:
+            ended = outcome.terminated | outcome.truncated
+            self.check(outcome.copies[ended], rows_at(outcome.final_obs, ended), acting=False)
 
 
 def fault_of(spaces: Spaces, values: Values, *, acting: bool) -> tuple[int, str] | None:

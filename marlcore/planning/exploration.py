@@ -44,7 +44,9 @@ class Exploration:
                 if self._batches.handed == self._batches.merged:
                     self._expand_in_place()
                 elif self._batches.pending:
-                    self._expand_aside()
+                    self._batches.evaluate_here()
+                    if self._lost is not None:
+                        raise self._lost
                 for expansion in self._batches.results():
                     whole.extend(expansion)
                 tick(len(whole.rows), len(whole.states))
@@ -71,12 +73,6 @@ class Exploration:
         batches.handed = batches.merged = len(whole.rows)
         if batches.merged > first:
             batches.took(batches.merged - first, now - began)
-
-    def _expand_aside(self) -> None:
-        """Expands states while workers have earlier ones."""
-        self._batches.evaluate_here()
-        if self._lost is not None:
-            raise self._lost
 
     def _watchful(self, state: Any, profile: tuple[int, ...]) -> Any:
         """The model's transition; attends to the workers before it, since one state may take long."""
