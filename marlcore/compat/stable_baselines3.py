@@ -48,7 +48,7 @@ Obs = dict[str, NDArray[Any]]  # by the names of the spec's fields, each [rows, 
 
 
 class _Newest(NamedTuple):
-    """What the lanes do not have yet of the newest step of each environment."""
+    """The part of each environment's newest step that the lanes do not hold yet."""
 
     next_obs_bytes: list[bytes]  # by field; bytes are faster to take and to compare than arrays
     ended_bytes: bytes

@@ -1,4 +1,4 @@
-"""A buffer that gathers what the copies of an environment tell an agent, one by one, into arrays."""
+"""A buffer that gathers an agent's results and observations from copies of an environment into arrays."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TAG = "tag"  # in the info of an agent's first observation: the kind of the epis
 
 
 class AgentBuffer:
-    """What one agent is told by `copies` copies of an environment.
+    """One agent's results and observations in `copies` copies of an environment.
 
     In a round, call `tell` and `ask` for copies in ascending order, then `outcome` and `turn`.
     """

@@ -1,4 +1,4 @@
-"""What an agent sees: its observation without the action mask, the mask, and checks of both for several copies."""
+"""An agent's observation without the action mask, the mask, and checks of both for several copies."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def has_mask(space: gym.Space) -> bool:
 
 
 def result_of(method: str, result: Any) -> Any:
-    """What `reset`, `step` or `last` of an environment returned. Raises ValueError: it has another number of values."""
+    """The result of an environment's `reset`, `step` or `last`. Raises ValueError: it has another number of values."""
     expected = RETURNED[method]
     if not isinstance(result, (tuple, list)) or len(result) != len(expected):
         got = f"{len(result)} values" if isinstance(result, (tuple, list)) else brief(result)

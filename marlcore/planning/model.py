@@ -1,4 +1,4 @@
-"""What a world model is, and the action profiles of its agents."""
+"""The interface of world models, and the action profiles of their agents."""
 
 from __future__ import annotations
 

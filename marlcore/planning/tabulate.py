@@ -56,7 +56,7 @@ class Tabulate:
 
 
 def answers(what: str, states: Sequence[Any], calls: Iterable[T]) -> list[T]:
-    """What the caller's function `what` returns in each state, called by the iteration. Raises CallbackFailed."""
+    """The results of the caller's function `what` in these states, called by the iteration. Raises CallbackFailed."""
     returned: list[T] = []
     try:
         returned.extend(calls)
