@@ -78,9 +78,9 @@ class RingLane(ViewedReplay):
 
     def gather(self, tickets: Ints, names: tuple[str, ...]) -> tuple[Rows, NDArray[np.bool_] | None]:
         self.check_open()
-        copy = self._copies.get(names)
-        if copy is None or copy.count != len(tickets):
-            copy = self._copies[names] = _Copy(self, names, len(tickets))
+        count, copy = len(tickets), self._copies.get(names)
+        if copy is None or not count <= copy.room <= 4 * count + 8:
+            copy = self._copies[names] = _Copy(self, names, 1 << max(count - 1, 0).bit_length())
         return copy(tickets)
 
     def writer(self, shared: bool) -> RingWriter:  # type: ignore[override]
@@ -102,25 +102,27 @@ class RingLane(ViewedReplay):
 
 
 class _Copy:
-    def __init__(self, lane: RingLane, names: tuple[str, ...], count: int) -> None:
-        self.count = count
+    """Copies some fields of at most `room` rows."""
+
+    def __init__(self, lane: RingLane, names: tuple[str, ...], room: int) -> None:
+        self.room = room
         self._capacity = lane.capacity
         self._columns, self._parts, self._nbytes = np.zeros(len(names), COLUMN), [], 0
         for i, name in enumerate(names):
             place, field = lane.places[name], lane.places[name].field
             stride = lane._mapped.geometry.stride(place.column)
             self._columns[i] = (address_of(lane.column(place)), stride, field.nbytes, self._nbytes, 0)
-            self._parts.append((name, (count, *field.shape), field.numpy, self._nbytes))
-            self._nbytes += -(-count * field.nbytes // LINE) * LINE
-        self._tickets, self._ok = np.zeros(count, np.int64), np.zeros(count, np.uint8)
-        self._validate = lane._mapped.native.validator(np.zeros(count, np.int64), self._tickets, self._ok)
+            self._parts.append((name, field.shape, field.numpy, self._nbytes))
+            self._nbytes += -(-room * field.nbytes // LINE) * LINE
+        self._tickets, self._ok = np.zeros(room, np.int64), np.zeros(room, np.uint8)
+        self._validate = lane._mapped.native.validator(np.zeros(room, np.int64), self._tickets, self._ok)
 
     def __call__(self, tickets: Ints) -> tuple[Rows, NDArray[np.bool_] | None]:
-        out = np.empty(self._nbytes, np.uint8)
-        self._tickets[:] = tickets
-        columns.gather(self._columns, self._capacity, self._tickets, out)
-        rows = {name: np.ndarray(shape, dtype, out, at) for name, shape, dtype, at in self._parts}
-        return rows, self._ok.astype(np.bool_) if self._validate(self.count) else None
+        count, out = len(tickets), np.empty(self._nbytes, np.uint8)
+        self._tickets[:count] = tickets
+        columns.gather(self._columns, self._capacity, self._tickets[:count], out)
+        rows = {name: np.ndarray((count, *shape), dtype, out, at) for name, shape, dtype, at in self._parts}
+        return rows, self._ok[:count].astype(np.bool_) if self._validate(count) else None
 
 
 class RingWriter(Writer):
