@@ -67,7 +67,7 @@ def build_graph(
     workers = count_workers(workers)
     if batch is not None:
         check_whole("batch", batch)
-    profiles = Profiles.of(model)
+    profiles = Profiles(len(model.agents), model.action_space.n)
     model.reset()
     root = model.get_state()
     try:

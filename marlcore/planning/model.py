@@ -58,10 +58,6 @@ class Profiles:
             raise ValueError(f"profiles: expected at most 2^31, got {actions}^{agents} of {agents} agents")
         self.agents, self.actions = int(agents), int(actions)
 
-    @classmethod
-    def of(cls, model: WorldModel) -> Profiles:
-        return cls(len(model.agents), model.action_space.n)
-
     def __reduce__(self) -> tuple[type[Profiles], tuple[int, int]]:
         return Profiles, (self.agents, self.actions)
 
