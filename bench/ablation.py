@@ -89,8 +89,8 @@ def main() -> None:
     )
     for side in SIDES:
         runs = [compare(side, seed, options.steps) for seed in range(options.seeds)]
-        every, last = (", ".join(f"{one[i]:.2f}" for one in runs) for i in (0, 1))
-        sys.stdout.write(f"| {side} | {every} | {last} | {', '.join(str(one[2]) for one in runs)} |\n")
+        whole, last = (", ".join(f"{means[i]:.2f}" for means in runs) for i in (0, 1))
+        sys.stdout.write(f"| {side} | {whole} | {last} | {', '.join(str(means[2]) for means in runs)} |\n")
         sys.stdout.flush()
 
 

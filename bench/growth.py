@@ -74,7 +74,7 @@ def _catch_up(replay: mc.ReplayBuffer, writers: list[Writer]) -> Work:
     return Work(sampler.can_sample, check, prepare=write)
 
 
-# What is done, and how many times in one run
+# Each kind of work, and how many times a run does it
 WORKS: dict[str, tuple[Open, int]] = {
     "add": (_add, 1),
     "sample 256": (_sample, 1),

@@ -28,7 +28,7 @@ def parse_if_idle(parser: argparse.ArgumentParser) -> argparse.Namespace:
 
 
 def busy() -> str:
-    """What keeps the machine from measuring well; empty where nothing does."""
+    """The reason why the machine cannot measure well now; empty without one."""
     load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
     if load <= MOST_LOAD * cores:
         return ""
@@ -36,7 +36,7 @@ def busy() -> str:
 
 
 def describe_machine() -> dict[str, str]:
-    """What the figures depend on, by name."""
+    """The conditions of the figures, by name."""
     named = (line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name"))
     model = next(named, "").partition(":")[2].strip() or platform.machine()
     cores = len(os.sched_getaffinity(0))

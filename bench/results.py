@@ -43,8 +43,8 @@ def train(task: Task, seed: int, run_dir: Path, mode: Any, evaluate: bool) -> di
     config = mc.Config(seed=seed, mode=mode, run_dir=str(run_dir), **task.settings)
     result = mc.train(task.env, task.algorithm, config, progress=False)
     seconds = time.monotonic() - began
-    found = {"return": fmean(result.returns.values()), "seconds": seconds, "updates": result.updates}
-    return found if not evaluate else {**found, "greedy": fmean(mc.evaluate(run_dir, EPISODES).mean.values())}
+    results = {"return": fmean(result.returns.values()), "seconds": seconds, "updates": result.updates}
+    return results if not evaluate else {**results, "greedy": fmean(mc.evaluate(run_dir, EPISODES).mean.values())}
 
 
 def play_randomly(task: Task, steps: int = 20_000) -> float:

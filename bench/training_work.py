@@ -17,7 +17,7 @@ BEGIN = 0.3  # of a run's steps pass before its rate is taken
 
 @dataclass(frozen=True)
 class Setting:
-    """What every library is told, of DQN or PPO: two hidden layers, one-step returns, and the Adam optimizer."""
+    """The settings of DQN or PPO that all libraries get: two hidden layers, one-step returns, Adam."""
 
     updates_per_step: float = 0.25
     batch: int = 64

@@ -1,4 +1,4 @@
-"""What the replay's rows add and sample: transitions of a few floats, and of frames; and how a result is checked.
+"""The data of the replay's rows: transitions of a few floats, and of frames; and how a result is checked.
 
 Row t of a ring to sample from holds t + VECTOR, or a frame of the shade t mod SHADES; its action is t.
 """
@@ -88,7 +88,7 @@ def fill(obs: NDArray[Any], rows: int, add_batch: Callable[..., Any]) -> None:
 
 
 def check_sample(obs: NDArray[Any]) -> Callable[[Fields], None]:
-    """What asserts that sampled fields are those of rows that `fill` added."""
+    """A function that asserts that sampled fields are those of rows that `fill` added."""
 
     def check(fields: Fields) -> None:
         observed, action, reward, next_observed, done = fields[:5]

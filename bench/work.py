@@ -1,4 +1,4 @@
-"""What a row of the benchmark is, and how its libraries are timed side by side."""
+"""The rows of the benchmark, and how their libraries are timed side by side."""
 
 import gc
 import mmap

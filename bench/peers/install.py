@@ -35,7 +35,7 @@ class Environment:
 
     @property
     def missing(self) -> str:
-        """What installs it; "" where it is installed."""
+        """The command that installs it; "" where it is installed."""
         return "" if self.python.exists() else f"`python -m bench.peers.install {self.name}` installs it"
 
     def install(self) -> None:

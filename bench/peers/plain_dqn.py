@@ -76,7 +76,7 @@ def train(setting: Setting, steps: int, seed: int = 0, tell: Callable[[int, floa
     shape = env.observation_space.shape
     ring, generator = Ring(columns(setting.capacity, shape)), np.random.default_rng(seed)
     dqn = PlainDQN(setting, shape[0], int(env.action_space.n))
-    every = round(1 / setting.updates_per_step)
+    interval = round(1 / setting.updates_per_step)
     obs, _ = env.reset(seed=seed)
     env.action_space.seed(seed)
     earned, began = 0.0, time.perf_counter()
@@ -96,7 +96,7 @@ def train(setting: Setting, steps: int, seed: int = 0, tell: Callable[[int, floa
                 tell(step + 1, earned)
             next_obs, earned = env.reset()[0], 0.0
         obs = next_obs
-        if step >= setting.warmup and step % every == 0:
+        if step >= setting.warmup and step % interval == 0:
             dqn.update(ring.sample(generator, setting.batch))
     env.close()
     return Trained((steps - setting.warmup) / (time.perf_counter() - began), steps, dqn.updates)

@@ -89,15 +89,15 @@ def kill_a_learner(logger: Any, epoch: int) -> None:
 
 
 if __name__ == "__main__":
-    given = json.loads(sys.argv[1])
+    setting = json.loads(sys.argv[1])
     before = sum(os.times()[:4])
-    torch.set_num_threads(given["threads"])
-    environment = make(given["agents"], given["epochs"], given["turns"], given["seed"])
-    if given["side"] == "sequential":
-        found = sequential(environment)
+    torch.set_num_threads(setting["threads"])
+    environment = make(setting["agents"], setting["epochs"], setting["turns"], setting["seed"])
+    if setting["side"] == "sequential":
+        result = sequential(environment)
     else:
-        found = in_processes(environment, given["seed"], given["kill"], given["options"])
-    found["scores"] = [float(score) for score in found["scores"]]
-    found["cpu_s"] = sum(os.times()[:4]) - before  # of all processes, with the start of those of run_experiment_mp
-    found["epsilon"] = float(environment.agents[0].model.epsilon)
-    print(json.dumps(found))
+        result = in_processes(environment, setting["seed"], setting["kill"], setting["options"])
+    result["scores"] = [float(score) for score in result["scores"]]
+    result["cpu_s"] = sum(os.times()[:4]) - before  # of all processes, with the start of those of run_experiment_mp
+    result["epsilon"] = float(environment.agents[0].model.epsilon)
+    print(json.dumps(result))

@@ -17,8 +17,9 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from ..checks import brief
 from ..declared import Number
+from ..replay import Prioritized
 from ..spec import Field
-from .priorities import RingPriorities, greatest_priority
+from .priorities import RingPriorities
 from .ring import Held, Ints, Ring, Rows, whole_number
 from .ring_lane import MARK
 
@@ -55,7 +56,9 @@ class MPReplayBuffer:
             raise ValueError(f"backend: expected one of {_BACKENDS}, got {backend!r}")
         if not env_dict:
             raise ValueError(f"env_dict: expected a dict of at least one field, got {env_dict!r}")
-        _check_manager(ctx)
+        known: Any = managers  # its type stubs lack the state
+        if isinstance(ctx, known.BaseManager) and ctx._state.value == known.State.SHUTDOWN:
+            raise ProcessError("ctx: expected a context or a manager, got a manager that has shut down")
         default = np.dtype(np.float32 if default_dtype is None else default_dtype)
         self._fields = {name: _field(name, about, default) for name, about in env_dict.items()}
         self._shapes = {name: (-1, *field.shape) for name, field in self._fields.items()}
@@ -207,7 +210,8 @@ class MPPrioritizedReplayBuffer(MPReplayBuffer):
             raise ValueError("env_dict: 'priorities' is the name of an argument of add")
         super().__init__(size, env_dict, **kwargs)
         self._alpha, self._eps = _POSITIVE.checked("alpha", alpha), _POSITIVE.checked("eps", eps)
-        self._most = greatest_priority(self._ring.capacity, alpha, eps)
+        limit = Prioritized(self._alpha, epsilon=self._eps).limit(self._ring.capacity)
+        self._most = min(limit, float(np.finfo(np.float32).max))
         if self._most < 1.0:
             raise ValueError(f"alpha, eps: expected a finite sum of (1 + eps) ** alpha, got alpha={alpha}, eps={eps}")
         self._learner: RingPriorities | None = None
@@ -298,7 +302,6 @@ class MPPrioritizedReplayBuffer(MPReplayBuffer):
         return np.zeros((0, 1), np.int64)
 
     def _checked(self, priorities: ArrayLike, count: int) -> NDArray[np.float32]:
-        """The checked priorities as float32 [count]."""
         with np.errstate(over="ignore"):
             array = np.ravel(np.asarray(priorities, np.float32))
         if len(array) != count:
@@ -321,12 +324,6 @@ class MPPrioritizedReplayBuffer(MPReplayBuffer):
             learner.append(window.positions(pending), rows["priorities"], whole)
         learner.window = window
         return learner
-
-
-def _check_manager(ctx: Any) -> None:
-    known: Any = managers  # its type stubs lack the state
-    if isinstance(ctx, known.BaseManager) and ctx._state.value == known.State.SHUTDOWN:
-        raise ProcessError("ctx: expected a context or a manager, got a manager that has shut down")
 
 
 def _check_not_empty(window: Held) -> None:

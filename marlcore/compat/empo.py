@@ -212,7 +212,6 @@ class _ByState(Mapping[Hashable, Any]):
 
     @cached_property
     def columns(self) -> dict[int, dict[Goal, int]]:
-        """By agent and goal, the goal's number."""
         return {agent: {goal: i for i, goal in enumerate(its.goals)} for agent, its in self.arrays.items()}
 
     def __getitem__(self, state: Hashable) -> dict[int, Mapping[Goal, Any]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import numpy as np
@@ -110,10 +109,3 @@ class _Tree:
         leaves = np.empty(count, np.int64)
         leaves[order] = ascending
         return leaves
-
-
-def greatest_priority(size: int, alpha: float, eps: float) -> float:
-    """The greatest float32 whose sum over `size` rows of (priority + eps) ** alpha is a finite float64."""
-    mass = sys.float_info.max / (2 * size)  # factor 2, since the sums are rounded
-    most: float = mass ** (1 / max(alpha, 1.0)) - eps
-    return min(most, float(np.finfo(np.float32).max))

@@ -17,19 +17,9 @@ from numpy.typing import NDArray
 from ..errors import LaneBusy
 from ..kernels import columns
 from ..kernels.plan import COLUMN
-from ..memory import (
-    LINE,
-    WAIT_SLICE_S,
-    File,
-    NativeWriter,
-    Segment,
-    Words,
-    add_lock,
-    claim,
-    slot_lock,
-)
+from ..memory import LINE, File, Segment, Words, slot_lock
 from ..spec import Field, TransitionSpec
-from ..transitions import WriterBase, address_of
+from ..transitions import Writer, address_of
 from .column_views import ViewedReplay
 
 # Words beside the lane: the base, written by the holder of the words' lock; a word of the buffer's own
@@ -88,14 +78,14 @@ class RingLane(ViewedReplay):
 
     def gather(self, tickets: Ints, names: tuple[str, ...]) -> tuple[Rows, NDArray[np.bool_] | None]:
         self.check_open()
-        copy = self._copies.get(names)
-        if copy is None or copy.count != len(tickets):
-            copy = self._copies[names] = _Copy(self, names, len(tickets))
+        count, copy = len(tickets), self._copies.get(names)
+        if copy is None or not count <= copy.room <= 4 * count + 8:
+            copy = self._copies[names] = _Copy(self, names, 1 << max(count - 1, 0).bit_length())
         return copy(tickets)
 
     def writer(self, shared: bool) -> RingWriter:  # type: ignore[override]
         """The writing end, for this process alone or shared. Raises LaneBusy: a living writer excludes this one."""
-        return RingWriter(self, claim(self._segment, self._mapped.native, 0, shared=shared), shared)
+        return self._opened(partial(RingWriter, self, shared=shared), [0], PATIENCE_S, shared)
 
     def lock_words(self) -> File:
         """An open file that holds the right to write BASE, until it is closed or its process dies."""
@@ -112,54 +102,49 @@ class RingLane(ViewedReplay):
 
 
 class _Copy:
-    """Copies some fields of `count` rows."""
+    """Copies some fields of at most `room` rows."""
 
-    def __init__(self, lane: RingLane, names: tuple[str, ...], count: int) -> None:
-        self.count = count
+    def __init__(self, lane: RingLane, names: tuple[str, ...], room: int) -> None:
+        self.room = room
         self._capacity = lane.capacity
         self._columns, self._parts, self._nbytes = np.zeros(len(names), COLUMN), [], 0
         for i, name in enumerate(names):
             place, field = lane.places[name], lane.places[name].field
             stride = lane._mapped.geometry.stride(place.column)
             self._columns[i] = (address_of(lane.column(place)), stride, field.nbytes, self._nbytes, 0)
-            self._parts.append((name, (count, *field.shape), field.numpy, self._nbytes))
-            self._nbytes += -(-count * field.nbytes // LINE) * LINE
-        self._tickets, self._ok = np.zeros(count, np.int64), np.zeros(count, np.uint8)
-        self._validate = lane._mapped.native.validator(np.zeros(count, np.int64), self._tickets, self._ok)
+            self._parts.append((name, field.shape, field.numpy, self._nbytes))
+            self._nbytes += -(-room * field.nbytes // LINE) * LINE
+        self._tickets, self._ok = np.zeros(room, np.int64), np.zeros(room, np.uint8)
+        self._validate = lane._mapped.native.validator(np.zeros(room, np.int64), self._tickets, self._ok)
 
     def __call__(self, tickets: Ints) -> tuple[Rows, NDArray[np.bool_] | None]:
-        out = np.empty(self._nbytes, np.uint8)
-        self._tickets[:] = tickets
-        columns.gather(self._columns, self._capacity, self._tickets, out)
-        rows = {name: np.ndarray(shape, dtype, out, at) for name, shape, dtype, at in self._parts}
-        return rows, self._ok.astype(np.bool_) if self._validate(self.count) else None
+        count, out = len(tickets), np.empty(self._nbytes, np.uint8)
+        self._tickets[:count] = tickets
+        columns.gather(self._columns, self._capacity, self._tickets[:count], out)
+        rows = {name: np.ndarray((count, *shape), dtype, out, at) for name, shape, dtype, at in self._parts}
+        return rows, self._ok[:count].astype(np.bool_) if self._validate(count) else None
 
 
-class RingWriter(WriterBase):
+class RingWriter(Writer):
     """Appends rows to the lane; `row` stages the next one: a view [1, *shape] of each field, whose values persist.
 
     If no other process appends, `first` is the oldest ticket that was held when it was made, `next` the next row's.
     """
 
-    _native: NativeWriter
-
-    def __init__(self, lane: RingLane, claimed: File, shared: bool) -> None:
-        self._layout = lane._mapped.layout
-        self._places = lane.places
+    def __init__(self, lane: RingLane, claim: File, shared: bool, timeout: float | None) -> None:
+        super().__init__(lane._mapped, 0, claim, shared, timeout, None)
         self.first, self.next = lane.edges()
-        records = np.zeros((2, self._layout.record_bytes), np.uint8)
-        lock = (claimed.fd, add_lock(1, 0), WAIT_SLICE_S) if shared else None
-        super().__init__(claimed, NativeWriter(lane._mapped.native, 0, records, lock), PATIENCE_S)
-        self._add_row = partial(self._native.add_row, self._native.raw, 0)
-        self.row, frames = self._views(records[:1])
-        self._keep = [self._native.set_frame(k, frame) for k, frame in enumerate(frames, 1)]
+        self._places = lane.places
+        self._append = partial(self._add_row, self._raw, 0)
+        self.row, frames = self._views(self._records[:1])
+        self._frames = [self._native.set_frame(k, frame) for k, frame in enumerate(frames, 1)]
         self._batch: _Batch | None = None
 
     def append(self) -> int:
         """Appends `row`; returns its ticket. Raises TimeoutError: another writer was stopped inside an append."""
-        ticket: int = self._add_row()
+        ticket: int = self._append()
         if ticket < 0:
-            ticket = self._again(ticket, self._add_row, None, "add")
+            ticket = self._again(ticket, self._append, None, "add")
         self.next = ticket + 1
         return ticket
 
@@ -167,7 +152,7 @@ class RingWriter(WriterBase):
         """Appends rows, all or none, each field [count, *shape], and large ones unstaged; returns the first ticket."""
         batch = self._batch
         if batch is None or batch.rows != count:
-            records = np.zeros((count, self._layout.record_bytes), np.uint8)
+            records = np.zeros((count, self._records.shape[1]), np.uint8)
             add = self._native.rows_adder(records, np.zeros((3, count), np.uint8), False)
             batch = self._batch = _Batch(count, *self._views(records), add)
         frames = batch.frames.copy()
@@ -186,17 +171,14 @@ class RingWriter(WriterBase):
 
     def _views(self, records: NDArray[np.uint8]) -> tuple[Rows, list[NDArray[Any]]]:
         """The staging of each field, [count, *shape], in the records or in arrays of the large fields' own."""
-        large = [place.field for place in self._layout.places if place.column]
-        frames = [np.zeros((len(records), *field.shape), field.numpy) for field in large]
+        frames = [place.field.zeros(len(records)) for place in self._view.layout.places if place.column]
         views = {name: frames[place.column - 1] if place.column else place.views(records)
                  for name, place in self._places.items()}  # fmt: skip
         return views, frames
 
 
 class _Batch(NamedTuple):
-    """The staging of some number of rows: views of each field, the arrays of the large ones, and their adder."""
-
     rows: int
-    views: Rows
-    frames: list[NDArray[Any]]
+    views: Rows  # the staging of each field
+    frames: list[NDArray[Any]]  # those of the large fields
     add: Callable[[list[NDArray[Any]]], int]

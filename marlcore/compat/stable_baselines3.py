@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -43,14 +42,13 @@ _REFUSED = {
     "weights; draw from buffer.replay.sampler(..., prioritized=...) in a train() of your own",
     **dict.fromkeys(("env", "n_sampled_goal", "goal_selection_strategy", "copy_info_dict"), _NO_HER),
 }
-_STEP = ("obs", "next_obs", "action", "reward", "terminated", "discount")  # of a sample
-_OPENED = ("replay", "_writer", "_samplers", "_obs_checks", "_checks")  # set by _open
+_OPENED = ("replay", "_writer", "_samplers", "_checks")  # set by _open
 
 Obs = dict[str, NDArray[Any]]  # by the names of the spec's fields, each [rows, *shape]
 
 
 class _Newest(NamedTuple):
-    """What the lanes do not have yet of the newest step of each environment."""
+    """The part of each environment's newest step that the lanes do not hold yet."""
 
     next_obs_bytes: list[bytes]  # by field; bytes are faster to take and to compare than arrays
     ended_bytes: bytes
@@ -68,10 +66,7 @@ class _Newest(NamedTuple):
         }
 
 
-@dataclass(frozen=True)
-class _Transitions:
-    """B transitions of a sample."""
-
+class _Transitions(NamedTuple):
     obs: Any
     next_obs: Any
     action: NDArray[Any]
@@ -148,13 +143,11 @@ class ReplayBuffer(buffers.ReplayBuffer):
         self._writer = replay.vector_writer()
         self._samplers: dict[int, Sampler] = {}
         self._newest = newest
-        self._obs_checks = {
-            (role, name): _rows_check(f"{role}{self._label(name)}", field, self.n_envs)
-            for role in ("obs", "next_obs")
-            for name, field in self._spec.obs_fields.items()
-        }
-        others = {"action": self._spec.action, "reward": Field((), "float32"), "done": Field((), "bool")}
-        self._checks = {name: _rows_check(name, field, self.n_envs) for name, field in others.items()}
+        fields = {"action": self._spec.action, "reward": Field((), "float32"), "done": Field((), "bool")}
+        for name, field in self._spec.obs_fields.items():
+            key = f"[{self._keys[name]!r}]" if self._keys else ""
+            fields |= {f"obs{key}": field, f"next_obs{key}": field}
+        self._checks = {label: _rows_check(label, field, self.n_envs) for label, field in fields.items()}
 
     def reset(self) -> None:
         """Deletes every transition."""
@@ -371,16 +364,16 @@ class ReplayBuffer(buffers.ReplayBuffer):
             raise ValueError(
                 f"batch_inds: expected positions whose rows are held, as sample() draws, got {ahead[gone, 0][0]}"
             )
-        bits, rewards = self.replay.flags(), self.replay.rewards()
+        flags, rewards = self.replay.flags(), self.replay.rewards()
         capacity = rewards.shape[1]
-        ends = (bits[lanes, tickets % capacity] & (TERMINATED | TRUNCATED)) != 0
+        ends = (flags[lanes, tickets % capacity] & (TERMINATED | TRUNCATED)) != 0
         ends |= ahead == (self.pos - 1) % self.buffer_size
         ends[:, -1] = True
         count = ends.argmax(axis=1) + 1
         last = tickets[np.arange(len(envs)), count - 1]
         powers = np.arange(ahead.shape[1])
         weights = np.where(powers < count[:, None], self.gamma**powers, 0.0)
-        terminated = (bits[envs, last % capacity] & TERMINATED) != 0
+        terminated = (flags[envs, last % capacity] & TERMINATED) != 0
         columns = self.replay.columns("obs")
         next_obs = {name: column[envs, (last + 1) % capacity] for name, column in columns.items()}
         waiting = last + 1 >= hi[envs]  # the newest steps' next observations are not in the lanes yet
@@ -411,7 +404,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
             return self._of_newest(waiting, batch_size, self._newest)
         if count:
             newest = self._of_newest(waiting, count, self._newest)
-            for name in _STEP:
+            for name in _Transitions._fields:
                 put_rows(getattr(batch, name), slice(count), getattr(newest, name))
         return batch
 
@@ -437,9 +430,6 @@ class ReplayBuffer(buffers.ReplayBuffer):
         spaced = self._normalize_obs({self._keys[name]: array for name, array in obs.items()}, env)
         return {key: self.to_torch(array, copy=False) for key, array in spaced.items()}
 
-    def _label(self, name: str) -> str:
-        return f"[{self._keys[name]!r}]" if self._keys else ""
-
     # Overridden for dict observations
 
     _samples_class: Callable[..., Any] = ReplayBufferSamples
@@ -450,7 +440,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
 
     def _checked(self, role: str, obs: Any) -> Obs:
         """An observation's fields by name as arrays of the spec's shapes and dtypes."""
-        return {ALONE: self._obs_checks[role, ALONE](obs)}
+        return {ALONE: self._checks[role](obs)}
 
 
 class DictReplayBuffer(ReplayBuffer):
@@ -466,7 +456,7 @@ class DictReplayBuffer(ReplayBuffer):
     def _checked(self, role: str, obs: Any) -> Obs:
         if obs.keys() != self.obs_shape.keys():
             raise names_error(role, self.obs_shape, obs)
-        return {name: self._obs_checks[role, name](obs[key]) for name, key in self._keys.items()}
+        return {name: self._checks[f"{role}[{key!r}]"](obs[key]) for name, key in self._keys.items()}
 
 
 def _fields(obs: Obs) -> Any:

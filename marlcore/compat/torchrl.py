@@ -79,7 +79,6 @@ class _LaneStorage(_Storage):  # the base's counters are unused; compilable ones
         invalidate_after_fork(self)
 
     def _open(self, replay: Replay | None) -> None:
-        """Opens this process's ends of a replay."""
         self._replay = replay
         self.drawn: tuple[torch.Tensor, Batch] | None = None
         self._writer: Writer | None = None

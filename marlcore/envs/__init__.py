@@ -15,7 +15,7 @@ from ..checks import check_whole, did_you_mean
 from ..errors import EnvironmentFailed
 from ..interfaces import Environment, Outcome, Turn, VectorEnvironment
 from ..references import is_importable, resolve
-from .agent_view import ValueCheck
+from .agent_view import AgentView
 from .copies import Copies
 from .gymnasium import GymnasiumEnvironment, is_registered, make_atari, make_gymnasium, make_gymnasium_vector
 from .gymnasium_vector import EnvPool, GymnasiumVector, is_envpool, is_gymnasium_vector
@@ -187,7 +187,7 @@ class _Checked:
 
     def __init__(self, env: VectorEnvironment) -> None:
         self._env = env
-        self._checks = {agent: ValueCheck(agent, spaces) for agent, spaces in env.spaces.items()}
+        self._checks = {agent: AgentView(agent, spaces) for agent, spaces in env.spaces.items()}
 
     def observe(self) -> tuple[list[Outcome], list[Turn]]:
         outcomes, turns = self._env.observe()

@@ -1,4 +1,4 @@
-"""A buffer that gathers what the copies of an environment tell an agent, one by one, into arrays."""
+"""A buffer that gathers an agent's results and observations from copies of an environment into arrays."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TAG = "tag"  # in the info of an agent's first observation: the kind of the epis
 
 
 class AgentBuffer:
-    """What one agent is told by `copies` copies of an environment.
+    """One agent's results and observations in `copies` copies of an environment.
 
     In a round, call `tell` and `ask` for copies in ascending order, then `outcome` and `turn`.
     """
@@ -84,12 +84,10 @@ class AgentBuffer:
             return None
         acted, *columns = zip(*results, strict=True)
         copies, (reward, terminated, truncated) = self._numbers_of(acted), map(np.array, columns)
-        self.view.check_rewards(copies, reward)
-        final_obs = None
-        if True in columns[1] or True in columns[2]:
-            final_obs, ended = self._rows(self._final, copies), terminated | truncated
-            self.view.check(copies[ended], rows_at(final_obs, ended), acting=False)
-        return Outcome(self.view.agent, copies, reward, terminated, truncated, final_obs, infos)
+        final_obs = self._rows(self._final, copies) if True in columns[1] or True in columns[2] else None
+        outcome = Outcome(self.view.agent, copies, reward, terminated, truncated, final_obs, infos)
+        self.view.check_outcome(outcome)
+        return outcome
 
     def turn(self) -> Turn | None:
         """The turn of this round, checked; None without one. Raises EnvironmentFailed."""

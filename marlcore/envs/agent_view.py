@@ -1,4 +1,4 @@
-"""What an agent sees: its observation without the action mask, the mask, and checks of both for several copies."""
+"""An agent's observation without the action mask, the mask, and checks of both for several copies."""
 
 from __future__ import annotations
 
@@ -26,45 +26,21 @@ RETURNED = {
 }
 RETURNED["last"] = RETURNED["step"]
 ALLOW_INF = "allow_inf"  # the attribute of a Box whose values may be infinite; its bounds do not tell
+SCALARS = (int, float, np.bool_, np.integer, np.floating)
 LARGEST_REWARD = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True)
-class ValueCheck:
-    """Checks of what copies tell an agent. They raise EnvironmentFailed, which names copy, agent and part."""
+class AgentView:
+    """An agent's spaces, where its environment puts the mask of allowed actions, and checks of what copies tell it.
+
+    The checks raise EnvironmentFailed, which names copy, agent and part.
+    """
 
     agent: str
     spaces: Spaces  # without the mask
-
-    def check(self, copies: NDArray[np.int64], values: Values, *, acting: bool) -> None:
-        """Values [k, ...]: floats are finite, discrete values in range, and the mask of an `acting` agent not empty."""
-        fault = fault_of(self.spaces, values, acting=acting)
-        if fault is not None:
-            raise failed(copies[fault[0]], self.agent, fault[1])
-
-    def check_rewards(self, copies: NDArray[np.int64], reward: NDArray[Any]) -> None:
-        """Rewards are numbers that are finite as float32."""
-        if reward.dtype.kind not in "biuf":
-            raise failed(copies[0], self.agent, f"reward: expected a number, got {brief(reward[0])}")
-        fits = np.abs(reward) <= LARGEST_REWARD  # never of NaN
-        if not fits.all():
-            row = int(fits.argmin())
-            raise failed(copies[row], self.agent, f"reward: expected a finite number of float32, got {reward[row]}")
-
-    def check_outcome(self, outcome: Outcome) -> None:
-        """Also the final observations where the episode ended."""
-        self.check_rewards(outcome.copies, outcome.reward)
-        ended = outcome.terminated | outcome.truncated
-        if outcome.final_obs is not None and ended.any():
-            self.check(outcome.copies[ended], rows_at(outcome.final_obs, ended), acting=False)
-
-
-@dataclass(frozen=True)
-class AgentView(ValueCheck):
-    """An agent's spaces, and where its environment puts the mask of allowed actions."""
-
-    mask_in: Literal["observation", "info"] | None
-    wrapped: bool  # the observation stands under "observation", beside the mask
+    mask_in: Literal["observation", "info"] | None = None
+    wrapped: bool = False  # the observation stands under "observation", beside the mask
 
     @classmethod
     def of(cls, agent: str, observation: gym.Space, action: gym.Space, masked: bool = False) -> AgentView:
@@ -106,6 +82,28 @@ class AgentView(ValueCheck):
         """Actions [rows, ...] of rows as a new array of actions of the space. Raises ValueError, TypeError."""
         array = rows_of("action", self.spaces.action_field, action, rows)
         return self.spaces.shifted(array).astype(array.dtype)
+
+    def check(self, copies: NDArray[np.int64], values: Values, *, acting: bool) -> None:
+        """Values [k, ...]: floats are finite, discrete values in range, and the mask of an `acting` agent not empty."""
+        fault = fault_of(self.spaces, values, acting=acting)
+        if fault is not None:
+            raise failed(copies[fault[0]], self.agent, fault[1])
+
+    def check_rewards(self, copies: NDArray[np.int64], reward: NDArray[Any]) -> None:
+        """Rewards are numbers that are finite as float32."""
+        if reward.dtype.kind not in "biuf":
+            raise failed(copies[0], self.agent, f"reward: expected a number, got {brief(reward[0])}")
+        fits = np.abs(reward) <= LARGEST_REWARD  # never of NaN
+        if not fits.all():
+            row = int(fits.argmin())
+            raise failed(copies[row], self.agent, f"reward: expected a finite number of float32, got {reward[row]}")
+
+    def check_outcome(self, outcome: Outcome) -> None:
+        """Rewards, and final observations where the episode ended."""
+        self.check_rewards(outcome.copies, outcome.reward)
+        if outcome.final_obs is not None:
+            ended = outcome.terminated | outcome.truncated
+            self.check(outcome.copies[ended], rows_at(outcome.final_obs, ended), acting=False)
 
 
 def fault_of(spaces: Spaces, values: Values, *, acting: bool) -> tuple[int, str] | None:
@@ -162,7 +160,7 @@ def has_mask(space: gym.Space) -> bool:
 
 
 def result_of(method: str, result: Any) -> Any:
-    """What `reset`, `step` or `last` of an environment returned. Raises ValueError: it has another number of values."""
+    """The result of an environment's `reset`, `step` or `last`. Raises ValueError: it has another number of values."""
     expected = RETURNED[method]
     if not isinstance(result, (tuple, list)) or len(result) != len(expected):
         got = f"{len(result)} values" if isinstance(result, (tuple, list)) else brief(result)
@@ -197,15 +195,12 @@ def as_reward(value: Any) -> float:
 
 def numbers(info: Mapping[str, Any]) -> dict[str, float]:
     """The numbers in an info; those of Gymnasium's `episode` statistics as episode_r, episode_l and episode_t."""
-    named = {name: _as_float(value) for name, value in info.items() if isinstance(name, str) and _is_number(value)}
+    scalars = {name: value for name, value in info.items() if isinstance(name, str) and isinstance(value, SCALARS)}
+    named = {name: _as_float(value) for name, value in scalars.items()}
     statistics = info.get("episode")
     if isinstance(statistics, Mapping):
         named |= {f"episode_{name}": value for name, value in numbers(statistics).items()}
     return named
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float, np.bool_, np.integer, np.floating))
 
 
 def _as_float(value: Any) -> float:

@@ -13,6 +13,7 @@ from gymnasium import Space
 from ..checks import brief
 from .agent_view import AgentView, Result, check_action, failed, result_of
 
+ByAgent = Mapping[str, Any]
 FUNCTIONS = {"pettingzoo": "env", "pettingzoo-parallel": "parallel_env"}
 
 
@@ -111,12 +112,7 @@ class ParallelRounds:
         self._results.update(dict.fromkeys(actions.keys() - set(named)))
 
     def _results_of(
-        self,
-        agents: list[str],
-        observations: Mapping[str, Any],
-        rewards: Mapping[str, float],
-        terminated: Mapping[str, bool],
-        truncated: Mapping[str, bool],
+        self, agents: list[str], observations: ByAgent, rewards: ByAgent, terminated: ByAgent, truncated: ByAgent
     ) -> dict[str, Result | None]:
         """Raises EnvironmentFailed: there is no observation of an agent."""
         results: dict[str, Result | None] = {}

@@ -16,7 +16,7 @@ from ..spaces import Spaces
 from .agent_view import check_action
 from .lockstep import Draws, Lockstep
 
-# What a cell holds; entity i has the code ENTITY + i, so that each collected entity is known.
+# The contents of a cell; entity i has the code ENTITY + i, so that each collected entity is known.
 WALL, AGENT, EMPTY, ENTITY = range(4)
 KINDS = PLANE_WALL, PLANE_AGENT, GEM, FOOD, BONE = range(5)  # the planes of an observation
 WORTH = {GEM: 10.0, FOOD: 5.0, BONE: -10.0}  # an agent's reward for entering a cell

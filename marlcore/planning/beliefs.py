@@ -1,4 +1,4 @@
-"""What an agent believes of the others' actions, in arrays: for each of its actions, profiles and probabilities."""
+"""An agent's beliefs of the others' actions, in arrays: for each of its actions, profiles and probabilities."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence

@@ -12,7 +12,7 @@ import numpy as np
 from .. import cgroup
 from ..checks import brief, check_whole
 from ..declared import Number
-from ..errors import NotEnoughMemory
+from ..errors import NotEnoughMemory, suppress_failed_calls
 from ..notices import shown_with
 from .batches import count_workers
 from .exploration import Exploration
@@ -67,7 +67,7 @@ def build_graph(
     workers = count_workers(workers)
     if batch is not None:
         check_whole("batch", batch)
-    profiles = Profiles.of(model)
+    profiles = Profiles(len(model.agents), model.action_space.n)
     model.reset()
     root = model.get_state()
     try:
@@ -106,15 +106,15 @@ class Watch:
         self._due = self._began + FRAME_S
         self._shown = False
 
-    def look(self, expanded: int, found: int) -> None:
+    def look(self, expanded: int, discovered: int) -> None:
         """Checks the memory and shows the progress, four times a second. Raises NotEnoughMemory."""
         now = monotonic()
         if now < self._due:
             return
         self._due = now + FRAME_S
-        self.check_memory(found)
+        self.check_memory(discovered)
         rate = expanded / max(now - self._began, 1e-9)
-        self._write(f"\rmarlcore: {expanded:,} of {found:,} states found so far expanded, {rate:,.0f} states/s ")
+        self._write(f"\rmarlcore: {expanded:,} of {discovered:,} states found so far expanded, {rate:,.0f} states/s ")
         self._shown = True
 
     def check_memory(self, states: int, nbytes: int = 0) -> None:
@@ -135,14 +135,10 @@ class Watch:
             self._write("\n")
 
     def _write(self, text: str) -> None:
-        try:
-            if self._stream is not None:
+        if self._stream is not None:
+            with suppress_failed_calls():  # the terminal was closed
                 self._stream.write(text)
                 self._stream.flush()
-        except OSError as error:  # the terminal was closed
-            if error.errno is None:  # a signal handler's
-                raise
-            self._stream = None
 
 
 def _memory() -> list[tuple[str, int, int]]:

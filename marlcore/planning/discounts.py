@@ -1,7 +1,7 @@
 """Discounts of transitions: e^(-rho D) = gamma^D for a transition of the duration D."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any
@@ -54,25 +54,21 @@ def discounted_rows(tabulate: Tabulate, durations: Durations | None, *discounts:
 
 def _durations(durations: Durations, graph: Graph, numbers: Numbers) -> NDArray[np.float64]:
     """The durations of all outcomes of states."""
-    states = [graph.states[i] for i in numbers]
-    calls = ([*_durations_of(durations, graph, i)] for i in numbers)
-    rows = answers("the function of durations", states, calls)
-    for state, of_state in zip(states, rows, strict=True):
-        for profile, outcomes, lasting in of_state:
-            if len(lasting) != outcomes or not all(0 <= duration < math.inf for duration in lasting):
-                raise ValueError(
-                    f"durations: expected {outcomes} finite numbers of at least 0 for profile {profile} in state "
-                    f"{brief(state)}, got {brief(lasting)}"
-                )
-    return np.array([duration for of_state in rows for _, _, lasting in of_state for duration in lasting])
-
-
-def _durations_of(durations: Durations, graph: Graph, i: int) -> Iterator[tuple[tuple[int, ...], int, list[float]]]:
-    """Each profile of a state, its number of outcomes, and their durations."""
     assert graph.probability is not None
     profiles = Profiles(graph.agents, graph.actions)
-    for row in range(graph.row_start[i], graph.row_start[i + 1]):
-        outcomes, profile = slice(graph.start[row], graph.start[row + 1]), profiles[int(graph.profile[row])]
-        successors = [graph.states[j] for j in graph.successor[outcomes].tolist()]
-        pairs = [*zip(graph.probability[outcomes].tolist(), successors, strict=True)]
-        yield profile, len(pairs), [*map(float, durations(graph.states[i], profile, pairs))]
+    rows = []
+    for i in numbers:
+        for row in range(graph.row_start[i], graph.row_start[i + 1]):
+            outcomes, profile = slice(graph.start[row], graph.start[row + 1]), profiles[int(graph.profile[row])]
+            successors = [graph.states[j] for j in graph.successor[outcomes].tolist()]
+            pairs = [*zip(graph.probability[outcomes].tolist(), successors, strict=True)]
+            rows.append((graph.states[i], profile, pairs))
+    calls = ([*map(float, durations(*row))] for row in rows)
+    lasting = answers("the function of durations", [state for state, _, _ in rows], calls)
+    for (state, profile, pairs), of_row in zip(rows, lasting, strict=True):
+        if len(of_row) != len(pairs) or not all(0 <= duration < math.inf for duration in of_row):
+            raise ValueError(
+                f"durations: expected {len(pairs)} finite numbers of at least 0 for profile {profile} in state "
+                f"{brief(state)}, got {brief(of_row)}"
+            )
+    return np.array([duration for of_row in lasting for duration in of_row])

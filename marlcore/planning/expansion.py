@@ -134,11 +134,11 @@ def _starts(counts: array[int]) -> NDArray[np.int64]:
     return starts
 
 
-def _first_difference(one: list[Any] | None, other: list[Any] | None) -> tuple[Any, Any]:
+def _first_difference(first: list[Any] | None, second: list[Any] | None) -> tuple[Any, Any]:
     """The first outcomes in which two answers differ, or the answers themselves if one is None."""
-    if one is None or other is None:
-        return one, other
-    return next(pair for pair in zip_longest(one, other) if pair[0] != pair[1])
+    if first is None or second is None:
+        return first, second
+    return next(pair for pair in zip_longest(first, second) if pair[0] != pair[1])
 
 
 def _explained(error: Exception, state: Any, profile: tuple[int, ...], pairs: Any) -> Exception:

@@ -7,7 +7,6 @@ are merged in the order of their numbers. Errors are raised in that order too.
 import pickle
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import closing, nullcontext
-from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -45,7 +44,9 @@ class Exploration:
                 if self._batches.handed == self._batches.merged:
                     self._expand_in_place()
                 elif self._batches.pending:
-                    self._expand_aside()
+                    self._batches.evaluate_here()
+                    if self._lost is not None:
+                        raise self._lost
                 for expansion in self._batches.results():
                     whole.extend(expansion)
                 tick(len(whole.rows), len(whole.states))
@@ -72,12 +73,6 @@ class Exploration:
         batches.handed = batches.merged = len(whole.rows)
         if batches.merged > first:
             batches.took(batches.merged - first, now - began)
-
-    def _expand_aside(self) -> None:
-        """Expands states while workers have earlier ones."""
-        self._batches.evaluate_here()
-        if self._lost is not None:
-            raise self._lost
 
     def _watchful(self, state: Any, profile: tuple[int, ...]) -> Any:
         """The model's transition; attends to the workers before it, since one state may take long."""
@@ -110,7 +105,7 @@ def expand(transition: Transition, profiles: Profiles, states: Sequence[Any]) ->
 def _make_pool(model: WorldModel, profiles: Profiles, root: Hashable, size: int) -> Pool:
     """Raises TypeError: the model or its initial state cannot be pickled."""
     try:
-        pool = Pool(partial(_Expander, model, profiles), size, name="planner", preload=(__name__,))
+        pool = Pool(partial(_answer_with, model, profiles), size, name="planner", preload=(__name__,))
     except Exception:  # a class's own pickling may raise anything
         check_picklable(model=model)
         raise
@@ -118,15 +113,11 @@ def _make_pool(model: WorldModel, profiles: Profiles, root: Hashable, size: int)
     return pool
 
 
-@dataclass(frozen=True)
-class _Expander:
+def _answer_with(model: WorldModel, profiles: Profiles) -> Callable[[bytes], bytes]:
     """The function of a worker."""
 
-    model: WorldModel
-    profiles: Profiles
-
-    def __call__(self, request: bytes) -> bytes:
-        part = expand(self.model.transition_probabilities, self.profiles, pickle.loads(request))
+    def answer(request: bytes) -> bytes:
+        part = expand(model.transition_probabilities, profiles, pickle.loads(request))
         try:
             reply = packed(part)
             copies = pickle.loads(reply).result.states
@@ -138,6 +129,8 @@ class _Expander:
             if copy != state:  # such as one with a nan; each copy would become a state of its own
                 return packed(Part(None, _changed(state)))
         return reply
+
+    return answer
 
 
 def _changed(state: Any) -> TypeError:

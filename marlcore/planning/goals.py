@@ -37,7 +37,7 @@ def tabulate_goals(tabulate: Tabulate, goals: Goals, agent: int, acting: NDArray
         # A goal that another process would return as a different one must come from here.
         stay_equal = all(map(stays_equal, job(tabulate.graph, numbers[:1]).goals))
         offers = (tabulate if stay_equal else Tabulate(tabulate.graph, 1))(job, numbers)
-        goals_of_agent, offered, weight = _join(offers, acting)
+        goals_of_agent, offered, weight = _join([job(tabulate.graph, []), *offers], len(acting))
     else:
         goals_of_agent = [*goals[agent]]
         if not goals_of_agent:
@@ -61,7 +61,7 @@ def _achieved(goals: list[Goal], graph: Graph, numbers: Numbers) -> NDArray[np.u
 
 class _Offers(NamedTuple):
     goals: list[Goal]  # in the order in which the states offer them first
-    counts: NDArray[np.int64]  # [states], how many goals each offers
+    rows: NDArray[np.int64]  # [offers], each one's state
     columns: NDArray[np.int64]  # [offers], each one's number among the goals
     weights: NDArray[np.float64]  # [offers]
 
@@ -80,8 +80,8 @@ def _offers(generate: GoalGenerator, agent: int, graph: Graph, numbers: Numbers)
     number: dict[Goal, int] = {}
     columns = [number.setdefault(goal, len(number)) for pairs in offers for goal, _ in pairs]
     weights = [weight for pairs in offers for _, weight in pairs]
-    counts = [len(pairs) for pairs in offers]
-    return _Offers([*number], np.array(counts, np.int64), np.array(columns, np.int64), np.array(weights))
+    rows = np.repeat(np.array(numbers, np.int64), np.array([*map(len, offers)], np.int64))
+    return _Offers([*number], rows, np.array(columns, np.int64), np.array(weights, np.float64))
 
 
 def _check(state: Any, agent: int, pairs: list[tuple[Goal, float]]) -> None:
@@ -95,17 +95,15 @@ def _check(state: Any, agent: int, pairs: list[tuple[Goal, float]]) -> None:
             )
 
 
-def _join(
-    offers: list[_Offers], acting: NDArray[np.bool_]
-) -> tuple[list[Goal], NDArray[np.bool_], NDArray[np.float64]]:
+def _join(offers: list[_Offers], states: int) -> tuple[list[Goal], NDArray[np.bool_], NDArray[np.float64]]:
     """The goals of all states together, where each is on offer, and its weights there."""
     number: dict[Goal, int] = {}
-    columns = [np.zeros(0, np.int64)]
+    columns = []
     for some in offers:
-        columns.append(np.array([number.setdefault(goal, len(number)) for goal in some.goals])[some.columns])
-    counts = np.concatenate([np.zeros(0, np.int64), *(some.counts for some in offers)])
-    places = np.repeat(np.flatnonzero(acting), counts), np.concatenate(columns)
-    offered, weight = np.zeros((len(acting), len(number)), bool), np.zeros((len(acting), len(number)))
+        numbers = [number.setdefault(goal, len(number)) for goal in some.goals]
+        columns.append(np.array(numbers, np.int64)[some.columns])
+    places = np.concatenate([some.rows for some in offers]), np.concatenate(columns)
+    offered, weight = np.zeros((states, len(number)), bool), np.zeros((states, len(number)))
     offered[places] = True
-    np.add.at(weight, places, np.concatenate([np.zeros(0), *(some.weights for some in offers)]))
+    np.add.at(weight, places, np.concatenate([some.weights for some in offers]))
     return [*number], offered, weight

@@ -53,14 +53,14 @@ def backward_induction(
         robots: agents of whom nothing is believed: each expectation is the least over their actions.
         optimistic: the greatest instead of the least.
         believed: (state, agent, action) -> (probability, profile) pairs: how the others act. The profile's actions of
-            the agent and of robots do not matter. By default, all others act at random. What is not possible in a state
-            is left out there.
+            the agent and of robots do not matter. By default, all others act at random. Profiles that a state does
+            not allow are left out there.
         beta: at least 0; infinity takes the best action, or each of the best ones equally often.
         gamma, rho: the discount of a duration of 1, or its rate -ln(gamma); by default none.
         durations: (state, profile, [(probability, successor), ...]) -> the duration of each outcome; by default 1.
         dtype: of the stored values: float64, float32 or float16; the arithmetic is that of float64.
         workers: threads that share large levels, and processes that evaluate slow functions; by default one for each
-            processor. What cannot be pickled is evaluated in this process.
+            processor. Functions that cannot be pickled stay in this process.
         progress: called with (states done, all states).
 
     Raises:

@@ -16,7 +16,7 @@ Shapes = Mapping[Any, tuple[str, tuple[int, ...]]]  # by array: its dtype and sh
 
 def nbytes_of(shapes: Shapes) -> int:
     """Bytes of all arrays together."""
-    return sum(_nbytes(dtype, shape, LINE) for dtype, shape in shapes.values())
+    return sum(_nbytes(dtype, shape) for dtype, shape in shapes.values())
 
 
 def bind(shapes: Shapes, body: NDArray[np.uint8]) -> dict[Any, NDArray[Any]]:
@@ -25,8 +25,8 @@ def bind(shapes: Shapes, body: NDArray[np.uint8]) -> dict[Any, NDArray[Any]]:
         raise ValueError(f"body: expected {nbytes_of(shapes)} bytes, got {len(body)}")
     arrays, at = {}, 0
     for name, (dtype, shape) in shapes.items():
-        arrays[name] = body[at : at + _nbytes(dtype, shape)].view(dtype).reshape(shape)
-        at += _nbytes(dtype, shape, LINE)
+        arrays[name] = np.ndarray(shape, dtype, body, at)
+        at += _nbytes(dtype, shape)
     return arrays
 
 
@@ -39,6 +39,6 @@ def pickled(thing: Any, refusal: str) -> NDArray[np.uint8]:
         raise TypeError(refusal.format(f"{type(error).__name__}: {error}")) from error
 
 
-def _nbytes(dtype: str, shape: tuple[int, ...], unit: int = 1) -> int:
-    """An array's bytes, rounded up to whole units."""
-    return -(-np.dtype(dtype).itemsize * prod(shape) // unit) * unit
+def _nbytes(dtype: str, shape: tuple[int, ...]) -> int:
+    """An array's bytes, rounded up to whole cache lines."""
+    return -(-np.dtype(dtype).itemsize * prod(shape) // LINE) * LINE

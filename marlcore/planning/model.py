@@ -1,4 +1,4 @@
-"""What a world model is, and the action profiles of its agents."""
+"""The interface of world models, and the action profiles of their agents."""
 
 from __future__ import annotations
 
@@ -57,10 +57,6 @@ class Profiles:
         if int(actions) ** int(agents) > MOST_PROFILES:
             raise ValueError(f"profiles: expected at most 2^31, got {actions}^{agents} of {agents} agents")
         self.agents, self.actions = int(agents), int(actions)
-
-    @classmethod
-    def of(cls, model: WorldModel) -> Profiles:
-        return cls(len(model.agents), model.action_space.n)
 
     def __reduce__(self) -> tuple[type[Profiles], tuple[int, int]]:
         return Profiles, (self.agents, self.actions)

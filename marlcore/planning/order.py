@@ -44,7 +44,6 @@ class Edges:
 
     @property
     def source(self) -> NDArray[np.int64]:
-        """int64 [edges]."""
         return np.repeat(np.arange(len(self)), np.diff(self.start))
 
     def of_each(self, states: Sequence[int]) -> Iterator[tuple[int, list[int]]]:

@@ -17,7 +17,7 @@ from .layout import Shapes, bind, nbytes_of, pickled
 
 
 @dataclass(frozen=True)
-class AgentPolicies:
+class AgentPolicies(GoalTable):
     """One agent's arrays.
 
     Attributes:
@@ -29,11 +29,8 @@ class AgentPolicies:
         weight: float64 [states, goals] or [1, goals].
     """
 
-    goals: list[Goal]
     values: NDArray[Any]
     policy: NDArray[Any]
-    flags: NDArray[np.uint8]
-    weight: NDArray[np.float64]
 
     @property
     def offered(self) -> NDArray[np.bool_]:
@@ -105,7 +102,7 @@ class Policies(Shared):
         self.check_open()
         if self._goals is None:
             self._goals = cloudpickle.loads(self._arrays["pickled"].tobytes())
-        names = ("values", "policy", "flags", "weight")
+        names = ("flags", "weight", "values", "policy")
         return AgentPolicies(self._goals[agent], *(self._arrays[agent, name] for name in names))
 
     def __repr__(self) -> str:

@@ -48,7 +48,7 @@ class Tabulate:
     def _make_pool(self, job: Job[Any]) -> Pool | None:
         """None if the job cannot be pickled: how long it takes must not decide whether it fails."""
         try:
-            make = partial(_Evaluator, job, self.graph)
+            make = partial(_answer_with, job, self.graph)
             return Pool(make, self.workers - 1, name="planner", preload=("marlcore.planning.induction",))
         except Exception as error:  # a class's own pickling may raise anything
             pass_on_from_handler(error)
@@ -56,7 +56,7 @@ class Tabulate:
 
 
 def answers(what: str, states: Sequence[Any], calls: Iterable[T]) -> list[T]:
-    """What the caller's function `what` returns in each state, called by the iteration. Raises CallbackFailed."""
+    """The results of the caller's function `what` in these states, called by the iteration. Raises CallbackFailed."""
     returned: list[T] = []
     try:
         returned.extend(calls)
@@ -73,12 +73,6 @@ def _evaluate(job: Job[Any], graph: Graph, numbers: Numbers) -> Part:
         return Part(None, error)
 
 
-@dataclass(frozen=True)
-class _Evaluator:
+def _answer_with(job: Job[Any], graph: Graph) -> Callable[[bytes], bytes]:
     """The function of a worker."""
-
-    job: Job[Any]
-    graph: Graph
-
-    def __call__(self, request: bytes) -> bytes:
-        return packed(_evaluate(self.job, self.graph, pickle.loads(request)))
+    return lambda request: packed(_evaluate(job, graph, pickle.loads(request)))

@@ -169,6 +169,18 @@ class Buffer(Ring):
         self._count[0] = count  # first: see Adder.add
         self.append(fitted, rows)
 
+    def fill(self, columns: Mapping[str, Any], idx: int, size: int) -> None:
+        """Adds the newest rows of sorrel's arrays; at equal capacities each row keeps its position, `idx` the head."""
+        capacity = len(columns["obs"])
+        parts = [range(idx)]  # added again if the ring is full, to move the write head there
+        if idx < size:  # sorrel's size counts `add_empty` as one, so it is at most idx before the ring is full
+            parts.insert(0, range(idx if self.capacity > capacity else 0, capacity))
+        for rows in (part[-self.capacity :] for part in parts):
+            if rows:
+                newest = {name: np.asarray(array)[rows.start : rows.stop] for name, array in columns.items()}
+                self.put_rows(newest, len(rows), size)
+        self.release()
+
     def positions(self) -> Ints:
         """The positions that hold rows, oldest first: int64 [rows]."""
         window = self.window()
@@ -253,10 +265,7 @@ class Buffer(Ring):
         columns = {name: extras.pop(theirs) for name, theirs in _SORREL_NAMES.items()}
         capacity, shapes = len(columns["obs"]), {name: array.shape[1:] for name, array in extras.items()}
         buffer = cls(capacity, columns["obs"].shape[1:], n_frames, **shapes)
-        buffer.put_rows({**columns, **extras}, capacity, capacity)
-        if idx:  # adds the rows before the write head again, to move it there
-            buffer.put_rows({**columns, **extras}, idx, capacity)
-        buffer.release()
+        buffer.fill({**columns, **extras}, idx, capacity)
         return buffer
 
     def __len__(self) -> int:

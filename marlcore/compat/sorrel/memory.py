@@ -21,21 +21,8 @@ def rings_for(memory: Any, copies: int) -> list[Buffer]:
     n_frames = int(memory.n_frames)
     capacity = max(int(memory.capacity) // copies, n_frames + 2)
     rings = [Buffer(capacity, memory.obs_shape, n_frames, **extras) for _ in range(copies)]
-    _fill(rings[0], memory)
+    rings[0].fill(columns_of(memory), int(memory.idx), int(memory.size))
     return rings
-
-
-def _fill(ring: Buffer, memory: Any) -> None:
-    """Adds the memory's newest rows; at equal capacities each row keeps its position."""
-    idx, size, columns = int(memory.idx), int(memory.size), columns_of(memory)
-    parts = [np.arange(idx)]
-    if idx < size:  # sorrel's size counts `add_empty` as one, so it is at most idx before the ring is full
-        parts.insert(0, np.arange(idx if ring.capacity > memory.capacity else 0, memory.capacity))
-    for part in parts:
-        newest = part[-ring.capacity :]
-        if len(newest):
-            ring.put_rows({name: np.asarray(array)[newest] for name, array in columns.items()}, len(newest), size)
-    ring.release()
 
 
 def give_back(rings: Sequence[Buffer], memory: Any) -> None:
@@ -51,9 +38,7 @@ def give_back(rings: Sequence[Buffer], memory: Any) -> None:
         idx = size % memory.capacity
     if isinstance(memory, Buffer):
         memory.clear()
-        if size:
-            memory.put_rows(columns, size, size)
-            memory.release()
+        memory.fill(columns, size, size)
         return
     for name, array in columns_of(memory).items():
         array[: len(columns[name])] = columns[name]

@@ -41,8 +41,8 @@ class Options:
         object.__setattr__(self, "output_dir", absolute(self.output_dir or "."))
 
 
-def chosen_options(env: Any, config: Any, given: Mapping[str, Any]) -> tuple[bool, Options]:
-    """Whether to use processes, and the options: those given, then those of the configuration's `multiprocessing`."""
+def chosen_options(env: Any, config: Any, options: Mapping[str, Any]) -> tuple[bool, Options]:
+    """Whether to use processes, and the options of the call, then of the configuration's `multiprocessing`."""
     label, section = "config: multiprocessing", getattr(config, "multiprocessing", None)
     if not isinstance(section, Mapping | None):
         raise TypeError(f"{label}: expected a section, got {brief(section)}")
@@ -60,7 +60,7 @@ def chosen_options(env: Any, config: Any, given: Mapping[str, Any]) -> tuple[boo
     for alias, name in ALIASES.items():
         if {alias, name} <= chosen.keys():
             raise ValueError(f"{label}: expected {alias} or {name}, got both")
-    return enabled, Options(**{**{ALIASES.get(name, name): value for name, value in chosen.items()}, **given})
+    return enabled, Options(**{**{ALIASES.get(name, name): value for name, value in chosen.items()}, **options})
 
 
 def of_model(config: Any, name: str) -> Any:

@@ -28,7 +28,7 @@ class ModelPlan(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What all processes of an experiment get; picklable: the shared objects attach to the same memory."""
+    """An experiment's parts, for each of its processes; picklable: the shared objects attach to the same memory."""
 
     options: Options
     models: tuple[ModelPlan, ...]

@@ -108,12 +108,12 @@ class Session(AbstractContextManager["Session"]):
                 with suppress_failed_calls(errno.EINTR):  # a signal came while a process was started
                     for worker in supervisor.workers.values():
                         worker.start()
-                    while supervisor.unfinished and not self._signalled():
+                    while supervisor.unfinished and self._interrupts.signum is None:
                         self._watch(supervisor)
                         self.began = self.began or (time.monotonic() if self._control.steps else 0.0)
             finally:
                 self._wind_up(supervisor)
-        self.book.record(all_of_it=not self._signalled())
+        self.book.record(all_of_it=self._interrupts.signum is None)
 
     def _start(self, children: Children, name: str, attempt: int) -> Child:
         self._read_mail()
@@ -143,9 +143,6 @@ class Session(AbstractContextManager["Session"]):
         for worker in supervisor.running:
             log.warning("%s did not end when it was told to stop, and is killed", worker.name)
         self._read_mail()
-
-    def _signalled(self) -> bool:
-        return self._interrupts.signum is not None
 
     def hand_back(self) -> None:
         """Gives the caller's models their trained state, then their memories' rows; those objects stay the same.

@@ -13,7 +13,7 @@ from .expectations import ACHIEVED, OFFERED, divide, expect, narrow, row_of, sof
 
 
 class Belief(NamedTuple):
-    """What an agent believes of the others' actions. A choice is an action, or an action in a state."""
+    """An agent's beliefs of the others' actions. A choice is an action, or an action in a state."""
 
     start: Any  # int64 [choices + 1], where the entries of each choice begin
     stride: int  # the number of actions if beliefs depend on the state, else 0

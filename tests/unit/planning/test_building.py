@@ -322,7 +322,7 @@ def test_a_model_that_answers_differently_is_refused(later: Any, said: str, work
     with pytest.raises(ValueError, match=line + r"\(1,\)$"):
         if workers:
             built(model, workers=workers)
-        profiles, whole = Profiles.of(model), Expansion(0)
+        profiles, whole = Profiles(len(model.agents), model.action_space.n), Expansion(0)
         whole.extend(expand(model.transition_probabilities, profiles, [0]).result)
         whole.check_repeats(model.transition_probabilities, profiles)
 
