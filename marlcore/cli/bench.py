@@ -1,7 +1,5 @@
 """`marlcore bench`: measures the core's calls on this machine, each beside a bound that no library can beat."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform

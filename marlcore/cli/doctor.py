@@ -4,8 +4,6 @@ A check is a function without required arguments that returns a Finding; tests r
 A check itself imports the parts that may be broken, such as the core.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import platform

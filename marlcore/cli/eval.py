@@ -1,7 +1,5 @@
 """`marlcore eval`: plays episodes with a run's policies; prints their returns, and films one as GIF or MP4."""
 
-from __future__ import annotations
-
 import inspect
 import os
 import sys

@@ -1,7 +1,5 @@
 """`marlcore gc`: removes segments that no living process holds, and lists the others with their holders."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time

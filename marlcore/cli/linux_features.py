@@ -4,8 +4,6 @@ An attempt gets the segments' directory, and raises OSError or MarlcoreError if 
 the parts of the core that it needs itself, since the core may be broken.
 """
 
-from __future__ import annotations
-
 import mmap
 import os
 import secrets

@@ -3,8 +3,6 @@
 tyro only draws the help: it reports a wrong option as a box, and not in one line.
 """
 
-from __future__ import annotations
-
 import inspect
 import sys
 import types

@@ -1,7 +1,5 @@
 """`marlcore top`: shows a live run without changing it."""
 
-from __future__ import annotations
-
 import json
 import signal
 import sys

@@ -1,7 +1,5 @@
 """`marlcore train`: every field of Config and of the algorithm is an option."""
 
-from __future__ import annotations
-
 import os
 import sys
 from dataclasses import dataclass, field, is_dataclass, make_dataclass, replace

@@ -1,7 +1,5 @@
 """`marlcore warmup`: compiles every kernel, so that no first sample waits for the compiler."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """A replay whose columns one process reads in place: it writes all rows, and so knows which of them change."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

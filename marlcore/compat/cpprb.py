@@ -6,8 +6,6 @@ Methods, results, shapes, dtypes and the uniform draws from NumPy's seed equal t
 docs/drop-ins.md lists the differences.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from multiprocessing import ProcessError, managers
 from typing import Any

@@ -11,8 +11,6 @@ Differences from EMPO:
 - `use_float16` also stores policies as float32; they are returned as float64 that sum to 1.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,7 +1,5 @@
 """The priorities of a ring's rows by cpprb's rules, kept by the learner that samples it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -7,8 +7,6 @@ Positions count from the base, so a cleared ring fills from position 0 again.
                 cleared | overwritten | held   |
 """
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Callable, Mapping

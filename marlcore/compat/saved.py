@@ -1,7 +1,5 @@
 """Reading and writing of files and bytes: .npz files, and replays that a pickle or state dict contains."""
 
-from __future__ import annotations
-
 import tempfile
 import zlib
 from pathlib import Path

@@ -5,8 +5,6 @@
 For dict observations, use DictReplayBuffer. Other processes read the same memory through `buffer.replay`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, cast

@@ -6,8 +6,6 @@ replaces `TensorDictReplayBuffer(storage=LazyTensorStorage(100_000), batch_size=
 processes, forked or spawned: each process that extends it writes to its own lane.
 """
 
-from __future__ import annotations
-
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn

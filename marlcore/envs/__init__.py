@@ -4,8 +4,6 @@
 package is imported when one of its environments is made.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field

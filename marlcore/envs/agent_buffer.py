@@ -1,7 +1,5 @@
 """A buffer that gathers an agent's results and observations from copies of an environment into arrays."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Gymnasium environments, with one agent, and their names."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Gymnasium vector environments and EnvPool as VectorEnvironments: arrays all the way, without a loop over copies."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Seeds of copies, their random draws, and the base of environments whose copies are always at the same step."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

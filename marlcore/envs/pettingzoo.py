@@ -1,7 +1,5 @@
 """PettingZoo environments of both kinds, known by their methods, since some do not derive from PettingZoo's classes."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Mapping
 from importlib import import_module

@@ -1,7 +1,5 @@
 """Environments of two players whose one `step` takes both actions in one vector, such as hockey."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

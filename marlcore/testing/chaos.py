@@ -4,8 +4,6 @@ The run uses `checked.py`, so that every row and every weight can be checked. SI
 and the fork server; SIGSTOP stops them, sometimes for longer than their timeouts. A run without its parent is resumed.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -5,8 +5,6 @@ network's weights are all the same number, which grows by one with each update. 
 `faults` of the algorithm's directory; the file `rows` counts the rows checked.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path

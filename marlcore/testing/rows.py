@@ -4,8 +4,6 @@ So a torn or misplaced row is detected without a record of the writes. A row who
 of csrc/test/rows.h.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

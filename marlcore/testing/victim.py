@@ -1,7 +1,5 @@
 """A real run in separate processes, for tests that watch, stop and kill it from outside."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

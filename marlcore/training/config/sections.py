@@ -1,7 +1,5 @@
 """The sections of a run's settings, each of which checks its own numbers; `Config` relates them to each other."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Collection, Mapping

@@ -1,7 +1,5 @@
 """Checkpoints: reading one, and those that evaluations keep of a policy, the best one and the last few."""
 
-from __future__ import annotations
-
 import io
 import math
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Descriptions of a run in JSON: config.json, and its policies, which are made again without executing any code."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

@@ -5,8 +5,6 @@ formats that a run writes: it is the last two members of a JSON object, the comm
 `torch.load` still reads), and behind a pickle, whose reader stops earlier.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """The parent's monitor: it records and shows a run's metrics, knows its status, and saves its progress."""
 
-from __future__ import annotations
-
 from collections import deque
 from dataclasses import dataclass
 from time import monotonic

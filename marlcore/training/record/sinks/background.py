@@ -1,7 +1,5 @@
 """A run's sinks: metrics.csv at once, every other one behind a bounded queue with a thread of its own."""
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

@@ -1,7 +1,5 @@
 """metrics.csv, a run's own record of its metrics: written, continued and read."""
 
-from __future__ import annotations
-
 import csv
 import io
 import os

@@ -1,7 +1,5 @@
 """Metrics as TensorBoard's scalars."""
 
-from __future__ import annotations
-
 import time
 from contextlib import suppress
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Metrics in Weights & Biases, online or offline; the package wandb is imported only here, when it is used."""
 
-from __future__ import annotations
-
 import os
 import re
 import secrets
