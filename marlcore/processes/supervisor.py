@@ -32,7 +32,7 @@ class RestartPolicy:
 
 
 class Supervisor:
-    """The workers of a run, which `start` starts among the children; by worker, `timeouts` has its longest silence."""
+    """The workers of a run, which `start` starts among the children; `timeouts` are their longest silences, by name."""
 
     def __init__(
         self, children: Children, control: Control, start: Start, timeouts: Mapping[str, float], policy: RestartPolicy

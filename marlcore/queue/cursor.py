@@ -3,7 +3,7 @@
 Only the reader writes these slots of the segment:
 
     slot 0         turn      batches consumed; its lowest bit selects the valid half of the other slots
-                   longest   rows of the largest add after which reader and writers never all wait
+                   longest   rows of the largest add that never leaves reader and writers waiting for one another
                    whole     the most rows in all lanes of transitions that are whole while the reader waits
                    passed    transitions of all lanes below the cursor
                    wanted    unread transitions with which the reader surely finds a batch, if it waits for more; or 0

@@ -120,7 +120,7 @@ class QueueGate:
         return max(0, rows - left)
 
     def _crowded(self, whole: int) -> int:
-        """Further rows that whole transitions may hold in a lane that stops the writer of several lanes.
+        """Rows of whole transitions, beyond a lane's share of them, that may fill the lane at which this writer waits.
 
         While all writers wait, each has a full lane. A writer of one lane in n meets its share of the whole rows there
         at most, the n-th part; one of k lanes may meet k shares in one of its lanes.

@@ -85,8 +85,8 @@ class TrajectoryQueue(TransitionLanes):
                 writers never wait, and overwrite the oldest unread rows. "drop_newest": writers never wait, and
                 drop rows that find no room; the row after a gap begins an episode.
             max_unread: with "wait", writers also wait while this many transitions are unread in all lanes together, so
-                that they are never much ahead; exception: while the reader waits for more. An add that begins with one
-                fewer unread is made whole.
+                that they are never much ahead; while the reader waits for more, until two batches more are unread. An
+                add that begins with one fewer unread is made whole.
             name: part of the segment's name in /dev/shm: letters, digits, "_" and ".".
             path: an ordinary file for the queue; it stays until `unlink`.
 

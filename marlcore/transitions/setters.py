@@ -21,7 +21,7 @@ _FLOATS = frozenset(map(np.dtype, ("float16", "float32", "float64")))
 
 
 class FieldSetters:
-    """Setters of a transition's fields, except reward and ends; put_of(place, name in errors, for a boundary row)."""
+    """Setters of a transition's fields, except reward and ends; put_of(place, name in errors, boundary row or not)."""
 
     def __init__(
         self, spec: TransitionSpec, layout: RecordLayout, put_of: Callable[[Place, str, bool], Setter]
