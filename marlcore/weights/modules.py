@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ..checks import brief
 from ..errors import LayoutMismatch
-from .row import RowLayout, TensorSpec
+from .layout import RowLayout, TensorSpec
 
 _same_view = torch.Tensor.is_set_to
 _dtype_of = attrgetter("dtype")

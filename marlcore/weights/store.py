@@ -32,7 +32,7 @@ from ..memory import (
     sleep_until,
 )
 from ..spec import Field
-from .row import RowLayout, TensorSpec, extra_field, fitted_extra
+from .layout import RowLayout, TensorSpec, extra_field, fitted_extra
 from .trees import TreeWeights, tree_specs
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ..checks import brief
 from ..errors import LayoutMismatch
-from .row import RowLayout, TensorSpec
+from .layout import RowLayout, TensorSpec
 
 Arrays = dict[str, NDArray[Any]]
 
