@@ -56,7 +56,7 @@ def named_schedules(label: str, value: Any) -> dict[str, Schedule]:
     return {name: Schedule.from_value(f"{label}.{name}", schedule) for name, schedule in value.items()}
 
 
-def sinks(label: str, names: Any) -> tuple[str, ...]:
+def sink_names(label: str, names: Any) -> tuple[str, ...]:
     """Names of sinks, csv among them. Raises ValueError, TypeError."""
     listed = isinstance(names, Collection) and not isinstance(names, str)
     if not listed or not all(isinstance(name, str) for name in names):
@@ -196,7 +196,7 @@ class ExplorationConfig(Declared):
 class MetricsConfig(Declared):
     """Where a run's metrics go."""
 
-    sinks: Annotated[tuple[str, ...], By(sinks)] = ("csv", "tensorboard")
+    sinks: Annotated[tuple[str, ...], By(sink_names)] = ("csv", "tensorboard")
     """Sinks of the metrics: csv, which is the run's own record and must be among them, tensorboard, wandb (Weights &
     Biases), or module:Class for a sink of your own, made with the run's directory."""
     wandb_project: str = "marlcore"

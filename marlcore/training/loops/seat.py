@@ -88,14 +88,13 @@ class Seat:
 
     def begin(self, copies: NDArray[np.int64]) -> int:
         """Begins an episode in these copies; returns how many actions are lost, since their outcomes never came."""
-        held = copies[self._held[copies]]  # their episode ended for all before this agent's next turn
+        held = copies[self._held[copies]]
         if len(held):
             self._write_held(held, dict.fromkeys(self._values, np.full(len(held), np.nan)))
-            self.writer.new_episode(self._lanes[held])
+        # The last episode may have ended for all before this agent's next turn, so that no row of it says so.
+        self.writer.new_episode(self._lanes[copies])
         lost = copies[self._waiting[copies]]
-        if len(lost):
-            self.writer.new_episode(self._lanes[lost])
-            self._waiting[lost] = False
+        self._waiting[lost] = False
         self._returns[copies], self._lengths[copies] = 0.0, 0
         self._lanes[copies] = self.lanes[self.parts[copies], copies]
         return len(lost)

@@ -87,10 +87,11 @@ def act_once(seated: Seat, obs: int, begins: bool, terminated: bool | None) -> N
         seated.record(mc.Outcome("a", ONLY, np.ones(1), np.array([terminated]), np.zeros(1, bool), None))
 
 
-def test_no_transition_spans_an_episode_that_ended_for_all() -> None:
+@pytest.mark.parametrize("first", [None, first_priority])
+def test_no_transition_spans_an_episode_that_ended_for_all(first: Any) -> None:
     """It may end between two turns, so that no outcome ends it for this agent."""
     with mc.ReplayBuffer.create(SPEC, 100) as replay, replay.vector_writer([0]) as writer:
-        seated = seat("a", writer)
+        seated = seat("a", writer, first)
         for obs, terminated in ((1, False), (2, True)):
             seated.begin(ONLY)
             act_once(seated, obs, True, terminated)
