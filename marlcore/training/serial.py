@@ -43,31 +43,10 @@ def run_serial(blueprint: Blueprint, monitor: Monitor, interrupts: Interrupts) -
                 monitor.tick()
             return interrupts.signum is None
 
-        def unfinished() -> bool:
-            return unstopped() and not all(actor.done for actor in actors)
-
         try:
-            for rounds in count(1):
-                if not unfinished():
-                    break
-                playing = [actor for actor in actors if not actor.done]
-                turns = [_guarded(actor, observe, actor.env, actor.seats, actor) for actor in playing]
-                for learner in learners:  # before the actions, so that they are of the newest weights
-                    _guarded(learner, catch_up, learner.learners, learner)
-                for actor, due in zip(playing, turns, strict=True):
-                    _guarded(actor, act, actor.env, actor.seats, actor.policies, due, actor)
-                for evaluator in evaluators:
-                    _guarded(evaluator, evaluator.step, unfinished)
-                if rounds % ROUNDS == 0:
-                    monitor.tick()
+            _take_rounds(actors, learners, evaluators, monitor, unstopped)
         except WorkerFailed as failed:
-            for learner in learners:
-                if learner.name == failed.worker and "\n" not in failed.traceback:
-                    continue  # it diverged or the disk is full: it would fail again
-                try:
-                    learner.finish()
-                except Exception as error:  # it may be the one that failed
-                    log.warning("%s: its last updates are not saved (%s)", learner.name, str(error))
+            _save_others(learners, failed)
             raise
         if interrupts.signum is not None:
             monitor.say(STOPPING)
@@ -76,6 +55,43 @@ def run_serial(blueprint: Blueprint, monitor: Monitor, interrupts: Interrupts) -
         for evaluator in evaluators:
             if interrupts.signum is None:
                 _guarded(evaluator, evaluator.finish, unstopped)
+
+
+def _take_rounds(
+    actors: list[ActorWorker],
+    learners: list[LearnerWorker],
+    evaluators: list[EvaluatorWorker],
+    monitor: Monitor,
+    unstopped: Callable[[], bool],
+) -> None:
+    """A round is a turn of every actor, and the updates and evaluations that are due by then."""
+
+    def unfinished() -> bool:
+        return unstopped() and not all(actor.done for actor in actors)
+
+    for rounds in count(1):
+        if not unfinished():
+            return
+        playing = [actor for actor in actors if not actor.done]
+        turns = [_guarded(actor, observe, actor.env, actor.seats, actor) for actor in playing]
+        for learner in learners:  # before the actions, so that they are of the newest weights
+            _guarded(learner, catch_up, learner.learners, learner)
+        for actor, due in zip(playing, turns, strict=True):
+            _guarded(actor, act, actor.env, actor.seats, actor.policies, due, actor)
+        for evaluator in evaluators:
+            _guarded(evaluator, evaluator.step, unfinished)
+        if rounds % ROUNDS == 0:
+            monitor.tick()
+
+
+def _save_others(learners: list[LearnerWorker], failed: WorkerFailed) -> None:
+    for learner in learners:
+        if learner.name == failed.worker and "\n" not in failed.traceback:
+            continue  # it diverged or the disk is full: it would fail again
+        try:
+            learner.finish()
+        except Exception as error:  # it may be the one that failed
+            log.warning("%s: its last updates are not saved (%s)", learner.name, str(error))
 
 
 def _guarded(worker: Worker, step: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
