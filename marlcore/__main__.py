@@ -56,7 +56,7 @@ COMMANDS = {
 def main(argv: list[str] | None = None) -> int:
     """Run the command line.
 
-    Returns: 0; 1 if a worker failed, the doctor found a problem or the reader of the output closed it early; 2 for bad
+    Returns: 0; 1 if a worker failed, the doctor found a problem, kernels could not be kept or the output was closed early; 2 for bad
     input; 130 after Ctrl-C.
     """
     try:

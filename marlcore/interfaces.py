@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
@@ -258,6 +259,7 @@ class Algorithm(Protocol):
         """
         return {}
 
+    @abstractmethod
     def make_model(self, spaces: Spaces) -> torch.nn.Module:
         """An untrained model, on the CPU. Its attribute `acting`, if it has one, is the part that actors need.
 
@@ -265,6 +267,7 @@ class Algorithm(Protocol):
         [B, stack, *shape] when spaces.stack > 1; a dict of these if the observation has several parts or a mask.
         """
 
+    @abstractmethod
     def act(
         self,
         model: torch.nn.Module,
@@ -307,6 +310,7 @@ class Algorithm(Protocol):
         """
         return np.full(len(reward), np.nan, np.float32)
 
+    @abstractmethod
     def make_trainer(self, model: torch.nn.Module) -> Trainer:
         """A trainer that updates `model` in place, on its device.
 

@@ -117,7 +117,7 @@ class _Side:
     def _sleep(self, rows: int, bulk: float, event: Event, deadline: float | None, check: Check) -> bool:
         """Waits until nothing is missing for `rows` rows; False at the deadline.
 
-        It first waits briefly for `bulk` more rows, a quarter of the limiter's span: a wake-up costs the other side as
+        It first waits briefly for `bulk` more rows, a part of the tolerance: a wake-up costs the other side as
         much as adding twenty rows, and a batch often makes room for only ten.
         """
         soon = time.monotonic() + BULK_S

@@ -54,6 +54,12 @@ class Locked(mc.PPO):
         raise TypeError("locked")
 
 
+class Half(mc.Algorithm):
+    """It forgot its trainer and its actions."""
+
+    def make_model(self, spaces: Any) -> Any: ...
+
+
 class Odd(mc.PPO):
     def source(self, chosen: Any) -> Any:
         return "queue"
@@ -117,6 +123,7 @@ RUNS: dict[str, Callable[[], dict[str, Any]]] = {
     "config: expected something that can be pickled, got Config(": lambda: {
         "exploration": {"epsilon": held_by(threading.Lock())}
     },
+    "Can't instantiate abstract class Half": lambda: {"algorithm": Half()},
     "algorithm: expected something that can be pickled, got": lambda: {
         "env_fn": CARTPOLE, "algorithm": Locked(), "learner": mc.LearnerConfig()
     },

@@ -122,9 +122,9 @@ class LearnerConfig(Declared):
     device: str = "auto"
     """Device on which learners train: "cpu", "cuda:0", "mps", or "auto" for CUDA, then MPS, then the CPU."""
     device_per_agent: bool = False
-    """With "auto" and several GPUs: assign the agents to them in turn."""
+    """With "auto" and several GPUs: assign the policies to them in turn."""
     threads: Count = 1
-    """CPU threads of each learner and actor."""
+    """CPU threads of each process of the run: learners, actors and the evaluator."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ class ReplayConfig(Declared):
     drawn any more."""
     mixture: Annotated[dict[str, float], By(shares)] = field(default_factory=dict)
     """Parts of each policy's replay by tag, with their shares of a batch, such as anchor 0.3 pool 0.7: rows lie in the
-    part of their episode's tag, which is the opponent's name in self-play, otherwise info["tag"]. None: one part."""
+    part of their episode's tag, which is the opponent's name in self-play, otherwise info["tag"]. Empty: one part."""
     path: Annotated[str | None, By(existing_directory)] = None
     """An existing directory for the replays' files, for replays larger than memory; removed at the end. By default
     they are in /dev/shm."""

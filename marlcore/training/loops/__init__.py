@@ -1,7 +1,7 @@
 """The loops: acting, learning and evaluating, and what they hold: seats, policies, players, whole episodes.
 
-A loop gets everything that it uses as an argument. This room starts no process, opens no file, and knows neither
-shared memory nor a run directory.
+A loop gets everything that it uses as an argument. This room starts no process, opens no file, and creates or attaches
+nothing in shared memory.
 """
 
 from .actor import act, act_until_done, observe

@@ -137,9 +137,9 @@ class ReplayBatches:
         return self._sampler.due or (self._limited_ahead and self._source.can_sample())
 
     def stats(self) -> dict[str, float]:
-        samplers = [self._sampler.stats] if isinstance(self._sampler, Sampler) else self._sampler.stats
+        each = [self._sampler.stats] if isinstance(self._sampler, Sampler) else self._sampler.stats
         counters = {"lapped": "lapped", "redrawn": "redrawn", "waited_s": "waited"}
-        return {name: sum(getattr(stats, counter) for stats in samplers) for name, counter in counters.items()}
+        return {name: sum(getattr(stats, counter) for stats in each) for name, counter in counters.items()}
 
     def save(self) -> dict[str, Any]:
         """The sampler's state; first saves the replay, since one newer than its checkpoint does no harm."""
