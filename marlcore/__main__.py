@@ -56,8 +56,8 @@ COMMANDS = {
 def main(argv: list[str] | None = None) -> int:
     """Run the command line.
 
-    Returns: 0; 1 if a worker failed, the doctor found a problem, kernels could not be kept or the output was closed early; 2 for bad
-    input; 130 after Ctrl-C.
+    Returns: 0; 1 if a worker failed, the doctor found a problem, kernels could not be kept or the reader of the output
+    closed it early; 2 for bad input; 130 after Ctrl-C.
     """
     try:
         try:
