@@ -20,7 +20,6 @@ from meanwhile import running
 from refused import Refused, check_refused
 from seams import patch, trusting
 
-from marlcore.compat import ring as rings
 from marlcore.compat import ring_lane
 from marlcore.compat.cpprb import MPPrioritizedReplayBuffer, MPReplayBuffer
 from marlcore.memory import SHM_DIR, NativeWriter, add_lock
@@ -251,17 +250,17 @@ def test_the_greatest_allowed_priority_has_a_finite_sum(alpha) -> None:
 # ---- what another process does between two steps of a sample ----
 
 
-def between(monkeypatch, buffer, *, before=(), after=()) -> None:
-    """Does something before or after the first draws inside `sample`: first the first, and so on."""
-    real, before, after = buffer._draw, iter(before), iter(after)
+def between(monkeypatch, owner, step="_draw", *, before=(), after=()) -> None:
+    """Does something before or after the first times that the owner takes this step: first the first, and so on."""
+    real, before, after = getattr(owner, step), iter(before), iter(after)
 
-    def draw(count):
+    def interrupted(*arguments):
         next(before, lambda: None)()
-        tickets = real(count)
+        result = real(*arguments)
         next(after, lambda: None)()
-        return tickets
+        return result
 
-    monkeypatch.setattr(buffer, "_draw", draw)
+    monkeypatch.setattr(owner, step, interrupted)
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -310,15 +309,13 @@ def test_a_row_overwritten_inside_sample_takes_no_update(monkeypatch) -> None:
 def test_a_clear_inside_a_look_counts_what_follows_it(cls, monkeypatch) -> None:
     buffer = cls(8, {"t": {}})
     buffer.add(t=np.arange(3))
-    other, edges = elsewhere(buffer), buffer._ring.lane.edges
+    other = elsewhere(buffer)
 
-    def clear_first() -> tuple[int, int]:
-        monkeypatch.setattr(buffer._ring.lane, "edges", edges)
+    def clear_and_add() -> None:
         other.clear()
         other.add(t=3)
-        return edges()
 
-    monkeypatch.setattr(buffer._ring.lane, "edges", clear_first)
+    between(monkeypatch, buffer._ring.lane, "edges", before=[clear_and_add])
     assert buffer.get_stored_size() == 1
 
 
@@ -391,8 +388,7 @@ BY_BOTH: dict[str, tuple[Callable[[type], object], type[Exception], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_refuses(case, monkeypatch) -> None:
-    monkeypatch.setattr(rings, "ROUNDS", 1)
+def test_refuses(case) -> None:
     check_refused(*REFUSED[case])
 
 

@@ -1019,9 +1019,8 @@ def test_damaged_counters_that_leave_nothing_are_seen():
         assert reader.stats.lapped == 0
 
 
-def test_a_reader_waits_behind_rows_called_overwritten(monkeypatch):
+def test_a_reader_waits_behind_rows_called_overwritten():
     """No copy of the rows that it has not read would ever be valid: it would copy until it gives up."""
-    monkeypatch.setattr("marlcore.queue.reader.LAP_LIMIT_S", 0.0)
     with make(16, lanes=2) as queue, queue.writer(0) as damaged, queue.writer(1) as sound, queue.reader(2) as reader:
         fill(damaged, range(6))
         Mapped(queue).counters()[1] = 100  # reserved
