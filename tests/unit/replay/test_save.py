@@ -30,7 +30,7 @@ from marlcore import (
     SharedMemoryFull,
     TransitionSpec,
 )
-from marlcore.memory import Segment, try_lock
+from marlcore.memory import Segment
 from marlcore.testing.rows import filled
 from marlcore.transitions import RecordLayout
 
@@ -327,17 +327,17 @@ def test_a_save_replaced_while_it_is_opened_is_loaded(tmp_path, monkeypatch, the
     with ReplayBuffer.create(spec_of(4), 20) as replay, replay.writer() as writer:
         replay.save(tmp_path / "save")
         add_rows(writer, 4, 0, 5)
-        lock = try_lock
+        status = os.fstat
 
-        def late(fd, offset, exclusive):
-            patch(monkeypatch, "memory", try_lock=lock)
+        def before_the_lock(fd):
+            monkeypatch.setattr(os, "fstat", status)
             if then == "replaced":
                 replay.save(tmp_path / "save")
             else:
                 os.unlink(tmp_path / "save")
-            return lock(fd, offset, exclusive)
+            return status(fd)
 
-        patch(monkeypatch, "memory", try_lock=late)
+        monkeypatch.setattr(os, "fstat", before_the_lock)
         if then == "removed":
             with pytest.raises(SegmentNotFound):
                 ReplayBuffer.load(tmp_path / "save")
