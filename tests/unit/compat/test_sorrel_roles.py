@@ -1,7 +1,5 @@
 """Actor and learners of an experiment of sorrel, in turn in one process, against the double's own sequential loop."""
 
-from __future__ import annotations
-
 import math
 import os
 import signal

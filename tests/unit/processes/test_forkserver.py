@@ -1,7 +1,5 @@
 """The fork server: its forks are as good as new processes, die with it, and tell how they ended."""
 
-from __future__ import annotations
-
 import os
 import select
 import signal

@@ -1,7 +1,5 @@
 """Supervision: its decisions, on made-up processes; and whole runs whose workers die, fail and hang."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Iterator

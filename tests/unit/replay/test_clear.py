@@ -1,7 +1,5 @@
 """A sampler that was cleared counts and draws only what is written later; what it draws, the replay machine checks."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

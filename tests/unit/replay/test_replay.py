@@ -1,7 +1,5 @@
 """The replay through its public face: what goes in comes out, and what is wrong does not go in."""
 
-from __future__ import annotations
-
 import multiprocessing
 import pickle
 from unittest.mock import ANY

@@ -1,7 +1,5 @@
 """Refused arguments of a replay's doors: the replay itself, writers, samplers, mixtures, prefetches, limiters."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import partial

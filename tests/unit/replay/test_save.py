@@ -1,7 +1,5 @@
 """A save is a moment of a replay, whole: no row of it is torn, and no death leaves half a file."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os
@@ -384,18 +382,6 @@ def test_a_save_that_does_not_fit_is_refused_beforehand(saved, monkeypatch):
         check_refused(lambda: replay.save(saved), SharedMemoryFull, says)
     monkeypatch.undo()
     ReplayBuffer.load(saved).close()
-
-
-def test_a_save_is_written_by_several_calls(saved, monkeypatch, tmp_path):
-    pwrite = os.pwrite
-    with ReplayBuffer.attach(saved) as replay:
-        monkeypatch.setattr(os, "pwrite", lambda fd, data, at: pwrite(fd, data if at == 0 else data[:7], at))
-        replay.save(tmp_path / "slow", State(priorities=np.arange(5.0)))
-        monkeypatch.undo()
-    with ReplayBuffer.load(tmp_path / "slow") as copy:
-        assert window(copy) == [(0, 5)]
-        assert wrong_rows(copy) == 0
-        assert copy.sampler_state["priorities"].tolist() == [0, 1, 2, 3, 4]
 
 
 # ---- what is loaded is checked ----
