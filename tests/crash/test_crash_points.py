@@ -10,15 +10,11 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 from core import CORE, SUPPORT, build_crash_points, counted, mutants, python, run
 from tiers import long_but
-
-from marlcore import SegmentCorrupt
-from marlcore.memory import Segment
 
 PROGRAM = SUPPORT / "crash_points.py"
 
@@ -150,22 +146,3 @@ def test_segments_that_break_a_rule_are_found_out(sabotage: str, core: Path, fol
     how, scenario, says = SABOTAGE[sabotage]
     done = play(how, scenario, core, folder, sabotage)
     assert done.returncode != 0 and says in done.stderr
-
-
-# ---- files that are not what they were ----
-
-
-@pytest.mark.parametrize("length", ["grows", "shrinks", "is empty"])
-def test_a_segment_of_another_length_is_refused(length: str, tmp_path: Path):
-    with closing(Segment.create("test", {}, 10_000, path=tmp_path / "file")) as made:
-        os.truncate(made.path, {"grows": made.nbytes + 4096, "shrinks": made.nbytes - 4096, "is empty": 0}[length])
-        with pytest.raises(SegmentCorrupt, match="expected a"):
-            Segment.attach(made.handle)
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="giving a file to another user needs privileges")
-def test_a_segment_that_was_given_to_another_user_is_refused(tmp_path: Path):
-    with closing(Segment.create("test", {}, 10, path=tmp_path / "file")) as made:
-        os.chown(made.path, 12_345, -1)
-        with pytest.raises(SegmentCorrupt, match="of this user alone"):
-            Segment.attach(made.handle)

@@ -77,28 +77,6 @@ def test_a_hundred_workers_killed_at_random_moments_change_nothing() -> None:
     kill_workers(100, seed=1)
 
 
-class Deadly(World):
-    """A tree of states, of which the later ones end any worker that expands them."""
-
-    def __init__(self) -> None:
-        super().__init__(1, 2, 0)
-        self._home = os.getpid()
-
-    def transition_probabilities(self, state: Any, profile: Any) -> Any:
-        if state > 200:
-            if os.getpid() != self._home:
-                os.kill(os.getpid(), signal.SIGKILL)
-            time.sleep(0.002)  # so that this process does not finish before the others get a state
-        return [(1.0, 2 * state + 1 + profile[0])] if state < 2000 else None
-
-
-def test_states_that_kill_every_worker_are_an_error() -> None:
-    text = "signal SIGKILL and left no traceback; so ended each of the 4 processes that got this request"
-    with pytest.raises(WorkerFailed, match=text) as caught:
-        build_graph(Deadly(), workers=2, batch=50)
-    assert caught.value.reason == "death"
-
-
 class DeadlyOnce(World):
     """A slow model with one state that ends any worker that expands it."""
 

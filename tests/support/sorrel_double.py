@@ -4,8 +4,6 @@ Entities come first in each turn, then the agents one after another. `Line` is a
 right towards a prize, which is an entity that moves. tests/runs/test_sorrel_itself.py compares with sorrel itself.
 """
 
-from __future__ import annotations
-
 import random
 import threading
 from types import SimpleNamespace
@@ -144,6 +142,11 @@ class Model(nn.Module, Plain):
         torch.save(self.state_dict(), file_path)
 
 
+class Line:
+    def create_world(self) -> None:
+        self.total_reward, self.prize, self.is_done = 0.0, 3, False
+
+
 class Entity:
     has_transitions = True
 
@@ -178,11 +181,6 @@ class Agent:
         world.total_reward += reward
         extras = {"positions": self.location[:2]} if "positions" in memory.extra_data else {}
         memory.add(state, action, reward, world.is_done, **extras)
-
-
-class Line:
-    def create_world(self) -> None:
-        self.total_reward, self.prize, self.is_done = 0.0, 3, False
 
 
 class Environment:

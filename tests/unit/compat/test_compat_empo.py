@@ -1,7 +1,5 @@
 """marlcore.compat.empo returns what EMPO's callers expect, with the oracle's numbers."""
 
-from __future__ import annotations
-
 import math
 import pickle
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Stable-Baselines3's replay buffer over lanes: the same transitions as its own, and learning as well."""
 
-from __future__ import annotations
-
 import io
 import pickle
 import warnings

@@ -1,7 +1,5 @@
 """marlcore.compat.sorrel against a plain NumPy ring with sorrel's rules, and in two processes."""
 
-from __future__ import annotations
-
 import gc
 import io
 import multiprocessing as mp

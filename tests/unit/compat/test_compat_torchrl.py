@@ -1,7 +1,5 @@
 """TorchRL's replay buffer over lanes: the same rows as from its own storages, from any number of processes."""
 
-from __future__ import annotations
-
 import multiprocessing
 import pickle
 import warnings

@@ -1,7 +1,5 @@
 """The parts of an experiment of sorrel, each alone: packing, messages, the memories."""
 
-from __future__ import annotations
-
 import math
 import pickle
 import threading

@@ -1,7 +1,5 @@
 """Actor and learners of an experiment of sorrel, in turn in one process, against the double's own sequential loop."""
 
-from __future__ import annotations
-
 import math
 import os
 import signal
@@ -21,7 +19,6 @@ from refused import Refused, check_refused
 from marlcore import ClosedError
 from marlcore.cli import top
 from marlcore.compat.sorrel import Buffer, run_experiment_mp
-from marlcore.compat.sorrel import session as sessions
 from marlcore.compat.sorrel.actor import Actor, play
 from marlcore.compat.sorrel.learner import Learner
 from marlcore.compat.sorrel.options import Options, chosen_options
@@ -358,7 +355,14 @@ def test_what_cannot_be_handed_back_costs_nothing_else(caplog: Any) -> None:
     ]
 
 
-def test_a_signal_while_models_are_handed_back_is_raised_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+class Alarming(double.Model):
+    """A model during whose unpickling a signal comes."""
+
+    def __setstate__(self, state: Any) -> None:
+        signal.raise_signal(signal.SIGALRM)
+
+
+def test_a_signal_while_models_are_handed_back_is_raised_at_the_end() -> None:
     """The first one, once every other model and memory was handed back."""
     raised = []
 
@@ -367,14 +371,14 @@ def test_a_signal_while_models_are_handed_back_is_raised_at_the_end(monkeypatch:
         raise raised[-1]
 
     before = signal.signal(signal.SIGALRM, handler)
-    env, given = double.make(agents=3, epochs=3), []
+    env = double.make(agents=3, epochs=9)
     with InTurn(env) as run:
-        monkeypatch.setattr(sessions, "restore", lambda *_: signal.raise_signal(signal.SIGALRM))
-        monkeypatch.setattr(sessions, "give_back", lambda rings, memory: given.append(memory))
+        for learner in run.learners:
+            learner._model.__class__ = Alarming
         with pytest.raises(TimeoutError, match="limit 0"):
             run.finish()
     signal.signal(signal.SIGALRM, before)
-    assert len(raised) == 3 and given == [agent.model.memory for agent in env.agents]
+    assert len(raised) == 3 and [agent.model.memory.size for agent in env.agents] == [64, 64, 64]
 
 
 def test_the_callers_environment_is_untouched_until_the_end() -> None:

@@ -431,7 +431,6 @@ def test_a_segment_under_a_sweeper_is_there_by_its_name(unmapped, monkeypatch, t
             os.close(sweeper)
 
     monkeypatch.setattr("time.sleep", nap)
-    patch(monkeypatch, "memory", SWEEP_S=0.01 if then == "stops" else 60.0)
     if then == "leaves it":
         Segment.attach(unmapped).close()
     else:

@@ -133,9 +133,8 @@ def test_workers_help_once_a_graph_takes_long() -> None:
         assert built(model, workers=2) == alone
 
 
-def test_a_small_graph_starts_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("marlcore.processes.forkserver.ForkServer.begin", lambda self: pytest.fail("a server started"))
-    monkeypatch.setattr("marlcore.planning.exploration.START_AFTER_S", 60.0)
+def test_a_small_graph_starts_no_process(python_is: Any) -> None:
+    python_is("/nowhere/python")  # a server could not start
     with build_graph(MODELS["diamonds"], workers=8) as graph:
         assert graph.to_lists() == graph_lists(MODELS["diamonds"])
 
@@ -395,21 +394,25 @@ def test_a_successor_that_cannot_be_pickled_is_named() -> None:
 # ---- memory ----
 
 
-def test_too_little_free_memory_ends_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """99 of the 1000 MiB that the process may use are left."""
     monkeypatch.setattr(cgroup, "memory_limit", lambda: cgroup.MemoryLimit(limit=1000 << 20, left=99 << 20))
-    monkeypatch.setattr("marlcore.planning.building.FRAME_S", 0.0)
+
+
+def test_too_little_free_memory_ends_the_call(limited: None) -> None:
+    chain = Slow(Table(1, 1, {i: {(0,): [(1.0, i + 1)]} for i in range(80)}))  # long enough for a look at the memory
     expected = r"expected 0.1 of the memory limit \(1000 MiB\) to stay free at \d+ states, got 99 MiB free$"
     with pytest.raises(NotEnoughMemory, match=expected):
-        build_graph(Doors())
-    build_graph(Doors(), min_free_memory_fraction=0.0).close()
-    build_graph(Doors(), min_free_memory_fraction=0.01).close()
+        build_graph(chain, workers=1)
+    for fraction in (0.0, 0.01):
+        build_graph(chain, workers=1, min_free_memory_fraction=fraction).close()
 
 
-def test_what_a_graph_will_need_counts_as_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cgroup, "memory_limit", lambda: cgroup.MemoryLimit(limit=1000 << 20, left=150 << 20))
-    watch = Watch(0.1, progress=False)
+def test_what_a_graph_will_need_counts_as_used(limited: None) -> None:
+    watch = Watch(0.05, progress=False)
     watch.check_memory(7, 40 << 20)
-    with pytest.raises(NotEnoughMemory, match="to stay free after allocating 60 MiB more at 7 states, got 150 MiB"):
+    with pytest.raises(NotEnoughMemory, match="to stay free after allocating 60 MiB more at 7 states, got 99 MiB"):
         watch.check_memory(7, 60 << 20)
 
 

@@ -129,14 +129,6 @@ def test_a_discount_depends_on_the_duration(graph: Graph) -> None:
             assert found[0].values.T.tolist() == expected.values[0]
 
 
-def test_a_duration_of_1_is_the_default(graph: Graph) -> None:
-    with (
-        backward_induction(graph, {0: GOALS}, gamma=0.7) as plain,
-        backward_induction(graph, {0: GOALS}, gamma=0.7, durations=lambda s, p, outcomes: [1] * len(outcomes)) as timed,
-    ):
-        assert plain[0].values.tobytes() == timed[0].values.tobytes()
-
-
 def test_goals_may_depend_on_the_state(graph: Graph) -> None:
     """A goal that is not on offer has no value, but achieving it counts for the states before."""
 

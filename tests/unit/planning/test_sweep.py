@@ -12,13 +12,9 @@ import numpy as np
 import pytest
 
 from marlcore.planning import sweep as module
-from marlcore.planning.sweep import sweep
+from marlcore.planning.sweep import CHUNK, SPLIT, sweep
 
-
-@pytest.fixture
-def fine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "SPLIT", 50.0)
-    monkeypatch.setattr(module, "CHUNK", 20)
+WORK = CHUNK / 20  # of a state: a call takes 20 of them, and two share their level
 
 
 def levels_of(sizes: list[int]) -> list[Any]:
@@ -26,15 +22,15 @@ def levels_of(sizes: list[int]) -> list[Any]:
     return [np.arange(low, high)[::-1] for low, high in pairwise(ends)]
 
 
-def test_small_levels_are_swept_in_few_calls_and_in_order(fine: None) -> None:
+def test_small_levels_are_swept_in_few_calls_and_in_order() -> None:
     """Also where a call takes the end of a level and the beginning of the next."""
-    for sizes, count in (([1] * 40, 2), ([1, 7, 20, 3, 9], 2)):
+    for sizes, work, count in (([1] * 40, WORK, 2), ([1, 7, 20, 3, 9] * 10, SPLIT / 21, 2)):
         calls: list[Any] = []
-        sweep(levels_of(sizes), np.ones(40), 4, calls.append)
+        sweep(levels_of(sizes), np.full(sum(sizes), work), 4, calls.append)
         assert len(calls) == count and np.array_equal(np.concatenate(calls), np.concatenate(levels_of(sizes)))
 
 
-def test_large_levels_are_shared_by_threads(fine: None) -> None:
+def test_large_levels_are_shared_by_threads() -> None:
     names, together = set(), threading.Event()
 
     def step(numbers: Any) -> None:
@@ -43,11 +39,11 @@ def test_large_levels_are_shared_by_threads(fine: None) -> None:
             together.set()
         together.wait()
 
-    sweep(levels_of([100]), np.ones(100), 3, step)
+    sweep(levels_of([100]), np.full(100, WORK), 3, step)
     assert len(names) == 3 and threading.current_thread().name not in names
 
 
-def test_the_first_failure_of_a_level_is_raised(fine: None) -> None:
+def test_the_first_failure_of_a_level_is_raised() -> None:
     def step(numbers: Any) -> None:
         wrong = numbers[numbers < 80]
         if len(wrong):
@@ -55,11 +51,11 @@ def test_the_first_failure_of_a_level_is_raised(fine: None) -> None:
             raise ValueError(f"failed at {wrong[0]}")
 
     with pytest.raises(ValueError, match="failed at 79"):
-        sweep([np.arange(100)[::-1]], np.ones(100), 4, step)
+        sweep(levels_of([100]), np.full(100, WORK), 4, step)
 
 
 @pytest.mark.parametrize("while_waiting", [True, False])
-def test_an_interrupt_ends_the_sweep_at_once(while_waiting: bool, fine: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_ends_the_sweep_at_once(while_waiting: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The threads finish the chunks that they have begun, and no others."""
     begun, started, cancelled = [], threading.Event(), threading.Event()
 
@@ -86,6 +82,6 @@ def test_an_interrupt_ends_the_sweep_at_once(while_waiting: bool, fine: None, mo
     monkeypatch.setattr(module, "ThreadPoolExecutor", Pool)
     monkeypatch.setattr(module, "SimpleQueue", Interrupted)
     with pytest.raises(KeyboardInterrupt):
-        sweep(levels_of([1000] * 100), np.ones(100_000), 2, step)
+        sweep(levels_of([1000] * 100), np.full(100_000, WORK), 2, step)
     assert len(begun) <= 2
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("marlcore-sweep")]

@@ -23,12 +23,6 @@ def graph() -> Iterator[Graph]:
         yield one
 
 
-@pytest.fixture(autouse=True)
-def workers_are_always_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("marlcore.planning.tabulate.WORTH_S", 0.0)
-    monkeypatch.setattr("marlcore.planning.tabulate.WORTH_A_STATE_S", 0.0)
-
-
 @dataclass(frozen=True)
 class Log:
     """A file of the processes that evaluated something."""
@@ -97,28 +91,32 @@ def test_workers_evaluate_what_takes_long(graph: Graph, tmp_path: Path, dies: bo
         others = len({*goal.log.pids} - {os.getpid()})
 
 
-def test_what_is_quick_is_evaluated_here(graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("marlcore.planning.tabulate.WORTH_S", 1.0)
+def test_what_is_quick_is_evaluated_here(graph: Graph, tmp_path: Path, python_is: Any) -> None:
+    python_is("/nowhere/python")  # no worker could start
     goal = Slow(Log(tmp_path / "log", owner=0))
     planned(graph, goal, workers=3)
     assert {*goal.log.pids} == {os.getpid()}
 
 
 class Locked:
-    """A slow belief that cannot be pickled."""
+    """A belief that cannot be pickled, and takes so long."""
 
-    def __init__(self) -> None:
+    def __init__(self, seconds: float) -> None:
         self._lock = threading.Lock()
+        self._seconds = seconds
 
     def __call__(self, state: Any, agent: int, action: int) -> list[tuple[float, tuple[int, int]]]:
         with self._lock:
-            sleep(0.001)
+            sleep(self._seconds)
         return [(1.0, (0, 0))]
 
 
 def test_what_cannot_be_pickled_is_evaluated_here(graph: Graph) -> None:
-    found = [backward_induction(graph, {0: [at_2]}, believed=Locked(), workers=workers) for workers in (1, 2)]
-    assert bytes_of(found[0]) == bytes_of(found[1])
+    policies = [
+        backward_induction(graph, {0: [at_2]}, believed=Locked(seconds), workers=workers)
+        for workers, seconds in ((1, 0.0), (2, 0.004))
+    ]
+    assert bytes_of(policies[0]) == bytes_of(policies[1])
 
 
 @pytest.mark.long

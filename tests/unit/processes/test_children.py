@@ -1,7 +1,5 @@
 """Child processes: how the end of each is seen, that nothing waits for one for ever, and that none is lost."""
 
-from __future__ import annotations
-
 import errno
 import logging
 import os

@@ -1,7 +1,5 @@
 """The fork server: its forks are as good as new processes, die with it, and tell how they ended."""
 
-from __future__ import annotations
-
 import os
 import select
 import signal
@@ -22,7 +20,7 @@ import pytest
 from forked import Child, attach, end, linger, tell
 
 from marlcore.errors import MarlcoreError
-from marlcore.processes import PRELOAD, ForkServer, forkserver
+from marlcore.processes import PRELOAD, ForkServer
 from marlcore.processes.signals import STOPPING
 
 
@@ -137,19 +135,11 @@ def test_a_killed_servers_children_die_and_it_restarts(server: ForkServer) -> No
 
 
 @pytest.mark.long
-def test_a_stopped_server_is_replaced(server: ForkServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_server_is_replaced(server: ForkServer) -> None:
     assert told(server, "environment") is None
     stopped = server.pid
     assert stopped is not None
     os.kill(stopped, signal.SIGSTOP)
-    start = forkserver.start_program
-
-    def start_patiently(*arguments: Any) -> Any:
-        monkeypatch.setattr(forkserver, "REPLY_S", 60.0)
-        return start(*arguments)
-
-    monkeypatch.setattr(forkserver, "REPLY_S", 0.2)
-    monkeypatch.setattr(forkserver, "start_program", start_patiently)
     with closing(Child(server, linger)) as child:
         child.receive()
         assert server.pid != stopped
@@ -176,9 +166,8 @@ def test_a_hurried_parent_does_not_wait_for_a_server() -> None:
     ],
 )
 def test_a_server_that_cannot_start_is_an_error(
-    python: str, error: type[Exception], says: str, server: ForkServer, monkeypatch: pytest.MonkeyPatch, python_is: Any
+    python: str, error: type[Exception], says: str, server: ForkServer, python_is: Any
 ) -> None:
-    monkeypatch.setattr(forkserver, "BACKOFF_S", 0.0)
     python_is(python)
     with pytest.raises(error, match=says):
         Child(server, tell, "environment")
@@ -186,20 +175,15 @@ def test_a_server_that_cannot_start_is_an_error(
 
 
 @pytest.mark.long
-def test_a_server_killed_while_it_starts_is_restarted(server: ForkServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forkserver, "BACKOFF_S", 0.0)
-    start, killed = forkserver.start_program, []
-
-    def start_and_kill(*arguments: Any) -> Any:
-        process = start(*arguments)
-        if len(killed) < 3:
-            process.kill()
-            killed.append(process.pid)
-        return process
-
-    monkeypatch.setattr(forkserver, "start_program", start_and_kill)
+def test_a_server_killed_while_it_starts_is_restarted(server: ForkServer, tmp_path: Path, python_is: Any) -> None:
+    program, starts = tmp_path / "python", tmp_path / "starts"
+    program.write_text(
+        f'#!/bin/sh\necho >> {starts}\n[ $(wc -l < {starts}) -gt 3 ] || kill -9 $$\nexec {sys.executable} "$@"\n'
+    )
+    program.chmod(0o700)
+    python_is(str(program))
     assert told(server, "environment") is None
-    assert len(killed) == 3
+    assert starts.read_text() == 4 * "\n"
 
 
 @pytest.mark.parametrize("thread", ["main thread", "thread that has ended"])

@@ -1,7 +1,5 @@
 """A pool answers every request, whatever process of it dies; a request that kills every process is named."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import signal

@@ -1,7 +1,5 @@
 """Workers: processes for people who keep their own loop; they fail loudly, stop when told, die with their parent."""
 
-from __future__ import annotations
-
 import gc
 import logging
 import os

@@ -1,7 +1,5 @@
 """The trajectory queue: each transition once and in order, or counted; whoever is slow, closes, or is killed."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pickle
@@ -264,7 +262,6 @@ def test_a_refused_writer_writes_nothing():
 
 @pytest.mark.parametrize("when_full", ["wait", "drop_newest"])
 def test_an_add_too_long_for_the_reader_is_refused(when_full):
-    """An add too long for the reader is refused and says what is not."""
     with make(16, when_full=when_full) as queue, queue.writer(timeout=0.0) as writer:
         rows = np.arange(16)
         with pytest.raises(ValueError, match=r"^reward: expected at most 15 of the lane's 16 rows"):
@@ -315,7 +312,6 @@ def test_single_transitions_of_a_spec_with_states_are_all_read():
 
 
 def test_rows_before_the_next_stored_state_are_skipped():
-    """Rows before the next stored state are skipped where an unroll cannot begin."""
     with (
         TrajectoryQueue.create(STATE, 12, when_full="drop_oldest") as queue,
         queue.writer() as writer,
@@ -362,7 +358,6 @@ def test_a_waiting_reader_wakes_when_enough_was_written(no_slices):
 
 
 def test_a_reader_that_may_not_wait_says_what_is_there():
-    """A reader that may not wait says what is there and leaves it."""
     with make() as queue, queue.writer() as writer, queue.reader(4) as reader:
         fill(writer, range(4))
         with pytest.raises(NotEnoughData, match=r"expected 4 transitions that are whole, got 3$"):
@@ -1019,9 +1014,8 @@ def test_damaged_counters_that_leave_nothing_are_seen():
         assert reader.stats.lapped == 0
 
 
-def test_a_reader_waits_behind_rows_called_overwritten(monkeypatch):
+def test_a_reader_waits_behind_rows_called_overwritten():
     """No copy of the rows that it has not read would ever be valid: it would copy until it gives up."""
-    monkeypatch.setattr("marlcore.queue.reader.LAP_LIMIT_S", 0.0)
     with make(16, lanes=2) as queue, queue.writer(0) as damaged, queue.writer(1) as sound, queue.reader(2) as reader:
         fill(damaged, range(6))
         Mapped(queue).counters()[1] = 100  # reserved

@@ -1,7 +1,5 @@
 """Refused arguments of a trajectory queue's doors: the queue itself, its writers and its reader."""
 
-from __future__ import annotations
-
 import math
 import pickle
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The writer of several lanes of a queue: a call waits for room in all of them, or leaves rows out."""
 
-from __future__ import annotations
-
 import contextlib
 import random
 from collections.abc import Callable

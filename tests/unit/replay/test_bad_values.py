@@ -1,7 +1,5 @@
 """Every value that does not fit is refused by its field's name at each door of writers, and nothing is written."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """The limiter: a sampler and writers stay in step, whoever starts late, stops, fails or is killed."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

@@ -1,7 +1,5 @@
 """Writers and samplers: what ends them, what ends their waits, and that they belong to one process."""
 
-from __future__ import annotations
-
 import gc
 import os
 import pickle

@@ -1,7 +1,5 @@
 """Mixtures of replays, or of parts of one: shares, empty replays, limiters, priorities and states."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack

@@ -1,7 +1,5 @@
 """Prefetch: a sampler's batches, drawn ahead of time by a thread."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import subprocess

@@ -1,7 +1,5 @@
 """Prioritized draws: their distribution, weights, updates and state, against plain Python and NumPy."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The replay through its public face: what goes in comes out, and what is wrong does not go in."""
 
-from __future__ import annotations
-
 import multiprocessing
 import pickle
 from unittest.mock import ANY
@@ -12,7 +10,7 @@ from mapped import Mapped
 from meanwhile import running
 from model import SPECS, Model, chi_square_limit, fill
 
-from marlcore import Field, NotEnoughData, ReplayBuffer, SegmentCorrupt, TransitionSpec
+from marlcore import Field, NotEnoughData, RateLimiter, ReplayBuffer, SegmentCorrupt, TransitionSpec
 from marlcore.errors import TimedOut
 from marlcore.lazy import is_installed
 from marlcore.observations import each
@@ -337,3 +335,36 @@ def test_the_ends_of_one_batch_are_not_those_of_the_next():
         writer.add_batch(**rows)
         batch = replay.sampler(64, seed=0, min_size=1).sample()
         assert set(batch.index[batch.terminated].tolist()) == {1}
+
+
+# ---- clearing: what a cleared sampler draws, the replay machine checks ----
+
+
+def add_tickets(replay, first, end):
+    """Transitions of both lanes, whose observations are their tickets; each ends its episode."""
+    tickets = np.arange(first, end)
+    for lane in range(2):
+        with replay.writer(lane) as writer:
+            writer.add_batch(tickets, tickets, np.zeros(end - first), np.ones(end - first, bool))
+
+
+@pytest.mark.parametrize("limiter", [None, RateLimiter(1.0, 10, 20.0)], ids=["free", "limited"])
+def test_min_size_counts_from_the_clearing(limiter):
+    """For this sampler, and one that has its state; a limiter lets writers add the rows that they lack."""
+    with ReplayBuffer.create(SCALAR, 200, lanes=2, limiter=limiter) as replay:
+        add_tickets(replay, 0, 10)
+        sampler, other = replay.sampler(8, min_size=40), replay.sampler(8)
+        sampler.clear()
+        restored = replay.sampler(8, min_size=40)
+        restored.load_state_dict(sampler.state_dict())
+        assert not sampler.can_sample()
+        add_tickets(replay, 10, 19)
+        for cleared in (sampler, restored):
+            with pytest.raises(NotEnoughData, match="expected at least 40 transitions, got 18"):
+                cleared.sample()
+        add_tickets(replay, 19, 30)
+        assert min(cleared.sample().obs.min() for cleared in (sampler, restored)) >= 10
+        assert min(other.sample().obs.min() for _ in range(5)) < 10 and len(replay) == 60
+        sampler.clear()
+        with pytest.raises(ValueError, match="state: expected floor as tickets of this replay"):
+            sampler.load_state_dict(sampler.state_dict() | {"floor": np.array([30, 1000])})

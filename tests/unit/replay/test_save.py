@@ -1,7 +1,5 @@
 """A save is a moment of a replay, whole: no row of it is torn, and no death leaves half a file."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os
@@ -30,7 +28,7 @@ from marlcore import (
     SharedMemoryFull,
     TransitionSpec,
 )
-from marlcore.memory import Segment, try_lock
+from marlcore.memory import Segment
 from marlcore.testing.rows import filled
 from marlcore.transitions import RecordLayout
 
@@ -327,17 +325,17 @@ def test_a_save_replaced_while_it_is_opened_is_loaded(tmp_path, monkeypatch, the
     with ReplayBuffer.create(spec_of(4), 20) as replay, replay.writer() as writer:
         replay.save(tmp_path / "save")
         add_rows(writer, 4, 0, 5)
-        lock = try_lock
+        status = os.fstat
 
-        def late(fd, offset, exclusive):
-            patch(monkeypatch, "memory", try_lock=lock)
+        def before_the_lock(fd):
+            monkeypatch.setattr(os, "fstat", status)
             if then == "replaced":
                 replay.save(tmp_path / "save")
             else:
                 os.unlink(tmp_path / "save")
-            return lock(fd, offset, exclusive)
+            return status(fd)
 
-        patch(monkeypatch, "memory", try_lock=late)
+        monkeypatch.setattr(os, "fstat", before_the_lock)
         if then == "removed":
             with pytest.raises(SegmentNotFound):
                 ReplayBuffer.load(tmp_path / "save")
@@ -384,18 +382,6 @@ def test_a_save_that_does_not_fit_is_refused_beforehand(saved, monkeypatch):
         check_refused(lambda: replay.save(saved), SharedMemoryFull, says)
     monkeypatch.undo()
     ReplayBuffer.load(saved).close()
-
-
-def test_a_save_is_written_by_several_calls(saved, monkeypatch, tmp_path):
-    pwrite = os.pwrite
-    with ReplayBuffer.attach(saved) as replay:
-        monkeypatch.setattr(os, "pwrite", lambda fd, data, at: pwrite(fd, data if at == 0 else data[:7], at))
-        replay.save(tmp_path / "slow", State(priorities=np.arange(5.0)))
-        monkeypatch.undo()
-    with ReplayBuffer.load(tmp_path / "slow") as copy:
-        assert window(copy) == [(0, 5)]
-        assert wrong_rows(copy) == 0
-        assert copy.sampler_state["priorities"].tolist() == [0, 1, 2, 3, 4]
 
 
 # ---- what is loaded is checked ----

@@ -1,7 +1,5 @@
 """Batches of sequences, [B, T], against the oracle of plain Python lists; and what may be no sequence."""
 
-from __future__ import annotations
-
 import model
 import numpy as np
 import pytest

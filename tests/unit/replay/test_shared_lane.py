@@ -1,7 +1,5 @@
 """A lane that several writers share: nothing lost, nothing torn, and nobody blocked by a writer that was killed."""
 
-from __future__ import annotations
-
 import errno
 import os
 import signal

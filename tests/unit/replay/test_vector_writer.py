@@ -1,7 +1,5 @@
 """The writer of several lanes: the same bytes as one writer a lane would leave, or none at all."""
 
-from __future__ import annotations
-
 import gc
 import os
 import sys

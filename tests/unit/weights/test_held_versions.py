@@ -1,7 +1,5 @@
 """Stores of many slots: every version that is held can be pulled, by its number, whole or not at all."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterable, Iterator
 from itertools import count, takewhile

@@ -1,7 +1,5 @@
 """Mappings of arrays instead of a module: what is published arrives, in place, in any order and nesting."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections import OrderedDict
