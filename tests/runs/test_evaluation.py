@@ -272,11 +272,9 @@ def test_a_killed_evaluator_is_replaced(start: Callable[..., mc.Run]) -> None:
 
 
 @LONG
-def test_a_run_stops_in_the_middle_of_an_evaluation(
-    start: Callable[..., mc.Run], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(async_run, "GRACE_S", 3600.0)  # which it does not wait for
-    run = start(Endless, evaluation=OFTEN)
+def test_a_run_stops_in_the_middle_of_an_evaluation(start: Callable[..., mc.Run]) -> None:
+    patience = mc.SupervisionConfig(learner_timeout=3600.0)  # which it does not wait for
+    run = start(Endless, evaluation=OFTEN, supervision=patience)
     past(run, 500)
     run.stop()
     run.wait(timeout=1800)

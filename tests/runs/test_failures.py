@@ -273,17 +273,6 @@ def test_a_start_that_fails_leaves_no_directory(tmp_path: Path, start: str, mode
     assert list(tmp_path.iterdir()) == []
 
 
-def no_process(*args: Any, **options: Any) -> Any:
-    raise MemoryError("nothing can be forked")
-
-
-def test_a_fork_server_that_cannot_start_leaves_no_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("marlcore.processes.Children.start_worker", no_process)
-    with pytest.raises(MemoryError):
-        train(tmp_path, Corridor, mode="async")
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_start_that_fails_takes_nothing_of_the_users(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     (tmp_path / "run").mkdir()
