@@ -82,17 +82,6 @@ def test_a_fork_server_that_cannot_start_leaves_no_directory(tmp_path: Path, pyt
     assert list(tmp_path.iterdir()) == []
 
 
-class Talkative(HUNT.func):  # type: ignore[misc, name-defined]
-    def last(self) -> Any:
-        return (*super().last()[:4], {"the_number_of_collisions_with_walls_and_other_agents_and_bones" * 2: 3.0})
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_a_long_name_in_an_info_is_cut(tmp_path: Path) -> None:
-    result = train(tmp_path, lambda: Talkative(**HUNT.keywords), mode="serial", total_steps=300)
-    assert "info/the_number_of_collisions_with_walls" in (result.run_dir / "metrics.csv").read_text()
-
-
 # ---- signals ----
 
 

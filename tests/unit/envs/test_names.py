@@ -79,10 +79,6 @@ REFUSED: dict[str, Refused] = {
         ValueError, "ParallelEnvironment: expected a PettingZoo Parallel environment, got ",
     ),
     "agents without names": (lambda: vectorize(Numbered, 1), ValueError, ": expected a list of names, got [0, 1]"),
-    "no environment": (
-        lambda: vectorize(lambda: 5, 2),
-        TypeError, "env_fn: expected it to make a marlcore, PettingZoo or Gymnasium environment, got 5",
-    ),
     "no copies": (lambda: vectorize(Relay, 0), ValueError, "copies: expected an integer of at least 1, got 0"),
     "an environment": (
         lambda: factory(Relay()),
