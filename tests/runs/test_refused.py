@@ -209,7 +209,6 @@ OPTIONS = {
     "--learner.warmup 200000": "learner.warmup: expected at most the 100000 rows that replay.capacity gives",
     "--env CartPole-v1": "got 'CartPole-v1'; did you mean gymnasium:CartPole-v1?",
     "--env json:dumps": "environment: 'json:dumps': dumps() missing 1 required",
-    "--env gymnasium:Pendulum-v1": "IQN: expected a Discrete, MultiDiscrete or MultiBinary action space, got Box(",
     "--replay.capacity 2": "replay.capacity: expected at least 16, so that a lane holds stack + n_step = 1 + 3",
     "--replay.stack 50000": "replay.capacity: expected at least 200012, so that a lane holds stack + n_step",
     "--learner.device cuda:99": "device: expected one of this machine, got 'cuda:99'",
