@@ -127,11 +127,6 @@ def same(env):
     return env
 
 
-def test_options_travel_with_the_name():
-    named = pickle.loads(pickle.dumps(NamedEnvironment("treasure_hunt", {"agents": 2})))
-    assert vectorize(named, 3).agents == ("agent_0", "agent_1")
-
-
 @pytest.mark.parametrize("name", ["atari:Pong", pytest.param("gymnasium:ALE/Pong-v5", marks=pytest.mark.long)])
 def test_atari_games_come_preprocessed(name):
     pytest.importorskip("ale_py", reason="needs ale-py")
