@@ -226,7 +226,6 @@ def test_the_command_prints_a_table_and_films_an_episode(run_dir: Path, tmp_path
         (["--video", "a.avi"], "video: expected a file named .gif or .mp4, got 'a.avi'"),
         (["--env", "treasure_hunt", "--video", "a.gif"], "video: expected an environment that renders"),
         (["--which", "17"], "which: expected a checkpoint"),
-        (["--episode", "3"], "unknown option --episode; did you mean --episodes?"),
     ],
 )
 def test_bad_input_of_the_command_is_one_line(run_dir: Path, arguments: list[str], says: str, command: Any) -> None:
@@ -272,11 +271,9 @@ def test_a_killed_evaluator_is_replaced(start: Callable[..., mc.Run]) -> None:
 
 
 @LONG
-def test_a_run_stops_in_the_middle_of_an_evaluation(
-    start: Callable[..., mc.Run], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(async_run, "GRACE_S", 3600.0)  # which it does not wait for
-    run = start(Endless, evaluation=OFTEN)
+def test_a_run_stops_in_the_middle_of_an_evaluation(start: Callable[..., mc.Run]) -> None:
+    patience = mc.SupervisionConfig(learner_timeout=3600.0)  # which it does not wait for
+    run = start(Endless, evaluation=OFTEN, supervision=patience)
     past(run, 500)
     run.stop()
     run.wait(timeout=1800)

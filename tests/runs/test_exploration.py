@@ -112,15 +112,6 @@ def test_actors_draw_uniformly_until_the_first_update_and_then_add_noise(tmp_pat
     assert policy._numbers == {"epsilon": 0.0, "noise": 0.25}
 
 
-def test_the_configurations_schedules_replace_the_algorithms(tmp_path: Path) -> None:
-    exploration = {"epsilon": 0.5, "schedules": {"noise": mc.Linear(1.0, 0.0, 1_000)}}
-    result = train(tmp_path, Naming, noting(mc.TD3, "noise")(), total_steps=1_200, exploration=exploration)
-    by_version, _ = numbers_by_version(result.run_dir, "noise")
-    assert {epsilon for pairs in by_version.values() for epsilon, _ in pairs} == {0.5}
-    noises = [max(noise for _, noise in by_version[version]) for version in sorted(by_version)]
-    assert noises[0] == 1.0 and noises == sorted(noises, reverse=True) and noises[-1] < 0.1
-
-
 class LagSpy:
     """Makes an environment; its actor's process then writes how many versions old each turn's weights were."""
 

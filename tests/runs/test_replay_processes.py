@@ -376,10 +376,7 @@ def test_no_row_is_torn_or_reaches_across_an_edge(words, rows):
 @pytest.mark.long
 @pytest.mark.parametrize("fault", ["torn", "head"])
 def test_without_validation_torn_and_lapped_rows_are_seen(fault):
-    """Without validation, rows that are torn or across the write head are seen.
-
-    So the test above would notice: the same check, with the validator made to accept everything.
-    """
+    """The control: the same check, with the validator made to accept everything."""
     outcome = sample_live(["stack"], 512, batch_size=64, rows=2_000_000, until=fault)
     assert outcome.found[fault] > 0
 

@@ -1,16 +1,18 @@
 """Settings of the replay in whole runs: priorities, files instead of memory, batches drawn ahead."""
 
 from functools import partial
+from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
 import pytest
+import torch
 from crowd import Crowd
 from processes import kill_once, sweep
-from whole_runs import LONG, MODES, Runs, past, values_of
+from whole_runs import LONG, MODES, Runs, checkpoint, past, values_of
 
 import marlcore as mc
-from marlcore.replay import Sampler
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
@@ -55,17 +57,31 @@ def test_the_trainers_priorities_decide_what_is_drawn(tmp_path: Path, mode: str,
     assert weights[0] > 0.5 and max(weights[-5:]) < 0.3, weights
 
 
-def test_each_priority_reaches_the_sampler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lengths: list[tuple[int, int]] = []
-    update = Sampler.update_priorities
+class Numbering(mc.DQN):
+    """Gives the rows of its n-th batch the priority n."""
 
-    def noting(sampler: Sampler, index: Any, priority: Any) -> None:
-        lengths.append((len(index), len(priority)))
-        update(sampler, index, priority)
+    given: ClassVar[dict[int, int]] = {}  # by index of a row, the newest
 
-    monkeypatch.setattr(Sampler, "update_priorities", noting)
-    result = runs.train(tmp_path, ALONE, mode="serial", total_steps=600)
-    assert lengths == [(32, 32)] * result.updates["agent_0"] and len(lengths) > 50
+    def make_trainer(self, model: Any) -> Any:
+        trainer, updates = super().make_trainer(model), count(1)
+        update = trainer.update
+
+        def numbering(batch: Any) -> mc.Update:
+            number = next(updates)
+            self.given.update(dict.fromkeys(batch.index.tolist(), number))
+            return mc.Update(update(batch).metrics, priority=torch.full((len(batch.index),), float(number)))
+
+        trainer.update = numbering
+        return trainer
+
+
+def test_each_priority_reaches_the_sampler(tmp_path: Path) -> None:
+    Numbering.given.clear()
+    run_dir = runs.train(tmp_path, ALONE, Numbering(), mode="serial", total_steps=600).run_dir
+    masses = np.asarray(checkpoint(run_dir)["sampler"]["masses"]).reshape(2, -1)  # of each lane's rows
+    index = np.array([*Numbering.given])
+    np.testing.assert_allclose(masses[index % 2, index // 2], [*Numbering.given.values()], rtol=1e-4)
+    assert len(index) > 200
 
 
 @LONG

@@ -67,24 +67,19 @@ def test_a_deep_q_network_learns_the_hunt_in_serial_mode(tmp_path: Path) -> None
 
 
 @LONG
-@pytest.mark.usefixtures("shared_fork_server")
-def test_the_fallback_to_one_process_never_waits_for_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fallback_to_one_process_never_waits_for_itself(tmp_path: Path, python_is: Any) -> None:
     """Where no process can be started, one thread adds the rows of every lane and makes the updates."""
-    monkeypatch.setattr("marlcore.training.session.start_all", lambda *_: False)
+    python_is("/nowhere/python")
     actor = mc.ActorConfig(processes=4, envs=4)
     result = train(tmp_path, HUNT, total_steps=1500, updates_per_step=1.0, updates_tolerance=1, actor=actor)
     assert all(count > 500 for count in result.updates.values())
 
 
-class Talkative(HUNT.func):  # type: ignore[misc, name-defined]
-    def last(self) -> Any:
-        return (*super().last()[:4], {"the_number_of_collisions_with_walls_and_other_agents_and_bones" * 2: 3.0})
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_a_long_name_in_an_info_is_cut(tmp_path: Path) -> None:
-    result = train(tmp_path, lambda: Talkative(**HUNT.keywords), mode="serial", total_steps=300)
-    assert "info/the_number_of_collisions_with_walls" in (result.run_dir / "metrics.csv").read_text()
+def test_a_fork_server_that_cannot_start_leaves_no_directory(tmp_path: Path, python_is: Any) -> None:
+    python_is("/nowhere/python")
+    with pytest.raises(mc.MarlcoreError, match=r"mode: no processes can be started here .*/nowhere/python"):
+        train(tmp_path, HUNT, supervision=mc.SupervisionConfig(serial_fallback=False))
+    assert list(tmp_path.iterdir()) == []
 
 
 # ---- signals ----

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -221,19 +221,23 @@ def test_a_pools_member_can_be_loaded_and_evaluated(run: tuple[mc.Result, Path],
     assert outcome.mean == {"left": 1.0, "right": -1.0}
 
 
+class Noting(Marking):
+    """Notes from which part each row of a batch was drawn."""
+
+    sources: ClassVar[list[np.ndarray]] = []
+
+    def make_trainer(self, model: Any) -> Any:
+        trainer = super().make_trainer(model)
+        update = trainer.update
+        trainer.update = lambda batch: self.sources.append(batch.source) or update(batch)
+        return trainer
+
+
 @pytest.mark.parametrize("share", [0.25, pytest.param(0.9, marks=LONG)])
-def test_parts_are_drawn_in_their_shares(tmp_path: Path, share: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    sources: list[np.ndarray] = []
-    sample = mc.Mixture.sample
-
-    def noting(mixture: mc.Mixture, timeout: float | None = None) -> Any:
-        batch = sample(mixture, timeout)
-        sources.append(batch.source)
-        return batch
-
-    monkeypatch.setattr(mc.Mixture, "sample", noting)
-    result = train(tmp_path, total_steps=2_000, replay={"mixture": {"anchor": share, "pool": 1 - share}})
-    drawn = np.concatenate(sources[10:])
+def test_parts_are_drawn_in_their_shares(tmp_path: Path, share: float) -> None:
+    Noting.sources.clear()
+    result = train(tmp_path, Noting(), total_steps=2_000, replay={"mixture": {"anchor": share, "pool": 1 - share}})
+    drawn = np.concatenate(Noting.sources[10:])
     assert abs((drawn == 0).mean() - share) < 0.01
     rows = sum(len(part) for part in rows_of(result.run_dir))
     assert abs(result.updates["main"] - 0.1 * (rows - 50)) <= 2

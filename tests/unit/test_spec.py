@@ -55,16 +55,14 @@ def test_a_spec_keeps_its_own_copy_of_the_dicts():
     assert list(spec.extras) == ["x"]
 
 
-def test_equal_specs_have_equal_layouts():
-    """Equal specs have equal layouts in whatever order they name their fields."""
+def test_the_order_of_fields_changes_no_layout():
     one = TransitionSpec({"a": OBS, "b": OBS}, ACTION, {"x": Field(), "y": Field()})
     two = TransitionSpec({"b": OBS, "a": OBS}, ACTION, {"y": Field(), "x": Field()})
     assert one == two
     assert RecordLayout.of(one) == RecordLayout.of(two)
 
 
-def test_small_fields_are_packed_behind_the_head():
-    """Small fields are packed behind the head aligned and apart."""
+def test_small_fields_lie_aligned_and_apart_behind_the_head():
     spec = TransitionSpec(
         {"a": Field((3,), "uint8"), "b": Field((5,), "float64"), "c": Field((1,), "int16")},
         Field((), "bool"),

@@ -107,13 +107,6 @@ def test_draws_depend_on_neither_epsilon_nor_mask(name):
 
 
 @EACH
-def test_the_same_generator_state_gives_the_same_actions(name):
-    hyper, _, model = made(name)
-    obs = torch.randn(50, 3)
-    np.testing.assert_array_equal(*(act(hyper, model, obs, 0.5, seed=7)[0] for _ in range(2)))
-
-
-@EACH
 def test_the_network_is_not_run_when_every_row_explores(name):
     hyper, _, model = made(name)
     runs = []
@@ -192,7 +185,6 @@ def test_random_actions_are_uniform_among_the_allowed(name):
 
 
 def test_components_of_joint_actions_are_masked():
-    """The masks of a MultiDiscrete's components exclude every joint action with such a component."""
     hyper = DQN(hidden=(8,))
     spaces = Spaces(OBSERVATION, gym.MultiDiscrete([3, 2]), masked=True)
     mask = torch.tensor([True, False, True, False, True]).expand(400, 5)

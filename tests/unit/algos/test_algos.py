@@ -1,4 +1,4 @@
-"""The networks of values, the algorithms' names, and that they learn."""
+"""The networks of values, and that the algorithms learn."""
 
 from types import SimpleNamespace
 
@@ -8,7 +8,7 @@ import torch
 from batches import box_spaces
 from rounding import rounding
 
-from marlcore.algos import ALGORITHMS, DQN, IQN, TD3, make
+from marlcore.algos import DQN, IQN
 from marlcore.algos.networks.qnetwork import FEW, Head
 
 pytestmark = pytest.mark.usefixtures("seeded_torch")
@@ -26,7 +26,6 @@ def test_iqn_values_are_the_mean_of_quantiles_at_midpoints():
 
 
 def test_iqn_embeds_fractions_by_cosines():
-    """IQN embeds a fraction as ReLU of a linear map of cosines."""
     network = IQN(n_cos=5, hidden=(4, 4), dueling=False).make_model(box_spaces())
     obs, tau = torch.randn(1, 3), 0.3
     cosines = torch.tensor([np.cos(np.pi * i * tau) for i in range(5)], dtype=torch.float32)
@@ -36,7 +35,6 @@ def test_iqn_embeds_fractions_by_cosines():
 
 @pytest.mark.parametrize("actions", [1, 3, FEW, FEW + 1])
 def test_dueling_values_add_centred_advantages(actions):
-    """Dueling values are the state value plus centred advantages."""
     head = Head(6, 8, actions, dueling=True)
     x = torch.randn(4, 2, 6)
     raw = head.output(torch.relu(head.hidden(x)))
@@ -66,7 +64,6 @@ def chain_batch(rng, rows=64, length=4):
 @BOTH
 @pytest.mark.parametrize("variant", [{}, {"double": False, "dueling": False, "target_update_freq": 20}])
 def test_the_optimal_policy_of_a_chain_is_learned(algorithm, variant):
-    """The optimal policy of a chain is learned from random moves."""
     hyper = algorithm(learning_rate=3e-3, tau=0.1, **variant)
     network = hyper.make_model(box_spaces((4,)))
     trainer = hyper.make_trainer(network)
@@ -88,14 +85,3 @@ def optimal_chain_values(length=4):
         values[:-1, 1] = 0.6 * best[1:]
         values[-1, 1] = 10
     return values
-
-
-def test_make_gives_defaults_by_name():
-    assert {name: make(name) for name in ("dqn", "iqn", "td3")} == {"dqn": DQN(), "iqn": IQN(), "td3": TD3()}
-
-
-def test_make_names_the_known_algorithms_when_asked_for_another():
-    known = ", ".join(sorted(ALGORITHMS))
-    line = rf"^algorithm: expected one of {known} or module:Class, got 'dqm'; did you mean dqn\?$"
-    with pytest.raises(ValueError, match=line):
-        make("dqm")

@@ -54,26 +54,22 @@ def oracle(space, distribution, output):
 
 @pytest.mark.parametrize("name", ["discrete", "binary", "box", "unbounded"])
 def test_log_probability_and_entropy_are_those_of_torch(name):
-    distribution, output, _, batch = drawn(SPACES[name])
+    distribution, output, (_, of_draws, _), batch = drawn(SPACES[name])
     log_prob, entropy = distribution(output, None, batch)
+    assert of_draws.dtype == np.float32 and of_draws.shape == (ROWS,)
+    np.testing.assert_allclose(of_draws, log_prob.detach(), **CLOSE)
     expected, taken = oracle(SPACES[name], distribution, output)
     torch.testing.assert_close(log_prob, expected.log_prob(taken(batch)), **CLOSE)
     torch.testing.assert_close(entropy, expected.entropy().expand(ROWS), **CLOSE)
 
 
 def test_components_of_a_multidiscrete_are_independent():
-    distribution, output, _, batch = drawn(SPACES["multi"])
+    distribution, output, (_, of_draws, _), batch = drawn(SPACES["multi"])
     log_prob, entropy = distribution(output, None, batch)
+    np.testing.assert_allclose(of_draws, log_prob.detach(), **CLOSE)
     parts = [plain.Categorical(logits=one) for one in output.split([3, 1, 4], 1)]
     torch.testing.assert_close(log_prob, sum(one.log_prob(batch.action[:, i]) for i, one in enumerate(parts)), **CLOSE)
     torch.testing.assert_close(entropy, sum(one.entropy() for one in parts), **CLOSE)
-
-
-@pytest.mark.parametrize("name", list(SPACES))
-def test_a_draw_says_the_log_probability_that_learners_compute(name):
-    distribution, output, (_, log_prob, _), batch = drawn(SPACES[name])
-    assert log_prob.dtype == np.float32 and log_prob.shape == (ROWS,)
-    np.testing.assert_allclose(log_prob, distribution(output, None, batch)[0].detach(), **CLOSE)
 
 
 @pytest.mark.parametrize("name", list(SPACES))

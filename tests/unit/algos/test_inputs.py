@@ -44,54 +44,46 @@ def samples_of(space, stack):
     return [[space.sample() for _ in range(stack)] for _ in range(ROWS)]
 
 
-@STACKS
-@pytest.mark.parametrize(
-    "space",
-    [
-        gym.Box(-5, 5, (4,), np.float32),
-        gym.Box(-5, 5, (2, 3), np.float64),
-        gym.Box(0, 255, (5, 7, 7), np.uint8),
-        gym.Box(-5, 5, (), np.float32),
-        gym.Box(0, 1, (3,), np.bool_),
-        gym.Discrete(5),
-        gym.Discrete(5, start=-3),
-        gym.MultiDiscrete([3, 1, 4]),
-        gym.MultiDiscrete([3, 2], start=[-1, 7]),
-        gym.MultiBinary(4),
-        gym.MultiBinary((2, 3)),
-    ],
-    ids=str,
-)
-def test_a_space_is_encoded_as_numbers(space, stack):
-    """Boxes and MultiBinaries as they are, Discretes and MultiDiscretes one-hot; frames one after another."""
-    samples = samples_of(space, stack)
-    found = inputs_of(Spaces(space, gym.Discrete(2), stack=stack), samples)
-    expected = [np.concatenate([plain(space, one) for one in row]) for row in samples]
-    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-6)
-    assert found.dtype == torch.float32
-
-
 PARTS = gym.Dict(
     speed=gym.Box(-5, 5, (2,), np.float32),
     inside=gym.Dict(key=gym.Discrete(3, start=1), flags=gym.MultiBinary(2)),
     pair=gym.Tuple((gym.MultiDiscrete([2, 3]), gym.Box(0, 9, (2, 2), np.int64))),
 )
+SPACES = [
+    gym.Box(-5, 5, (4,), np.float32),
+    gym.Box(-5, 5, (2, 3), np.float64),
+    gym.Box(0, 255, (5, 7, 7), np.uint8),
+    gym.Box(-5, 5, (), np.float32),
+    gym.Box(0, 1, (3,), np.bool_),
+    gym.Discrete(5),
+    gym.Discrete(5, start=-3),
+    gym.MultiDiscrete([3, 1, 4]),
+    gym.MultiDiscrete([3, 2], start=[-1, 7]),
+    gym.MultiBinary(4),
+    gym.MultiBinary((2, 3)),
+    gym.Tuple((gym.Discrete(4),)),
+    PARTS,
+]
 
 
 @STACKS
 @pytest.mark.parametrize("masked", [True, False])
-@pytest.mark.parametrize("space", [PARTS, gym.Tuple((gym.Discrete(4),)), gym.Box(-5, 5, (4,), np.float32)], ids=str)
-def test_parts_are_encoded_one_after_another(space, masked, stack):
-    """The parts of a Dict or Tuple follow one another, each with all its frames; a mask is no input."""
+@pytest.mark.parametrize("space", SPACES, ids=str)
+def test_a_space_is_encoded_as_numbers(space, masked, stack):
+    """Boxes and MultiBinaries as they are, Discretes and MultiDiscretes one-hot.
+
+    The parts of a Dict or Tuple follow one another, each with all its frames; a mask is no input.
+    """
     spaces = Spaces(space, gym.Discrete(2), masked=masked, stack=stack)
     samples = samples_of(space, stack)
-    found = inputs_of(spaces, samples, np.array([True, False]) if masked else None)
+    inputs = inputs_of(spaces, samples, np.array([True, False]) if masked else None)
     expected = [
         np.concatenate([plain(part.space, part.of(one)) for part in spaces.parts for one in row]) for row in samples
     ]
-    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-6)
+    np.testing.assert_allclose(inputs.numpy(), expected, rtol=1e-6)
+    assert inputs.dtype == torch.float32
     if stack == 1:
-        np.testing.assert_allclose(found.numpy(), [plain(space, row[0]) for row in samples], rtol=1e-6)
+        np.testing.assert_allclose(inputs.numpy(), [plain(space, row[0]) for row in samples], rtol=1e-6)
 
 
 def convolved(x, layer, stride):

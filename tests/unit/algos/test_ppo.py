@@ -126,14 +126,13 @@ def test_every_kind_of_action_gets_more_probable_where_it_paid(action):
     assert update.updates == 80 and all(math.isfinite(one) for one in update.metrics.values())
 
 
-def test_each_epoch_visits_every_row_once(monkeypatch):
+def test_each_epoch_visits_every_row_once():
     hyper = replace(SINGLE, epochs=3, minibatch_size=7)
     batch, model = queue_batch(hyper, DISCRETE, stale=0.5)
     batch.obs[:, 0] = torch.arange(24)
-    trainer = hyper.make_trainer(model)
-    seen, evaluate = [], trainer.evaluate
-    monkeypatch.setattr(trainer, "evaluate", lambda rows: seen.append(rows.obs[:, 0].tolist()) or evaluate(rows))
-    assert trainer.update(batch).updates == 12
+    seen = []
+    model.acting.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0][:, 0].tolist()))
+    assert hyper.make_trainer(model).update(batch).updates == 12
     minibatches = seen[1:]  # the first call is of the whole batch, in its order
     assert seen[0] == list(range(24)) and [len(one) for one in minibatches] == [7, 7, 7, 3] * 3
     epochs = [list(chain.from_iterable(minibatches[i : i + 4])) for i in (0, 4, 8)]
@@ -141,12 +140,11 @@ def test_each_epoch_visits_every_row_once(monkeypatch):
     assert len({tuple(one) for one in epochs}) == 3
 
 
-def test_one_step_on_the_whole_batch_needs_one_pass(monkeypatch):
+def test_one_step_on_the_whole_batch_needs_one_pass():
     batch, model = queue_batch(SINGLE, DISCRETE, stale=0.5)
-    trainer = SINGLE.make_trainer(model)
-    calls, forward = [], model.acting.forward
-    monkeypatch.setattr(model.acting, "forward", lambda obs: calls.append(len(obs)) or forward(obs))
-    trainer.update(batch)
+    calls = []
+    model.acting.register_forward_pre_hook(lambda _, inputs: calls.append(len(inputs[0])))
+    SINGLE.make_trainer(model).update(batch)
     assert calls == [24]
 
 

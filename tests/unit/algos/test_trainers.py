@@ -125,28 +125,6 @@ def test_the_target_shares_no_memory_with_a_published_model(name):
     assert set(held) == {flat.data_ptr()}
 
 
-@pytest.mark.parametrize("name", [*VALUES, *CONTINUOUS])
-def test_rows_of_weight_zero_teach_the_critics_nothing(name):
-    hyper, spaces, model, trainer = made(name)
-    learners = model.critics if name in CONTINUOUS else model
-    before, batch = tensors_of(learners), batch_of(hyper, spaces)
-    batch.weight = torch.zeros_like(batch.weight)
-    assert trainer.update(batch).metrics["grad_norm"].item() == 0
-    assert all(map(torch.equal, before, tensors_of(learners)))
-
-
-@pytest.mark.parametrize("name", ["dqn", "iqn", *CONTINUOUS])
-def test_a_discount_of_zero_ignores_the_next_observation(name):
-    losses = []
-    for seed in (1, 2):
-        torch.manual_seed(0)
-        _, spaces, _, trainer = made(name)
-        other = made_batch(spaces, seed=seed).next_obs
-        batch = made_batch(spaces, next_obs=other, discount=torch.zeros(6))
-        losses.append(trainer.update(batch).metrics["loss"].item())
-    assert losses[0] == losses[1]
-
-
 @pytest.mark.parametrize("stack", [1, 3])
 @pytest.mark.parametrize("name", ["dqn", "iqn", *CONTINUOUS])
 def test_nested_observations_and_images_are_learned_from(name, stack):

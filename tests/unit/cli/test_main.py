@@ -35,10 +35,11 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("line", REFUSED)
-def test_a_wrong_option_is_refused_in_one_line(line, capfd, monkeypatch):
-    for work in ("train.run", "train.train_seeds", "gc.survey_segments"):
-        monkeypatch.setattr(f"marlcore.cli.{work}", None)
+def test_a_wrong_option_is_refused_in_one_line(line, capfd, tmp_path, monkeypatch):
+    """Before a run begins, whose directory would lie in the current one."""
+    monkeypatch.chdir(tmp_path)
     assert main(line.split()) == 2
+    assert not any(tmp_path.iterdir())
     out, err = capfd.readouterr()
     assert out == "" and err.startswith(f"marlcore: {REFUSED[line]}") and len(err.splitlines()) == 1
 
@@ -121,10 +122,20 @@ def test_a_look_at_a_run_ends_quietly_with_its_reader(form):
             assert unread("top", "/a/run", "--interval", "0.05", *form) == (1, "")
 
 
+@pytest.fixture
+def working(monkeypatch):
+    """working(does): the command `gc` does this instead of its work."""
+
+    def replace(does):
+        monkeypatch.setattr(gc, "main", does)
+
+    return replace
+
+
 @pytest.mark.parametrize("command", ["--version", "gc"])
-def test_a_full_standard_output_is_named(monkeypatch, capfd, command):
+def test_a_full_standard_output_is_named(working, monkeypatch, capfd, command):
     """It reads as if the run's disk were full otherwise."""
-    monkeypatch.setattr(gc, "main", lambda arguments: print("nothing to remove", flush=True))
+    working(lambda arguments: print("nothing to remove", flush=True))
     with open("/dev/full", "w") as full:
         monkeypatch.setattr(sys, "stdout", full)
         assert main([command]) == 2
@@ -144,7 +155,7 @@ STOPPED = {  # steps that a run of 60 has taken, and what is said; None: without
 
 
 @pytest.mark.parametrize("taken", STOPPED)
-def test_a_stopped_run_says_how_it_is_resumed(tmp_path, capfd, monkeypatch, taken):
+def test_a_stopped_run_says_how_it_is_resumed(tmp_path, capfd, monkeypatch, working, taken):
     """A run that has taken all its steps cannot be resumed with them."""
     monkeypatch.chdir(tmp_path)
     with RunDirectory.create("runs/a b", {"total_steps": 60}) as run:
@@ -154,7 +165,7 @@ def test_a_stopped_run_says_how_it_is_resumed(tmp_path, capfd, monkeypatch, take
         Interrupts(signal.SIGINT).deliver("runs/a b" if taken else "")
         return 0
 
-    monkeypatch.setattr(gc, "main", stop)
+    working(stop)
     assert main(["gc"]) == 130
     assert capfd.readouterr().err == f"marlcore: stopped{STOPPED[taken]}\n"
 
@@ -167,7 +178,7 @@ FAILURES = {
 
 
 @pytest.mark.parametrize("line", FAILURES)
-def test_a_failure_is_one_line(capfd, monkeypatch, line):
-    monkeypatch.setattr(gc, "main", Mock(side_effect=FAILURES[line]))
+def test_a_failure_is_one_line(capfd, working, line):
+    working(Mock(side_effect=FAILURES[line]))
     assert main(["gc"]) == 2
     assert capfd.readouterr().err == f"marlcore: {line}\n"

@@ -17,45 +17,10 @@ from marlcore.training.record import RunDirectory
 from marlcore.training.serial import _guarded
 
 
-@pytest.mark.parametrize("text", ["[" * 1_000, "[" * 1_000 + "]" * 1_000, "{a: " * 1_000])
-def test_settings_of_many_brackets_are_refused(tmp_path, text):
-    (tmp_path / "settings.yaml").write_text(text)
-    with pytest.raises(ValueError, match=r"config: expected a YAML file, got '.*settings.yaml' \(maximum recursion"):
-        read_settings(tmp_path / "settings.yaml")
-
-
-UNREAD = {
-    "run_dir: 2024-13-45": r"config: expected a YAML file, got '.*settings.yaml' \(month must be in 1\.\.12\)",
-    "learner.gamma: 0.5": r"settings.yaml: learner.gamma: expected a name without a dot, in its section",
-    "learners: {a: {b.c: 1}}": r"settings.yaml: learners.a.b.c: expected a name without a dot, in its section",
-}
-
-
-@pytest.mark.parametrize("text", UNREAD)
-def test_settings_that_are_none_are_refused(tmp_path, text):
-    (tmp_path / "settings.yaml").write_text(text)
-    with pytest.raises(ValueError, match=UNREAD[text]):
-        read_settings(tmp_path / "settings.yaml")
-
-
 def test_a_key_without_a_value_is_left_out_but_null_is_none(tmp_path):
     (tmp_path / "settings.yaml").write_text("updates_per_step: null\nlearner:\n  threads:\n")
     config = read_settings(tmp_path / "settings.yaml").config
     assert (config.updates_per_step, config.learner.threads) == (None, Config().learner.threads)
-
-
-ELSEWHERE = {
-    "learner: {learning_rate: 1}": "algorithm.learning_rate",
-    "actor: {batch_size: 1}": "learner.batch_size",
-    "algorithm: {gamma: 1}": "learner.gamma",
-}
-
-
-@pytest.mark.parametrize("text", ELSEWHERE)
-def test_a_setting_of_another_section_is_named(tmp_path, capsys, text):
-    (tmp_path / "settings.yaml").write_text(text)
-    assert main(["train", "--settings", str(tmp_path / "settings.yaml")]) == 2
-    assert f"; did you mean {ELSEWHERE[text]}?" in capsys.readouterr().err
 
 
 def test_a_schedule_of_many_brackets_is_refused():

@@ -14,8 +14,8 @@ import pytest
 from processes import until
 from refused import check_refused
 
-from marlcore.cli import top as top_module
 from marlcore.cli.top import WatchedRun, _find, _table
+from marlcore.notices import shown_with
 from marlcore.processes import READY, UPDATES, Control, Metric, Telemetry
 from marlcore.testing.victim import parent_of
 from marlcore.training.record import RunDirectory, has_ended
@@ -158,9 +158,9 @@ def test_a_policy_named_as_a_shared_learner_keeps_its_own_row():
     assert {name: table.rows[name][at] for name in "012"} == {"0": "3", "1": "5", "2": "4"}
 
 
-def test_a_run_that_is_about_to_start_is_waited_for(tmp_path, monkeypatch):
+def test_a_run_that_is_about_to_start_is_waited_for(tmp_path, monkeypatch, capsys):
     """Its directory is not there at first, then it is, and only then what it has in shared memory."""
-    path, looks, said = tmp_path / "run", [], []
+    path, looks = tmp_path / "run", []
     with ExitStack() as stack:
 
         def meanwhile(seconds):
@@ -170,12 +170,11 @@ def test_a_run_that_is_about_to_start_is_waited_for(tmp_path, monkeypatch):
             if len(looks) == 3:
                 stack.enter_context(live(path))
 
-        monkeypatch.setattr(top_module.time, "sleep", meanwhile)
-        monkeypatch.setattr(top_module, "say", said.append)
-        with closing(_find(str(path), once=False)) as run:
+        monkeypatch.setattr("time.sleep", meanwhile)
+        with shown_with(True), closing(_find(str(path), once=False)) as run:
             assert run.about["run_dir"] == str(path)
     assert len(looks) == 3
-    assert said == [f"waiting for {path} to start; this directory does not exist yet"]
+    assert capsys.readouterr().err == f"marlcore: waiting for {path} to start; this directory does not exist yet\n"
 
 
 @pytest.mark.parametrize("once", [True, False])

@@ -108,19 +108,6 @@ def test_the_vector_form_of_cart_pole_is_taken_by_name():
     assert env.episodes > 5
 
 
-@pytest.mark.parametrize("mode", MODES[:2])
-def test_when_all_episodes_end_at_once_all_begin_again(mode: AutoresetMode):
-    env = GymnasiumVector(SyncVectorEnv([MAKERS["Pendulum"]] * 2, autoreset_mode=mode))
-    env.reset(0)
-    for number in range(40):
-        outcomes, [turn] = env.observe()
-        assert turn.copies.tolist() == [0, 1]
-        assert turn.begins.all() == (number % 9 == 0)
-        assert bool(outcomes and outcomes[0].truncated.all()) == (number > 0 and number % 9 == 0)
-        env.act(turn, np.zeros((2, 1), np.float32))
-    assert env.episodes == 2 * (40 // 9)
-
-
 class Leaving(Counting):
     """Episodes of four steps; the info after one of the steps holds no mask."""
 

@@ -79,10 +79,6 @@ REFUSED: dict[str, Refused] = {
         ValueError, "ParallelEnvironment: expected a PettingZoo Parallel environment, got ",
     ),
     "agents without names": (lambda: vectorize(Numbered, 1), ValueError, ": expected a list of names, got [0, 1]"),
-    "no environment": (
-        lambda: vectorize(lambda: 5, 2),
-        TypeError, "env_fn: expected it to make a marlcore, PettingZoo or Gymnasium environment, got 5",
-    ),
     "no copies": (lambda: vectorize(Relay, 0), ValueError, "copies: expected an integer of at least 1, got 0"),
     "an environment": (
         lambda: factory(Relay()),
@@ -129,11 +125,6 @@ def test_wrappers_are_applied_in_their_order():
 
 def same(env):
     return env
-
-
-def test_options_travel_with_the_name():
-    named = pickle.loads(pickle.dumps(NamedEnvironment("treasure_hunt", {"agents": 2})))
-    assert vectorize(named, 3).agents == ("agent_0", "agent_1")
 
 
 @pytest.mark.parametrize("name", ["atari:Pong", pytest.param("gymnasium:ALE/Pong-v5", marks=pytest.mark.long)])

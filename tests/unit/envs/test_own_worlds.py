@@ -105,12 +105,6 @@ def test_each_collected_entity_returns_with_the_probability_asked_for():
     assert missing > 2000 and abs(returned / missing - 0.3) < 5 * np.sqrt(0.3 * 0.7 / missing)
 
 
-def test_what_was_picked_up_stays_away_when_nothing_comes_back():
-    env = TreasureHunt(agents=1, size=3, view=3, horizon=500, gems=2, food=2, bones=2, respawn=0.0)
-    rewards = [turn.reward for turn in record(env, episodes=1)]
-    assert sorted(reward for reward in rewards if reward) == [-10.0, -10.0, 5.0, 5.0, 10.0, 10.0]
-
-
 def test_the_time_limit_truncates_after_the_last_action():
     turns = record(TreasureHunt(agents=3, horizon=12), episodes=1)
     assert [turn.agent for turn in turns] == ["agent_0", "agent_1", "agent_2"] * 13

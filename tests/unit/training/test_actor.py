@@ -78,7 +78,6 @@ def scene() -> Iterator[Scene]:
 @pytest.mark.long
 @pytest.mark.parametrize("published", [0, 1])
 def test_an_actor_waits_for_weights_that_were_torn(scene: Scene, published: int) -> None:
-    """An actor waits with a heartbeat until weights that a dead learner tore are whole."""
     for _ in range(published):
         scene.publish()
     scene.tear()

@@ -1,8 +1,6 @@
 """Actors give transitions the priority that a plain loop over one episode gives them."""
 
-import math
 from contextlib import ExitStack
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -10,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
-from hunt import HUNT
 from numpy.typing import NDArray
 from rounding import rounding
 
@@ -19,8 +16,6 @@ from marlcore.envs import vectorize
 from marlcore.spec import Field
 from marlcore.testing.checked import CheckedEnvironment
 from marlcore.training.loops import Seat, act, observe
-
-pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
 SPEC = mc.TransitionSpec(Field((4,), "int64"), Field((), "int64"), {"priority": Field()})
 DISCOUNT = 0.9
@@ -126,14 +121,3 @@ def test_the_values_of_an_action_are_the_networks(algorithm: Any) -> None:
     assert algorithm.transition(spaces).extras == {"priority": Field()}
     chosen_source = algorithm.source(mc.ReplaySource(3, mc.Prioritized(0.7)))
     assert chosen_source.prioritized == mc.Prioritized(0.7, initial="priority")
-
-
-@pytest.mark.long
-def test_a_run_with_first_priorities_trains(tmp_path: Path) -> None:
-    config = mc.Config(
-        total_steps=3000, mode="serial", run_dir=str(tmp_path / "run"),
-        replay=mc.ReplayConfig(prioritized=True), learner=mc.LearnerConfig(warmup=100),
-    )  # fmt: skip
-    result = mc.train(HUNT, mc.DQN(actor_priorities=True), config, progress=False)
-    assert all(count > 100 for count in result.updates.values())
-    assert all(math.isfinite(value) for value in result.returns.values())

@@ -13,16 +13,15 @@ import numpy as np
 import pytest
 import torch
 from arena import Marking, weak
-from refused import check_refused
 
 import marlcore as mc
 from marlcore.processes import Telemetry
 from marlcore.training.loops import PolicyModel
-from marlcore.training.record import read_json, save_checkpoint
+from marlcore.training.record import read_json
 from marlcore.training.self_play import League, Pool, plot_payoff, report_result
 from marlcore.training.self_play.league import Payoff, odds_of, pool_odds
 from marlcore.training.self_play.opponents import name_of
-from marlcore.training.self_play.pool import opponent_path, pool_store, saved_opponents
+from marlcore.training.self_play.pool import pool_store, saved_opponents
 
 EXTRAS: dict[str, Any] = {"updates": (), "step": (), "epsilon": ()}
 BOX = gymnasium.spaces.Box(0, 1, (1,), np.float32)
@@ -270,13 +269,3 @@ def test_a_smaller_pool_keeps_the_newest_of_an_earlier_one(scene: Callable[..., 
     assert saved_opponents(first.run_dir, "main", 10) == [3, 4, 5, 6]
     assert scene(pool=2).held() == {5: 40.0, 6: 50.0}
     assert scene(pool=9).held() == {3: 20.0, 4: 30.0, 5: 40.0, 6: 50.0}
-
-
-def test_an_opponent_of_another_network_is_refused(scene: Callable[..., Scene]) -> None:
-    run = scene()
-    run.publish(run.join(), 0)
-    path = opponent_path(run.run_dir, "main", 1)
-    state = torch.load(path, weights_only=True)
-    state["acting"]["model.mark"] = torch.zeros(3)
-    save_checkpoint(path, state)
-    check_refused(scene, ValueError, f"resume: expected an opponent of main's network, got {str(path)!r} (")

@@ -1,7 +1,6 @@
 """The learner: it normalizes observations, compiles its model, and lets out nothing that is not finite."""
 
 import io
-from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -127,19 +126,6 @@ def test_what_is_not_finite_is_neither_published_nor_saved(part: str) -> None:
     spoil(scene)
     scene.diverges(3, f"{says} at update {update}")
     assert scene.saved == [] and scene.published == ([0] if update == 2 else [0, 2])
-
-
-def test_a_metric_is_averaged_over_the_updates_that_report_it() -> None:
-    scene, means = Scene(), {}
-    scene.learner.report = means.__setitem__
-    scene.learner.config = replace(scene.learner.config, log_interval=4)
-    rare = iter([{}, {"rare": torch.tensor(6.0)}, {}, {"rare": torch.tensor(8.0)}])
-    scene.learner.trainer = SimpleNamespace(
-        update=lambda batch: mc.Update({"loss": torch.tensor(0.5), **next(rare)}, torch.zeros(1)),
-        state_dict=dict,
-    )
-    scene.learn(4)
-    assert (means["loss"], means["rare"]) == (0.5, 7.0)
 
 
 def test_large_finite_weights_are_no_fault() -> None:

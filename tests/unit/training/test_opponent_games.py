@@ -110,17 +110,13 @@ def test_the_policy_meets_the_pool_and_the_anchors_and_never_itself(scene: Calla
     evaluations = scene()
     assert evaluations.at(5, mark=15.0)
     met = {(15.0, ANCHOR): 2, (ANCHOR, 15.0): 2, **{pair: 1 for m in (0.0, 20.0) for pair in ((15.0, m), (m, 15.0))}}
-    assert (
-        all(evaluations.played[pair] >= times for pair, times in met.items()) and (15.0, 15.0) not in evaluations.played
-    )
+    played = evaluations.played
+    assert all(played[pair] >= times for pair, times in met.items()) and (15.0, 15.0) not in played
     assert evaluations.metrics[("main", "eval_return/anchor:weak")] == 1.0
     assert evaluations.metrics[("main", "eval_return/pool")] == 0.0  # it beats the oldest, and loses to the newest
     assert evaluations.metrics[("main", "eval_return")] == 0.5 == evaluations.metrics[("left", "eval_return")]
-    assert (
-        evaluations.metrics[("main", "eval_distinct")] == 8.0
-        and ("main", "eval_return_of_best") not in evaluations.metrics
-    )
-    assert evaluations.best == 5
+    assert evaluations.metrics[("main", "eval_distinct")] == 8.0 and evaluations.best == 5
+    assert ("main", "eval_return_of_best") not in evaluations.metrics
 
 
 def test_the_best_weights_are_measured_again_against_the_present_pool(scene: Callable[..., Scene]) -> None:
@@ -160,8 +156,5 @@ def test_an_evaluation_that_is_cut_off_reports_nothing(scene: Callable[..., Scen
     evaluations = scene()
     evaluations.at(1, mark=1.0)
     rounds = iter([True] * 20)  # enough for the games of the newest weights, not for those of the best
-    assert (
-        not evaluations.at(2, mark=2.0, may_go_on=lambda: next(rounds, False))
-        and not evaluations.metrics
-        and evaluations.best == 1
-    )
+    assert not evaluations.at(2, mark=2.0, may_go_on=lambda: next(rounds, False))
+    assert not evaluations.metrics and evaluations.best == 1

@@ -55,13 +55,14 @@ def test_a_directory_of_the_runs_own_lies_where_the_run_was_started(elsewhere, t
         assert run.path.parent == here / "runs"
 
 
-def test_runs_among_the_policies_of_an_evaluation_are_absolute(tmp_path, monkeypatch):
-    (tmp_path / "other").mkdir()
+@pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize(("policy", "named"), [("other", "RUNS/other"), ("bots:Bot", "bots:Bot")])
+def test_runs_among_the_policies_of_an_evaluation_are_absolute(tmp_path, monkeypatch, policy, named):
     monkeypatch.chdir(tmp_path)
-    seen = {}
-    monkeypatch.setattr("marlcore.cli.eval.evaluate", lambda run, episodes, **options: seen.update(options))
-    main(["run", "--policies", "agent_0", "other", "agent_1", "bots:Bot"])
-    assert seen["policies"] == {"agent_0": str(tmp_path / "other"), "agent_1": "bots:Bot"}
+    mc.train(HUNT, "dqn", mc.Config(total_steps=20, mode="serial", run_dir="run"), progress=False)
+    (tmp_path / "other").mkdir()
+    says = f"got {named.replace('RUNS', str(tmp_path))!r}"
+    check_refused(lambda: main(["run", "--policies", "agent_0", policy]), ValueError, says)
 
 
 @pytest.mark.long

@@ -389,9 +389,10 @@ def test_sinks_are_options_and_come_back_from_json():
 
 
 def test_every_named_sink_can_be_opened(tmp_path, monkeypatch):
-    monkeypatch.setattr("marlcore.training.record.sinks.background.check_wandb", lambda mode: None)
+    (tmp_path / "wandb.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
     with RunDirectory.create(tmp_path / "run", {}) as run:
-        sinks = open_sinks(run.csv, run.path, MetricsConfig(SINKS), callback=print)
+        sinks = open_sinks(run.csv, run.path, MetricsConfig(SINKS, wandb_mode="offline"), callback=print)
         assert list(sinks.lost) == ["tensorboard", "wandb", "callback"]
 
 

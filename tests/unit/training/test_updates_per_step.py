@@ -28,22 +28,6 @@ def train(run_dir: Path, **changes: Any) -> Any:
     return mc.train(HUNT, "dqn", replace(CONFIG, run_dir=str(run_dir), **changes), progress=False)
 
 
-def due(config: mc.Config) -> float:
-    """Updates that updates_per_step asks of a learner, if each step of its agent was written."""
-    assert config.updates_per_step is not None
-    return config.updates_per_step * (config.total_steps / AGENTS - config.learner.warmup)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("mode", ["serial", "async"])
-def test_the_updates_that_are_due_are_made(tmp_path: Path, mode: str) -> None:
-    """However fast the actors are: without the limiter they end before the learners have begun."""
-    result = train(tmp_path / "run", mode=mode)
-    pending = 0.5 * CONFIG.lanes  # of transitions whose outcome has not come yet
-    for count in result.updates.values():
-        assert due(CONFIG) - pending - 1 <= count <= due(CONFIG)
-
-
 def test_a_short_run_with_the_default_settings_learns(tmp_path: Path) -> None:
     config = mc.Config(total_steps=3_000, run_dir=str(tmp_path / "run"))
     result = mc.train(HUNT, "dqn", config, progress=False)

@@ -7,12 +7,7 @@ import sys
 
 import pytest
 
-import marlcore as mc
-from marlcore import notices
-from marlcore.__main__ import main
-from marlcore.cli import bench as benchmark
 from marlcore.kernels import jit
-from marlcore.training import warmup
 
 
 def ran(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -64,44 +59,46 @@ def test_after_a_warm_up_no_plan_compiles():
     ran(code)
 
 
-def test_a_wait_for_the_compiler_is_one_line(tmp_path, monkeypatch, capsys):
-    """Off a terminal too, such as under nohup; without progress the log alone has it."""
-    monkeypatch.setattr(jit, "cache_directory", lambda: tmp_path)
-    monkeypatch.setattr(warmup, "warm_up", lambda: 80.0)
-    for progress, said in ((True, f"marlcore: {jit.FIRST_COMPILATION}\n"), (False, "")):
-        with notices.shown_with(progress):
-            warmup.compile_before_a_run()
-        assert capsys.readouterr().err == said
+def test_a_wait_for_the_compiler_is_one_line(tmp_path):
+    """Off a terminal too, such as under nohup, where a run shows progress; `train` shows it by default."""
+    code = f"""if True:
+        import shutil, sys
+        from pathlib import Path
+        import marlcore as mc
+        from marlcore.kernels import jit
+        cache = jit.cache_directory()
+        for file in Path({str(jit.cache_directory())!r}).glob("*.nb*"):
+            shutil.copy(file, cache)
+        for train in (mc.train, mc.start):
+            for options in ({{}}, {{"progress": True}}, {{"progress": False}}):
+                (cache / jit.WARM).unlink(missing_ok=True)
+                try:
+                    train("treasure_hunt", resume="/nowhere", **options)
+                except ValueError:
+                    assert (cache / jit.WARM).exists()
+                print(train.__name__, options, file=sys.stderr)
+    """
+    said = f"marlcore: {jit.FIRST_COMPILATION}\n"
+    shown, hidden = "{'progress': True}\n", "{'progress': False}\n"
+    by_train = f"{said}train {{}}\n{said}train {shown}train {hidden}"
+    by_start = f"start {{}}\n{said}start {shown}start {hidden}"
+    assert ran(code, NUMBA_CACHE_DIR=str(tmp_path)).stderr == by_train + by_start
 
 
-def test_overlapping_threads_leave_notices_as_they_were(monkeypatch, capsys):
-    monkeypatch.setattr(notices, "_by_default", None)  # the command line shows them for good
-    first, second = notices.shown_with(True), notices.shown_with(False)
-    first.__enter__()
-    second.__enter__()
-    first.__exit__(None, None, None)
-    notices.say("hidden")
-    second.__exit__(None, None, None)
-    with notices.shown_with(True):
-        notices.say("shown")
-    notices.say("to the log, since this is no terminal")
-    assert capsys.readouterr().err == "marlcore: shown\n"
-
-
-@pytest.mark.parametrize(("train", "by_default"), [(mc.train, True), (mc.start, False)])
-def test_a_run_without_progress_gives_no_notice(train, by_default, monkeypatch, capsys):
-    class Told(Exception):
-        pass
-
-    def tell() -> None:
-        notices.say("a wait")
-        raise Told
-
-    monkeypatch.setattr("marlcore.training.run_input.compile_before_a_run", tell)
-    for options, shown in (({}, by_default), ({"progress": not by_default}, not by_default)):
-        with pytest.raises(Told):
-            train("treasure_hunt", **options)
-        assert ("a wait" in capsys.readouterr().err) == shown
+def test_overlapping_threads_leave_notices_as_they_were():
+    code = """if True:
+        from marlcore import notices
+        first, second = notices.shown_with(True), notices.shown_with(False)
+        first.__enter__()
+        second.__enter__()
+        first.__exit__(None, None, None)
+        notices.say("hidden")
+        second.__exit__(None, None, None)
+        with notices.shown_with(True):
+            notices.say("shown")
+        notices.say("to the log, since this is no terminal")
+    """
+    assert ran(code).stderr == "marlcore: shown\n"
 
 
 COMPILES = """if True:
@@ -145,12 +142,8 @@ def test_an_unwritable_cache_names_the_variable():
 
 
 @pytest.mark.long
-def test_the_benchmark_says_what_each_call_and_its_bound_take(capsys, monkeypatch):
-    for name, value in {"ROUNDS": 1, "ROUND_S": 0.0, "VECTORS": 1024, "FRAMES": 600}.items():
-        monkeypatch.setattr(benchmark, name, value)
-    monkeypatch.setattr("torch.set_num_threads", lambda count: None)
-    assert main(["bench"]) == 0
-    out = capsys.readouterr().out
+def test_the_benchmark_says_what_each_call_and_its_bound_take():
+    out = subprocess.check_output([sys.executable, "-m", "marlcore", "bench"], text=True)
     assert "load" in out and "copies of its rows" in out and "ratio: us / bound us" in out
     for call in ("add", "add_batch of 256", "sample 256", "priority", "publish", "pull"):
         assert call in out
