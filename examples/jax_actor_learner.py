@@ -50,7 +50,8 @@ def act(context: mc.WorkerContext, replay: mc.ReplayBuffer, store: mc.ParameterS
     subscriber, cell = store.subscriber(weights), 0
     with replay.writer(lane) as writer:
         while not context.stopping:
-            subscriber.pull()
+            if subscriber.pull():
+                writer.policy_version = subscriber.version  # stored with each row from now on
             explore = random.random() < subscriber.extras.get("epsilon", 1.0)
             action = int(random.integers(2) if explore else values(weights, one_hot[cell]).argmax())
             after = min(max(cell + (1 if action else -1), 0), CELLS - 1)

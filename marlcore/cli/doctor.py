@@ -62,7 +62,9 @@ def main(arguments: list[str]) -> int:
     cells = [list(row.values()) for row in rows]
     if options.json:
         sys.stdout.write(json.dumps(rows, indent=2) + "\n")
-    elif not print_table(dict.fromkeys(("check", "state", "found", "what to do"), "left"), cells):
+    elif not sys.stdout.isatty() or not print_table(
+        dict.fromkeys(("check", "state", "found", "what to do"), "left"), cells
+    ):
         sys.stdout.writelines("\t".join(row) + "\n" for row in cells)
     return int(any(row["state"] == "problem" for row in rows))
 

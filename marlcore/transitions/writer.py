@@ -46,6 +46,7 @@ class Writer(WriterBase):
 
     Attributes:
         lane: the lane's number.
+        policy_version: of the acting weights, stored with every row from now on; 0 at first.
     """
 
     _native: NativeWriter

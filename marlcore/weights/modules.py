@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ..checks import brief
 from ..errors import LayoutMismatch
-from .layout import RowLayout, TensorSpec
+from .layout import OWN, RowLayout, TensorSpec
 
 _same_view = torch.Tensor.is_set_to
 _dtype_of = attrgetter("dtype")
@@ -93,8 +93,8 @@ class ModuleWeights:
             or self.row.data_ptr() != self._address  # share_memory moves a storage in place
         )
 
-    def staged(self, weights: Any = None) -> NDArray[np.uint8]:
-        if weights is not None:
+    def staged(self, weights: Any = OWN) -> NDArray[np.uint8]:
+        if weights is not OWN:
             raise TypeError(f"weights: expected none, since the publisher has a module, got {brief(weights)}")
         if self.moved():
             self.bind()

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ..checks import brief, check_timeout, check_whole
 from ..closing import ClosedAfterError, Closing
-from ..errors import ClosedError, NotEnoughData, SegmentCorrupt, TimedOut
+from ..errors import ClosedError, LaneBusy, NotEnoughData, SegmentCorrupt, TimedOut
 from ..memory import (
     Event,
     File,
@@ -32,7 +32,7 @@ from ..memory import (
     sleep_until,
 )
 from ..spec import Field
-from .layout import RowLayout, TensorSpec, extra_field, fitted_extra
+from .layout import OWN, RowLayout, TensorSpec, extra_field, fitted_extra
 from .trees import TreeWeights, tree_specs
 
 if TYPE_CHECKING:
@@ -134,7 +134,10 @@ class ParameterStore(Shared):
         Raises:
             LaneBusy: the store has a living publisher. LayoutMismatch: the model has other tensors than the store.
         """
-        claimed = claim(self._segment, self._lanes, 0)
+        try:
+            claimed = claim(self._segment, self._lanes, 0)
+        except LaneBusy:
+            raise LaneBusy(f"{self._segment.path}: the store has a living publisher") from None
         with ClosedAfterError(claimed):
             return Publisher(self, self._lanes, _weights_of(model, self.layout, fill=False), claimed)
 
@@ -196,7 +199,7 @@ class Publisher(Closing):
         self._row = row  # last: if an interrupt comes earlier, the next publish stages again
 
     @one_thread
-    def publish(self, /, weights: Any = None, **extras: Any) -> int:
+    def publish(self, /, weights: Any = OWN, **extras: Any) -> int:
         """Publishes the model's current weights as one unit.
 
         For a module on the CPU this is one copy and one atomic store; from an accelerator, a copy to the host comes

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ..checks import brief
 from ..errors import LayoutMismatch
-from .layout import RowLayout, TensorSpec
+from .layout import OWN, RowLayout, TensorSpec
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -37,9 +37,11 @@ class TreeWeights:
         self._row = np.zeros(layout.nbytes, np.uint8)
         self._places = self.views(self._row)
 
-    def staged(self, weights: Any = None) -> NDArray[np.uint8]:
+    def staged(self, weights: Any = OWN) -> NDArray[np.uint8]:
         """A row in host memory with the current weights, or these; its extras are the caller's to set."""
-        arrays = self._arrays(self._tree if weights is None else weights)
+        if weights is not OWN and not isinstance(weights, (Mapping, list, tuple)):
+            raise TypeError(f"weights: expected a mapping of arrays, got {brief(weights)}")
+        arrays = self._arrays(self._tree if weights is OWN else weights)
         for name, place in self._places.items():
             place[...] = arrays[name]
         return self._row
@@ -81,7 +83,9 @@ class TreeWeights:
             known = self._dtypes.get(spec.name)
             fits = array is not None and (array.dtype == known if known else array.dtype.name == spec.dtype)
             if array is None or array.shape != spec.shape or not fits:
-                got = "nothing" if array is None else f"{array.dtype} {array.shape}"
+                parts = any(name.startswith(f"{spec.name}.") for name in arrays)
+                none = "a list or mapping" if parts else "nothing"
+                got = none if array is None else f"{array.dtype} {array.shape}"
                 raise LayoutMismatch(f"weights {spec.name}: expected {spec.dtype} {spec.shape}, got {got}")
         if len(arrays) > len(self.layout.tensors):
             name = next(iter(arrays.keys() - {spec.name for spec in self.layout.tensors}))

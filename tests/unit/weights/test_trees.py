@@ -209,8 +209,11 @@ REFUSED: dict[str, Refused] = {
     ),
     "published missing": (published({"a": {"w": W}}), LayoutMismatch, "weights b: expected float64 (2,), got nothing"),
     "a published list": (
-        published({"a": {"w": W}, "b": [1.0, 2.0]}), LayoutMismatch, "weights b: expected float64 (2,), got nothing"
+        published({"a": {"w": W}, "b": [1.0, 2.0]}), LayoutMismatch,
+        "weights b: expected float64 (2,), got a list or mapping",
     ),
+    "published None": (published(None), TypeError, "weights: expected a mapping of arrays, got None"),
+    "a published array": (published(W), TypeError, "weights: expected a mapping of arrays, got array("),
     "published text": (published({"a": {"w": W}, "b": "x"}), TypeError, "weights b: expected an array of numbers"),
 }  # fmt: skip
 
