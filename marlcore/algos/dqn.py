@@ -42,9 +42,9 @@ class DQNTrainer(QTrainer):
         A row's priority is its absolute error, in units of reward_scale times the reward (Schaul et al. 2016,
         "Prioritized experience replay", arXiv:1511.05952, section 3.3).
         """
-        targets = self.targets(batch)
         network = passes(self.network)
-        values = network.forward(batch.obs)
+        values, next_values = network.forward(batch.obs, batch.next_obs if self.hyper.double else None)
+        targets = self.targets(batch, next_values)
         action = self.network.actions.encode(batch.action)[:, None]
         taken = values.gather(1, action).squeeze(1)
         error = taken - targets
@@ -57,13 +57,17 @@ class DQNTrainer(QTrainer):
         return Update(self.metrics(loss, taken, grad_norm), priority=error.abs_())
 
     @torch.no_grad()
-    def targets(self, batch: Any) -> torch.Tensor:
+    def targets(self, batch: Any, chooser: torch.Tensor | None = None) -> torch.Tensor:
         """The scaled reward plus the discounted value of the next observation, float32 [B].
 
         Without `double`: the target network's maximum (Mnih et al. 2015, Algorithm 1). With it: the target network's
-        value of the network's best action (van Hasselt et al. 2016, "Double DQN"). Both over allowed actions only.
+        value of the network's best action (van Hasselt et al. 2016, "Double DQN"), by the network's values `chooser`
+        [B, actions] of the next observation if they are known. Both over allowed actions only.
         """
         values = faster(self.target)(batch.next_obs)
-        chooser = faster(self.network)(batch.next_obs) if self.hyper.double else values
+        if not self.hyper.double:
+            chooser = values
+        elif chooser is None:
+            chooser = faster(self.network)(batch.next_obs)
         action = best(chooser, self.network.allowed(batch.next_obs))
         return self.bootstrapped(batch, values.gather(1, action[:, None]).squeeze(1))
