@@ -118,7 +118,7 @@ class R2D2Network(QNetwork):
     """Observations and a state to the values of joint actions, rescaled, in units of reward_scale times the reward."""
 
     def __init__(self, hyper: R2D2, spaces: Spaces) -> None:
-        super().__init__(hyper, spaces, RecurrentTorso(spaces, hyper.hidden[:-1], hyper.cell, hyper.units))
+        super().__init__(hyper, spaces, RecurrentTorso(hyper, spaces, hyper.hidden[:-1]))
 
     def forward(  # type: ignore[override]
         self, obs: Any, state: State | None, windows: Windows | None = None

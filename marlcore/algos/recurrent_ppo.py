@@ -18,7 +18,8 @@ from ..spaces import Spaces
 from ..spec import TransitionSpec
 from .base import AtLeast1, Request
 from .fast import faster
-from .networks.policy_value import PolicyNetwork, initialize
+from .networks.initialization import initialize
+from .networks.policy_value import PolicyNetwork
 from .networks.recurrent import Cell, RecurrentTorso, State, Stepped, Unroll, state_fields
 from .ppo import PPO, PPOTrainer, Rows
 
@@ -70,11 +71,11 @@ class RecurrentPolicyValue(nn.Module):
 
     def __init__(self, hyper: RecurrentPPO, spaces: Spaces) -> None:
         super().__init__()
-        torso = RecurrentTorso(spaces, hyper.hidden, hyper.cell, hyper.units, hyper.activation)
-        self.acting = RecurrentPolicy(hyper.owner, spaces, torso)
+        torso = RecurrentTorso(hyper, spaces, hyper.hidden)
+        self.acting = RecurrentPolicy(hyper, spaces, torso)
         self._state = torso.core.parts  # of the recurrent layer, among the extras of rows
         self.critic = nn.Linear(hyper.units, 1)
-        initialize(self.critic, 1.0)
+        initialize(hyper, self.critic, 1.0)
 
     def forward(self, obs: Any, state: State, first: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The policy's outputs [B, outputs] and the values [B] for windows of observations, one after another.

@@ -12,7 +12,8 @@ from torch import nn
 from ...interfaces import PREVIOUS_REWARD
 from ...spaces import Spaces
 from ...spec import Field
-from .torso import Activation, Flat, OneHot, Torso, rows_in
+from .own import torso_of
+from .torso import Flat, OneHot, rows_in
 
 Cell = Literal["lstm", "gru"]
 State = Mapping[str, torch.Tensor]  # a recurrent state's parts by name, each [k, ...]
@@ -77,16 +78,15 @@ class RecurrentTorso(nn.Module):
     """Observations, each with the action and the reward before it, to features [..., size], through a recurrent layer.
 
     Both are inputs as in Kapturowski et al. 2019, section 2.3, the reward as `rescaled` makes it. Layers of the sizes
-    `hidden`, each with its activation, come before the recurrent one.
+    `hidden`, or a network of the user's, come before the recurrent one.
     """
 
-    def __init__(
-        self, spaces: Spaces, hidden: tuple[int, ...], cell: Cell, units: int, activation: Activation = "relu"
-    ) -> None:
+    def __init__(self, hyper: Any, spaces: Spaces, hidden: tuple[int, ...]) -> None:
         super().__init__()
-        self.torso = Torso(spaces, hidden, activation)
+        units = hyper.units
+        self.torso = torso_of(hyper, spaces, hidden)
         self.actions = _encoder(spaces.action)
-        self.core = Recurrent(cell, self.torso.size + self.actions.size + 1, units)
+        self.core = Recurrent(hyper.cell, self.torso.size + self.actions.size + 1, units)
         self.size = units
         self._sizes = {**dict.fromkeys(self.core.parts, units), PREVIOUS_ACTION: self.actions.size}
 

@@ -1,0 +1,170 @@
+"""A network of the user's own in place of the built-in first layers, or of all layers."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces as gym
+from torch import nn
+
+from ...checks import brief
+from ...observations import ALONE, in_form
+from ...references import is_importable, reference_to, resolve
+from ...spaces import Spaces
+from .torso import Torso
+
+TRIED = 3  # observations in the batch with which a network is tried
+
+
+def torso_of(
+    hyper: Any,
+    spaces: Spaces,
+    hidden: tuple[int, ...],
+    without: tuple[str, ...] = (),
+    whole: nn.Module | None = None,
+    called: str = "",
+) -> "Torso | OwnTorso":
+    """The first layers: a Torso with layers of the sizes `hidden`, a network of the user's, or a part of a whole model.
+
+    Parts of the observation that `without` names are no input.
+    """
+    if whole is not None:
+        return OwnTorso(hyper, spaces, whole, called=called)
+    if hyper.network is None:
+        return Torso(hyper, spaces, hidden, without)
+    return OwnTorso(hyper, spaces, made_network(hyper, visible(spaces, without)), without)
+
+
+def whole_network(hyper: Any, spaces: Spaces, *parts: str) -> nn.Module | None:
+    """The user's network if it is a whole model, which has these methods or modules; None if it has none of them.
+
+    Raises: ValueError: it has only some of them.
+    """
+    if hyper.network is None:
+        return None
+    network = made_network(hyper, spaces)
+    missing = [part for part in parts if not hasattr(network, part)]
+    if missing and len(missing) < len(parts):
+        raise ValueError(f"{hyper.owner} network: expected {' and '.join(parts)}, got none of the name {missing[0]}")
+    return None if missing else network
+
+
+def made_network(hyper: Any, spaces: Spaces) -> nn.Module:
+    """A network by the user's function. Raises ValueError: it is no module."""
+    label = f"{hyper.owner} network"
+    network = (resolve(label, hyper.network) if isinstance(hyper.network, str) else hyper.network)(spaces)
+    if not isinstance(network, nn.Module):
+        raise ValueError(f"{label}: expected a function that returns a torch.nn.Module, got {brief(network)} from it")
+    return network
+
+
+class OwnTorso(nn.Module):
+    """A network of the user's, from observations without the mask and the parts `without` to numbers [B, size].
+
+    Args:
+        called: of a whole model, the method or the module to call.
+        beside: further arguments to try it with; its result is then that of two critics, [2, B].
+
+    Raises: ValueError: its parameters are not float32, or its result for a batch of zeros is not float32 [B, n].
+    """
+
+    def __init__(
+        self,
+        hyper: Any,
+        spaces: Spaces,
+        network: nn.Module,
+        without: tuple[str, ...] = (),
+        called: str = "",
+        beside: tuple[torch.Tensor, ...] = (),
+    ) -> None:
+        super().__init__()
+        self.whole = bool(called)
+        inside = getattr(network, called) if called else network
+        self.network: nn.Module = inside if isinstance(inside, nn.Module) else network
+        self._method = "__call__" if inside is self.network else called
+        seen = visible(spaces, without)
+        names = [part.name for part in spaces.parts if part.name not in without]
+        self._only = None if _is_named(seen) else names[0]
+        self._names = dict(zip((part.name for part in seen.parts), names, strict=True))
+        self.size = self._tried(f"{hyper.owner} network", zeros_of(seen), beside)
+
+    def forward(self, obs: Any, *beside: torch.Tensor) -> Any:
+        return getattr(self.network, self._method)(self.inputs(obs), *beside)
+
+    def inputs(self, obs: Any) -> Any:
+        """What the network gets of observations: a tensor, or for a Dict or Tuple a dict of them."""
+        if not isinstance(obs, dict):
+            return obs
+        return {seen: obs[name] for seen, name in self._names.items()} if self._only is None else obs[self._only]
+
+    def _tried(self, label: str, zeros: Any, beside: tuple[torch.Tensor, ...]) -> int:
+        with torch.no_grad():
+            result = getattr(self.network, self._method)(zeros, *beside)
+        shape = [*result.shape] if isinstance(result, torch.Tensor) else []
+        good = shape == [2, TRIED] if beside else len(shape) == 2 and shape[0] == TRIED
+        if not good or result.dtype != torch.float32:
+            expected = f"[2, {TRIED}] values of two critics" if beside else f"[{TRIED}, n]"
+            got = f"{result.dtype} {shape}" if isinstance(result, torch.Tensor) else brief(result)
+            raise ValueError(f"{label}: expected float32 {expected} for {TRIED} observations, got {got}")
+        for name, parameter in self.network.named_parameters():  # which lazy layers have by now
+            if parameter.dtype != torch.float32:
+                raise ValueError(f"{label}: expected parameters of torch.float32, got {parameter.dtype} in {name}")
+        return shape[1]
+
+
+def head_on(hyper: Any, torso: Any, outputs: int, make: Callable[[int, int], nn.Module] = nn.Linear) -> nn.Module:
+    """The head that `make` returns for the torso's size and so many outputs; on a whole model one that does nothing.
+
+    Raises: ValueError: a whole model has another number of outputs.
+    """
+    if not getattr(torso, "whole", False):
+        return make(torso.size, outputs)
+    if torso.size != outputs:
+        raise ValueError(f"{hyper.owner} network: expected a whole model with {outputs} outputs, got {torso.size}")
+    return nn.Identity()
+
+
+def network_function(label: str, network: Any) -> Any:
+    """A function from spaces to a network, as a hyperparameter holds it: as module:name, if it can be imported.
+
+    Raises: ValueError: it is none, or the import fails.
+    """
+    function = resolve(label, network) if isinstance(network, str) else network
+    if not callable(function) or isinstance(function, nn.Module):
+        raise ValueError(f"{label}: expected a function of mc.Spaces, or its module:name, got {brief(network)}")
+    if isinstance(network, str):
+        return network
+    reference = reference_to(function)
+    return reference if reference and _names_it(reference, function) else network
+
+
+def _names_it(reference: str, function: Any) -> bool:
+    """Whether the function can be imported by this name; not one of a script, or that another one has replaced."""
+    try:
+        return is_importable(reference) and resolve("network", reference) is function
+    except ValueError:
+        return False
+
+
+def visible(spaces: Spaces, without: tuple[str, ...]) -> Spaces:
+    """The spaces of a network that does not see these parts of a Dict; if only one is left, it stands alone."""
+    if not without:
+        return spaces
+    rest = {key: space for key, space in spaces.observation.spaces.items() if key not in without}
+    return replace(spaces, observation=rest[ALONE] if rest.keys() == {ALONE} else gym.Dict(rest))
+
+
+def zeros_of(spaces: Spaces) -> Any:
+    """A batch of observations of zeros, as a user's network gets it; those of Discretes are their start."""
+    lead = (TRIED, spaces.stack) if spaces.stack > 1 else (TRIED,)
+    parts = {}
+    for part in spaces.parts:
+        value = getattr(part.space, "start", 0)
+        parts[part.name] = torch.from_numpy(np.full((*lead, *part.field.shape), value, part.field.numpy))
+    return in_form(parts, parts if _is_named(spaces) else None)
+
+
+def _is_named(spaces: Spaces) -> bool:
+    return isinstance(spaces.observation, (gym.Dict, gym.Tuple))

@@ -1,0 +1,72 @@
+"""Runs whose policies have networks of the user's own: published, resumed, evaluated and loaded like others."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from refused import check_refused
+from torch import nn
+from whole_runs import LONG, MODES, Runs, checkpoint, finished, marlcore
+
+import marlcore as mc
+
+pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+runs = Runs(total_steps=600)
+
+
+class Own(nn.Module):
+    """A torso of CartPole's four numbers."""
+
+    def __init__(self, spaces: mc.Spaces) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 6)
+
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.layer(obs))
+
+
+KINDS: dict[str, Any] = {
+    "dqn": mc.DQN(network=Own),
+    "ppo": mc.PPO(network=Own, batch_size=64, minibatch_size=32, epochs=2),
+}
+
+
+@MODES
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_with_an_own_network_is_resumed_evaluated_and_loaded(tmp_path: Path, kind: str, mode: Any) -> None:
+    result = runs.train(tmp_path, "gymnasium:CartPole-v1", KINDS[kind], mode=mode)
+    described = json.loads((result.run_dir / "config.json").read_text())["hyperparameters"]
+    assert described["network"] == f"{__name__}:Own"
+    before = checkpoint(result.run_dir)
+    more = runs.train(tmp_path, "gymnasium:CartPole-v1", KINDS[kind], True, mode=mode, total_steps=1200)
+    after = checkpoint(result.run_dir)
+    assert after["updates"] == more.updates["agent_0"] > before["updates"]
+    name = next(name for name in after["network"] if name.endswith("network.layer.weight"))
+    assert not torch.equal(after["network"][name], before["network"][name])
+    assert mc.evaluate(result.run_dir, episodes=2).returns
+    assert mc.load_policy(result.run_dir, "agent_0").act(np.zeros(4, np.float32)) in (0, 1)
+    check_refused(
+        lambda: mc.load_policy(result.run_dir, "agent_0", weights_only=True),
+        ValueError,
+        "has the hyperparameter network=",
+    )
+
+
+@LONG
+def test_the_command_line_takes_a_network_by_its_name(tmp_path: Path) -> None:
+    """A whole model of the examples, and again when the run is resumed."""
+    run = tmp_path / "run"
+    settings = ["--mode", "serial", "--algorithm.batch-size", 64, "--algorithm.minibatch-size", 64]
+    settings += ["--algorithm.network", "own_networks:SharedTorso", "--run-dir", run, "--total-steps", 600]
+    for words in (
+        ["--env", "gymnasium:CartPole-v1", "--algo", "ppo", *settings],
+        ["--resume", run, "--total-steps", 900],
+    ):
+        status, printed = finished(marlcore("train", *words, cwd=EXAMPLES))
+        assert status == 0, printed
+    assert any(name.endswith("network.to_value.weight") for name in checkpoint(run)["network"])

@@ -1,0 +1,357 @@
+"""Networks of the user's own in every algorithm: what they get, how they act and learn, and which are refused."""
+
+import copy
+import importlib.util
+import pickle
+import sys
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from batches import QUEUED, SMALL, batch_of, box_spaces, check_resumption, continuous_spaces, made_obs
+from gymnasium import spaces as gym
+from refused import Refused, check_refused
+from torch import nn
+
+import marlcore as mc
+from marlcore.algos.fast import faster
+from marlcore.algos.networks.own import zeros_of
+from marlcore.observations import ALONE, each
+from marlcore.spaces import JOINT, Spaces
+
+pytestmark = pytest.mark.usefixtures("seeded_torch")
+
+FILE = Path(__file__).parents[3] / "examples" / "own_networks.py"
+EACH = pytest.mark.parametrize("name", SMALL)
+
+
+class Seeing(nn.Module):
+    """A torso that keeps what it got; its lazy layer learns its inputs from the first batch."""
+
+    def __init__(self, spaces):
+        super().__init__()
+        self.spaces, self.layer = spaces, nn.LazyLinear(5)
+
+    def forward(self, obs):
+        self.seen = obs
+        parts = obs.values() if isinstance(obs, dict) else [obs]
+        return torch.tanh(self.layer(torch.cat([part.flatten(1).float() for part in parts], 1)))
+
+
+class Values(nn.Linear):
+    """A whole model of action values."""
+
+    def __init__(self, spaces):
+        super().__init__(3, int(spaces.action.n))
+
+    def values(self, obs):
+        return self(obs)
+
+
+class PolicyAndValue(nn.Module):
+    """A whole model of a policy and a value, on one layer."""
+
+    def __init__(self, spaces):
+        super().__init__()
+        self.torso, self.heads = nn.Linear(3, 4), nn.Linear(4, 3)
+        self.calls = 0
+
+    def policy(self, obs):
+        return self.both(obs)[0]
+
+    def value(self, obs):
+        return self.both(obs)[1]
+
+    def both(self, obs):
+        self.calls += 1
+        return self.heads(torch.tanh(self.torso(obs))).split([2, 1], 1)
+
+
+class Critics(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(9, 2)
+
+    def forward(self, obs, action):
+        return self.layer(torch.cat([obs, action], 1)).t()
+
+
+class PolicyAndCritics(nn.Module):
+    """A whole model of a policy of six components and two critics."""
+
+    def __init__(self, spaces, outputs):
+        super().__init__()
+        self.policy, self.critics = nn.Linear(3, 6 * outputs), Critics()
+
+
+def small(name, **changes):
+    hyper, spaces = SMALL[name]
+    return replace(hyper, **changes), spaces
+
+
+def acted(hyper, spaces, model):
+    explore = {"epsilon": 0.0, "noise": 0.1}
+    act = {"explore": explore, "state": None, "mask": None, "generator": np.random.default_rng(0)}
+    return hyper.act(getattr(model, "acting", model), made_obs(spaces, 4, np.random.default_rng(0)), **act).action
+
+
+def check_learns(hyper, spaces, batches):
+    """The network acts, all of its layers learn, and its trainer resumes."""
+    model = hyper.make_model(spaces)
+    before = copy.deepcopy(model.state_dict())
+    assert len(acted(hyper, spaces, model)) == 4
+    check_resumption(hyper, spaces, model, hyper.make_trainer(model), batches[:2], batches[2:])
+    trained = [name for name, _ in model.named_parameters() if "network" in name]
+    assert trained and all(not torch.equal(before[name], model.state_dict()[name]) for name in trained)
+
+
+@EACH
+def test_a_torso_acts_and_learns(name):
+    hyper, spaces = small(name, network=Seeing, learning_rate=0.1)
+    check_learns(hyper, spaces, [batch_of(hyper, spaces, seed) for seed in range(4)])
+
+
+WHOLE = {
+    "dqn": (mc.DQN(network=Values, learning_rate=0.1), box_spaces()),
+    "ppo": (mc.PPO(**QUEUED, network=PolicyAndValue, learning_rate=0.1), box_spaces()),
+    "td3": (mc.TD3(network=partial(PolicyAndCritics, outputs=1), learning_rate=0.1), continuous_spaces()),
+    "sac": (mc.SAC(network=partial(PolicyAndCritics, outputs=2), learning_rate=0.1), continuous_spaces()),
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_a_whole_model_acts_and_learns(name):
+    hyper, spaces = WHOLE[name]
+    check_learns(hyper, spaces, [batch_of(replace(hyper, network=None), spaces, seed) for seed in range(4)])
+    assert all("network" in name for name, _ in hyper.make_model(spaces).named_parameters())
+
+
+def test_layers_that_policy_and_value_share_run_once():
+    hyper, spaces = WHOLE["ppo"]
+    model = hyper.make_model(spaces)
+    network, obs = model.acting.torso.network, torch.randn(4, 3)
+    network.calls = 0
+    outputs, values = model(obs)
+    assert network.calls == 1
+    torch.testing.assert_close((outputs, values), (model.acting(obs), model.critic(obs)))
+
+
+def test_actors_get_no_critics_of_a_whole_model():
+    hyper, spaces = WHOLE["td3"]
+    assert {name.split(".")[0] for name, _ in hyper.make_model(spaces).acting.named_parameters()} == {"torso"}
+
+
+DICT = gym.Dict(image=gym.Box(0, 255, (7, 7, 3), np.uint8), inside=gym.Dict(way=gym.Discrete(4, start=1)))
+GOT = {
+    "box": (Spaces(gym.Box(-1, 1, (3,), np.float32), gym.Discrete(2)), (6, 3)),
+    "box with a mask": (Spaces(gym.Box(-1, 1, (3,), np.float32), gym.Discrete(2), masked=True), (6, 3)),
+    "stack": (box_spaces((2, 2), dtype=np.uint8, stack=4), (6, 4, 2, 2)),
+    "dict": (Spaces(DICT, gym.Discrete(2)), {"image": (6, 7, 7, 3), "inside__way": (6,)}),
+    "dict with a mask": (Spaces(DICT, gym.Discrete(2), masked=True), {"image": (6, 7, 7, 3), "inside__way": (6,)}),
+    "tuple": (Spaces(gym.Tuple([gym.MultiBinary(2)]), gym.Discrete(2)), {"part_0": (6, 2)}),
+}
+
+
+@pytest.mark.parametrize("case", GOT)
+def test_a_network_gets_observations_without_the_mask(case):
+    """As rows have them: neither scaled nor converted; those of a Dict by name."""
+    spaces, shapes = GOT[case]
+    model = mc.DQN(hidden=(8,), network=Seeing).make_model(spaces)
+    obs = made_obs(spaces, 6, np.random.default_rng(0))
+    model(obs)
+    seen = model.torso.network.seen
+    assert each(lambda part: tuple(part.shape), seen) == shapes
+    kept = (
+        obs
+        if not isinstance(obs, dict)
+        else {name: obs[name] for name in seen}
+        if isinstance(seen, dict)
+        else obs[ALONE]
+    )
+    each(torch.testing.assert_close, seen, kept)
+
+
+def test_the_policy_of_mappo_does_not_see_the_joint_observation():
+    hyper, spaces = small("mappo", network=Seeing)
+    model = hyper.make_model(spaces)
+    model(made_obs(spaces, 6, np.random.default_rng(0)))
+    policy, critic = model.acting.torso.network, model.critic.torso.network
+    assert policy.seen.shape == (6, 3) and policy.spaces.observation == spaces.observation[ALONE]
+    assert {name: part.shape for name, part in critic.seen.items()} == {ALONE: (6, 3), JOINT: (6, 6)}
+
+
+def test_a_network_is_tried_with_members_of_the_spaces():
+    zeros = zeros_of(
+        Spaces(gym.Dict(a=gym.Discrete(3, start=5), b=gym.MultiDiscrete([2, 2], start=[1, -1])), gym.Discrete(2))
+    )
+    assert zeros["a"].tolist() == [5] * 3 and zeros["b"].tolist() == [[1, -1]] * 3
+
+
+@EACH
+def test_a_faster_network_calls_the_user_s(name):
+    hyper, spaces = small(name, network=Seeing)
+    model = hyper.make_model(spaces)
+    acting = getattr(model, "acting", model)
+    obs = made_obs(spaces, 6, np.random.default_rng(0))
+    arguments = (obs, None) if name in ("r2d2", "recurrentppo") else (obs,)
+    calls = []
+    expected = acting(*arguments)
+    (network,) = (module for module in acting.modules() if isinstance(module, Seeing))
+    network.register_forward_hook(lambda *_: calls.append(1))
+    torch.testing.assert_close(faster(acting)(*arguments), expected)
+    assert calls == [1]
+
+
+def test_a_network_is_named_as_it_can_be_imported():
+    """Else it stays the function, and so do those that are not what their name imports."""
+    assert mc.PPO(network=Seeing).network == f"{__name__}:Seeing" == mc.PPO(network=f"{__name__}:Seeing").network
+    other = partial(Seeing)
+    local = lambda spaces: Seeing(spaces)  # noqa: E731
+    assert mc.PPO(network=other).network is other and mc.PPO(network=local).network is local
+    assert pickle.loads(pickle.dumps(mc.PPO(network=Seeing))) == mc.PPO(network=Seeing)
+
+
+def made(name, network, spaces=None):
+    hyper, usual = small(name, network=network)
+    return hyper.make_model(spaces or usual)
+
+
+def layer(inputs, outputs, dtype=torch.float32):
+    return lambda spaces: nn.Linear(inputs, outputs, dtype=dtype)
+
+
+class Half(nn.Linear):
+    def policy(self, obs):
+        return self(obs)
+
+
+class Common(nn.Module):
+    def __init__(self, spaces):
+        super().__init__()
+        self.policy = nn.Linear(3, 6)
+        self.critics = lambda obs, action: torch.stack([self.policy(obs).sum(1)] * 2)
+
+
+class WideValues(nn.Linear):
+    values = nn.Linear.forward
+
+
+FLAT = "expected float32 [3, n] for 3 observations, got"
+REFUSED: dict[str, Refused] = {
+    "no module": (
+        lambda: made("dqn", lambda spaces: "net"),
+        ValueError,
+        "DQN network: expected a function that returns a",
+    ),
+    "a module": (lambda: mc.DQN(network=nn.Flatten()), ValueError, "DQN network: expected a function of mc.Spaces, or"),
+    "no tensor": (lambda: made("iqn", lambda spaces: nn.LSTM(3, 2)), ValueError, f"IQN network: {FLAT} "),
+    "not flat": (
+        lambda: made("ppo", lambda spaces: nn.Unflatten(1, (3, 1))),
+        ValueError,
+        f"PPO network: {FLAT} torch.float32 [3, 3, 1]",
+    ),
+    "integers": (
+        lambda: made("dqn", lambda spaces: nn.Identity(), Spaces(gym.MultiBinary(3), gym.Discrete(2))),
+        ValueError,
+        f"DQN network: {FLAT} torch.int8 [3, 3]",
+    ),
+    "half": (
+        lambda: made("sac", lambda spaces: nn.Sequential(Cast(), nn.Linear(3, 2, dtype=torch.float64), Uncast())),
+        ValueError,
+        "SAC network: expected parameters of torch.float32, got torch.float64 in 1.weight",
+    ),
+    "outputs": (
+        lambda: made("dqn", lambda spaces: WideValues(3, 7)),
+        ValueError,
+        "DQN network: expected a whole model with 2 outputs, got 7",
+    ),
+    "half a model": (
+        lambda: made("ppo", lambda spaces: Half(3, 2)),
+        ValueError,
+        "PPO network: expected policy and value, got none of the name value",
+    ),
+    "critics": (
+        lambda: made("td3", partial(WrongCritics)),
+        ValueError,
+        "TD3 network: expected float32 [2, 3] values of two critics for 3 observations, got torch.float32 [3, 2]",
+    ),
+    "common parameters": (
+        lambda: made("td3", Common),
+        ValueError,
+        "TD3 network: expected modules policy and critics without common parameters, got common ones",
+    ),
+}
+
+
+class Cast(nn.Module):
+    def forward(self, x):
+        return x.double()
+
+
+class Uncast(nn.Module):
+    def forward(self, x):
+        return x.float()
+
+
+class WrongCritics(PolicyAndCritics):
+    def __init__(self, spaces):
+        super().__init__(spaces, 1)
+        self.critics.forward = lambda obs, action: self.critics.layer(torch.cat([obs, action], 1))
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_network_of_another_kind_is_refused(case):
+    check_refused(*REFUSED[case])
+
+
+# ---- the examples ----
+
+
+@pytest.fixture
+def examples(monkeypatch):
+    spec = importlib.util.spec_from_file_location("own_networks", FILE)
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "own_networks", module)
+    spec.loader.exec_module(module)
+    return module
+
+
+MINIGRID = gym.Dict(direction=gym.Discrete(4), image=gym.Box(0, 10, (7, 7, 3), np.uint8), mission=gym.Text(10))
+EXAMPLES = {
+    "GridTorso": Spaces(MINIGRID, gym.Discrete(7)),
+    "EntityTransformer": Spaces(gym.Box(-1, 1, (27, 5), np.float32), gym.Discrete(6)),
+    "SharedTorso": box_spaces(),
+}
+
+
+def members(spaces, rows):
+    """Random observations of the spaces themselves."""
+    spaces.observation.seed(0)
+    samples = [spaces.values(spaces.observation.sample()) for _ in range(rows)]
+    return each(lambda *parts: torch.from_numpy(np.stack(parts)), *samples)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_learns_what_it_is_told(examples, name):
+    """Its policy and value fit random targets."""
+    spaces = EXAMPLES[name]
+    hyper = mc.PPO(network=f"own_networks:{name}")
+    model, obs = hyper.make_model(spaces), members(spaces, 16)
+    optimizer = torch.optim.Adam(model.parameters(), 3e-3)
+    targets, losses = torch.randn(16), []
+    for _ in range(200):
+        outputs, values = model(obs)
+        loss = (values - targets).square().mean() + (outputs[:, 0] - targets).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0] / 4
+
+
+def test_a_transformer_does_not_see_the_order_of_entities(examples):
+    network, obs = examples.EntityTransformer(EXAMPLES["EntityTransformer"]), torch.randn(3, 27, 5)
+    torch.testing.assert_close(network(obs.flip(1)), network(obs), rtol=1e-4, atol=1e-5)
