@@ -39,7 +39,7 @@ class GridTorso(nn.Module):
             nn.Conv2d(32, 32, 3),
             nn.ReLU(),
             nn.Flatten(),
-            nn.LazyLinear(WIDTH),
+            nn.Linear(32 * 3 * 3, WIDTH),
             nn.ReLU(),
         )
 

@@ -31,7 +31,8 @@ class RecurrentPPO(PPO):
     """Hyperparameters of PPO, and of the recurrent layer after the layers `hidden`, which policy and critic share."""
 
     cell: Cell = "lstm"
-    """The recurrent layer: an LSTM, or a GRU, which on a CPU takes twice the time."""
+    """The recurrent layer: an lstm, a gru, which on a CPU takes twice the time, or your own, a function of inputs and
+    units or its module:name; docs/training.md says more."""
     units: AtLeast1 = 64
     """Units of the recurrent layer, at least 1; rows store its state."""
     unroll: AtLeast1 = 16
@@ -40,7 +41,7 @@ class RecurrentPPO(PPO):
     def transition(self, spaces: Spaces) -> TransitionSpec:
         """PPO's row, with the recurrent state. Raises ValueError: see `distribution_of`."""
         spec = super().transition(spaces)
-        return dataclasses.replace(spec, extras={**spec.extras, **state_fields(spaces, self.cell, self.units, 1)})
+        return dataclasses.replace(spec, extras={**spec.extras, **state_fields(self, spaces, 1)})
 
     def make_model(self, spaces: Spaces) -> Any:
         return RecurrentPolicyValue(self, spaces)

@@ -53,11 +53,15 @@ def whole_network(hyper: Any, spaces: Spaces, *parts: str) -> nn.Module | None:
 
 def made_network(hyper: Any, spaces: Spaces) -> nn.Module:
     """A network by the user's function. Raises ValueError: it is no module."""
-    label = f"{hyper.owner} network"
-    network = (resolve(label, hyper.network) if isinstance(hyper.network, str) else hyper.network)(spaces)
-    if not isinstance(network, nn.Module):
-        raise ValueError(f"{label}: expected a function that returns a torch.nn.Module, got {brief(network)} from it")
-    return network
+    return made_module(f"{hyper.owner} network", hyper.network, spaces)
+
+
+def made_module(label: str, function: Any, *arguments: Any) -> nn.Module:
+    """The module that a user's function returns. Raises ValueError: it is none."""
+    module = (resolve(label, function) if isinstance(function, str) else function)(*arguments)
+    if not isinstance(module, nn.Module):
+        raise ValueError(f"{label}: expected a function that returns a torch.nn.Module, got {brief(module)} from it")
+    return module
 
 
 class OwnTorso(nn.Module):
@@ -127,17 +131,22 @@ def head_on(hyper: Any, torso: Any, outputs: int, make: Callable[[int, int], nn.
 
 
 def network_function(label: str, network: Any) -> Any:
-    """A function from spaces to a network, as a hyperparameter holds it: as module:name, if it can be imported.
+    """See `own_function`, of a function that makes a network."""
+    return own_function(label, network, "a function of mc.Spaces, or its module:name")
+
+
+def own_function(label: str, given: Any, expected: str) -> Any:
+    """A user's function as a hyperparameter holds it: as module:name, if it can be imported by that.
 
     Raises: ValueError: it is none, or the import fails.
     """
-    function = resolve(label, network) if isinstance(network, str) else network
+    function = resolve(label, given) if isinstance(given, str) else given
     if not callable(function) or isinstance(function, nn.Module):
-        raise ValueError(f"{label}: expected a function of mc.Spaces, or its module:name, got {brief(network)}")
-    if isinstance(network, str):
-        return network
+        raise ValueError(f"{label}: expected {expected}, got {brief(given)}")
+    if isinstance(given, str):
+        return given
     reference = reference_to(function)
-    return reference if reference and _names_it(reference, function) else network
+    return reference if reference and _names_it(reference, function) else function
 
 
 def _names_it(reference: str, function: Any) -> bool:

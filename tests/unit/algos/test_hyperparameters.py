@@ -27,7 +27,7 @@ RANGES = [
     (EVERY, "hidden", WHOLE, [(64, 0)]),
     (["IQN"], "kappa", POSITIVE, [0]),
     *((["IQN"], name, WHOLE, [0]) for name in ("n_cos", "n_tau", "n_tau_prime", "n_policy")),
-    (["R2D2", "RecurrentPPO"], "cell", "lstm or gru", ["rnn"]),
+    (["R2D2", "RecurrentPPO"], "cell", "lstm, gru, a function of inputs and units, or its module:name", ["rnn", 3]),
     (["R2D2", "RecurrentPPO"], "units", WHOLE, [0]),
     *((["R2D2"], name, WHOLE, [0]) for name in ("length", "n_step")),
     (["R2D2"], "burn_in", "less than the length 40", [40]),

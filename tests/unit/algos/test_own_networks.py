@@ -2,6 +2,7 @@
 
 import copy
 import importlib.util
+import math
 import pickle
 import sys
 from dataclasses import replace
@@ -19,6 +20,7 @@ from torch import nn
 import marlcore as mc
 from marlcore.algos.fast import faster
 from marlcore.algos.networks.own import zeros_of
+from marlcore.algos.networks.recurrent import OwnCell
 from marlcore.observations import ALONE, each
 from marlcore.spaces import JOINT, Spaces
 
@@ -29,11 +31,12 @@ EACH = pytest.mark.parametrize("name", SMALL)
 
 
 class Seeing(nn.Module):
-    """A torso that keeps what it got; its lazy layer learns its inputs from the first batch."""
+    """A torso that keeps what it got."""
 
     def __init__(self, spaces):
         super().__init__()
-        self.spaces, self.layer = spaces, nn.LazyLinear(5)
+        self.spaces = spaces
+        self.layer = nn.Linear(spaces.stack * sum(math.prod(part.field.shape) for part in spaces.parts), 5)
 
     def forward(self, obs):
         self.seen = obs
@@ -144,6 +147,35 @@ def test_actors_get_no_critics_of_a_whole_model():
     assert {name.split(".")[0] for name, _ in hyper.make_model(spaces).acting.named_parameters()} == {"torso"}
 
 
+class Leaky(nn.Module):
+    """A recurrent layer whose features are a decaying sum."""
+
+    def __init__(self, inputs, units):
+        super().__init__()
+        self.layer, self.state = nn.Linear(inputs, units), {"trace": units}
+
+    def forward(self, x, state):
+        trace = torch.tanh(self.layer(x)) + 0.5 * state["trace"]
+        return trace, {"trace": trace}
+
+
+@pytest.mark.parametrize("name", ["r2d2", "recurrentppo"])
+def test_a_recurrent_layer_acts_and_learns(name):
+    hyper, spaces = small(name, network=Seeing, cell=Leaky, learning_rate=0.1)
+    assert hyper.cell == f"{__name__}:Leaky"
+    assert {*hyper.transition(spaces).extras} >= {"trace", "previous_action", "previous_reward"}
+    check_learns(hyper, spaces, [batch_of(hyper, spaces, seed) for seed in range(4)])
+
+
+def test_windows_of_a_recurrent_layer_are_its_steps():
+    core, x, state = OwnCell(mc.R2D2(cell=Leaky, units=4), 3), torch.randn(2, 5, 3), {"trace": torch.randn(2, 4)}
+    features, after = core(x, state)
+    for step in range(5):
+        output, state = core(x[:, step], state)
+        torch.testing.assert_close(features[:, step], output)
+    torch.testing.assert_close(after, state)
+
+
 DICT = gym.Dict(image=gym.Box(0, 255, (7, 7, 3), np.uint8), inside=gym.Dict(way=gym.Discrete(4, start=1)))
 GOT = {
     "box": (Spaces(gym.Box(-1, 1, (3,), np.float32), gym.Discrete(2)), (6, 3)),
@@ -188,6 +220,12 @@ def test_a_network_is_tried_with_members_of_the_spaces():
         Spaces(gym.Dict(a=gym.Discrete(3, start=5), b=gym.MultiDiscrete([2, 2], start=[1, -1])), gym.Discrete(2))
     )
     assert zeros["a"].tolist() == [5] * 3 and zeros["b"].tolist() == [[1, -1]] * 3
+
+
+@pytest.mark.filterwarnings("ignore:Lazy modules")
+def test_lazy_layers_learn_their_inputs():
+    model = mc.PPO(network=lambda spaces: nn.LazyLinear(4)).make_model(box_spaces())
+    assert [model.acting.torso.network.in_features, model.critic.head.in_features] == [3, 4]
 
 
 @EACH
@@ -278,12 +316,31 @@ REFUSED: dict[str, Refused] = {
         ValueError,
         "TD3 network: expected float32 [2, 3] values of two critics for 3 observations, got torch.float32 [3, 2]",
     ),
+    "stateless": (
+        lambda: mc.R2D2(cell=nn.Linear).make_model(box_spaces()),
+        ValueError,
+        "R2D2 cell: expected an attribute state with sizes by name, got None",
+    ),
+    "cell": (
+        lambda: mc.RecurrentPPO(cell=Narrow, units=6).make_model(box_spaces()),
+        ValueError,
+        "expected features and a state of the shapes [(3, 6), {'trace': (3, 6)}], got [(3, 5), {'trace': (3, 5)}]",
+    ),
     "common parameters": (
         lambda: made("td3", Common),
         ValueError,
         "TD3 network: expected modules policy and critics without common parameters, got common ones",
     ),
 }
+
+
+class Narrow(Leaky):
+    def __init__(self, inputs, units):
+        super().__init__(inputs, units)
+        self.layer = nn.Linear(inputs, units - 1)
+
+    def forward(self, x, state):
+        return super().forward(x, {"trace": state["trace"][:, 1:]})
 
 
 class Cast(nn.Module):
@@ -350,6 +407,14 @@ def test_an_example_learns_what_it_is_told(examples, name):
         optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < losses[0] / 4
+
+
+def test_the_guide_s_network_is_one():
+    guide = (FILE.parents[1] / "docs" / "training.md").read_text()
+    scope = {"torch": torch}
+    exec("class Torso" + guide.split("class Torso")[1].split("mc.train")[0], scope)
+    model = mc.PPO(network=scope["Torso"]).make_model(box_spaces((4,)))
+    assert model.acting.head.in_features == model.critic.head.in_features == 64
 
 
 def test_a_transformer_does_not_see_the_order_of_entities(examples):

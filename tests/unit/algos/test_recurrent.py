@@ -133,8 +133,8 @@ def test_the_last_action_and_reward_are_inputs():
 def test_a_torsos_state_has_the_fields_of_a_row(kind):
     for action in (gym.Discrete(4, start=2), gym.MultiBinary(3), gym.Box(-1, 1, (2, 2), np.float32)):
         spaces = Spaces(gym.Box(-1, 1, (2,), np.float32), action)
-        torso = RecurrentTorso(R2D2(cell=kind, units=UNITS), spaces, (6,))
-        fields = state_fields(spaces, kind, UNITS, 8)
+        hyper = R2D2(cell=kind, units=UNITS)
+        torso, fields = RecurrentTorso(hyper, spaces, (6,)), state_fields(hyper, spaces, 8)
         _, state = torso(torch.randn(5, 2), None)
         chosen = np.stack([action.sample() - getattr(action, "start", 0) for _ in range(5)])
         state = torso.acted(state, torch.from_numpy(chosen))
