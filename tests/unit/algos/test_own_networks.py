@@ -257,10 +257,6 @@ def made(name, network, spaces=None):
     return hyper.make_model(spaces or usual)
 
 
-def layer(inputs, outputs, dtype=torch.float32):
-    return lambda spaces: nn.Linear(inputs, outputs, dtype=dtype)
-
-
 class Half(nn.Linear):
     def policy(self, obs):
         return self(obs)
