@@ -41,7 +41,7 @@ class Seeing(nn.Module):
     def forward(self, obs):
         self.seen = obs
         parts = obs.values() if isinstance(obs, dict) else [obs]
-        return torch.tanh(self.layer(torch.cat([part.flatten(1).float() for part in parts], 1)))
+        return torch.tanh(self.layer(torch.cat([part.reshape(len(part), -1).float() for part in parts], 1)))
 
 
 class Values(nn.Linear):
