@@ -30,20 +30,23 @@ class Own(nn.Module):
         return torch.tanh(self.layer(obs))
 
 
-KINDS: dict[str, Any] = {
-    "dqn": mc.DQN(network=Own),
-    "ppo": mc.PPO(network=Own, batch_size=64, minibatch_size=32, epochs=2),
+ON_POLICY = mc.PPO(network=Own, batch_size=64, minibatch_size=32, epochs=2)
+KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "dqn": (mc.DQN(network=Own), {}),
+    "ppo": (ON_POLICY, {"learner": mc.LearnerConfig(log_interval=4, device="cpu")}),
 }
 
 
 @MODES
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_with_an_own_network_is_resumed_evaluated_and_loaded(tmp_path: Path, kind: str, mode: Any) -> None:
-    result = runs.train(tmp_path, "gymnasium:CartPole-v1", KINDS[kind], mode=mode)
+    algorithm, changes = KINDS[kind]
+    result = runs.train(tmp_path, "gymnasium:CartPole-v1", algorithm, mode=mode, **changes)
     described = json.loads((result.run_dir / "config.json").read_text())["hyperparameters"]
     assert described["network"] == f"{__name__}:Own"
     before = checkpoint(result.run_dir)
-    more = runs.train(tmp_path, "gymnasium:CartPole-v1", KINDS[kind], True, mode=mode, total_steps=1200)
+    longer = {**changes, "mode": mode, "total_steps": 1200}
+    more = runs.train(tmp_path, "gymnasium:CartPole-v1", algorithm, resume=True, **longer)
     after = checkpoint(result.run_dir)
     assert after["updates"] == more.updates["agent_0"] > before["updates"]
     name = next(name for name in after["network"] if name.endswith("network.layer.weight"))
