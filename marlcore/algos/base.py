@@ -14,7 +14,6 @@ from torch import nn
 from ..declared import By, Number, Sizes, Whole, check_declared
 from ..interfaces import Action, Algorithm
 from ..spaces import Spaces
-from .fast import faster
 from .networks.initialization import Initialization
 from .networks.own import network_function
 from .networks.torso import Activation
@@ -77,11 +76,11 @@ class Hyperparameters(Algorithm):
     def act(self, model: nn.Module, obs: Any, **request: Any) -> Action:
         """See `Algorithm.act` and `chosen`."""
         with torch.inference_mode():
-            return self.chosen(faster(model), obs, Request(**request))
+            return self.chosen(model, obs, Request(**request))
 
     @abstractmethod
     def chosen(self, model: Any, obs: Any, request: Request) -> Action:
-        """The actions for k observations; greedy ones where `request.explore` is None."""
+        """The actions for k observations; greedy ones where `request.explore` is None. `faster(model)` runs it."""
 
 
 class Resumable:
