@@ -66,7 +66,8 @@ class Hyperparameters(Algorithm):
     def __post_init__(self) -> None:
         check_declared(self, self.owner)
         if not len(self.channels) == len(self.kernels) == len(self.strides):
-            raise ValueError(f"{self.owner} channels: expected as many as kernels and strides, got {self.channels}")
+            got = f"{self.channels}, {self.kernels} and {self.strides}"
+            raise ValueError(f"{self.owner} channels: expected as many as kernels and strides, got {got}")
 
     @property
     def owner(self) -> str:
@@ -142,7 +143,9 @@ class TargetTrainer(Resumable):
 
 def independent_copy(network: N) -> N:
     """A copy without gradients, whose tensors share no memory with the network's."""
-    twin = copy.deepcopy(network).requires_grad_(False)
+    with torch.no_grad():  # else those of a TorchScript module would be results of its parameters
+        twin = copy.deepcopy(network)
+    twin.requires_grad_(False)
     # A deep copy preserves shared storage, and a published network is views of one flat tensor.
     for tensor in chain(twin.parameters(), twin.buffers()):
         tensor.data = tensor.data.clone()

@@ -133,7 +133,7 @@ class ActorCriticTrainer(TargetTrainer):
     def descend(self, optimizer: ClippedAdam, loss: torch.Tensor) -> torch.Tensor:
         """One step of the optimizer's parameters alone; returns the gradient's norm before clipping."""
         optimizer.zero_grad()
-        torch.autograd.backward(loss, inputs=optimizer.tensors)
+        torch.autograd.backward(loss, inputs=[tensor for tensor in optimizer.tensors if tensor.requires_grad])
         return optimizer.clip_and_step(self.hyper.max_grad_norm)
 
     def improve_critics(self, batch: Any, targets: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:

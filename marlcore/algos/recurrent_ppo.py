@@ -40,8 +40,12 @@ class RecurrentPPO(PPO):
 
     def transition(self, spaces: Spaces) -> TransitionSpec:
         """PPO's row, with the recurrent state. Raises ValueError: see `distribution_of`."""
-        spec = super().transition(spaces)
-        return dataclasses.replace(spec, extras={**spec.extras, **state_fields(self, spaces, 1)})
+        spec, state = super().transition(spaces), state_fields(self, spaces, 1)
+        for name in spec.extras.keys() & state.keys():
+            raise ValueError(
+                f"{self.owner} cell: expected other names in its state than {name!r}, which rows have already"
+            )
+        return dataclasses.replace(spec, extras={**spec.extras, **state})
 
     def make_model(self, spaces: Spaces) -> Any:
         return RecurrentPolicyValue(self, spaces)

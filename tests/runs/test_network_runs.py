@@ -12,10 +12,12 @@ from torch import nn
 from whole_runs import LONG, MODES, Runs, checkpoint, finished, marlcore
 
 import marlcore as mc
+from marlcore.training import read_metrics
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+DOOR = "gymnasium:minigrid:MiniGrid-DoorKey-5x5-v0"
 runs = Runs(total_steps=600)
 
 
@@ -73,3 +75,22 @@ def test_the_command_line_takes_a_network_by_its_name(tmp_path: Path) -> None:
         status, printed = finished(marlcore("train", *words, cwd=EXAMPLES))
         assert status == 0, printed
     assert any(name.endswith("network.to_value.weight") for name in checkpoint(run)["network"])
+
+
+@LONG
+def test_a_network_of_the_examples_opens_minigrid_s_door(tmp_path: Path) -> None:
+    """An agent finds a key, opens a door with it and reaches the goal; before it has learnt it hardly ever does."""
+    pytest.importorskip("minigrid", reason="needs minigrid")
+    algorithm = mc.PPO(
+        network="own_networks:GridTorso",
+        learning_rate=1e-3,
+        batch_size=2048,
+        epochs=4,
+        entropy_coefficient=0.01,
+        target_kl=None,
+    )
+    changes = {"actor": {"envs": 16}, "learner": mc.LearnerConfig(device="cpu")}
+    result = runs.train(tmp_path, DOOR, algorithm, total_steps=80_000, **changes)
+    returns = [row.value for row in read_metrics(result.run_dir / "metrics.csv") if row.name == "episode_return"]
+    assert np.mean(returns[:50]) < 0.2  # the control: at most 1 in 5 early episodes
+    assert result.returns["agent_0"] > 0.9

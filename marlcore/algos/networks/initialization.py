@@ -7,6 +7,7 @@ from torch import nn
 
 from .critics import PairedLinear
 from .own import OwnTorso
+from .recurrent import OwnCell
 
 Initialization = Literal["default", "orthogonal", "xavier"]
 INITIALIZERS: dict[str, Any] = {"orthogonal": nn.init.orthogonal_, "xavier": nn.init.xavier_uniform_}
@@ -17,7 +18,7 @@ def initialize(hyper: Any, part: nn.Module, gain: float = math.sqrt(2)) -> None:
 
     "default" leaves torch's. So do recurrent layers, and networks of the user's.
     """
-    if hyper.initialization == "default" or isinstance(part, OwnTorso):
+    if hyper.initialization == "default" or isinstance(part, (OwnTorso, OwnCell)):
         return
     if isinstance(part, (nn.Linear, nn.Conv2d, PairedLinear)):
         for weight in part.weight.data if isinstance(part, PairedLinear) else [part.weight]:

@@ -10,7 +10,7 @@ from gymnasium import spaces as gym
 from torch import nn
 
 from ...checks import brief
-from ...observations import ALONE, in_form
+from ...observations import ALONE, each, in_form
 from ...references import is_importable, reference_to, resolve
 from ...spaces import Spaces
 from .torso import Torso
@@ -57,11 +57,45 @@ def made_network(hyper: Any, spaces: Spaces) -> nn.Module:
 
 
 def made_module(label: str, function: Any, *arguments: Any) -> nn.Module:
-    """The module that a user's function returns. Raises ValueError: it is none."""
-    module = (resolve(label, function) if isinstance(function, str) else function)(*arguments)
+    """The module that a user's function returns. Raises ValueError: it is none, or the function fails."""
+    made_by = resolve(label, function) if isinstance(function, str) else function
+    module = result_of(f"{label}: its function", made_by, *arguments)
     if not isinstance(module, nn.Module):
         raise ValueError(f"{label}: expected a function that returns a torch.nn.Module, got {brief(module)} from it")
     return module
+
+
+def tried(label: str, call: Callable[..., Any], *arguments: Any) -> Any:
+    """The result of the user's layers, without gradients. Raises ValueError: see `result_of`."""
+    with torch.no_grad():
+        return result_of(label, call, *arguments)
+
+
+def result_of(label: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    """The result of the user's code. Raises ValueError, which says what was raised there."""
+    try:
+        return function(*arguments)
+    except Exception as error:  # it may raise anything
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        got = ", ".join(map(form_of, arguments))
+        raise ValueError(f"{label} raised {reason[:300]}, called with {got}") from error
+
+
+def form_of(value: Any) -> str:
+    """The dtype and shape of a tensor, also of those in tuples and dicts, in a message."""
+    if isinstance(value, torch.Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')} {[*value.shape]}"
+    if isinstance(value, tuple):
+        return f"({', '.join(map(form_of, value))})"
+    if isinstance(value, dict):
+        return f"{{{', '.join(sorted(f'{name}: {form_of(part)}' for name, part in value.items()))}}}"
+    return brief(value)
+
+
+def check_form(label: str, result: Any, expected: Any) -> None:
+    """Raises ValueError: the user's result has not the shapes and dtypes of `expected`."""
+    if form_of(result) != form_of(expected):
+        raise ValueError(f"{label}: expected {form_of(expected)}, got {form_of(result)}")
 
 
 class OwnTorso(nn.Module):
@@ -71,7 +105,8 @@ class OwnTorso(nn.Module):
         called: of a whole model, the method or the module to call.
         beside: further arguments to try it with; its result is then that of two critics, [2, B].
 
-    Raises: ValueError: its parameters are not float32, or its result for a batch of zeros is not float32 [B, n].
+    Raises: ValueError: its parameters are not float32 on the CPU, or of a whole model none is trained; its call with a
+        batch of zeros fails, or the result is not float32 [B, n].
     """
 
     def __init__(
@@ -104,18 +139,24 @@ class OwnTorso(nn.Module):
         return {seen: obs[name] for seen, name in self._names.items()} if self._only is None else obs[self._only]
 
     def _tried(self, label: str, zeros: Any, beside: tuple[torch.Tensor, ...]) -> int:
-        with torch.no_grad():
-            result = getattr(self.network, self._method)(zeros, *beside)
+        call = getattr(self.network, self._method)
+        result = tried(label, call, zeros, *beside)
         shape = [*result.shape] if isinstance(result, torch.Tensor) else []
-        good = shape == [2, TRIED] if beside else len(shape) == 2 and shape[0] == TRIED
+        good = shape == [2, TRIED] if beside else len(shape) == 2 and shape[0] == TRIED and shape[1] > 0
         if not good or result.dtype != torch.float32:
             expected = f"[2, {TRIED}] values of two critics" if beside else f"[{TRIED}, n]"
-            got = f"{result.dtype} {shape}" if isinstance(result, torch.Tensor) else brief(result)
-            raise ValueError(f"{label}: expected float32 {expected} for {TRIED} observations, got {got}")
+            raise ValueError(f"{label}: expected float32 {expected} for {TRIED} observations, got {form_of(result)}")
+        of_one = tried(label, call, each(lambda part: part[:1], zeros), *(part[:1] for part in beside))
+        check_form(f"{label}, called with one observation", of_one, result[:, :1] if beside else result[:1])
         for name, parameter in self.network.named_parameters():  # which lazy layers have by now
-            if parameter.dtype != torch.float32:
-                raise ValueError(f"{label}: expected parameters of torch.float32, got {parameter.dtype} in {name}")
-        return shape[1]
+            if (parameter.dtype, parameter.device.type) != (torch.float32, "cpu"):
+                got = f"{parameter.dtype} on {parameter.device} in {name}"
+                raise ValueError(f"{label}: expected parameters of torch.float32 on the cpu, got {got}")
+        if self.whole and not any(parameter.requires_grad for parameter in self.network.parameters()):
+            raise ValueError(
+                f"{label}: expected a whole model with parameters to train, got none in {brief(self.network)}"
+            )
+        return int(shape[1])
 
 
 def head_on(hyper: Any, torso: Any, outputs: int, make: Callable[[int, int], nn.Module] = nn.Linear) -> nn.Module:

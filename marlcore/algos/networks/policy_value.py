@@ -8,7 +8,7 @@ from torch import nn
 from ...spaces import Spaces
 from .distributions import distribution_of
 from .initialization import initialize
-from .own import OwnTorso, head_on, torso_of, whole_network
+from .own import OwnTorso, check_form, head_on, torso_of, tried, whole_network, zeros_of
 from .recurrent import RecurrentTorso
 from .torso import Torso
 
@@ -53,10 +53,14 @@ class PolicyValue(nn.Module):
 
     def __init__(self, hyper: Any, spaces: Spaces, of_critic: tuple[str, ...] = ()) -> None:
         super().__init__()
-        whole = None if of_critic else whole_network(hyper, spaces, "policy", "value")
+        whole: Any = None if of_critic else whole_network(hyper, spaces, "policy", "value")
         self.acting = PolicyNetwork(hyper, spaces, torso_of(hyper, spaces, hyper.hidden, of_critic, whole, "policy"))
         self.critic = ValueNetwork(hyper, torso_of(hyper, spaces, hyper.hidden, (), whole, "value"))
         self.shares = hasattr(whole, "both") and self.acting.torso.network is whole
+        if self.shares:
+            label, zeros = f"{hyper.owner} network", zeros_of(spaces)
+            result = tried(f"{label}: both", whole.both, zeros)
+            check_form(f"{label}: both", result, (whole.policy(zeros), whole.value(zeros)))
 
     def forward(self, obs: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """The policy's outputs [B, outputs] and the values [B]."""

@@ -9,12 +9,12 @@ from gymnasium import spaces as gym
 from numpy.typing import NDArray
 from torch import nn
 
-from ...checks import brief
+from ...checks import brief, check_whole
 from ...declared import By
 from ...interfaces import PREVIOUS_REWARD
 from ...spaces import Spaces
 from ...spec import Field
-from .own import TRIED, made_module, own_function, torso_of
+from .own import TRIED, check_form, made_module, own_function, torso_of, tried
 from .torso import Flat, OneHot, rows_in
 
 State = Mapping[str, torch.Tensor]  # a recurrent state's parts by name, each [k, ...]
@@ -81,8 +81,8 @@ class Recurrent(nn.Module):
 class OwnCell(nn.Module):
     """A recurrent layer of the user's, from inputs of one step and its state to `units` features and the next state.
 
-    Raises: ValueError: it is no module, its `state` is no dict of sizes by name, or its result for zeros is of another
-        form.
+    Raises: ValueError: it is no module, its `state` is no dict of sizes by name, or its call with zeros fails or has a
+        result of another form.
     """
 
     def __init__(self, hyper: Any, inputs: int) -> None:
@@ -94,17 +94,13 @@ class OwnCell(nn.Module):
             raise ValueError(f"{label}: expected an attribute state with sizes by name, got {brief(sizes)}")
         self.sizes: dict[str, int] = dict(sizes)
         self.parts = tuple(sizes)
+        for name, size in self.sizes.items():
+            if name in (PREVIOUS_ACTION, PREVIOUS_REWARD):
+                raise ValueError(f"{label}: expected other names in its state than {name!r}, which has a part already")
+            check_whole(f"{label} state[{name!r}]", size, 1)
         zeros = {name: torch.zeros(TRIED, size) for name, size in self.sizes.items()}
-        with torch.no_grad():
-            result: Any = self.cell(torch.zeros(TRIED, inputs), dict(zeros))
-        expected = [(TRIED, hyper.units), {name: (TRIED, size) for name, size in self.sizes.items()}]
-        try:
-            features, state = result
-            got = [tuple(features.shape), {name: tuple(part.shape) for name, part in state.items()}]
-        except (TypeError, ValueError, AttributeError):
-            got = result
-        if got != expected:
-            raise ValueError(f"{label}: expected features and a state of the shapes {expected}, got {brief(got)}")
+        result = tried(label, self.cell, torch.zeros(TRIED, inputs), dict(zeros))
+        check_form(label, result, (torch.zeros(TRIED, hyper.units), zeros))
 
     def forward(self, x: torch.Tensor, state: State) -> Stepped:
         """See `Recurrent.forward`."""

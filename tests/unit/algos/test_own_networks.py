@@ -117,6 +117,30 @@ def test_a_torso_acts_and_learns(name):
     check_learns(hyper, spaces, [batch_of(hyper, spaces, seed) for seed in range(4)])
 
 
+class Frozen(nn.Sequential):
+    """A torso whose first layer is not trained."""
+
+    def __init__(self, spaces):
+        super().__init__(nn.Linear(3, 4).requires_grad_(False), nn.Tanh(), nn.Linear(4, 5))
+        self.register_buffer("scale", torch.full((3,), 2.0))
+
+
+@pytest.mark.parametrize("name", SMALL.keys() - {"mappo"})
+@pytest.mark.parametrize("scripted", [True, False])
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")
+def test_frozen_layers_and_buffers_stay(name, scripted):
+    """Also those of a TorchScript module."""
+    script = torch.jit.script if scripted else lambda network: network
+    hyper, spaces = small(name, network=lambda spaces: script(Frozen(spaces)), learning_rate=0.1)
+    model = hyper.make_model(spaces)
+    before = copy.deepcopy(model.state_dict())
+    trainer = hyper.make_trainer(model)
+    for seed in range(2):
+        trainer.update(batch_of(hyper, spaces, seed))
+    kept = {key.split("network.")[-1] for key, value in model.state_dict().items() if torch.equal(value, before[key])}
+    assert kept == {"0.weight", "0.bias", "scale"}
+
+
 WHOLE = {
     "dqn": (mc.DQN(network=Values, learning_rate=0.1), box_spaces()),
     "ppo": (mc.PPO(**QUEUED, network=PolicyAndValue, learning_rate=0.1), box_spaces()),
@@ -150,19 +174,23 @@ def test_actors_get_no_critics_of_a_whole_model():
 class Leaky(nn.Module):
     """A recurrent layer whose features are a decaying sum."""
 
-    def __init__(self, inputs, units):
+    def __init__(self, inputs, units, name="trace", size=None):
         super().__init__()
-        self.layer, self.state = nn.Linear(inputs, units), {"trace": units}
+        self.layer, self.state = nn.Linear(inputs, units), {name: units if size is None else size}
+        nn.init.constant_(self.layer.bias, 0.5)
 
     def forward(self, x, state):
-        trace = torch.tanh(self.layer(x)) + 0.5 * state["trace"]
-        return trace, {"trace": trace}
+        (name,) = self.state
+        trace = torch.tanh(self.layer(x)) + 0.5 * state[name]
+        return trace, {name: trace}
 
 
 @pytest.mark.parametrize("name", ["r2d2", "recurrentppo"])
 def test_a_recurrent_layer_acts_and_learns(name):
     hyper, spaces = small(name, network=Seeing, cell=Leaky, learning_rate=0.1)
     assert hyper.cell == f"{__name__}:Leaky"
+    changed = replace(hyper, initialization="orthogonal").make_model(spaces)
+    assert [layer.layer.bias.mean().item() for layer in changed.modules() if isinstance(layer, Leaky)] == [0.5]
     assert {*hyper.transition(spaces).extras} >= {"trace", "previous_action", "previous_reward"}
     check_learns(hyper, spaces, [batch_of(hyper, spaces, seed) for seed in range(4)])
 
@@ -280,22 +308,47 @@ REFUSED: dict[str, Refused] = {
         ValueError,
         "DQN network: expected a function that returns a",
     ),
+    "a function of nothing": (
+        lambda: made("dqn", nn.Module),
+        ValueError,
+        "DQN network: its function raised TypeError: Module.__init__() takes 1 positional argument but 2 were given, ",
+    ),
+    "wrong inputs": (
+        lambda: made("ppo", lambda spaces: nn.Linear(5, 2)),
+        ValueError,
+        "PPO network raised RuntimeError: mat1 and mat2 shapes cannot be multiplied (3x3 and 5x2), called with float32",
+    ),
+    "one observation": (
+        lambda: made("sac", lambda spaces: Squeezed(3, 2)),
+        ValueError,
+        "SAC network, called with one observation: expected float32 [1, 2], got float32 [2]",
+    ),
+    "batch normalization": (
+        lambda: made("td3", lambda spaces: nn.BatchNorm1d(3)),
+        ValueError,
+        "TD3 network raised ValueError: Expected more than 1 value per channel when training",
+    ),
+    "no features": (lambda: made("iqn", lambda spaces: Cut()), ValueError, f"IQN network: {FLAT} float32 [3, 0]"),
     "a module": (lambda: mc.DQN(network=nn.Flatten()), ValueError, "DQN network: expected a function of mc.Spaces, or"),
-    "no tensor": (lambda: made("iqn", lambda spaces: nn.LSTM(3, 2)), ValueError, f"IQN network: {FLAT} "),
+    "no tensor": (
+        lambda: made("iqn", lambda spaces: nn.LSTM(3, 2)),
+        ValueError,
+        f"IQN network: {FLAT} (float32 [3, 2], ",
+    ),
     "not flat": (
         lambda: made("ppo", lambda spaces: nn.Unflatten(1, (3, 1))),
         ValueError,
-        f"PPO network: {FLAT} torch.float32 [3, 3, 1]",
+        f"PPO network: {FLAT} float32 [3, 3, 1]",
     ),
     "integers": (
         lambda: made("dqn", lambda spaces: nn.Identity(), Spaces(gym.MultiBinary(3), gym.Discrete(2))),
         ValueError,
-        f"DQN network: {FLAT} torch.int8 [3, 3]",
+        f"DQN network: {FLAT} int8 [3, 3]",
     ),
     "half": (
         lambda: made("sac", lambda spaces: nn.Sequential(Cast(), nn.Linear(3, 2, dtype=torch.float64), Uncast())),
         ValueError,
-        "SAC network: expected parameters of torch.float32, got torch.float64 in 1.weight",
+        "SAC network: expected parameters of torch.float32 on the cpu, got torch.float64 on cpu in 1.weight",
     ),
     "outputs": (
         lambda: made("dqn", lambda spaces: WideValues(3, 7)),
@@ -310,7 +363,22 @@ REFUSED: dict[str, Refused] = {
     "critics": (
         lambda: made("td3", partial(WrongCritics)),
         ValueError,
-        "TD3 network: expected float32 [2, 3] values of two critics for 3 observations, got torch.float32 [3, 2]",
+        "TD3 network: expected float32 [2, 3] values of two critics for 3 observations, got float32 [3, 2]",
+    ),
+    "another device": (
+        lambda: made("dqn", lambda spaces: Elsewhere(3, 2)),
+        ValueError,
+        "DQN network: expected parameters of torch.float32 on the cpu, got torch.float32 on meta in spare",
+    ),
+    "nothing to train": (
+        lambda: made("dqn", lambda spaces: WideValues(3, 2).requires_grad_(False)),
+        ValueError,
+        "DQN network: expected a whole model with parameters to train, got none in WideValues(",
+    ),
+    "both": (
+        lambda: made("ppo", Swapped),
+        ValueError,
+        "PPO network: both: expected (float32 [3, 2], float32 [3, 1]), got (float32 [3, 1], float32 [3, 2])",
     ),
     "stateless": (
         lambda: mc.R2D2(cell=nn.Linear).make_model(box_spaces()),
@@ -320,7 +388,22 @@ REFUSED: dict[str, Refused] = {
     "cell": (
         lambda: mc.RecurrentPPO(cell=Narrow, units=6).make_model(box_spaces()),
         ValueError,
-        "expected features and a state of the shapes [(3, 6), {'trace': (3, 6)}], got [(3, 5), {'trace': (3, 5)}]",
+        "cell: expected (float32 [3, 6], {trace: float32 [3, 6]}), got (float32 [3, 5], {trace: float32 [3, 5]})",
+    ),
+    "a state's size": (
+        lambda: mc.R2D2(cell=partial(Leaky, size=0)).make_model(box_spaces()),
+        ValueError,
+        "R2D2 cell state['trace']: expected an integer of at least 1, got 0",
+    ),
+    "a state's name": (
+        lambda: mc.R2D2(cell=partial(Leaky, name="previous_action")).make_model(box_spaces()),
+        ValueError,
+        "R2D2 cell: expected other names in its state than 'previous_action', which has a part already",
+    ),
+    "a row's name": (
+        lambda: mc.RecurrentPPO(cell=partial(Leaky, name="log_prob")).transition(box_spaces()),
+        ValueError,
+        "RecurrentPPO cell: expected other names in its state than 'log_prob', which rows have already",
     ),
     "common parameters": (
         lambda: made("td3", Common),
@@ -337,6 +420,33 @@ class Narrow(Leaky):
 
     def forward(self, x, state):
         return super().forward(x, {"trace": state["trace"][:, 1:]})
+
+
+class Squeezed(nn.Linear):
+    def forward(self, x):
+        return super().forward(x).squeeze()
+
+
+class Cut(nn.Module):
+    def forward(self, x):
+        return x[:, :0]
+
+
+class Elsewhere(WideValues):
+    def __init__(self, inputs, outputs):
+        super().__init__(inputs, outputs)
+        self.spare = nn.Parameter(torch.zeros(2, device="meta"))
+
+
+class Swapped(PolicyAndValue):
+    def policy(self, obs):
+        return super().both(obs)[0]
+
+    def value(self, obs):
+        return super().both(obs)[1]
+
+    def both(self, obs):
+        return super().both(obs)[::-1]
 
 
 class Cast(nn.Module):
