@@ -2,7 +2,8 @@
 
 import copy
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from itertools import chain
 from typing import Annotated, Any, ClassVar, NamedTuple, TypeAlias, TypeVar
 
@@ -10,13 +11,18 @@ import numpy as np
 import torch
 from torch import nn
 
-from ..declared import Number, Sizes, Whole, check_declared
+from ..declared import By, Number, Sizes, Whole, check_declared
 from ..interfaces import Action, Algorithm
+from ..spaces import Spaces
+from .networks.initialization import Initialization
+from .networks.own import network_function
+from .networks.torso import Activation
 
 Positive: TypeAlias = Annotated[float, Number(above=0)]
 Share: TypeAlias = Annotated[float, Number(above=0, high=1)]
 AtLeast1: TypeAlias = Annotated[int, Whole(1)]
 Layers: TypeAlias = Annotated[tuple[int, ...], Sizes()]
+Network: TypeAlias = Annotated[str | Callable[[Spaces], nn.Module] | None, By(network_function)]
 
 N = TypeVar("N", bound=nn.Module)
 
@@ -30,11 +36,38 @@ class Request(NamedTuple):
     generator: np.random.Generator
 
 
+@dataclass(frozen=True, kw_only=True)
 class Hyperparameters(Algorithm):
-    """Base of dataclasses of hyperparameters, whose ranges their fields declare; see declared.py."""
+    """Base of dataclasses of hyperparameters, whose ranges their fields declare; see declared.py.
+
+    Those here are of the first layers of networks.
+    """
+
+    network: Network = None
+    """Your own network in place of the first layers, or of all: a function that gets the mc.Spaces and returns a
+    torch.nn.Module from observations to features [B, n], or its module:function; docs/training.md says more."""
+    activation: Activation = "relu"
+    """After each fully connected layer."""
+    layer_norm: bool = False
+    """Normalize the outputs of each fully connected layer but the last, before the activation (Ba et al. 2016,
+    arXiv:1607.06450)."""
+    initialization: Initialization = "default"
+    """Of weights: torch's default, orthogonal (Saxe et al. 2014, arXiv:1312.6120) or xavier's uniform (Glorot & Bengio
+    2010); the latter two with biases of zero."""
+    channels: Layers = (16, 32)
+    """Of each convolution of images; the defaults are those of Mnih et al. 2013 (arXiv:1312.5602, section 4.1)."""
+    kernels: Layers = (8, 4)
+    """Rows and columns of each convolution's kernel."""
+    strides: Layers = (4, 2)
+    """Of each convolution."""
+    image_side: AtLeast1 = 32
+    """Least rows and columns of a Box that is convolved as an image; smaller ones are flattened."""
 
     def __post_init__(self) -> None:
         check_declared(self, self.owner)
+        if not len(self.channels) == len(self.kernels) == len(self.strides):
+            got = f"{self.channels}, {self.kernels} and {self.strides}"
+            raise ValueError(f"{self.owner} channels: expected as many as kernels and strides, got {got}")
 
     @property
     def owner(self) -> str:
@@ -110,7 +143,9 @@ class TargetTrainer(Resumable):
 
 def independent_copy(network: N) -> N:
     """A copy without gradients, whose tensors share no memory with the network's."""
-    twin = copy.deepcopy(network).requires_grad_(False)
+    with torch.no_grad():  # else those of a TorchScript module would be results of its parameters
+        twin = copy.deepcopy(network)
+    twin.requires_grad_(False)
     # A deep copy preserves shared storage, and a published network is views of one flat tensor.
     for tensor in chain(twin.parameters(), twin.buffers()):
         tensor.data = tensor.data.clone()

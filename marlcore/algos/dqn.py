@@ -13,8 +13,8 @@ import torch
 from ..interfaces import Update
 from ..spaces import Spaces
 from .fast import faster, passes
+from .networks.own import torso_of, whole_network
 from .networks.qnetwork import QNetwork, best
-from .networks.torso import Torso
 from .value_based import FeedforwardQLearning, QTrainer
 
 
@@ -23,7 +23,8 @@ class DQN(FeedforwardQLearning):
     """Hyperparameters of DQN."""
 
     def make_model(self, spaces: Spaces) -> QNetwork:
-        return QNetwork(self, spaces, Torso(spaces, self.hidden[:-1]))
+        whole = whole_network(self, spaces, "values")
+        return QNetwork(self, spaces, torso_of(self, spaces, self.hidden[:-1], (), whole, "values"))
 
     def make_trainer(self, model: Any) -> "DQNTrainer":
         return DQNTrainer(self, model)

@@ -18,8 +18,10 @@ from ..interfaces import Update
 from ..spaces import Spaces
 from .base import AtLeast1, Layers, Positive, own_generator
 from .fast import faster
+from .networks.initialization import initialize
+from .networks.own import torso_of
 from .networks.qnetwork import QNetwork, best
-from .networks.torso import Dense, Torso
+from .networks.torso import Dense
 from .value_based import FeedforwardQLearning, QTrainer
 
 
@@ -65,8 +67,9 @@ class IQNNetwork(QNetwork):
     midpoints: torch.Tensor
 
     def __init__(self, hyper: IQN, spaces: Spaces) -> None:
-        super().__init__(hyper, spaces, Torso(spaces, hyper.hidden[:-1]))
-        self.embedding = Dense(hyper.n_cos, (self.torso.size,))
+        super().__init__(hyper, spaces, torso_of(hyper, spaces, hyper.hidden[:-1]))
+        self.embedding = Dense(hyper, hyper.n_cos, (self.torso.size,))
+        initialize(hyper, self.embedding)
         midpoints = (torch.arange(hyper.n_policy) + 0.5) / hyper.n_policy
         self.register_buffer("midpoints", midpoints[None], persistent=False)
         self.register_buffer("frequencies", math.pi * torch.arange(hyper.n_cos), persistent=False)

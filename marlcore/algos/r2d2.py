@@ -48,8 +48,8 @@ class R2D2(QLearning):
     learning_rate: Positive = 5e-4
     """Adam's step size, above 0."""
     cell: Cell = "lstm"
-    """The recurrent layer before the last of the layers `hidden`: an LSTM, or a GRU, which on a CPU takes twice the
-    time."""
+    """The recurrent layer before the last of the layers `hidden`: an lstm, a gru, which on a CPU takes twice the time,
+    or your own, a function of inputs and units or its module:name; docs/training.md says more."""
     units: AtLeast1 = 64
     """Units of the recurrent layer, at least 1; rows store its state at intervals."""
     length: AtLeast1 = 40
@@ -76,7 +76,7 @@ class R2D2(QLearning):
 
     def transition(self, spaces: Spaces) -> TransitionSpec:
         """A row, and the recurrent state in each `period`-th row of an episode. Raises ValueError: see JointActions."""
-        state = state_fields(spaces, self.cell, self.units, self.period)
+        state = state_fields(self, spaces, self.period)
         return dataclasses.replace(super().transition(spaces), extras=state)
 
     def source(self, chosen: ReplaySource) -> ReplaySource:
@@ -118,7 +118,7 @@ class R2D2Network(QNetwork):
     """Observations and a state to the values of joint actions, rescaled, in units of reward_scale times the reward."""
 
     def __init__(self, hyper: R2D2, spaces: Spaces) -> None:
-        super().__init__(hyper, spaces, RecurrentTorso(spaces, hyper.hidden[:-1], hyper.cell, hyper.units))
+        super().__init__(hyper, spaces, RecurrentTorso(hyper, spaces, hyper.hidden[:-1]))
 
     def forward(  # type: ignore[override]
         self, obs: Any, state: State | None, windows: Windows | None = None

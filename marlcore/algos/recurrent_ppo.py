@@ -18,7 +18,8 @@ from ..spaces import Spaces
 from ..spec import TransitionSpec
 from .base import AtLeast1, Request
 from .fast import faster
-from .networks.policy_value import PolicyNetwork, initialize
+from .networks.initialization import initialize
+from .networks.policy_value import PolicyNetwork
 from .networks.recurrent import Cell, RecurrentTorso, State, Stepped, Unroll, state_fields
 from .ppo import PPO, PPOTrainer, Rows
 
@@ -30,7 +31,8 @@ class RecurrentPPO(PPO):
     """Hyperparameters of PPO, and of the recurrent layer after the layers `hidden`, which policy and critic share."""
 
     cell: Cell = "lstm"
-    """The recurrent layer: an LSTM, or a GRU, which on a CPU takes twice the time."""
+    """The recurrent layer: an lstm, a gru, which on a CPU takes twice the time, or your own, a function of inputs and
+    units or its module:name; docs/training.md says more."""
     units: AtLeast1 = 64
     """Units of the recurrent layer, at least 1; rows store its state."""
     unroll: AtLeast1 = 16
@@ -38,8 +40,12 @@ class RecurrentPPO(PPO):
 
     def transition(self, spaces: Spaces) -> TransitionSpec:
         """PPO's row, with the recurrent state. Raises ValueError: see `distribution_of`."""
-        spec = super().transition(spaces)
-        return dataclasses.replace(spec, extras={**spec.extras, **state_fields(spaces, self.cell, self.units, 1)})
+        spec, state = super().transition(spaces), state_fields(self, spaces, 1)
+        for name in spec.extras.keys() & state.keys():
+            raise ValueError(
+                f"{self.owner} cell: expected other names in its state than {name!r}, which rows have already"
+            )
+        return dataclasses.replace(spec, extras={**spec.extras, **state})
 
     def make_model(self, spaces: Spaces) -> Any:
         return RecurrentPolicyValue(self, spaces)
@@ -70,11 +76,11 @@ class RecurrentPolicyValue(nn.Module):
 
     def __init__(self, hyper: RecurrentPPO, spaces: Spaces) -> None:
         super().__init__()
-        torso = RecurrentTorso(spaces, hyper.hidden, hyper.cell, hyper.units, hyper.activation)
-        self.acting = RecurrentPolicy(hyper.owner, spaces, torso)
+        torso = RecurrentTorso(hyper, spaces, hyper.hidden)
+        self.acting = RecurrentPolicy(hyper, spaces, torso)
         self._state = torso.core.parts  # of the recurrent layer, among the extras of rows
         self.critic = nn.Linear(hyper.units, 1)
-        initialize(self.critic, 1.0)
+        initialize(hyper, self.critic, 1.0)
 
     def forward(self, obs: Any, state: State, first: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The policy's outputs [B, outputs] and the values [B] for windows of observations, one after another.

@@ -36,7 +36,7 @@ class SAC(Continuous):
     """The entropy that the temperature holds; None: minus the number of an action's components (appendix D)."""
 
     def make_model(self, spaces: Spaces) -> ActorCritic:
-        return ActorCritic(GaussianPolicy(self.owner, spaces, self.hidden, 2), spaces, self.hidden)
+        return ActorCritic(self, spaces, GaussianPolicy)
 
     def make_trainer(self, model: Any) -> "SACTrainer":
         return SACTrainer(self, model)
@@ -47,6 +47,8 @@ class GaussianPolicy(ContinuousPolicy):
 
     A call returns the means [B, size] and the logarithms of the standard deviations [B, size] before tanh.
     """
+
+    outputs = 2
 
     def distribution(self, outputs: torch.Tensor) -> Normal:
         mean, log_std = outputs.chunk(2, 1)

@@ -40,7 +40,7 @@ class TD3(Continuous):
         return {**super().schedules(), "noise": self.noise}
 
     def make_model(self, spaces: Spaces) -> ActorCritic:
-        return ActorCritic(DeterministicPolicy(self.owner, spaces, self.hidden, 1), spaces, self.hidden)
+        return ActorCritic(self, spaces, DeterministicPolicy)
 
     def make_trainer(self, model: Any) -> "TD3Trainer":
         return TD3Trainer(self, model, source=model)
@@ -48,6 +48,8 @@ class TD3(Continuous):
 
 class DeterministicPolicy(ContinuousPolicy):
     """Observations to actions [B, size] in [-1, 1]."""
+
+    outputs = 1
 
     def distribution(self, outputs: torch.Tensor) -> torch.Tensor:
         return outputs.tanh()

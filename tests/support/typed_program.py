@@ -34,6 +34,19 @@ def trained() -> mc.Result:
     return mc.train("treasure_hunt", {"thief": mc.IQN(), "guard": mc.DQN()}, config, resume=Path("runs/demo"))
 
 
+class Torso(torch.nn.Module):
+    def __init__(self, spaces: mc.Spaces) -> None:
+        super().__init__()
+        self.layers = torch.nn.Linear(spaces.stack * 4, 64)
+
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.layers(obs))
+
+
+def with_own_networks() -> tuple[mc.Algorithm, ...]:
+    return mc.PPO(network=Torso, layer_norm=True), mc.DQN(network="my_module:Torso", activation="elu"), mc.SAC()
+
+
 def started() -> float:
     with mc.start("gymnasium:CartPole-v1", "dqn", mc.Config(total_steps=300_000)) as run:
         run.status()

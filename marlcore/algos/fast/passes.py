@@ -39,8 +39,9 @@ def _written_out(network: Any) -> "LayersPass | bool":
     if type(torso) is not Torso or type(head) is not Head or type(torso.dense) is not Dense:
         return False
     layers = (*torso.dense.layers, head.hidden, head.output)
-    plain = all(map(is_plain, (torso, head, torso.dense, torso.dense.layers, torso.dense.activation, *layers)))
-    if not plain or type(torso.dense.activation) is not nn.ReLU or {*map(type, layers)} != {nn.Linear}:
+    activations = torso.dense.activation, head.activation
+    plain = all(map(is_plain, (torso, head, torso.dense, torso.dense.layers, *activations, *layers)))
+    if not plain or {*map(type, activations)} != {nn.ReLU} or {*map(type, layers)} != {nn.Linear}:
         return False
     encoder = copy.copy(faster(network).torso)
     vars(encoder)["dense"] = lambda x: x
