@@ -22,6 +22,8 @@ from .networks.policy_value import PolicyNetwork
 class BC(Hyperparameters):
     """Hyperparameters of BC. It uses observations and actions alone; rewards and ends do not matter."""
 
+    imitates: ClassVar[bool] = True  # so that rows of its own actors teach it nothing
+
     learning_rate: Positive = 1e-3
     """Adam's step size, above 0."""
     hidden: Layers = (64, 64)

@@ -69,18 +69,18 @@ class Recorded:
         obs = each(lambda array: array[:steps], obs)
         spec = self.spec or TransitionSpec(each(_field_of, obs), _field_of(action))
         terminated, _ = (_ends(name, fields.get(name), steps) for name in ("terminated", "truncated"))
-        truncated = not terminated  # or the record stops there
-        if truncated and final is None:
+        if not terminated and final is None:
             raise ValueError("final_obs: expected the observation after an episode that does not terminate, got none")
         reward = rows_of("reward", _REWARD, fields["reward"], steps)
         check_finite("reward", reward)
+        last = np.arange(steps) == steps - 1
         arguments = {
             "obs": _values("obs", spec, obs, steps),
             "action": self._action(spec, action, by_name(obs).get(MASK)),
             "reward": reward,
-            "terminated": _at_the_end(terminated, steps),
-            "truncated": _at_the_end(truncated, steps),
-            "final_obs": _values("final_obs", spec, final, 1) if truncated else None,
+            "terminated": last & terminated,
+            "truncated": last & (not terminated),  # also where the record stops
+            "final_obs": None if terminated else _values("final_obs", spec, final, 1),
         }
         for name, field in spec.extras.items():
             if name not in fields and field.every == 1:
@@ -105,8 +105,8 @@ class Recorded:
         if action.dtype.kind == "f":
             check_finite("action", action)
         if mask is not None and action.ndim == 1:
-            allowed = np.take_along_axis(mask, action[:, None].astype(np.int64), 1)[:, 0]
-            if not allowed.all():
+            allowed = (action[:, None] == np.arange(mask.shape[1])) & mask
+            if not (allowed := allowed.any(1)).all():
                 step = int(np.argmin(allowed))
                 raise ValueError(f"action: expected one that {MASK} allows, got {action[step]} at step {step}")
         return action
@@ -151,26 +151,26 @@ def _arrays_in(path: Path) -> dict[str, Any]:
 
 def _episodes_in(arrays: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """The episodes of fields [N, ...] that hold them one after another, and final_obs one for each not terminated."""
-    fields = _fields_of(arrays)
+    fields = {name: _arrays(values) for name, values in _fields_of(arrays).items()}
     finals = fields.pop("final_obs", None)
     steps = len(np.atleast_1d(fields.get("reward", ())))
     for name, values in fields.items():
-        for array in by_name(_arrays(values)).values():
-            if not array.ndim or len(array) != steps:
+        for array in by_name(values).values():
+            if array.shape[:1] != (steps,):
                 raise ValueError(f"{name}: expected {steps} rows, as reward has, got shape {array.shape}")
     terminated, truncated = (
         rows_of(name, _FLAG, fields.get(name, np.zeros(steps, np.bool_)), steps) for name in ("terminated", "truncated")
     )
     last = np.flatnonzero(terminated | truncated | (np.arange(steps) == steps - 1))
-    cut = last[~terminated[last]].tolist()
-    if finals is not None and any(len(array) != len(cut) for array in by_name(_arrays(finals)).values()):
+    cut = {step: number for number, step in enumerate(last[~terminated[last]].tolist())}
+    if finals is not None and any(array.shape[:1] != (len(cut),) for array in by_name(finals).values()):
         raise ValueError(
             f"final_obs: expected {len(cut)} rows, one for each episode that does not terminate, got others"
         )
     for first, after in pairwise([0, *(last + 1).tolist()]):
         episode = {name: rows_at(values, slice(first, after)) for name, values in fields.items()}
         if finals is not None and after - 1 in cut:
-            episode["final_obs"] = rows_at(finals, cut.index(after - 1))
+            episode["final_obs"] = rows_at(finals, cut[after - 1])
         yield episode
 
 
@@ -193,9 +193,10 @@ def _arrays(obs: Any) -> Any:
     arrays: dict[str, Any] = {}
     for name, part in obs.items():
         inside = _arrays(part)
-        arrays |= (
+        named = (
             {f"{name}__{key}": array for key, array in inside.items()} if isinstance(inside, dict) else {name: inside}
         )
+        arrays |= named
     return arrays
 
 
@@ -203,11 +204,11 @@ def _final_obs(fields: Mapping[str, Any], obs: Values, steps: int) -> Any:
     """The observation after an episode [1, ...]: its own, the last of T + 1, or that of next_obs; None without one."""
     if "final_obs" in fields:
         return each(lambda array: array[None], _arrays(fields["final_obs"]))
-    lengths = {len(np.atleast_1d(array)) for array in by_name(obs).values()}
-    if lengths == {steps + 1}:
+    lengths = {array.shape[:1] for array in by_name(obs).values()}
+    if lengths == {(steps + 1,)}:
         return rows_at(obs, slice(steps, None))
-    if lengths != {steps}:
-        raise ValueError(f"obs: expected {steps} rows, as action has, or one more, got {sorted(lengths)}")
+    if lengths != {(steps,)}:
+        raise ValueError(f"obs: expected {steps} rows, as action has, or one more, got {brief(lengths)}")
     return rows_at(_arrays(fields["next_obs"]), slice(-1, None)) if "next_obs" in fields else None
 
 
@@ -218,12 +219,10 @@ def _field_of(array: NDArray[Any]) -> Field:
 def _values(label: str, spec: TransitionSpec, obs: Any, rows: int) -> Values:
     """Observations [rows, ...] in the form of the spec. Raises ValueError, TypeError: they do not fit it."""
     fields, arrays = spec.obs_fields, by_name(obs)
-    if isinstance(obs, Mapping) != isinstance(spec.obs, Mapping) or arrays.keys() != fields.keys():
-        raise (
-            names_error(label, fields, obs)
-            if isinstance(spec.obs, Mapping)
-            else TypeError(f"{label}: expected {spec.obs.describe()}, got {brief(obs)}")
-        )
+    if not isinstance(spec.obs, Mapping) and isinstance(obs, Mapping):
+        raise TypeError(f"{label}: expected {spec.obs.describe()}, got {brief(obs)}")
+    if arrays.keys() != fields.keys():
+        raise names_error(label, fields, arrays)
     checked = {}
     for name, field in fields.items():
         part = f"{label}[{name!r}]" if isinstance(spec.obs, Mapping) else label
@@ -244,12 +243,6 @@ def _ends(name: str, value: Any, steps: int) -> bool:
             f"{name}: expected True of the last transition alone, got True at step {int(np.argmax(flags))}"
         )
     return bool(flags[-1])
-
-
-def _at_the_end(flag: bool, steps: int) -> NDArray[np.bool_]:
-    flags = np.zeros(steps, np.bool_)
-    flags[-1] = flag
-    return flags
 
 
 def _bounds(space: Any) -> tuple[Any, Any, Any]:

@@ -63,8 +63,8 @@ class RunInput:
             raise TypeError(f"config: expected a Config or None, got {config!r}")
         if callback is not None and not callable(callback):
             raise TypeError(f"callback: expected a function of a Metric or None, got {callback!r}")
-        # First, since an environment may change the working directory
-        config = (config or (Config() if data is None else OFFLINE)).with_absolute_paths()
+        config = config or (Config() if data is None else OFFLINE)
+        config = config.with_absolute_paths()  # first: an environment may change the working directory
         if data is not None:
             config = data.configured(config)
         elif config.offline:
@@ -87,6 +87,10 @@ class RunInput:
                 raise ValueError(f"learners: expected the policies {names}, got {min(wrong)!r}")
             for policy in policies:
                 choose_device(config.learner_of(policy.name).device)
+            if data is None and any(getattr(policy.algorithm, "imitates", False) for policy in policies):
+                raise ValueError(
+                    "algorithm: expected one that learns from rewards; this one imitates: use train_offline"
+                )
             replays = {} if data is None else data.handles(policies, config)
             check_applied(policies, config)
             if config.self_play.pool:

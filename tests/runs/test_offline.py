@@ -57,10 +57,10 @@ def config_in(folder, **changes):
     return changed(SMALL, run_dir=str(folder / "run"), **changes)
 
 
-def train(folder, replay, algorithm, updates=30, env_fn=CARTPOLE, resume=False, **changes):
+def train(folder, data, algorithm, updates=30, env_fn=CARTPOLE, resume=False, **changes):
     config = config_in(folder, **changes)
     resumed = folder / "run" if resume else None
-    return mc.train_offline(replay, algorithm, updates, env_fn, config, progress=False, resume=resumed)
+    return mc.train_offline(data, algorithm, updates, env_fn, config, progress=False, resume=resumed)
 
 
 OF_WINDOWS = mc.R2D2(hidden=(8, 8), units=6, length=12, burn_in=4, period=8)
@@ -132,9 +132,8 @@ def test_data_without_an_environment_need_its_spaces(tmp_path):
             lambda: train(tmp_path / "2", replay, mc.BC(), env_fn=spaces_of(CARTPOLE), **interval), ValueError, says
         )
     assert mc.load_policy(result.run_dir, "agent_0").act(np.zeros(4, np.float32)) in (0, 1)
-    check_refused(
-        lambda: mc.evaluate(result.run_dir), ValueError, "env_fn: expected an environment, got a run on recorded"
-    )
+    says = "env_fn: expected an environment, got a run on recorded data without one; pass env_fn="
+    check_refused(lambda: mc.evaluate(result.run_dir), mc.EnvironmentFailed, says)
     assert mc.evaluate(result.run_dir, episodes=1, env_fn=CARTPOLE).mean
 
 
@@ -160,8 +159,9 @@ REFUSED: dict[str, Refused] = {
     "stack": (offline("dqn", replay={"stack": 500}), ValueError, "stack"),
     "total_steps": (offline("dqn", total_steps=9), ValueError, f"total_steps: expected the default 300000, {UNUSED} 9"),
     "envs": (offline("dqn", actor={"envs": 9}), ValueError, f"actor.envs: expected the default 4, {UNUSED} 9"),
-    "save": (offline("dqn", replay={"save": True}), ValueError, f"replay.save: expected the default False, {UNUSED} True"),
-    "warmup": (offline("dqn", learner={"warmup": 9}), ValueError, f"learner.warmup: expected the default 500, {UNUSED} 9"),
+    "save": (offline("dqn", replay={"save": True}), ValueError, f"replay.save: expected the default False, {UNUSED}"),
+    "warmup": (offline("dqn", learner={"warmup": 9}), ValueError, "learner.warmup: expected the default 500, since"),
+    "bc": (lambda folder, _: mc.train(CARTPOLE, "bc", config_in(folder)), ValueError, "use train_offline"),
     "no actors": (
         lambda folder, _: mc.train(CARTPOLE, "dqn", config_in(folder, actor={"processes": 0})), ValueError,
         "actor.processes: expected an integer of at least 1, got 0; see train_offline",

@@ -160,11 +160,9 @@ def check_offline(config: Config) -> None:
     _check_unused("actor.", of_actor, config.actor, usual.actor, why)
     _check_unused("replay.", of_replay, config.replay, usual.replay, why)
     _check_unused("exploration.", OF_EXPLORATION, config.exploration, usual.exploration, why)
-    for label, learner in {
-        "learner": config.learner,
-        **{f"learners.{name}": config.learners[name] for name in config.learners},
-    }.items():
-        _check_unused(f"{label}.", ("warmup",), learner, usual.learner, why)
+    of_policies = {f"learners.{name}.": learner for name, learner in config.learners.items()}
+    for label, learner in ({"learner.": config.learner} | of_policies).items():
+        _check_unused(label, ("warmup",), learner, usual.learner, why)
 
 
 def _check(

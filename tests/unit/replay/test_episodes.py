@@ -193,7 +193,7 @@ BAD = [  # fields of an episode of two transitions
     ({"reward": None}, ValueError, "reward: expected an array, got none beside ['action', 'obs', "),
     ({"action": []}, ValueError, "action: expected an array [T, ...] with T of at least 1, got []"),
     ({"reward": np.zeros(5)}, ValueError, "reward: expected float32 (2,), got shape (5,)"),
-    ({"obs": np.zeros((9, 2))}, ValueError, "obs: expected 2 rows, as action has, or one more, got [9]"),
+    ({"obs": np.zeros((9, 2))}, ValueError, "obs: expected 2 rows, as action has, or one more, got {(9,)}"),
     ({"obs": np.zeros((3, 7))}, ValueError, "obs: expected float32 (2, 2), got shape (2, 7)"),
     ({"obs": {"x": np.zeros((3, 2))}}, TypeError, "obs: expected float32 (2,), got {'x': "),
     ({"obs": NANS}, ValueError, "obs: expected finite numbers, got nan"),
