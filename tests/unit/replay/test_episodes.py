@@ -112,6 +112,23 @@ def test_every_form_gives_the_rows_of_the_episodes(tmp_path):
             assert rows.keys() == expected_rows().keys()
 
 
+@pytest.mark.filterwarnings("ignore")  # of Minari, about the data set's author and environment
+def test_a_data_set_of_minari_gives_the_rows_of_its_episodes(tmp_path, monkeypatch):
+    minari = pytest.importorskip("minari", reason="needs minari: pip install 'minari[hdf5]'")
+    from gymnasium.spaces import Box, Discrete
+    from minari.data_collector.episode_buffer import EpisodeBuffer
+
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    names = ("observations", "actions", "rewards", "terminations", "truncations")
+    episodes = as_minari(recorded()).iterate_episodes()
+    buffers = [EpisodeBuffer(ep.id, infos={}, **{name: getattr(ep, name) for name in names}) for ep in episodes]
+    spaces = {"observation_space": Box(-100, 100, (2,), np.float32), "action_space": Discrete(3, start=7)}
+    dataset = minari.create_dataset_from_buffers("walk/demo-v0", buffers, **spaces, data_format="hdf5")
+    with mc.ReplayBuffer.from_episodes(dataset) as replay:
+        rows = rows_of(replay)
+    assert {ticket: row[:3] for ticket, row in rows.items()} == {at: row[:3] for at, row in expected_rows().items()}
+
+
 def test_observations_of_several_parts_come_from_arrays_and_from_files(tmp_path):
     episodes = list(recorded(("place", "speed"), [True] * 5))
     parts = {
