@@ -14,7 +14,7 @@ from ..spec import TransitionSpec
 from .base import Hyperparameters, Layers, Positive, Request, Resumable
 from .fast import ClippedAdam, faster
 from .networks.distributions import distribution_of
-from .networks.own import torso_of, whole_network
+from .networks.own import torso_of
 from .networks.policy_value import PolicyNetwork
 
 
@@ -37,8 +37,7 @@ class BC(Hyperparameters):
         return super().transition(spaces)
 
     def make_model(self, spaces: Spaces) -> PolicyNetwork:
-        whole = whole_network(self, spaces, "policy")
-        return PolicyNetwork(self, spaces, torso_of(self, spaces, self.hidden, (), whole, "policy"))
+        return PolicyNetwork(self, spaces, torso_of(self, spaces, self.hidden))
 
     def chosen(self, model: Any, obs: Any, request: Request) -> Action:
         """Actions drawn from the policy; if greedy, the most probable ones."""

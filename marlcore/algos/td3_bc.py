@@ -34,4 +34,5 @@ class TD3BCTrainer(TD3Trainer):
         lambda is alpha over the mean absolute value of the policy's actions in the batch, as in the authors' code.
         """
         weight = self.hyper.alpha / value.detach().abs().mean().clamp(min=1e-8)
-        return functional.mse_loss(action, self.policy.actions.encode(batch.action)) - weight * value.mean()
+        away: torch.Tensor = functional.mse_loss(action, self.policy.actions.encode(batch.action))
+        return away - weight * value.mean()

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ..checks import brief, check_whole
 from ..interfaces import QueueSource
@@ -56,5 +57,5 @@ def _check_data(data: ReplayBuffer, policy: AssignedPolicy, config: Config) -> N
     extras = {name: field for name, field in data.spec.extras.items() if name in spec.extras}
     if (held := replace(data.spec, extras=extras)) != spec:
         raise ValueError(f"replay {spec_difference(spec, held)}")
-    options = {"n_step": source.n_step, "prioritized": source.prioritized, "sequence": source.sequence}
+    options: dict[str, Any] = {"n_step": source.n_step, "prioritized": source.prioritized, "sequence": source.sequence}
     data.sampler(learner.batch_size, stack=config.replay.frames, min_size=1, **options).sample()

@@ -147,11 +147,10 @@ class Gaussian(nn.Module):
         log_prob = -(0.5 * noise * noise + self.log_std + half).sum(1)
         return log_prob, (self.log_std + half + 0.5).sum().expand(len(output))
 
-    def _drawn(self, batch: Any) -> torch.Tensor:
+    def _drawn(self, batch: Any) -> Any:
         """What rows store of draws; of demonstrations, which store none, the actions in the units of draws."""
         if DRAWN in batch.extras:
-            drawn: torch.Tensor = batch.extras[DRAWN]
-            return drawn
+            return batch.extras[DRAWN]
         action = batch.action.reshape(len(batch.action), -1)
         divisor = np.where(self._half > 0, self._half, 1.0)
         centre, half = (torch.from_numpy(numbers).to(action.device) for numbers in (self._centre, divisor))
