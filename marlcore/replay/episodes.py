@@ -59,10 +59,8 @@ class Recorded:
                 raise kind(f"episode {index}: {error}") from None
 
     def _arguments(self, fields: dict[str, Any]) -> dict[str, Any]:
-        for name in ("obs", "action", "reward"):
-            if name not in fields:
-                raise ValueError(f"{name}: expected an array, got none beside {sorted(fields)}")
-        action, obs = np.asarray(fields["action"]), _arrays(fields["obs"])
+        obs, action, rewards = (_needed(fields, name) for name in ("obs", "action", "reward"))
+        action, obs = np.asarray(action), _arrays(obs)
         if not action.ndim or not len(action):
             raise ValueError(f"action: expected an array [T, ...] with T of at least 1, got {brief(fields['action'])}")
         steps, final = len(action), _final_obs(fields, obs, len(action))
@@ -71,7 +69,7 @@ class Recorded:
         terminated, _ = (_ends(name, fields.get(name), steps) for name in ("terminated", "truncated"))
         if not terminated and final is None:
             raise ValueError("final_obs: expected the observation after an episode that does not terminate, got none")
-        reward = rows_of("reward", _REWARD, fields["reward"], steps)
+        reward = rows_of("reward", _REWARD, rewards, steps)
         check_finite("reward", reward)
         last = np.arange(steps) == steps - 1
         arguments = {
@@ -153,7 +151,7 @@ def _episodes_in(arrays: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """The episodes of fields [N, ...] that hold them one after another, and final_obs one for each not terminated."""
     fields = {name: _arrays(values) for name, values in _fields_of(arrays).items()}
     finals = fields.pop("final_obs", None)
-    steps = len(np.atleast_1d(fields.get("reward", ())))
+    steps = len(np.atleast_1d(_needed(fields, "reward")))
     for name, values in fields.items():
         for array in by_name(values).values():
             if array.shape[:1] != (steps,):
@@ -186,6 +184,12 @@ def _fields_of(episode: Any) -> dict[str, Any]:
     return fields
 
 
+def _needed(fields: Mapping[str, Any], name: str) -> Any:
+    if name not in fields:
+        raise ValueError(f"{name}: expected an array, got none beside {sorted(fields)}")
+    return fields[name]
+
+
 def _arrays(obs: Any) -> Any:
     """Observations as an array, or as arrays by name; the names of a dict in a dict are joined by "__"."""
     if not isinstance(obs, Mapping):
@@ -202,13 +206,13 @@ def _arrays(obs: Any) -> Any:
 
 def _final_obs(fields: Mapping[str, Any], obs: Values, steps: int) -> Any:
     """The observation after an episode [1, ...]: its own, the last of T + 1, or that of next_obs; None without one."""
+    lengths = {array.shape[:1] for array in by_name(obs).values()}
+    if lengths not in ({(steps,)}, {(steps + 1,)}):
+        raise ValueError(f"obs: expected {steps} rows, as action has, or one more, got {brief(lengths)}")
     if "final_obs" in fields:
         return each(lambda array: array[None], _arrays(fields["final_obs"]))
-    lengths = {array.shape[:1] for array in by_name(obs).values()}
     if lengths == {(steps + 1,)}:
         return rows_at(obs, slice(steps, None))
-    if lengths != {(steps,)}:
-        raise ValueError(f"obs: expected {steps} rows, as action has, or one more, got {brief(lengths)}")
     return rows_at(_arrays(fields["next_obs"]), slice(-1, None)) if "next_obs" in fields else None
 
 

@@ -211,6 +211,7 @@ BAD = [  # fields of an episode of two transitions
     ({"action": []}, ValueError, "action: expected an array [T, ...] with T of at least 1, got []"),
     ({"reward": np.zeros(5)}, ValueError, "reward: expected float32 (2,), got shape (5,)"),
     ({"obs": np.zeros((9, 2))}, ValueError, "obs: expected 2 rows, as action has, or one more, got {(9,)}"),
+    ({"obs": np.zeros(()), "final_obs": 0.0}, ValueError, "obs: expected 2 rows, as action has, or one more, got {()}"),
     ({"obs": np.zeros((3, 7))}, ValueError, "obs: expected float32 (2, 2), got shape (2, 7)"),
     ({"obs": {"x": np.zeros((3, 2))}}, TypeError, "obs: expected float32 (2,), got {'x': "),
     ({"obs": NANS}, ValueError, "obs: expected finite numbers, got nan"),
@@ -244,6 +245,7 @@ REFUSED: dict[str, Refused] = {
         filled(recorded(), mc.TransitionSpec(ROW.obs, ROW.action, next_obs=True)), ValueError,
         "spec: expected one without next_obs, since the rows of an episode follow one another",
     ),
+    "flat reward": (filled({"obs": np.zeros(3)}), ValueError, "reward: expected an array, got none beside ['obs']"),
     "flat length": (
         filled({**flat(recorded()), "action": np.zeros(3)}), ValueError,
         "action: expected 15 rows, as reward has, got shape (3,)",
