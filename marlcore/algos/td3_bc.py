@@ -34,5 +34,6 @@ class TD3BCTrainer(TD3Trainer):
         lambda is alpha over the mean absolute value of the policy's actions in the batch, as in the authors' code.
         """
         weight = self.hyper.alpha / value.detach().abs().mean().clamp(min=1e-8)
-        away: torch.Tensor = functional.mse_loss(action, self.policy.actions.encode(batch.action))
-        return away - weight * value.mean()
+        away = functional.mse_loss(action, self.policy.actions.encode(batch.action))
+        loss: torch.Tensor = away - weight * value.mean()
+        return loss
