@@ -27,6 +27,8 @@ from .errors import WorkerFailed as WorkerFailed
 
 # isort: split
 # Training, with pip install "marlcore[train]"
+from .algos import BC as BC
+from .algos import CQL as CQL
 from .algos import DQN as DQN
 from .algos import IQN as IQN
 from .algos import MAPPO as MAPPO
@@ -34,6 +36,7 @@ from .algos import PPO as PPO
 from .algos import R2D2 as R2D2
 from .algos import SAC as SAC
 from .algos import TD3 as TD3
+from .algos import TD3BC as TD3BC
 from .algos import RecurrentPPO as RecurrentPPO
 from .envs import NamedEnvironment as NamedEnvironment
 from .envs import TreasureHunt as TreasureHunt
@@ -71,6 +74,7 @@ from .training import evaluate as evaluate
 from .training import load_policy as load_policy
 from .training import start as start
 from .training import train as train
+from .training import train_offline as train_offline
 
 # isort: split
 # Further errors

@@ -52,10 +52,22 @@ class DQNTrainer(QTrainer):
         clipped = error.clamp(-1.0, 1.0)
         slope = batch.weight * clipped / len(error)  # the loss's gradient, with respect to `taken`
         loss = torch.dot(slope, torch.sub(error, clipped, alpha=0.5))
+        gradient = torch.zeros_like(values).scatter_(1, action, slope[:, None])
+        penalties = self.penalize(batch, values, action, gradient)
         self.optimizer.zero_grad()
-        network.backward(torch.zeros_like(values).scatter_(1, action, slope[:, None]))
+        network.backward(gradient)
         grad_norm = self.advance()
-        return Update(self.metrics(loss, taken, grad_norm), priority=error.abs_())
+        metrics = self.metrics(sum(penalties.values(), loss), taken, grad_norm) | penalties
+        return Update(metrics, priority=error.abs_())
+
+    def penalize(
+        self, batch: Any, values: torch.Tensor, action: torch.Tensor, gradient: torch.Tensor
+    ) -> dict[str, torch.Tensor]:
+        """Further terms of the loss by name; here none. Adds their gradient to that of the values [B, actions].
+
+        `action`, int64 [B, 1], are the actions taken.
+        """
+        return {}
 
     @torch.no_grad()
     def targets(self, batch: Any, chooser: torch.Tensor | None = None) -> torch.Tensor:

@@ -70,10 +70,15 @@ class TD3Trainer(ActorCriticTrainer):
         metrics, priority = self.improve_critics(batch, self.targets(batch))
         self.updates += 1
         if self.updates % self.hyper.policy_delay == 0:
-            value = faster(self.critics)(batch.obs, faster(self.policy)(batch.obs), count=1)
-            self.descend(self.policy_optimizer, -value.mean())
+            action = faster(self.policy)(batch.obs)
+            value = faster(self.critics)(batch.obs, action, count=1)
+            self.descend(self.policy_optimizer, self.policy_loss(batch, action, value))
             self.soft_update(self.hyper.tau)
         return Update(metrics, priority)
+
+    def policy_loss(self, batch: Any, action: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        """The policy's loss, for its actions [B, size] in [-1, 1] and their values [1, B] by the first critic."""
+        return -value.mean()
 
     @torch.no_grad()
     def targets(self, batch: Any) -> torch.Tensor:

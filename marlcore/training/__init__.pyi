@@ -34,6 +34,7 @@ from .run import Result as Result
 from .run import Run as Run
 from .run import start as start
 from .run import train as train
+from .run import train_offline as train_offline
 from .run import train_seeds as train_seeds
 from .warmup import compile_before_a_run as compile_before_a_run
 from .warmup import warm_up as warm_up

@@ -69,11 +69,12 @@ def run_async(
     """Watches the workers until all have ended. Raises WorkerFailed: one failed for good, or did not end in time.
 
     When the actors have taken all steps, learners and evaluator have time for their last checkpoints and evaluation; a
-    learner that dies meanwhile is restarted. After a failure for good or a signal no worker is restarted, and workers
-    that are still starting are killed. A second signal, a second after the first, kills all.
+    learner that dies meanwhile is restarted. Without actors, that is when the learners have made all updates. After a
+    failure for good or a signal no worker is restarted, and workers that are still starting are killed. A second
+    signal, a second after the first, kills all.
     """
     config, failed, ends_since, halted = blueprint.config, None, None, False
-    actors = [supervisor.workers[name] for name in actor_names(config)]
+    stepping = [supervisor.workers[name] for name in actor_names(config) or control.about["learners"]]
     grace = max(GRACE_S, config.supervision.learner_timeout)
     while supervisor.unfinished and not interrupts.again:
         if (failed or interrupts.signum is not None) and not halted:
@@ -85,7 +86,7 @@ def run_async(
             for worker in supervisor.running:
                 if not worker.ready:
                     worker.end()
-        elif ends_since is None and all(actor.done for actor in actors):
+        elif ends_since is None and all(worker.done for worker in stepping):
             ends_since = time.monotonic()
             control.finish()
         if ends_since is not None and time.monotonic() - ends_since > grace:

@@ -7,7 +7,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -17,8 +17,11 @@ from typing import Any
 from ..checks import absolute, check_timeout
 from ..errors import SegmentNotFound, TimedOut
 from ..processes import Interrupts, Metric
+from ..replay import ReplayBuffer
+from ..spaces import Spaces
 from .config import Config
 from .evaluation import LoadedPolicy, SavedRun, published_policy
+from .offline import OfflineData
 from .record import RUNS, Status, final_returns, plot_run, plot_runs, read_config, read_metrics
 from .run_input import Algorithms, RunInput, warn_of_few_samples
 from .self_play import PAYOFF, plot_payoff
@@ -89,7 +92,47 @@ def train(
         KeyboardInterrupt, SystemExit: SIGINT, or SIGTERM or SIGHUP, came; the run first stopped and wrote everything.
             The message of KeyboardInterrupt is the run's directory, if it has one.
     """
-    run_input = RunInput.checked(env_fn, algorithm, config, resume, callback, progress)
+    return _worked(RunInput.checked(env_fn, algorithm, config, resume, callback, progress))
+
+
+def train_offline(
+    replay: ReplayBuffer | Mapping[str, ReplayBuffer],
+    algorithm: Algorithms,
+    updates: int,
+    env_fn: Callable[[], Any] | str | Spaces,
+    config: Config | None = None,
+    *,
+    progress: bool = True,
+    resume: str | Path | None = None,
+    callback: Callable[[Metric], object] | None = None,
+) -> Result:
+    """Trains a policy on recorded transitions, without actors.
+
+    The run is as `train` makes it: its directory, checkpoints, metrics, evaluations, `load_policy`, `marlcore eval`.
+    An update counts as a step: of schedules, of metrics, of `evaluation.interval`, of `Result.steps`.
+
+    Args:
+        replay: the transitions, as `ReplayBuffer.from_episodes` makes it; any without a limiter will do, and writers
+            may add to it. For an environment with several policies a dict of one for each.
+        algorithm: an off-policy one, or its name: "bc", "cql", "td3bc", or "dqn", "iqn", "r2d2", "td3", "sac". The
+            replay's spec must be that of its `transition(spaces)`; further extras are ignored.
+        updates: of each policy; with `resume` those before included.
+        env_fn: as for `train`; it gives the spaces, and plays the evaluations. Or the spaces alone, if there is no
+            environment.
+        config: the settings; None: the defaults with learner.n_step=1. Those of acting, of the warm-up and of the
+            replay's size do not apply, and must be the defaults.
+        progress, resume, callback: as for `train`.
+
+    `Result.returns` are NaN, since no actor plays.
+
+    Raises: as `train`; ValueError also where the replay's spec differs, NotEnoughData where no batch can be drawn.
+    """
+    data = OfflineData(replay, updates)
+    return _worked(RunInput.checked(env_fn, algorithm, config, resume, callback, progress, data))
+
+
+def _worked(run_input: RunInput) -> Result:
+    """Makes a run, and raises what a signal came for."""
     with Interrupts() as interrupts:
         with Session(run_input, interrupts) as session:
             session.work()
@@ -213,7 +256,7 @@ def _result(session: Session) -> Result:
     if (run_dir / PAYOFF).exists():
         plot_payoff(run_dir / PAYOFF, run_dir / "payoff.png", title)
     returns = final_returns(metrics, config.total_steps, chain(*(policy.agents for policy in policies)))
-    if endless := [agent for agent, mean in returns.items() if math.isnan(mean)]:
+    if not config.offline and (endless := [agent for agent, mean in returns.items() if math.isnan(mean)]):
         log.warning("returns: NaN for %s: no episode ended in %d steps", ", ".join(endless), status.steps)
     lost, restarts = session.telemetry.lost, status.restarts
     return Result(run_dir, status.steps, status.updates, returns, lost, session.sinks.lost, restarts)

@@ -11,7 +11,7 @@ import torch
 from ..errors import WorkerFailed
 from ..processes import READY, Interrupts, failure_of
 from .config import EVALUATOR, actor_names, learner_names
-from .loops import act, catch_up, observe
+from .loops import act, observe
 from .record import STOPPING, Monitor
 from .workers import ActorWorker, Blueprint, EvaluatorWorker, LearnerWorker, Worker
 
@@ -64,10 +64,13 @@ def _take_rounds(
     monitor: Monitor,
     unstopped: Callable[[], bool],
 ) -> None:
-    """A round is a turn of every actor, and the updates and evaluations that are due by then."""
+    """A round is a turn of every actor, and the updates and evaluations that are due by then.
+
+    Without actors it is an update of every policy.
+    """
 
     def unfinished() -> bool:
-        return unstopped() and not all(actor.done for actor in actors)
+        return unstopped() and not all(worker.done for worker in actors or learners)
 
     for rounds in count(1):
         if not unfinished():
@@ -75,7 +78,7 @@ def _take_rounds(
         playing = [actor for actor in actors if not actor.done]
         turns = [_guarded(actor, observe, actor.env, actor.seats, actor) for actor in playing]
         for learner in learners:  # before the actions, so that they are of the newest weights
-            _guarded(learner, catch_up, learner.learners, learner)
+            _guarded(learner, learner.take_turn)
         for actor, due in zip(playing, turns, strict=True):
             _guarded(actor, act, actor.env, actor.seats, actor.policies, due, actor)
         for evaluator in evaluators:

@@ -43,7 +43,7 @@ class Session:
                 workers.append(EVALUATOR)
             self.telemetry = stack.enter_context(closing(Telemetry.create(workers)))
             self.control = stack.enter_context(closing(Control.create(workers, names, **self._about())))
-            blueprints = tuple(_blueprint_of(stack, policy, config, self.directory) for policy in policies)
+            blueprints = tuple(_blueprint_of(stack, policy, run_input, self.directory) for policy in policies)
             self_play = create_self_play(stack, policies, config, self.directory.path)
             if run_input.resume is not None:  # last, when no check can fail any more
                 self.directory.replace_config(self.described)
@@ -68,7 +68,8 @@ class Session:
         for policy in self.input.policies:
             if not run.checkpoint_path(policy.name).exists():
                 log.warning("resume: %s has no checkpoint yet, its learner starts from scratch", policy.name)
-        replays = [policy.name for policy in self.input.policies if isinstance(policy.source, ReplaySource)]
+        own = [policy for policy in self.input.policies if policy.name not in self.input.replays]
+        replays = [policy.name for policy in own if isinstance(policy.source, ReplaySource)]
         if empty := [name for name in replays if not run.replay_path(name).exists()]:
             why = "were not saved before the run ended" if config.replay.save else "were not saved (replay.save)"
             log.warning("resume: replays %s: empty at first for %s", why, ", ".join(empty))
@@ -121,7 +122,8 @@ def _restore_progress(run: RunDirectory, control: Control, config: Config, polic
     If the parent was killed, a learner's checkpoint may be newer: its steps count, so that schedules do not go back.
     """
     saved = read_progress(run.path)
-    steps = {name: int(saved.get("steps", {}).get(name, 0)) for name in actor_names(config)}
+    stepping = actor_names(config) or learner_names(config, policies)
+    steps = {name: int(saved.get("steps", {}).get(name, 0)) for name in stepping}
     reached = max(int(load_checkpoint(run.checkpoint_path(name)).get("step", 0)) for name in policies)
     missing = max(reached - sum(steps.values()), 0)
     for i, name in enumerate(steps):
@@ -130,10 +132,11 @@ def _restore_progress(run: RunDirectory, control: Control, config: Config, polic
     return float(saved.get("time_s", 0.0))
 
 
-def _blueprint_of(stack: ExitStack, policy: AssignedPolicy, config: Config, run: RunDirectory) -> PolicyBlueprint:
+def _blueprint_of(stack: ExitStack, policy: AssignedPolicy, run_input: RunInput, run: RunDirectory) -> PolicyBlueprint:
     """A policy's memory and weights, whose versions continue, since a saved replay's rows refer to them."""
-    name, checkpoint, saved = policy.name, run.checkpoint_path(policy.name), run.replay_path(policy.name)
-    transitions = create_storage(stack, policy, config, run)
+    config, name = run_input.config, policy.name
+    checkpoint, saved = run.checkpoint_path(name), run.replay_path(name)
+    transitions = run_input.replays.get(name) or create_storage(stack, policy, config, run)
     model = build_model(policy, config)
     state = load_checkpoint(checkpoint)
     if state:

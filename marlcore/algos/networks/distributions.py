@@ -54,7 +54,7 @@ class Categorical(nn.Module):
         self.extras: dict[str, Field] = {}
 
     def sample(self, output: torch.Tensor, mask: torch.Tensor | None, generator: np.random.Generator) -> Sampled:
-        outputs, rows, first = _masked(output, mask).cpu().numpy(), len(output), 0
+        outputs, rows, first = masked(output, mask).cpu().numpy(), len(output), 0
         drawn, log_prob = [], np.zeros(rows, np.float32)
         for size in self._sizes:
             drawn.append(np.empty(rows, np.int64))
@@ -63,7 +63,7 @@ class Categorical(nn.Module):
         return self._joined(drawn), log_prob, {}
 
     def mode(self, output: torch.Tensor, mask: torch.Tensor | None) -> NDArray[Any]:
-        parts = torch.split(_masked(output, mask), self._sizes, 1)
+        parts = torch.split(masked(output, mask), self._sizes, 1)
         return self._joined([part.argmax(1).cpu().numpy() for part in parts])
 
     def _joined(self, components: list[NDArray[np.int64]]) -> NDArray[Any]:
@@ -72,8 +72,8 @@ class Categorical(nn.Module):
 
     def forward(self, output: torch.Tensor, mask: torch.Tensor | None, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
         actions = batch.action.long().reshape(len(output), -1)
-        masked = _masked(output, mask)
-        parts = [masked] if len(self._sizes) == 1 else torch.split(masked, self._sizes, 1)
+        among = masked(output, mask)
+        parts = [among] if len(self._sizes) == 1 else torch.split(among, self._sizes, 1)
         logs = [torch.log_softmax(part, 1) for part in parts]
         taken = [log.gather(1, actions[:, i, None]).squeeze(1) for i, log in enumerate(logs)]
         entropies = [-(log.exp() * log).sum(1) for log in logs]
@@ -142,16 +142,25 @@ class Gaussian(nn.Module):
         return action.astype(self._dtype).reshape(-1, *self._shape)
 
     def forward(self, output: torch.Tensor, mask: torch.Tensor | None, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        drawn = batch.extras[DRAWN].reshape(output.shape)
-        noise = (drawn - output) * torch.exp(-self.log_std)
+        noise = (self._drawn(batch).reshape(output.shape) - output) * torch.exp(-self.log_std)
         half = 0.5 * math.log(2 * math.pi)
         log_prob = -(0.5 * noise * noise + self.log_std + half).sum(1)
         return log_prob, (self.log_std + half + 0.5).sum().expand(len(output))
+
+    def _drawn(self, batch: Any) -> Any:
+        """What rows store of draws; of demonstrations, which store none, the actions in the units of draws."""
+        if DRAWN in batch.extras:
+            return batch.extras[DRAWN]
+        action = batch.action.reshape(len(batch.action), -1)
+        divisor = np.where(self._half > 0, self._half, 1.0)
+        centre, half = (torch.from_numpy(numbers).to(action.device) for numbers in (self._centre, divisor))
+        return ((action - centre) / half).float()
 
 
 def _log_prob_of_bits(output: torch.Tensor, ones: torch.Tensor) -> torch.Tensor:
     return -functional.softplus(torch.where(ones, -output, output)).sum(1)
 
 
-def _masked(output: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+def masked(output: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    """The outputs [B, outputs], with NEVER where the mask, bool of the same shape, forbids an action."""
     return output if mask is None else output.masked_fill(~mask, NEVER)

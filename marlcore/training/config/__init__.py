@@ -20,6 +20,7 @@ from .policies import (
     actor_names,
     assign,
     check_applied,
+    check_offline,
     learner_names,
     policy_names,
     schedules_of,

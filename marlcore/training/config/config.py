@@ -116,6 +116,11 @@ class Config(Declared):
         return RateLimiter(samples_per_insert, learner.warmup, tolerance, lead=0.0)
 
     @property
+    def offline(self) -> bool:
+        """Whether the run has no actors: its learners train on recorded data, and each update counts as a step."""
+        return not self.actor.processes
+
+    @property
     def schedules(self) -> dict[str, Schedule]:
         """The numbers that the configuration has learners publish with their weights, by name; see `schedules_of`."""
         exploration = self.exploration

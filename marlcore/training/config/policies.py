@@ -9,7 +9,7 @@ from ...checks import did_you_mean
 from ...interfaces import Algorithm, QueueSource, ReplaySource
 from ...processes import encoded_name
 from ...spaces import Spaces
-from .config import Config, ExplorationConfig, LearnerConfig, ReplayConfig
+from .config import ActorConfig, Config, ExplorationConfig, LearnerConfig, ReplayConfig
 from .schedules import Schedule, check_free
 from .sections import EPSILON
 
@@ -139,7 +139,8 @@ def check_applied(policies: tuple[AssignedPolicy, ...], config: Config) -> None:
         if isinstance(policy.source, QueueSource):
             _check("learner.", OF_LEARNER, learner, LearnerConfig(), policy)
             continue
-        config.check_rows(policy.name, len(policy.agents))
+        if not config.offline:
+            config.check_rows(policy.name, len(policy.agents))
         if policy.source.n_step != learner.n_step:
             _check("learner.", ("n_step",), learner, LearnerConfig(), policy, "makes its returns itself")
     if all(isinstance(policy.source, QueueSource) for policy in policies):
@@ -150,6 +151,20 @@ def check_applied(policies: tuple[AssignedPolicy, ...], config: Config) -> None:
         _check("exploration.", OF_EXPLORATION, config.exploration, ExplorationConfig(), policies[0], why)
 
 
+def check_offline(config: Config) -> None:
+    """Raises ValueError: a setting of acting, or of a replay that a run makes, differs from its default."""
+    usual, why = Config(), "a run on recorded data has no use for it"
+    of_actor = [name for name in ActorConfig.__dataclass_fields__ if name != "device"]  # on which an evaluator acts
+    of_replay = ("capacity", "save", "clear_at_stage", "mixture", "path")
+    _check_unused("", ("total_steps", *OF_RUN, "stages", "self_play"), config, usual, why)
+    _check_unused("actor.", of_actor, config.actor, usual.actor, why)
+    _check_unused("replay.", of_replay, config.replay, usual.replay, why)
+    _check_unused("exploration.", OF_EXPLORATION, config.exploration, usual.exploration, why)
+    of_policies = {f"learners.{name}.": learner for name, learner in config.learners.items()}
+    for label, learner in ({"learner.": config.learner} | of_policies).items():
+        _check_unused(label, ("warmup",), learner, usual.learner, why)
+
+
 def _check(
     section: str,
     names: Iterable[str],
@@ -158,11 +173,15 @@ def _check(
     policy: AssignedPolicy,
     why: str = "reads each transition once and has no use for it",
 ) -> None:
+    algorithm = f"{type(policy.algorithm).__name__}, the algorithm of {policy.name!r}, {why}"
+    _check_unused(section, names, chosen, default, algorithm)
+
+
+def _check_unused(section: str, names: Iterable[str], chosen: Any, default: Any, why: str) -> None:
     for name in names:
         value, usual = getattr(chosen, name), getattr(default, name)
         if value != usual:
-            algorithm = f"{type(policy.algorithm).__name__}, the algorithm of {policy.name!r}, {why}"
-            raise ValueError(f"{section}{name}: expected the default {usual!r}, since {algorithm}, got {value!r}")
+            raise ValueError(f"{section}{name}: expected the default {usual!r}, since {why}, got {value!r}")
 
 
 # The names of a run's workers, which only these functions form

@@ -72,8 +72,8 @@ def sink_names(label: str, names: Any) -> tuple[str, ...]:
 class ActorConfig(Declared):
     """The processes that step environments."""
 
-    processes: Count = 1
-    """Actor processes."""
+    processes: Annotated[int, Whole(0)] = 1
+    """Actor processes; a run of `train_offline` has 0, and others at least 1."""
     envs: Count = 4
     """Environment copies that each actor steps together, choosing their actions in one batch."""
     sync_interval: Count = 50

@@ -49,7 +49,7 @@ class LearnerHost(Protocol):
     """A learner's worker, as its loop sees it."""
 
     def learning(self) -> bool:
-        """Whether the run was not told to stop."""
+        """Whether the run was not told to stop, and has updates to make."""
 
     def count_updates(self) -> None:
         """Counts the updates of a round, and shows that the worker does not hang."""

@@ -10,10 +10,10 @@ import torch
 
 from ...errors import TimedOut
 from ...interfaces import Trainer
-from ...processes import DONE, READY, UPDATES, Telemetry
+from ...processes import DONE, READY, STEPS, UPDATES, Telemetry
 from ...weights import ParameterStore
 from ..config import learner_names, schedules_of
-from ..loops import FiniteCheck, Learner, PolicyModel, build_model, catch_up, choose_device, learn_until_stopped
+from ..loops import FiniteCheck, Learner, PolicyModel, build_model, catch_up, choose_device, learn, learn_until_stopped
 from ..record import load_checkpoint, save_checkpoint
 from ..self_play import League, Pool
 from .storage import batches_of
@@ -87,12 +87,30 @@ class LearnerWorker(Worker):
         return League(self.config.self_play, pool, results, policy.run_dir, report, state.get("self_play", {}))
 
     def learning(self) -> bool:
-        return not self.control.stopping
+        return not self.control.stopping and not self.done
+
+    @property
+    def done(self) -> bool:
+        """Whether it has made all updates of a run on recorded data."""
+        share = self.config.total_steps // len(self.blueprint.policies)
+        return self.config.offline and all(learner.updates >= share for learner in self.learners)
+
+    def take_turn(self) -> None:
+        """For serial mode: makes the updates that are due; on recorded data one of each policy."""
+        if not self.config.offline:
+            catch_up(self.learners, self)
+            return
+        for learner in self.learners:
+            learn(learner)
+        self.count_updates()
 
     def count_updates(self) -> None:
         for tally, learner in zip(self._tallies, self.learners, strict=True):
             tally.store(UPDATES, learner.updates)
-        self.counters.store(UPDATES, sum(learner.updates for learner in self.learners))
+        updates = sum(learner.updates for learner in self.learners)
+        self.counters.store(UPDATES, updates)
+        if self.config.offline:
+            self.counters.store(STEPS, updates)
         self.beat()
 
     def finish(self) -> None:

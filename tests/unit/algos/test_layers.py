@@ -88,7 +88,8 @@ def weights_of(model):
             yield from zip((weight.t() for weight in layer.weight.detach()), layer.bias, strict=True)
 
 
-LAST = {"dqn": 1, "iqn": 1, "r2d2": 1, "td3": 3, "sac": 3, "ppo": 2, "mappo": 2, "recurrentppo": 2}  # of other gains
+LAST = dict.fromkeys(("bc", "cql", "dqn", "iqn", "r2d2"), 1) | dict.fromkeys(("ppo", "mappo", "recurrentppo"), 2)
+LAST |= dict.fromkeys(("td3", "sac", "td3bc"), 3)  # layers of other gains
 
 
 @EACH

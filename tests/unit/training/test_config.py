@@ -27,7 +27,7 @@ OTHER = Spaces(Box(-1, 1, (4,)), Discrete(2))
 WRONG = {
     "run_dir": 3, "total_steps": 0, "seed": -1, "mode": "sync", "updates_per_step": 0, "updates_tolerance": 0,
     "stages": [5, 3], "learners": 3,
-    "actor.processes": 0, "actor.envs": 0, "actor.device": 3, "actor.sync_interval": 0, "actor.max_policy_lag": -1,
+    "actor.processes": -1, "actor.envs": 0, "actor.device": 3, "actor.sync_interval": 0, "actor.max_policy_lag": -1,
     "learner.device": 3, "learner.device_per_agent": 3,
     "learner.processes": 0, "learner.batch_size": 0, "learner.n_step": 0, "learner.gamma": 1.1, "learner.warmup": 0,
     "learner.compile": "on", "learner.obs_norm": "on", "learner.prefetch": -1, "learner.publish_interval": 0,
