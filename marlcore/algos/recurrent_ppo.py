@@ -16,7 +16,7 @@ from ..interfaces import PREVIOUS_REWARD, Action, Update
 from ..observations import rows_at
 from ..spaces import Spaces
 from ..spec import TransitionSpec
-from .base import AtLeast1, Request
+from .base import AtLeast1, Request, raw_reward
 from .fast import faster
 from .networks.initialization import initialize
 from .networks.policy_value import PolicyNetwork
@@ -110,7 +110,7 @@ class RecurrentPPOTrainer(PPOTrainer):
         """The values of the next observations of these rows, in the state after their actions."""
         torso = faster(self.model.acting.torso)
         _, after = torso(rows_at(batch.obs, which), rows_at(batch.extras, which))
-        state = {**torso.acted(after, batch.action[which]), PREVIOUS_REWARD: batch.reward[which]}
+        state = {**torso.acted(after, batch.action[which]), PREVIOUS_REWARD: raw_reward(batch)[which]}
         features, _ = torso(rows_at(batch.next_obs, which), state)
         return self.model.critic(features).squeeze(1)
 
