@@ -96,6 +96,11 @@ class R2D2(QLearning):
         action = model.actions.decode(greedy if random is None else np.where(*random, greedy))
         return Action(action, state=model.torso.acted(after, action))
 
+    def greedy(self, model: Any, obs: Any, state: State | None, mask: torch.Tensor | None) -> Any:
+        values, after = faster(model)(obs, state)
+        action = model.actions.decoded(best(values, None if mask is None else model.actions.allowed(mask)))
+        return action, model.torso.acted(after, action)
+
     def make_trainer(self, model: Any) -> "R2D2Trainer":
         return R2D2Trainer(self, model)
 

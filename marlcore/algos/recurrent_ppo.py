@@ -52,6 +52,11 @@ class RecurrentPPO(PPO):
         action = self.sampled(model, output, request)
         return action._replace(state=model.torso.acted(after, action.action))
 
+    def greedy(self, model: Any, obs: Any, state: State | None, mask: torch.Tensor | None) -> Any:
+        output, _, after = faster(model)(obs, state)
+        action = model.distribution.mode(output, mask)
+        return action, model.torso.acted(after, action)
+
     def make_trainer(self, model: Any) -> "RecurrentPPOTrainer":
         return RecurrentPPOTrainer(self, model)
 
