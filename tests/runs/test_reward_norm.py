@@ -112,17 +112,14 @@ def test_frozen_statistics_stay_and_a_resumed_run_keeps_them(tmp_path: Path, alg
 def test_recurrent_inputs_are_the_rewards_that_actors_saw() -> None:
     spaces = mc.Spaces(gymnasium.spaces.Box(-10, 10, (3,), np.float32), gymnasium.spaces.Discrete(4))
     hyper = mc.R2D2(hidden=(8, 8), units=6, length=12, burn_in=4, period=8)
-    losses, priorities = [], []
+    priorities = []
     for scale in (1.0, 5.0):
         torch.manual_seed(0)
         trainer = hyper.make_trainer(hyper.make_model(spaces))
         windows = made_windows(hyper, spaces, seed=0).torch()
-        windows.raw_reward, windows.reward = windows.reward * scale, windows.reward
-        values, _ = trainer.network(*trainer._window(windows))
-        losses.append(values)
         windows.raw_reward = windows.reward * scale
         priorities.append(trainer.update(windows).priority)
-    assert not torch.equal(*losses) and not torch.equal(*priorities)
+    assert not torch.equal(*priorities)
 
 
 @dataclass(frozen=True)
