@@ -45,6 +45,7 @@ COMMANDS = {
         "RUN [--episodes N] [--which best] [--video FILE]",
         "play episodes with a run's policies, and print their returns",
     ),
+    "export": ("RUN --policy NAME --file FILE", "write a policy of a run as ONNX or TorchScript"),
     "top": ("[RUN_DIR] [--once] [--json]", "show a live run: rates, lag, waits and restarts"),
     "bench": ("[--json]", "measure the core on this machine, each call beside its bound"),
     "gc": ("[--dry-run]", "remove shared memory that no living process holds"),

@@ -152,6 +152,12 @@ def independent_copy(network: N) -> N:
     return twin
 
 
+def raw_reward(batch: Any) -> torch.Tensor:
+    """A batch's rewards before any normalization, as actors see them."""
+    raw: torch.Tensor = getattr(batch, "raw_reward", batch.reward)
+    return raw
+
+
 def own_generator(device: torch.device | str = "cpu") -> torch.Generator:
     """A generator with which training resumes exactly from its state; torch.manual_seed determines the seed."""
     return torch.Generator(device).manual_seed(int(torch.randint(2**62, ())))

@@ -43,8 +43,11 @@ class BC(Hyperparameters):
         """Actions drawn from the policy; if greedy, the most probable ones."""
         output = faster(model)(obs)
         if request.explore is None:
-            return Action(model.distribution.mode(output, request.mask))
+            return Action(model.distribution.mode(output, request.mask).numpy(force=True))
         return Action(model.distribution.sample(output, request.mask, request.generator)[0])
+
+    def greedy(self, model: Any, obs: Any, state: Any, mask: torch.Tensor | None) -> Any:
+        return model.distribution.mode(faster(model)(obs), mask), None
 
     def make_trainer(self, model: Any) -> "BCTrainer":
         return BCTrainer(self, model)

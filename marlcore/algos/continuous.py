@@ -117,6 +117,9 @@ class Continuous(Hyperparameters):
         noisy = model.noisy(faster(model)(obs), torch.from_numpy(noise).to(actions.reach.device), explore)
         return Action(actions.decode(np.where(uniform[:, None], anywhere, noisy.cpu().numpy())))
 
+    def greedy(self, model: Any, obs: Any, state: Any, mask: torch.Tensor | None) -> Any:
+        return model.actions.decoded(model.greedy(faster(model)(obs))), None
+
 
 class ActorCriticTrainer(TargetTrainer):
     """The optimizers of a model's policy and critics, and the target of its part `source`."""

@@ -19,7 +19,7 @@ from ..interfaces import Action, ReplaySource, Update
 from ..observations import each
 from ..spaces import Spaces
 from ..spec import Sequence, TransitionSpec
-from .base import AtLeast1, Positive, Request
+from .base import AtLeast1, Positive, Request, raw_reward
 from .fast import faster
 from .networks.qnetwork import QNetwork, best
 from .networks.recurrent import (
@@ -95,6 +95,11 @@ class R2D2(QLearning):
         greedy = best(values, allowed).cpu().numpy()
         action = model.actions.decode(greedy if random is None else np.where(*random, greedy))
         return Action(action, state=model.torso.acted(after, action))
+
+    def greedy(self, model: Any, obs: Any, state: State | None, mask: torch.Tensor | None) -> Any:
+        values, after = faster(model)(obs, state)
+        action = model.actions.decoded(best(values, None if mask is None else model.actions.allowed(mask)))
+        return action, model.torso.acted(after, action)
 
     def make_trainer(self, model: Any) -> "R2D2Trainer":
         return R2D2Trainer(self, model)
@@ -187,7 +192,7 @@ class R2D2Trainer(QTrainer):
     def _window(self, batch: Any) -> tuple[Any, ...]:
         """A network's arguments for a batch: the first observation of each window, and the next one of each step."""
         obs = each(lambda obs, after: torch.cat([obs[:, :1], after], 1), batch.obs, batch.next_obs)
-        return obs, batch.extras, Windows(batch.action, batch.reward, self.hyper.burn_in, batch.mask[:, 0])
+        return obs, batch.extras, Windows(batch.action, raw_reward(batch), self.hyper.burn_in, batch.mask[:, 0])
 
 
 def window_returns(
@@ -215,4 +220,5 @@ def _shortened(batch: Any) -> SimpleNamespace:
     """The windows without the last places, if none of them is filled in any window."""
     steps = int(batch.valid[..., -1].any(0).sum())
     fields = {name: each(lambda values: values[:, :steps], getattr(batch, name)) for name in OF_STEPS}
-    return SimpleNamespace(**fields, weight=batch.weight, extras=batch.extras)
+    raw = raw_reward(batch)[:, :steps]
+    return SimpleNamespace(**fields, raw_reward=raw, weight=batch.weight, extras=batch.extras)

@@ -16,7 +16,7 @@ from ..interfaces import PREVIOUS_REWARD, Action, Update
 from ..observations import rows_at
 from ..spaces import Spaces
 from ..spec import TransitionSpec
-from .base import AtLeast1, Request
+from .base import AtLeast1, Request, raw_reward
 from .fast import faster
 from .networks.initialization import initialize
 from .networks.policy_value import PolicyNetwork
@@ -55,6 +55,11 @@ class RecurrentPPO(PPO):
         output, _, after = faster(model)(obs, request.state)
         action = self.sampled(model, output, request)
         return action._replace(state=model.torso.acted(after, action.action))
+
+    def greedy(self, model: Any, obs: Any, state: State | None, mask: torch.Tensor | None) -> Any:
+        output, _, after = faster(model)(obs, state)
+        action = model.distribution.mode(output, mask)
+        return action, model.torso.acted(after, action)
 
     def make_trainer(self, model: Any) -> "RecurrentPPOTrainer":
         return RecurrentPPOTrainer(self, model)
@@ -114,7 +119,7 @@ class RecurrentPPOTrainer(PPOTrainer):
         """The values of the next observations of these rows, in the state after their actions."""
         torso = faster(self.model.acting.torso)
         _, after = torso(rows_at(batch.obs, which), rows_at(batch.extras, which))
-        state = {**torso.acted(after, batch.action[which]), PREVIOUS_REWARD: batch.reward[which]}
+        state = {**torso.acted(after, batch.action[which]), PREVIOUS_REWARD: raw_reward(batch)[which]}
         features, _ = torso(rows_at(batch.next_obs, which), state)
         return self.model.critic(features).squeeze(1)
 

@@ -90,6 +90,10 @@ class FeedforwardQLearning(QLearning):
         of_rows = {"taken": all_values[rows, chosen], "best": all_values[rows, greedy]}
         return Action(actions.decode(chosen), unknown, values=of_rows)
 
+    def greedy(self, model: Any, obs: Any, state: Any, mask: torch.Tensor | None) -> Any:
+        allowed = None if mask is None else model.actions.allowed(mask)
+        return model.actions.decoded(best(faster(model)(obs), allowed)), None
+
     def first_priority(
         self,
         before: Mapping[str, NDArray[Any]],

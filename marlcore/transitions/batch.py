@@ -113,9 +113,10 @@ class Batch:
 
 
 class TorchBatch:
-    """The fields of a `Batch` as tensors; a run's learner adds `numbers`, see `Trainer.update`."""
+    """The fields of a `Batch` as tensors; a run's learner adds others, see `Trainer.update`."""
 
     numbers: Mapping[str, float]
+    raw_reward: torch.Tensor
 
     def __init__(self, batch: Batch, device: torch.device | str) -> None:
         try:

@@ -242,6 +242,9 @@ RESUMED: dict[str, tuple[Callable[[Path], None], dict[str, Any], str]] = {
     "normalization": (
         as_it_was, {"learner": {"obs_norm": "running"}}, "expected learner.obs_norm 'off'",
     ),
+    "normalization of rewards": (
+        as_it_was, {"learner": {"reward_norm": "running"}}, "expected learner.reward_norm 'off'",
+    ),
     "more copies than the replay's lanes": (
         as_it_was, {"actor": mc.ActorConfig(envs=3)}, f"resume: expected actor.envs 2{HAD}3",
     ),

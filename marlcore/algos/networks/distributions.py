@@ -2,8 +2,8 @@
 
 `outputs` is how many numbers of a network each takes, `extras` are the fields that rows store beside the action.
 `sample` draws k actions by outputs [k, outputs] with NumPy, from the actor's generator; `mode` returns the most
-probable ones. A call returns the log-probabilities [B] of a batch's actions and the entropies [B], with torch. `mask`,
-bool [k, outputs], holds the allowed values of each component.
+probable ones, as a tensor. A call returns the log-probabilities [B] of a batch's actions and the entropies [B], with
+torch. `mask`, bool [k, outputs], holds the allowed values of each component.
 """
 
 import math
@@ -21,6 +21,7 @@ from torch.nn import functional
 from ...checks import brief
 from ...kernels.policies import draw_category
 from ...spec import Field
+from .actions import dtype_of
 
 NEVER = -1e9  # the output of an action that a mask forbids: its probability is 0, and 0 times its logarithm too
 DRAWN = "drawn"  # the extra in which rows store what a Gaussian drew
@@ -62,9 +63,9 @@ class Categorical(nn.Module):
             first += size
         return self._joined(drawn), log_prob, {}
 
-    def mode(self, output: torch.Tensor, mask: torch.Tensor | None) -> NDArray[Any]:
-        parts = torch.split(masked(output, mask), self._sizes, 1)
-        return self._joined([part.argmax(1).cpu().numpy() for part in parts])
+    def mode(self, output: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+        parts = [part.argmax(1) for part in torch.split(masked(output, mask), self._sizes, 1)]
+        return (parts[0] if self._alone else torch.stack(parts, 1)).to(dtype_of(self._dtype))
 
     def _joined(self, components: list[NDArray[np.int64]]) -> NDArray[Any]:
         joined = components[0] if self._alone else np.stack(components, 1)
@@ -95,8 +96,8 @@ class Bernoulli(nn.Module):
         drawn = torch.from_numpy(ones).to(output.device)
         return self._shaped(ones), _log_prob_of_bits(output, drawn).cpu().numpy(), {}
 
-    def mode(self, output: torch.Tensor, mask: torch.Tensor | None) -> NDArray[Any]:
-        return self._shaped((output > 0).cpu().numpy())
+    def mode(self, output: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+        return (output > 0).reshape(-1, *self._shape).to(dtype_of(self._dtype))
 
     def _shaped(self, ones: NDArray[np.bool_]) -> NDArray[Any]:
         return ones.reshape(-1, *self._shape).astype(self._dtype)
@@ -134,8 +135,11 @@ class Gaussian(nn.Module):
         log_prob = -(0.5 * noise * noise + log_std + 0.5 * math.log(2 * math.pi)).sum(1)
         return self._clipped(drawn), log_prob, {DRAWN: drawn.reshape(-1, *self._shape)}
 
-    def mode(self, output: torch.Tensor, mask: torch.Tensor | None) -> NDArray[Any]:
-        return self._clipped(output.cpu().numpy())
+    def mode(self, output: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+        bounds = (self._centre, self._half, self._low, self._high)
+        centre, half, low, high = (torch.tensor(bound, device=output.device) for bound in bounds)
+        action = torch.clamp(centre + half * output, low, high)
+        return action.to(dtype_of(self._dtype)).reshape(-1, *self._shape)
 
     def _clipped(self, drawn: NDArray[Any]) -> NDArray[Any]:
         action: NDArray[Any] = np.clip(self._centre + self._half * drawn, self._low, self._high)

@@ -170,7 +170,7 @@ class RecurrentTorso(nn.Module):
     def acted(self, state: State, action: torch.Tensor | NDArray[Any]) -> dict[str, torch.Tensor]:
         """The state after `forward` with the actions [k, ...] that were chosen, as rows hold them."""
         encoded = self.actions(torch.as_tensor(action, device=next(iter(state.values())).device))
-        return {**state, PREVIOUS_ACTION: encoded, PREVIOUS_REWARD: encoded.new_zeros(len(encoded))}
+        return {**state, PREVIOUS_ACTION: encoded, PREVIOUS_REWARD: encoded.new_zeros(encoded.shape[0])}
 
     def before_each(self, action: torch.Tensor, reward: torch.Tensor, state: State) -> State:
         """The state [B, ...] before windows of N observations, with the action and reward before each one [B * N, ...].

@@ -63,7 +63,8 @@ class OneHot(nn.Module):
         self.register_buffer("value", torch.from_numpy(value), persistent=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        components = x.reshape(len(x), self.stack, -1)[..., self.component]
+        rows = x.shape[0]  # where len(x) would be a constant of an exported program
+        components = x.reshape(rows, self.stack, -1)[..., self.component]
         return (components == self.value).flatten(1).float()
 
 
@@ -100,7 +101,7 @@ class Image(nn.Module):
         x = x.float()
         if self.scale != 1.0:
             x = x * self.scale
-        features: torch.Tensor = self.layers(x.reshape(len(x), -1, *self.frame))
+        features: torch.Tensor = self.layers(x.reshape(x.shape[0], -1, *self.frame))
         return features
 
 

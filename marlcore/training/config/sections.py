@@ -104,6 +104,12 @@ class LearnerConfig(Declared):
     obs_norm: Literal["off", "frozen", "running"] = "off"
     """Subtract the mean of observations and divide by their standard deviation, for actors and learner alike: "running"
     takes every batch into the statistics, "frozen" the first 100."""
+    reward_norm: Literal["off", "frozen", "running"] = "off"
+    """Divide rewards by the standard deviation of the discounted return so far, as VecNormalize of Stable-Baselines3
+    does, and clip them to 10; before an algorithm's reward_scale. Statistics are taken as those of `obs_norm`."""
+    norm_frozen_after: Annotated[int | None, Whole(1)] = None
+    """Observations, or returns, after which "frozen" statistics stay as they are; the frames of a stack count one by
+    one. None: 100 batches."""
     prefetch: Annotated[int, Whole(0)] = 0
     """Batches that a thread draws ahead, and copies to the learner's device; 0 draws each when it is needed. Only in
     async mode."""

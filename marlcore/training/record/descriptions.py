@@ -100,7 +100,8 @@ def check_resumed(run_dir: str | Path, described: dict[str, Any]) -> None:
     """Raises ValueError: the directory holds no run, `described` does not match it, or it has no steps left to take."""
     now = dict(flattened(json.loads(json.dumps(described, default=os.fspath)), Config))
     before = dict(flattened(read_config(run_dir), Config))
-    fixed = ["algorithm", "hyperparameters", "policies", "actor.processes", "actor.envs", "learner.obs_norm"]
+    fixed = ["algorithm", "hyperparameters", "policies", "actor.processes", "actor.envs"]
+    fixed += ["learner.obs_norm", "learner.reward_norm"]
     fixed += ["self_play.anchors"]  # the payoff table has their order
     fixed += ["replay.capacity", "replay.stack", "replay.prioritized", "replay.mixture"]
     if now["replay.prioritized"]:  # the saved priorities depend on these

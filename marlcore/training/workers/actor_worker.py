@@ -4,6 +4,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from ...envs import checked, vectorize
@@ -80,6 +81,9 @@ class ActorWorker(Worker):
         gamma = config.learner_of(policy.name).gamma
 
         def first_priority(before: ByName, reward: NDArray[Any], after: ByName) -> NDArray[np.float32]:
+            if acting.model.rewards is not None:
+                device = acting.device
+                reward = acting.model.rewards(torch.tensor(reward, device=device)).numpy(force=True)
             return policy.algorithm.first_priority(before, reward, gamma, after)
 
         shape = parts, len(policy.agents), config.actor.processes, self.env.copies
@@ -89,7 +93,7 @@ class ActorWorker(Worker):
             writer = self.hold(storage.vector_writer(lanes[:, i].ravel().tolist()))
             player = PolicyPlayer(acting, policy.spaces, self.env.copies, config.replay.pad)
             priority = first_priority if PRIORITY in storage.spec.extras else None
-            seats[agent] = Seat(agent, player, writer, storage.spec, lanes[:, i], priority)
+            seats[agent] = Seat(agent, player, writer, storage.spec, lanes[:, i], priority, gamma)
         return seats
 
     def _matches(self, self_play: SelfPlay) -> Matches:

@@ -66,6 +66,7 @@ class LearnerWorker(Worker):
             config=settings,
             device=device,
             norm=model.norm,
+            rewards=model.rewards,
             finite=FiniteCheck(policy.name, model, trainer.state_dict(), policy.checkpoint, state.get("updates")),
             report=partial(self.report, policy.name),
             save_state=save,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ...interfaces import QueueSource, ReplaySource
+from ...interfaces import RETURN, QueueSource, ReplaySource
 from ...memory import PREFIX, SegmentHandle, survey_segments
 from ...queue import TrajectoryQueue, lane_rows_for
 from ...replay import Mixture, Prefetch, ReplayBuffer, Sampler
+from ...spec import Field
 from ..config import AssignedPolicy, Config
 from ..loops import run_seed
 from ..record import RunDirectory
@@ -46,6 +47,10 @@ def create_storage(stack: ExitStack, policy: AssignedPolicy, config: Config, run
     """A policy's queue, or its replay, perhaps a saved one. Raises: ValueError: that does not fit. SharedMemoryFull."""
     source, lanes = policy.source, len(policy.agents) * config.lanes
     spec = policy.algorithm.transition(policy.spaces)
+    if config.learner_of(policy.name).reward_norm != "off":
+        if RETURN in spec.extras:
+            raise ValueError(f"transition of {policy.name}: {RETURN!r} is the extra of learner.reward_norm")
+        spec = replace(spec, extras={**spec.extras, RETURN: Field()})
     if isinstance(source, QueueSource):
         rows = lane_rows_for(
             source.batch_size, lanes, config.actor.envs, source.length, config.replay.frames, spec.state_every
