@@ -14,11 +14,11 @@ from ..checks import absolute
 from ..envs import factory, vectorize
 from ..envs.copies import Copies
 from ..envs.joint import JointObservations
-from ..interfaces import Algorithm, QueueSource, VectorEnvironment
+from ..interfaces import Algorithm, QueueSource, ReplaySource, VectorEnvironment
 from ..notices import say, shown_with
 from ..processes import Metric, check_picklable
 from .config import AssignedPolicy, Config, assign, check_applied, source_of
-from .loops import choose_device
+from .loops import choose_device, with_functions_of
 from .record import RUNS
 from .self_play import check_self_play, policies_in_self_play
 from .warmup import compile_before_a_run
@@ -70,6 +70,7 @@ class RunInput:
             for policy in policies:
                 choose_device(config.learner_of(policy.name).device)
             check_applied(policies, config)
+            _check_goals(make_env, policies)
             if config.self_play.pool:
                 check_self_play(config, policies[0])
             check_picklable(config=config, algorithm=[policy.algorithm for policy in policies])  # which a run saves
@@ -101,6 +102,15 @@ def _assigned(
         with closing(vectorize(make_env, 1)) as env:
             policies = assign(env.spaces, config.policies, algorithm, config.replay.frames)
     return make_env, tuple(replace(policy, source=source_of(policy, config)) for policy in policies), config
+
+
+def _check_goals(make_env: Callable[[], Any], policies: tuple[AssignedPolicy, ...]) -> None:
+    """Raises ValueError: a policy's replay relabels goals, but the environment has none or cannot judge them."""
+    relabelled = [(policy, policy.source.hindsight) for policy in policies if isinstance(policy.source, ReplaySource)]
+    for policy, hindsight in relabelled:
+        if hindsight is not None:
+            with closing(make_env()) as env:
+                with_functions_of(env, hindsight, policy.algorithm.transition(policy.spaces))
 
 
 def _has_own_copies(env: VectorEnvironment, make_env: Callable[[], Any]) -> bool:

@@ -111,11 +111,13 @@ def _chosen(algorithm: Any) -> Algorithm:
 
 def source_of(policy: AssignedPolicy, config: Config) -> ReplaySource | QueueSource:
     """How the policy's learner gets its batches. Raises TypeError: its algorithm says something else."""
-    from ...replay import Prioritized  # here, so that settings load without Numba
+    from ...replay import Hindsight, Prioritized  # here, so that settings load without Numba
 
     replay = config.replay
     prioritized = Prioritized(replay.alpha, replay.beta, beta_steps=replay.beta_steps) if replay.prioritized else None
-    source = policy.algorithm.source(ReplaySource(config.learner_of(policy.name).n_step, prioritized))
+    hindsight = None if replay.hindsight == "off" else Hindsight(replay.hindsight_k, replay.hindsight)
+    chosen = ReplaySource(config.learner_of(policy.name).n_step, prioritized, hindsight=hindsight)
+    source = policy.algorithm.source(chosen)
     if not isinstance(source, (ReplaySource, QueueSource)):
         raise TypeError(f"source of {policy.name}: expected a ReplaySource or a QueueSource, got {source!r}")
     return source
@@ -140,6 +142,8 @@ def check_applied(policies: tuple[AssignedPolicy, ...], config: Config) -> None:
             _check("learner.", OF_LEARNER, learner, LearnerConfig(), policy)
             continue
         config.check_rows(policy.name, len(policy.agents))
+        if config.replay.hindsight != "off":
+            _check_hindsight(policy, policy.source, config)
         if policy.source.n_step != learner.n_step:
             _check("learner.", ("n_step",), learner, LearnerConfig(), policy, "makes its returns itself")
     if all(isinstance(policy.source, QueueSource) for policy in policies):
@@ -148,6 +152,16 @@ def check_applied(policies: tuple[AssignedPolicy, ...], config: Config) -> None:
     if not any("epsilon" in schedules_of(policy.algorithm, config) for policy in policies):
         why = "draws its actions without an epsilon"
         _check("exploration.", OF_EXPLORATION, config.exploration, ExplorationConfig(), policies[0], why)
+
+
+def _check_hindsight(policy: AssignedPolicy, source: ReplaySource, config: Config) -> None:
+    if config.replay.mixture:
+        raise ValueError("replay.hindsight: expected off with replay.mixture, got both")
+    if source.hindsight is None or source.sequence is not None:
+        why = "draws sequences" if source.sequence is not None else "draws without it"
+        _check("replay.", ("hindsight",), config.replay, ReplayConfig(), policy, why)
+    if source.n_step != 1:
+        raise ValueError(f"learner.n_step: expected 1 with replay.hindsight, got {source.n_step}")
 
 
 def _check(
