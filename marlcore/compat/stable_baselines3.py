@@ -543,12 +543,12 @@ class HerReplayBuffer(DictReplayBuffer, _HerReplayBuffer):
 
     def _hindsight(self) -> Hindsight:
         strategy: Any = self.goal_selection_strategy.name.lower()
-        return Hindsight(self.n_sampled_goal, strategy, partial(HerReplayBuffer._judge, weakref.proxy(self)))
+        return Hindsight(self.n_sampled_goal, strategy, partial(HerReplayBuffer._judge, cast(Any, weakref.proxy(self))))
 
     def _judge(self, achieved: NDArray[Any], desired: NDArray[Any], extras: Mapping[str, NDArray[Any]]) -> Any:
         if self.env is None:
             raise ValueError("env: expected a VecEnv, got None; call set_env after unpickling")
-        infos = self.infos.flat[extras[_STEP]] if self.copy_info_dict else [{}] * len(achieved)
+        infos: Any = self.infos.flat[extras[_STEP]] if self.copy_info_dict else [{}] * len(achieved)
         return self.env.env_method("compute_reward", achieved, desired, infos, indices=[0])[0]
 
 
