@@ -4,6 +4,7 @@ from .processes import WorkerContext as WorkerContext
 from .processes import Workers as Workers
 from .queue import TrajectoryQueue as TrajectoryQueue
 from .queue import TrajectoryReader as TrajectoryReader
+from .replay import Hindsight as Hindsight
 from .replay import Mixture as Mixture
 from .replay import Prefetch as Prefetch
 from .replay import Prioritized as Prioritized

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import torch
 
     from .observations import Values
-    from .replay import Prioritized
+    from .replay import Hindsight, Prioritized
     from .spaces import Spaces
 
 PRIORITY = "priority"  # the extra in which a row stores the first priority that its actor computed
@@ -203,11 +203,13 @@ class ReplaySource:
         n_step: rewards in each return.
         prioritized: draws in proportion to priorities; None draws uniformly.
         sequence: draws windows of consecutive transitions; None draws single ones.
+        hindsight: gives rows other goals; None leaves them.
     """
 
     n_step: int = 1
     prioritized: Prioritized | None = None
     sequence: Windows | None = None
+    hindsight: Hindsight | None = None
 
 
 @dataclass(frozen=True)

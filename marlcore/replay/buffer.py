@@ -15,6 +15,7 @@ from ..observations import Pad
 from ..spec import Sequence, TransitionSpec
 from ..transitions import Gate, TransitionLanes, VectorGate, VectorWriter, Window, Writer
 from .episodes import Recorded, rows_taken
+from .hindsight import Hindsight
 from .limiter import SLOTS, RateLimiter, WriteGate
 from .prioritized import Prioritized
 from .sampler import Sampler
@@ -253,6 +254,7 @@ class ReplayBuffer(TransitionLanes):
         prioritized: Prioritized | None = None,
         sequence: Sequence | None = None,
         lanes: range | None = None,
+        hindsight: Hindsight | None = None,
     ) -> Sampler:
         """A sampler of batches; any number may live at once, in any process, each with its own priorities.
 
@@ -268,12 +270,14 @@ class ReplayBuffer(TransitionLanes):
             prioritized: draws in proportion to priorities instead of uniformly.
             sequence: draws windows of consecutive transitions: obs becomes [B, T, ...], and so on; see Batch.
             lanes: consecutive lanes, the only ones to draw from; None draws from all. A limiter counts all lanes.
+            hindsight: gives most rows goals that their episodes achieved, with n_step=1 and without sequences: the
+                rewards of several steps towards another goal would come from actions chosen for the first one.
 
         Raises: ValueError, TypeError: an option is out of range, one draw would read more rows than a lane has, or a
             batch would take more bytes than the machine has memory.
         """
         window = Window(stack, n_step, gamma, pad, sequence)
-        return self._sampler(lanes, window, batch_size, min_size, prioritized, seed)
+        return self._sampler(lanes, window, batch_size, min_size, prioritized, seed, True, hindsight)
 
     def _sampler(self, lanes: range | None, *options: Any) -> Sampler:
         """A sampler of these lanes; the options are those of Sampler."""

@@ -14,13 +14,13 @@ from ..checks import absolute
 from ..envs import factory, vectorize
 from ..envs.copies import Copies
 from ..envs.joint import JointObservations
-from ..interfaces import Algorithm, QueueSource, VectorEnvironment
+from ..interfaces import Algorithm, QueueSource, ReplaySource, VectorEnvironment
 from ..memory import SegmentHandle
 from ..notices import say, shown_with
 from ..processes import Metric, check_picklable
 from ..spaces import Spaces
 from .config import AssignedPolicy, Config, assign, check_applied, source_of
-from .loops import choose_device
+from .loops import choose_device, with_functions_of
 from .offline import OFFLINE, OfflineData
 from .record import RUNS
 from .self_play import check_self_play, policies_in_self_play
@@ -93,6 +93,7 @@ class RunInput:
                 )
             replays = {} if data is None else data.handles(policies, config)
             check_applied(policies, config)
+            _check_goals(make_env, policies)
             if config.self_play.pool:
                 check_self_play(config, policies[0])
             check_picklable(config=config, algorithm=[policy.algorithm for policy in policies])  # which a run saves
@@ -139,6 +140,15 @@ def _assigned_to_data(
 def no_environment() -> None:
     """Stands for the environment of a run that has none. Raises ValueError."""
     raise ValueError("env_fn: expected an environment, got a run on recorded data without one; pass env_fn=")
+
+
+def _check_goals(make_env: Callable[[], Any], policies: tuple[AssignedPolicy, ...]) -> None:
+    """Raises ValueError: a policy's replay relabels goals, but the environment has none or cannot judge them."""
+    relabelled = [(policy, policy.source.hindsight) for policy in policies if isinstance(policy.source, ReplaySource)]
+    for policy, hindsight in relabelled:
+        if hindsight is not None:
+            with closing(make_env()) as env:
+                with_functions_of(env, hindsight, policy.algorithm.transition(policy.spaces))
 
 
 def _has_own_copies(env: VectorEnvironment, make_env: Callable[[], Any]) -> bool:

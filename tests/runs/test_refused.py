@@ -71,6 +71,7 @@ PPO_HAS_NONE = {
     "updates_per_step: expected the default 0.1": {"updates_per_step": 0.5},
     "replay.capacity: expected the default 100000": {"replay": {"capacity": 2}},
     "replay.prioritized: expected the default False": {"replay": {"prioritized": True}},
+    "replay.hindsight: expected the default 'off'": {"replay": {"hindsight": "future"}},
     "learner.warmup: expected the default 500": {"learner": mc.LearnerConfig(warmup=10)},
     "learner.prefetch: expected the default 0": {"learner": mc.LearnerConfig(prefetch=1)},
     "learner.batch_size: expected the default 64": {"learners": {"agent_0": mc.LearnerConfig(batch_size=9)}},

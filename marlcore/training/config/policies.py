@@ -111,11 +111,13 @@ def _chosen(algorithm: Any) -> Algorithm:
 
 def source_of(policy: AssignedPolicy, config: Config) -> ReplaySource | QueueSource:
     """How the policy's learner gets its batches. Raises TypeError: its algorithm says something else."""
-    from ...replay import Prioritized  # here, so that settings load without Numba
+    from ...replay import Hindsight, Prioritized  # here, so that settings load without Numba
 
     replay = config.replay
     prioritized = Prioritized(replay.alpha, replay.beta, beta_steps=replay.beta_steps) if replay.prioritized else None
-    source = policy.algorithm.source(ReplaySource(config.learner_of(policy.name).n_step, prioritized))
+    hindsight = None if replay.hindsight == "off" else Hindsight(replay.hindsight_k, replay.hindsight)
+    chosen = ReplaySource(config.learner_of(policy.name).n_step, prioritized, hindsight=hindsight)
+    source = policy.algorithm.source(chosen)
     if not isinstance(source, (ReplaySource, QueueSource)):
         raise TypeError(f"source of {policy.name}: expected a ReplaySource or a QueueSource, got {source!r}")
     return source
@@ -141,6 +143,8 @@ def check_applied(policies: tuple[AssignedPolicy, ...], config: Config) -> None:
             continue
         if not config.offline:
             config.check_rows(policy.name, len(policy.agents))
+        if config.replay.hindsight != "off":
+            _check_hindsight(policy, policy.source, config)
         if policy.source.n_step != learner.n_step:
             _check("learner.", ("n_step",), learner, LearnerConfig(), policy, "makes its returns itself")
     if all(isinstance(policy.source, QueueSource) for policy in policies):
@@ -155,7 +159,7 @@ def check_offline(config: Config) -> None:
     """Raises ValueError: a setting of acting, or of a replay that a run makes, differs from its default."""
     usual, why = Config(), "a run on recorded data has no use for it"
     of_actor = [name for name in ActorConfig.__dataclass_fields__ if name != "device"]  # on which an evaluator acts
-    of_replay = ("capacity", "save", "clear_at_stage", "mixture", "path")
+    of_replay = ("capacity", "save", "clear_at_stage", "mixture", "path", "hindsight")
     _check_unused("", ("total_steps", *OF_RUN, "stages", "self_play"), config, usual, why)
     _check_unused("actor.", of_actor, config.actor, usual.actor, why)
     _check_unused("replay.", of_replay, config.replay, usual.replay, why)
@@ -163,6 +167,16 @@ def check_offline(config: Config) -> None:
     of_policies = {f"learners.{name}.": learner for name, learner in config.learners.items()}
     for label, learner in ({"learner.": config.learner} | of_policies).items():
         _check_unused(label, ("warmup",), learner, usual.learner, why)
+
+
+def _check_hindsight(policy: AssignedPolicy, source: ReplaySource, config: Config) -> None:
+    if config.replay.mixture:
+        raise ValueError("replay.hindsight: expected off with replay.mixture, got both")
+    if source.hindsight is None or source.sequence is not None:
+        why = "draws sequences" if source.sequence is not None else "draws without it"
+        _check("replay.", ("hindsight",), config.replay, ReplayConfig(), policy, why)
+    if source.n_step != 1:
+        raise ValueError(f"learner.n_step: expected 1 with replay.hindsight, got {source.n_step}")
 
 
 def _check(

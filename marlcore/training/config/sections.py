@@ -160,6 +160,11 @@ class ReplayConfig(Declared):
     """Exponent of importance weights at the first batch, from 0 to 1."""
     beta_steps: Annotated[int | None, Whole(1)] = None
     """Batches over which beta rises linearly to 1; None keeps it constant."""
+    hindsight: Literal["off", "future", "final", "episode"] = "off"
+    """Give most drawn transitions a goal that their episode achieved later, last or at any time (Andrychowicz et al.
+    2017, arXiv:1707.01495); for environments with goals and a `compute_reward`, and n_step 1."""
+    hindsight_k: Annotated[int, Whole(1, 2**31 - 1)] = 4
+    """With hindsight: transitions with another goal for each one that keeps its own."""
 
     @property
     def frames(self) -> int:

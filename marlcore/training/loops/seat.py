@@ -45,6 +45,7 @@ class Seat:
     lanes: NDArray[np.int64]  # [copies], or [parts, copies] where the replay has several parts
     first_priority: FirstPriority | None = None  # of transitions; None leaves them to the replay
     gamma: float = 1.0  # of the returns so far, which rows with an extra RETURN have
+    stores_every_end: bool = False  # the final observations of terminated episodes too, for hindsight
 
     def __post_init__(self) -> None:
         spec, self.lanes = self.spec, np.atleast_2d(self.lanes)
@@ -190,7 +191,7 @@ class Seat:
                 outcome.reward,
                 outcome.terminated if some_ended else None,
                 outcome.truncated if some_ended else None,
-                outcome.final_obs if some_ended and outcome.truncated.any() else None,
+                outcome.final_obs if some_ended and (self.stores_every_end or outcome.truncated.any()) else None,
                 None if isinstance(at, slice) and len(self.lanes) == 1 else self._lanes[at],
                 **{name: rows[at] for name, rows in self._extras.items()},
             )

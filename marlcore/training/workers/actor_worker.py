@@ -93,7 +93,8 @@ class ActorWorker(Worker):
             writer = self.hold(storage.vector_writer(lanes[:, i].ravel().tolist()))
             player = PolicyPlayer(acting, policy.spaces, self.env.copies, config.replay.pad)
             priority = first_priority if PRIORITY in storage.spec.extras else None
-            seats[agent] = Seat(agent, player, writer, storage.spec, lanes[:, i], priority, gamma)
+            ends = isinstance(policy.source, ReplaySource) and policy.source.hindsight is not None
+            seats[agent] = Seat(agent, player, writer, storage.spec, lanes[:, i], priority, gamma, ends)
         return seats
 
     def _matches(self, self_play: SelfPlay) -> Matches:

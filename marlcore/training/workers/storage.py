@@ -19,7 +19,7 @@ from ...queue import TrajectoryQueue, lane_rows_for
 from ...replay import Mixture, Prefetch, ReplayBuffer, Sampler
 from ...spec import Field
 from ..config import AssignedPolicy, Config
-from ..loops import run_seed
+from ..loops import run_seed, with_functions_of
 from ..record import RunDirectory
 from .worker import PolicyBlueprint, Worker
 
@@ -119,6 +119,9 @@ class ReplayBatches:
             "seed": run_seed(config, "sampler", policy.index, updates),
             "pad": config.replay.pad, "prioritized": source.prioritized, "sequence": source.sequence,
         }  # fmt: skip
+        if source.hindsight is not None:
+            env = worker.hold(worker.blueprint.env_fn())
+            options["hindsight"] = with_functions_of(env, source.hindsight, replay.spec)
         self._sampler: Sampler | Mixture
         if config.replay.mixture:
             shares = np.array([*config.replay.mixture.values()])
