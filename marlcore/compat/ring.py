@@ -8,6 +8,7 @@ Positions count from the base, so a cleared ring fills from position 0 again.
 """
 
 import contextlib
+import os
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -60,6 +61,8 @@ class Ring:
     attach while the process that made it lives. If `shared`, any number of processes append, each under a lock, which
     costs two system calls per append. Otherwise the first one to append keeps the right, until it releases or closes
     the ring or ends; `columns` are then the fields in place, [capacity, *shape], in this process alone.
+
+    `margin` rows stay whole behind the oldest position. With `path`, the rows lie in an ordinary file, which stays.
     """
 
     _OWN: Mapping[str, Any] = {"_lane": None, "_writer": None, "columns": {}}  # of this process; made at the next use
@@ -67,12 +70,20 @@ class Ring:
     _writer: RingWriter | None
     columns: Rows
 
-    def __init__(self, fields: Mapping[str, Field], capacity: int, *, shared: bool) -> None:
+    def __init__(
+        self,
+        fields: Mapping[str, Field],
+        capacity: int,
+        *,
+        shared: bool,
+        margin: int = 0,
+        path: str | os.PathLike[str] | None = None,
+    ) -> None:
         self.fields = dict(fields)
         self.capacity = capacity
         self._shared = shared
         self._names = tuple(self.fields)
-        lane = RingLane.of(self.fields, capacity)
+        lane = RingLane.of(self.fields, capacity + margin, path)
         self._handle = lane.handle
         self.__setstate__({**self._OWN, "_lane": lane})
 
@@ -117,7 +128,7 @@ class Ring:
             lo, hi = lane.edges()
             before, base = base, lane.load_base()
             if base == before:  # otherwise hi may include rows added after another process's clear
-                return Held(max(lo, base), hi, base, self.capacity)
+                return Held(max(lo, base, hi - self.capacity), hi, base, self.capacity)
 
     def append(self, rows: Mapping[str, Any], count: int) -> int:
         """Adds count rows, all or none, each field [count, *shape]; returns the first ticket."""
