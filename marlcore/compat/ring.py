@@ -170,6 +170,7 @@ class Ring:
         The named fields, or all, are [groups, rows per group, *shape], the tickets [groups, rows per group].
         """
         rows: Rows = {}
+        drawn = np.zeros((0, 0), np.int64)
         torn: Ints | None = None  # the overwritten groups; at first None for all
         for _ in range(ROUNDS):
             missing = groups if torn is None else len(torn)
@@ -179,14 +180,14 @@ class Ring:
                 continue
             copied, ok = self.gather(tickets.ravel(), *names)
             copied = {name: part.reshape(*tickets.shape, *part.shape[1:]) for name, part in copied.items()}
-            copied["tickets"] = tickets
             if torn is None:
-                rows = copied
+                rows, drawn = copied, tickets
             else:
+                drawn[torn] = tickets
                 for name, part in copied.items():
                     rows[name][torn] = part
             if ok is None:
-                return rows, rows.pop("tickets")
+                return rows, drawn
             again = ~ok.reshape(tickets.shape).all(axis=1)
             torn = np.flatnonzero(again) if torn is None else torn[again]
         raise MarlcoreError(f"{self.lane!r}: writers overwrote every draw; use a larger capacity")

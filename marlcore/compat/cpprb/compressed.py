@@ -70,9 +70,6 @@ class CompressedRing(Ring):
         values = {name: np.asarray(rows[name]).astype(field.numpy, copy=False) for name, field in self._all.items()}
         stored = {name: values[name][..., -1] if name in self._depths else values[name] for name in self.fields}
         first = super().append(stored, count)
-        if self._kept:
-            for ticket in range(first - self.capacity, first - self.capacity + count):
-                self._kept.pop(ticket, None)
         for name, depth in self._depths.items():
             frames = np.concatenate([self._frames[name], stored[name]])
             self._frames[name] = frames[count:].copy()
@@ -83,6 +80,9 @@ class CompressedRing(Ring):
             following = np.concatenate([self._following.get(label, values[name][:1]), values[label]])
             self._following[label] = following[count:].copy()
             self._keep(label, first - 1, following, ~_equal_rows(following[:count], values[name]))
+        if self._kept:
+            for ticket in range(first - self.capacity, first - self.capacity + count):  # the rows overwritten
+                self._kept.pop(ticket, None)
         return first
 
     def gather(self, tickets: Ints, *names: str) -> tuple[Rows, NDArray[np.bool_] | None]:
@@ -117,8 +117,7 @@ class CompressedRing(Ring):
             return super().gather(tickets, name)[0][name]
         span = np.maximum(tickets[:, np.newaxis] + np.arange(1 - depth, 1), 0)
         frames = super().gather(span.ravel(), name)[0][name].reshape(*span.shape, *self.fields[name].shape)
-        values = np.ascontiguousarray(np.moveaxis(frames, 1, -1))
-        return self._corrected(name, tickets, values)
+        return self._corrected(name, tickets, np.moveaxis(frames, 1, -1))
 
     def _next_value(self, label: str, tickets: Ints) -> NDArray[Any]:
         newest = self.writer.next - 1

@@ -5,7 +5,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ...checks import check_whole
+import numpy as np
+
+from ...checks import check_whole, is_number
 from ..ring import whole_number
 from .base import RingBuffer
 from .prioritized import PrioritizedBuffer
@@ -39,7 +41,7 @@ def train(
         buffer: any buffer of this module. A prioritized one gets what `update_policy` returns as its new priorities.
         env: of Gymnasium's interface, or of gym's, whose `reset` returns the observation alone and `step` four values.
         get_action: from (obs, step, episode, warming up) to the action.
-        update_policy: from (sample, step, episode) to the absolute TD errors [batch_size].
+        update_policy: from (sample, step, episode) to the absolute TD errors [batch_size], or one for all.
         max_steps, max_episodes: the loop ends with either of them; None for any number of episodes.
         batch_size: rows of a sample.
         n_warmups: steps before the first update.
@@ -73,7 +75,8 @@ def train(
             sample = buffer.sample(batch_size)
             errors = update_policy(sample, step, episode)
             if isinstance(buffer, PrioritizedBuffer):
-                buffer.update_priorities(sample["indexes"], errors)
+                each = np.full(len(sample["indexes"]), errors) if is_number(errors) else errors
+                buffer.update_priorities(sample["indexes"], each)
         length += 1
         total = total + transition["rew"] if rew_sum is None else rew_sum(total, transition)
         if not (transition["done"] or truncated if done_check is None else done_check(transition)):

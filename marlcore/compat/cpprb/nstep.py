@@ -26,6 +26,8 @@ class NStep:
     A step is done if one of its first n - 1 steps is, as in cpprb, which leaves out the last of the n.
     """
 
+    _held: Rows
+
     def __init__(self, fields: Mapping[str, Field], options: Mapping[str, Any]) -> None:
         if not isinstance(options, Mapping) or not options.keys() <= set(_OPTIONS):
             raise ValueError(f"Nstep: expected a dict with some of {_OPTIONS}, got {brief(options)}")
@@ -80,7 +82,7 @@ class NStep:
 def names_of(label: str, names: Any, fields: Mapping[str, Field]) -> tuple[str, ...]:
     """One name or several as a tuple, empty for None. Raises ValueError: one is no name of a field."""
     several: NDArray[Any] = np.ravel(np.asarray([] if names is None else names, object))
-    unknown = [name for name in several if name not in fields]
+    unknown = [name for name in several if not isinstance(name, str) or name not in fields]
     if unknown:
         raise ValueError(f"{label}: expected names of {list(fields)}, got {brief(unknown[0])}")
     return tuple(several)

@@ -3,7 +3,7 @@
 import os
 import warnings
 from collections.abc import Mapping
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -11,7 +11,7 @@ from numpy.typing import DTypeLike
 from ..ring import Rows, whole_number
 from .base import RingBuffer, fields_of
 from .compressed import CompressedRing
-from .files import load, save
+from .files import File, load, save
 from .nstep import NStep, names_of
 from .prioritized import PrioritizedBuffer
 
@@ -91,7 +91,7 @@ class ReplayBuffer(RingBuffer):
         if self._nstep is not None:
             self._nstep.clear()
 
-    def save_transitions(self, file: str | os.PathLike[str] | IO[bytes], *, safe: bool = True) -> None:
+    def save_transitions(self, file: File, *, safe: bool = True) -> None:
         """Writes every transition to an .npz file of cpprb's format, which cpprb reads too.
 
         Args:
@@ -100,7 +100,7 @@ class ReplayBuffer(RingBuffer):
         """
         save(file, self.get_all_transitions(), self.is_Nstep())
 
-    def load_transitions(self, file: str | os.PathLike[str] | IO[bytes]) -> None:
+    def load_transitions(self, file: File) -> None:
         """Adds the transitions of a file of `save_transitions`, or of cpprb's; of too many, the last ones.
 
         The file may come from anywhere: reading it executes nothing.
@@ -130,8 +130,9 @@ class ReplayBuffer(RingBuffer):
         """Adds rows in pieces that fit, since more steps than the ring holds are allowed in one process."""
         first, size = self.get_next_index(), self._ring.capacity
         for start in range(0, steps, size):
-            piece = {name: values[start : start + size] for name, values in rows.items()}
-            self._ring.append(piece, min(size, steps - start))
+            end = min(start + size, steps)
+            piece = rows if steps <= size else {name: values[start:end] for name, values in rows.items()}
+            self._ring.append(piece, end - start)
         self._episode_len += steps
         return first
 

@@ -84,7 +84,8 @@ class PrioritizedBuffer(RingBuffer):
         A buffer of one process skips them only with check_for_update=True.
 
         Args:
-            indexes: positions, [n] or any shape with n elements. priorities: one per index, in the range of `add`'s.
+            indexes: positions, [n] or any shape with n elements; floats must be whole.
+            priorities: one per index, in the range of `add`'s.
 
         Raises:
             TypeError: indexes are not integers, or priorities are None.
@@ -93,6 +94,8 @@ class PrioritizedBuffer(RingBuffer):
         if indexes is None or priorities is None:
             raise TypeError(f"indexes, priorities: expected arrays, got {brief(indexes)} and {brief(priorities)}")
         positions = np.ravel(np.asarray(indexes))
+        if positions.dtype.kind == "f" and (positions == np.trunc(positions)).all():
+            positions = positions.astype(np.int64)
         if len(positions) and positions.dtype.kind not in "iu":
             raise TypeError(f"indexes: expected integers, got dtype {positions.dtype}")
         checked = self._checked(priorities, len(positions))
