@@ -98,7 +98,6 @@ class CompressedRing(Ring):
 
     def clear(self) -> None:
         super().clear()
-        self._following.clear()
         self._kept.clear()
 
     def _row_field(self, name: str) -> Field:
