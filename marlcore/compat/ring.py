@@ -166,11 +166,11 @@ class Ring:
     def whole(self, groups: int, draw: Callable[[int], Ints], *names: str) -> tuple[Rows, Ints]:
         """Copies of groups of rows, all whole; a group that a writer overwrote meanwhile is drawn again.
 
-        `draw` returns the tickets of so many groups, [number, rows per group], or none while nothing can be drawn.
-        The named fields, or all, are [groups, rows per group, *shape], the tickets [groups, rows per group].
+        `draw` returns the tickets of so many groups, [number, rows per group] or [number] for groups of one row, or
+        none while nothing can be drawn. The named fields, or all, are [*tickets.shape, *shape].
         """
         rows: Rows = {}
-        drawn = np.zeros((0, 0), np.int64)
+        drawn = np.zeros(0, np.int64)
         torn: Ints | None = None  # the overwritten groups; at first None for all
         for _ in range(ROUNDS):
             missing = groups if torn is None else len(torn)
@@ -179,7 +179,8 @@ class Ring:
                 time.sleep(NAP_S)
                 continue
             copied, ok = self.gather(tickets.ravel(), *names)
-            copied = {name: part.reshape(*tickets.shape, *part.shape[1:]) for name, part in copied.items()}
+            if tickets.ndim > 1:
+                copied = {name: part.reshape(*tickets.shape, *part.shape[1:]) for name, part in copied.items()}
             if torn is None:
                 rows, drawn = copied, tickets
             else:
@@ -188,7 +189,7 @@ class Ring:
                     rows[name][torn] = part
             if ok is None:
                 return rows, drawn
-            again = ~ok.reshape(tickets.shape).all(axis=1)
+            again = ~ok.reshape(len(tickets), -1).all(axis=1)
             torn = np.flatnonzero(again) if torn is None else torn[again]
         raise MarlcoreError(f"{self.lane!r}: writers overwrote every draw; use a larger capacity")
 
@@ -215,6 +216,8 @@ class Ring:
 
 def whole_number(label: str, value: Any, least: int) -> int:
     """`value` as an int; a float may be whole. Raises ValueError: it is not an integer, or is less than `least`."""
+    if type(value) is int and value >= least:
+        return value
     with contextlib.suppress(TypeError, ValueError, OverflowError):
         value = int(value) if int(value) == value else value
     check_whole(label, value, least)

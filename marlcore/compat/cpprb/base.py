@@ -47,7 +47,7 @@ class RingBuffer:
             MarlcoreError: a writer overwrote every draw, or died while it overwrote the whole ring.
         """
         rows, _ = self._ring.whole(whole_number("batch_size", batch_size, 0), self._draw)
-        return {name: rows[name][:, 0] for name in self._fields}
+        return {name: rows[name] for name in self._fields}
 
     def get_all_transitions(self, shuffle: bool = False) -> Rows:
         """Every transition held whole, in order of position, or shuffled by NumPy's generator."""
@@ -129,14 +129,14 @@ class RingBuffer:
         return self._ring.position(self._ring.append(rows, steps))
 
     def _draw(self, count: int) -> Ints:
-        """Tickets to sample, [count, 1]; none if every row is being overwritten."""
+        """Tickets to sample, [count]; none if every row is being overwritten."""
         window = self._ring.window()
         check_not_empty(window)
         if window.hi - window.lo == window.stored:
-            return window.tickets(np.random.randint(0, window.stored, (count, 1)))
+            return window.tickets(np.random.randint(0, window.stored, count))
         if window.hi == window.lo:
-            return np.zeros((0, 1), np.int64)
-        return np.random.randint(window.lo, window.hi, (count, 1))
+            return np.zeros(0, np.int64)
+        return np.random.randint(window.lo, window.hi, count)
 
 
 def check_not_empty(window: Held) -> None:
@@ -148,6 +148,8 @@ def fields_of(
     env_dict: Mapping[str, Mapping[str, Any]], default_dtype: DTypeLike | None, taken: Iterable[str]
 ) -> dict[str, Field]:
     """The fields of cpprb's env_dict by name. Raises ValueError, TypeError: a name, shape or dtype is refused."""
+    if not isinstance(env_dict, Mapping):
+        raise TypeError(f"env_dict: expected a dict of fields, got {brief(env_dict)}")
     for name in taken:
         if name in env_dict:
             raise ValueError(f"env_dict: {name!r} is the name of an argument of add")

@@ -49,7 +49,8 @@ class CompressedRing(Ring):
         # The last frames of each stacked field in the lane, [depth - 1, *shape]; values that follow the newest row
         self._frames = {name: rows[name].zeros(depth - 1) for name, depth in self._depths.items()}
         self._following: Rows = {}
-        self._kept: dict[int, Rows] = {}
+        kept = [*self._depths, *self._next_of]
+        self._kept = {name: _Kept(fields[name].zeros(0), capacity) for name in kept}
 
     def forked(self) -> None:
         """In a forked child: the ring is the parent's alone."""
@@ -65,27 +66,31 @@ class CompressedRing(Ring):
         return self._lane
 
     def append(self, rows: Mapping[str, Any], count: int) -> int:
-        if not self._depths and not self._next_of:
+        if not self._kept:
             return super().append(rows, count)
         values = {name: np.asarray(rows[name]).astype(field.numpy, copy=False) for name, field in self._all.items()}
         stored = {name: values[name][..., -1] if name in self._depths else values[name] for name in self.fields}
         first = super().append(stored, count)
+        added = np.arange(first, first + count)
+        for kept in self._kept.values():
+            kept.drop(added)
         for name, depth in self._depths.items():
             frames = np.concatenate([self._frames[name], stored[name]])
             self._frames[name] = frames[count:].copy()
             before = sliding_window_view(frames, depth - 1, axis=0)[:count]
-            whole = _equal_rows(before, values[name][..., :-1]) & (np.arange(first, first + count) >= depth - 1)
-            self._keep(name, first, values[name], ~whole)
+            whole = _equal_rows(before, values[name][..., :-1]) & (added >= depth - 1)
+            self._kept[name].put(added[~whole], values[name][~whole])
         for label, name in self._next_of.items():
             following = np.concatenate([self._following.get(label, values[name][:1]), values[label]])
             self._following[label] = following[count:].copy()
-            self._keep(label, first - 1, following, ~_equal_rows(following[:count], values[name]))
-        if self._kept:
-            for ticket in range(first - self.capacity, first - self.capacity + count):  # the rows overwritten
-                self._kept.pop(ticket, None)
+            apart = ~_equal_rows(following[:count], values[name])
+            apart[0] &= count < self.capacity  # otherwise the row before is overwritten
+            self._kept[label].put(added[apart] - 1, following[:count][apart])
         return first
 
     def gather(self, tickets: Ints, *names: str) -> tuple[Rows, NDArray[np.bool_] | None]:
+        if not self._kept:
+            return super().gather(tickets, *names)
         wanted = names or self._names
         plain = [name for name in wanted if name not in self._depths and name not in self._next_of]
         rows: Rows = super().gather(tickets, *plain)[0] if plain else {}
@@ -98,16 +103,12 @@ class CompressedRing(Ring):
 
     def clear(self) -> None:
         super().clear()
-        self._kept.clear()
+        for kept in self._kept.values():
+            kept.clear()
 
     def _row_field(self, name: str) -> Field:
         field = self._all[name]
         return Field(field.shape[:-1], field.dtype) if name in self._depths else field
-
-    def _keep(self, name: str, first: int, values: NDArray[Any], apart: NDArray[np.bool_]) -> None:
-        """Keeps the values [n, *shape] of tickets from `first` on that the ring does not imply."""
-        for i in np.flatnonzero(apart).tolist():
-            self._kept.setdefault(first + i, {})[name] = values[i].copy()
 
     def _value(self, name: str, tickets: Ints) -> NDArray[Any]:
         """The field's values of rows, [n, *shape]."""
@@ -116,22 +117,54 @@ class CompressedRing(Ring):
             return super().gather(tickets, name)[0][name]
         span = np.maximum(tickets[:, np.newaxis] + np.arange(1 - depth, 1), 0)
         frames = super().gather(span.ravel(), name)[0][name].reshape(*span.shape, *self.fields[name].shape)
-        return self._corrected(name, tickets, np.moveaxis(frames, 1, -1))
+        return self._kept[name].put_into(np.moveaxis(frames, 1, -1), tickets)
 
     def _next_value(self, label: str, tickets: Ints) -> NDArray[Any]:
         newest = self.writer.next - 1
         values = self._value(self._next_of[label], np.minimum(tickets + 1, newest))
         if label in self._following:
             values[tickets == newest] = self._following[label]
-        return self._corrected(label, tickets, values)
+        return self._kept[label].put_into(values, tickets)
 
-    def _corrected(self, name: str, tickets: Ints, values: NDArray[Any]) -> NDArray[Any]:
-        """`values` with those that are kept apart in their places."""
-        if self._kept:
-            for i, ticket in enumerate(tickets.tolist()):
-                kept = self._kept.get(ticket)
-                if kept and name in kept:
-                    values[i] = kept[name]
+
+class _Kept:
+    """Values of a field that the ring does not imply, by the row's ticket; `values` [n, *shape] grow."""
+
+    def __init__(self, values: NDArray[Any], capacity: int) -> None:
+        self._values = values
+        self._places = np.full(capacity, -1)  # of the row at ticket mod capacity, in the values
+        self.clear()
+
+    def __len__(self) -> int:
+        return len(self._values) - len(self._free)
+
+    def clear(self) -> None:
+        self._places[:] = -1
+        self._free = np.arange(len(self._values))
+
+    def put(self, tickets: Ints, values: NDArray[Any]) -> None:
+        count, room = len(tickets), len(self._values)
+        if count > len(self._free):
+            more = max(count, min(room, len(self._places) - room))
+            self._values = np.concatenate([self._values, np.zeros((more, *values.shape[1:]), values.dtype)])
+            self._free = np.concatenate([self._free, np.arange(room, room + more)])
+        places, self._free = self._free[:count], self._free[count:]
+        self._values[places] = values
+        self._places[tickets % len(self._places)] = places
+
+    def drop(self, tickets: Ints) -> None:
+        if len(self):
+            rows = tickets % len(self._places)
+            places = self._places[rows]
+            self._free = np.concatenate([self._free, places[places >= 0]])
+            self._places[rows] = -1
+
+    def put_into(self, values: NDArray[Any], tickets: Ints) -> NDArray[Any]:
+        """`values`, [n, *shape], with those that are kept in their places."""
+        if len(self):
+            places = self._places[tickets % len(self._places)]
+            kept = np.flatnonzero(places >= 0)
+            values[kept] = self._values[places[kept]]
         return values
 
 

@@ -62,16 +62,17 @@ class NStep:
     def _returns(self, held: Rows, count: int) -> Rows:
         """The first `count` of the steps held."""
         steps = {name: values[:count].copy() for name, values in held.items()}
+        size = min(self._n, len(held["done"]))
         discount = self._gamma * (1.0 - held["done"].astype(np.float64).ravel())
         for name in self._summed:
             total, weight = steps[name].astype(np.float64), np.ones(count)
-            for later in range(1, self._n):
+            for later in range(1, size):
                 part = held[name][later : later + count]
                 weight = weight[: len(part)] * discount[later - 1 : later - 1 + len(part)]
                 total[: len(part)] += weight.reshape(-1, *[1] * (part.ndim - 1)) * part
             steps[name] = total
         done = steps["done"]
-        for later in range(1, self._n - 1):
+        for later in range(1, min(self._n - 1, size)):
             part = held["done"][later : later + count]
             np.maximum(done[: len(part)], part, out=done[: len(part)])
         last = np.minimum(np.arange(count) + self._n - 1, len(held["done"]) - 1)

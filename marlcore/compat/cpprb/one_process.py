@@ -59,6 +59,8 @@ class ReplayBuffer(RingBuffer):
         fields.update(next_fields)
         stored = {**fields, **self._own_fields}
         self._nstep = NStep(stored, Nstep) if Nstep else None  # whose next values are not those of the next row
+        if not isinstance(mmap_prefix, str | os.PathLike | None):
+            raise TypeError(f"mmap_prefix: expected a path, got {mmap_prefix!r}")
         path = None if mmap_prefix is None else f"{os.fspath(mmap_prefix)}_{next(iter(stored), 'rows')}.dat"
         ring = CompressedRing(
             stored,

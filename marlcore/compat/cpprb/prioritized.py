@@ -72,8 +72,8 @@ class PrioritizedBuffer(RingBuffer):
             rows, tickets = self._ring.whole(count, self._draw, *self._fields)
             if learner is self._learner:  # otherwise another process cleared the ring between two draws
                 break
-        positions = learner.mark_sampled(tickets[:, 0])
-        sample = {name: rows[name][:, 0] for name in self._fields}
+        positions = learner.mark_sampled(tickets)
+        sample = {name: rows[name] for name in self._fields}
         sample["weights"] = learner.weights(positions, beta)
         sample["indexes"] = positions.astype(np.uint64)
         return sample
@@ -99,7 +99,7 @@ class PrioritizedBuffer(RingBuffer):
         if len(positions) and positions.dtype.kind not in "iu":
             raise TypeError(f"indexes: expected integers, got dtype {positions.dtype}")
         checked = self._checked(priorities, len(positions))
-        if len(positions) and positions.min() < 0:
+        if len(positions) and positions.dtype.kind == "i" and positions.min() < 0:
             raise ValueError(f"indexes: expected positions of at least 0, got {positions.min()}")
         learner = self._caught_up()
         known = positions < learner.window.stored
@@ -118,10 +118,10 @@ class PrioritizedBuffer(RingBuffer):
         learner = self._caught_up()
         check_not_empty(learner.window)
         if learner.has_mass:
-            return learner.draw(count)[:, np.newaxis]
+            return learner.draw(count)
         if self._ring.window().lo < learner.window.hi:  # rows that were whole when their priorities were read
             raise ValueError("sample: expected a transition with a priority + eps above 0, got none")
-        return np.zeros((0, 1), np.int64)
+        return np.zeros(0, np.int64)
 
     def _unset(self, count: int) -> NDArray[np.float32]:
         return np.full(count, np.nan, np.float32)
