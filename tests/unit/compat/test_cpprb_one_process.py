@@ -16,7 +16,14 @@ import numpy as np
 import pytest
 from refused import Refused, check_refused, stale_in_a_fork
 
-from marlcore.compat.cpprb import MPReplayBuffer, PrioritizedReplayBuffer, ReplayBuffer, create_buffer, train
+from marlcore.compat.cpprb import (
+    MPPrioritizedReplayBuffer,
+    MPReplayBuffer,
+    PrioritizedReplayBuffer,
+    ReplayBuffer,
+    create_buffer,
+    train,
+)
 from marlcore.errors import SegmentCorrupt
 
 BOTH = pytest.mark.parametrize("cls", [ReplayBuffer, PrioritizedReplayBuffer])
@@ -194,6 +201,27 @@ def test_frames_lie_in_memory_once() -> None:
 
     assert 7 < nbytes() / nbytes(next_of="obs", stack_compress="obs") < 8
     assert 1.9 < nbytes() / nbytes(next_of="obs") < 2
+
+
+LOCAL = {**WAYS, "steps": {"Nstep": {"size": 3, "rew": "rew", "gamma": 0.9, "next": "next_obs"}}}
+
+
+@pytest.mark.parametrize("way", LOCAL)
+def test_a_local_buffer_feeds_the_shared_one(way) -> None:
+    """The explorer of cpprb's page "Multiprocess Learning (Ape-X)"; its local buffer has what the shared one lacks."""
+    shared, rng, added = MPPrioritizedReplayBuffer(100, NEXT), np.random.default_rng(0), []
+    local = ReplayBuffer(20, FRAMES if "next_of" in LOCAL[way] else NEXT, **LOCAL[way])
+    for _ in range(8):
+        local.add(**episode(rng, 5))
+        local.on_episode_end()
+        if local.get_stored_size() == local.get_buffer_size():
+            sample = local.get_all_transitions()
+            local.clear()
+            shared.add(**sample, priorities=np.ones(20))
+            added.append(sample)
+    held = shared.get_all_transitions()
+    assert_equal(held, {name: np.concatenate([sample[name] for sample in added]) for name in NEXT})
+    assert shared.get_stored_size() == 40 and shared.sample(4)["weights"].tolist() == [1.0] * 4
 
 
 def test_names_of_next_values_may_stand_in_env_dict() -> None:
