@@ -2,7 +2,6 @@
 
 import os
 import pickle
-from collections.abc import Mapping
 from typing import IO, Any
 from zipfile import ZipFile
 
@@ -77,9 +76,6 @@ class _Dtype:
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         self.order = state[1]
 
-    def numpy(self) -> np.dtype[Any]:
-        return np.dtype(self.order + self.code)
-
 
 class _Array:
     """In the place of NumPy's array, for the same reason."""
@@ -92,7 +88,7 @@ class _Array:
         _, self.shape, self.dtype, self.in_columns, self.content = state
 
     def plain(self) -> NDArray[Any]:
-        dtype = self.dtype.numpy()
+        dtype = np.dtype(self.dtype.order + self.dtype.code)
         if dtype.kind not in "biufcU" or not isinstance(self.content, bytes):  # fields' names may be NumPy's strings
             raise pickle.UnpicklingError(f"it contains an array of {dtype}")
         return np.ndarray(self.shape, dtype, self.content, order="F" if self.in_columns else "C")
@@ -104,17 +100,13 @@ def _scalar(dtype: _Dtype, content: bytes) -> Any:
     return number.plain()[()]
 
 
+_ALLOWED: dict[str, Any] = {"ndarray": None, "dtype": _Dtype, "_reconstruct": lambda *_: _Array(), "scalar": _scalar}
+
+
 class _Plain(pickle.Unpickler):
     """Unpickles numbers and strings of NumPy in lists and dicts, and refuses everything else."""
 
-    _ALLOWED: Mapping[str, Any] = {
-        "ndarray": None,
-        "dtype": _Dtype,
-        "_reconstruct": lambda *_: _Array(),
-        "scalar": _scalar,
-    }
-
     def find_class(self, module: str, name: str) -> Any:
-        if module not in _MODULES or name not in self._ALLOWED:
+        if module not in _MODULES or name not in _ALLOWED:
             raise pickle.UnpicklingError(f"it contains {module}.{name}")
-        return self._ALLOWED[name]
+        return _ALLOWED[name]

@@ -157,13 +157,10 @@ class PrioritizedReplayBuffer(PrioritizedBuffer, ReplayBuffer):
         size: int,
         env_dict: Mapping[str, Mapping[str, Any]] | None = None,
         *,
-        alpha: float = 0.6,
-        eps: float = 1e-4,
         check_for_update: bool = False,
         **kwargs: Any,
     ) -> None:
-        ReplayBuffer.__init__(self, size, env_dict, **kwargs)
-        self._set_exponents(alpha, eps)
+        super().__init__(size, env_dict, **kwargs)
         self._keeps_new = bool(check_for_update)
 
     def sample(self, batch_size: int, beta: float = 0.4) -> Rows:

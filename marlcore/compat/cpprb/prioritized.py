@@ -28,7 +28,16 @@ class PrioritizedBuffer(RingBuffer):
     _own_fields: Mapping[str, Field] = {"priorities": Field((), "float32")}  # NaN if add got none
     _keeps_new = True  # whether an update skips rows that were added since the last sample
 
-    def _set_exponents(self, alpha: float, eps: float) -> None:
+    def __init__(
+        self,
+        size: int,
+        env_dict: Mapping[str, Mapping[str, Any]] | None = None,
+        *,
+        alpha: float = 0.6,
+        eps: float = 1e-4,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(size, env_dict, **kwargs)  # type: ignore[arg-type]  # of the other base of each subclass
         self._alpha, self._eps = _POSITIVE.checked("alpha", alpha), _POSITIVE.checked("eps", eps)
         limit = Prioritized(self._alpha, epsilon=self._eps).limit(self._ring.capacity)
         self._most = min(limit, float(np.finfo(np.float32).max))

@@ -62,15 +62,3 @@ class MPPrioritizedReplayBuffer(PrioritizedBuffer, MPReplayBuffer):
 
     Raises: see MPReplayBuffer.
     """
-
-    def __init__(
-        self,
-        size: int,
-        env_dict: Mapping[str, Mapping[str, Any]] | None = None,
-        *,
-        alpha: float = 0.6,
-        eps: float = 1e-4,
-        **kwargs: Any,
-    ) -> None:
-        MPReplayBuffer.__init__(self, size, env_dict, **kwargs)
-        self._set_exponents(alpha, eps)
