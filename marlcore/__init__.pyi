@@ -36,7 +36,9 @@ from .algos import SAC as SAC
 from .algos import TD3 as TD3
 from .algos import RecurrentPPO as RecurrentPPO
 from .envs import NamedEnvironment as NamedEnvironment
+from .envs import RunStep as RunStep
 from .envs import TreasureHunt as TreasureHunt
+from .envs import run_step as run_step
 from .interfaces import Action as Action
 from .interfaces import Algorithm as Algorithm
 from .interfaces import Environment as Environment

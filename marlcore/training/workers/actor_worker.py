@@ -37,6 +37,7 @@ class ActorWorker(Worker):
         share, rest = divmod(config.total_steps, config.actor.processes)
         self._share = share + (self._index < rest)
         self._steps: int = self.counters.load(STEPS)
+        self.tell_environments()
         self.env = env = checked(self.hold(vectorize(blueprint.env_fn, config.actor.envs)))
         self.policies = [self._policy(policy) for policy in blueprint.policies]
         self.seats: dict[str, Seat] = {}

@@ -23,6 +23,7 @@ class EvaluatorWorker(Worker):
     def build(self) -> None:
         blueprint, config = self.blueprint, self.config
         copies = min(config.evaluation.envs, config.evaluation.episodes)
+        self.tell_environments()
         self._env = env = self.hold(vectorize(blueprint.env_fn, copies))
         candidates = [*map(self._candidate, blueprint.policies)]
         seed = partial(run_seed, config, "evaluation", 0)
