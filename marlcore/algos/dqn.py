@@ -42,6 +42,7 @@ class DQNTrainer(QTrainer):
         A row's priority is its absolute error, in units of reward_scale times the reward (Schaul et al. 2016,
         "Prioritized experience replay", arXiv:1511.05952, section 3.3).
         """
+        self.follow_schedules(batch)
         targets = self.targets(batch)
         network = passes(self.network)
         values = network.forward(batch.obs)

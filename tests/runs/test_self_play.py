@@ -192,6 +192,32 @@ def test_a_slot_that_is_replaced_keeps_playing_its_episode(tmp_path: Path) -> No
     assert kept[-1] > 40 and kept == [1, kept[-1] - 1, kept[-1]]
 
 
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_script_acts_until_the_first_update(tmp_path: Path, alone: bool) -> None:
+    """In whole episodes, whose rows are written as the policy's own; in self-play on the learner's side alone."""
+    none = {"self_play": mc.SelfPlayConfig(), "policies": dict.fromkeys(SIDES, "main")} if alone else {}
+    settings = {"pool": 4, "anchors": {}, "latest": 0.0}
+    exploration = {"script": "arena:weak"}
+    result = train(
+        tmp_path, **{"self_play": settings, **none}, exploration=exploration, replay={"mixture": {}}, total_steps=1_000
+    )
+    with saved_replay(result.run_dir, "main") as replay:
+        sampler = replay.sampler(4096, min_size=1, seed=0)
+        batches = [sampler.sample() for _ in range(3)]
+    actions: dict[tuple[int, int, int], set[float]] = {}
+    rows = set()
+    for batch in batches:
+        for (number, episode, side, turn), action in zip(batch.obs.tolist(), batch.action[:, 0].tolist(), strict=True):
+            actions.setdefault((number, episode, side), set()).add(action)
+            rows.add((number, episode, side, turn, action))
+    scripted = {key for key, values in actions.items() if values == {ANCHOR}}
+    assert all(value % 1 == 0.25 for key in actions.keys() - scripted for value in actions[key])
+    assert sum(action == ANCHOR for *_, action in rows) >= 50, "the warm-up is all of the script"
+    last = {number: max(episode for n, episode, _ in scripted if n == number) for number, _, _ in scripted}
+    assert all((number, episode, side) in scripted for number, episode, side in actions if episode < last[number])
+    assert max(last.values()) < 12 < max(episode for _, episode, _ in actions)
+
+
 def test_an_opponent_is_drawn_for_a_block_of_episodes(tmp_path: Path) -> None:
     """Also where the pool replaces it meanwhile."""
     settings = {"pool": 3, "admit_updates": 5, "block": 3, "latest": 0.0}

@@ -9,14 +9,16 @@ from numpy.typing import NDArray
 from ...envs import checked, vectorize
 from ...interfaces import PRIORITY, QueueSource, ReplaySource, Turn
 from ...processes import EPISODES, READY, STEPS, Telemetry
+from ...references import resolve
 from ...weights import ParameterStore
-from ..config import actor_names
+from ..config import SCRIPT, actor_names
 from ..loops import (
     ByName,
     Ended,
     PolicyPlayer,
     PublishedPolicy,
     Routes,
+    ScriptedPlayer,
     Seat,
     act_until_done,
     build_model,
@@ -85,12 +87,15 @@ class ActorWorker(Worker):
 
         shape = parts, len(policy.agents), config.actor.processes, self.env.copies
         lanes = np.arange(np.prod(shape)).reshape(shape)[:, :, self._index]
-        seats = {}
+        script, seats = config.exploration.script, {}
         for i, agent in enumerate(policy.agents):
             writer = self.hold(storage.vector_writer(lanes[:, i].ravel().tolist()))
             player = PolicyPlayer(acting, policy.spaces, self.env.copies, config.replay.pad)
             priority = first_priority if PRIORITY in storage.spec.extras else None
-            seats[agent] = Seat(agent, player, writer, storage.spec, lanes[:, i], priority)
+            scripted = script and ScriptedPlayer(script, resolve(SCRIPT, script), policy.spaces, self.env.copies)
+            seats[agent] = Seat(
+                agent, player, writer, storage.spec, lanes[:, i], priority, scripted or None, lambda: acting.learned
+            )
         return seats
 
     def _matches(self, self_play: SelfPlay) -> Matches:

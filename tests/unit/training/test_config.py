@@ -37,6 +37,7 @@ WRONG = {
     "replay.alpha": math.inf, "replay.beta": 2, "replay.beta_steps": 0, "replay.save": 3, "replay.clear_at_stage": 3,
     "replay.prioritized": "no",
     "exploration.epsilon": 2, "exploration.ladder": math.inf, "exploration.schedules": {"odds": 1},
+    "exploration.script": "bot",
     "evaluation.interval": -1, "evaluation.episodes": 0, "evaluation.envs": 0, "evaluation.keep": 1.5,
     "self_play.pool": -1, "self_play.admit_updates": 0, "self_play.admit_win_rate": 2, "self_play.window": 0,
     "self_play.side": 3, "self_play.explore": 3, "self_play.draw": "old", "self_play.power": -1, "self_play.latest": 2,
