@@ -219,13 +219,20 @@ class EvaluationConfig(Declared):
     """The process that plays greedy episodes with the published weights during the run."""
 
     interval: Annotated[int, Whole(0)] = 0
-    """Steps of the run between evaluations; another one follows the last step. 0: no evaluations."""
+    """Steps of the run between evaluations; another one follows the last step. 0: none by steps."""
+    seconds: Seconds = 0.0
+    """Seconds between the beginnings of evaluations, beside those by steps; another one follows the last step. 0: none
+    by time."""
     episodes: Count = 10
     """Episodes in each evaluation."""
     envs: Count = 4
     """Environment copies that play them."""
     keep: Annotated[int, Whole(0)] = 3
     """Checkpoints of the last evaluations to keep for each policy, beside the best one."""
+
+    @property
+    def evaluates(self) -> bool:
+        return bool(self.interval or self.seconds)
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from ...weights import ParameterStore
 from ..config import BOTH, AssignedPolicy, Config, SelfPlayConfig
 from ..loops import (
     LATEST,
+    WINNER,
     Ended,
     Player,
     PlayersByNumber,
@@ -163,7 +164,7 @@ class Matches:
         for copy, total in zip(ended.copies.tolist(), ended.returns.tolist(), strict=True):
             opponent = int(self.present[copy])
             if opponent != LATEST:
-                winner = infos.get(copy, {}).get("winner", total)
+                winner = infos.get(copy, {}).get(WINNER, total)
                 self.report(opponent, int(np.sign(winner)))
 
 

@@ -35,7 +35,10 @@ class EvaluatorWorker(Worker):
             pool = self.hold(ParameterStore.attach(blueprint.self_play.pool))
             opponents = Opponents(policy, config, pool, env.copies, np.random.default_rng())
             games = OpponentGames(env, candidate, config, opponents, seed, self.report)
-        self._evaluator = Evaluator(candidates, games.play, config.evaluation.interval, lambda: self.control.steps)
+        settings = config.evaluation
+        self._evaluator = Evaluator(
+            candidates, games.play, settings.interval, lambda: self.control.steps, settings.seconds
+        )
 
     def _candidate(self, policy: PolicyBlueprint) -> Candidate:
         device = choose_device(self.config.actor.device)
