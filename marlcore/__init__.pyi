@@ -69,6 +69,7 @@ from .training import Schedule as Schedule
 from .training import SelfPlayConfig as SelfPlayConfig
 from .training import Status as Status
 from .training import SupervisionConfig as SupervisionConfig
+from .training import best_run as best_run
 from .training import evaluate as evaluate
 from .training import load_policy as load_policy
 from .training import start as start
