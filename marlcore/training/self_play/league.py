@@ -45,6 +45,9 @@ class League:
             self._games_before = int(state["games_before"])
             self._begun = self._begun or bool(state["begun"])
             self._highest, self._measured = state["highest"], int(state["measured"])
+            for number in held_by(self.pool.store):
+                if number not in self._payoff.ratings:  # it joined after the checkpoint, or was rated by another rating
+                    self._payoff.admit(number)
             if state["results"] == self.results.handle.nonce:  # a predecessor in this run died: its results come again
                 self.results.read_from(state["positions"])
 

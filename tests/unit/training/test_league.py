@@ -268,6 +268,24 @@ def test_odds_follow_the_results(scene: Callable[..., Scene]) -> None:
     assert run.metrics["win_rate/pool:1"] == 0.9 and run.metrics["win_rate"] == 8.5 / 10
 
 
+def test_a_new_member_has_the_policys_rating(scene: Callable[..., Scene]) -> None:
+    """Also in the table of a successor whose checkpoint does not know it."""
+    run = scene(admit_updates=10)
+    league = run.join()
+    run.publish(league, 0)
+    run.play(-1, 1, 1, 1)
+    run.publish(league, 5)
+    league.report_rates()
+    state, rating = from_checkpoint(league.state_dict()), run.metrics["elo"]
+    assert rating > 1020 and run.metrics["elo/anchor:weak"] == pytest.approx(2000 - rating)
+    run.publish(league, 10)
+    run.pool.close()
+    successor = run.join(state)
+    for joined in (league, successor):
+        joined.report_rates()
+        assert run.metrics["elo/pool:2"] == rating and run.metrics["elo/pool:1"] == 1000.0
+
+
 def test_a_learners_successor_counts_each_game_once(scene: Callable[..., Scene]) -> None:
     """It begins with the checkpoint's table, and reads again what came after it."""
     run = scene(admit_updates=10)
