@@ -134,8 +134,7 @@ class Seat:
 
     def _chosen(self, turn: Turn, at: Any) -> Action:
         """The actions of a turn, by the policy or the script; its rows have no extras, see `check_script`."""
-        scripted = self._scripted[turn.copies]
-        if self.script is None or not scripted.any():
+        if self.script is None or not (scripted := self._scripted[turn.copies]).any():
             return self.player.choose(turn.obs, at, turn.begins)
         theirs = turn.part(scripted)
         of_script = self.script.choose(theirs.obs, theirs.copies, theirs.begins).action
