@@ -40,7 +40,9 @@ from .algos import TD3 as TD3
 from .algos import TD3BC as TD3BC
 from .algos import RecurrentPPO as RecurrentPPO
 from .envs import NamedEnvironment as NamedEnvironment
+from .envs import RunStep as RunStep
 from .envs import TreasureHunt as TreasureHunt
+from .envs import run_step as run_step
 from .interfaces import Action as Action
 from .interfaces import Algorithm as Algorithm
 from .interfaces import Environment as Environment
@@ -71,6 +73,7 @@ from .training import Schedule as Schedule
 from .training import SelfPlayConfig as SelfPlayConfig
 from .training import Status as Status
 from .training import SupervisionConfig as SupervisionConfig
+from .training import best_run as best_run
 from .training import evaluate as evaluate
 from .training import load_policy as load_policy
 from .training import start as start

@@ -11,9 +11,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from ..declared import By, Number, Sizes, Whole, check_declared
+from ..declared import By, Number, Scheduled, Sizes, Whole, check_declared
 from ..interfaces import Action, Algorithm
 from ..spaces import Spaces
+from .fast.adam import ClippedAdam
 from .networks.initialization import Initialization
 from .networks.own import network_function
 from .networks.torso import Activation
@@ -21,8 +22,11 @@ from .networks.torso import Activation
 Positive: TypeAlias = Annotated[float, Number(above=0)]
 Share: TypeAlias = Annotated[float, Number(above=0, high=1)]
 AtLeast1: TypeAlias = Annotated[int, Whole(1)]
+LearningRate: TypeAlias = Annotated[float | str, Scheduled(above=0)]
 Layers: TypeAlias = Annotated[tuple[int, ...], Sizes()]
 Network: TypeAlias = Annotated[str | Callable[[Spaces], nn.Module] | None, By(network_function)]
+
+RATE = "learning_rate"
 
 N = TypeVar("N", bound=nn.Module)
 
@@ -124,6 +128,19 @@ class TargetTrainer(Resumable):
         self._target: list[torch.Tensor] = list(self.target.parameters())
         self.device = self._source[0].device
         self.updates = 0
+        self._optimizers: list[ClippedAdam] = []
+
+    def adam(self, parameters: list[torch.Tensor]) -> ClippedAdam:
+        """An optimizer with the learning rate of `hyper`, which `follow_schedules` sets if that is a schedule."""
+        rate = self.hyper.learning_rate
+        self._optimizers.append(ClippedAdam(parameters, lr=0.0 if isinstance(rate, str) else rate))
+        return self._optimizers[-1]
+
+    def follow_schedules(self, batch: Any) -> None:
+        """Sets the learning rate for a batch, whose `numbers` hold it if it is a schedule."""
+        if isinstance(self.hyper.learning_rate, str):
+            for optimizer in self._optimizers:
+                optimizer.set_learning_rate(batch.numbers[RATE])
 
     @torch.no_grad()
     def soft_update(self, share: float) -> None:
@@ -139,6 +156,11 @@ class TargetTrainer(Resumable):
         """The loss; q_mean, the mean value of the actions taken, in units of the reward; grad_norm, before clipping."""
         q_mean = taken.detach().mean() / self.hyper.reward_scale
         return {"loss": loss.detach(), "q_mean": q_mean, "grad_norm": grad_norm}
+
+
+def rate_schedule(hyper: Any) -> dict[str, Any]:
+    """The learning rate as a schedule, by name, if it is one."""
+    return {RATE: hyper.learning_rate} if isinstance(hyper.learning_rate, str) else {}
 
 
 def independent_copy(network: N) -> N:

@@ -13,7 +13,17 @@ from torch import nn
 from ..interfaces import Action
 from ..spaces import Spaces
 from ..spec import TransitionSpec
-from .base import Hyperparameters, Layers, Positive, Request, Share, TargetTrainer, own_generator
+from .base import (
+    Hyperparameters,
+    Layers,
+    LearningRate,
+    Positive,
+    Request,
+    Share,
+    TargetTrainer,
+    own_generator,
+    rate_schedule,
+)
 from .fast import ClippedAdam, faster
 from .networks.actions import BoxActions
 from .networks.critics import OwnCritics, TwinCritics
@@ -80,8 +90,8 @@ class ActorCritic(nn.Module):
 class Continuous(Hyperparameters):
     """Hyperparameters of all algorithms whose acting part is a ContinuousPolicy."""
 
-    learning_rate: Positive = 1e-3
-    """Adam's step size, for the policy, the critics and SAC's temperature, above 0."""
+    learning_rate: LearningRate = 1e-3
+    """Adam's step size, for the policy, the critics and SAC's temperature, above 0; a number or a schedule."""
     hidden: Layers = (64, 64)
     """Units in each fully connected layer of the policy and of each critic, at least one layer."""
     tau: Share = 0.01
@@ -98,7 +108,7 @@ class Continuous(Hyperparameters):
 
     def schedules(self) -> Mapping[str, Any]:
         """Until the learner's first update actors draw actions uniformly, as both papers do, and none later."""
-        return {"epsilon": UNTIL_FIRST_UPDATE}
+        return {"epsilon": UNTIL_FIRST_UPDATE, **rate_schedule(self)}
 
     def chosen(self, model: Any, obs: Any, request: Request) -> Action:
         """The policy's actions with its noise, or with probability `explore["epsilon"]` uniform ones of the Box.
@@ -129,8 +139,8 @@ class ActorCriticTrainer(TargetTrainer):
     def __init__(self, hyper: Continuous, model: Any, source: nn.Module) -> None:
         super().__init__(hyper, source)
         self.policy, self.critics = model.acting, model.critics
-        self.policy_optimizer = ClippedAdam(list(self.policy.parameters()), lr=hyper.learning_rate)
-        self.critics_optimizer = ClippedAdam(list(self.critics.parameters()), lr=hyper.learning_rate)
+        self.policy_optimizer = self.adam(list(self.policy.parameters()))
+        self.critics_optimizer = self.adam(list(self.critics.parameters()))
         self.generator = own_generator(self.device)
 
     def descend(self, optimizer: ClippedAdam, loss: torch.Tensor) -> torch.Tensor:

@@ -43,6 +43,7 @@ class DQNTrainer(QTrainer):
         A row's priority is its absolute error, in units of reward_scale times the reward (Schaul et al. 2016,
         "Prioritized experience replay", arXiv:1511.05952, section 3.3).
         """
+        self.follow_schedules(batch)
         network = passes(self.network)
         values, next_values = network.forward(batch.obs, batch.next_obs if self.hyper.double else None)
         targets = self.targets(batch, next_values)

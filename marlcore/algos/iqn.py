@@ -106,6 +106,7 @@ class IQNTrainer(QTrainer):
         A row's priority is its loss, without the weight: what the algorithm minimizes, as Hessel et al. 2018, "Rainbow"
         (arXiv:1710.02298, "The integrated agent") choose it for a distribution of returns.
         """
+        self.follow_schedules(batch)
         taus = self._fractions(len(batch.action), self.hyper.n_tau)
         action = self.network.actions.encode(batch.action)
         predicted = _of_action(faster(self.network)(batch.obs, taus), action)

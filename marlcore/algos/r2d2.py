@@ -19,7 +19,7 @@ from ..interfaces import Action, ReplaySource, Update
 from ..observations import each
 from ..spaces import Spaces
 from ..spec import Sequence, TransitionSpec
-from .base import AtLeast1, Positive, Request, raw_reward
+from .base import AtLeast1, LearningRate, Positive, Request, raw_reward
 from .fast import faster
 from .networks.qnetwork import QNetwork, best
 from .networks.recurrent import (
@@ -45,8 +45,8 @@ class R2D2(QLearning):
     for fewer updates.
     """
 
-    learning_rate: Positive = 5e-4
-    """Adam's step size, above 0."""
+    learning_rate: LearningRate = 5e-4
+    """Adam's step size, above 0; a number or a schedule."""
     cell: Cell = "lstm"
     """The recurrent layer before the last of the layers `hidden`: an lstm, a gru, which on a CPU takes twice the time,
     or your own, a function of inputs and units or its module:name; docs/training.md says more."""
@@ -152,6 +152,7 @@ class R2D2Trainer(QTrainer):
         The loss is the mean over these transitions, each weighted by its window's `weight`. A window's priority is eta
         times its largest absolute error plus 1 - eta times its mean one (Kapturowski et al. 2019, section 2.3).
         """
+        self.follow_schedules(batch)
         batch = _shortened(batch)
         counts = batch.mask.float()
         window = self._window(batch)

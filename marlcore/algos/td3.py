@@ -67,6 +67,7 @@ class TD3Trainer(ActorCriticTrainer):
 
     def update(self, batch: Any) -> Update:
         """One step on a batch of B transitions (Fujimoto et al. 2018, Algorithm 1); see `improve_critics`."""
+        self.follow_schedules(batch)
         metrics, priority = self.improve_critics(batch, self.targets(batch))
         self.updates += 1
         if self.updates % self.hyper.policy_delay == 0:

@@ -25,6 +25,7 @@ from .loops import play as play
 from .record import Sink as Sink
 from .record import Status as Status
 from .record import agent_order as agent_order
+from .record import best_run as best_run
 from .record import described_run as described_run
 from .record import has_all_steps as has_all_steps
 from .record import has_ended as has_ended

@@ -18,9 +18,10 @@ from ..interfaces import Algorithm, QueueSource, ReplaySource, VectorEnvironment
 from ..memory import SegmentHandle
 from ..notices import say, shown_with
 from ..processes import Metric, check_picklable
+from ..references import resolve
 from ..spaces import Spaces
-from .config import AssignedPolicy, Config, assign, check_applied, source_of
-from .loops import choose_device, with_functions_of
+from .config import SCRIPT, AssignedPolicy, Config, assign, check_applied, source_of
+from .loops import ScriptedPlayer, choose_device, with_functions_of
 from .offline import OFFLINE, OfflineData
 from .record import RUNS
 from .self_play import check_self_play, policies_in_self_play
@@ -94,6 +95,8 @@ class RunInput:
             replays = {} if data is None else data.handles(policies, config)
             check_applied(policies, config)
             _check_goals(make_env, policies)
+            if config.exploration.script is not None:
+                _check_script(policies, config.exploration.script)
             if config.self_play.pool:
                 check_self_play(config, policies[0])
             check_picklable(config=config, algorithm=[policy.algorithm for policy in policies])  # which a run saves
@@ -157,6 +160,17 @@ def _has_own_copies(env: VectorEnvironment, make_env: Callable[[], Any]) -> bool
         return env.copies > 1
     with closing(vectorize(make_env, 2)) as two:
         return two.copies == 1
+
+
+def _check_script(policies: tuple[AssignedPolicy, ...], script: str) -> None:
+    """Raises ValueError, TypeError: it is no script, or rows of a policy hold what only its algorithm tells."""
+    for policy in policies:
+        ScriptedPlayer(SCRIPT, resolve(SCRIPT, script), policy.spaces, 1)
+        if extras := policy.algorithm.transition(policy.spaces).extras:
+            raise ValueError(
+                f"{SCRIPT}: expected None, since rows of {type(policy.algorithm).__name__}, the algorithm of "
+                f"{policy.name!r}, hold its {', '.join(extras)}, got {script!r}"
+            )
 
 
 def share_of(policy: AssignedPolicy, policies: tuple[AssignedPolicy, ...]) -> float:

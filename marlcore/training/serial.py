@@ -33,7 +33,7 @@ def run_serial(blueprint: Blueprint, monitor: Monitor, interrupts: Interrupts) -
         names = learner_names(config, [policy.name for policy in blueprint.policies])
         learners = [stack.enter_context(closing(LearnerWorker(name, blueprint))) for name in names]
         actors = [stack.enter_context(closing(ActorWorker(name, blueprint))) for name in actor_names(config)]
-        evaluation = [EVALUATOR] if config.evaluation.interval else []
+        evaluation = [EVALUATOR] if config.evaluation.evaluates else []
         evaluators = [stack.enter_context(closing(EvaluatorWorker(name, blueprint))) for name in evaluation]
         for worker in (*learners, *actors, *evaluators):
             worker.counters.store(READY, 1)

@@ -39,7 +39,7 @@ class Session:
             stack.callback(self.sinks.close)
             names = [policy.name for policy in policies]
             workers = [*actor_names(config), *learner_names(config, names)]
-            if config.evaluation.interval:
+            if config.evaluation.evaluates:
                 workers.append(EVALUATOR)
             self.telemetry = stack.enter_context(closing(Telemetry.create(workers)))
             self.control = stack.enter_context(closing(Control.create(workers, names, **self._about())))

@@ -130,6 +130,12 @@ RUNS: dict[str, Callable[[], dict[str, Any]]] = {
     "source of agent_0: expected a ReplaySource or a QueueSource, got 'queue'": lambda: {
         "env_fn": CARTPOLE, "algorithm": Odd(), "learner": mc.LearnerConfig(), "total_steps": 300_000
     },
+    "exploration.script: expected None, since rows of R2D2, the algorithm of 'agent_0', hold its ": lambda: {
+        "env_fn": "recall", "algorithm": "r2d2", "exploration": {"script": "arena:weak"}
+    },
+    "exploration.script: expected a function of an observation, or a class or object with a method act": lambda: {
+        "exploration": {"script": "test_refused:not_callable"}
+    },
     **{
         f"{says}, since PPO, the algorithm of 'agent_0', ": partial(
             dict, {"env_fn": CARTPOLE, "algorithm": "ppo", "learner": mc.LearnerConfig()}, **changes

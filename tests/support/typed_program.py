@@ -30,6 +30,8 @@ def trained() -> mc.Result:
     mc.Config(policies={"agent_0": "thief", "agent_1": "guard"}, exploration=mc.ExplorationConfig(epsilon=0.1))
     mc.Config(exploration=mc.ExplorationConfig(epsilon=lambda step: 1 / (1 + step)))
     mc.Config(exploration=mc.ExplorationConfig(epsilon=mc.Linear(1.0, 0.05, 50_000), schedules={"noise": 0.2}))
+    shares: dict[str, float | str] = {"puck:idle": 0.1, "puck:chaser": "linear(0.4, 0.1, 200000)"}
+    mc.Config(self_play=mc.SelfPlayConfig(pool=8, anchors=shares, latest=mc.Linear(0.0, 0.3, 200_000), block=5))
     mc.train("treasure_hunt", mc.PPO(learning_rate="linear(3e-4, 0, 300000)"), config, callback=stop_at)
     return mc.train("treasure_hunt", {"thief": mc.IQN(), "guard": mc.DQN()}, config, resume=Path("runs/demo"))
 
@@ -57,6 +59,8 @@ def started() -> float:
     action: int | np.ndarray[tuple[int, ...], np.dtype[np.generic]] = policy.act(np.zeros(4, np.float32))
     policy.reset()
     print(action)
+    shaping: float = 0.1 * (1.0 - mc.run_step().fraction)
+    print(mc.best_run([run.run_dir], "eval_return").name, shaping)
     return mc.evaluate(run.run_dir, episodes=10).mean["agent_0"]
 
 

@@ -16,6 +16,7 @@ from .config import (
 )
 from .policies import (
     EVALUATOR,
+    SCRIPT,
     AssignedPolicy,
     actor_names,
     assign,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from ...checks import absolute
 from ...declared import By, Declared, Number, Whole, changed, flattened
-from .schedules import Schedule, Stages, ascending
+from .schedules import Constant, Schedule, Stages, ascending
 from .sections import (
     ActorConfig,
     Count,
@@ -162,7 +162,7 @@ def _learner(usual: LearnerConfig, policy: str, section: Any) -> Any:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Schedule):
-        return str(value)
+        return value.value if isinstance(value, Constant) else str(value)
     if is_dataclass(value):
         return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
     return {name: _plain(inside) for name, inside in value.items()} if isinstance(value, dict) else value

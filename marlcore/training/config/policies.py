@@ -16,6 +16,7 @@ from .sections import EPSILON
 EVALUATOR = "evaluator"
 OF_LEARNER = ("batch_size", "n_step", "warmup", "prefetch", "publish_interval")
 OF_RUN = ("updates_per_step", "updates_tolerance")
+SCRIPT = "exploration.script"
 OF_EXPLORATION = ("epsilon", "ladder")
 OF_REPLAY = [name for name in ReplayConfig.__dataclass_fields__ if name not in ("stack", "pad")]
 METHODS = ("transition", "source", "make_model", "act", "make_trainer")  # schedules may be missing

@@ -54,6 +54,12 @@ def named_schedules(label: str, value: Any) -> dict[str, Schedule]:
     return {name: Schedule.from_value(f"{label}.{name}", schedule) for name, schedule in value.items()}
 
 
+def importable(label: str, name: str) -> str:
+    if ":" not in name or not is_importable(name):
+        raise ValueError(f"{label}: expected module:name of what can be imported, got {name!r}")
+    return name
+
+
 def sink_names(label: str, names: Any) -> tuple[str, ...]:
     """Names of sinks, csv among them. Raises ValueError, TypeError."""
     listed = isinstance(names, Collection) and not isinstance(names, str)
@@ -193,6 +199,10 @@ class ExplorationConfig(Declared):
     ladder: Annotated[float, Number(0)] = 0.0
     """Ape-X's ladder, its alpha: of N copies, over all actors, copy i explores with epsilon^(1 + ladder * i / (N - 1));
     0 makes all explore alike, 7 is the paper's (Horgan et al. 2018, arXiv:1803.00933, section 4.1)."""
+    script: Annotated[str | None, By(importable)] = None
+    """module:name of a script that acts for all learning policies until their learner's first update, so that the
+    warm-up's transitions are of its actions: a function of an observation that returns an action, or a class whose
+    objects have a method act(obs), one for each copy."""
     schedules: Annotated[Schedules, By(named_schedules)] = field(default_factory=dict)
     """Further numbers for an algorithm's `explore`, by name."""
 
@@ -220,13 +230,20 @@ class EvaluationConfig(Declared):
     """The process that plays greedy episodes with the published weights during the run."""
 
     interval: Annotated[int, Whole(0)] = 0
-    """Steps of the run between evaluations; another one follows the last step. 0: no evaluations."""
+    """Steps of the run between evaluations; another one follows the last step. 0: none by steps."""
+    seconds: Seconds = 0.0
+    """Seconds between the beginnings of evaluations, beside those by steps; another one follows the last step. 0: none
+    by time."""
     episodes: Count = 10
     """Episodes in each evaluation."""
     envs: Count = 4
     """Environment copies that play them."""
     keep: Annotated[int, Whole(0)] = 3
     """Checkpoints of the last evaluations to keep for each policy, beside the best one."""
+
+    @property
+    def evaluates(self) -> bool:
+        return bool(self.interval or self.seconds)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from ...interfaces import PRIORITY, RETURN, Action, Outcome, Turn
 from ...observations import each, put_rows, rows_at
 from ...spec import TransitionSpec, rows_of
 from ...transitions import VectorWriter
-from .players import LATEST, Player
+from .players import LATEST, Player, ScriptedPlayer
 from .policy import PolicyPlayer
 
 ByName = Mapping[str, NDArray[Any]]
@@ -46,6 +46,8 @@ class Seat:
     first_priority: FirstPriority | None = None  # of transitions; None leaves them to the replay
     gamma: float = 1.0  # of the returns so far, which rows with an extra RETURN have
     stores_every_end: bool = False  # the final observations of terminated episodes too, for hindsight
+    script: ScriptedPlayer | None = None  # acts in episodes that begin before `learned`
+    learned: Callable[[], bool] = lambda: True  # whether the policy's learner has made an update
 
     def __post_init__(self) -> None:
         spec, self.lanes = self.spec, np.atleast_2d(self.lanes)
@@ -54,6 +56,7 @@ class Seat:
         # By copy: the replay's part for the episode's rows; the player: LATEST, whose rows are written, or another
         self.parts, self.numbers = np.zeros((2, copies), np.int64)
         self.opponents: Player | None = None  # None while all learn
+        self._scripted = np.zeros(copies, np.bool_)  # where the script acts
         self._obs = each(lambda field: field.zeros(copies), spec.obs)
         self._action = spec.action.zeros(copies)
         self._extras = {name: field.zeros(copies) for name, field in spec.extras.items()}
@@ -103,6 +106,8 @@ class Seat:
         lost = copies[self._waiting[copies]]
         self._waiting[lost] = False
         self._returns[copies], self._lengths[copies], self._discounted[copies] = 0.0, 0, 0.0
+        if self.script is not None:
+            self._scripted[copies] = not self.learned()
         self._lanes[copies] = self.lanes[self.parts[copies], copies]
         return len(lost)
 
@@ -120,7 +125,7 @@ class Seat:
 
     def _act(self, turn: Turn) -> NDArray[Any]:
         at = self._at(turn.copies)
-        chosen = self.player.choose(turn.obs, at, turn.begins)
+        chosen = self._chosen(turn, at)
         if self.first_priority is not None:
             held = self._held[turn.copies]
             if held.any():
@@ -133,6 +138,19 @@ class Seat:
         self._versions[at] = self.player.policy.version
         self._waiting[at] = True
         return chosen.action
+
+    def _chosen(self, turn: Turn, at: Any) -> Action:
+        """The actions of a turn, by the policy or the script; its rows have no extras, see `check_script`."""
+        if self.script is None or not (scripted := self._scripted[turn.copies]).any():
+            return self.player.choose(turn.obs, at, turn.begins)
+        theirs = turn.part(scripted)
+        of_script = self.script.choose(theirs.obs, theirs.copies, theirs.begins).action
+        if scripted.all():
+            return Action(of_script)
+        own = turn.part(~scripted)
+        action = np.empty((len(scripted), *of_script.shape[1:]), of_script.dtype)
+        action[scripted], action[~scripted] = of_script, self.player.choose(own.obs, own.copies, own.begins).action
+        return Action(action)
 
     def _remember_extras(self, at: Any, chosen: Action, rows: int) -> None:
         """Remembers the extras of `rows` actions; of those that are parts of the recurrent state, the state before."""

@@ -4,8 +4,8 @@ from collections import deque
 from dataclasses import dataclass
 from time import monotonic
 
-from ...processes import RESTARTS, STEPS, UPDATES, Control, Metric, Telemetry
-from .progress import LateReturns, Progress
+from ...processes import EPISODES, RESTARTS, STEPS, UPDATES, Control, Metric, Telemetry
+from .progress import EPISODES_PER_S, LateReturns, Progress
 from .run_directory import RunDirectory
 from .sinks import Sink
 
@@ -56,7 +56,9 @@ class Monitor:
 
     def __post_init__(self) -> None:
         now = self._seconds
-        self._counted = deque([(now, self.control.steps)], maxlen=RATES + 1)  # (seconds, steps)
+        self._episodes: dict[str, int] = {}  # by actor, those that its present process ended
+        self._ended = 0  # episodes, since this monitor began
+        self._counted = deque([(now, self.control.steps, 0)], maxlen=RATES + 1)  # (seconds, steps, episodes)
         self._rate = 0.0
         self._ticked = now
         self._noted = -NOTE_S
@@ -95,14 +97,25 @@ class Monitor:
         self.status = self._look(now)
 
     def _measure(self, now: float, steps: int) -> None:
-        """Records the rate since `RATES` measurements ago, or since the first step."""
+        """Records the rates since `RATES` measurements ago, or since the first step."""
+        self._count_episodes()
         if steps == self._counted[0][1] and len(self._counted) == 1:
             self._counted.clear()  # workers are starting
         else:
-            since, before = self._counted[0]
-            self._rate = (steps - before) / max(now - since, 1e-9)
+            since, before, ended = self._counted[0]
+            seconds = max(now - since, 1e-9)
+            self._rate = (steps - before) / seconds
             self._record(Metric(now, steps, "", "env_steps_per_s", self._rate))
-        self._counted.append((now, steps))
+            if self._ended:
+                self._record(Metric(now, steps, "", EPISODES_PER_S, (self._ended - ended) / seconds))
+        self._counted.append((now, steps, self._ended))
+
+    def _count_episodes(self) -> None:
+        """Takes in the episodes that actors ended; the process that follows a dead one counts from 0 again."""
+        for actor in self.control.about.get("actors", ()):
+            count, before = self.control.workers[actor].load(EPISODES), self._episodes.get(actor, 0)
+            self._ended += count - before if count >= before else count
+            self._episodes[actor] = count
 
     def _look(self, now: float) -> Status:
         return Status(

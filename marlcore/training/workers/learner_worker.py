@@ -14,8 +14,8 @@ from ...processes import DONE, READY, STEPS, UPDATES, Telemetry
 from ...weights import ParameterStore
 from ..config import learner_names, schedules_of
 from ..loops import FiniteCheck, Learner, PolicyModel, build_model, catch_up, choose_device, learn, learn_until_stopped
-from ..record import load_checkpoint, save_checkpoint
-from ..self_play import League, Pool
+from ..record import checkpoint_path, load_checkpoint, save_checkpoint
+from ..self_play import League, Pool, Snapshot
 from .storage import batches_of
 from .worker import PolicyBlueprint, Worker
 
@@ -48,6 +48,8 @@ class LearnerWorker(Worker):
             trainer.load_state_dict(state["trainer"])
             if updates == state["updates"]:
                 torch.set_rng_state(state["torch"])
+        if league is not None and config.self_play.rollback is not None:
+            league.best = Snapshot(checkpoint_path(policy.run_dir, policy.name, "rollback"), model, trainer)
 
         def save(state: dict[str, Any]) -> None:
             further = batches.save()  # before the checkpoint

@@ -58,6 +58,29 @@ def test_an_update_returns_detached_scalars_and_priorities(name):
     assert not update.priority.requires_grad and update.updates == 1
 
 
+@pytest.mark.parametrize("name", [name for name in SMALL if name not in QUEUES])
+def test_the_learning_rate_follows_its_schedule(name):
+    """As if each batch had the rate from the beginning; nothing but a schedule is published."""
+    hyper, spaces = SMALL[name]
+    scheduled = replace(hyper, learning_rate="linear(0.01, 0, 100)")
+    assert scheduled.schedules()["learning_rate"] == "linear(0.01, 0, 100)"
+    assert "learning_rate" not in hyper.schedules()
+    after = []
+    for chosen, numbers in ((replace(hyper, learning_rate=3e-3), {}), (scheduled, {"learning_rate": 3e-3})):
+        torch.manual_seed(0)
+        model = chosen.make_model(spaces)
+        trainer = chosen.make_trainer(model)
+        batch = batch_of(chosen, spaces)
+        batch.numbers = numbers
+        trainer.update(copy.copy(batch))
+        after.append(tensors_of(model))
+        batch.numbers = {"learning_rate": 0.0}
+        trainer.update(copy.copy(batch))
+        still = [torch.equal(*pair) for pair in zip(after[-1], tensors_of(model), strict=True)]
+        assert all(still) == (chosen is scheduled)
+    assert all(torch.equal(*pair) for pair in zip(*after, strict=True))
+
+
 COPIED = {"target_update_freq": 4}
 
 
