@@ -69,6 +69,8 @@ def main(arguments: list[str]) -> int:
     result = run(env, algorithm, config, resume=resume)
     updates = ", ".join(f"{agent} {count:,}" for agent, count in result.updates.items())
     sys.stdout.write(summary(result.returns))
+    if result.stopped:
+        sys.stdout.write(f"\nstopped before all steps: {result.stopped}")
     sys.stdout.write(f"\nupdates: {updates}\nresults in {result.run_dir}\n")
     return 0
 

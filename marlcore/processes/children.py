@@ -44,7 +44,7 @@ class Children:
 
     def __init__(self, preload: Sequence[str] = PRELOAD, interrupts: Interrupts | None = None) -> None:
         self.interrupts = interrupts or Interrupts()
-        self.server = ForkServer(preload, hurry=lambda: self.interrupts.signum is not None)
+        self.server = ForkServer(preload, hurry=lambda: self.interrupts.stopping)
         self.living: list[Child] = []  # those that `end` did not end, in the order of their start
 
     @contextmanager

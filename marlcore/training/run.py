@@ -16,10 +16,10 @@ from typing import Any
 
 from ..checks import absolute, check_timeout
 from ..errors import SegmentNotFound, TimedOut
-from ..processes import Interrupts, Metric
+from ..processes import Interrupts
 from .config import Config
 from .evaluation import LoadedPolicy, SavedRun, published_policy
-from .record import RUNS, Status, final_returns, plot_run, plot_runs, read_config, read_metrics
+from .record import RUNS, Callback, Status, final_returns, plot_run, plot_runs, read_config, read_metrics
 from .run_input import Algorithms, RunInput, warn_of_few_samples
 from .self_play import PAYOFF, plot_payoff
 from .session import Session
@@ -40,6 +40,7 @@ class Result:
         lost_metrics: metrics overwritten before they were written to metrics.csv.
         lost: by sink, metrics in metrics.csv that the sink has not taken: it was too slow, hung or raised.
         restarts: by worker, its restarts after it died, failed or hung.
+        stopped: the reason why the run ended before it had taken total_steps; empty if it took them.
     """
 
     run_dir: Path
@@ -49,6 +50,7 @@ class Result:
     lost_metrics: int
     lost: dict[str, int]
     restarts: dict[str, int]
+    stopped: str = ""
 
 
 def train(
@@ -58,7 +60,7 @@ def train(
     *,
     progress: bool = True,
     resume: str | Path | None = None,
-    callback: Callable[[Metric], object] | None = None,
+    callback: Callback | None = None,
 ) -> Result:
     """Trains the policies of an environment's agents, each with its own replay, weights and learner.
 
@@ -75,9 +77,11 @@ def train(
             and the configuration must match it; `total_steps` counts from the run's beginning, and must exceed the
             steps that the run has taken. Nothing of the directory is executed (`marlcore train --resume` does: it
             imports what config.json names).
-        callback: called with each `Metric` (time_s, step, agent, name, value) in this process, on a thread of its own.
-            It delays nobody: metrics that it is too slow for are dropped, and counted in `Result.lost`. If it raises,
-            the log says so, and it is not called again.
+        callback: a function that is called with each `Metric` (time_s, step, agent, name, value), or an object with any
+            of the methods `on_metric(metric)`, `on_evaluation(evaluation)` and `on_checkpoint(checkpoint)`, which take
+            a `Metric`, an `EvaluationEvent` and a `CheckpointEvent`. A thread of this process calls it. If it returns
+            `Stop`, or raises `StopRun`, the run ends in order; any other exception ends the run too, and `train` raises
+            it. It delays nobody: metrics that it is too slow for are dropped, and counted in `Result.lost`.
 
     A run that fails before its first step leaves no directory.
 
@@ -88,6 +92,7 @@ def train(
         SharedMemoryFull: /dev/shm has no room for the replays.
         KeyboardInterrupt, SystemExit: SIGINT, or SIGTERM or SIGHUP, came; the run first stopped and wrote everything.
             The message of KeyboardInterrupt is the run's directory, if it has one.
+        Whatever the callback raises, except `StopRun`.
     """
     run_input = RunInput.checked(env_fn, algorithm, config, resume, callback, progress)
     with Interrupts() as interrupts:
@@ -105,7 +110,7 @@ def start(
     *,
     progress: bool = False,
     resume: str | Path | None = None,
-    callback: Callable[[Metric], object] | None = None,
+    callback: Callback | None = None,
 ) -> Run:
     """Starts a run in the background, watched by a thread of this process; the arguments are `train`'s.
 
@@ -153,7 +158,7 @@ class Run:
 
     def stop(self) -> None:
         """Makes the run write its checkpoints and end; `wait` for that. Repeated calls are harmless."""
-        self._interrupts.stop()
+        self._interrupts.stop("the program stopped the run")
 
     def status(self) -> Status:
         """The run's state, at most a second old; after its end, the last one."""
@@ -179,7 +184,9 @@ class Run:
             with Session(self._input, self._interrupts) as session:
                 self._begun.set_result(session)
                 session.work()
-            self._result.set_result(_result(session))
+            result = _result(session)
+            self._interrupts.deliver()
+            self._result.set_result(result)
         except BaseException as error:
             for future in (self._begun, self._result):
                 if not future.done():
@@ -216,7 +223,8 @@ def _result(session: Session) -> Result:
     if endless := [agent for agent, mean in returns.items() if math.isnan(mean)]:
         log.warning("returns: NaN for %s: no episode ended in %d steps", ", ".join(endless), status.steps)
     lost, restarts = session.telemetry.lost, status.restarts
-    return Result(run_dir, status.steps, status.updates, returns, lost, session.sinks.lost, restarts)
+    stopped = (session.interrupts.reason or "") if status.steps < config.total_steps else ""
+    return Result(run_dir, status.steps, status.updates, returns, lost, session.sinks.lost, restarts, stopped)
 
 
 def train_seeds(

@@ -16,10 +16,10 @@ from ..envs.copies import Copies
 from ..envs.joint import JointObservations
 from ..interfaces import Algorithm, QueueSource, VectorEnvironment
 from ..notices import say, shown_with
-from ..processes import Metric, check_picklable
+from ..processes import check_picklable
 from .config import AssignedPolicy, Config, assign, check_applied, source_of
 from .loops import choose_device
-from .record import RUNS
+from .record import RUNS, Callback, check_callback
 from .self_play import check_self_play, policies_in_self_play
 from .warmup import compile_before_a_run
 
@@ -37,7 +37,7 @@ class RunInput:
     config: Config
     runs: Path
     resume: Path | None
-    callback: Callable[[Metric], object] | None
+    callback: Callback | None
     progress: bool
 
     @classmethod
@@ -47,14 +47,13 @@ class RunInput:
         algorithm: Algorithms,
         config: Config | None,
         resume: str | Path | None = None,
-        callback: Callable[[Metric], object] | None = None,
+        callback: Callback | None = None,
         progress: bool = False,
     ) -> RunInput:
         """The arguments of `train`; compiles the kernels if they never were. Raises ValueError, TypeError."""
         if not isinstance(config, Config | None):
             raise TypeError(f"config: expected a Config or None, got {config!r}")
-        if callback is not None and not callable(callback):
-            raise TypeError(f"callback: expected a function of a Metric or None, got {callback!r}")
+        check_callback(callback)
         config = (config or Config()).with_absolute_paths()  # first: an environment may change the working directory
         resume = None if resume is None else absolute(resume)
         runs = absolute(RUNS) if resume is None and config.run_dir is None else Path(RUNS)

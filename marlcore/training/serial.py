@@ -12,7 +12,7 @@ from ..errors import WorkerFailed
 from ..processes import READY, Interrupts, failure_of
 from .config import EVALUATOR, actor_names, learner_names
 from .loops import act, catch_up, observe
-from .record import STOPPING, Monitor
+from .record import Monitor
 from .workers import ActorWorker, Blueprint, EvaluatorWorker, LearnerWorker, Worker
 
 ROUNDS = 50  # between looks at telemetry
@@ -41,19 +41,19 @@ def run_serial(blueprint: Blueprint, monitor: Monitor, interrupts: Interrupts) -
         def unstopped() -> bool:
             if monitor.due:  # a round or an evaluation may take long
                 monitor.tick()
-            return interrupts.signum is None
+            return not interrupts.stopping
 
         try:
             _take_rounds(actors, learners, evaluators, monitor, unstopped)
         except WorkerFailed as failed:
             _save_others(learners, failed)
             raise
-        if interrupts.signum is not None:
-            monitor.say(STOPPING)
+        if interrupts.stopping:
+            monitor.say_stopping()
         for learner in learners:
             _guarded(learner, learner.finish)
         for evaluator in evaluators:
-            if interrupts.signum is None:
+            if not interrupts.stopping:
                 _guarded(evaluator, evaluator.finish, unstopped)
 
 

@@ -13,10 +13,21 @@ from ..interfaces import ReplaySource
 from ..processes import PID, STEPS, Children, Control, Interrupts, Telemetry
 from ..weights import ParameterStore
 from .async_run import run_async, start_all, supervisor_of
-from .config import EVALUATOR, AssignedPolicy, Config, actor_names, learner_names
+from .config import EVALUATOR, AssignedPolicy, Config, StopConfig, actor_names, learner_names
 from .evaluation import save_policies
 from .loops import build_model
-from .record import Monitor, Progress, RunDirectory, check_resumed, describe, load_checkpoint, open_sinks, read_progress
+from .record import (
+    Monitor,
+    Progress,
+    RunDirectory,
+    StopConditions,
+    check_resumed,
+    describe,
+    load_checkpoint,
+    open_sinks,
+    read_metrics,
+    read_progress,
+)
 from .run_input import RunInput, share_of
 from .self_play import create_self_play, odds_fields, published_numbers
 from .serial import run_serial
@@ -32,10 +43,14 @@ class Session:
         env_fn, policies, config = run_input.env_fn, run_input.policies, run_input.config
         self.input = run_input
         self.described = describe(env_fn, policies, config)
-        self._interrupts = interrupts
+        self.interrupts = interrupts
+        conditions = StopConditions(config.stop)
         with ExitStack() as stack:
             self.directory = self._open_directory(stack)
-            self.sinks = open_sinks(self.directory.csv, self.directory.path, config.metrics, run_input.callback)
+            if run_input.resume is not None and config.stop != StopConfig():
+                conditions.check_unmet(read_metrics(self.directory.path / "metrics.csv"))
+            callback, csv = run_input.callback, self.directory.csv
+            self.sinks = open_sinks(csv, self.directory.path, config.metrics, callback, interrupts)
             stack.callback(self.sinks.close)
             names = [policy.name for policy in policies]
             workers = [*actor_names(config), *learner_names(config, names)]
@@ -55,7 +70,9 @@ class Session:
             control, telemetry = self.control, self.telemetry
             self.blueprint = Blueprint(env_fn, config, blueprints, control.handle, telemetry.handle, began, self_play)
             table = stack.enter_context(Progress()) if run_input.progress else None
-            self.monitor = Monitor(self.directory, self.sinks, control, telemetry, table, config.total_steps, began)
+            self.monitor = Monitor(
+                self.directory, self.sinks, control, telemetry, table, config.total_steps, began, interrupts, conditions
+            )
             stack.callback(self.monitor.tick, last=True)
             self._stack = stack.pop_all()
 
@@ -94,7 +111,7 @@ class Session:
 
     def work(self) -> None:
         """Works until all steps are taken, or a signal came. Raises: WorkerFailed: a worker failed for good."""
-        config, interrupts = self.input.config, self._interrupts
+        config, interrupts = self.input.config, self.interrupts
         with ExitStack() as stack:
             children = stack.enter_context(closing(Children(interrupts=interrupts)))
             stack.callback(self.control.stop)

@@ -7,7 +7,7 @@ from .checkpoints import KeptCheckpoints, kept_steps, load_checkpoint, save_chec
 from .curves import canvas, plot_run, plot_runs, say_that_none_ended
 from .descriptions import check_resumed, describe, described_policies, described_run, write_policies
 from .files import check_trusted, read_json, read_sealed, write_atomically, write_json, write_sealed
-from .monitor import STOPPING, Monitor, Status
+from .monitor import Monitor, Status
 from .progress import Progress, final_returns, summary
 from .run_directory import (
     RUNS,
@@ -20,4 +20,16 @@ from .run_directory import (
     read_progress,
     setup_logging,
 )
-from .sinks import Sink, open_sinks, read_metrics
+from .sinks import (
+    CHECKPOINT_S,
+    EVALUATION_S,
+    Callback,
+    CheckpointEvent,
+    EvaluationEvent,
+    Sink,
+    Stop,
+    check_callback,
+    open_sinks,
+    read_metrics,
+)
+from .stop_conditions import StopConditions

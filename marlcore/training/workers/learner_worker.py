@@ -2,6 +2,7 @@
 
 import copy
 import logging
+import time
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -14,7 +15,7 @@ from ...processes import DONE, READY, UPDATES, Telemetry
 from ...weights import ParameterStore
 from ..config import learner_names, schedules_of
 from ..loops import FiniteCheck, Learner, PolicyModel, build_model, catch_up, choose_device, learn_until_stopped
-from ..record import load_checkpoint, save_checkpoint
+from ..record import CHECKPOINT_S, load_checkpoint, save_checkpoint
 from ..self_play import League, Pool
 from .storage import batches_of
 from .worker import PolicyBlueprint, Worker
@@ -50,12 +51,14 @@ class LearnerWorker(Worker):
                 torch.set_rng_state(state["torch"])
 
         def save(state: dict[str, Any]) -> None:
+            began = time.monotonic()
             further = batches.save()  # before the checkpoint
             if league is not None:
                 further |= {"self_play": league.state_dict()}
             save_checkpoint(policy.checkpoint, {**state, **model.saved(), **further, "torch": torch.get_rng_state()})
             if league is not None:
                 league.write()
+            self.report(policy.name, CHECKPOINT_S, time.monotonic() - began, state["step"])
 
         return Learner(
             batches,

@@ -6,15 +6,15 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Literal, Protocol
 
-from ....processes import Metric
+from ....processes import Interrupts, Metric
 from ....references import resolve
 from ...config import MetricsConfig
+from .callback import Callback, CallbackSink
 from .csv import CsvSink
 from .tensorboard import TensorBoardSink
 from .wandb import WandbSink, check_wandb
@@ -39,20 +39,6 @@ class Sink(Protocol):
 
     def close(self) -> None:
         """Flushes and releases the sink's resources; the last call, also after another method raised."""
-
-
-@dataclass
-class CallbackSink:
-    """Calls a function with each metric."""
-
-    function: Callable[[Metric], object]
-
-    def record(self, metric: Metric) -> None:
-        self.function(metric)
-
-    def flush(self) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class Background:
@@ -186,12 +172,19 @@ class Sinks:
 
 
 def open_sinks(
-    csv: CsvSink, run_dir: Path, config: MetricsConfig, callback: Callable[[Metric], object] | None = None
+    csv: CsvSink,
+    run_dir: Path,
+    config: MetricsConfig,
+    callback: Callback | None = None,
+    interrupts: Interrupts | None = None,
 ) -> Sinks:
-    """The sinks of a configuration, made at the first metric. Raises ValueError: one cannot be used."""
+    """The sinks of a configuration, made at the first metric; a callback's may end the run through `interrupts`.
+
+    Raises ValueError: one cannot be used.
+    """
     others = [Background(name, _maker(name, run_dir, config)) for name in config.sinks if name != "csv"]
     if callback is not None:
-        others.append(Background("callback", partial(CallbackSink, callback)))
+        others.append(Background("callback", partial(CallbackSink, callback, run_dir, interrupts or Interrupts())))
     return Sinks(csv, others)
 
 
