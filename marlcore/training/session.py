@@ -21,6 +21,7 @@ from .record import (
     Progress,
     RunDirectory,
     StopConditions,
+    changed_hyperparameters,
     check_resumed,
     describe,
     load_checkpoint,
@@ -135,13 +136,15 @@ class Session:
 def _restore_progress(run: RunDirectory, control: Control, config: Config, policies: list[str]) -> float:
     """Sets the workers' counters to the run's saved progress; returns the seconds that the run had taken.
 
-    If the parent was killed, a learner's checkpoint may be newer: its steps count, so that schedules do not go back.
+    Another number of actors shares the steps equally. If the parent was killed, a learner's checkpoint may be newer:
+    its steps count, so that schedules do not go back.
     """
-    saved = read_progress(run.path)
-    steps = {name: int(saved.get("steps", {}).get(name, 0)) for name in actor_names(config)}
+    saved, names = read_progress(run.path), actor_names(config)
+    before = {name: int(count) for name, count in saved.get("steps", {}).items() if name.startswith("actor-")}
+    steps = {name: before[name] if before.keys() == {*names} else 0 for name in names}
     reached = max(int(load_checkpoint(run.checkpoint_path(name)).get("step", 0)) for name in policies)
-    missing = max(reached - sum(steps.values()), 0)
-    for i, name in enumerate(steps):
+    missing = max(reached, sum(before.values())) - sum(steps.values())
+    for i, name in enumerate(names):
         control.workers[name].store(STEPS, steps[name] + missing // len(steps) + (i < missing % len(steps)))
     run.csv.resume_at(control.steps)
     return float(saved.get("time_s", 0.0))
@@ -155,6 +158,8 @@ def _blueprint_of(stack: ExitStack, policy: AssignedPolicy, config: Config, run:
     state = load_checkpoint(checkpoint)
     if state:
         expected = f"resume: expected a checkpoint of {name}'s {type(policy.algorithm).__name__}"
+        if changes := changed_hyperparameters(run.path, policy):
+            expected += f" with {' and '.join(changes)}"
         model.restore_checked(state, checkpoint, expected)
     extras = published_numbers(policy.algorithm, config) | odds_fields(config.self_play)
     mode, before = config.learner_of(name).publish_mode, state.get("version", 0)

@@ -76,5 +76,9 @@ class ClippedAdam(torch.optim.Adam):
         return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loads the moments and steps; the learning rate and the other options stay those of this object."""
+        groups = [{name: group[name] for name in ("lr", "eps")} for group in self.param_groups]
         super().load_state_dict(state_dict)
+        for group, options in zip(self.param_groups, groups, strict=True):
+            group.update(options)
         self._remember_state()

@@ -5,7 +5,14 @@ Each file that is read back is verified. This room never touches a row, a lane o
 
 from .checkpoints import KeptCheckpoints, kept_steps, load_checkpoint, save_checkpoint
 from .curves import canvas, plot_run, plot_runs, say_that_none_ended
-from .descriptions import check_resumed, describe, described_policies, described_run, write_policies
+from .descriptions import (
+    changed_hyperparameters,
+    check_resumed,
+    describe,
+    described_policies,
+    described_run,
+    write_policies,
+)
 from .files import check_trusted, read_json, read_sealed, write_atomically, write_json, write_sealed
 from .monitor import Monitor, Status
 from .progress import Progress, final_returns, summary

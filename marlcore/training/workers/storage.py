@@ -156,7 +156,8 @@ class ReplayBatches:
         fresh = self._sampler.state_dict()
         saved = {name: tensor.numpy() for name, tensor in state["sampler"].items()}
         if not self._policy.replay_was_saved and state.get("replay") != self._policy.transitions.nonce:
-            saved = fresh | _entries(saved, "generator", "batches")  # what does not concern the rows
+            of_no_rows = _entries(saved, "generator", "batches")
+            saved = fresh | {name: value for name, value in of_no_rows.items() if name in fresh}
         if again:
             saved |= _entries(fresh, "generator")
         self._sampler.load_state_dict(saved)
