@@ -29,6 +29,10 @@ class TrainOptions:
     begin with --algorithm are its own."""
     seeds: tuple[int, ...] = ()
     """Instead of --seed: a run for each of these, one after another, with their curves together."""
+    init_from: str | None = None
+    """A run's directory or a checkpoint, from whose weights the policies start."""
+    init_strict: bool = True
+    """Refuse weights that do not fit the network; --no-init-strict leaves them out."""
     settings: str | None = None
     """A YAML file of settings, with these options' names as its keys; options override it."""
 
@@ -52,19 +56,21 @@ class ResumeOptions:
 def main(arguments: list[str]) -> int:
     sys.path.append(os.getcwd())  # for modules of --env and --algo; workers use the same path
     line = CommandLine("train", arguments)
-    resume = None
+    resume, start = None, dict[str, Any]()
     if "resume" in line.words:
         resume, env, algorithm, config = _resumed(line)
     else:
-        seeds, env, algorithm, config = _read(line)
-        if seeds:
-            results = train_seeds(env, algorithm, config, seeds)
-            for seed, result in zip(seeds, results, strict=True):
+        chosen, env, algorithm, config = _read(line)
+        if chosen.init_from is not None:
+            start = {"init_from": chosen.init_from, "init_strict": chosen.init_strict}
+        if chosen.seeds:
+            results = train_seeds(env, algorithm, config, chosen.seeds, **start)
+            for seed, result in zip(chosen.seeds, results, strict=True):
                 returns = ", ".join(f"{agent} {value:,.2f}" for agent, value in result.returns.items())
                 sys.stdout.write(f"seed {seed}: mean return at the end: {returns}\n")
             sys.stdout.write(f"results in {results[0].run_dir.parent}\n")
             return 0
-    result = run(env, algorithm, config, resume=resume)
+    result = run(env, algorithm, config, resume=resume, **start)
     updates = ", ".join(f"{agent} {count:,}" for agent, count in result.updates.items())
     sys.stdout.write(summary(result.returns))
     if result.stopped:
@@ -94,8 +100,8 @@ def _resumed(line: CommandLine) -> tuple[str, str, Any, Config]:
     return options.resume, env, algorithm, changed(config, values)
 
 
-def _read(line: CommandLine) -> tuple[tuple[int, ...], str, Any, Config]:
-    """The seeds, the environment, the algorithm and the settings."""
+def _read(line: CommandLine) -> tuple[TrainOptions, str, Any, Config]:
+    """The options of the command itself, the environment, the algorithm and the settings."""
     file = line.word("settings")
     settings = read_settings(file) if file else Settings(Config())
     name = line.word("algo") or settings.algo or TrainOptions.algo
@@ -121,7 +127,7 @@ def _read(line: CommandLine) -> tuple[tuple[int, ...], str, Any, Config]:
     algorithm = kind(**chosen)
     if sections:
         algorithm = changed(algorithm, sections)
-    return options.seeds, env, algorithm, changed(settings.config, values)
+    return options, env, algorithm, changed(settings.config, values)
 
 
 def _show_help(line: CommandLine, name: str, algorithm: Any, settings: Settings) -> None:

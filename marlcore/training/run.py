@@ -19,7 +19,7 @@ from ..errors import SegmentNotFound, TimedOut
 from ..processes import Interrupts
 from .config import Config
 from .evaluation import LoadedPolicy, SavedRun, published_policy
-from .record import RUNS, Callback, Status, final_returns, plot_run, plot_runs, read_config, read_metrics
+from .record import RUNS, Callback, InitFrom, Status, final_returns, plot_run, plot_runs, read_config, read_metrics
 from .run_input import Algorithms, RunInput, warn_of_few_samples
 from .self_play import PAYOFF, plot_payoff
 from .session import Session
@@ -61,6 +61,8 @@ def train(
     progress: bool = True,
     resume: str | Path | None = None,
     callback: Callback | None = None,
+    init_from: InitFrom | None = None,
+    init_strict: bool = True,
 ) -> Result:
     """Trains the policies of an environment's agents, each with its own replay, weights and learner.
 
@@ -83,6 +85,11 @@ def train(
             a `Metric`, an `EvaluationEvent` and a `CheckpointEvent`. A thread of this process calls it. If it returns
             `Stop`, or raises `StopRun`, the run ends in order; any other exception ends the run too, and `train` raises
             it. It delays nobody: metrics that it is too slow for are dropped, and counted in `Result.lost`.
+        init_from: weights from which the policies start, with new optimizers, counters and schedules: the directory of
+            a run, whose last checkpoint of the same policy is taken, or of its only one; a checkpoint of a run; a
+            `state_dict` of the whole network; or a dict of these by policy. No code of it is executed.
+        init_strict: refuse weights that do not fit the network in name and shape; False leaves them out, and the log
+            says which.
 
     A run that fails before its first step leaves no directory.
 
@@ -95,7 +102,7 @@ def train(
             The message of KeyboardInterrupt is the run's directory, if it has one.
         Whatever the callback raises, except `StopRun`.
     """
-    run_input = RunInput.checked(env_fn, algorithm, config, resume, callback, progress)
+    run_input = RunInput.checked(env_fn, algorithm, config, resume, callback, progress, init_from, init_strict)
     with Interrupts() as interrupts:
         with Session(run_input, interrupts) as session:
             session.work()
@@ -112,6 +119,8 @@ def start(
     progress: bool = False,
     resume: str | Path | None = None,
     callback: Callback | None = None,
+    init_from: InitFrom | None = None,
+    init_strict: bool = True,
 ) -> Run:
     """Starts a run in the background, watched by a thread of this process; the arguments are `train`'s.
 
@@ -120,7 +129,7 @@ def start(
 
     Raises: as `train`, for everything that fails before the run's processes start; `Run.wait` raises the rest.
     """
-    return Run(RunInput.checked(env_fn, algorithm, config, resume, callback, progress))
+    return Run(RunInput.checked(env_fn, algorithm, config, resume, callback, progress, init_from, init_strict))
 
 
 class Run:

@@ -10,7 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from ..checks import absolute
+from ..checks import absolute, brief
 from ..envs import factory, vectorize
 from ..envs.copies import Copies
 from ..envs.joint import JointObservations
@@ -19,7 +19,7 @@ from ..notices import say, shown_with
 from ..processes import check_picklable
 from .config import AssignedPolicy, Config, assign, check_applied, source_of
 from .loops import choose_device
-from .record import RUNS, Callback, check_callback
+from .record import RUNS, Callback, InitFrom, check_callback, initial_states
 from .self_play import check_self_play, policies_in_self_play
 from .warmup import compile_before_a_run
 
@@ -39,6 +39,8 @@ class RunInput:
     resume: Path | None
     callback: Callback | None
     progress: bool
+    initial: Mapping[str, Mapping[str, Any]]  # by policy: the state of a checkpoint from which it starts
+    init_strict: bool
 
     @classmethod
     def checked(
@@ -49,11 +51,15 @@ class RunInput:
         resume: str | Path | None = None,
         callback: Callback | None = None,
         progress: bool = False,
+        init_from: InitFrom | None = None,
+        init_strict: bool = True,
     ) -> RunInput:
         """The arguments of `train`; compiles the kernels if they never were. Raises ValueError, TypeError."""
         if not isinstance(config, Config | None):
             raise TypeError(f"config: expected a Config or None, got {config!r}")
         check_callback(callback)
+        if init_from is not None and resume is not None:
+            raise ValueError(f"init_from: expected None, since a resumed run has its weights, got {brief(init_from)}")
         config = (config or Config()).with_absolute_paths()  # first: an environment may change the working directory
         resume = None if resume is None else absolute(resume)
         runs = absolute(RUNS) if resume is None and config.run_dir is None else Path(RUNS)
@@ -64,6 +70,7 @@ class RunInput:
                     left_out = ", ".join(texts)
                     say(f"observations: left out {left_out}, since no network takes text; a wrapper may encode it")
             names = [policy.name for policy in policies]
+            initial = initial_states(init_from, names)
             if wrong := config.learners.keys() - names:
                 raise ValueError(f"learners: expected the policies {names}, got {min(wrong)!r}")
             for policy in policies:
@@ -76,7 +83,7 @@ class RunInput:
                 check_picklable(env_fn=make_env)
             _warn_of_short_run(config, policies)
             compile_before_a_run()
-        return cls(make_env, policies, config, runs, resume, callback, progress)
+        return cls(make_env, policies, config, runs, resume, callback, progress, initial, init_strict)
 
 
 def _assigned(

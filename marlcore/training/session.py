@@ -28,6 +28,7 @@ from .record import (
     open_sinks,
     read_metrics,
     read_progress,
+    save_checkpoint,
 )
 from .run_input import RunInput, share_of
 from .self_play import create_self_play, odds_fields, published_numbers
@@ -59,7 +60,7 @@ class Session:
                 workers.append(EVALUATOR)
             self.telemetry = stack.enter_context(closing(Telemetry.create(workers)))
             self.control = stack.enter_context(closing(Control.create(workers, names, **self._about())))
-            blueprints = tuple(_blueprint_of(stack, policy, config, self.directory) for policy in policies)
+            blueprints = tuple(self._blueprint_of(stack, policy) for policy in policies)
             self_play = create_self_play(stack, policies, config, self.directory.path)
             if run_input.resume is not None:  # last, when no check can fail any more
                 self.directory.replace_config(self.described)
@@ -110,6 +111,36 @@ class Session:
             "telemetry": asdict(self.telemetry.handle),
         }
 
+    def _blueprint_of(self, stack: ExitStack, policy: AssignedPolicy) -> PolicyBlueprint:
+        """A policy's memory and weights, whose versions continue, since a saved replay's rows refer to them."""
+        config, run = self.input.config, self.directory
+        name, checkpoint, saved = policy.name, run.checkpoint_path(policy.name), run.replay_path(policy.name)
+        transitions = create_storage(stack, policy, config, run)
+        model = build_model(policy, config)
+        state = load_checkpoint(checkpoint)
+        if state:
+            expected = f"resume: expected a checkpoint of {name}'s {type(policy.algorithm).__name__}"
+            if changes := changed_hyperparameters(run.path, policy):
+                expected += f" with {' and '.join(changes)}"
+            model.restore_checked(state, checkpoint, expected)
+        elif name in self.input.initial:
+            left_out = model.initialise(self.input.initial[name], self.input.init_strict, name)
+            if left_out:
+                log.warning("init_from: %s starts without %s", name, ", ".join(left_out))
+            save_checkpoint(checkpoint, {"updates": 0, "version": 0, "step": 0, "stage": 0, **model.saved()})
+        extras = published_numbers(policy.algorithm, config) | odds_fields(config.self_play)
+        mode, before = config.learner_of(name).publish_mode, state.get("version", 0)
+        store = ParameterStore.create(model.acting, mode, extras, begins_after=before, name=f"weights.{policy.index}")
+        stack.enter_context(store)
+        return PolicyBlueprint(
+            **vars(policy),
+            checkpoint=checkpoint,
+            saved_replay=saved if config.replay.save else None,
+            transitions=transitions,
+            weights=store.handle,
+            replay_was_saved=saved.exists(),
+        )
+
     def work(self) -> None:
         """Works until all steps are taken, or a signal came. Raises: WorkerFailed: a worker failed for good."""
         config, interrupts = self.input.config, self.interrupts
@@ -148,28 +179,3 @@ def _restore_progress(run: RunDirectory, control: Control, config: Config, polic
         control.workers[name].store(STEPS, steps[name] + missing // len(steps) + (i < missing % len(steps)))
     run.csv.resume_at(control.steps)
     return float(saved.get("time_s", 0.0))
-
-
-def _blueprint_of(stack: ExitStack, policy: AssignedPolicy, config: Config, run: RunDirectory) -> PolicyBlueprint:
-    """A policy's memory and weights, whose versions continue, since a saved replay's rows refer to them."""
-    name, checkpoint, saved = policy.name, run.checkpoint_path(policy.name), run.replay_path(policy.name)
-    transitions = create_storage(stack, policy, config, run)
-    model = build_model(policy, config)
-    state = load_checkpoint(checkpoint)
-    if state:
-        expected = f"resume: expected a checkpoint of {name}'s {type(policy.algorithm).__name__}"
-        if changes := changed_hyperparameters(run.path, policy):
-            expected += f" with {' and '.join(changes)}"
-        model.restore_checked(state, checkpoint, expected)
-    extras = published_numbers(policy.algorithm, config) | odds_fields(config.self_play)
-    mode, before = config.learner_of(name).publish_mode, state.get("version", 0)
-    store = ParameterStore.create(model.acting, mode, extras, begins_after=before, name=f"weights.{policy.index}")
-    stack.enter_context(store)
-    return PolicyBlueprint(
-        **vars(policy),
-        checkpoint=checkpoint,
-        saved_replay=saved if config.replay.save else None,
-        transitions=transitions,
-        weights=store.handle,
-        replay_was_saved=saved.exists(),
-    )

@@ -105,6 +105,36 @@ class PolicyModel:
         if self.norm is not None and state.get("norm") is not None:
             self.norm.load_state_dict(state["norm"])
 
+    def initialise(self, state: Mapping[str, Any], strict: bool, policy: str) -> list[str]:
+        """Takes the weights of another run's checkpoint, or of a state_dict of the whole network ("network").
+
+        Returns the names of the weights that do not fit, which are left out. Raises ValueError: some do not fit and
+        `strict` is True, or none fits.
+        """
+        parts: list[tuple[nn.Module, Mapping[str, torch.Tensor]]] = []
+        if "acting" in state:
+            parts.append((self.acting, state["acting"]))
+        else:
+            parts.append((self.whole, state["network"]))
+            if self.norm is not None and state.get("norm") is not None:
+                parts.append((self.norm, state["norm"]))
+        others = "norm" in state and (state["norm"] is None) != (self.norm is None)
+        reason = "weights for other observations: one of the two runs normalizes them" if others else ""
+        left_out = []
+        for module, tensors in parts:
+            own = module.state_dict()
+            left_out += [name for name in tensors if name not in own or own[name].shape != tensors[name].shape]
+            if not tensors.keys() - left_out:
+                raise ValueError(f"init_from: expected weights of {policy}'s network, got none that fits")
+            reason = reason or (f"others: {', '.join(left_out)}" if left_out else "")
+            missing = [name for name in own if name not in tensors]
+            reason = reason or (f"none for {', '.join(missing)}" if missing else "")
+            if strict and reason:
+                hint = "init_strict=False takes those that fit"
+                raise ValueError(f"init_from: expected weights of {policy}'s network, got {reason[:200]}; {hint}")
+            module.load_state_dict({name: tensors[name] for name in tensors if name not in left_out}, strict=False)
+        return left_out
+
     def restore_checked(self, state: Mapping[str, Any], path: Path, expected: str) -> None:
         """Restores the weights of the checkpoint `path`. Raises ValueError: it is of another network."""
         try:

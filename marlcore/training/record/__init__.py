@@ -3,7 +3,7 @@
 Each file that is read back is verified. This room never touches a row, a lane or a model's meaning.
 """
 
-from .checkpoints import KeptCheckpoints, kept_steps, load_checkpoint, save_checkpoint
+from .checkpoints import InitFrom, KeptCheckpoints, initial_states, kept_steps, load_checkpoint, save_checkpoint
 from .curves import canvas, plot_run, plot_runs, say_that_none_ended
 from .descriptions import (
     changed_hyperparameters,

@@ -174,6 +174,14 @@ def write_policies(run_dir: Path, policies: tuple[AssignedPolicy, ...], config: 
     write_json(run_dir / POLICIES, {"policies": described, "config": settings})
 
 
+def policies_of(run_dir: Path) -> list[str]:
+    """The names of a run's policies. Raises ValueError: there is no run."""
+    try:
+        return [policy["name"] for policy in read_json(run_dir / POLICIES)["policies"]]
+    except (KeyError, TypeError, ValueError, OSError) as error:
+        raise ValueError(f"init_from: expected the directory of a run, got {str(run_dir)!r} ({error})") from None
+
+
 def described_policies(run_dir: Path) -> tuple[tuple[AssignedPolicy, ...], Config]:
     """A run's policies and the settings that they act by, without schedules that are functions. Raises ValueError."""
     path = run_dir / POLICIES

@@ -45,7 +45,7 @@ class LearnerWorker(Worker):
         league = self._league(policy, model, state)
         publisher = self.hold(store.publisher(model.acting))
         trainer = _trainer_of(policy, model, settings.compile)  # after the publisher moved the weights into its row
-        if state:
+        if "trainer" in state:  # else it is empty, or another run's from which this one starts
             trainer.load_state_dict(state["trainer"])
             if updates == state["updates"]:
                 torch.set_rng_state(state["torch"])

@@ -123,7 +123,7 @@ class ReplayBatches:
             self._sampler = Mixture([replay] * len(shares), fractions.tolist(), learner.batch_size, **options)
         else:
             self._sampler = replay.sampler(learner.batch_size, min_size=learner.warmup, **options)
-        if state:
+        if "sampler" in state:  # else it is empty, or another run's from which this one starts
             self._restore(state, updates != state["updates"])  # before a thread draws ahead
         ahead = learner.prefetch if config.mode == "async" else 0
         self._limited_ahead = bool(ahead) and config.updates_per_step is not None
