@@ -28,7 +28,9 @@ class TrainOptions:
     """The learning algorithm: dqn, iqn, mappo, ppo, r2d2, recurrentppo, sac, td3 or <module>:<class>; options that
     begin with --algorithm are its own."""
     seeds: tuple[int, ...] = ()
-    """Instead of --seed: a run for each of these, one after another, with their curves together."""
+    """Instead of --seed: a run for each of these, with their curves together."""
+    parallel: int = 1
+    """Runs of --seeds at a time."""
     init_from: str | None = None
     """A run's directory or a checkpoint, from whose weights the policies start."""
     init_strict: bool = True
@@ -64,12 +66,14 @@ def main(arguments: list[str]) -> int:
         if chosen.init_from is not None:
             start = {"init_from": chosen.init_from, "init_strict": chosen.init_strict}
         if chosen.seeds:
-            results = train_seeds(env, algorithm, config, chosen.seeds, **start)
+            results = train_seeds(env, algorithm, config, chosen.seeds, parallel=chosen.parallel, **start)
             for seed, result in zip(chosen.seeds, results, strict=True):
                 returns = ", ".join(f"{agent} {value:,.2f}" for agent, value in result.returns.items())
                 sys.stdout.write(f"seed {seed}: mean return at the end: {returns}\n")
             sys.stdout.write(f"results in {results[0].run_dir.parent}\n")
             return 0
+        if chosen.parallel != 1:
+            raise ValueError(f"parallel: expected 1 without --seeds, got {chosen.parallel}")
     result = run(env, algorithm, config, resume=resume, **start)
     updates = ", ".join(f"{agent} {count:,}" for agent, count in result.updates.items())
     sys.stdout.write(summary(result.returns))

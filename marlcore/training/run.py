@@ -7,22 +7,38 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from ..checks import absolute, check_timeout
+from ..checks import absolute, check_timeout, check_whole
 from ..errors import SegmentNotFound, TimedOut
-from ..processes import Interrupts
+from ..processes import Children, ForkServer, Interrupts
 from .config import Config
 from .evaluation import LoadedPolicy, SavedRun, published_policy
-from .record import RUNS, Callback, InitFrom, Status, final_returns, plot_run, plot_runs, read_config, read_metrics
+from .record import (
+    RUNS,
+    Callback,
+    InitFrom,
+    Progress,
+    SharedProgress,
+    Status,
+    Table,
+    final_returns,
+    plot_run,
+    plot_runs,
+    read_config,
+    read_metrics,
+)
 from .run_input import Algorithms, RunInput, warn_of_few_samples
 from .self_play import PAYOFF, plot_payoff
 from .session import Session
+
+POLL_S = 0.1  # between looks at runs beside each other
 
 log = logging.getLogger(__name__)
 
@@ -140,13 +156,13 @@ class Run:
         env_fn: makes its environments.
     """
 
-    def __init__(self, run_input: RunInput) -> None:
+    def __init__(self, run_input: RunInput, server: ForkServer | None = None, table: Table | None = None) -> None:
         self.env_fn = run_input.env_fn
         self._input = run_input
         self._interrupts = Interrupts()
         self._begun: Future[Session] = Future()
         self._result: Future[Result] = Future()
-        self._thread = threading.Thread(target=self._work, name="marlcore-run", daemon=True)
+        self._thread = threading.Thread(target=self._work, args=(server, table), name="marlcore-run", daemon=True)
         self._thread.start()
         atexit.register(self._end)
         if self._begun.exception() is not None:
@@ -189,9 +205,9 @@ class Run:
         """Its policies with the weights of its checkpoints; nothing is unpickled."""
         return SavedRun(self.run_dir, self._input.policies, self._input.config)
 
-    def _work(self) -> None:
+    def _work(self, server: ForkServer | None, table: Table | None) -> None:
         try:
-            with Session(self._input, self._interrupts) as session:
+            with Session(self._input, self._interrupts, server, table) as session:
                 self._begun.set_result(session)
                 session.work()
             result = _result(session)
@@ -243,25 +259,64 @@ def train_seeds(
     config: Config,
     seeds: Sequence[int],
     *,
+    parallel: int = 1,
     progress: bool = True,
+    init_from: InitFrom | None = None,
+    init_strict: bool = True,
 ) -> list[Result]:
-    """Trains once with each seed, one run after another, each with the whole machine.
+    """Trains once with each seed, `parallel` runs at a time, which share a fork server and a table of progress.
 
     The runs' directories are config.run_dir/seed-SEED, by default in runs/<date and time>-seeds; beside them,
-    curves.png shows the mean of the runs, and a band from the lowest to the highest.
+    curves.png shows the mean of the runs that have ended, and a band from the lowest to the highest. If a run fails,
+    the others are stopped; the error is raised when they have ended.
 
-    Raises: as `train`; ValueError also if a seed comes twice.
+    Raises: as `train`; ValueError also if a seed comes twice, or if runs in serial mode, which all work in this
+        process, are to run in parallel.
     """
     if len(set(seeds)) < len(seeds):
         raise ValueError(f"seeds: expected different ones, got {list(seeds)}")
+    check_whole("parallel", parallel)
+    if parallel > 1 and config.mode == "serial":
+        raise ValueError(f"parallel: expected 1 in serial mode, whose runs work in this process, got {parallel}")
     folder = absolute(config.run_dir or f"{RUNS}/{time.strftime('%Y%m%d-%H%M%S')}-seeds")
     config = config.with_absolute_paths()
-    results = []
-    for seed in seeds:
-        seeded = replace(config, seed=seed, run_dir=str(folder / f"seed-{seed}"))
-        results.append(train(env_fn, algorithm, seeded, progress=progress))
-        runs = [read_metrics(result.run_dir / "metrics.csv") for result in results]
-        described = read_config(results[0].run_dir)
-        title = f"{described['env']}, {described['algorithm']}, seeds {', '.join(map(str, seeds[: len(runs)]))}"
-        plot_runs(runs, folder / "curves.png", title)
-    return results
+    seeded = {seed: replace(config, seed=seed, run_dir=str(folder / f"seed-{seed}")) for seed in seeds}
+    waiting = {
+        seed: RunInput.checked(env_fn, algorithm, own, None, None, progress, init_from, init_strict)
+        for seed, own in seeded.items()
+    }
+    running, results = dict[int, Run](), dict[int, Result]()
+    with ExitStack() as stack:
+        interrupts = stack.enter_context(Interrupts())
+        server = stack.enter_context(closing(Children(interrupts=interrupts))).server
+        table = None
+        if progress:
+            table = SharedProgress(stack.enter_context(Progress()), len(seeds) * config.total_steps)
+        stack.callback(lambda: [run._end() for run in running.values()])  # those beside one that fails
+        while waiting or running:
+            if interrupts.stopping:
+                waiting.clear()
+                for run in running.values():
+                    run.stop()
+                    run._interrupts.again = interrupts.again
+            while waiting and len(running) < parallel:
+                seed = next(iter(waiting))
+                part = table.part(f"seed {seed}") if table else None
+                running[seed] = Run(waiting.pop(seed), server, part)
+            time.sleep(POLL_S)
+            for seed in [seed for seed, run in running.items() if run._result.done()]:
+                results[seed] = running[seed].wait()
+                del running[seed]
+                if table:
+                    table.end(f"seed {seed}")
+                _plot_ended(results, folder)
+    interrupts.deliver(str(folder))
+    return [results[seed] for seed in seeds]
+
+
+def _plot_ended(results: Mapping[int, Result], folder: Path) -> None:
+    """Plots the mean and the band of the runs that have ended."""
+    runs = [read_metrics(result.run_dir / "metrics.csv") for result in results.values()]
+    described = read_config(next(iter(results.values())).run_dir)
+    title = f"{described['env']}, {described['algorithm']}, seeds {', '.join(map(str, results))}"
+    plot_runs(runs, folder / "curves.png", title)

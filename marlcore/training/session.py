@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import Any
 
 from ..interfaces import ReplaySource
-from ..processes import PID, STEPS, Children, Control, Interrupts, Telemetry
+from ..processes import PID, STEPS, Children, Control, ForkServer, Interrupts, Telemetry
 from ..weights import ParameterStore
 from .async_run import run_async, start_all, supervisor_of
 from .config import EVALUATOR, AssignedPolicy, Config, StopConfig, actor_names, learner_names
@@ -21,6 +21,7 @@ from .record import (
     Progress,
     RunDirectory,
     StopConditions,
+    Table,
     changed_hyperparameters,
     check_resumed,
     describe,
@@ -39,13 +40,19 @@ log = logging.getLogger(__name__)
 
 
 class Session:
-    """A run's shared memory and processes, which the end of its `with` block removes; `interrupts` stops the run."""
+    """A run's shared memory and processes, which the end of its `with` block removes; `interrupts` stops the run.
 
-    def __init__(self, run_input: RunInput, interrupts: Interrupts) -> None:
+    Several runs may share a fork server and a table of progress.
+    """
+
+    def __init__(
+        self, run_input: RunInput, interrupts: Interrupts, server: ForkServer | None = None, table: Table | None = None
+    ) -> None:
         env_fn, policies, config = run_input.env_fn, run_input.policies, run_input.config
         self.input = run_input
         self.described = describe(env_fn, policies, config)
         self.interrupts = interrupts
+        self._server = server
         conditions = StopConditions(config.stop)
         with ExitStack() as stack:
             self.directory = self._open_directory(stack)
@@ -71,7 +78,8 @@ class Session:
             began = time.monotonic() - _restore_progress(self.directory, self.control, config, names)
             control, telemetry = self.control, self.telemetry
             self.blueprint = Blueprint(env_fn, config, blueprints, control.handle, telemetry.handle, began, self_play)
-            table = stack.enter_context(Progress()) if run_input.progress else None
+            if table is None and run_input.progress:
+                table = stack.enter_context(Progress())
             self.monitor = Monitor(
                 self.directory, self.sinks, control, telemetry, table, config.total_steps, began, interrupts, conditions
             )
@@ -145,7 +153,7 @@ class Session:
         """Works until all steps are taken, or a signal came. Raises: WorkerFailed: a worker failed for good."""
         config, interrupts = self.input.config, self.interrupts
         with ExitStack() as stack:
-            children = stack.enter_context(closing(Children(interrupts=interrupts)))
+            children = stack.enter_context(closing(Children(interrupts=interrupts, server=self._server)))
             stack.callback(self.control.stop)
             supervisor = supervisor_of(self.blueprint, self.control, self.directory, children)
             fallback = config.supervision.serial_fallback and config.updates_per_step is not None

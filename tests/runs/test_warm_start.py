@@ -92,9 +92,9 @@ def test_a_normalization_is_taken_too(tmp_path: Path) -> None:
 
 NETWORK = "init_from: expected weights of agent_0's network, got "
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "a number": ({"init_from": 5}, "init_from: expected a run's directory, a checkpoint, a state_dict, or one of these"),
+    "a number": ({"init_from": 5}, "init_from: expected a run's directory, a checkpoint, a state_dict, or one of"),
     "nothing": ({"init_from": {}}, "for each policy, got {}"),
-    "no file": ({"init_from": "/nowhere/a.pt"}, "init_from: expected a checkpoint, got '/nowhere/a.pt', which does not"),
+    "no file": ({"init_from": "/nowhere/a.pt"}, "init_from: expected a checkpoint, got '/nowhere/a.pt', which does"),
     "no run": ({"init_from": "/"}, "init_from: expected the directory of a run, got '/'"),
     "another policy": (
         {"init_from": {"agent_7": "/"}}, "init_from: expected the policies ['agent_0', 'agent_1'], got 'agent_7'",

@@ -15,7 +15,7 @@ from .descriptions import (
 )
 from .files import check_trusted, read_json, read_sealed, write_atomically, write_json, write_sealed
 from .monitor import Monitor, Status
-from .progress import Progress, final_returns, summary
+from .progress import Progress, SharedProgress, Table, final_returns, summary
 from .run_directory import (
     RUNS,
     RunDirectory,

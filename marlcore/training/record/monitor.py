@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 
 from ...processes import RESTARTS, STEPS, UPDATES, Control, Interrupts, Metric, Telemetry
-from .progress import LateReturns, Progress
+from .progress import LateReturns, Table
 from .run_directory import RunDirectory
 from .sinks import Sink
 from .stop_conditions import StopConditions
@@ -53,7 +53,7 @@ class Monitor:
     sinks: Sink
     control: Control
     telemetry: Telemetry
-    table: Progress | None
+    table: Table | None
     total_steps: int
     began: float
     interrupts: Interrupts = field(default_factory=Interrupts)
