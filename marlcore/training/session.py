@@ -7,6 +7,7 @@ import os
 import time
 from contextlib import ExitStack, closing
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from ..interfaces import ReplaySource
@@ -17,6 +18,7 @@ from .config import EVALUATOR, AssignedPolicy, Config, StopConfig, actor_names, 
 from .evaluation import save_policies
 from .loops import build_model
 from .record import (
+    CallbackSink,
     Monitor,
     Progress,
     RunDirectory,
@@ -58,8 +60,9 @@ class Session:
             self.directory = self._open_directory(stack)
             if run_input.resume is not None and config.stop != StopConfig():
                 conditions.check_unmet(read_metrics(self.directory.path / "metrics.csv"))
-            callback, csv = run_input.callback, self.directory.csv
-            self.sinks = open_sinks(csv, self.directory.path, config.metrics, callback, interrupts)
+            csv, path, callback = self.directory.csv, self.directory.path, run_input.callback
+            make_callback = partial(CallbackSink, callback, path, interrupts) if callback is not None else None
+            self.sinks = open_sinks(csv, path, config.metrics, make_callback)
             stack.callback(self.sinks.close)
             names = [policy.name for policy in policies]
             workers = [*actor_names(config), *learner_names(config, names)]

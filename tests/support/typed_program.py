@@ -16,6 +16,14 @@ def stop_at(metric: mc.Metric) -> None:
     print(metric.step, metric.agent, metric.name, metric.value)
 
 
+class Steering:
+    def on_evaluation(self, evaluation: mc.EvaluationEvent) -> mc.Stop | None:
+        return mc.Stop("solved") if evaluation.returns["agent_0"] >= 475 else None
+
+    def on_checkpoint(self, checkpoint: mc.CheckpointEvent) -> None:
+        print(checkpoint.path)
+
+
 def trained() -> mc.Result:
     mc.train("gymnasium:CartPole-v1", "dqn", mc.Config(total_steps=300_000))
     config = mc.Config(
@@ -31,6 +39,11 @@ def trained() -> mc.Result:
     mc.Config(exploration=mc.ExplorationConfig(epsilon=lambda step: 1 / (1 + step)))
     mc.Config(exploration=mc.ExplorationConfig(epsilon=mc.Linear(1.0, 0.05, 50_000), schedules={"noise": 0.2}))
     mc.train("treasure_hunt", mc.PPO(learning_rate="linear(3e-4, 0, 300000)"), config, callback=stop_at)
+    until_solved = mc.StopConfig(threshold=475.0, seconds=3600.0)
+    mc.train("gymnasium:CartPole-v1", "dqn", mc.Config(stop=until_solved), callback=Steering(), init_from="runs/a")
+    mc.train(
+        "treasure_hunt", "dqn", init_from={"agent_0": Path("runs/a"), "agent_1": torch.nn.Linear(4, 2).state_dict()}
+    )
     return mc.train("treasure_hunt", {"thief": mc.IQN(), "guard": mc.DQN()}, config, resume=Path("runs/demo"))
 
 

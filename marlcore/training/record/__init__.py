@@ -3,6 +3,16 @@
 Each file that is read back is verified. This room never touches a row, a lane or a model's meaning.
 """
 
+from .callback import (
+    CHECKPOINT_S,
+    EVALUATION_S,
+    Callback,
+    CallbackSink,
+    CheckpointEvent,
+    EvaluationEvent,
+    Stop,
+    check_callback,
+)
 from .checkpoints import InitFrom, KeptCheckpoints, initial_states, kept_steps, load_checkpoint, save_checkpoint
 from .curves import canvas, plot_run, plot_runs, say_that_none_ended
 from .descriptions import (
@@ -27,16 +37,5 @@ from .run_directory import (
     read_progress,
     setup_logging,
 )
-from .sinks import (
-    CHECKPOINT_S,
-    EVALUATION_S,
-    Callback,
-    CheckpointEvent,
-    EvaluationEvent,
-    Sink,
-    Stop,
-    check_callback,
-    open_sinks,
-    read_metrics,
-)
+from .sinks import Sink, open_sinks, read_metrics
 from .stop_conditions import StopConditions

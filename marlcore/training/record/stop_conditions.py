@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ...processes import Metric
 from ..config import StopConfig
-from .sinks import Stop
+from .callback import Stop
 
 
 @dataclass(eq=False)

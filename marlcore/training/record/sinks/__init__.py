@@ -5,16 +5,6 @@ a thread of its own: it slows nobody, and what it loses is counted. Sinks never 
 """
 
 from .background import Background, Sink, Sinks, open_sinks
-from .callback import (
-    CHECKPOINT_S,
-    EVALUATION_S,
-    Callback,
-    CallbackSink,
-    CheckpointEvent,
-    EvaluationEvent,
-    Stop,
-    check_callback,
-)
 from .csv import CsvSink, read_metrics
 from .tensorboard import TensorBoardSink
 from .wandb import WandbSink

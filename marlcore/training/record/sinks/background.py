@@ -11,10 +11,9 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Literal, Protocol
 
-from ....processes import Interrupts, Metric
+from ....processes import Metric
 from ....references import resolve
 from ...config import MetricsConfig
-from .callback import Callback, CallbackSink
 from .csv import CsvSink
 from .tensorboard import TensorBoardSink
 from .wandb import WandbSink, check_wandb
@@ -175,16 +174,15 @@ def open_sinks(
     csv: CsvSink,
     run_dir: Path,
     config: MetricsConfig,
-    callback: Callback | None = None,
-    interrupts: Interrupts | None = None,
+    make_callback: Callable[[], Sink] | None = None,
 ) -> Sinks:
-    """The sinks of a configuration, made at the first metric; a callback's may end the run through `interrupts`.
+    """The sinks of a configuration, made at the first metric, and that of a callback.
 
     Raises ValueError: one cannot be used.
     """
     others = [Background(name, _maker(name, run_dir, config)) for name in config.sinks if name != "csv"]
-    if callback is not None:
-        others.append(Background("callback", partial(CallbackSink, callback, run_dir, interrupts or Interrupts())))
+    if make_callback is not None:
+        others.append(Background("callback", make_callback))
     return Sinks(csv, others)
 
 

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
-from ....checks import brief
-from ....errors import StopRun
-from ....processes import Interrupts, Metric
-from ..run_directory import checkpoint_path
+from ...checks import brief
+from ...errors import StopRun
+from ...processes import Interrupts, Metric
+from .run_directory import checkpoint_path
 
 EVALUATION_S, CHECKPOINT_S = "eval_s", "checkpoint_s"  # the last metrics of an evaluation and of a checkpoint
 METHODS = ("on_metric", "on_evaluation", "on_checkpoint")
@@ -79,7 +79,7 @@ def check_callback(callback: Any) -> None:
 
 
 class CallbackSink:
-    """Calls a callback; `interrupts` learns what it returns or raises, unless the run goes on."""
+    """A sink that calls a callback, which may end the run through `interrupts`."""
 
     def __init__(self, callback: Callback, run_dir: Path, interrupts: Interrupts) -> None:
         self._run_dir = run_dir
