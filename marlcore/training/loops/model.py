@@ -111,28 +111,29 @@ class PolicyModel:
         Returns the names of the weights that do not fit, which are left out. Raises ValueError: some do not fit and
         `strict` is True, or none fits.
         """
-        parts: list[tuple[nn.Module, Mapping[str, torch.Tensor]]] = []
-        if "acting" in state:
-            parts.append((self.acting, state["acting"]))
-        else:
-            parts.append((self.whole, state["network"]))
-            if self.norm is not None and state.get("norm") is not None:
-                parts.append((self.norm, state["norm"]))
-        others = "norm" in state and (state["norm"] is None) != (self.norm is None)
-        reason = "weights for other observations: one of the two runs normalizes them" if others else ""
-        left_out = []
-        for module, tensors in parts:
-            own = module.state_dict()
-            left_out += [name for name in tensors if name not in own or own[name].shape != tensors[name].shape]
-            if not tensors.keys() - left_out:
-                raise ValueError(f"init_from: expected weights of {policy}'s network, got none that fits")
-            reason = reason or (f"others: {', '.join(left_out)}" if left_out else "")
-            missing = [name for name in own if name not in tensors]
-            reason = reason or (f"none for {', '.join(missing)}" if missing else "")
-            if strict and reason:
-                hint = "init_strict=False takes those that fit"
-                raise ValueError(f"init_from: expected weights of {policy}'s network, got {reason[:200]}; {hint}")
-            module.load_state_dict({name: tensors[name] for name in tensors if name not in left_out}, strict=False)
+        first: tuple[nn.Module, Mapping[str, torch.Tensor]]
+        first = (self.acting, state["acting"]) if "acting" in state else (self.whole, state["network"])
+        parts = [first]
+        if self.norm is not None and state.get("norm") is not None:
+            parts.append((self.norm, state["norm"]))
+        fitting, left_out, missing = [], [], []
+        for module, weights in parts:
+            shapes = {name: tensor.shape for name, tensor in module.state_dict().items()}
+            fitting.append({name: weights[name] for name in weights if shapes.get(name) == weights[name].shape})
+            left_out += [name for name in weights if name not in fitting[-1]]
+            missing += [name for name in shapes if name not in fitting[-1]]
+        wrong = ""
+        if "norm" in state and (state["norm"] is None) != (self.norm is None):
+            wrong = "weights for other observations: one of the two runs normalizes them"
+        elif left_out or missing:
+            wrong = f"others, {', '.join(left_out)}" if left_out else f"none for {', '.join(missing)}"
+        expected = f"init_from: expected weights of {policy}'s network"
+        if not fitting[0]:
+            raise ValueError(f"{expected}, got none that fits")
+        if strict and wrong:
+            raise ValueError(f"{expected}, got {wrong[:200]}; init_strict=False takes those that fit")
+        for (module, _), weights in zip(parts, fitting, strict=True):
+            module.load_state_dict(weights, strict=False)
         return left_out
 
     def restore_checked(self, state: Mapping[str, Any], path: Path, expected: str) -> None:

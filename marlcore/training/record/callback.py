@@ -114,8 +114,8 @@ class CallbackSink:
             self._interrupts.stop(f"the callback raised {type(error).__name__}", error)
         else:
             if answer is Stop:
-                self._interrupts.stop(Stop().reason)
-            elif isinstance(answer, Stop):
+                answer = Stop()
+            if isinstance(answer, Stop):
                 self._interrupts.stop(answer.reason)
 
     def flush(self) -> None: ...

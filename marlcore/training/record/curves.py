@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 GRID = 500  # steps at which runs are compared
-_plotting = threading.Lock()  # runs may end at once in several threads
 MAX_POINTS = 4000  # a curve is 1200 pixels wide; more points only cost time
+_plotting = threading.Lock()  # several runs may end at once
 
 Points = NDArray[np.float64]  # [episodes, 2]: step and return, in order of steps
 

@@ -1,5 +1,6 @@
 """The stop conditions of a run's settings, judged by its metrics in the order in which they are recorded."""
 
+import math
 from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -18,8 +19,7 @@ class StopConditions:
     def __post_init__(self) -> None:
         self._episodes = Counter[str]()
         self._windows: dict[str, deque[float]] = {}  # by agent or policy
-        self._best: float | None = None
-        self._best_step = 0
+        self._best, self._best_step = -math.inf, 0  # of the metric, or of its negative
 
     def on_metric(self, metric: Metric) -> Stop | None:
         config = self.config
@@ -37,13 +37,14 @@ class StopConditions:
 
     def _judged(self, step: int) -> Stop | None:
         config, sign = self.config, -1.0 if self.config.minimize else 1.0
-        value = sum(sum(window) / len(window) for window in self._windows.values()) / len(self._windows)
-        if config.threshold is not None and sign * value >= sign * config.threshold:
-            return Stop(f"stop.threshold: {config.metric} is {value:g}")
-        if self._best is None or sign * value > sign * self._best + config.min_delta:
+        value = sign * sum(sum(window) / len(window) for window in self._windows.values()) / len(self._windows)
+        if config.threshold is not None and value >= sign * config.threshold:
+            return Stop(f"stop.threshold: {config.metric} is {sign * value:g}")
+        if value > self._best + config.min_delta:
             self._best, self._best_step = value, step
         elif config.patience is not None and step - self._best_step >= config.patience:
-            return Stop(f"stop.patience: {config.metric} is no better than {self._best:g} of step {self._best_step:,}")
+            best = f"{sign * self._best:g} of step {self._best_step:,}"
+            return Stop(f"stop.patience: {config.metric} is no better than {best}")
         return None
 
     def check_unmet(self, metrics: Iterable[Metric]) -> None:
