@@ -116,7 +116,9 @@ class PolicyModel:
         parts = [first]
         if self.norm is not None and state.get("norm") is not None:
             parts.append((self.norm, state["norm"]))
-        fitting, left_out, missing = [], [], []
+        fitting: list[dict[str, torch.Tensor]] = []
+        left_out: list[str] = []
+        missing: list[str] = []
         for module, weights in parts:
             shapes = {name: tensor.shape for name, tensor in module.state_dict().items()}
             fitting.append({name: weights[name] for name in weights if shapes.get(name) == weights[name].shape})
