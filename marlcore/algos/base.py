@@ -12,7 +12,6 @@ from torch import nn
 
 from ..declared import Number, Sizes, Whole, check_declared
 from ..interfaces import Action, Algorithm
-from .fast import faster
 
 Positive: TypeAlias = Annotated[float, Number(above=0)]
 Share: TypeAlias = Annotated[float, Number(above=0, high=1)]
@@ -45,11 +44,11 @@ class Hyperparameters(Algorithm):
     def act(self, model: nn.Module, obs: Any, **request: Any) -> Action:
         """See `Algorithm.act` and `chosen`."""
         with torch.inference_mode():
-            return self.chosen(faster(model), obs, Request(**request))
+            return self.chosen(model, obs, Request(**request))
 
     @abstractmethod
     def chosen(self, model: Any, obs: Any, request: Request) -> Action:
-        """The actions for k observations; greedy ones where `request.explore` is None."""
+        """The actions for k observations; greedy ones where `request.explore` is None. `faster(model)` runs it."""
 
 
 class Resumable:

@@ -88,14 +88,14 @@ class Continuous(Hyperparameters):
         """
         explore, generator, actions = request.explore, request.generator, model.actions
         if explore is None:
-            return Action(actions.decode(model.greedy(model(obs)).cpu().numpy()))
+            return Action(actions.decode(model.greedy(faster(model)(obs)).cpu().numpy()))
         rows = rows_in(obs)
         uniform = generator.random(rows) < explore["epsilon"]
         anywhere = generator.uniform(-1.0, 1.0, (rows, actions.size))
         noise = generator.standard_normal((rows, actions.size), np.float32)
         if uniform.all():
             return Action(actions.decode(anywhere))
-        noisy = model.noisy(model(obs), torch.from_numpy(noise).to(actions.reach.device), explore)
+        noisy = model.noisy(faster(model)(obs), torch.from_numpy(noise).to(actions.reach.device), explore)
         return Action(actions.decode(np.where(uniform[:, None], anywhere, noisy.cpu().numpy())))
 
 

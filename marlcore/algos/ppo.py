@@ -98,7 +98,7 @@ class PPO(Hyperparameters):
 
     def chosen(self, model: Any, obs: Any, request: Request) -> Action:
         """Actions drawn from the policy; if greedy, the most probable ones."""
-        return self.sampled(model, model(obs), request)
+        return self.sampled(model, faster(model)(obs), request)
 
     def sampled(self, policy: PolicyNetwork, output: torch.Tensor, request: Request) -> Action:
         """The actions for a policy's outputs [k, outputs]; see `chosen`."""

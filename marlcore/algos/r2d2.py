@@ -89,7 +89,7 @@ class R2D2(QLearning):
 
     def chosen(self, model: Any, obs: Any, request: Request) -> Action:
         """Epsilon-greedy actions; `explore` holds "epsilon"."""
-        values, after = model(obs, request.state)
+        values, after = faster(model)(obs, request.state)
         allowed = None if request.mask is None else model.actions.allowed(request.mask)
         random = random_actions(len(values), model.actions.count, allowed, request)
         greedy = best(values, allowed).cpu().numpy()

@@ -14,7 +14,7 @@ from ..interfaces import PRIORITY, Action, ReplaySource
 from ..spaces import Spaces
 from ..spec import Field, TransitionSpec
 from .base import Hyperparameters, Layers, Positive, Request, Share, TargetTrainer
-from .fast import ClippedAdam
+from .fast import ClippedAdam, faster
 from .networks.actions import JointActions
 from .networks.qnetwork import best
 from .networks.torso import rows_in
@@ -80,7 +80,7 @@ class FeedforwardQLearning(QLearning):
         random = random_actions(rows_in(obs), actions.count, allowed, request)
         if random is not None and random[0].all() and not self.actor_priorities:
             return Action(actions.decode(random[1]))
-        values = model(obs)
+        values = faster(model)(obs)
         greedy: NDArray[np.int64] = best(values, allowed).cpu().numpy()
         chosen = greedy if random is None else np.where(*random, greedy)
         if not self.actor_priorities:

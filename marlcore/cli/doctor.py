@@ -62,10 +62,8 @@ def main(arguments: list[str]) -> int:
     cells = [list(row.values()) for row in rows]
     if options.json:
         sys.stdout.write(json.dumps(rows, indent=2) + "\n")
-    elif not sys.stdout.isatty() or not print_table(
-        dict.fromkeys(("check", "state", "found", "what to do"), "left"), cells
-    ):
-        sys.stdout.writelines("\t".join(row) + "\n" for row in cells)
+    else:
+        print_table(dict.fromkeys(("check", "state", "found", "what to do"), "left"), cells)
     return int(any(row["state"] == "problem" for row in rows))
 
 

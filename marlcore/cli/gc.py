@@ -1,7 +1,6 @@
 """`marlcore gc`: removes segments that no living process holds, and lists the others with their holders."""
 
 import os
-import sys
 import time
 from collections.abc import Collection
 from contextlib import suppress
@@ -39,11 +38,9 @@ def main(arguments: list[str], directory: Path = SHM_DIR) -> int:
         name = ascii(file.name)[1:-1]  # a file name may contain anything, even newlines
         rows.append(("kept" if file.held else verb, str(file.nbytes), str(age), name, held_by))
     freed = [file.nbytes for file in files if not file.held]
-    total = f"{verb}: {len(freed)} of {len(files)} segments, {sum(freed):,} bytes"
+    caption = f"{verb}: {len(freed)} of {len(files)} segments, {sum(freed):,} bytes"
     columns = {"": "left", "bytes": "right", "age in s": "right", "segment": "left", "held by": "left"}
-    if not sys.stdout.isatty() or not print_table(columns, rows, total):
-        rows.append(("total", str(sum(freed)), str(len(freed))))
-        sys.stdout.writelines("\t".join(row) + "\n" for row in rows)
+    print_table(columns, rows, ("total", str(sum(freed)), str(len(freed))), caption)
     return 0
 
 

@@ -6,10 +6,11 @@ tyro only draws the help: it reports a wrong option as a box, and not in one lin
 import inspect
 import sys
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields
 from enum import Enum
+from importlib.util import find_spec
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from ..checks import brief, did_you_mean
@@ -184,18 +185,23 @@ def _option(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def print_table(columns: Mapping[str, Any], rows: Iterable[Sequence[str]], caption: str | None = None) -> bool:
-    """Prints rows below these titles, each with its justification; False if rich is not installed."""
-    try:
-        from rich.console import Console
-        from rich.table import Table
-        from rich.text import Text
-    except ModuleNotFoundError:
-        return False
+def print_table(
+    columns: Mapping[str, Any], rows: Sequence[Sequence[str]], total: Sequence[str] = (), caption: str | None = None
+) -> None:
+    """Prints rows below these titles, each with its justification, and the caption.
+
+    Off a terminal, or without rich, it writes the rows and the total, if there is one, with tabs.
+    """
+    if not sys.stdout.isatty() or find_spec("rich") is None:
+        sys.stdout.writelines("\t".join(row) + "\n" for row in (*rows, total) if row)
+        return
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
     table = Table(caption=caption)
     for title, justify in columns.items():
         table.add_column(title, justify=justify, overflow="fold")
     for row in rows:
         table.add_row(*(Text(cell, style=_COLOURS.get(cell, "")) for cell in row))
     Console().print(table)
-    return True

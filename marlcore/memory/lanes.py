@@ -19,7 +19,6 @@ from .native import LINE, MAX_COLUMNS, NativeLanes
 from .segment import Segment
 
 ROOM_OFFSET = LINE
-_PAUSE_S = 1e-4
 
 
 @dataclass(frozen=True)

@@ -26,13 +26,15 @@ class UnreadLimit:
         self._most = most
         self._room = Event(view.segment.body, ROOM_OFFSET)
 
-    def wait(self, timeout: float | None, deadline: float | None, check_open: Callable[[], None]) -> None:
-        """Raises TimeoutError: the reader took too few until the deadline, `timeout` seconds after the add began."""
+    def wait(self, timeout: float | None, check_open: Callable[[], None]) -> float | None:
+        """The deadline of the add, if it waited. Raises TimeoutError: the reader took too few in `timeout` seconds."""
         if not self._missing():
-            return
+            return None
+        deadline = deadline_of(timeout)
         if not sleep_until(self._missing, self._room, deadline, check_open):
             path = self._view.segment.path
             raise TimedOut(f"{path}: {self._most} transitions are still unread after {timeout} seconds")
+        return deadline
 
     def _missing(self) -> int:
         """Transitions that the reader must take before a writer may add."""
@@ -80,8 +82,7 @@ class QueueGate:
         """
         rows = transitions + boundaries
         if self._unread is not None:
-            deadline = deadline_of(timeout)
-            self._unread.wait(timeout, deadline, check_open)
+            deadline = self._unread.wait(timeout, check_open)
         if rows <= 2 and rows <= self.left:
             self.left -= rows
             return True
@@ -159,13 +160,12 @@ class QueueGates:
         If the wait for a lane fails, the gates before it have counted rows that were not added as added. That is
         harmless: such a gate only looks at the reader's cursor earlier than it must.
         """
-        deadline = deadline_of(timeout)
-        if self._unread is not None:
-            self._unread.wait(timeout, deadline, check_open)
+        deadline = None if self._unread is None else self._unread.wait(timeout, check_open)
         left = self._left[which] - boundaries - 1
         if left.min() >= 0:
             self._left[which] = left
             return False
+        deadline = deadline_of(timeout) if deadline is None else deadline
         left_out = np.zeros(len(which), np.bool_)
         for row, (i, boundary) in enumerate(zip(which.tolist(), boundaries.tolist(), strict=True)):
             gate = self._gates[i]

@@ -10,7 +10,7 @@ from ...interfaces import Algorithm, QueueSource, ReplaySource
 from ...processes import encoded_name
 from ...spaces import Spaces
 from .config import Config, ExplorationConfig, LearnerConfig, ReplayConfig
-from .schedules import PUBLISHED, Schedule
+from .schedules import Schedule, check_free
 from .sections import EPSILON
 
 EVALUATOR = "evaluator"
@@ -124,9 +124,7 @@ def source_of(policy: AssignedPolicy, config: Config) -> ReplaySource | QueueSou
 def schedules_of(algorithm: Algorithm, config: Config) -> dict[str, Schedule]:
     """The numbers that a policy's learner publishes with its weights; on-policy, epsilon only if it is its own."""
     own: Mapping[str, Any] = getattr(algorithm, "schedules", dict)()  # an algorithm need not derive from Algorithm
-    if taken := own.keys() & {"stage", *PUBLISHED}:
-        name = type(algorithm).__name__
-        raise ValueError(f"schedules of {name}: {min(taken)!r} is the name of a number that marlcore publishes itself")
+    check_free(f"schedules of {type(algorithm).__name__}", own)
     schedules = {name: Schedule.from_value(name, value) for name, value in own.items()} | config.schedules
     if "epsilon" in own or not isinstance(algorithm.source(ReplaySource()), QueueSource):
         return {"epsilon": EPSILON} | schedules

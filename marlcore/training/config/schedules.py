@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
 
@@ -65,6 +65,12 @@ if TYPE_CHECKING:
     Scheduled: TypeAlias = Schedule | float | str | Callable[[int], float]  # what a setting turns into a Schedule
 else:
     Scheduled = Schedule  # what the help shows
+
+
+def check_free(label: str, names: Collection[str], *taken: str) -> None:
+    """Raises ValueError: a schedule has the name of a number that learners publish beside those, or of one `taken`."""
+    if clash := {"stage", *PUBLISHED, *taken}.intersection(names):
+        raise ValueError(f"{label}: {min(clash)!r} is the name of a number that marlcore publishes itself")
 
 
 def _points(label: str, points: Any) -> tuple[tuple[int, float], ...]:

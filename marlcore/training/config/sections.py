@@ -10,7 +10,7 @@ from ...checks import did_you_mean, is_number
 from ...declared import By, Declared, Number, Whole
 from ...observations import Pad
 from ...references import is_importable
-from .schedules import PUBLISHED, Custom, Exponential, Schedule, Scheduled
+from .schedules import Custom, Exponential, Schedule, Scheduled, check_free
 
 EPSILON = Exponential(1.0, 0.02, rate=0.95, every=100, of="updates")
 SINKS = ("csv", "tensorboard", "wandb")
@@ -50,9 +50,7 @@ def named_schedules(label: str, value: Any) -> dict[str, Schedule]:
     """Schedules by name. Raises ValueError, TypeError: one is none, or its name is taken."""
     if not isinstance(value, Mapping):
         raise TypeError(f"{label}: expected schedules by name, got {value!r}")
-    taken = {"epsilon", "stage", *PUBLISHED} & value.keys()
-    if taken:
-        raise ValueError(f"{label}: {min(taken)!r} is the name of a number that marlcore publishes itself")
+    check_free(label, value, "epsilon")
     return {name: Schedule.from_value(f"{label}.{name}", schedule) for name, schedule in value.items()}
 
 

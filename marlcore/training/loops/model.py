@@ -222,8 +222,8 @@ class FiniteCheck:
         tensors = {name: tensor for name, tensor in named if _is_float(tensor) and name not in self._exempt}
         sums: dict[torch.device, list[torch.Tensor]] = {}  # by device, for one wait each
         for tensor in tensors.values():
-            sums.setdefault(tensor.device, []).append(tensor.sum().float())
-        if all(torch.stack(on_device).isfinite().all() for on_device in sums.values()):
+            sums.setdefault(tensor.device, []).append(tensor.sum(dtype=torch.float32))
+        if all(math.isfinite(torch.stack(on_device).sum()) for on_device in sums.values()):
             return
         for name, tensor in tensors.items():  # a sum of finite numbers may be infinite
             wrong = ~torch.isfinite(tensor)
