@@ -18,7 +18,7 @@ _masks = threading.local()
 
 
 class Interrupts:
-    """The one place where work is told to end in order: by a signal, or by `stop`, from any thread.
+    """The one place where work is told to end: by a signal, or by `stop` or `finish`, from any thread.
 
     While entered, it notes SIGINT, SIGTERM and SIGHUP instead of raising at an arbitrary point. An ignored SIGHUP, as
     under nohup, stays ignored. Outside the main thread no signal is noted.
@@ -26,15 +26,18 @@ class Interrupts:
     Attributes:
         signum: the first signal, which may have come before, or None.
         again: whether another signal came more than a second later.
-        reason: of the first `stop`, in words; None before.
+        finishing: whether `finish` was called.
+        reason: of the first `stop` or `finish`, in words; None before.
         error: the first exception that a `stop` brought, which `deliver` raises.
     """
 
     def __init__(self, signum: int | None = None) -> None:
         self.signum = signum
         self.again = False
+        self.finishing = False
         self.reason: str | None = None
         self.error: BaseException | None = None
+        self._stopped = False
         self._first = time.monotonic()
         self._previous: dict[int, Any] = {}
 
@@ -46,14 +49,22 @@ class Interrupts:
 
     @property
     def stopping(self) -> bool:
-        return self.signum is not None or self.reason is not None
+        """Whether a signal or `stop` came."""
+        return self.signum is not None or self._stopped
 
     def stop(self, reason: str, error: BaseException | None = None) -> None:
-        """Tells the work to end; the first reason and the first error count."""
+        """Tells the work to end at once; the first reason and the first error count."""
         if self.error is None:
             self.error = error
         if self.reason is None:
             self.reason = reason
+        self._stopped = True
+
+    def finish(self, reason: str) -> None:
+        """Tells the work to end as if it were complete."""
+        if self.reason is None:
+            self.reason = reason
+        self.finishing = True
 
     def deliver(self, message: str = "") -> None:
         """Raises KeyboardInterrupt(message) after SIGINT, SystemExit(128 + signum) after others; else the error."""

@@ -68,9 +68,10 @@ def run_async(
 ) -> None:
     """Watches the workers until all have ended. Raises WorkerFailed: one failed for good, or did not end in time.
 
-    When the actors have taken all steps, learners and evaluator have time for their last checkpoints and evaluation; a
-    learner that dies meanwhile is restarted. After a failure for good or an interrupt no worker is restarted, and
-    workers that are still starting are killed. A second signal, a second after the first, kills all.
+    When the actors have taken all steps, or the run is to finish before, learners and evaluator have time for their
+    last checkpoints and evaluation; a learner that dies meanwhile is restarted. After a failure for good, a signal or a
+    stop no worker is restarted, and workers that are still starting are killed. A second signal, a second after the
+    first, kills all.
     """
     config, failed, ends_since, halted = blueprint.config, None, None, False
     actors = [supervisor.workers[name] for name in actor_names(config)]
@@ -85,8 +86,10 @@ def run_async(
             for worker in supervisor.running:
                 if not worker.ready:
                     worker.end()
-        elif ends_since is None and all(actor.done for actor in actors):
+        elif ends_since is None and (interrupts.finishing or all(actor.done for actor in actors)):
             ends_since = time.monotonic()
+            if interrupts.finishing:
+                monitor.say_stopping()
             control.finish()
         if ends_since is not None and time.monotonic() - ends_since > grace:
             late = supervisor.unfinished[0].name

@@ -221,6 +221,7 @@ class Run:
     def _end(self) -> None:
         self.stop()
         self._thread.join()
+        atexit.unregister(self._end)
 
     def __enter__(self) -> Run:
         return self
@@ -292,7 +293,7 @@ def train_seeds(
         table = None
         if progress:
             table = SharedProgress(stack.enter_context(Progress()), len(seeds) * config.total_steps)
-        stack.callback(lambda: [run._end() for run in running.values()])  # those beside one that fails
+        stack.callback(_end_all, running)  # the runs beside one that fails
         while waiting or running:
             if interrupts.stopping:
                 waiting.clear()
@@ -310,13 +311,21 @@ def train_seeds(
                 if table:
                     table.end(f"seed {seed}")
                 _plot_ended(results, folder)
-    interrupts.deliver(str(folder))
+    interrupts.deliver(str(folder) if folder.exists() else "")
     return [results[seed] for seed in seeds]
 
 
+def _end_all(running: Mapping[int, Run]) -> None:
+    for run in running.values():
+        run.stop()  # all before waiting for the first
+    for run in running.values():
+        run._end()
+
+
 def _plot_ended(results: Mapping[int, Result], folder: Path) -> None:
-    """Plots the mean and the band of the runs that have ended."""
-    runs = [read_metrics(result.run_dir / "metrics.csv") for result in results.values()]
-    described = read_config(next(iter(results.values())).run_dir)
-    title = f"{described['env']}, {described['algorithm']}, seeds {', '.join(map(str, results))}"
-    plot_runs(runs, folder / "curves.png", title)
+    """Plots the mean and the band of the runs that have ended; one that was stopped before its first step has none."""
+    ended = {seed: result.run_dir for seed, result in results.items() if result.run_dir.exists()}
+    if ended:
+        described = read_config(next(iter(ended.values())))
+        title = f"{described['env']}, {described['algorithm']}, seeds {', '.join(map(str, ended))}"
+        plot_runs([read_metrics(path / "metrics.csv") for path in ended.values()], folder / "curves.png", title)

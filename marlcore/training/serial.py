@@ -43,12 +43,15 @@ def run_serial(blueprint: Blueprint, monitor: Monitor, interrupts: Interrupts) -
                 monitor.tick()
             return not interrupts.stopping
 
+        def unfinished() -> bool:
+            return unstopped() and not interrupts.finishing and not all(actor.done for actor in actors)
+
         try:
-            _take_rounds(actors, learners, evaluators, monitor, unstopped)
+            _take_rounds(actors, learners, evaluators, monitor, unfinished)
         except WorkerFailed as failed:
             _save_others(learners, failed)
             raise
-        if interrupts.stopping:
+        if interrupts.stopping or interrupts.finishing:
             monitor.say_stopping()
         for learner in learners:
             _guarded(learner, learner.finish)
@@ -62,13 +65,9 @@ def _take_rounds(
     learners: list[LearnerWorker],
     evaluators: list[EvaluatorWorker],
     monitor: Monitor,
-    unstopped: Callable[[], bool],
+    unfinished: Callable[[], bool],
 ) -> None:
     """A round is a turn of every actor, and the updates and evaluations that are due by then."""
-
-    def unfinished() -> bool:
-        return unstopped() and not all(actor.done for actor in actors)
-
     for rounds in count(1):
         if not unfinished():
             return

@@ -29,6 +29,7 @@ from .record import (
     describe,
     load_checkpoint,
     open_sinks,
+    read_config,
     read_metrics,
     read_progress,
     save_checkpoint,
@@ -52,7 +53,8 @@ class Session:
     ) -> None:
         env_fn, policies, config = run_input.env_fn, run_input.policies, run_input.config
         self.input = run_input
-        self.described = describe(env_fn, policies, config)
+        sources = {policy: state["from"] for policy, state in run_input.initial.items()}
+        self.described = describe(env_fn, policies, config) | {"init_from": sources}
         self.interrupts = interrupts
         self._server = server
         conditions = StopConditions(config.stop)
@@ -73,6 +75,7 @@ class Session:
             blueprints = tuple(self._blueprint_of(stack, policy) for policy in policies)
             self_play = create_self_play(stack, policies, config, self.directory.path)
             if run_input.resume is not None:  # last, when no check can fail any more
+                self.described["init_from"] = read_config(self.directory.path).get("init_from", {})
                 self.directory.replace_config(self.described)
                 if not config.replay.save:  # they would be older than the next checkpoints
                     for policy in policies:
@@ -93,8 +96,11 @@ class Session:
         config, resume = self.input.config, self.input.resume
         if resume is None:
             return stack.enter_context(RunDirectory.create(config.run_dir, self.described, self.input.runs))
-        check_resumed(resume, self.described)  # first, so that a refused run stays unchanged
+        check_resumed(resume, self.described, self.input.policies)  # first, so that a refused run stays unchanged
         run = stack.enter_context(RunDirectory.resume(resume))
+        before, now = read_config(resume).get("env"), self.described["env"]
+        if before != now and "<" not in f"{before}{now}":  # else it is a local function's name or an object's
+            log.warning("resume: the environment is %s instead of %s, with the same spaces", now, before)
         for policy in self.input.policies:
             if not run.checkpoint_path(policy.name).exists():
                 log.warning("resume: %s has no checkpoint yet, its learner starts from scratch", policy.name)

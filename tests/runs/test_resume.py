@@ -5,6 +5,7 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from refused import check_refused
 from whole_runs import LONG, Runs, checkpoint, finished, marlcore, metrics_of, steps_of
 
 import marlcore as mc
+from marlcore.envs import TreasureHunt
 from marlcore.spaces import Spaces
 from marlcore.training.config import assign
 from marlcore.training.record import RunDirectory, describe, described_run, read_config, write_json
@@ -119,6 +121,15 @@ def test_a_resumed_run_takes_other_settings(tmp_path: Path) -> None:
     assert {metric.value for metric in metrics_of(more.run_dir)[-40:] if metric.name == "epsilon"} <= {0.1}
     fewer = train(tmp_path, HUNT, total_steps=2400, resume=True)
     assert 2400 <= fewer.steps < 2404
+
+
+def test_an_environment_with_the_same_spaces_is_taken(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A curriculum is resumed in its next environment, and the log says so."""
+    train(tmp_path, "treasure_hunt", total_steps=100)
+    train(tmp_path, "treasure_hunt", total_steps=200, resume=True)
+    assert "the environment" not in caplog.text
+    train(tmp_path, TreasureHunt, total_steps=300, resume=True)
+    assert "TreasureHunt instead of treasure_hunt, with the same spaces" in caplog.text
 
 
 def test_a_resumed_run_says_that_its_replays_were_not_saved(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -279,6 +290,14 @@ RESUMED: dict[str, tuple[Callable[[Path], None], dict[str, Any], str]] = {
     "a hyperparameter of the network": (
         as_it_was, {"algorithm": mc.DQN(hidden=(16, 8), tau=0.5)},
         "resume: expected a checkpoint of agent_0's DQN with hidden [16, 8] instead of [",
+    ),
+    "an environment of other agents": (
+        as_it_was, {"env_fn": "gymnasium:CartPole-v1"},
+        "resume: expected an environment for the policies ['agent_0', 'agent_1'], got one for ['agent_0']",
+    ),
+    "an environment of other observations": (
+        as_it_was, {"env_fn": partial(HUNT, view=1)},
+        "resume: expected an environment in which observation of agent_0 is {'kind': 'Box', ",
     ),
     "no step left": (as_it_was, {"total_steps": 300}, f"{LEFT}300"),
     "fewer steps": (as_it_was, {"total_steps": 100}, f"{LEFT}100"),

@@ -59,6 +59,7 @@ def test_ctrl_c_stops_all_seeds(tmp_path: Path) -> None:
     parent.send_signal(signal.SIGINT)
     code, output = finished(parent)
     assert code == 128 + signal.SIGINT, output
+    assert output.endswith(f"train --resume {folders[0]}, and likewise {folders[1]}\n")
     assert all(checkpoint(folder)["updates"] >= 0 for folder in folders)
     assert not (tmp_path / "all" / "seed-2").exists()
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hunt import HUNT
 from refused import Refused, check_refused
-from whole_runs import LONG, MODES, Runs, checkpoint, metrics_of, values_of
+from whole_runs import LONG, MODES, Runs, checkpoint, metrics_of, past, values_of
 
 import marlcore as mc
 from marlcore.processes import Metric
@@ -78,6 +78,32 @@ def test_each_method_of_a_callback_can_end_a_run(tmp_path: Path, method: str, mo
 
 
 @MODES
+def test_a_last_evaluation_follows_a_stop_but_no_error(tmp_path: Path, mode: str) -> None:
+    """Nor `Run.stop`; the evaluation is of the last checkpoint's weights."""
+    rare = {"mode": mode, "evaluation": {"interval": 10**6, "episodes": 2, "envs": 2}}
+    stopped = train(tmp_path / "stopped", Once("on_metric", lambda: mc.Stop), **rare)
+    assert len(values_of(stopped.run_dir, "eval_return")) == 2
+    last, kept = checkpoint(stopped.run_dir), checkpoint(stopped.run_dir, "agent_0.best")
+    assert kept["updates"] == last["updates"] and kept["step"] <= last["step"] < 10**6
+    with pytest.raises(KeyError):
+        train(tmp_path / "raised", Once("on_metric", raising(KeyError("mine"))), **rare)
+    with runs.start(tmp_path / "ended", HUNT, **rare) as run:
+        past(run, 10)
+    assert run.wait().stopped == "the program stopped the run"
+    assert not [*values_of(tmp_path / "raised" / "run", "eval_return"), *values_of(run.run_dir, "eval_return")]
+
+
+@MODES
+def test_a_stop_during_the_warm_up_loses_nothing(tmp_path: Path, mode: str) -> None:
+    """Learners that have no data yet do not wait for it, and the run can be resumed."""
+    learner = {"warmup": 5000}
+    first = train(tmp_path, Once("on_metric", lambda: mc.Stop), mode=mode, learner=learner)
+    assert first.stopped and set(first.updates.values()) == {0}
+    more = runs.train(tmp_path, HUNT, resume=True, mode=mode, learner={"warmup": 50}, total_steps=first.steps + 400)
+    assert more.stopped == "" and more.steps >= first.steps + 400 and min(more.updates.values()) > 0
+
+
+@MODES
 def test_another_exception_of_a_callback_ends_the_run_and_is_raised(tmp_path: Path, mode: str) -> None:
     error = KeyError("mine")
     callback = Once("on_metric", raising(error))
@@ -111,12 +137,6 @@ def test_a_callback_sees_evaluations_and_checkpoints(tmp_path: Path) -> None:
     assert [event.step for event in seen.evaluations] == sorted({event.step for event in seen.evaluations})
     assert [event.policy for event in seen.checkpoints] == ["agent_0", "agent_1"]
     assert all(event.path.exists() and event.step == result.steps for event in seen.checkpoints)
-
-
-def test_the_program_stops_a_run_and_says_so(tmp_path: Path) -> None:
-    run = runs.start(tmp_path, HUNT)
-    run.stop()
-    assert run.wait().stopped == "the program stopped the run"
 
 
 class Steering:

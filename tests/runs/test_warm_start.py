@@ -11,6 +11,7 @@ from refused import check_refused
 from whole_runs import MODES, Runs, checkpoint
 
 import marlcore as mc
+from marlcore.training.record import read_config
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
@@ -56,15 +57,22 @@ def test_a_run_starts_from_given_weights(tmp_path: Path, source: Path, kind: str
     """Both policies do, unless one is named: a run has its own weights of each."""
     run_dir = train(tmp_path, init_from=SOURCES[kind](source), **STILL)
     assert equal(network(run_dir), network(source))
+    is_file = kind not in ("a state_dict", "weights by policy")
+    origin = str(source / "checkpoints" / "agent_0.pt") if is_file else "a state_dict"
+    assert read_config(run_dir)["init_from"]["agent_0"] == origin
     own = "agent_1" if kind in ("a run", "its name") else "agent_0"
     assert equal(network(run_dir, "agent_1"), network(source, own)) == ("by policy" not in kind)
 
 
 @MODES
 def test_a_warm_start_has_new_counters_and_optimizers(tmp_path: Path, source: Path, mode: str) -> None:
-    state = checkpoint(train(tmp_path, init_from=source, mode=mode))
+    run_dir = train(tmp_path, init_from=source, mode=mode)
+    state, described = checkpoint(run_dir), read_config(run_dir)
     assert 0 < state["updates"] < 40 and not equal(state["network"], network(source))
     assert {int(own["step"]) for own in state["trainer"]["optimizer"]["state"].values()} == {state["updates"]}
+    mc.train(HUNT, DQN, runs.configured(tmp_path, total_steps=700, mode=mode), progress=False, resume=run_dir)
+    assert described["init_from"].keys() == {"agent_0", "agent_1"}
+    assert read_config(run_dir)["init_from"] == described["init_from"]
 
 
 def test_weights_that_do_not_fit_are_left_out(tmp_path: Path, source: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -108,7 +108,7 @@ class CallbackSink:
         try:
             answer = self._methods[name](event)
         except StopRun as stop:
-            self._interrupts.stop(str(stop) or "the callback raised StopRun")
+            self._interrupts.finish(str(stop) or "the callback raised StopRun")
         except BaseException as error:  # the program's own code may raise anything; `Interrupts.deliver` raises it
             self._failed = True
             self._interrupts.stop(f"the callback raised {type(error).__name__}", error)
@@ -116,7 +116,7 @@ class CallbackSink:
             if answer is Stop:
                 answer = Stop()
             if isinstance(answer, Stop):
-                self._interrupts.stop(answer.reason)
+                self._interrupts.finish(answer.reason)
 
     def flush(self) -> None: ...
 

@@ -81,6 +81,8 @@ def load_checkpoint(path: Path, *, own_name: bool = True, label: str = "resume")
 def initial_states(init_from: InitFrom | None, policies: Sequence[str]) -> dict[str, dict[str, Any]]:
     """By policy: the state of a checkpoint, or {"network": a state_dict}, from which it starts; no code of it runs.
 
+    Its item "from" says where it comes from.
+
     Raises: ValueError, TypeError: there is none for a policy, or it is damaged, in one line.
     """
     if init_from is None:
@@ -100,7 +102,7 @@ def _is_state_dict(source: Any) -> bool:
 
 def _initial_state(policy: str, source: Any) -> dict[str, Any]:
     if _is_state_dict(source) and source:
-        return {"network": dict(source)}
+        return {"network": dict(source), "from": "a state_dict"}
     if not isinstance(source, (str, os.PathLike)):
         expected = "init_from: expected a run's directory, a checkpoint, a state_dict, or one of these for each policy"
         raise TypeError(f"{expected}, got {brief(source)}")
@@ -113,4 +115,4 @@ def _initial_state(policy: str, source: Any) -> dict[str, Any]:
     state = load_checkpoint(path, own_name=False, label="init_from")
     if not state:
         raise ValueError(f"init_from: expected a checkpoint, got {str(path)!r}, which does not exist")
-    return state
+    return {**state, "from": str(path)}

@@ -1,6 +1,7 @@
 """Descriptions of a run in JSON: config.json, and its policies, which are made again without executing any code."""
 
 import dataclasses
+import itertools
 import json
 import math
 import os
@@ -106,10 +107,11 @@ def _value(label: str, value: Any) -> Any:
     return tuple(_value(label, member) for member in value) if isinstance(value, list) else value
 
 
-def check_resumed(run_dir: str | Path, described: dict[str, Any]) -> None:
-    """Raises ValueError: there is no run, a setting changed that cannot change, or the run has no steps left to take.
+def check_resumed(run_dir: str | Path, described: dict[str, Any], policies: tuple[AssignedPolicy, ...]) -> None:
+    """Raises ValueError: there is no run, a thing changed that cannot change, or the run has no steps left to take.
 
-    Hyperparameters may change as long as the checkpoints' networks fit them, which shows when these are loaded.
+    Another environment is taken if its policies have the same agents and spaces. Hyperparameters may change as long as
+    the checkpoints' networks fit them, which shows when these are loaded.
     """
     now = dict(flattened(json.loads(json.dumps(described, default=os.fspath)), Config))
     before = dict(flattened(read_config(run_dir), Config))
@@ -122,6 +124,7 @@ def check_resumed(run_dir: str | Path, described: dict[str, Any]) -> None:
         for name, old, new in _each(label, before, now):
             if old != new:
                 raise ValueError(f"resume: expected {name} {old!r}, as the run had it, got {new!r}: {reason}")
+    _check_same_spaces(Path(run_dir) / POLICIES, policies)
     taken = steps_taken(run_dir)
     if now["total_steps"] <= taken:
         raise ValueError(
@@ -143,6 +146,20 @@ def _each(label: str, before: dict[str, Any], now: dict[str, Any]) -> Iterator[t
             yield f"learners.{policy}.{name}", values[0], values[1]
 
 
+def _check_same_spaces(path: Path, policies: tuple[AssignedPolicy, ...]) -> None:
+    before = {policy["name"]: policy for policy in read_json(path)["policies"]} if path.exists() else {}
+    now = {policy.name: json.loads(json.dumps(_described_policy(policy))) for policy in policies}
+    if before and before.keys() != now.keys():
+        raise ValueError(f"resume: expected an environment for the policies {[*before]}, got one for {[*now]}")
+    for name, label in itertools.product(before, ("agents", "observation", "action", "masked")):
+        old, new = before[name][label], now[name][label]
+        if old != new:
+            raise ValueError(
+                f"resume: expected an environment in which {label} of {name} is {brief(old)}, as the run had it, "
+                f"got {brief(new)}: its checkpoint is of that one"
+            )
+
+
 def changed_hyperparameters(run_dir: Path, policy: AssignedPolicy) -> list[str]:
     """The hyperparameters of a policy that differ from those of a run's config.json, in words."""
     described = read_config(run_dir)
@@ -158,20 +175,20 @@ def write_policies(run_dir: Path, policies: tuple[AssignedPolicy, ...], config: 
     plain = config.to_dict()
     settings = {label: plain[label] for label in ("learner", "learners", "exploration", "stages")}
     settings["replay"] = {"pad": config.replay.pad}  # whose path need not exist where the policies are loaded
-    described = [
-        {
-            "name": policy.name,
-            "agents": policy.agents,
-            "observation": _described(policy.spaces.observation),
-            "action": _described(policy.spaces.action),
-            "masked": policy.spaces.masked,
-            "stack": policy.spaces.stack,
-            "algorithm": algos.name_of(policy.algorithm),
-            "hyperparameters": hyperparameters(policy.algorithm),
-        }
-        for policy in policies
-    ]
-    write_json(run_dir / POLICIES, {"policies": described, "config": settings})
+    write_json(run_dir / POLICIES, {"policies": [*map(_described_policy, policies)], "config": settings})
+
+
+def _described_policy(policy: AssignedPolicy) -> dict[str, Any]:
+    return {
+        "name": policy.name,
+        "agents": policy.agents,
+        "observation": _described(policy.spaces.observation),
+        "action": _described(policy.spaces.action),
+        "masked": policy.spaces.masked,
+        "stack": policy.spaces.stack,
+        "algorithm": algos.name_of(policy.algorithm),
+        "hyperparameters": hyperparameters(policy.algorithm),
+    }
 
 
 def policies_of(run_dir: Path) -> list[str]:

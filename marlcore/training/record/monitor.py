@@ -142,7 +142,7 @@ class Monitor:
         self.sinks.record(metric)
         self._newest[metric.agent, metric.name] = metric.value
         if self.conditions is not None and (stop := self.conditions.on_metric(metric)):
-            self.interrupts.stop(stop.reason)
+            self.interrupts.finish(stop.reason)
         if metric.name == "episode_return":
             self._returns.setdefault(metric.agent, LateReturns(self.total_steps)).add(metric)
         if self.table is not None:

@@ -196,6 +196,18 @@ def test_a_stopped_run_says_how_it_is_resumed(tmp_path, capfd, monkeypatch, work
     assert capfd.readouterr().err == f"marlcore: stopped{STOPPED[taken]}\n"
 
 
+def test_stopped_runs_of_seeds_say_how_they_are_resumed(tmp_path, capfd, monkeypatch, working):
+    """Those that have taken all steps are left out."""
+    monkeypatch.chdir(tmp_path)
+    for seed, taken in enumerate((60, 20, 30)):
+        with RunDirectory.create(f"all/seed-{seed}", {"total_steps": 60}) as run:
+            run.save_progress({"steps": {"actor-0": taken}})
+    working(lambda arguments: Interrupts(signal.SIGINT).deliver("all"))
+    assert main(["gc"]) == 130
+    says = "marlcore: stopped; resume with marlcore train --resume all/seed-1, and likewise all/seed-2\n"
+    assert capfd.readouterr().err == says
+
+
 FAILURES = {
     "[Errno 32] the server is gone": BrokenPipeError(32, "the server is gone"),
     "[Errno 24] Too many open files: 'a.py'; raise `ulimit -n`": OSError(24, "Too many open files", "a.py"),
