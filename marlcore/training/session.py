@@ -137,9 +137,15 @@ class Session:
         state = load_checkpoint(checkpoint)
         if state:
             expected = f"resume: expected a checkpoint of {name}'s {type(policy.algorithm).__name__}"
-            if changes := changed_hyperparameters(run.path, policy):
-                expected += f" with {' and '.join(changes)}"
-            model.restore_checked(state, checkpoint, expected)
+            try:
+                model.restore_checked(state, checkpoint, expected)
+            except ValueError as error:
+                changes = " and ".join(changed_hyperparameters(run.path, policy))
+                if not changes:
+                    raise
+                raise ValueError(
+                    f"resume: expected hyperparameters that fit {name}'s network, got {changes}"
+                ) from error
         elif name in self.input.initial:
             left_out = model.initialise(self.input.initial[name], self.input.init_strict, name)
             if left_out:

@@ -289,7 +289,7 @@ RESUMED: dict[str, tuple[Callable[[Path], None], dict[str, Any], str]] = {
     ),
     "a hyperparameter of the network": (
         as_it_was, {"algorithm": mc.DQN(hidden=(16, 8), tau=0.5)},
-        "resume: expected a checkpoint of agent_0's DQN with hidden [16, 8] instead of [",
+        "resume: expected hyperparameters that fit agent_0's network, got hidden [16, 8] instead of [",
     ),
     "an environment of other agents": (
         as_it_was, {"env_fn": "gymnasium:CartPole-v1"},
