@@ -55,10 +55,12 @@ from .interfaces import Update as Update
 from .interfaces import VectorEnvironment as VectorEnvironment
 from .spaces import Spaces as Spaces
 from .training import ActorConfig as ActorConfig
+from .training import CheckpointEvent as CheckpointEvent
 from .training import Config as Config
 from .training import Constant as Constant
 from .training import Evaluation as Evaluation
 from .training import EvaluationConfig as EvaluationConfig
+from .training import EvaluationEvent as EvaluationEvent
 from .training import ExplorationConfig as ExplorationConfig
 from .training import Exponential as Exponential
 from .training import LearnerConfig as LearnerConfig
@@ -72,6 +74,8 @@ from .training import Run as Run
 from .training import Schedule as Schedule
 from .training import SelfPlayConfig as SelfPlayConfig
 from .training import Status as Status
+from .training import Stop as Stop
+from .training import StopConfig as StopConfig
 from .training import SupervisionConfig as SupervisionConfig
 from .training import best_run as best_run
 from .training import evaluate as evaluate
@@ -91,6 +95,7 @@ from .errors import NotEnoughMemory as NotEnoughMemory
 from .errors import SegmentCorrupt as SegmentCorrupt
 from .errors import SegmentNotFound as SegmentNotFound
 from .errors import StaleHandle as StaleHandle
+from .errors import StopRun as StopRun
 from .errors import UsedByTwoThreads as UsedByTwoThreads
 from .errors import WorldModelFailed as WorldModelFailed
 

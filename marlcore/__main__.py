@@ -131,14 +131,20 @@ def _run(command: str, arguments: list[str]) -> int:
 
 
 def _how_to_resume(run_dir: str) -> str:
+    from pathlib import Path
+
     from .training import has_all_steps
 
     if not run_dir:
         return ""
+    folder = Path(run_dir)  # of a run, or of one for each seed
+    runs = (
+        [folder] if (folder / "config.json").exists() else sorted(path.parent for path in folder.glob("*/config.json"))
+    )
+    if unfinished := [shlex.quote(str(run)) for run in runs if not has_all_steps(run)]:
+        return f"; resume with marlcore train --resume {', and likewise '.join(unfinished)}"
     where = shlex.quote(run_dir)
-    if has_all_steps(run_dir):
-        return f"; the run had taken all its steps; its metrics, curves and last checkpoints are in {where}"
-    return f"; resume with marlcore train --resume {where}"
+    return f"; the run had taken all its steps; its metrics, curves and last checkpoints are in {where}"
 
 
 def _output_fails(error: OSError) -> bool:

@@ -162,7 +162,7 @@ class PPOTrainer(Resumable):
         self.hyper: Any = hyper
         self.model = model
         parameters: list[torch.Tensor] = list(model.parameters())
-        self.optimizer = ClippedAdam(parameters, lr=1.0, eps=ADAM_EPS)
+        self.optimizer = ClippedAdam(parameters, lr=None, eps=ADAM_EPS)
         self.normalizer = ValueNormalizer(parameters[0].device)
         self.generator = own_generator()
 

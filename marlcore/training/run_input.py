@@ -5,25 +5,25 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from ..checks import absolute
+from ..checks import absolute, brief
 from ..envs import factory, vectorize
 from ..envs.copies import Copies
 from ..envs.joint import JointObservations
 from ..interfaces import Algorithm, QueueSource, ReplaySource, VectorEnvironment
 from ..memory import SegmentHandle
 from ..notices import say, shown_with
-from ..processes import Metric, check_picklable
+from ..processes import check_picklable
 from ..references import resolve
 from ..spaces import Spaces
 from .config import SCRIPT, AssignedPolicy, Config, assign, check_applied, source_of
 from .loops import ScriptedPlayer, choose_device, with_functions_of
 from .offline import OFFLINE, OfflineData
-from .record import RUNS
+from .record import RUNS, Callback, InitFrom, check_callback, initial_states
 from .self_play import check_self_play, policies_in_self_play
 from .warmup import compile_before_a_run
 
@@ -41,9 +41,11 @@ class RunInput:
     config: Config
     runs: Path
     resume: Path | None
-    callback: Callable[[Metric], object] | None
+    callback: Callback | None
     progress: bool
-    replays: Mapping[str, SegmentHandle] = field(default_factory=dict)  # recorded data, by policy
+    replays: Mapping[str, SegmentHandle]  # recorded data, by policy
+    initial: Mapping[str, Mapping[str, Any]]  # by policy: the state of a checkpoint from which it starts
+    init_strict: bool
 
     @classmethod
     def checked(
@@ -52,8 +54,10 @@ class RunInput:
         algorithm: Algorithms,
         config: Config | None,
         resume: str | Path | None = None,
-        callback: Callable[[Metric], object] | None = None,
+        callback: Callback | None = None,
         progress: bool = False,
+        init_from: InitFrom | None = None,
+        init_strict: bool = True,
         data: OfflineData | None = None,
     ) -> RunInput:
         """The arguments of `train` or `train_offline`; compiles the kernels if they never were.
@@ -62,8 +66,9 @@ class RunInput:
         """
         if not isinstance(config, Config | None):
             raise TypeError(f"config: expected a Config or None, got {config!r}")
-        if callback is not None and not callable(callback):
-            raise TypeError(f"callback: expected a function of a Metric or None, got {callback!r}")
+        check_callback(callback)
+        if init_from is not None and resume is not None:
+            raise ValueError(f"init_from: expected None, since a resumed run has its weights, got {brief(init_from)}")
         config = config or (Config() if data is None else OFFLINE)
         config = config.with_absolute_paths()  # first: an environment may change the working directory
         if data is not None:
@@ -84,6 +89,7 @@ class RunInput:
             names = [policy.name for policy in policies]
             if data is not None:
                 config = replace(config, total_steps=data.updates * len(names))
+            initial = initial_states(init_from, names)
             if wrong := config.learners.keys() - names:
                 raise ValueError(f"learners: expected the policies {names}, got {min(wrong)!r}")
             for policy in policies:
@@ -104,7 +110,7 @@ class RunInput:
                 check_picklable(env_fn=make_env)
             _warn_of_short_run(config, policies)
             compile_before_a_run()
-        return cls(make_env, policies, config, runs, resume, callback, progress, replays)
+        return cls(make_env, policies, config, runs, resume, callback, progress, replays, initial, init_strict)
 
 
 def _assigned(

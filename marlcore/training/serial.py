@@ -12,7 +12,7 @@ from ..errors import WorkerFailed
 from ..processes import READY, Interrupts, failure_of
 from .config import EVALUATOR, actor_names, learner_names
 from .loops import act, observe
-from .record import STOPPING, Monitor
+from .record import Monitor
 from .workers import ActorWorker, Blueprint, EvaluatorWorker, LearnerWorker, Worker
 
 ROUNDS = 50  # between looks at telemetry
@@ -41,19 +41,23 @@ def run_serial(blueprint: Blueprint, monitor: Monitor, interrupts: Interrupts) -
         def unstopped() -> bool:
             if monitor.due:  # a round or an evaluation may take long
                 monitor.tick()
-            return interrupts.signum is None
+            return not interrupts.stopping
+
+        def unfinished() -> bool:
+            done = all(worker.done for worker in actors or learners)
+            return unstopped() and not interrupts.finishing and not done
 
         try:
-            _take_rounds(actors, learners, evaluators, monitor, unstopped)
+            _take_rounds(actors, learners, evaluators, monitor, unfinished)
         except WorkerFailed as failed:
             _save_others(learners, failed)
             raise
-        if interrupts.signum is not None:
-            monitor.say(STOPPING)
+        if interrupts.stopping or interrupts.finishing:
+            monitor.say_stopping()
         for learner in learners:
             _guarded(learner, learner.finish)
         for evaluator in evaluators:
-            if interrupts.signum is None:
+            if not interrupts.stopping:
                 _guarded(evaluator, evaluator.finish, unstopped)
 
 
@@ -62,16 +66,12 @@ def _take_rounds(
     learners: list[LearnerWorker],
     evaluators: list[EvaluatorWorker],
     monitor: Monitor,
-    unstopped: Callable[[], bool],
+    unfinished: Callable[[], bool],
 ) -> None:
     """A round is a turn of every actor, and the updates and evaluations that are due by then.
 
     Without actors it is an update of every policy.
     """
-
-    def unfinished() -> bool:
-        return unstopped() and not all(worker.done for worker in actors or learners)
-
     for rounds in count(1):
         if not unfinished():
             return

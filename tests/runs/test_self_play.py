@@ -361,7 +361,7 @@ def test_a_run_is_resumed_with_its_anchors_its_parts_and_its_best(tmp_path: Path
     play = mc.SelfPlayConfig(pool=4, admit_updates=10, anchors={"arena:weak": 0.5})
     settings = {
         "self_play": play,
-        "replay": mc.ReplayConfig(mixture={"anchor": 0.5, "pool": 0.5}),
+        "replay": mc.ReplayConfig(mixture={"anchor": 0.5, "pool": 0.5}, save=True),
         "evaluation": mc.EvaluationConfig(interval=200, episodes=4),
         "learner": {"warmup": 20},
     }
@@ -374,7 +374,7 @@ def test_a_run_is_resumed_with_its_anchors_its_parts_and_its_best(tmp_path: Path
             f"resume: expected self_play.anchors {{'arena:weak': 0.5}}, {had} {{'arena:Counted': 0.5}}",
         ),
         (
-            {"replay": mc.ReplayConfig()},
+            {"replay": mc.ReplayConfig(save=True)},
             f"resume: expected replay.mixture {{'anchor': 0.5, 'pool': 0.5}}, {had} {{}}",
         ),
     ):

@@ -12,6 +12,7 @@ from .config import (
     LearnerConfig,
     MetricsConfig,
     ReplayConfig,
+    StopConfig,
     SupervisionConfig,
 )
 from .policies import (

@@ -17,6 +17,7 @@ from .sections import (
     LearnerConfig,
     MetricsConfig,
     ReplayConfig,
+    StopConfig,
     SupervisionConfig,
 )
 from .self_play import SelfPlayConfig, absolute_anchors
@@ -71,6 +72,7 @@ class Config(Declared):
     replay: ReplayConfig = field(default_factory=ReplayConfig)
     exploration: ExplorationConfig = field(default_factory=ExplorationConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    stop: StopConfig = field(default_factory=StopConfig)
     self_play: SelfPlayConfig = field(default_factory=SelfPlayConfig)
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
     supervision: SupervisionConfig = field(default_factory=SupervisionConfig)
@@ -79,6 +81,12 @@ class Config(Declared):
         super().__post_init__()
         if self.mode == "serial" and self.updates_per_step is None:
             raise ValueError("updates_per_step: expected a number in serial mode, got None")
+        of_evaluations = any(part.startswith("eval_") for part in self.stop.metric.split("/"))
+        if self.stop.judges and of_evaluations and not self.evaluation.interval:
+            raise ValueError(
+                f"stop.metric: expected one of a run without evaluations (evaluation.interval 0), "
+                f"got {self.stop.metric!r}"
+            )
 
     def learner_of(self, policy: str) -> LearnerConfig:
         return self.learners.get(policy, self.learner)

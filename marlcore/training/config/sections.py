@@ -212,6 +212,45 @@ class ExplorationConfig(Declared):
 
 
 @dataclass(frozen=True)
+class StopConfig(Declared):
+    """Conditions that end a run in order before it has taken total_steps; any one of them does."""
+
+    episodes: Annotated[int | None, Whole(1)] = None
+    """Episodes, of the agent that has ended most."""
+    seconds: Annotated[float | None, Number(above=0)] = None
+    """Seconds since the run's beginning, earlier parts of a resumed run included."""
+    metric: str = "episode_return"
+    """The metric of `threshold` and `patience`: a name, such as episode_return or eval_return, or agent/name. Its value
+    is the mean over the agents or policies that report it of each one's last `window` values."""
+    threshold: Annotated[float | None, Number()] = None
+    """The value of the metric that ends the run."""
+    patience: Annotated[int | None, Whole(1)] = None
+    """Steps of the run without a better value of the metric, after which the run ends."""
+    min_delta: Annotated[float, Number(0)] = 0.0
+    """The least improvement that counts for `patience`."""
+    window: Annotated[int | None, Whole(1)] = None
+    """Values of each agent or policy in the metric's mean, all of which must have come; None: 100 of episodes, 1 of
+    others."""
+    minimize: bool = False
+    """Whether smaller values of the metric are better."""
+
+    @property
+    def values(self) -> int:
+        """The window, also where it follows from the metric."""
+        of_episodes = any(part.startswith(("episode_", "info")) for part in self.metric.split("/"))
+        return self.window or (100 if of_episodes else 1)
+
+    @property
+    def judges(self) -> bool:
+        """Whether a condition depends on the metric."""
+        return self.threshold is not None or self.patience is not None
+
+    def watches(self, agent: str, name: str) -> bool:
+        """Whether the metric of this agent or policy and of this name counts."""
+        return self.judges and self.metric in (name, f"{agent}/{name}")
+
+
+@dataclass(frozen=True)
 class MetricsConfig(Declared):
     """Where a run's metrics go."""
 

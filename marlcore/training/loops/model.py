@@ -140,6 +140,39 @@ class PolicyModel:
             if module is not None and state.get(name) is not None:
                 module.load_state_dict(state[name])
 
+    def initialise(self, state: Mapping[str, Any], strict: bool, policy: str) -> list[str]:
+        """Takes the weights of another run's checkpoint, or of a state_dict of the whole network ("network").
+
+        Returns the names of the weights that do not fit, which are left out. Raises ValueError: some do not fit and
+        `strict` is True, or none fits.
+        """
+        first: tuple[nn.Module, Mapping[str, torch.Tensor]]
+        first = (self.acting, state["acting"]) if "acting" in state else (self.whole, state["network"])
+        parts = [first]
+        if self.norm is not None and state.get("norm") is not None:
+            parts.append((self.norm, state["norm"]))
+        fitting: list[dict[str, torch.Tensor]] = []
+        left_out: list[str] = []
+        missing: list[str] = []
+        for module, weights in parts:
+            shapes = {name: tensor.shape for name, tensor in module.state_dict().items()}
+            fitting.append({name: weights[name] for name in weights if shapes.get(name) == weights[name].shape})
+            left_out += [name for name in weights if name not in fitting[-1]]
+            missing += [name for name in shapes if name not in fitting[-1]]
+        wrong = ""
+        if "norm" in state and (state["norm"] is None) != (self.norm is None):
+            wrong = "weights for other observations: one of the two runs normalizes them"
+        elif left_out or missing:
+            wrong = f"others, {', '.join(left_out)}" if left_out else f"none for {', '.join(missing)}"
+        expected = f"init_from: expected weights of {policy}'s network"
+        if not fitting[0]:
+            raise ValueError(f"{expected}, got none that fits")
+        if strict and wrong:
+            raise ValueError(f"{expected}, got {wrong[:200]}; init_strict=False takes those that fit")
+        for (module, _), weights in zip(parts, fitting, strict=True):
+            module.load_state_dict(weights, strict=False)
+        return left_out
+
     def restore_checked(self, state: Mapping[str, Any], path: Path, expected: str) -> None:
         """Restores the weights of the checkpoint `path`. Raises ValueError: it is of another network."""
         try:

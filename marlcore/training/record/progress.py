@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import sys
+import threading
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from time import monotonic
-from typing import Any, TextIO, cast
+from typing import Any, Protocol, TextIO, cast
 
 from rich.console import Console
 from rich.live import Live
@@ -157,6 +159,55 @@ class Progress:
 
     def _table(self) -> FittedTable:
         return FittedTable(self._header(), "agent", _TITLES, self._cells(), _MIN_WIDTH, crop=True)
+
+
+class Table(Protocol):
+    """Where a run shows its progress: a `Progress`, or its part of a shared one."""
+
+    def update(self, metric: Metric) -> None: ...
+
+    def tick(self, step: int, total_steps: int, env_steps_per_s: float) -> None: ...
+
+    def say(self, text: str) -> None: ...
+
+
+class SharedProgress:
+    """One table of several runs that threads watch, with a row for each agent of each run."""
+
+    def __init__(self, progress: Progress, total_steps: int) -> None:
+        self.progress = progress
+        self.total_steps = total_steps  # of all runs together
+        self.lock = threading.Lock()
+        self.steps: dict[str, int] = {}  # by run
+        self.rates: dict[str, float] = {}
+
+    def part(self, run: str) -> Table:
+        return _Part(self, run)
+
+    def end(self, run: str) -> None:
+        """The run has ended."""
+        with self.lock:
+            self.rates.pop(run, None)
+
+
+@dataclass
+class _Part:
+    shared: SharedProgress
+    run: str
+
+    def update(self, metric: Metric) -> None:
+        with self.shared.lock:
+            self.shared.progress.update(replace(metric, agent=f"{self.run} {metric.agent}".rstrip()))
+
+    def tick(self, step: int, total_steps: int, env_steps_per_s: float) -> None:
+        shared = self.shared
+        with shared.lock:
+            shared.steps[self.run], shared.rates[self.run] = step, env_steps_per_s
+            shared.progress.tick(sum(shared.steps.values()), shared.total_steps, sum(shared.rates.values()))
+
+    def say(self, text: str) -> None:
+        with self.shared.lock:
+            self.shared.progress.say(f"{self.run}: {text}")
 
 
 class LateReturns:

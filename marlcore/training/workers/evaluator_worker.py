@@ -10,7 +10,7 @@ from ...envs import vectorize
 from ...processes import DONE, EPISODES, READY
 from ...weights import ParameterStore
 from ..loops import Candidate, CommonGames, Evaluator, GoesOn, build_model, choose_device, run_seed
-from ..record import KeptCheckpoints
+from ..record import EVALUATION_S, KeptCheckpoints
 from ..self_play import OpponentGames, Opponents
 from .worker import WAIT_S, PolicyBlueprint, Worker
 
@@ -61,7 +61,12 @@ class EvaluatorWorker(Worker):
                 self.counters.store(EPISODES, 1)
             return goes_on()
 
-        return self._evaluator.evaluate(goes_on_with_a_beat)
+        began = time.monotonic()
+        played = self._evaluator.evaluate(goes_on_with_a_beat)
+        if played:
+            step = max(candidate.step for candidate in self._evaluator.candidates)
+            self.report("", EVALUATION_S, time.monotonic() - began, step)
+        return played
 
     def work(self) -> None:
         control = self.control

@@ -2,6 +2,7 @@
 
 import copy
 import logging
+import time
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -14,7 +15,7 @@ from ...processes import DONE, READY, STEPS, UPDATES, Telemetry
 from ...weights import ParameterStore
 from ..config import learner_names, schedules_of
 from ..loops import FiniteCheck, Learner, PolicyModel, build_model, catch_up, choose_device, learn, learn_until_stopped
-from ..record import checkpoint_path, load_checkpoint, save_checkpoint
+from ..record import CHECKPOINT_S, checkpoint_path, load_checkpoint, save_checkpoint
 from ..self_play import League, Pool, Snapshot
 from .storage import batches_of
 from .worker import PolicyBlueprint, Worker
@@ -44,7 +45,7 @@ class LearnerWorker(Worker):
         league = self._league(policy, model, state)
         publisher = self.hold(store.publisher(model.acting))
         trainer = _trainer_of(policy, model, settings.compile)  # after the publisher moved the weights into its row
-        if state:
+        if "trainer" in state:  # else it is empty, or another run's from which this one starts
             trainer.load_state_dict(state["trainer"])
             if updates == state["updates"]:
                 torch.set_rng_state(state["torch"])
@@ -52,12 +53,14 @@ class LearnerWorker(Worker):
             league.best = Snapshot(checkpoint_path(policy.run_dir, policy.name, "rollback"), model, trainer)
 
         def save(state: dict[str, Any]) -> None:
+            began = time.monotonic()
             further = batches.save()  # before the checkpoint
             if league is not None:
                 further |= {"self_play": league.state_dict()}
             save_checkpoint(policy.checkpoint, {**state, **model.saved(), **further, "torch": torch.get_rng_state()})
             if league is not None:
                 league.write()
+            self.report(policy.name, CHECKPOINT_S, time.monotonic() - began, state["step"])
 
         return Learner(
             batches,

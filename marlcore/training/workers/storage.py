@@ -131,7 +131,7 @@ class ReplayBatches:
             self._sampler = Mixture([replay] * len(shares), fractions.tolist(), learner.batch_size, **options)
         else:
             self._sampler = replay.sampler(learner.batch_size, min_size=learner.warmup, **options)
-        if state:
+        if "sampler" in state:  # else it is empty, or another run's from which this one starts
             self._restore(state, updates != state["updates"])  # before a thread draws ahead
         ahead = learner.prefetch if config.mode == "async" else 0
         self._limited_ahead = bool(ahead) and config.updates_per_step is not None and not config.offline
@@ -164,7 +164,8 @@ class ReplayBatches:
         fresh = self._sampler.state_dict()
         saved = {name: tensor.numpy() for name, tensor in state["sampler"].items()}
         if not self._policy.replay_was_saved and state.get("replay") != self._policy.transitions.nonce:
-            saved = fresh | _entries(saved, "generator", "batches")  # what does not concern the rows
+            of_no_rows = _entries(saved, "generator", "batches")
+            saved = fresh | {name: value for name, value in of_no_rows.items() if name in fresh}
         if again:
             saved |= _entries(fresh, "generator")
         self._sampler.load_state_dict(saved)

@@ -45,6 +45,8 @@ WRONG = {
     "self_play.side": 3, "self_play.explore": 3, "self_play.draw": "old", "self_play.power": -1, "self_play.latest": 2,
     "self_play.anchors": {"no": 1}, "self_play.begin_win_rate": 1.5, "self_play.begin_step": 0, "self_play.block": 0,
     "self_play.rollback": 0, "self_play.rating": "glicko", "self_play.elo_k": 0,
+    "stop.episodes": 0, "stop.seconds": 0, "stop.metric": 3, "stop.threshold": math.inf, "stop.patience": 0,
+    "stop.min_delta": -1, "stop.window": 0, "stop.minimize": 3,
     "metrics.sinks": ["wandb"], "metrics.wandb_mode": "on", "metrics.wandb_project": 3,
     "supervision.max_restarts": -1, "supervision.window": -1, "supervision.backoff": -1,
     "supervision.actor_timeout": math.inf, "supervision.learner_timeout": 0, "supervision.serial_fallback": 3,

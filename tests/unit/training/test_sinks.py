@@ -27,7 +27,7 @@ from marlcore.training import MetricsConfig, read_metrics
 from marlcore.training.config import SINKS
 from marlcore.training.record import Monitor, Progress, RunDirectory
 from marlcore.training.record import monitor as monitors
-from marlcore.training.record.sinks import Background, CallbackSink, CsvSink, Sinks, TensorBoardSink, open_sinks
+from marlcore.training.record.sinks import Background, CsvSink, Sinks, TensorBoardSink, open_sinks
 
 STREAM = [
     Metric(0.5, 10, "agent_0", "loss", 1 / 3),
@@ -52,7 +52,7 @@ def events_of(run_dir: Path) -> dict[tuple[str, int], Any]:
 
 
 def calling(function: Callable[[Metric], object]) -> Background:
-    return Background("callback", lambda: CallbackSink(function))
+    return Background("callback", lambda: Mock(record=function))
 
 
 class Held:
@@ -276,13 +276,14 @@ def test_hanging_sinks_share_one_time_limit(tmp_path):
 def test_a_hanging_sink_does_not_keep_the_interpreter(program):
     code = """
     import threading
+    from unittest.mock import Mock
     from marlcore.processes import Metric
-    from marlcore.training.record.sinks import Background, CallbackSink
+    from marlcore.training.record.sinks import Background
     entered = threading.Event()
     def hang(metric):
         entered.set()
         threading.Event().wait()
-    sink = Background("callback", lambda: CallbackSink(hang))
+    sink = Background("callback", lambda: Mock(record=hang))
     sink.record(Metric(0.0, 0, "", "loss", 0.0))
     entered.wait()
     sink.close(timeout=0.01)
@@ -416,7 +417,7 @@ def test_every_named_sink_can_be_opened(tmp_path, monkeypatch):
     (tmp_path / "wandb.py").touch()
     monkeypatch.syspath_prepend(tmp_path)
     with RunDirectory.create(tmp_path / "run", {}) as run:
-        sinks = open_sinks(run.csv, run.path, MetricsConfig(SINKS, wandb_mode="offline"), callback=print)
+        sinks = open_sinks(run.csv, run.path, MetricsConfig(SINKS, wandb_mode="offline"), Mock())
         assert list(sinks.lost) == ["tensorboard", "wandb", "callback"]
 
 
