@@ -118,22 +118,17 @@ def _state_of(part: Any) -> Any:
     return part.detach() if isinstance(part, torch.Tensor) else part
 
 
-class TargetTrainer(Resumable):
-    """Base of trainers with a target: a slowly updated copy of the model's part `source`."""
+class AdamTrainer(Resumable):
+    """Base of trainers whose learning rate may be a schedule."""
 
-    def __init__(self, hyper: Any, source: nn.Module) -> None:
+    def __init__(self, hyper: Any) -> None:
         self.hyper = hyper
-        self.target: Any = independent_copy(source)
-        self._source: list[torch.Tensor] = list(source.parameters())
-        self._target: list[torch.Tensor] = list(self.target.parameters())
-        self.device = self._source[0].device
-        self.updates = 0
         self._optimizers: list[ClippedAdam] = []
 
     def adam(self, parameters: list[torch.Tensor]) -> ClippedAdam:
         """An optimizer with the learning rate of `hyper`, which `follow_schedules` sets if that is a schedule."""
         rate = self.hyper.learning_rate
-        self._optimizers.append(ClippedAdam(parameters, lr=0.0 if isinstance(rate, str) else rate))
+        self._optimizers.append(ClippedAdam(parameters, lr=None if isinstance(rate, str) else rate))
         return self._optimizers[-1]
 
     def follow_schedules(self, batch: Any) -> None:
@@ -141,6 +136,18 @@ class TargetTrainer(Resumable):
         if isinstance(self.hyper.learning_rate, str):
             for optimizer in self._optimizers:
                 optimizer.set_learning_rate(batch.numbers[RATE])
+
+
+class TargetTrainer(AdamTrainer):
+    """Base of trainers with a target: a slowly updated copy of the model's part `source`."""
+
+    def __init__(self, hyper: Any, source: nn.Module) -> None:
+        super().__init__(hyper)
+        self.target: Any = independent_copy(source)
+        self._source: list[torch.Tensor] = list(source.parameters())
+        self._target: list[torch.Tensor] = list(self.target.parameters())
+        self.device = self._source[0].device
+        self.updates = 0
 
     @torch.no_grad()
     def soft_update(self, share: float) -> None:

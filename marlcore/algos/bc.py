@@ -3,6 +3,7 @@
 Bain & Sammut 1995, "A framework for behavioural cloning", Machine Intelligence 15, pp. 103-129.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -11,8 +12,8 @@ import torch
 from ..interfaces import Action, Update
 from ..spaces import Spaces
 from ..spec import TransitionSpec
-from .base import Hyperparameters, Layers, Positive, Request, Resumable
-from .fast import ClippedAdam, faster
+from .base import AdamTrainer, Hyperparameters, Layers, LearningRate, Positive, Request, rate_schedule
+from .fast import faster
 from .networks.distributions import distribution_of
 from .networks.own import torso_of
 from .networks.policy_value import PolicyNetwork
@@ -24,8 +25,8 @@ class BC(Hyperparameters):
 
     imitates: ClassVar[bool] = True  # so that rows of its own actors teach it nothing
 
-    learning_rate: Positive = 1e-3
-    """Adam's step size, above 0."""
+    learning_rate: LearningRate = 1e-3
+    """Adam's step size, above 0; a number or a schedule."""
     hidden: Layers = (64, 64)
     """Units in each fully connected layer, at least one layer."""
     max_grad_norm: Positive = 10.0
@@ -35,6 +36,9 @@ class BC(Hyperparameters):
         """A row without extras. Raises ValueError: see `distribution_of`."""
         distribution_of(self.owner, spaces.action)
         return super().transition(spaces)
+
+    def schedules(self) -> Mapping[str, Any]:
+        return rate_schedule(self)
 
     def make_model(self, spaces: Spaces) -> PolicyNetwork:
         return PolicyNetwork(self, spaces, torso_of(self, spaces, self.hidden))
@@ -53,21 +57,22 @@ class BC(Hyperparameters):
         return BCTrainer(self, model)
 
 
-class BCTrainer(Resumable):
+class BCTrainer(AdamTrainer):
     """Maximizes the likelihood of the demonstrations' actions."""
 
     kept: ClassVar[tuple[str, ...]] = ("optimizer",)
 
     def __init__(self, hyper: BC, network: PolicyNetwork) -> None:
-        self.hyper = hyper
+        super().__init__(hyper)
         self.network = network
-        self.optimizer = ClippedAdam(list(network.parameters()), lr=hyper.learning_rate)
+        self.optimizer = self.adam(list(network.parameters()))
 
     def update(self, batch: Any) -> Update:
         """One step on a batch of B transitions: the mean of minus the log-probability of their actions.
 
         Only allowed actions have a probability. Rows are weighted by `weight`; a row's priority is its loss above 0.
         """
+        self.follow_schedules(batch)
         network = self.network
         output = faster(network)(batch.obs)
         log_prob, entropy = network.distribution(output, network.spaces.mask_in(batch.obs), batch)

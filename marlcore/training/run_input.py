@@ -140,8 +140,9 @@ def _assigned_to_data(
     spaces: Spaces, algorithm: Algorithms, config: Config
 ) -> tuple[Callable[[], Any], tuple[AssignedPolicy, ...]]:
     """The only policy of recorded data, and in place of an environment a function that raises: there is none."""
-    if config.evaluation.interval:
-        raise ValueError(f"evaluation.interval: expected 0 without an environment, got {config.evaluation.interval}")
+    for name in ("interval", "seconds"):
+        if value := getattr(config.evaluation, name):
+            raise ValueError(f"evaluation.{name}: expected 0 without an environment, got {value}")
     policies = assign({"agent_0": replace(spaces, stack=1)}, config.policies, algorithm, config.replay.frames)
     return no_environment, tuple(replace(policy, source=source_of(policy, config)) for policy in policies)
 

@@ -2,6 +2,7 @@
 
 import importlib.util
 import sys
+from functools import partial
 from pathlib import Path
 
 import gymnasium
@@ -57,10 +58,10 @@ def config_in(folder, **changes):
     return changed(SMALL, run_dir=str(folder / "run"), **changes)
 
 
-def train(folder, data, algorithm, updates=30, env_fn=CARTPOLE, resume=False, **changes):
+def train(folder, data, algorithm, updates=30, env_fn=CARTPOLE, resume=False, callback=None, init_from=None, **changes):
     config = config_in(folder, **changes)
-    resumed = folder / "run" if resume else None
-    return mc.train_offline(data, algorithm, updates, env_fn, config, progress=False, resume=resumed)
+    options = {"resume": folder / "run" if resume else None, "callback": callback, "init_from": init_from}
+    return mc.train_offline(data, algorithm, updates, env_fn, config, progress=False, **options)
 
 
 OF_WINDOWS = mc.R2D2(hidden=(8, 8), units=6, length=12, burn_in=4, period=8)
@@ -97,7 +98,7 @@ def test_a_run_evaluates_and_resumes(tmp_path, mode):
     evaluated = [metric.step for metric in read_metrics(result.run_dir / "metrics.csv") if metric.name == "eval_return"]
     assert evaluated[-1] == 90 and (mode == "async" or len(evaluated) > 2)
     assert set(mc.evaluate(result.run_dir, episodes=2, which="best").mean) == {"agent_0"}
-    says = "resume: expected actor.processes 0, as the run had it, got 1"
+    says = "resume: expected actor.processes 0, as the run had it, got 1: a run on recorded data has no actors"
     resume = {"progress": False, "resume": tmp_path / "run"}
     check_refused(lambda: mc.train(CARTPOLE, "dqn", config_in(tmp_path), **resume), ValueError, says)
 
@@ -113,6 +114,39 @@ def test_a_resumed_run_makes_the_updates_of_a_whole_one(tmp_path):
     assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
 
 
+@MODES
+def test_a_callback_or_a_condition_ends_a_run(tmp_path, mode):
+    """A last evaluation follows, and the run can be resumed."""
+    ways = {
+        "the callback returned Stop": {"callback": lambda metric: mc.Stop},
+        "stop.threshold: loss is ": {"stop": {"metric": "loss", "threshold": -1e9}},
+    }
+    changes = {"mode": mode, "evaluation": {"interval": 10**6, "episodes": 2}}
+    with filled(CARTPOLE) as replay:
+        for number, (reason, way) in enumerate(ways.items()):
+            folder = tmp_path / str(number)
+            result = train(folder, replay, "dqn", 10**6, **changes, **way)
+            assert result.stopped.startswith(reason) and 0 < result.steps == result.updates["agent_0"] < 10**6
+            assert load_checkpoint(result.run_dir / "checkpoints" / "agent_0.pt")["updates"] == result.steps
+            metrics = read_metrics(result.run_dir / "metrics.csv")
+            assert [metric.step for metric in metrics if metric.name == "eval_return"] == [result.steps]
+            more = train(folder, replay, "dqn", result.steps + 20, resume=True, **changes)
+            assert more.steps == result.steps + 20 and more.stopped == ""
+
+
+def test_a_run_starts_from_other_weights_and_others_from_its_own(tmp_path):
+    """Of a run with actors too, too short for an update."""
+    still = config_in(tmp_path / "acting", total_steps=40, learner={"warmup": 9_000}, updates_per_step=0.1)
+    with filled(CARTPOLE) as replay:
+        first = train(tmp_path / "first", replay, "dqn").run_dir
+        second = train(tmp_path / "second", replay, mc.DQN(learning_rate=1e-12), 1, init_from=first).run_dir
+    acting = mc.train(CARTPOLE, "dqn", still, progress=False, init_from=first).run_dir
+    before, *after = (load_checkpoint(run / "checkpoints" / "agent_0.pt") for run in (first, second, acting))
+    assert [state["updates"] for state in after] == [1, 0]
+    for state in after:
+        torch.testing.assert_close(state["network"], before["network"])
+
+
 def test_each_policy_has_its_replay(tmp_path):
     env = HUNT()
     spaces = {agent: mc.Spaces(env.observation_spaces[agent], env.action_spaces[agent]) for agent in env.agents}
@@ -126,11 +160,10 @@ def test_each_policy_has_its_replay(tmp_path):
 def test_data_without_an_environment_need_its_spaces(tmp_path):
     with filled(CARTPOLE) as replay:
         result = train(tmp_path, replay, mc.BC(), env_fn=spaces_of(CARTPOLE))
-        interval = {"evaluation": {"interval": 5}}
-        says = "evaluation.interval: expected 0 without an environment, got 5"
-        check_refused(
-            lambda: train(tmp_path / "2", replay, mc.BC(), env_fn=spaces_of(CARTPOLE), **interval), ValueError, says
-        )
+        for name in ("interval", "seconds"):
+            says = f"evaluation.{name}: expected 0 without an environment, got 5"
+            call = offline(mc.BC(), spaces_of(CARTPOLE), evaluation={name: 5})
+            check_refused(partial(call, tmp_path / "2", replay), ValueError, says)
     assert mc.load_policy(result.run_dir, "agent_0").act(np.zeros(4, np.float32)) in (0, 1)
     says = "env_fn: expected an environment, got a run on recorded data without one; pass env_fn="
     check_refused(lambda: mc.evaluate(result.run_dir), mc.EnvironmentFailed, says)
@@ -161,6 +194,14 @@ REFUSED: dict[str, Refused] = {
     "envs": (offline("dqn", actor={"envs": 9}), ValueError, f"actor.envs: expected the default 4, {UNUSED} 9"),
     "save": (offline("dqn", replay={"save": True}), ValueError, f"replay.save: expected the default False, {UNUSED}"),
     "warmup": (offline("dqn", learner={"warmup": 9}), ValueError, "learner.warmup: expected the default 500, since"),
+    "episodes": (
+        offline("dqn", stop={"episodes": 9}), ValueError,
+        f"stop.episodes: expected the default None, {UNUSED} 9",
+    ),
+    "returns": (
+        offline("dqn", stop={"patience": 9}), ValueError,
+        "stop.metric: expected one of a run without actors' episodes, got 'episode_return'",
+    ),
     "bc": (lambda folder, _: mc.train(CARTPOLE, "bc", config_in(folder)), ValueError, "use train_offline"),
     "no actors": (
         lambda folder, _: mc.train(CARTPOLE, "dqn", config_in(folder, actor={"processes": 0})), ValueError,

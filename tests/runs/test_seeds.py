@@ -70,10 +70,14 @@ def test_a_shared_table_has_a_row_for_each_agent_of_each_run() -> None:
     parts = [shared.part(f"seed {seed}") for seed in (4, 7)]
     for part, value in zip(parts, (1.5, 2.5), strict=True):
         part.update(Metric(1.0, 50, "agent_0", "episode_return", value))
+        part.update(Metric(1.0, 50, "", "episodes_per_s", value))
         part.tick(50, 200, 10.0)
+    assert "20 env steps/s  4.0 episodes/s" in shown.getvalue().splitlines()[-1]
     parts[1].say("hello")
     shared.end("seed 4")
     parts[1].tick(150, 200, 10.0)
     line = shown.getvalue().splitlines()[-1]
-    assert "step 200/400 (50.0%)  10 env steps/s" in line and "marlcore: seed 7: hello" in shown.getvalue()
+    assert (
+        "step 200/400 (50.0%)  10 env steps/s  2.5 episodes/s" in line and "marlcore: seed 7: hello" in shown.getvalue()
+    )
     assert "seed 4 agent_0: return (last 100) 1.50" in line and "seed 7 agent_0: return (last 100) 2.50" in line

@@ -371,7 +371,7 @@ def test_a_run_is_resumed_with_its_anchors_its_parts_and_its_best(tmp_path: Path
     for changes, says in (
         (
             {"self_play": replace(play, anchors={"arena:Counted": 0.5})},
-            f"resume: expected self_play.anchors {{'arena:weak': 0.5}}, {had} {{'arena:Counted': 0.5}}",
+            f"resume: expected self_play.anchors ['arena:weak'], {had} ['arena:Counted']: its table",
         ),
         (
             {"replay": mc.ReplayConfig(save=True)},
@@ -380,6 +380,7 @@ def test_a_run_is_resumed_with_its_anchors_its_parts_and_its_best(tmp_path: Path
     ):
         options = {**settings, **changes, "total_steps": 800, "resume": True}
         check_refused(lambda: train(tmp_path, **options), ValueError, says)  # noqa: B023
+    settings["self_play"] = replace(play, anchors={"arena:weak": "linear(0.3, 0.1, 800)"})
     assert train(tmp_path, total_steps=800, resume=True, **settings).steps >= 800
     newest = newest_values(tmp_path / "run")
     assert newest["eval_return"] == 1.0 and newest["eval_return_of_best"] <= 1.0

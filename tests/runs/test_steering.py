@@ -228,6 +228,13 @@ def test_conditions_that_cannot_be_met_are_refused(case: str) -> None:
     check_refused(*REFUSED[case])
 
 
+def test_evaluations_by_time_have_metrics_too() -> None:
+    config = mc.Config(
+        stop=mc.StopConfig(metric="eval_return", threshold=3.0), evaluation=mc.EvaluationConfig(seconds=5.0)
+    )
+    assert config.stop.watches("agent_0", "eval_return")
+
+
 # ---- the example ----
 
 

@@ -89,13 +89,16 @@ def test_weights_that_do_not_fit_are_left_out(tmp_path: Path, source: Path, capl
 
 
 def test_a_normalization_is_taken_too(tmp_path: Path) -> None:
-    normalized = {"obs_norm": "running", "warmup": 50}
+    normalized = {"obs_norm": "running", "reward_norm": "running", "warmup": 50}
     first = train(tmp_path / "first", learner=normalized)
     still = {**STILL, "learner": {**normalized, "warmup": 20_000}}
     second = train(tmp_path / "second", init_from=first, **still)
-    assert equal(checkpoint(first)["norm"], checkpoint(second)["norm"])
-    says = "got weights for other observations: one of the two runs normalizes them; init_strict=False takes those"
-    check_refused(lambda: train(tmp_path / "third", init_from=first, **STILL), ValueError, says)
+    for name in ("norm", "reward_norm"):
+        assert equal(checkpoint(first)[name], checkpoint(second)[name])
+    for other, setting in (("rewards", "obs_norm"), ("observations", "reward_norm")):
+        says = f"got weights for other {other}: one of the two runs normalizes them; init_strict=False takes those"
+        settings = {**STILL, "learner": {setting: "running", "warmup": 20_000}}
+        check_refused(lambda settings=settings: train(tmp_path / "3", init_from=first, **settings), ValueError, says)
 
 
 NETWORK = "init_from: expected weights of agent_0's network, got "

@@ -82,7 +82,7 @@ class Config(Declared):
         if self.mode == "serial" and self.updates_per_step is None:
             raise ValueError("updates_per_step: expected a number in serial mode, got None")
         of_evaluations = any(part.startswith("eval_") for part in self.stop.metric.split("/"))
-        if self.stop.judges and of_evaluations and not self.evaluation.interval:
+        if self.stop.judges and of_evaluations and not self.evaluation.evaluates:
             raise ValueError(
                 f"stop.metric: expected one of a run without evaluations (evaluation.interval 0), "
                 f"got {self.stop.metric!r}"

@@ -168,6 +168,9 @@ def check_offline(config: Config) -> None:
     of_policies = {f"learners.{name}.": learner for name, learner in config.learners.items()}
     for label, learner in ({"learner.": config.learner} | of_policies).items():
         _check_unused(label, ("warmup",), learner, usual.learner, why)
+    _check_unused("stop.", ("episodes",), config.stop, usual.stop, why)
+    if config.stop.judges and any(part.startswith("episode_") for part in config.stop.metric.split("/")):
+        raise ValueError(f"stop.metric: expected one of a run without actors' episodes, got {config.stop.metric!r}")
 
 
 def _check_hindsight(policy: AssignedPolicy, source: ReplaySource, config: Config) -> None:

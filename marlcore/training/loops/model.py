@@ -148,9 +148,13 @@ class PolicyModel:
         """
         first: tuple[nn.Module, Mapping[str, torch.Tensor]]
         first = (self.acting, state["acting"]) if "acting" in state else (self.whole, state["network"])
-        parts = [first]
-        if self.norm is not None and state.get("norm") is not None:
-            parts.append((self.norm, state["norm"]))
+        parts, wrong = [first], ""
+        normalizations = ((self.norm, "norm", "observations"), (self.rewards, "reward_norm", "rewards"))
+        for normalization, name, what in normalizations:
+            if normalization is not None and state.get(name) is not None:
+                parts.append((normalization, state[name]))
+            if name in state and (state[name] is None) != (normalization is None):
+                wrong = f"weights for other {what}: one of the two runs normalizes them"
         fitting: list[dict[str, torch.Tensor]] = []
         left_out: list[str] = []
         missing: list[str] = []
@@ -159,10 +163,7 @@ class PolicyModel:
             fitting.append({name: weights[name] for name in weights if shapes.get(name) == weights[name].shape})
             left_out += [name for name in weights if name not in fitting[-1]]
             missing += [name for name in shapes if name not in fitting[-1]]
-        wrong = ""
-        if "norm" in state and (state["norm"] is None) != (self.norm is None):
-            wrong = "weights for other observations: one of the two runs normalizes them"
-        elif left_out or missing:
+        if not wrong and (left_out or missing):
             wrong = f"others, {', '.join(left_out)}" if left_out else f"none for {', '.join(missing)}"
         expected = f"init_from: expected weights of {policy}'s network"
         if not fitting[0]:

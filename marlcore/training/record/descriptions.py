@@ -26,13 +26,15 @@ from .files import check_trusted, read_json, write_json
 from .run_directory import read_config, steps_taken
 
 POLICIES = "checkpoints/policies.json"
+ANCHORS = "self_play.anchors"
 # The settings with which a run must be resumed, and why; the further ones only where its replays were saved.
 FIXED = {
     "algorithm": "its checkpoints are of that algorithm",
     "policies": "each of its policies has a checkpoint",
     "learner.obs_norm": "its networks were trained on such observations",
+    "learner.reward_norm": "its networks were trained on such rewards",
     "replay.stack": "its networks take so many observations",
-    "self_play.anchors": "its table of results has their order",
+    ANCHORS: "its table of results has their order",
 }
 OF_ROWS = ("actor.processes", "actor.envs", "replay.capacity", "replay.mixture", "replay.prioritized")
 OF_PRIORITIES = ("learner.n_step", "replay.alpha")
@@ -120,6 +122,8 @@ def check_resumed(run_dir: str | Path, described: dict[str, Any], policies: tupl
         fixed |= dict.fromkeys(OF_ROWS, "its saved replays have such rows; it can change without checkpoints/*.replay")
         if now["replay.prioritized"]:
             fixed |= dict.fromkeys(OF_PRIORITIES, "the priorities of its saved replays depend on it")
+    if not (before.get("actor.processes") and now["actor.processes"]):
+        fixed["actor.processes"] = "a run on recorded data has no actors, and its steps are updates"
     for label, reason in fixed.items():
         for name, old, new in _each(label, before, now):
             if old != new:
@@ -134,7 +138,10 @@ def check_resumed(run_dir: str | Path, described: dict[str, Any], policies: tupl
 
 def _each(label: str, before: dict[str, Any], now: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
     """A setting's name, and its values before and now; one of `learner` also for each policy of `learners`."""
-    yield label, before.get(label), now[label]
+    old, new = before.get(label), now[label]
+    if label == ANCHORS:  # whose shares may change
+        old, new = [*(old or ())], [*new]
+    yield label, old, new
     section, _, name = label.partition(".")
     if section == "learner":
         sections = [settings.get("learners", {}) for settings in (before, now)]

@@ -71,7 +71,7 @@ class Progress:
         self._console = console or Console(file=cast(TextIO, _Watched(sys.stderr)))
         self._agents: dict[str, dict[str, deque[float]]] = {}  # the last values of each metric
         self._step, self._total, self._rate = 0, 0, 0.0
-        self._episodes_per_s: dict[str, float] = {}  # by run, "" if there is one
+        self.episodes_per_s: dict[str, float] = {}  # by run, "" if there is one
         self._first: int | None = None  # step of the first tick: a resumed run's is not 0
         self._began = self._shown_s = monotonic()
         self._news = True  # since the last line
@@ -98,7 +98,7 @@ class Progress:
     def update(self, metric: Metric) -> None:
         """Take in a metric; metrics that the table does not show are ignored."""
         if metric.name == EPISODES_PER_S:
-            self._episodes_per_s[metric.agent] = metric.value
+            self.episodes_per_s[metric.agent] = metric.value
         if metric.name in _COLUMNS:
             self._news = True
             new = {name: deque[float](maxlen=count) for name, (_, count, _) in _COLUMNS.items()}
@@ -135,7 +135,7 @@ class Progress:
         return [
             f"step {self._step:,}/{self._total:,} ({self._step / max(self._total, 1):.1%})",
             f"{self._rate:,.0f} env steps/s",
-            *([f"{sum(self._episodes_per_s.values()):,.1f} episodes/s"] if self._episodes_per_s else []),
+            *([f"{sum(self.episodes_per_s.values()):,.1f} episodes/s"] if self.episodes_per_s else []),
             elapsed,
             f"ETA {'-' if left_s is None else _clock(max(left_s, 0.0))}",
         ]
@@ -188,6 +188,7 @@ class SharedProgress:
         """The run has ended."""
         with self.lock:
             self.rates.pop(run, None)
+            self.progress.episodes_per_s.pop(run, None)
 
 
 @dataclass

@@ -81,6 +81,21 @@ def test_the_learning_rate_follows_its_schedule(name):
     assert all(torch.equal(*pair) for pair in zip(*after, strict=True))
 
 
+@pytest.mark.parametrize("name", [name for name in SMALL if name not in QUEUES])
+def test_a_restored_trainer_keeps_its_own_learning_rate(name):
+    """With and without a schedule, whatever rate the saved optimizer had."""
+    hyper, spaces = SMALL[name]
+    rates = 0.5, "linear(0.01, 0, 100)"
+    saved = made(name, learning_rate=rates[0])[-1], made(name, learning_rate=rates[1])[-1]
+    for number, (other, rate) in enumerate(zip(rates, (0.5, 3e-3), strict=True)):
+        *_, resumed = made(name, learning_rate=other)
+        resumed.load_state_dict(copy.deepcopy(saved[1 - number].state_dict()))
+        batch = batch_of(hyper, spaces)
+        batch.numbers = {"learning_rate": 3e-3}
+        resumed.update(batch)
+        assert {group["lr"] for optimizer in resumed._optimizers for group in optimizer.param_groups} == {rate}
+
+
 COPIED = {"target_update_freq": 4}
 
 
