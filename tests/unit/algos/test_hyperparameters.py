@@ -17,8 +17,7 @@ EVERY = (*OF_VALUES, *CONTINUOUS, *ON_POLICY)
 WHOLE, POSITIVE, UNIT = "an integer of at least 1", "a finite number above 0", "a number from 0 to 1"
 SIZES, NOT_NEGATIVE = "a tuple of at least one size", "a finite number of at least 0"
 RANGES = [
-    ((*OF_VALUES, *CONTINUOUS), "learning_rate", POSITIVE, [-1e-3, 0.0, math.nan, True]),
-    (("BC",), "learning_rate", POSITIVE, [-1e-3, math.nan, "fast", True]),
+    ((*OF_VALUES, *CONTINUOUS, "BC"), "learning_rate", POSITIVE, [-1e-3, 0.0, math.nan, True]),
     (ON_POLICY, "learning_rate", POSITIVE, [-1e-3, 0.0, math.nan, True]),
     (ON_POLICY, "entropy_coefficient", NOT_NEGATIVE, [-0.1, math.inf]),
     ((*OF_VALUES, *CONTINUOUS), "tau", "a number in (0, 1]", [0.0, 1.5, 2]),
