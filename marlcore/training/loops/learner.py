@@ -190,7 +190,7 @@ class Learner:
         self.finite.check_published(self.updates)
         counts = {"steps": self.steps(), "updates": self.updates}
         self.numbers = {name: _number(name, schedule, counts) for name, schedule in self.schedules.items()}
-        numbers: dict[str, Any] = {**self.numbers, "updates": float(self.updates), "step": float(counts["steps"])}
+        numbers: dict[str, Any] = {**self.numbers, "updates": self.updates, "step": counts["steps"]}
         if self.also_publish is not None:
             numbers |= self.also_publish(numbers)
         self.version = self.publisher.publish(**numbers)
