@@ -12,6 +12,7 @@ from torch import nn
 
 from ..declared import Number, Sizes, Whole, check_declared
 from ..interfaces import Action, Algorithm
+from .fast import unrecorded
 
 Positive: TypeAlias = Annotated[float, Number(above=0)]
 Share: TypeAlias = Annotated[float, Number(above=0, high=1)]
@@ -92,7 +93,7 @@ class TargetTrainer(Resumable):
         self.device = self._source[0].device
         self.updates = 0
 
-    @torch.no_grad()
+    @unrecorded
     def soft_update(self, share: float) -> None:
         """Moves the target by this share of the way to its source; 1 copies exactly."""
         torch._foreach_lerp_(self._target, self._source, share)
@@ -104,7 +105,7 @@ class TargetTrainer(Resumable):
 
     def metrics(self, loss: torch.Tensor, taken: torch.Tensor, grad_norm: torch.Tensor) -> dict[str, torch.Tensor]:
         """The loss; q_mean, the mean value of the actions taken, in units of the reward; grad_norm, before clipping."""
-        q_mean = taken.detach().mean() / self.hyper.reward_scale
+        q_mean = taken.detach().sum() / (taken.numel() * self.hyper.reward_scale)
         return {"loss": loss.detach(), "q_mean": q_mean, "grad_norm": grad_norm}
 
 
