@@ -14,7 +14,7 @@ from torch import nn
 from ..declared import By, Number, Scheduled, Sizes, Whole, check_declared
 from ..interfaces import Action, Algorithm
 from ..spaces import Spaces
-from .fast.adam import ClippedAdam
+from .fast.adam import ClippedAdam, unrecorded
 from .networks.initialization import Initialization
 from .networks.own import network_function
 from .networks.torso import Activation
@@ -149,7 +149,7 @@ class TargetTrainer(AdamTrainer):
         self.device = self._source[0].device
         self.updates = 0
 
-    @torch.no_grad()
+    @unrecorded
     def soft_update(self, share: float) -> None:
         """Moves the target by this share of the way to its source; 1 copies exactly."""
         torch._foreach_lerp_(self._target, self._source, share)
@@ -161,7 +161,7 @@ class TargetTrainer(AdamTrainer):
 
     def metrics(self, loss: torch.Tensor, taken: torch.Tensor, grad_norm: torch.Tensor) -> dict[str, torch.Tensor]:
         """The loss; q_mean, the mean value of the actions taken, in units of the reward; grad_norm, before clipping."""
-        q_mean = taken.detach().mean() / self.hyper.reward_scale
+        q_mean = taken.detach().sum() / (taken.numel() * self.hyper.reward_scale)
         return {"loss": loss.detach(), "q_mean": q_mean, "grad_norm": grad_norm}
 
 

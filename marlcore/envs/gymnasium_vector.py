@@ -68,9 +68,7 @@ class GymnasiumVector:
             (obs, info), self._first = self._first, None
             return [], [self._turn(self._values(obs, info))]
         obs, reward, terminated, truncated, info = self._call(self._step)
-        for name, ends in (("terminated", terminated), ("truncated", truncated)):
-            if np.asarray(ends).dtype.kind not in "biu":
-                raise EnvironmentFailed(f"{AGENT}: {name}: expected bools, got {brief(ends)}")
+        terminated, truncated = _bools("terminated", terminated), _bools("truncated", truncated)
         ended = np.logical_or(terminated, truncated)
         over = ended.nonzero()[0]
         self.episodes += len(over)
@@ -84,8 +82,7 @@ class GymnasiumVector:
             final_obs = self._final_obs(values, info, last, over)
             by_copy = ((copy, _numbers(last, copy, self.copies)) for copy in over.tolist()) if last else ()
             infos = [(copy, of_copy) for copy, of_copy in by_copy if of_copy]
-        ends = np.asarray(terminated, bool)[copies], np.asarray(truncated, bool)[copies]
-        outcome = Outcome(AGENT, copies, rewards, *ends, final_obs, infos)
+        outcome = Outcome(AGENT, copies, rewards, terminated[copies], truncated[copies], final_obs, infos)
         if self._mode == "NextStep":
             self._begins = np.ones(self.copies, bool)
             self._begins[copies] = False
@@ -218,6 +215,13 @@ def is_gymnasium_vector(env: Any) -> bool:
 def is_envpool(env: Any) -> bool:
     """Whether the methods are those of EnvPool."""
     return all(hasattr(env, name) for name in ("send", "recv", "config", "spec", "observation_space"))
+
+
+def _bools(name: str, ends: Any) -> NDArray[np.bool_]:
+    array = np.asarray(ends)
+    if array.dtype.kind not in "biu":
+        raise EnvironmentFailed(f"{AGENT}: {name}: expected bools, got {brief(ends)}")
+    return array.astype(bool, copy=False)
 
 
 def _value(copy: int, part: Part, value: Any) -> NDArray[Any]:

@@ -120,6 +120,7 @@ class TrajectoryReader(Closing):
         self._whole = np.ones(count, np.uint8)
         self._validate = lanes.native.validator(self._each, self._tallies[inorder.LEAST], self._whole)
         self._first = 0
+        self._enough = 0  # rows committed to all lanes without which there is no next batch
         self._claim = claim_reader(lanes.segment, lanes.geometry)
         with ClosedAfterError(self._claim):
             longest, whole = _longest_add(lanes, window, batch_size), _whole_rows(batch_size, window.length)
@@ -153,6 +154,7 @@ class TrajectoryReader(Closing):
             filled, ready, pending = self._copy_whole(memory)
             if filled:
                 self._cursor.want(0)
+                self._enough = 0
                 batch = memory.batch()
                 batch.continues = self._continues(batch)
                 self._consume(self._next)
@@ -163,6 +165,11 @@ class TrajectoryReader(Closing):
                 self._consume(self._settled)  # rows never to be delivered would keep writers waiting
             self._release()  # again, in case a signal interrupted the last read before its release
             self._wait(ready, pending, deadline)
+
+    @property
+    def may_be_ready(self) -> bool:
+        """Whether as many rows as the next batch lacked at the last `read` have been written since."""
+        return self._missing(self._enough) == 0
 
     def check_open(self) -> None:
         """Raises ClosedError after `close`, StaleHandle in a forked child."""
@@ -235,11 +242,11 @@ class TrajectoryReader(Closing):
         unread = committed - int(self._cursor.now[inorder.POSITION].sum())
         # Enough also for a thread that is both reader and writers, which adds to each lane before it asks again.
         self._cursor.want(unread + 2 * (self._batch_size * (self._window.length or 1) + self._view.geometry.lanes))
+        self._enough = committed + max(1, self._batch_size - ready - pending)
         if deadline is None:
             raise NotEnoughData(self._shortage(ready))
-        enough = committed + max(1, self._batch_size - ready - pending)
         try:
-            missing = partial(self._missing, enough)
+            missing = partial(self._missing, self._enough)
             if not sleep_until(missing, self._read_plan.event, deadline, self.check_open):
                 raise TimedOut(self._shortage(ready))
         finally:

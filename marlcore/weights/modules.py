@@ -18,6 +18,20 @@ _dtype_of = attrgetter("dtype")
 _END = object()  # after the last member, so that an added or removed member is noticed
 
 
+class Members:
+    """A module's parameters, buffers and parts, and those of its parts."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        containers = [c for m in module.modules() for c in (m._parameters, m._buffers, m._modules)]
+        self._empty = [c for c in containers if not c]
+        self._contents = [*(c.values() for c in containers if c), (_END,)]
+        self._objects = list(chain.from_iterable(self._contents))
+
+    def same(self) -> bool:
+        """Whether they are still the objects that they were; their memory may be another."""
+        return not any(self._empty) and all(map(is_, chain.from_iterable(self._contents), self._objects))
+
+
 @dataclass
 class TensorGroup:
     """A tensor of a model with all its names; tied weights form one group."""
@@ -68,12 +82,8 @@ class ModuleWeights:
         self._remember(views)
 
     def _remember(self, views: list[torch.Tensor]) -> None:
-        """Records the state that `moved` compares with: containers, their members, and each tensor's memory."""
-        modules = list(self._model.modules())
-        containers = [c for m in modules for c in (m._parameters, m._buffers, m._modules)]
-        self._empty = [c for c in containers if not c]
-        self._contents = [*(c.values() for c in containers if c), (_END,)]
-        self._members = list(chain.from_iterable(self._contents))
+        """Records the state that `moved` compares with: the members, and each tensor's memory."""
+        self._members = Members(self._model)
         pairs = [(tensor, view) for group, view in zip(self.groups, views, strict=True) for tensor in group.tensors]
         self._tensors = [tensor for tensor, _ in pairs]
         self._views = [view for _, view in pairs]
@@ -86,8 +96,7 @@ class ModuleWeights:
         Causes: Module.to, load_state_dict(assign=True), share_memory, assigning parameters, buffers or submodules.
         """
         return (
-            any(self._empty)
-            or not all(map(is_, chain.from_iterable(self._contents), self._members))
+            not self._members.same()
             or not all(map(_same_view, self._tensors, self._views))  # storage, offset, shape and strides
             or not all(map(is_, map(_dtype_of, self._tensors), self._dtypes))
             or self.row.data_ptr() != self._address  # share_memory moves a storage in place

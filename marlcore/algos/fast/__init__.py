@@ -5,6 +5,6 @@ What stands in the network is what computes: a part that was replaced, hooked, p
 `forward` is called as a module, from the next call on.
 """
 
-from .adam import ClippedAdam
+from .adam import ClippedAdam, unrecorded
 from .passes import passes
 from .stand_in import faster

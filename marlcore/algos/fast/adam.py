@@ -1,9 +1,24 @@
 """Adam with a clipped gradient norm, in six torch calls whatever the number of tensors."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 import torch
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def unrecorded(function: Callable[P, R]) -> Callable[P, R]:
+    """`torch.no_grad()(function)`, without its microsecond for callers that record no gradients anyway."""
+    guarded = torch.no_grad()(function)
+
+    @wraps(function)
+    def call(*args: P.args, **options: P.kwargs) -> R:
+        return (guarded if torch.is_grad_enabled() else function)(*args, **options)
+
+    return call
 
 
 class ClippedAdam(torch.optim.Adam):
@@ -38,6 +53,7 @@ class ClippedAdam(torch.optim.Adam):
         self._means, self._squares = ([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq"))
         self._step: torch.Tensor = states[0]["step"].clone()  # of all tensors, so that one call advances it
         self._steps = [self._step] * len(states)
+        self._one = torch.ones_like(self._step)  # torch makes a tensor of each number that meets one
 
     def set_learning_rate(self, lr: float) -> None:
         for group in self.param_groups:
@@ -47,11 +63,11 @@ class ClippedAdam(torch.optim.Adam):
         """Zeroes the gradients in place; they stay views of one vector."""
         self._gradient.zero_()
 
-    @torch.no_grad()
+    @unrecorded
     def clip_and_step(self, max_norm: float) -> torch.Tensor:
         """Scales a gradient longer than `max_norm` down to it and takes one step; returns the norm before, a scalar."""
         norm: torch.Tensor = torch.linalg.vector_norm(self._gradient)
-        self._step += 1
+        self._step += self._one
         group = self.param_groups[0]
         torch._fused_adam_(
             self.tensors,
@@ -67,7 +83,7 @@ class ClippedAdam(torch.optim.Adam):
             eps=group["eps"],
             amsgrad=False,
             maximize=False,
-            grad_scale=(norm / max_norm).clamp(min=1.0),  # the kernel divides gradients by this
+            grad_scale=torch.maximum(norm / max_norm, self._one),  # the kernel divides gradients by this
         )
         return norm
 

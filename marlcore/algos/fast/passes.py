@@ -93,12 +93,16 @@ class LayersPass:
         rows = len(x)
         if further is not None:  # two small products take longer than one of both
             x = torch.cat((x, self._encoder(further)))
-        self._inputs = [x[:rows]]
+        inputs = [x]
         for tensors in self._parameters[:-1]:
             x = linear(tensors, x).relu_()
-            self._inputs.append(x[:rows])
+            inputs.append(x)
         outputs = self._head.combined(linear(self._parameters[-1], x))
-        return outputs[:rows], None if further is None else outputs[rows:]
+        if further is None:
+            self._inputs = inputs
+            return outputs, None
+        self._inputs = [layer[:rows] for layer in inputs]
+        return outputs[:rows], outputs[rows:]
 
     def backward(self, gradient: torch.Tensor) -> None:
         gradient = self._of_outputs(gradient)

@@ -7,7 +7,7 @@ has its attributes, but functions in place of its layers, and stand-ins in place
 
 from collections.abc import Callable
 from functools import cache, partial
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from typing import Any, TypeVar, cast
 
 import torch
@@ -24,8 +24,7 @@ FORWARDS: dict[type, Any] = {
     kind: kind.forward for kind in (nn.Linear, nn.ReLU, nn.Tanh, nn.LSTM, nn.GRU, nn.ModuleList)
 }
 FORWARD = attrgetter("forward")
-AFTER, BEFORE = itemgetter("_forward_hooks"), itemgetter("_forward_pre_hooks")
-BACKWARD, BEFORE_BACKWARD = itemgetter("_backward_hooks"), itemgetter("_backward_pre_hooks")
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 GLOBAL_HOOKS = (
     of_torch._global_forward_hooks,
     of_torch._global_forward_pre_hooks,
@@ -74,6 +73,7 @@ class Plan:
         self._each_kind = list(dict.fromkeys(self._kinds))
         self._forwards = list(map(FORWARD, self._each_kind))
         self._own = list(map(vars, self._parts))
+        self._hooks = [own[name] for own in self._own for name in HOOKS]
         self._sizes = list(map(len, self._own))  # an attribute that hides one of the class is one more
 
     def _form(self, part: nn.Module, parts: list[nn.Module]) -> Any:
@@ -95,14 +95,7 @@ class Plan:
 
     def is_hooked(self) -> bool:
         """Whether there are hooks of any part, or of all modules."""
-        own = self._own
-        return (
-            any(GLOBAL_HOOKS)
-            or any(map(AFTER, own))
-            or any(map(BEFORE, own))
-            or any(map(BACKWARD, own))
-            or any(map(BEFORE_BACKWARD, own))
-        )
+        return any(GLOBAL_HOOKS) or any(self._hooks)
 
     def __reduce__(self) -> Any:
         return type(None), ()  # copies of a module make their own

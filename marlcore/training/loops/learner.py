@@ -116,7 +116,7 @@ class Learner:
     also_report: Callable[[], None] | None = None
 
     def __post_init__(self) -> None:
-        self._sums: dict[str, torch.Tensor] = {}  # of metrics
+        self._sums: dict[str, torch.Tensor | float] = {}  # of metrics
         self._counts: Counter[str] = Counter()  # of updates that report a metric
         self._reported = self.updates
         self._last_report = self._last_save = time.monotonic()
@@ -146,7 +146,8 @@ class Learner:
         if "loss" not in update.metrics:
             raise ValueError(f"update of the trainer: expected the metric 'loss', got {sorted(update.metrics)}")
         for name, value in update.metrics.items():
-            self._sums[name] = self._sums[name] + value if name in self._sums else value
+            number = value.item() if value.is_cpu else value  # a sum of numbers takes less; a device's would be a wait
+            self._sums[name] = self._sums.get(name, 0.0) + number
             self._counts[name] += 1
         self.updates += update.updates
 

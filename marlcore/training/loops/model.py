@@ -17,6 +17,7 @@ from ...errors import Diverged
 from ...interfaces import RETURN
 from ...observations import by_name, in_form
 from ...spaces import Spaces
+from ...weights.modules import Members
 from ..config import AssignedPolicy, Config
 
 LIMIT = 10.0  # of a normalized number, as in Andrychowicz et al. 2021 (arXiv:2006.05990, C64)
@@ -238,6 +239,8 @@ class FiniteCheck:
 
     def __post_init__(self, trainer: Mapping[str, Any]) -> None:
         model = self.model
+        self._members = Members(model.acting)
+        self._published: dict[str, torch.Tensor] = {}
         first = chain(model.whole.named_buffers(), model.acting.named_buffers(), _tensors("trainer", trainer))
         self._exempt = {name for name, tensor in first if _is_float(tensor) and bool(torch.isinf(tensor).any())}
 
@@ -248,22 +251,28 @@ class FiniteCheck:
     def check_published(self, updates: int) -> None:
         """Checks the weights of the acting part: one pass over them, without a wait for each tensor."""
         acting = self.model.acting
-        self._check(chain(acting.named_parameters(), acting.named_buffers()), updates)
+        if not self._published or not self._members.same():
+            self._members = Members(acting)
+            self._published = self._floats(chain(acting.named_parameters(), acting.named_buffers()))
+        self._check(self._published, updates)
 
     def check_saved(self, trainer: Mapping[str, Any], updates: int) -> None:
         whole, norm = self.model.whole, self.model.acting
-        self._check(chain(whole.named_parameters(), whole.named_buffers(), norm.named_buffers()), updates)
-        self._check(_tensors("trainer", trainer), updates)
+        named = chain(whole.named_parameters(), whole.named_buffers(), norm.named_buffers())
+        self._check(self._floats(named), updates)
+        self._check(self._floats(_tensors("trainer", trainer)), updates)
+
+    def _floats(self, named: Iterator[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+        return {name: tensor for name, tensor in named if _is_float(tensor) and name not in self._exempt}
 
     @torch.no_grad()
-    def _check(self, named: Iterator[tuple[str, torch.Tensor]], updates: int) -> None:
-        tensors = {name: tensor for name, tensor in named if _is_float(tensor) and name not in self._exempt}
-        sums: dict[torch.device, list[torch.Tensor]] = {}  # by device, for one wait each
+    def _check(self, tensors: dict[str, torch.Tensor], updates: int) -> None:
+        by_kind: dict[Any, list[torch.Tensor]] = {}  # one call and one wait for each device and dtype
         for tensor in tensors.values():
-            sums.setdefault(tensor.device, []).append(tensor.sum(dtype=torch.float32))
-        if all(math.isfinite(torch.stack(on_device).sum()) for on_device in sums.values()):
+            by_kind.setdefault((tensor.device, tensor.dtype), []).append(tensor)
+        if all(math.isfinite(torch.stack(torch._foreach_norm(alike)).sum()) for alike in by_kind.values()):
             return
-        for name, tensor in tensors.items():  # a sum of finite numbers may be infinite
+        for name, tensor in tensors.items():  # a norm of finite numbers may be infinite
             wrong = ~torch.isfinite(tensor)
             if wrong.any():
                 self._refuse(f"{name} holds {tensor[wrong][0].item()}", updates)

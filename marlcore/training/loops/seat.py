@@ -62,7 +62,8 @@ class Seat:
         self._extras = {name: field.zeros(copies) for name, field in spec.extras.items()}
         self._of_algorithm = {name: field for name, field in spec.extras.items() if name != RETURN}
         self._discounted = np.zeros(copies)
-        self._versions = np.zeros(copies, np.int64)
+        self._versions = np.zeros(copies, np.int64)  # of the weights that chose the actions
+        self._version: int | None = 0  # that of all copies, if they are known to be one
         self._waiting = np.zeros(copies, np.bool_)  # for an outcome
         self._returns, self._lengths = np.zeros(copies), np.zeros(copies, np.int64)
         self._held = np.zeros(copies, np.bool_)  # until the values of the next observations come
@@ -83,17 +84,19 @@ class Seat:
         if RETURN in self._extras:
             self._discounted[at] = self._discounted[at] * self.gamma + outcome.reward
             self._extras[RETURN][at] = self._discounted[at]
+        ends = outcome.terminated | outcome.truncated
+        some_ended = bool(ends.any())
         if self.first_priority is None:
-            self._write(outcome)
+            self._write(outcome, some_ended)
         else:
-            self._write_ended(outcome)
+            self._write_ended(outcome, ends)
         self._waiting[at] = False
         self.player.reward(outcome.reward, at)
         self._returns[at] += outcome.reward
         self._lengths[at] += 1
-        ended = outcome.copies[outcome.terminated | outcome.truncated]
-        if not len(ended):
+        if not some_ended:
             return None
+        ended = outcome.copies[ends]
         return Ended(self.agent, ended, self._returns[ended], self._lengths[ended], outcome.infos)
 
     def begin(self, copies: NDArray[np.int64]) -> int:
@@ -135,7 +138,9 @@ class Seat:
         self._remember_extras(at, chosen, len(turn.copies))
         put_rows(self._obs, at, turn.obs)
         self._action[at] = chosen.action
-        self._versions[at] = self.player.policy.version
+        version = self.player.policy.version
+        self._versions[at] = version
+        self._version = version if isinstance(at, slice) else None
         self._waiting[at] = True
         return chosen.action
 
@@ -168,9 +173,8 @@ class Seat:
                 check_finite(f"{name} of the {owner}", array)
             self._extras[name][at] = array
 
-    def _write_ended(self, outcome: Outcome) -> None:
+    def _write_ended(self, outcome: Outcome, ended: NDArray[np.bool_]) -> None:
         """Writes the transitions that end an episode, with their first priorities, and holds the others."""
-        ended = outcome.terminated | outcome.truncated
         held = outcome.copies[~ended]
         self._held[held], self._held_rewards[held] = True, outcome.reward[~ended]
         if ended.any():
@@ -188,20 +192,22 @@ class Seat:
         assert self.first_priority is not None
         before = {name: values[outcome.copies] for name, values in self._values.items()}
         self._extras[PRIORITY][outcome.copies] = self.first_priority(before, outcome.reward, after)
-        self._write(outcome)
+        self._write(outcome, bool((outcome.terminated | outcome.truncated).any()))
 
-    def _write(self, outcome: Outcome) -> None:
+    def _write(self, outcome: Outcome, some_ended: bool) -> None:
+        if self._version is not None:
+            self._add(outcome, self._version, some_ended)
+            return
         versions = self._versions[self._at(outcome.copies)]
         if (versions == versions[0]).all():
-            self._add(outcome, int(versions[0]))
+            self._add(outcome, int(versions[0]), some_ended)
             return
         for version in np.unique(versions).tolist():  # weights came after the actions of some copies
-            self._add(outcome.part(versions == version), version)
+            self._add(outcome.part(versions == version), version, some_ended)
 
-    def _add(self, outcome: Outcome, version: int) -> None:
+    def _add(self, outcome: Outcome, version: int, some_ended: bool) -> None:
         self.writer.policy_version = version
         at = self._at(outcome.copies)
-        some_ended = bool((outcome.terminated | outcome.truncated).any())
         try:
             self.writer.add(
                 rows_at(self._obs, at),

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ...interfaces import RETURN, QueueSource, ReplaySource
 from ...memory import PREFIX, SegmentHandle, survey_segments
-from ...queue import TrajectoryQueue, lane_rows_for
+from ...queue import TrajectoryQueue, TrajectoryReader, lane_rows_for
 from ...replay import Mixture, Prefetch, ReplayBuffer, Sampler
 from ...spec import Field
 from ..config import AssignedPolicy, Config
@@ -179,13 +179,17 @@ def _entries(state: dict[str, Any], *names: str) -> dict[str, Any]:
 class QueueBatches:
     """Batches that a reader takes from a queue; nothing of it is saved, and a resumed run begins with an empty one."""
 
-    on_policy, prioritized, due = True, False, True
+    on_policy, prioritized = True, False
 
     def __init__(self, queue: TrajectoryQueue, source: QueueSource, policy: str, worker: Worker) -> None:
         replay, gamma = worker.config.replay, worker.config.learner_of(policy).gamma
         options: dict[str, Any] = {"stack": replay.frames, "gamma": gamma, "pad": replay.pad}
-        self._reader = worker.hold(queue.reader(source.batch_size, length=source.length, **options))
+        self._reader: TrajectoryReader = worker.hold(queue.reader(source.batch_size, length=source.length, **options))
         self.sample = self._reader.read
+
+    @property
+    def due(self) -> bool:
+        return self._reader.may_be_ready
 
     def update_priorities(self, index: Any, priority: Any) -> None:
         """A queue has no priorities."""

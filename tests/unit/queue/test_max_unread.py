@@ -72,7 +72,9 @@ def test_a_reader_that_waits_gets_its_batch_and_not_whole_lanes(queue):
         assert fill(writer) == 4
         with pytest.raises(NotEnoughData):
             reader.read()
+        assert not reader.may_be_ready
         assert fill(writer) == 12, "2 batches more, and 2 rows a lane"
+        assert reader.may_be_ready
         assert len(reader.read()) == 10
         assert fill(writer) == 0, "after the batch the limit holds again: 22 were left"
 

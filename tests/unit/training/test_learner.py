@@ -111,6 +111,11 @@ def test_a_priority_that_is_not_finite_comes_of_the_loss() -> None:
 
 SPOILT: dict[str, tuple[Any, int, str]] = {
     "acting": (lambda scene: scene.net.acting.weight.data[1].fill_(-INF), 2, "model.weight holds -inf"),
+    "replaced": (
+        lambda scene: setattr(scene.net.acting, "weight", torch.nn.Parameter(torch.full((2, 2), NAN))),
+        2,
+        "model.weight holds nan",
+    ),
     "critic": (lambda scene: scene.net.critic.bias.data.fill_(NAN), 3, "critic.bias holds nan"),
     "list": (lambda scene: scene.state["beta"][0].fill_(INF), 3, "trainer.beta.0 holds inf"),
     "dict": (lambda scene: scene.state["adam"][0]["average"].fill_(NAN), 3, "trainer.adam.0.average holds nan"),
