@@ -146,7 +146,7 @@ class Learner:
         if "loss" not in update.metrics:
             raise ValueError(f"update of the trainer: expected the metric 'loss', got {sorted(update.metrics)}")
         for name, value in update.metrics.items():
-            number = value.item() if value.is_cpu else value  # a sum of numbers takes less; a device's would be a wait
+            number = float(value) if getattr(value, "is_cpu", True) else value  # one on a device would be waited for
             self._sums[name] = self._sums.get(name, 0.0) + number
             self._counts[name] += 1
         self.updates += update.updates
