@@ -95,12 +95,14 @@ class SACTrainer(ActorCriticTrainer):
         noise = self.normal(len(batch.reward), self.policy.actions.size)
         action, log_prob = self.policy.sample(faster(self.policy)(batch.obs), noise)
         value = faster(self.critics)(batch.obs, action).amin(0)
-        self.descend(self.policy_optimizer, (temperature * log_prob - value).mean())  # equation 7
+        loss = (temperature * log_prob - value).mean()  # equation 7
+        self.descend(self.policy_optimizer, loss)
         entropy = -log_prob.detach().mean()
         self.descend(self.temperature_optimizer, self.log_temperature * (entropy - self.target_entropy))  # equation 18
         self.updates += 1
         self.soft_update(self.hyper.tau)
-        return Update({**metrics, "entropy": entropy, "temperature": temperature}, priority)
+        metrics |= {"policy_loss": loss.detach(), "entropy": entropy, "temperature": temperature}
+        return Update(metrics, priority)
 
     @torch.no_grad()
     def targets(self, batch: Any) -> torch.Tensor:

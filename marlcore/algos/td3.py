@@ -73,7 +73,9 @@ class TD3Trainer(ActorCriticTrainer):
         if self.updates % self.hyper.policy_delay == 0:
             action = faster(self.policy)(batch.obs)
             value = faster(self.critics)(batch.obs, action, count=1)
-            self.descend(self.policy_optimizer, self.policy_loss(batch, action, value))
+            loss = self.policy_loss(batch, action, value)
+            self.descend(self.policy_optimizer, loss)
+            metrics["policy_loss"] = loss.detach()
             self.soft_update(self.hyper.tau)
         return Update(metrics, priority)
 

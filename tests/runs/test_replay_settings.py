@@ -55,6 +55,8 @@ def test_the_trainers_priorities_decide_what_is_drawn(tmp_path: Path, mode: str,
     assert result.updates["agent_0"] > 500
     assert sum(ones[-5:]) / 5 > 0.7, ones  # new rows come with the highest priority
     assert weights[0] > 0.5 and max(weights[-5:]) < 0.3, weights
+    rows = values_of(result.run_dir, "rows")
+    assert rows[0] >= 100 and rows == sorted(rows) and 2_500 < rows[-1] <= 3_000
 
 
 class Numbering(mc.DQN):

@@ -147,7 +147,8 @@ class ReplayBatches:
     def stats(self) -> dict[str, float]:
         each = [self._sampler.stats] if isinstance(self._sampler, Sampler) else self._sampler.stats
         counters = {"lapped": "lapped", "redrawn": "redrawn", "waited_s": "waited"}
-        return {name: sum(getattr(stats, counter) for stats in each) for name, counter in counters.items()}
+        sums = {name: sum(getattr(stats, counter) for stats in each) for name, counter in counters.items()}
+        return {"rows": len(self._replay), **sums}
 
     def save(self) -> dict[str, Any]:
         """The sampler's state; first saves the replay, since one newer than its checkpoint does no harm."""
@@ -184,6 +185,7 @@ class QueueBatches:
     def __init__(self, queue: TrajectoryQueue, source: QueueSource, policy: str, worker: Worker) -> None:
         replay, gamma = worker.config.replay, worker.config.learner_of(policy).gamma
         options: dict[str, Any] = {"stack": replay.frames, "gamma": gamma, "pad": replay.pad}
+        self._queue = queue
         self._reader: TrajectoryReader = worker.hold(queue.reader(source.batch_size, length=source.length, **options))
         self.sample = self._reader.read
 
@@ -199,7 +201,8 @@ class QueueBatches:
 
     def stats(self) -> dict[str, float]:
         stats = self._reader.stats
-        return {"lapped": stats.lapped, "skipped": stats.skipped, "waited_s": stats.waited}
+        counters = {"lapped": stats.lapped, "skipped": stats.skipped, "waited_s": stats.waited}
+        return {"rows": len(self._queue), **counters}
 
     def save(self) -> dict[str, Any]:
         return {}

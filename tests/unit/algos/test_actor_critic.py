@@ -145,10 +145,12 @@ def test_each_network_descends_the_gradient_of_its_loss(algorithm, part, seed):
         errors = targets - plain_critics(weights, batch.obs, plain_scaled(spaces, batch.action))
         return (batch.weight.numpy() * errors**2).mean(1).sum()
 
-    trainer.update(batch)  # the critics come first: their new weights are those of the policy's loss
+    metrics = trainer.update(batch).metrics  # the critics come first: their new weights are those of the policy's loss
     loss_of_policy = partial(plain_policy_loss, trainer, batch=batch, noise=second, temperature=0.1)
     loss, least = (loss_of_critics, 1e-3) if part == "critics" else (loss_of_policy, 1e-4)
     assert_descended(before, numbers(getattr(trainer, part)), loss, least)
+    if part == "policy":
+        assert metrics["policy_loss"].item() == pytest.approx(loss(before), rel=1e-4, abs=1e-5)
 
 
 def test_sac_densities_are_those_of_a_squashed_normal():

@@ -19,7 +19,7 @@ OF_TD3 = ("td3", "td3bc")
 OWN_METRICS = {
     "cql": {"penalty"},
     "bc": {"entropy"},
-    "sac": {"entropy", "temperature"},
+    "sac": {"entropy", "policy_loss", "temperature"},
     **{name: {"policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction"} for name in QUEUES},
 }
 

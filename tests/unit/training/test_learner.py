@@ -20,7 +20,7 @@ import marlcore as mc
 from marlcore.algos.fast import passes
 from marlcore.algos.fast.passes import AutogradPass
 from marlcore.spaces import MASK
-from marlcore.training.loops import FiniteCheck, Learner, PolicyModel
+from marlcore.training.loops import FiniteCheck, Learner, PolicyModel, choose_device
 from marlcore.training.loops.learner import learn
 from marlcore.training.loops.model import Normalizer
 
@@ -151,6 +151,17 @@ def test_a_reported_metric_is_the_mean_of_the_updates_that_have_it() -> None:
         scene.learner.trainer.update = lambda _, now=metrics: mc.Update({n: torch.tensor(v) for n, v in now.items()})
         scene.learn(1)
     assert reported[:2] == [("loss", 2.5), ("actor_loss", 6.5)]
+
+
+def test_learners_are_dealt_out_to_the_best_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    for gpus, mps, spread, devices in (
+        (2, True, True, "cuda:0 cuda:1 cuda:0"), (2, True, False, "cuda:0 cuda:0 cuda:0"),
+        (0, True, True, "mps mps mps"), (0, False, True, "cpu cpu cpu"),
+    ):  # fmt: skip
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)  # noqa: B023
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)  # noqa: B023
+        monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)  # noqa: B023
+        assert " ".join(str(choose_device("auto", policy, spread)) for policy in range(3)) == devices
 
 
 class OnGPU(torch.Tensor):
