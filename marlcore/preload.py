@@ -17,6 +17,5 @@ if find_spec("torch"):
 
     # Set before any computation: a forked process has no OpenMP threads and would wait for them forever.
     torch.set_num_threads(1)
-    torch.optim.SGD([torch.zeros(1, requires_grad=True)])  # the first optimizer imports torch's compiler
 if is_installed("train"):
     from .training import self_play, workers  # noqa: F401

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Any
 
 from ..checks import absolute, check_timeout, check_whole
 from ..errors import SegmentNotFound, TimedOut
-from ..processes import Children, ForkServer, Interrupts
+from ..processes import Children, Interrupts
 from ..replay import ReplayBuffer
 from ..spaces import Spaces
 from .config import Config
@@ -122,7 +122,10 @@ def train(
             The message of KeyboardInterrupt is the run's directory, if it has one.
         Whatever the callback raises, except `StopRun`.
     """
-    return _worked(RunInput.checked(env_fn, algorithm, config, resume, callback, progress, init_from, init_strict))
+    with closing(_children(config)) as children:
+        return _worked(
+            RunInput.checked(env_fn, algorithm, config, resume, callback, progress, init_from, init_strict), children
+        )
 
 
 def train_offline(
@@ -160,15 +163,26 @@ def train_offline(
     Raises: as `train`; ValueError also where the replay's spec differs, NotEnoughData where no batch can be drawn.
     """
     data = OfflineData(replay, updates)
-    return _worked(
-        RunInput.checked(env_fn, algorithm, config, resume, callback, progress, init_from, init_strict, data)
-    )
+    with closing(_children(config)) as children:
+        return _worked(
+            RunInput.checked(env_fn, algorithm, config, resume, callback, progress, init_from, init_strict, data),
+            children,
+        )
 
 
-def _worked(run_input: RunInput) -> Result:
+def _children(config: Config | None) -> Children:
+    """The processes of a run. The server that forks them imports what they need while the run's input is checked."""
+    children = Children(interrupts=Interrupts())
+    if getattr(config, "mode", "async") == "async":
+        with suppress(OSError):  # a run that can start no processes says so, or works without
+            children.server.begin()
+    return children
+
+
+def _worked(run_input: RunInput, children: Children) -> Result:
     """Makes a run; raises what a signal came for, or what the callback raised."""
-    with Interrupts() as interrupts:
-        with Session(run_input, interrupts) as session:
+    with children.interrupts as interrupts:
+        with Session(run_input, children) as session:
             session.work()
         result = _result(session)
     interrupts.deliver(str(result.run_dir) if result.run_dir.exists() else "")
@@ -193,7 +207,12 @@ def start(
 
     Raises: as `train`, for everything that fails before the run's processes start; `Run.wait` raises the rest.
     """
-    return Run(RunInput.checked(env_fn, algorithm, config, resume, callback, progress, init_from, init_strict))
+    with ExitStack() as unless_started:
+        children = unless_started.enter_context(closing(_children(config)))
+        run_input = RunInput.checked(env_fn, algorithm, config, resume, callback, progress, init_from, init_strict)
+        run = Run(run_input, children)
+        unless_started.pop_all()
+    return run
 
 
 class Run:
@@ -204,13 +223,13 @@ class Run:
         env_fn: makes its environments.
     """
 
-    def __init__(self, run_input: RunInput, server: ForkServer | None = None, table: Table | None = None) -> None:
+    def __init__(self, run_input: RunInput, children: Children, table: Table | None = None) -> None:
         self.env_fn = run_input.env_fn
         self._input = run_input
-        self._interrupts = Interrupts()
+        self._interrupts = children.interrupts
         self._begun: Future[Session] = Future()
         self._result: Future[Result] = Future()
-        self._thread = threading.Thread(target=self._work, args=(server, table), name="marlcore-run", daemon=True)
+        self._thread = threading.Thread(target=self._work, args=(children, table), name="marlcore-run", daemon=True)
         self._thread.start()
         atexit.register(self._end)
         if self._begun.exception() is not None:
@@ -253,9 +272,9 @@ class Run:
         """Its policies with the weights of its checkpoints; nothing is unpickled."""
         return SavedRun(self.run_dir, self._input.policies, self._input.config)
 
-    def _work(self, server: ForkServer | None, table: Table | None) -> None:
+    def _work(self, children: Children, table: Table | None) -> None:
         try:
-            with Session(self._input, self._interrupts, server, table) as session:
+            with closing(children), Session(self._input, children, table) as session:
                 self._begun.set_result(session)
                 session.work()
             result = _result(session)
@@ -330,14 +349,14 @@ def train_seeds(
     folder = absolute(config.run_dir or f"{RUNS}/{time.strftime('%Y%m%d-%H%M%S')}-seeds")
     config = config.with_absolute_paths()
     seeded = {seed: replace(config, seed=seed, run_dir=str(folder / f"seed-{seed}")) for seed in seeds}
-    waiting = {
-        seed: RunInput.checked(env_fn, algorithm, own, None, None, progress, init_from, init_strict)
-        for seed, own in seeded.items()
-    }
     running, results = dict[int, Run](), dict[int, Result]()
     with ExitStack() as stack:
-        interrupts = stack.enter_context(Interrupts())
-        server = stack.enter_context(closing(Children(interrupts=interrupts))).server
+        children = stack.enter_context(closing(_children(config)))
+        waiting = {
+            seed: RunInput.checked(env_fn, algorithm, own, None, None, progress, init_from, init_strict)
+            for seed, own in seeded.items()
+        }
+        interrupts = stack.enter_context(children.interrupts)
         table = None
         if progress:
             table = SharedProgress(stack.enter_context(Progress()), len(seeds) * config.total_steps)
@@ -351,7 +370,7 @@ def train_seeds(
             while waiting and len(running) < parallel:
                 seed = next(iter(waiting))
                 part = table.part(f"seed {seed}") if table else None
-                running[seed] = Run(waiting.pop(seed), server, part)
+                running[seed] = Run(waiting.pop(seed), Children(server=children.server), part)
             time.sleep(POLL_S)
             for seed in [seed for seed, run in running.items() if run._result.done()]:
                 results[seed] = running[seed].wait()

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from ..interfaces import ReplaySource
-from ..processes import PID, STEPS, Children, Control, ForkServer, Interrupts, Telemetry
+from ..processes import PID, STEPS, Children, Control, Telemetry
 from ..weights import ParameterStore
 from .async_run import run_async, start_all, supervisor_of
 from .config import EVALUATOR, AssignedPolicy, Config, StopConfig, actor_names, learner_names
@@ -43,20 +43,18 @@ log = logging.getLogger(__name__)
 
 
 class Session:
-    """A run's shared memory and processes, which the end of its `with` block removes; `interrupts` stops the run.
+    """A run's shared memory and processes, which the end of its `with` block removes; `children.interrupts` stops it.
 
     Several runs may share a fork server and a table of progress.
     """
 
-    def __init__(
-        self, run_input: RunInput, interrupts: Interrupts, server: ForkServer | None = None, table: Table | None = None
-    ) -> None:
+    def __init__(self, run_input: RunInput, children: Children, table: Table | None = None) -> None:
         env_fn, policies, config = run_input.env_fn, run_input.policies, run_input.config
         self.input = run_input
         sources = {policy: state["from"] for policy, state in run_input.initial.items()}
         self.described = describe(env_fn, policies, config) | {"init_from": sources}
-        self.interrupts = interrupts
-        self._server = server
+        self.interrupts = interrupts = children.interrupts
+        self._children = children
         conditions = StopConditions(config.stop)
         with ExitStack() as stack:
             self.directory = self._open_directory(stack)
@@ -169,7 +167,7 @@ class Session:
         """Works until all steps are taken, or a signal came. Raises: WorkerFailed: a worker failed for good."""
         config, interrupts = self.input.config, self.interrupts
         with ExitStack() as stack:
-            children = stack.enter_context(closing(Children(interrupts=interrupts, server=self._server)))
+            children = stack.enter_context(closing(self._children))
             stack.callback(self.control.stop)
             supervisor = supervisor_of(self.blueprint, self.control, self.directory, children)
             fallback = config.supervision.serial_fallback and config.updates_per_step is not None

@@ -80,6 +80,25 @@ def test_start_raises_before_processes_start(tmp_path: Path, monkeypatch: pytest
 
 
 @MODES
+def test_a_fork_server_imports_while_the_input_is_checked(monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
+    begun: list[str] = []
+
+    class Server:
+        def __init__(self, *_: object, **__: object) -> None:
+            self.begin, self.close = partial(begun.append, "server"), lambda: None
+
+    def checked() -> None:
+        begun.append("check")
+        raise ValueError("env_fn: expected an environment")
+
+    monkeypatch.setattr("marlcore.processes.children.ForkServer", Server)
+    for entrance in (mc.train, mc.start):
+        with pytest.raises(ValueError, match="expected an environment"):
+            entrance(checked, "dqn", mc.Config(mode=mode))
+    assert begun == 2 * (["server", "check"] if mode == "async" else ["check"])
+
+
+@MODES
 def test_wait_raises_what_goes_wrong_later(tmp_path: Path, mode: str) -> None:
     once = mc.SupervisionConfig(max_restarts=0)
     run = start(tmp_path, partial(Corridor, 1, collapse), mode=mode, supervision=once)

@@ -21,6 +21,11 @@ def unrecorded(function: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
+def _plain(method: Callable[P, R]) -> Callable[P, R]:
+    """The method without its decorator, which imports torch's compiler at the first call and takes a second."""
+    return getattr(method, "__wrapped__", method)
+
+
 class ClippedAdam(torch.optim.Adam):
     """`torch.nn.utils.clip_grad_norm_` and `torch.optim.Adam.step` in one (Kingma & Ba 2015, arXiv:1412.6980).
 
@@ -29,6 +34,8 @@ class ClippedAdam(torch.optim.Adam):
     are float32, all on one device; this object owns their `grad`. States are those of torch.optim.Adam. Without `lr`,
     the owner sets the learning rate before each step.
     """
+
+    add_param_group = _plain(torch.optim.Optimizer.add_param_group)
 
     def __init__(self, parameters: Sequence[torch.Tensor], lr: float | None, eps: float = 1e-8) -> None:
         super().__init__(parameters, lr=1.0 if lr is None else lr, eps=eps, fused=True)
@@ -91,11 +98,11 @@ class ClippedAdam(torch.optim.Adam):
         """The state, as a torch.optim.Adam with the same parameters has it; its tensors are live but for the steps."""
         for state in self.state.values():
             state["step"] = self._step.clone()
-        return super().state_dict()
+        return _plain(torch.optim.Optimizer.state_dict)(self)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads the moments and steps; the learning rate and eps stay those that this object was made with."""
-        super().load_state_dict(state_dict)
+        _plain(torch.optim.Optimizer.load_state_dict)(self, state_dict)
         for group in self.param_groups:
             group.update(self._options)
         self._remember_state()

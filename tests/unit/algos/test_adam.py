@@ -1,6 +1,8 @@
 """ClippedAdam against torch's clipping and Adam."""
 
 import copy
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -72,3 +74,16 @@ def test_a_restored_state_leaves_the_options_as_they_are():
     resumed = ClippedAdam(list(network.parameters()), lr=0.5, eps=1e-5)
     resumed.load_state_dict(state)
     assert [(group["lr"], group["eps"]) for group in resumed.param_groups] == [(0.5, 1e-5)]
+
+
+def test_it_does_not_import_torchs_compiler():
+    """Which takes a second, in each learner of a run."""
+    program = """
+import sys, torch
+from marlcore.algos.fast import ClippedAdam
+adam = ClippedAdam([torch.nn.Parameter(torch.zeros(3))], lr=0.1)
+adam.clip_and_step(1.0)
+adam.load_state_dict(adam.state_dict())
+assert "torch._dynamo" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
