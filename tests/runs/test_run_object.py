@@ -79,7 +79,7 @@ def test_start_raises_before_processes_start(tmp_path: Path, monkeypatch: pytest
     assert list(tmp_path.iterdir()) == []
 
 
-@MODES
+@pytest.mark.parametrize("mode", ["async", "serial"])
 def test_a_fork_server_imports_while_the_input_is_checked(monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
     begun: list[str] = []
 
@@ -93,7 +93,7 @@ def test_a_fork_server_imports_while_the_input_is_checked(monkeypatch: pytest.Mo
 
     monkeypatch.setattr("marlcore.processes.children.ForkServer", Server)
     for entrance in (mc.train, mc.start):
-        with pytest.raises(ValueError, match="expected an environment"):
+        with pytest.raises(mc.errors.EnvironmentFailed, match="expected an environment"):
             entrance(checked, "dqn", mc.Config(mode=mode))
     assert begun == 2 * (["server", "check"] if mode == "async" else ["check"])
 
