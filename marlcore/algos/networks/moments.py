@@ -48,8 +48,10 @@ class RunningMoments(nn.Module):
 
     def deviation(self, name: str) -> torch.Tensor:
         """The standard deviation [*shape], float64, a little above 0."""
-        return torch.sqrt(getattr(self, f"variance_{name}") + 1e-8)
+        variance: torch.Tensor = getattr(self, f"variance_{name}")
+        return torch.sqrt(variance + 1e-8)
 
     def normalized_part(self, name: str, values: torch.Tensor, limit: float) -> torch.Tensor:
         """Values [..., *shape] less the mean, divided by the deviation, float32 within [-limit, limit]."""
-        return ((values - getattr(self, f"mean_{name}")) / self.deviation(name)).clamp(-limit, limit).float()
+        mean: torch.Tensor = getattr(self, f"mean_{name}")
+        return ((values - mean) / self.deviation(name)).clamp(-limit, limit).float()

@@ -1,8 +1,10 @@
-"""Tables by state and bonuses for rare states: plain dicts and NumPy as oracles, publication, resumption."""
+"""Parts of algorithms of one's own: plain dicts and NumPy as oracles, publication, resumption."""
 
 import copy
 from collections import Counter
+from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,8 +14,7 @@ from hypothesis import strategies as st
 from refused import Refused, check_refused
 
 import marlcore as mc
-from marlcore.algos.bonuses import CountBonus, RNDBonus
-from marlcore.algos.state_table import StateTable
+from marlcore.algos.parts import CountBonus, Part, PartsTrainer, RNDBonus, StateTable
 
 pytestmark = pytest.mark.usefixtures("seeded_torch")
 
@@ -126,6 +127,60 @@ def test_rnd_normalizes_as_plain_numpy_does():
     assert torch.equal(twin(obs), bonus(obs))
 
 
+def parts_trainer():
+    """Two lines: the second begins in stage 1 and follows the first."""
+    first, second, target = (torch.nn.Linear(1, 1) for _ in range(3))
+    parts = {
+        "first": Part(
+            lambda batch: ((first(batch.x) - batch.x) ** 2).mean(), torch.optim.Adam(first.parameters()), 0.01
+        ),
+        "second": Part(
+            lambda batch: ((second(batch.x) - first(batch.x).detach()) ** 2).mean(),
+            torch.optim.SGD(second.parameters(), lr=0.5, momentum=0.9),
+            stage=1,
+        ),
+    }
+    return (first, second), PartsTrainer(parts, target=target)
+
+
+def test_parts_begin_by_stage_with_their_own_gradient_norms():
+    """The first one's step as torch makes it after clipping; the second one's loss sees the updated first one."""
+    (first, second), trainer = parts_trainer()
+    batch = SimpleNamespace(x=torch.randn(8, 1), numbers={"stage": 0.0})
+    twin, before = copy.deepcopy(first), copy.deepcopy(second.state_dict())
+    update = trainer.update(batch)
+    assert set(update.metrics) == {"loss", "loss_first", "grad_norm_first"}
+    assert update.metrics["loss"] == update.metrics["loss_first"] and not update.metrics["loss"].requires_grad
+    optimizer = torch.optim.Adam(twin.parameters())
+    ((twin(batch.x) - batch.x) ** 2).mean().backward()
+    assert torch.nn.utils.clip_grad_norm_(twin.parameters(), 0.01) == update.metrics["grad_norm_first"]
+    optimizer.step()
+    assert all(map(torch.equal, twin.state_dict().values(), first.state_dict().values()))
+    assert all(map(torch.equal, before.values(), second.state_dict().values()))
+    batch.numbers["stage"] = 2.0
+    expected = ((second(batch.x) - batch.x) ** 2).mean()
+    metrics = trainer.update(batch).metrics
+    assert metrics["loss"] == metrics["loss_first"] + metrics["loss_second"]
+    assert metrics["loss_second"] != expected and not all(
+        map(torch.equal, before.values(), second.state_dict().values())
+    )
+
+
+def test_parts_resume_with_their_optimizers_and_what_else_is_kept():
+    (networks, trainer), (others, resumed) = parts_trainer(), parts_trainer()
+    batches = [SimpleNamespace(x=torch.randn(8, 1), numbers={"stage": 1.0}) for _ in range(6)]
+    for batch in batches[:3]:
+        trainer.update(batch)
+    resumed.load_state_dict(copy.deepcopy(trainer.state_dict()))
+    for network, other in zip(networks, others, strict=True):
+        other.load_state_dict(network.state_dict())
+    for batch in batches[3:]:
+        assert trainer.update(batch).metrics == resumed.update(batch).metrics
+    assert set(trainer.state_dict()) == {"first", "second", "target"}
+    assert torch.equal(trainer.state_dict()["target"]["weight"], resumed.state_dict()["target"]["weight"])
+
+
+LATE = Part(torch.sum, torch.optim.SGD([torch.ones(1)], lr=0.1), stage=1)
 REFUSED: dict[str, Refused] = {
     "no states": (partial(StateTable, 0), ValueError, "StateTable most: expected an integer of at least 1, got 0"),
     "a list": (partial(StateTable(2).add, [[1]]), TypeError, "unhashable type: 'list'"),
@@ -140,6 +195,9 @@ REFUSED: dict[str, Refused] = {
         "states: expected an array or a sequence of states, got 'ab'",
     ),
     "a dict": (partial(StateTable(2).rows, {"a": 1}), TypeError, "states: expected an array or a sequence of states"),
+    "only late parts": (partial(PartsTrainer, {"a": LATE}), ValueError, "parts: expected at least one of stage 0, got"),
+    "a norm": (partial(replace, LATE, max_norm=0), ValueError, "max_norm: expected a number above 0, got 0"),
+    "a stage": (partial(replace, LATE, stage=-1), ValueError, "stage: expected an integer of at least 0, got -1"),
     "scale": (
         partial(CountBonus, 2, -1.0),
         ValueError,
