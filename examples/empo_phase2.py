@@ -222,8 +222,10 @@ def beside_exact(model: Networks) -> dict[str, tuple[torch.Tensor, torch.Tensor]
 
 
 if __name__ == "__main__":
-    outcome, model = mc.train(Room, Phase2(), settings()), Networks()
+    import empo_phase2 as example  # whose names the processes can import
+
+    outcome, model = mc.train(example.Room, example.Phase2(), settings()), Networks()
     model.load_state_dict(torch.load(f"{outcome.run_dir}/checkpoints/agent_0.pt")["network"])
     for part, (learned, exact) in beside_exact(model).items():
-        first, mean = [values[0].numpy().round(3) for values in (learned, exact)], (learned - exact).abs().mean()
+        first, mean = [values[0].double().numpy().round(3) for values in (learned, exact)], (learned - exact).abs().mean()
         print(f"{part}: in the first state {first[0]}, exactly {first[1]}; in all states a mean error of {mean:.3f}")
