@@ -227,5 +227,6 @@ if __name__ == "__main__":
     outcome, model = mc.train(example.Room, example.Phase2(), settings()), Networks()
     model.load_state_dict(torch.load(f"{outcome.run_dir}/checkpoints/agent_0.pt")["network"])
     for part, (learned, exact) in beside_exact(model).items():
-        first, mean = [values[0].double().numpy().round(3) for values in (learned, exact)], (learned - exact).abs().mean()
+        first = [values[0].double().numpy().round(3) for values in (learned, exact)]
+        mean = (learned - exact).abs().mean()
         print(f"{part}: in the first state {first[0]}, exactly {first[1]}; in all states a mean error of {mean:.3f}")
