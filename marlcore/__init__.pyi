@@ -54,6 +54,7 @@ from .interfaces import Turn as Turn
 from .interfaces import Update as Update
 from .interfaces import VectorEnvironment as VectorEnvironment
 from .spaces import Spaces as Spaces
+from .spec import Ragged as Ragged
 from .training import ActorConfig as ActorConfig
 from .training import CheckpointEvent as CheckpointEvent
 from .training import Config as Config

@@ -184,7 +184,8 @@ class Trainer(Protocol):
                 [B, ...], `reward` float32 [B] (the discounted n-step sum), `discount` float32 [B] of `next_obs`, 0
                 where the episode terminated, `weight` float32 [B], 1 by default, `extras` by name. From a queue also
                 `continues` bool [B]: whether the next row is the episode's next transition. `numbers`: the scheduled
-                numbers by name, as last published. With `learner.reward_norm` also `raw_reward`: the rewards before
+                numbers by name, as last published, with the run's "step" and "stage" (0 without `Config.stages`) and
+                the policy's "updates" then. With `learner.reward_norm` also `raw_reward`: the rewards before
                 the normalization.
         """
 
@@ -259,7 +260,7 @@ class Algorithm(Protocol):
     def schedules(self) -> Mapping[str, Any]:
         """Numbers of `explore` that the algorithm adds, or gives other defaults; by default none.
 
-        Learners publish them with their weights; trainers find them in the batch's `numbers`.
+        Learners publish them with their weights; trainers find them in the batch's `numbers`, beside step and stage.
 
         By name: numbers, or schedules as `exploration.schedules` of the configuration takes them. What the
         configuration gives comes first.

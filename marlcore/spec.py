@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .checks import brief, check_whole
+from .checks import brief, check_whole, names_error
 from .observations import by_name, each
 
 RESERVED_NAMES = frozenset(
@@ -98,7 +98,7 @@ class TransitionSpec:
 
     def __post_init__(self) -> None:
         if isinstance(self.obs, Mapping):
-            object.__setattr__(self, "obs", _checked_fields("obs", self.obs))
+            object.__setattr__(self, "obs", _checked_fields("TransitionSpec obs", self.obs))
             if not self.obs:
                 raise ValueError("TransitionSpec obs: expected at least one Field, got an empty dict")
         elif not isinstance(self.obs, Field):
@@ -107,7 +107,7 @@ class TransitionSpec:
             raise TypeError(f"TransitionSpec action: expected a Field, got {self.action!r}")
         if not isinstance(self.extras, Mapping):
             raise TypeError(f"TransitionSpec extras: expected a dict of Fields, got {self.extras!r}")
-        object.__setattr__(self, "extras", _checked_fields("extras", self.extras))
+        object.__setattr__(self, "extras", _checked_fields("TransitionSpec extras", self.extras))
         taken = RESERVED_NAMES & self.extras.keys()
         if taken:
             raise ValueError(f"TransitionSpec extras: {sorted(taken)[0]!r} is the name of a built-in field")
@@ -213,6 +213,70 @@ class Sequence:
             check_whole("sequence.period", self.period)
 
 
+@dataclass(frozen=True)
+class Ragged:
+    """Arrays whose first axis has another length in each row, up to a maximum; all arrays of a row have the same.
+
+    Rows store arrays of the maximal shape, zero behind the length, and the length.
+
+        outcomes = Ragged("outcomes", 50, {"profile": Field((2,), "uint8"), "probability": Field()})
+        spec = TransitionSpec(obs, action, extras=outcomes.fields)
+        writer.add(..., **outcomes.pad(profile=[(0, 1), (0, 2)], probability=[0.9, 0.1]))
+        outcomes.mask(batch.extras)  # bool [B, 50]
+
+    Attributes:
+        name: of the lengths' field.
+        most: the greatest length, at least 1.
+        parts: by name, the field of one element of each array.
+    """
+
+    name: str
+    most: int
+    parts: Mapping[str, Field]
+
+    def __post_init__(self) -> None:
+        check_whole(f"Ragged {self.name} most", self.most)
+        if not isinstance(self.parts, Mapping) or not self.parts or self.name in self.parts:
+            raise ValueError(f"Ragged {self.name}: expected Fields by other names, got {self.parts!r}")
+        object.__setattr__(self, "parts", _checked_fields(f"Ragged {self.name}", self.parts))
+        if any(part.every != 1 for part in self.parts.values()):
+            raise ValueError(f"Ragged {self.name}: expected Fields with every=1, got {self.parts}")
+        _checked_fields(f"Ragged {self.name}", self.fields)
+
+    @property
+    def fields(self) -> dict[str, Field]:
+        """The fields of a row: [most, *shape] of each part, and the length, int64, named `name`."""
+        padded = {name: Field((self.most, *part.shape), part.dtype) for name, part in self.parts.items()}
+        return {**padded, self.name: Field((), "int64")}
+
+    def pad(self, **arrays: Any) -> dict[str, Any]:
+        """The values of a row's fields, from an array [n, *shape] of each part; n may be 0.
+
+        Raises ValueError, TypeError: a part is missing or unknown, n is too large or not that of all, or a value is
+            wrong.
+        """
+        if arrays.keys() != self.parts.keys():
+            raise names_error(self.name, self.parts, arrays)
+        lengths = {np.shape(array)[0] if np.ndim(array) else -1 for array in arrays.values()}
+        if len(lengths) > 1 or not 0 <= max(lengths) <= self.most:
+            raise ValueError(f"{self.name}: expected arrays of one length up to {self.most}, got {sorted(lengths)}")
+        (length,) = lengths
+        row: dict[str, Any] = {name: field.zeros() for name, field in self.fields.items()}
+        for name, part in self.parts.items() if length else ():
+            row[name][:length] = as_field(f"{self.name} {name}", Field((length, *part.shape), part.dtype), arrays[name])
+        row[self.name][...] = length
+        return row
+
+    def mask(self, fields: Mapping[str, Any]) -> Any:
+        """Which elements exist: bool [..., most], of arrays or tensors of a batch, such as its extras."""
+        lengths = fields[self.name]
+        if isinstance(lengths, np.ndarray):
+            return np.arange(self.most) < lengths[..., None]
+        import torch
+
+        return torch.arange(self.most, device=lengths.device) < lengths[..., None]
+
+
 def _field_of(label: str, space: Any, kinds: str = "Box, Discrete, MultiDiscrete or MultiBinary") -> Field:
     """A space's Field; Gymnasium's other kinds of space have no shape or no numeric dtype."""
     shape, dtype = getattr(space, "shape", None), getattr(space, "dtype", None)
@@ -231,9 +295,9 @@ def _plain(part: Field) -> list[Any]:
 def _checked_fields(where: str, fields: Mapping[str, Field]) -> dict[str, Field]:
     for name, part in fields.items():
         if not isinstance(name, str) or not name.isidentifier():
-            raise ValueError(f"TransitionSpec {where}: expected names that are identifiers, got {name!r}")
+            raise ValueError(f"{where}: expected names that are identifiers, got {name!r}")
         if not isinstance(part, Field):
-            raise TypeError(f"TransitionSpec {where}[{name!r}]: expected a Field, got {part!r}")
+            raise TypeError(f"{where}[{name!r}]: expected a Field, got {part!r}")
     return dict(fields)
 
 

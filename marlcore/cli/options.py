@@ -69,10 +69,11 @@ class CommandLine:
             positive = f"{section}{dot}{last.removeprefix('no_')}"
             if name in hints:
                 members = _members(hints[name])
-                is_flag = members == (bool,) and name not in self._joined
+                alone = members == (bool,) or not words  # words after it are not its own
+                is_flag = _may_be_flag(hints[name]) and alone and name not in self._joined
                 taken = len(words) if any(map(_is_collection, members)) else int(not is_flag)
                 values[name] = True if is_flag else _read(name, hints[name], words[:taken])
-            elif hints.get(positive) is bool:
+            elif positive in hints and _may_be_flag(hints[positive]):
                 values[positive], taken = False, 0
             else:
                 hint = did_you_mean(_option(name), map(_option, hints)) or ";"
@@ -137,6 +138,11 @@ def _members(hint: Any) -> tuple[Any, ...]:
     if kind in (Union, types.UnionType):
         return tuple(member for choice in inside for member in _members(choice))
     return (hint,)
+
+
+def _may_be_flag(hint: Any) -> bool:
+    members = _members(hint)
+    return bool in members and types.NoneType not in members
 
 
 def _is_collection(kind: Any) -> bool:

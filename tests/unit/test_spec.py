@@ -9,10 +9,12 @@ from functools import partial
 import gymnasium
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 from refused import Refused, check_refused
 
-from marlcore import Field, TransitionSpec
+from marlcore import Field, Ragged, ReplayBuffer, TransitionSpec
+from marlcore.observations import each
 from marlcore.transitions import HEAD_BYTES, RecordLayout
 from marlcore.transitions.layout import INLINE_BYTES
 
@@ -123,6 +125,13 @@ def spaced(observation, action):
     return partial(TransitionSpec.from_spaces, observation, action)
 
 
+RAGGED = Ragged("n", 3, {"a": Field((), "uint8"), "b": OBS})
+
+
+def padded(**arrays):
+    return partial(RAGGED.pad, **arrays)
+
+
 SHAPES = ((0,), (-1, 2), (2.5,), "ab", (True,), True, None, 1.0)
 DTYPES = ("object", "U4", "S4", "datetime64[s]", ">f4", "no_such_type", "f4,f4", ",nt16")
 KINDS = "expected a Box, Discrete, MultiDiscrete"
@@ -172,6 +181,18 @@ REFUSED: dict[str, Refused] = {
         spaced(spaces.Dict(a=spaces.Dict(b=BOX)), spaces.Discrete(2)), ValueError, f"observation_space['a']: {KINDS}",
     ),
     "a Dict of actions": (spaced(BOX, spaces.Dict(a=BOX)), ValueError, f"action_space: {KINDS}"),
+    "no name": (partial(Ragged, "a b", 3, {"x": OBS}), ValueError, "Ragged a b: expected names that are identifiers"),
+    "no maximum": (partial(Ragged, "n", 0, {"x": OBS}), ValueError, "Ragged n most: expected an integer of at least 1"),
+    "no parts": (partial(Ragged, "n", 3, {}), ValueError, "Ragged n: expected Fields by other names, got {}"),
+    "parts": (partial(Ragged, "n", 3, OBS), ValueError, "Ragged n: expected Fields by other names, got Field("),
+    "its own name": (partial(Ragged, "n", 3, {"n": OBS}), ValueError, "expected Fields by other names, got {'n': "),
+    "a ragged state": (partial(Ragged, "n", 3, {"h": STATE}), ValueError, "Ragged n: expected Fields with every=1"),
+    "too many": (padded(a=[1] * 4, b=[OBS] * 4), ValueError, "n: expected arrays of one length up to 3, got [4]"),
+    "two lengths": (padded(a=[1, 2], b=[]), ValueError, "n: expected arrays of one length up to 3, got [0, 2]"),
+    "a scalar": (padded(a=1, b=2), ValueError, "n: expected arrays of one length up to 3, got [-1]"),
+    "a part missing": (padded(a=[1]), ValueError, "n: expected the fields ['a', 'b'], got ['a']"),
+    "another range": (padded(a=[300], b=[[0] * 4]), ValueError, "n a: expected values in uint8's range, got 300"),
+    "another shape": (padded(a=[1], b=[[0] * 5]), ValueError, "n b: expected float32 (1, 4), got shape (1, 5)"),
     "4 as a space": (spaced(BOX, 4), ValueError, f"action_space: {KINDS}"),
 }  # fmt: skip
 
@@ -179,6 +200,26 @@ REFUSED: dict[str, Refused] = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_refuses(case):
     check_refused(*REFUSED[case])
+
+
+@pytest.mark.parametrize("in_obs", [False, True])
+def test_ragged_rows_are_drawn_as_they_were_written(in_obs):
+    """Extras of a row, and parts of an observation, whose next row follows."""
+    extras, obs = ({}, RAGGED.fields) if in_obs else (RAGGED.fields, {})
+    spec = TransitionSpec({"x": Field(), **obs}, ACTION, extras)
+    rows = [{"a": [*range(n)], "b": np.full((n, 4), n)} for n in (0, 3, 1, 2)]
+    with ReplayBuffer.create(spec, capacity=100) as replay, replay.writer() as writer:
+        for number in range(100):
+            row = RAGGED.pad(**rows[number % 4])
+            writer.add({"x": number, **(row if in_obs else {})}, 0, 0.0, **({} if in_obs else row))
+        batch = replay.sampler(batch_size=64, seed=0).sample()
+        drawn = [(batch.obs, batch.obs), (batch.next_obs, batch.next_obs)] if in_obs else [(batch.obs, batch.extras)]
+        for at, fields in drawn:
+            mask = RAGGED.mask(fields)
+            assert mask.shape == (64, 3) and (RAGGED.mask(each(torch.from_numpy, fields)).numpy() == mask).all()
+            for number, exists, a, b in zip(at["x"].astype(int), mask, fields["a"], fields["b"], strict=True):
+                assert [*a[exists]] == rows[number % 4]["a"] and (b[exists] == rows[number % 4]["b"]).all()
+                assert not a[~exists].any() and not b[~exists].any()
 
 
 def test_the_longest_interval_is_allowed():

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
-from ...checks import absolute
+from ...checks import absolute, did_you_mean
 from ...declared import By, Declared, Number, Whole, changed, flattened
 from .schedules import Constant, Schedule, Stages, ascending
 from .sections import (
@@ -19,6 +19,7 @@ from .sections import (
     ReplayConfig,
     StopConfig,
     SupervisionConfig,
+    distinct_names,
 )
 from .self_play import SelfPlayConfig, absolute_anchors
 
@@ -61,6 +62,8 @@ class Config(Declared):
     stages: Annotated[tuple[int, ...], By(ascending)] = ()
     """Steps of the run at which its stages 1, 2, ... begin; the stage is published with the weights, and is one of the
     numbers of an algorithm's `explore`."""
+    stage_names: Annotated[tuple[str, ...], By(distinct_names)] = ()
+    """Names of the stages 1, 2, ..., for replay.clear_at_stage; none or one for each."""
     policies: PolicyOf | None = None
     """The policy of each agent, by agent; agents with the same policy share it. By default each has its own. In Python
     also a function of the agent's name."""
@@ -81,6 +84,15 @@ class Config(Declared):
         super().__post_init__()
         if self.mode == "serial" and self.updates_per_step is None:
             raise ValueError("updates_per_step: expected a number in serial mode, got None")
+        if self.stage_names and len(self.stage_names) != len(self.stages):
+            raise ValueError(
+                f"stage_names: expected {len(self.stages)}, one for each of `stages`, got {self.stage_names}"
+            )
+        cleared = self.replay.clear_at_stage
+        for name in () if isinstance(cleared, bool) else cleared:
+            if name not in self.stage_names:
+                hint = did_you_mean(name, self.stage_names)
+                raise ValueError(f"replay.clear_at_stage: expected names of {self.stage_names}, got {name!r}{hint}")
         of_evaluations = any(part.startswith("eval_") for part in self.stop.metric.split("/"))
         if self.stop.judges and of_evaluations and not self.evaluation.evaluates:
             raise ValueError(
@@ -134,6 +146,14 @@ class Config(Declared):
         exploration = self.exploration
         chosen: dict[str, Any] = {} if exploration.epsilon is None else {"epsilon": exploration.epsilon}
         return chosen | dict(exploration.schedules) | ({"stage": Stages(self.stages)} if self.stages else {})
+
+    @property
+    def clearing_stages(self) -> frozenset[int]:
+        """The numbers of the stages whose beginnings end the use of earlier transitions."""
+        cleared, numbers = self.replay.clear_at_stage, range(1, len(self.stages) + 1)
+        if isinstance(cleared, bool):
+            return frozenset(numbers if cleared else ())
+        return frozenset(1 + self.stage_names.index(name) for name in cleared)
 
     @property
     def lanes(self) -> int:

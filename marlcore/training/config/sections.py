@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
-from ...checks import did_you_mean, is_number
+from ...checks import brief, did_you_mean, is_number
 from ...declared import By, Declared, Number, Whole
 from ...observations import Pad
 from ...references import is_importable
@@ -29,6 +29,19 @@ def shares(label: str, value: Any) -> dict[str, float]:
     if not right or (numbers and not math.isclose(sum(numbers), 1.0, abs_tol=1e-6)):
         raise ValueError(f"{label}: expected numbers of at least 0 whose sum is 1, got {dict(value)}")
     return {name: float(share) for name, share in value.items()}
+
+
+def distinct_names(label: str, names: Any, expected: str = "") -> tuple[str, ...]:
+    """Names as a tuple. Raises ValueError: they are none, or one comes twice."""
+    if not isinstance(names, tuple) or not all(isinstance(name, str) and name for name in names):
+        raise ValueError(f"{label}: expected {expected}a tuple of names of stages, got {brief(names)}")
+    if len(set(names)) < len(names):
+        raise ValueError(f"{label}: expected each name once, got {brief(names)}")
+    return names
+
+
+def flag_or_names(label: str, value: Any) -> bool | tuple[str, ...]:
+    return value if isinstance(value, bool) else distinct_names(label, value, "True, False or ")
 
 
 def existing_directory(label: str, path: Any) -> Any:
@@ -149,9 +162,9 @@ class ReplayConfig(Declared):
     """Padding of a stack before an episode's first frame: repeat that frame, or zeros."""
     save: bool = False
     """Save each replay with its learner's checkpoints, so that a resumed run starts with its rows."""
-    clear_at_stage: bool = False
+    clear_at_stage: Annotated[bool | tuple[str, ...], By(flag_or_names)] = False
     """Train only on transitions of the current stage: those written before a learner publishes its number are not
-    drawn any more."""
+    drawn any more. Names of `stage_names`: only the transitions before these stages are not drawn any more."""
     mixture: Annotated[dict[str, float], By(shares)] = field(default_factory=dict)
     """Parts of each policy's replay by tag, with their shares of a batch, such as anchor 0.3 pool 0.7: rows lie in the
     part of their episode's tag, which is the opponent's name in self-play, otherwise info["tag"]. Empty: one part."""

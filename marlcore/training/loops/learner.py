@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import cycle
 from typing import Any, Protocol
@@ -80,7 +80,7 @@ def learn(learner: Learner, wait_s: float = 0.0) -> bool:
         return False
     batch = sampled.torch(learner.device) if isinstance(sampled, Batch) else sampled
     learner.normalize(batch)
-    batch.numbers = learner.numbers
+    batch.numbers = learner.published
     update = learner.trainer.update(batch)
     learner.count(update)
     if batches.prioritized and update.priority is not None:
@@ -109,7 +109,7 @@ class Learner:
     finite: FiniteCheck
     report: Callable[[str, float], None]
     save_state: Callable[[dict[str, Any]], None]
-    clears: bool = False  # the batches forget the transitions of earlier stages
+    clearing: Set[int] = frozenset()  # the stages from which on batches forget earlier transitions
     updates: int = 0  # so far, by all its processes
     stage: int = 0
     also_publish: Callable[[Mapping[str, float]], Mapping[str, Any]] | None = None  # given the numbers, more of them
@@ -192,11 +192,13 @@ class Learner:
         counts = {"steps": self.steps(), "updates": self.updates}
         self.numbers = {name: _number(name, schedule, counts) for name, schedule in self.schedules.items()}
         numbers: dict[str, Any] = {**self.numbers, "updates": self.updates, "step": counts["steps"]}
+        self.published = {"stage": 0.0, **numbers}
         if self.also_publish is not None:
             numbers |= self.also_publish(numbers)
         self.version = self.publisher.publish(**numbers)
-        stage = int(self.numbers.get("stage", 0))
-        if self.clears and stage != self.stage:
+        stage = int(self.published["stage"])
+        first, last = sorted((self.stage, stage))
+        if not self.clearing.isdisjoint(range(first + 1, last + 1)):
             self.batches.clear()
         self.stage = stage
 

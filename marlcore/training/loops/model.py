@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from ...algos.networks.moments import RunningMoments
 from ...errors import Diverged
 from ...interfaces import RETURN
 from ...observations import by_name, in_form
@@ -21,42 +22,6 @@ from ...weights.modules import Members
 from ..config import AssignedPolicy, Config
 
 LIMIT = 10.0  # of a normalized number, as in Andrychowicz et al. 2021 (arXiv:2006.05990, C64)
-
-
-class RunningMoments(nn.Module):
-    """The running mean and variance of arrays by name.
-
-    Its state is float64: `count` of rows, `batches`, and for each array `mean_<name>` and `variance_<name>` [*shape].
-    """
-
-    count: torch.Tensor
-    batches: torch.Tensor
-
-    def __init__(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        super().__init__()
-        for name in ("count", "batches"):
-            self.register_buffer(name, torch.zeros((), dtype=torch.float64))
-        self._parts = [*shapes]
-        for name, shape in shapes.items():
-            self.register_buffer(f"mean_{name}", torch.zeros(shape, dtype=torch.float64))
-            self.register_buffer(f"variance_{name}", torch.ones(shape, dtype=torch.float64))
-
-    @torch.no_grad()
-    def update(self, rows_of_parts: Any) -> None:
-        """Takes a batch's arrays [..., *shape] in (Chan, Golub and LeVeque 1983, eq. 2.1), in place."""
-        before, total = float(self.count), 0.0
-        values = by_name(rows_of_parts)
-        for name in self._parts:
-            mean, variance = getattr(self, f"mean_{name}"), getattr(self, f"variance_{name}")
-            rows = values[name].reshape(-1, *mean.shape).double()
-            more = len(rows)
-            total = before + more
-            delta = rows.mean(0) - mean
-            spread = variance * before + rows.var(0, correction=0) * more + delta**2 * (before * more / total)
-            mean += delta * (more / total)
-            variance.copy_(spread / total)
-        self.count.fill_(total)
-        self.batches += 1
 
 
 class Normalizer(RunningMoments):
@@ -80,8 +45,7 @@ class Normalizer(RunningMoments):
         """See `forward`; parts may be missing."""
         values = by_name(obs)
         for name in values.keys() & self._parts:
-            mean, variance = getattr(self, f"mean_{name}"), getattr(self, f"variance_{name}")
-            values[name] = ((values[name] - mean) / torch.sqrt(variance + 1e-8)).clamp(-LIMIT, LIMIT).float()
+            values[name] = self.normalized_part(name, values[name], LIMIT)
         return in_form(values, obs)
 
 
@@ -98,8 +62,7 @@ class RewardNormalizer(RunningMoments):
 
     def forward(self, reward: torch.Tensor) -> torch.Tensor:
         """The scaled rewards, float32, within [-10, 10]; sums of n steps are clipped as a whole."""
-        variance: Any = getattr(self, f"variance_{RETURN}")
-        return (reward / torch.sqrt(variance + 1e-8)).clamp(-LIMIT, LIMIT).float()
+        return (reward / self.deviation(RETURN)).clamp(-LIMIT, LIMIT).float()
 
 
 class ActingModel(nn.Module):

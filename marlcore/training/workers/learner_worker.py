@@ -75,7 +75,7 @@ class LearnerWorker(Worker):
             finite=FiniteCheck(policy.name, model, trainer.state_dict(), policy.checkpoint, state.get("updates")),
             report=partial(self.report, policy.name),
             save_state=save,
-            clears=config.replay.clear_at_stage,
+            clearing=config.clearing_stages,
             updates=updates,
             stage=int(state.get("stage", 0)),
             also_publish=league.publish if league else None,

@@ -25,6 +25,7 @@ class Options:
     name: str | None = "a"
     flag: bool = False
     maybe: bool | None = None
+    stages: bool | tuple[str, ...] = False
     path: Path | None = Path("a")
     mode: Literal["on", 3] = "on"
     colour: Colour = Colour.RED
@@ -49,6 +50,9 @@ READ: dict[str, dict[str, Any]] = {
     "--sizes 1 2 --words a b": {"sizes": (1, 2), "words": ["a", "b"]},
     "--shares a 0.5 b 1": {"shares": {"a": 0.5, "b": 1.0}},
     "--flag=False --maybe=True here": {"flag": False, "maybe": True, "place": "here"},
+    "--stages": {"stages": True},
+    "--stages early late --no-flag": {"stages": ("early", "late")},
+    "--no-stages here": {"stages": False, "place": "here"},
     "--count 1 --count 2 --bare a 1": {"count": 2, "bare": {"a": "1"}},
 }
 REFUSED = {
@@ -57,6 +61,7 @@ REFUSED = {
     "--mode off": "mode: expected on or 3, got 'off'",
     "--colour GREEN": "colour: expected RED or BLUE, got 'GREEN'",
     "--maybe x": "maybe: expected True or False or None, got 'x'",
+    "--maybe": "maybe: expected True or False or None, got none",
     "--sizes 1 x": "sizes: expected words that are each an integer, got ['1', 'x']",
     "--pair 1": "pair: expected words that are each an integer, got '1'",
     "--shares a x": "shares: expected pairs of a name and a number, got ['a', 'x']",

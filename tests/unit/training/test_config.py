@@ -26,7 +26,7 @@ OTHER = Spaces(Box(-1, 1, (4,)), Discrete(2))
 
 WRONG = {
     "run_dir": 3, "total_steps": 0, "seed": -1, "mode": "sync", "updates_per_step": 0, "updates_tolerance": 0,
-    "stages": [5, 3], "learners": 3,
+    "stages": [5, 3], "stage_names": 3, "learners": 3,
     "actor.processes": -1, "actor.envs": 0, "actor.device": 3, "actor.sync_interval": 0, "actor.max_policy_lag": -1,
     "learner.device": 3, "learner.device_per_agent": 3,
     "learner.processes": 0, "learner.batch_size": 0, "learner.n_step": 0, "learner.gamma": 1.1, "learner.warmup": 0,
@@ -167,6 +167,26 @@ REFUSED: dict[str, Refused] = {
     "above 1 at its end": epsilon("linear(0.5, 2, 10)", "epsilon: expected a probability"),
     "descending stages": (partial(mc.Config, stages=(30, 10)), ValueError, "stages: expected ascending counts of at"),
     "text as stages": (partial(mc.Config, stages="123"), ValueError, "stages: expected counts, got '123'"),
+    "an unknown stage": (
+        partial(mc.Config, stages=(5,), stage_names=("ramp",), replay=mc.ReplayConfig(clear_at_stage=("rmp",))),
+        ValueError,
+        "replay.clear_at_stage: expected names of ('ramp',), got 'rmp'; did you mean ramp?",
+    ),
+    "a stage without a name": (
+        partial(mc.Config, stages=(5, 9), stage_names=("ramp",)),
+        ValueError,
+        "stage_names: expected 2, one for each of `stages`, got ('ramp',)",
+    ),
+    "the same name twice": (
+        partial(mc.Config, stages=(5, 9), stage_names=("a", "a")),
+        ValueError,
+        "expected each name once, got ('a', 'a')",
+    ),
+    "numbers as names": (
+        partial(mc.ReplayConfig, clear_at_stage=(1,)),
+        ValueError,
+        "clear_at_stage: expected True, False or a tuple of names of stages, got (1,)",
+    ),
     "sinks": (partial(mc.MetricsConfig, sinks=3), TypeError, "sinks: expected names of sinks, got 3"),
     "a learner": (partial(mc.Config.from_dict, {"learners": {"a": 3}}), TypeError, "LearnerConfig for 'a', got 3"),
     **{f"{value!r} updates a step": ratio(value) for value in (0, -0.1, math.nan, "0.1", True)},

@@ -1,6 +1,7 @@
 """Schedules as numbers, text and functions; their values against plain formulas."""
 
 import math
+from collections import Counter
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -119,22 +120,24 @@ def test_stages_count_the_beginnings_that_were_reached():
 
 
 class Staged(mc.DQN):
-    """Rows store the stage in which they were acted; updates note the stage then, and those of their rows."""
+    """Rows store the stage and the step of the weights that acted; updates note theirs, and those of their rows."""
 
     trained: ClassVar[list[tuple[float, float]]] = []
+    told: ClassVar[list[tuple[float, float, float]]] = []
 
     def transition(self, spaces: mc.Spaces) -> mc.TransitionSpec:
         return replace(super().transition(spaces), extras={"stage": mc.Field()})
 
     def act(self, model: Any, obs: Any, *, explore: Any, **options: Any) -> Any:
         chosen = super().act(model, obs, explore=explore, **options)
-        return chosen._replace(extras={"stage": np.full(len(obs), explore["stage"], np.float32)})
+        return chosen._replace(extras={"stage": np.full(len(obs), explore.get("stage", 0), np.float32)})
 
     def make_trainer(self, model: Any) -> Any:
         trainer = super().make_trainer(model)
         update = trainer.update
 
         def noted(batch: Any) -> Any:
+            Staged.told.append(tuple(batch.numbers[name] for name in ("step", "stage", "updates")))
             Staged.trained += [(batch.numbers["stage"], stage) for stage in batch.extras["stage"].tolist()]
             return update(batch)
 
@@ -142,22 +145,42 @@ class Staged(mc.DQN):
         return trainer
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("clears", [True, False])
-def test_a_stage_that_begins_clears_the_replay(tmp_path, clears):
-    """One turn may still be acted on in the stage before, since its action was chosen before the publication."""
+@pytest.fixture
+def staged(tmp_path, undrawn):
+    """A short run of it."""
     Staged.trained.clear()
-    config = mc.Config(
-        total_steps=3000,
-        stages=(1000, 2000),
-        mode="serial",
-        run_dir=str(tmp_path / "run"),
-        actor=mc.ActorConfig(sync_interval=1, envs=1),
-        learner=mc.LearnerConfig(warmup=50, publish_interval=1, batch_size=16, n_step=1),
-        replay=mc.ReplayConfig(clear_at_stage=clears),
-    )
-    mc.train("gymnasium:CartPole-v1", Staged(), config, progress=False)
+    Staged.told.clear()
+
+    def run(steps: int = 3000, **changes: Any) -> None:
+        config = mc.Config(
+            total_steps=steps,
+            mode="serial",
+            run_dir=str(tmp_path / "run"),
+            actor=mc.ActorConfig(sync_interval=1, envs=1),
+            learner=mc.LearnerConfig(warmup=50, publish_interval=1, batch_size=16, n_step=1),
+            **changes,
+        )
+        mc.train("gymnasium:CartPole-v1", Staged(hidden=(8,)), config, progress=False)
+
+    return run
+
+
+@pytest.mark.parametrize("stages", [(), (100, 200)])
+def test_updates_are_told_step_and_stage(staged, stages):
+    """Those of the last publication, here the one after the update before."""
+    staged(300, stages=stages)
+    steps, _, updates = zip(*Staged.told, strict=True)
+    assert [*updates] == [*range(len(updates))] and [*steps] == sorted(steps) and 0 < steps[1] < steps[-1] <= 300
+    assert all(stage == sum(step >= begin for begin in stages) for step, stage, _ in Staged.told)
+    assert {stage for _, stage, _ in Staged.told} == {*range(len(stages) + 1)}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("clears", "mixed"), [(True, set()), (False, {(0, 1), (0, 2), (1, 2)}), (("late",), {(0, 1)})])
+def test_a_stage_that_begins_clears_the_replay(staged, clears, mixed):
+    """One turn may still be acted on in the stage before, since its action was chosen before the publication."""
+    replay = mc.ReplayConfig(clear_at_stage=clears)
+    staged(stages=(1000, 2000), stage_names=("early", "late"), replay=replay)
     assert {stage for stage, _ in Staged.trained} == {0, 1, 2}
-    stale = [(now, acted) for now, acted in Staged.trained if acted < now]
-    assert (len(stale) < 0.02 * len(Staged.trained)) == clears
-    assert bool(stale) or clears
+    counts = Counter((acted, now) for now, acted in Staged.trained if acted < now)
+    assert {pair for pair, count in counts.items() if count > 0.02 * len(Staged.trained)} == mixed

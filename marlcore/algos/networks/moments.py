@@ -1,0 +1,57 @@
+"""Running moments of arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...observations import by_name
+
+
+class RunningMoments(nn.Module):
+    """The running mean and variance of arrays by name.
+
+    Its state is float64: `count` of rows, `batches`, and for each array `mean_<name>` and `variance_<name>` [*shape].
+    """
+
+    count: torch.Tensor
+    batches: torch.Tensor
+
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        super().__init__()
+        for name in ("count", "batches"):
+            self.register_buffer(name, torch.zeros((), dtype=torch.float64))
+        self._parts = [*shapes]
+        for name, shape in shapes.items():
+            self.register_buffer(f"mean_{name}", torch.zeros(shape, dtype=torch.float64))
+            self.register_buffer(f"variance_{name}", torch.ones(shape, dtype=torch.float64))
+
+    @torch.no_grad()
+    def update(self, rows_of_parts: Any) -> None:
+        """Takes a batch's arrays [..., *shape] in (Chan, Golub and LeVeque 1983, eq. 2.1), in place."""
+        before, total = float(self.count), 0.0
+        values = by_name(rows_of_parts)
+        for name in self._parts:
+            mean, variance = getattr(self, f"mean_{name}"), getattr(self, f"variance_{name}")
+            rows = values[name].reshape(-1, *mean.shape).double()
+            more = len(rows)
+            total = before + more
+            delta = rows.mean(0) - mean
+            spread = variance * before + rows.var(0, correction=0) * more + delta**2 * (before * more / total)
+            mean += delta * (more / total)
+            variance.copy_(spread / total)
+        self.count.fill_(total)
+        self.batches += 1
+
+    def deviation(self, name: str) -> torch.Tensor:
+        """The standard deviation [*shape], float64, a little above 0."""
+        variance: torch.Tensor = getattr(self, f"variance_{name}")
+        return torch.sqrt(variance + 1e-8)
+
+    def normalized_part(self, name: str, values: torch.Tensor, limit: float) -> torch.Tensor:
+        """Values [..., *shape] less the mean, divided by the deviation, float32 within [-limit, limit]."""
+        mean: torch.Tensor = getattr(self, f"mean_{name}")
+        return ((values - mean) / self.deviation(name)).clamp(-limit, limit).float()

@@ -1,0 +1,252 @@
+"""Parts for algorithms of one's own: lookup tables, bonuses for rare states, trainers of several networks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from ..checks import brief, check_whole
+from ..declared import Declared, Number, Whole
+from ..interfaces import Update
+from ..observations import ALONE
+from .base import independent_copy
+from .networks.moments import RunningMoments
+
+CLIP = 5.0  # of normalized inputs: Burda et al. 2018, section 2.4
+
+
+class StateTable(nn.Module):
+    """Rows of a parameter by state, for up to `most` states, which `add` enters.
+
+    A state is a number, a text, bytes, None, or a tuple or frozenset of states. In an array or tensor [B, ...], each
+    row is a state: a number, or the tuple of its numbers in order. The module holds a digest of 64 bits of each state,
+    the same in every process: a table that is part of a published model serves actors too.
+
+    Row 0 stands for states that are not in the table; also for new ones, once it is full. Adam also moves rows whose
+    states are not in the batch; torch.optim.SGD does not.
+
+    Attributes:
+        values: the parameter [most + 1, *shape], `initial` at first.
+        digests: int64 [most + 1], by row.
+        states: int64, how many it has.
+    """
+
+    digests: torch.Tensor
+    states: torch.Tensor
+
+    def __init__(
+        self, most: int, shape: tuple[int, ...] = (), initial: float = 0.0, dtype: torch.dtype = torch.float32
+    ) -> None:
+        super().__init__()
+        check_whole("StateTable most", most)
+        self.most = int(most)
+        self.values = nn.Parameter(torch.full((most + 1, *shape), initial, dtype=dtype))
+        self.register_buffer("digests", torch.zeros(most + 1, dtype=torch.int64))
+        self.register_buffer("states", torch.zeros((), dtype=torch.int64))
+        self._read = np.zeros(0, np.int64)  # the digests in `_row_of`
+        self._row_of: dict[int, int] = {}  # by digest
+        self._known: dict[Hashable, int] = {}  # by state, so that each is digested once
+
+    def __len__(self) -> int:
+        return int(self.states)
+
+    def forward(self, states: Any) -> torch.Tensor:
+        """The values [B, *shape] of B states."""
+        return self.values[self.rows(states)]
+
+    def rows(self, states: Any) -> torch.Tensor:
+        """The rows of B states, int64 [B]. Raises TypeError: one is none."""
+        return self._rows(states, self._row)
+
+    @torch.no_grad()
+    def add(self, states: Any) -> torch.Tensor:
+        """Enters those of B states that are new, in place; returns the rows of all, int64 [B]."""
+        return self._rows(states, self._added)
+
+    def _rows(self, states: Any, row_of: Callable[[Hashable], int]) -> torch.Tensor:
+        present = self.digests[1 : len(self) + 1].numpy(force=True)  # perhaps published or loaded since
+        if not np.array_equal(present, self._read):
+            self._row_of = {digest: row for row, digest in enumerate(present.tolist(), 1)}
+            if not np.array_equal(present[: len(self._read)], self._read):
+                self._known = {}
+            self._read = present.copy()
+        rows = [row_of(state) for state in _each(states)]
+        if len(self._row_of) > len(present):
+            self.states.fill_(len(self._row_of))
+            self._read = self.digests[1 : len(self) + 1].numpy(force=True).copy()
+        return torch.tensor(rows, dtype=torch.int64, device=self.values.device)
+
+    def _row(self, state: Hashable) -> int:
+        row = self._known.get(state, 0)
+        if not row and (row := self._row_of.get(_digest(state), 0)):
+            self._known[state] = row
+        return row
+
+    def _added(self, state: Hashable) -> int:
+        row = self._row(state)
+        if not row and len(self._row_of) < self.most:
+            digest, row = _digest(state), len(self._row_of) + 1
+            self.digests[row] = digest
+            self._row_of[digest] = self._known[state] = row
+        return row
+
+
+def _each(states: Any) -> Iterable[Hashable]:
+    if isinstance(states, (str, bytes, Mapping)):
+        raise TypeError(f"states: expected an array or a sequence of states, got {brief(states)}")
+    if isinstance(states, (np.ndarray, torch.Tensor)):
+        numbers = states.tolist()
+        return numbers if states.ndim == 1 else map(tuple, states.reshape(len(states), -1).tolist())
+    return states  # type: ignore[no-any-return]
+
+
+def _digest(state: Hashable) -> int:
+    return int.from_bytes(blake2b(_text(state).encode(), digest_size=8).digest(), "little", signed=True)
+
+
+def _text(state: Any) -> str:
+    """A text that equal states share in every process, and no others."""
+    if isinstance(state, np.generic):
+        state = state.item()
+    if isinstance(state, tuple):
+        return f"({','.join(map(_text, state))})"
+    if isinstance(state, frozenset):
+        return f"{{{','.join(sorted(map(_text, state)))}}}"
+    if isinstance(state, (int, float)):
+        return str(int(state)) if state % 1 == 0 else repr(float(state))
+    if state is None or isinstance(state, (str, bytes)):
+        return repr(state)
+    expected = "numbers, texts, bytes, None, and tuples or frozensets of these"
+    raise TypeError(f"state: expected {expected}, got {brief(state)}")
+
+
+class CountBonus(nn.Module):
+    """scale / sqrt(n + offset) of a state that was counted n times.
+
+    Strehl & Littman 2008, "An analysis of model-based interval estimation for Markov decision processes" (MBIE-EB, with
+    offset 0); Bellemare et al. 2016, "Unifying count-based exploration and intrinsic motivation" (arXiv:1606.01868).
+    To count actions too, let a state be a tuple with the action.
+    """
+
+    def __init__(self, most: int, scale: float = 1.0, offset: float = 0.01) -> None:
+        """A `StateTable` of `most` states; further ones are counted together. Raises ValueError: one is too small."""
+        super().__init__()
+        self.scale = Number(0).checked("CountBonus scale", scale)
+        self.offset = Number(above=0).checked("CountBonus offset", offset)
+        self.table = StateTable(most, dtype=torch.float64).requires_grad_(False)
+
+    def count(self, states: Any) -> None:
+        """Counts B states, in place."""
+        rows = self.table.add(states)
+        self.table.values.index_add_(0, rows, torch.ones_like(rows, dtype=torch.float64))
+
+    def counts(self, states: Any) -> torch.Tensor:
+        """How often each of B states was counted, float64 [B]."""
+        counts: torch.Tensor = self.table(states)
+        return counts
+
+    def forward(self, states: Any) -> torch.Tensor:
+        """The bonuses of B states, float32 [B]."""
+        bonus: torch.Tensor = self.scale * (self.counts(states) + self.offset).rsqrt()
+        return bonus.float()
+
+
+class RNDBonus(nn.Module):
+    """The error of a network that learns the outputs of a random one: random network distillation.
+
+    Burda et al. 2018, "Exploration by random network distillation" (arXiv:1810.12894). Inputs are normalized by their
+    running moments and clipped to [-5, 5] (section 2.4). Bonuses are divided by the running deviation of errors; the
+    paper divides by that of their discounted sums.
+    """
+
+    def __init__(self, shape: tuple[int, ...], network: Callable[[], nn.Module] | None = None) -> None:
+        """`network` makes a network from float32 [B, *shape] to [B, n], and is called twice; by default two layers."""
+        super().__init__()
+
+        def default() -> nn.Module:
+            return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), 64), nn.ReLU(), nn.Linear(64, 32))
+
+        make = network or default
+        self.predictor, self.target = make(), independent_copy(make())
+        self.inputs, self.errors = RunningMoments({ALONE: shape}), RunningMoments({ALONE: ()})
+
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+        """The bonuses of B observations [B, *shape], float32 [B], without a gradient."""
+        with torch.no_grad():
+            return self._error(obs) / self.errors.deviation(ALONE).float()
+
+    def loss(self, obs: torch.Tensor) -> torch.Tensor:
+        """The mean error, whose gradient trains `predictor`; takes the observations [B, *shape] into the moments."""
+        self.inputs.update(obs)
+        error = self._error(obs)
+        self.errors.update(error.detach())
+        return error.mean()
+
+    def _error(self, obs: torch.Tensor) -> torch.Tensor:
+        inputs = self.inputs.normalized_part(ALONE, obs, CLIP)
+        error: torch.Tensor = (self.predictor(inputs) - self.target(inputs)).square().mean(1)
+        return error
+
+
+@dataclass(frozen=True)
+class Part(Declared):
+    """A part of a model that a `PartsTrainer` trains.
+
+    Attributes:
+        loss: of a batch, a scalar.
+        optimizer: of the part's parameters.
+        max_norm: the greatest norm of the gradient, to which a longer one is scaled; above 0.
+        stage: the first stage of the run, of `Config.stages`, in which the part is trained.
+    """
+
+    loss: Callable[[Any], torch.Tensor]
+    optimizer: torch.optim.Optimizer
+    max_norm: Annotated[float, Number(above=0, finite=False)] = math.inf
+    stage: Annotated[int, Whole(0)] = 0
+
+    def update(self, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """One step; returns the loss and the gradient's norm before clipping, detached."""
+        loss = self.loss(batch)
+        self.optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        tensors = [tensor for group in self.optimizer.param_groups for tensor in group["params"]]
+        norm = nn.utils.clip_grad_norm_(tensors, self.max_norm)
+        self.optimizer.step()
+        return loss.detach(), norm.detach()
+
+
+class PartsTrainer:
+    """Trains the parts whose stage has begun, in their order: each loss sees the parts before it already updated.
+
+    Metrics are the sum of the losses, loss_<part> and grad_norm_<part>. Its state is that of the optimizers, and of
+    `kept`: what else has a state_dict, such as target networks. Raises ValueError: no part begins in stage 0.
+    """
+
+    def __init__(self, parts: Mapping[str, Part], **kept: Any) -> None:
+        if all(part.stage for part in parts.values()):
+            raise ValueError(f"parts: expected at least one of stage 0, got {[*parts]}")
+        self.parts = dict(parts)
+        self._held = {name: part.optimizer for name, part in parts.items()} | kept
+
+    def update(self, batch: Any) -> Update:
+        """See the class; `batch.numbers` has the stage, as a run's learner tells it."""
+        metrics = {"loss": torch.zeros(())}
+        for name, part in self.parts.items():
+            if batch.numbers["stage"] >= part.stage:
+                loss, metrics[f"grad_norm_{name}"] = part.update(batch)
+                metrics |= {"loss": metrics["loss"].to(loss) + loss, f"loss_{name}": loss}
+        return Update(metrics)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: held.state_dict() for name, held in self._held.items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name, held in self._held.items():
+            held.load_state_dict(state[name])

@@ -1,0 +1,62 @@
+"""The example of EMPO's phase 2: parts that begin by stage, and results close to the exact ones."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import empo_phase2 as phase2
+import pytest
+from whole_runs import checkpoint, metrics_of
+
+import marlcore as mc
+
+pytestmark = pytest.mark.usefixtures("undrawn")
+
+
+def trained(run_dir, **changes):
+    """The networks after a run in one process, and its result."""
+    config = phase2.settings(mode="serial", run_dir=str(run_dir), **changes)
+    result = mc.train(phase2.Room, phase2.Phase2(), config, progress=False)
+    model = phase2.Networks()
+    model.load_state_dict(checkpoint(Path(result.run_dir))["network"])
+    return model, result
+
+
+def errors(model):
+    return {name: (own - exact).abs().mean().item() for name, (own, exact) in phase2.beside_exact(model).items()}
+
+
+def test_parts_are_trained_from_their_stages_on(tmp_path):
+    """The table fills, and each row that was drawn is counted."""
+    options = {"stages": (150, 300, 450, 600), "updates_per_step": 0.1}
+    learner = mc.LearnerConfig(batch_size=16, n_step=1, warmup=50, log_interval=1, device="cpu")
+    model, result = trained(tmp_path / "run", total_steps=500, learner=learner, **options)
+    began = {}
+    for metric in metrics_of(tmp_path / "run"):
+        began.setdefault(metric.name, metric.step)
+    parts = ("rnd", "ability", "power", "robot")
+    steps = [(began[f"loss_{part}"], began[f"grad_norm_{part}"]) for part in parts]
+    assert max(steps[:2])[0] < 150 <= steps[2][0] < 300 <= steps[3][0], steps
+    table = model.counts.table
+    assert table.values.sum() == 16 * result.updates["agent_0"] and 0 < len(model.power) <= len(table)
+
+
+@pytest.mark.long
+def test_it_comes_close_to_the_exact_solution(tmp_path):
+    """The control misses each threshold: the networks of a run that ends before the first update."""
+    thresholds = {"V": 0.05, "pi": 0.06, "W": 0.5}
+    ends = {
+        name: trained(tmp_path / name, **changes)[0]
+        for name, changes in (("whole", {}), ("short", {"total_steps": 100}))
+    }
+    assert all(errors(ends["whole"])[part] < most < errors(ends["short"])[part] for part, most in thresholds.items())
+
+
+@pytest.mark.long
+def test_the_example_trains_in_processes(tmp_path):
+    example = Path(phase2.__file__)
+    done = subprocess.run([sys.executable, example], cwd=tmp_path, capture_output=True, text=True, check=True)
+    means = [float(line.rpartition(" ")[2]) for line in done.stdout.splitlines() if "mean error" in line]
+    assert len(means) == 3 and all(mean < most for mean, most in zip(means, (0.05, 0.06, 0.5), strict=True)), (
+        done.stdout
+    )
