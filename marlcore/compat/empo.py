@@ -9,19 +9,25 @@ Differences from EMPO:
 - Results are the same for any number of workers. A worker's exception is raised, never swallowed.
 - `prior.values` and its parts are read-only mappings, which look a number up when it is asked for.
 - `use_float16` also stores policies as float32; they are returned as float64 that sum to 1.
+- Arrays in shared memory need neither slices nor pauses, so keywords about these are checked and have no effect.
 """
 
+import os
+import pickle
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import compress, product
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..planning import AgentPolicies, backward_induction, build_graph
+from ..declared import Declared, Number, Whole
+from ..planning import AgentPolicies, Graph, backward_induction, build_graph
 
+ARCHIVE = "vh_values.pkl"
 Goal = Any
 Values = Mapping[Hashable, Mapping[int, Mapping[Goal, Any]]]
 
@@ -61,6 +67,16 @@ def compute_human_policy_prior(
     use_float16: bool = True,
     quiet: bool = False,
     progress_callback: Callable[[int, int], None] | None = None,
+    return_attainment_cache: bool = False,
+    use_attainment_cache: bool = True,
+    archive_dir: str | None = None,
+    min_free_memory_fraction: float = 0.1,
+    memory_check_interval: int = 100,
+    memory_pause_duration: float = 60.0,
+    memory_profile: bool = False,
+    use_disk_slicing: bool = False,
+    disk_cache_dir: str | None = None,
+    use_compression: bool = False,
 ) -> Any:
     """Goal-conditioned Boltzmann policies of the human agents; all other agents are robots.
 
@@ -77,22 +93,42 @@ def compute_human_policy_prior(
         optimistic: expect the best of the robots instead of the worst.
         use_float16: store values as float16 instead of float64.
         progress_callback: called with (states done, all states).
+        return_attainment_cache: also return an `AttainmentCache`, or None without `use_attainment_cache`.
+        archive_dir: a directory, made if need be, where `vh_values.pkl` gets the values by level, in the format of
+            EMPO's `load_archived_value_slices`. An earlier file is replaced; EMPO appends.
+        min_free_memory_fraction: see `marlcore.planning.build_graph`; NotEnoughMemory instead of a pause.
+        memory_check_interval, memory_pause_duration, memory_profile: no effect; memory is checked four times a second
+            while states are enumerated, and nothing pauses or is profiled.
+        use_disk_slicing, disk_cache_dir, use_compression: no effect; a graph takes about 570 bytes a state, in arrays
+            that are not sliced. As in EMPO, slicing needs `level_fct`.
 
-    Returns: the prior, or (prior, values).
+    Returns: the prior; with values or a cache, a tuple of the prior and these.
 
-    Raises: see `marlcore.planning.backward_induction`. ValueError: there is no goal generator.
+    Raises: see `marlcore.planning.backward_induction`. ValueError: there is no goal generator, or a keyword's value is
+        wrong. NotEnoughMemory: see `min_free_memory_fraction`. OSError: the archive cannot be written.
     """
+    _Keywords(
+        return_Vh, return_attainment_cache, use_attainment_cache, archive_dir, memory_check_interval,
+        memory_pause_duration, memory_profile, use_disk_slicing, disk_cache_dir, use_compression,
+    )  # fmt: skip
+    if use_disk_slicing and level_fct is None:
+        raise ValueError("level_fct: expected a function with use_disk_slicing, got None")
     generator = possible_goal_generator
     if generator is None:
         generator = getattr(world_model, "possible_goal_generator", None)
     if generator is None:
         raise ValueError("possible_goal_generator: expected one here or in world_model, got None")
     workers = num_workers if parallel else 1
+    if archive_dir is not None:
+        Path(archive_dir).mkdir(parents=True, exist_ok=True)
 
     def durations(state: Any, profile: tuple[int, ...], outcomes: list[tuple[float, Any]]) -> Any:
         return world_model.transition_durations(state, [*profile], outcomes)
 
-    with build_graph(world_model, workers=workers, progress=not quiet, level_fct=level_fct) as graph:
+    with build_graph(
+        world_model, workers=workers, progress=not quiet, level_fct=level_fct,
+        min_free_memory_fraction=min_free_memory_fraction,
+    ) as graph:  # fmt: skip
         humans = [int(agent) for agent in human_agent_indices]
         with backward_induction(
             graph, generator.generate, humans,
@@ -106,8 +142,85 @@ def compute_human_policy_prior(
         policies_by, values_by = (
             _ByState(graph.states, graph.index, acting | values, arrays, values) for values in (False, True)
         )
+        if archive_dir is not None:
+            _archive(Path(archive_dir) / ARCHIVE, graph, values_by)
+        cache = AttainmentCache(graph.profiles, graph.row_start, graph.profile, graph.start, graph.successor, arrays)
     prior = TabularHumanPolicyPrior(world_model, humans, generator, policies_by)
-    return (prior, values_by) if return_Vh else prior
+    results = [prior, *[values_by] * return_Vh, *[cache if use_attainment_cache else None] * return_attainment_cache]
+    return tuple(results) if len(results) > 1 else prior
+
+
+@dataclass(frozen=True)
+class _Keywords(Declared):
+    """The keywords that nothing else checks."""
+
+    return_Vh: bool  # noqa: N815
+    return_attainment_cache: bool
+    use_attainment_cache: bool
+    archive_dir: str | None
+    memory_check_interval: Annotated[int, Whole(1)]
+    memory_pause_duration: Annotated[float, Number(0)]
+    memory_profile: bool
+    use_disk_slicing: bool
+    disk_cache_dir: str | None
+    use_compression: bool
+
+
+def _archive(path: Path, graph: Graph, values: "_ByState") -> None:
+    """Writes the values by level, from the ends on: a header, and by state a list with each agent's values by goal."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    with open(aside, "wb") as file:
+        for numbers in graph.levels:
+            header = {"level_value": int(graph.level[numbers[0]]), "state_indices": numbers.tolist()}
+            pickle.dump({**header, "num_states": len(numbers)}, file, protocol=5)
+            for number in numbers:
+                its = values[graph.states[number]]
+                pickle.dump([{**its.get(agent, {})} for agent in range(graph.agents)], file, protocol=5)
+    aside.replace(path)
+
+
+@dataclass(eq=False)
+class AttainmentCache:
+    """Whether successors achieve goals, in the place of EMPO's `SlicedAttainmentCache`; its one slice has all states.
+
+    `cache[state][profile]`, both by number, has int8 [successors] by goal, in the order of the state's transitions. It
+    reads the graph's arrays, which it keeps.
+    """
+
+    num_action_profiles: int
+    row_start: NDArray[np.int64]
+    profile: NDArray[np.int32]
+    start: NDArray[np.int64]
+    successor: NDArray[np.int32]
+    arrays: dict[int, AgentPolicies]
+
+    @cached_property
+    def columns(self) -> dict[Goal, tuple[AgentPolicies, int]]:
+        return {goal: (its, i) for its in self.arrays.values() for i, goal in enumerate(its.goals)}
+
+    def get(self, state_index: int, action_profile_index: int, goal: Goal) -> NDArray[np.int8] | None:
+        """None: the profile is not possible there, or no state offers the goal."""
+        low, high = self.row_start[[state_index, state_index + 1]]
+        row = low + np.searchsorted(self.profile[low:high], action_profile_index)
+        if row == high or self.profile[row] != action_profile_index or goal not in self.columns:
+            return None
+        its, i = self.columns[goal]
+        return its.achieves(self.successor[self.start[row] : self.start[row + 1]], i)
+
+    def get_slice(self, slice_id: object) -> "AttainmentCache":
+        return self
+
+    def num_states(self) -> int:
+        return len(self.row_start) - 1
+
+    def __contains__(self, state_index: int) -> bool:
+        return 0 <= state_index < self.num_states()
+
+    def __getitem__(self, state_index: int) -> list[dict[Goal, NDArray[np.int8]]]:
+        return [
+            {goal: its for goal in self.columns if (its := self.get(state_index, profile, goal)) is not None}
+            for profile in range(self.num_action_profiles)
+        ]
 
 
 @dataclass(eq=False)

@@ -35,6 +35,7 @@ def build_graph(
     progress: bool = True,
     level_fct: Callable[[Any], int] | None = None,
     min_free_memory_fraction: float = 0.1,
+    fork: bool | None = None,
 ) -> Graph:
     """The graph of all states that the model can reach from its initial state.
 
@@ -54,6 +55,9 @@ def build_graph(
         level_fct: the level of a state, an integer that every transition lowers, or that every one raises. None: the
             transitions of the longest path to an end.
         min_free_memory_fraction: of the machine's memory, and of this process's limit; 0 checks nothing.
+        fork: workers are forks of this process, which start in 0.03 s with all its imports. False: of a new program,
+            which imports what the model needs. None: forks if this process has no other Python thread, no native thread
+            with a name of its own, no running threads of Numba and no open GPU. True: forks in any case.
 
     Raises:
         ValueError: the transitions have a cycle, probabilities are negative or do not sum to 1, there are more than
@@ -67,6 +71,8 @@ def build_graph(
     workers = count_workers(workers)
     if batch is not None:
         check_whole("batch", batch)
+    if fork is not None and not isinstance(fork, bool):
+        raise ValueError(f"fork: expected True, False or None, got {brief(fork)}")
     profiles = Profiles(len(model.agents), model.action_space.n)
     model.reset()
     root = model.get_state()
@@ -76,7 +82,7 @@ def build_graph(
         raise TypeError(f"state: expected something hashable, got {brief(root)}, the initial state") from None
     with shown_with(progress):
         with closing(watch):
-            expansion = Exploration(model, profiles, root, workers, batch).run(watch.look)
+            expansion = Exploration(model, profiles, root, workers, batch, fork).run(watch.look)
         expansion.check_repeats(model.transition_probabilities, profiles)
         model.set_state(root)
         watch.check_memory(len(expansion.states), expansion.nbytes)

@@ -16,7 +16,7 @@ from ..checks import brief
 from ..errors import WorldModelFailed, pass_on_from_handler
 from .model import Profiles, Transition
 
-SAMPLE = 32  # states that are expanded again, at most: one, and a quarter of those that have transitions
+SAMPLE = 32  # states that are expanded again, at most: one, and a sixteenth of those that have transitions
 TOLERANCE = 1e-6  # of a sum of probabilities
 
 
@@ -98,7 +98,9 @@ class Expansion:
     def check_repeats(self, transition: Transition, profiles: Profiles) -> None:
         """Expands a bounded sample of the states that have transitions again, wherever they were expanded first."""
         live = np.flatnonzero(self.rows)
-        sample = live[np.linspace(0, len(live) - 1, min(SAMPLE, 1 + len(live) // 4)).astype(int)] if len(live) else live
+        sample = (
+            live[np.linspace(0, len(live) - 1, min(SAMPLE, 1 + len(live) // 16)).astype(int)] if len(live) else live
+        )
         first_row, first_outcome = _starts(self.rows), _starts(self.outcomes)
         for number in sample.tolist():
             again = Expansion()

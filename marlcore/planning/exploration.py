@@ -18,7 +18,7 @@ from .batches import WAIT_S, Batches, Part, packed, stays_equal
 from .expansion import Expansion
 from .model import Profiles, Transition, WorldModel
 
-START_AFTER_S = 0.05  # of work in this process; the server that forks workers starts in 0.2 s
+START_AFTER_S = 0.05  # of work in this process; a server that forks workers starts in 0.02 s, or 0.2 s as a new program
 SLICE_S = 0.01  # of expanding states here between two looks at everything else
 LOOK_S = 0.0005  # between two looks at the workers
 
@@ -26,9 +26,11 @@ LOOK_S = 0.0005  # between two looks at the workers
 class Exploration:
     """The states of a model that can be reached from `root`; see `build_graph` for the other arguments and errors."""
 
-    def __init__(self, model: WorldModel, profiles: Profiles, root: Hashable, workers: int, batch: int | None) -> None:
+    def __init__(
+        self, model: WorldModel, profiles: Profiles, root: Hashable, workers: int, batch: int | None, fork: bool | None
+    ) -> None:
         self._transition, self._profiles = model.transition_probabilities, profiles
-        self._pool = _make_pool(model, profiles, root, workers - 1) if workers > 1 else None
+        self._pool = _make_pool(model, profiles, root, workers - 1, fork) if workers > 1 else None
         self._whole = Expansion(root)
         self._batches = Batches(self._whole.states, partial(expand, self._watchful, profiles), workers, batch)
         self._start_at = perf_counter() + (START_AFTER_S if batch is None else 0.0)
@@ -102,10 +104,11 @@ def expand(transition: Transition, profiles: Profiles, states: Sequence[Any]) ->
     return Part(expansion, failure)
 
 
-def _make_pool(model: WorldModel, profiles: Profiles, root: Hashable, size: int) -> Pool:
+def _make_pool(model: WorldModel, profiles: Profiles, root: Hashable, size: int, fork: bool | None) -> Pool:
     """Raises TypeError: the model or its initial state cannot be pickled."""
     try:
-        pool = Pool(partial(_answer_with, model, profiles), size, name="planner", preload=(__name__,))
+        make = partial(_answer_with, model, profiles)
+        pool = Pool(make, size, name="planner", preload=(__name__,), fork=fork)
     except Exception:  # a class's own pickling may raise anything
         check_picklable(model=model)
         raise

@@ -46,6 +46,11 @@ class AgentPolicies(GoalTable):
         """Whether a state offers a goal, both by their numbers."""
         return bool(self.flags[state, goal] & OFFERED)
 
+    def achieves(self, states: Any, goal: int) -> NDArray[np.int8]:
+        """Whether states achieve a goal, by their numbers: int8, 0 or 1."""
+        achieved: NDArray[np.int8] = (self.flags[states, goal] & ACHIEVED).astype(bool).astype(np.int8)
+        return achieved
+
     def on_offer(self, state: int) -> list[int]:
         """The numbers of the goals on offer in a state, by its number."""
         goals: list[int] = np.flatnonzero(self.flags[state] & OFFERED).tolist()

@@ -1,5 +1,7 @@
 """The parent's side of the fork server, which has imported the workers' modules and starts one in milliseconds.
 
+The server is a new program, or, if asked for, a fork of the parent, which is ready at once.
+
 If the parent dies, the kernel kills the server and every worker, stopped ones included (`PR_SET_PDEATHSIG`).
 """
 
@@ -13,16 +15,18 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from functools import partial
 from multiprocessing import resource_tracker, util
 from multiprocessing.spawn import get_executable
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
 
 from ..errors import MarlcoreError, suppress_failed_calls
-from .serve import FORK, NUMBER, readable, receive
+from .serve import FORK, NUMBER, open_child, readable, receive, serve
 from .signals import STOPPING
 
 START_S = 120.0  # limit for the imports
@@ -38,7 +42,8 @@ sys.path[:] = sys.argv[4:]
 from marlcore.processes.serve import serve
 serve(*map(int, sys.argv[1:3]), sys.argv[3].split())
 """
-Program = subprocess.Popen[bytes]
+_GPUS = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
+Program: TypeAlias = "subprocess.Popen[bytes] | ForkOfThis"
 log = logging.getLogger(__name__)
 
 
@@ -57,12 +62,16 @@ class Forked(NamedTuple):
 class ForkServer:
     """Starts the server, which imports `preload`, on first use, and again after it died.
 
-    `hurry` returns True to give up the wait for a server that is still starting.
+    `hurry` returns True to give up the wait for a server that is still starting. `fork`: the server is a fork of this
+    process; None: where `is_safe_to_fork`.
     """
 
-    def __init__(self, preload: Sequence[str] = (), hurry: Callable[[], bool] = lambda: False) -> None:
+    def __init__(
+        self, preload: Sequence[str] = (), hurry: Callable[[], bool] = lambda: False, fork: bool | None = False
+    ) -> None:
         self._preload = preload
         self._hurry = hurry
+        self._forks = fork
         self._process: Program | None = None
         self._channel: socket.socket | None = None
         self._answered = False  # whether the server said that it is ready
@@ -73,7 +82,9 @@ class ForkServer:
         if self._channel is None:
             self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with theirs:
-                self._process = start_child(partial(start_program, theirs.fileno(), self._preload))
+                forks = is_safe_to_fork() if self._forks is None else self._forks
+                start = ForkOfThis if forks else start_program
+                self._process = start_child(partial(start, theirs.fileno(), self._preload))
 
     @property
     def ready(self) -> bool:
@@ -206,6 +217,68 @@ def start_program(channel: int, preload: Sequence[str]) -> Program:
         )
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, previous)
+
+
+class ForkOfThis:
+    """A fork of this process that serves as a fork server, with everything that this process has imported."""
+
+    def __init__(self, channel: int, preload: Sequence[str]) -> None:
+        parent = os.getpid()
+        util._flush_std_streams()  # type: ignore[attr-defined]  # else both would write what is buffered
+        previous = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
+        try:
+            with warnings.catch_warnings():  # it warns of threads
+                warnings.simplefilter("ignore", DeprecationWarning)
+                self.pid = os.fork()
+            if self.pid == 0:
+                try:
+                    self._serve(channel, parent, preload)
+                finally:
+                    os._exit(1)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, previous)
+        self._pidfd = open_child(self.pid)
+
+    def _serve(self, channel: int, parent: int, preload: Sequence[str]) -> None:
+        signal.set_wakeup_fd(-1)  # the parent's event loop would wake up
+        with open(os.devnull, "rb") as nothing:
+            os.dup2(nothing.fileno(), 0)
+        if torch := sys.modules.get("torch"):  # a forked process would wait for OpenMP's threads forever
+            torch.set_num_threads(1)
+        serve(channel, parent, [*preload])
+
+    def kill(self) -> None:
+        if self._pidfd >= 0:
+            with suppress_failed_calls(errno.ESRCH):  # it was waited for elsewhere
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Waits for its end. Raises subprocess.TimeoutExpired."""
+        if self._pidfd < 0:
+            return
+        if not readable(timeout, self._pidfd):
+            raise subprocess.TimeoutExpired("fork server", timeout or 0.0)
+        with suppress(ChildProcessError):  # somebody else's wait has noticed its end
+            os.waitpid(self.pid, 0)
+        os.close(self._pidfd)
+        self._pidfd = -1
+
+
+def is_safe_to_fork() -> bool:
+    """Whether a fork of this process can work: no other thread may hold a lock that the fork needs, and no GPU is open.
+
+    Native threads of array libraries, which have this process's name, handle forks; those of others have names.
+    """
+    numba_threads = getattr(sys.modules.get("numba.np.ufunc.parallel"), "_is_initialized", False)
+    if numba_threads or len(sys._current_frames()) > 1 or threading.get_native_id() != os.getpid():
+        return False
+    try:
+        names = {path.read_bytes() for path in Path("/proc/self/task").glob("*/comm")}
+        with os.scandir("/proc/self/fd") as entries:
+            files = [os.readlink(entry) for entry in entries]
+    except OSError:  # a thread ended meanwhile, or /proc is not mounted
+        return False
+    return len(names) == 1 and not any(file.startswith(_GPUS) for file in files)
 
 
 def _is_inherited(fd: int) -> bool:

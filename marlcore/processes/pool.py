@@ -26,15 +26,16 @@ class Pool(Closing):
 
     A process that dies is replaced, and its request is given to another one, so an answer must have no effect beside
     its reply. `make`, called once in each process, returns the function that answers; what another process cannot
-    import is pickled by value. At most `size` processes start, when they are needed.
+    import is pickled by value. At most `size` processes start, when they are needed. `fork`: see `ForkServer`.
     """
 
     def __init__(
-        self, make: Callable[[], Answer], size: int, *, name: str = "worker", preload: Sequence[str] = ()
-    ) -> None:
+        self, make: Callable[[], Answer], size: int, *, name: str = "worker", preload: Sequence[str] = (),
+        fork: bool | None = False,
+    ) -> None:  # fmt: skip
         self._make = cloudpickle.dumps(make)
         self._size, self._name = size, name
-        self._children = Children(preload)
+        self._children = Children(preload, fork=fork)
         self._started = 0
         self._requests: dict[int, bytes] = {}  # by key: those without a reply
         self._replies: dict[int, memoryview] = {}  # by key: those that were not returned yet

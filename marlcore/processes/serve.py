@@ -131,7 +131,7 @@ class _Server:
                     _run(task, report, tracker)
                 finally:
                     os._exit(1)  # the child must never continue as a second server
-            pidfd = _open_child(pid)
+            pidfd = open_child(pid)
         except OSError:
             os.close(kept)
             raise
@@ -152,7 +152,7 @@ class _Server:
         os.close(status)
 
 
-def _open_child(pid: int) -> int:
+def open_child(pid: int) -> int:
     """A pidfd of a forked process. Raises OSError: none is available; the process was killed."""
     try:
         return os.pidfd_open(pid)

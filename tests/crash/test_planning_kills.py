@@ -48,7 +48,7 @@ class Killer(threading.Thread):
             pass  # it has ended
 
 
-def kill_workers(kills: int, seed: int = 0) -> int:
+def kill_workers(kills: int, seed: int = 0, fork: bool = False) -> int:
     """Builds a graph again and again, until so many builds have lost a worker; returns the number of builds."""
     rng = random.Random(seed)
     with build_graph(MODEL, workers=1) as graph:
@@ -59,7 +59,7 @@ def kill_workers(kills: int, seed: int = 0) -> int:
         killer = Killer(rng, 0.15)
         killer.start()
         try:
-            with build_graph(MODEL, workers=3, batch=5) as graph:
+            with build_graph(MODEL, workers=3, batch=5, fork=fork) as graph:
                 assert bytes(graph._segment.body) == alone
         finally:
             killer.over.set()
@@ -68,13 +68,15 @@ def kill_workers(kills: int, seed: int = 0) -> int:
     return builds
 
 
-def test_a_killed_workers_states_are_expanded_by_another() -> None:
-    kill_workers(1)
+@pytest.mark.parametrize("fork", [False, True])
+def test_a_killed_workers_states_are_expanded_by_another(fork: bool) -> None:
+    kill_workers(1, fork=fork)
 
 
 @pytest.mark.long
-def test_a_hundred_workers_killed_at_random_moments_change_nothing() -> None:
-    kill_workers(100, seed=1)
+@pytest.mark.parametrize("fork", [False, True])
+def test_a_hundred_workers_killed_at_random_moments_change_nothing(fork: bool) -> None:
+    kill_workers(100, seed=1, fork=fork)
 
 
 class DeadlyOnce(World):

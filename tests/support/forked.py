@@ -44,6 +44,8 @@ def tell(report: Connection, what: str) -> None:
         "environment": lambda: os.environ.get("MARLCORE_TEST"),
         "blocked": lambda: signal.pthread_sigmask(signal.SIG_BLOCK, []),
         "numbers": lambda: np.random.random(),
+        "imported": lambda: "imported_by_the_caller" in sys.modules,
+        "torch's threads": lambda: sys.modules["torch"].get_num_threads(),
         "descriptors": lambda: sorted(os.readlink(f"/proc/self/fd/{fd}") for fd in range(3, 100) if is_open(fd)),
     }
     report.send(answers[what]())

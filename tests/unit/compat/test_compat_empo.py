@@ -4,6 +4,7 @@ import math
 import pickle
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -146,6 +147,50 @@ def test_beliefs_and_durations_are_those_given() -> None:
     check(Timed(), [0, 1], found, expected)
 
 
+def test_keywords_about_memory_change_nothing(tmp_path: Path) -> None:
+    plain = planned(Slippery(), [0])
+    same, none = planned(
+        Slippery(), [0], return_attainment_cache=True, use_attainment_cache=False, memory_check_interval=1,
+        memory_pause_duration=0, memory_profile=True, use_disk_slicing=True, use_compression=True,
+        disk_cache_dir=tmp_path / "slices", level_fct=lambda state: state[0], min_free_memory_fraction=0.0,
+    )  # fmt: skip
+    assert none is None and [*tmp_path.iterdir()] == []
+    for state in plain.values:
+        assert same(state, 0).tolist() == plain(state, 0).tolist()
+
+
+def test_an_attainment_cache_tells_what_successors_achieve(model: Any) -> None:
+    _, values, cache = planned(model, [0, 1], return_Vh=True, return_attainment_cache=True)
+    states, _, _, transitions = get_dag_parallel(model, return_probabilities=True, num_workers=1)
+    assert [*values] == states and cache.num_states() == len(states) and len(states) not in cache
+    actions, goals = model.action_space.n, {*GOALS[0], *GOALS[1]}
+    for i, rows in enumerate(transitions):
+        by_profile = cache.get_slice(None)[i]
+        for profile, _, successors in rows:
+            number = sum(action * actions**agent for agent, action in enumerate(profile))
+            expected = {goal: [goal.is_achieved(states[j]) for j in successors] for goal in goals}
+            by_goal = by_profile[number]
+            assert {goal: achieved.tolist() for goal, achieved in by_goal.items()} == expected
+            assert all(achieved.dtype == np.int8 for achieved in by_goal.values())
+        assert sum(map(bool, by_profile)) == len(rows)
+    assert cache.get(0, 0, Reach(7)) is None and cache.get(len(states) - 1, 0, Reach(0)) is None
+
+
+def test_an_archive_has_the_values_by_level(tmp_path: Path) -> None:
+    for _ in range(2):  # the second replaces the first
+        _, values = planned(Slippery(), [1], return_Vh=True, archive_dir=tmp_path / "new" / "archive")
+    [path] = (tmp_path / "new" / "archive").iterdir()
+    states, read, levels = get_dag_parallel(Slippery(), num_workers=1)[0], {}, []
+    with open(path, "rb") as file:
+        while file.peek():
+            header = pickle.load(file)
+            levels.append(header["level_value"])
+            read |= {states[i]: pickle.load(file) for i in header["state_indices"]}
+            assert header["num_states"] == len(header["state_indices"])
+    assert path.name == "vh_values.pkl" and levels == sorted({*levels})
+    assert read == {state: [{}, {**values[state][1]}] for state in states}
+
+
 START = (0, (0, 0))
 
 
@@ -201,6 +246,20 @@ REFUSED: dict[str, Refused] = {
         "possible_goal_generator: expected one here or in world_model, got None"),
     "discounts": (lambda: planned(Slippery(), [0], gamma_h=0.9, rho_h=0.1), ValueError, "gamma or rho, got both"),
     "agent": (lambda: planned(Slippery(), [5]), ValueError, "agents: expected agents from 0 to 1, got 5"),
+    **{
+        name: (lambda options={name: bad}: planned(Slippery(), [0], **options), ValueError, f"{name}: expected {says}")
+        for name, bad, says in (
+            ("return_Vh", 2, "True or False, got 2"), ("return_attainment_cache", "no", "True or False, got 'no'"),
+            ("use_attainment_cache", None, "True or False, got None"), ("archive_dir", 3, "text, got 3"),
+            ("memory_check_interval", 0, "an integer of at least 1, got 0"),
+            ("memory_pause_duration", -1.0, "a finite number of at least 0, got -1.0"),
+            ("memory_profile", 2, "True or False, got 2"), ("use_disk_slicing", "yes", "True or False, got 'yes'"),
+            ("disk_cache_dir", 3, "text, got 3"), ("use_compression", "gzip", "True or False, got 'gzip'"),
+            ("min_free_memory_fraction", 1.0, "a number in [0, 1), got 1.0"),
+        )
+    },
+    "slices without levels": (lambda: planned(Slippery(), [0], use_disk_slicing=True), ValueError,
+        "level_fct: expected a function with use_disk_slicing, got None"),
     "goal": (lambda: planned(Slippery(), [0]).sample(START, possible_goal=Reach(0)), ValueError,
         "possible_goal: expected None"),
 }  # fmt: skip

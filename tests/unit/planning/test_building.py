@@ -3,6 +3,7 @@
 More random models: python tests/long.py building 1000
 """
 
+import importlib
 import math
 import multiprocessing
 import os
@@ -10,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -105,7 +107,21 @@ def test_random_models_give_the_same_with_a_worker(model: Table) -> None:
     ("name", "workers", "batch"), long_but([("slippery", 2, 7)], product(MODELS, (2, 3, 8), (1, 7)))
 )
 def test_any_number_of_workers_gives_the_same_bytes(name: str, workers: int, batch: int) -> None:
-    assert built(MODELS[name], workers=workers, batch=batch) == built(MODELS[name], workers=1)
+    alone = built(MODELS[name], workers=1)
+    for fork in (False, True):
+        assert built(MODELS[name], workers=workers, batch=batch, fork=fork) == alone
+
+
+def test_forked_workers_need_not_import_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "imported_slowly.py").write_text(
+        "import world_models\nwith open(__file__ + '.log', 'a') as log:\n    log.write('.')\n"
+        "class Model(world_models.Slippery): ...\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    model = importlib.import_module("imported_slowly").Model()
+    for fork, imports in ((True, 1), (False, 2)):
+        built(model, workers=2, batch=5, fork=fork)
+        assert (tmp_path / "imported_slowly.py.log").stat().st_size == imports
 
 
 class Slow(World):
@@ -213,6 +229,7 @@ REFUSED: dict[str, Refused] = {
     ),
     "half a level": (levelled(lambda state: 0.5), ValueError, "expected an integer from -4611686018427387904 to "),
     "workers": (building(Doors(), workers=0), ValueError, "workers: expected an integer of at least 1, got 0"),
+    "fork": (building(Doors(), fork="spawn"), ValueError, "fork: expected True, False or None, got 'spawn'"),
     "batch": (building(Doors(), batch=0), ValueError, "batch: expected an integer of at least 1, got 0"),
     "dtype": (
         building(Doors(), probabilities="float16"),

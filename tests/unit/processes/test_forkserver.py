@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from itertools import product
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.shared_memory import SharedMemory
@@ -18,6 +19,7 @@ from typing import Any
 
 import pytest
 from forked import Child, attach, end, linger, tell
+from tiers import long_but
 
 from marlcore.errors import MarlcoreError
 from marlcore.processes import PRELOAD, ForkServer
@@ -51,10 +53,13 @@ def run_helpers(report: Connection) -> None:
 
 
 @pytest.fixture
-def server() -> Iterator[ForkServer]:
-    """One of the test's own, which imports as little as it can."""
-    with closing(ForkServer()) as one:
+def server(request: pytest.FixtureRequest) -> Iterator[ForkServer]:
+    """One of the test's own, which imports as little as it can, or is a fork of the test's process."""
+    with closing(ForkServer(fork=getattr(request, "param", False))) as one:
         yield one
+
+
+EITHER = pytest.mark.parametrize("server", [False, True], indirect=True, ids=["program", "fork"])
 
 
 def told(server: ForkServer, what: str) -> Any:
@@ -65,6 +70,7 @@ def told(server: ForkServer, what: str) -> Any:
 
 
 @pytest.mark.long
+@EITHER
 def test_a_child_has_its_requesters_environment_and_mask(server: ForkServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MARLCORE_TEST", "set")
     assert told(server, "environment") == "set"
@@ -117,6 +123,7 @@ def test_how_a_process_ended_is_told(fork_server: ForkServer, how: int) -> None:
 
 
 @pytest.mark.long
+@EITHER
 def test_a_killed_servers_children_die_and_it_restarts(server: ForkServer) -> None:
     children = [Child(server, linger) for _ in range(2)]
     try:
@@ -135,6 +142,7 @@ def test_a_killed_servers_children_die_and_it_restarts(server: ForkServer) -> No
 
 
 @pytest.mark.long
+@EITHER
 def test_a_stopped_server_is_replaced(server: ForkServer) -> None:
     assert told(server, "environment") is None
     stopped = server.pid
@@ -186,8 +194,68 @@ def test_a_server_killed_while_it_starts_is_restarted(server: ForkServer, tmp_pa
     assert starts.read_text() == 4 * "\n"
 
 
-@pytest.mark.parametrize("thread", ["main thread", "thread that has ended"])
-def test_a_killed_parent_takes_server_and_children_along(program: Any, thread: str) -> None:
+@EITHER
+def test_only_a_fork_of_the_caller_has_its_imports(server: ForkServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "imported_by_the_caller", sys)
+    assert told(server, "imported") is server._forks
+    assert server.ready and server.pid is not None
+    pidfd = os.pidfd_open(server.pid)
+    server.close()
+    assert select.select([pidfd], [], [], 0.0)[0]
+    os.close(pidfd)
+
+
+def test_torch_has_one_thread_in_a_fork() -> None:
+    """OpenMP's others do not exist there, and it would wait for them forever."""
+    torch = pytest.importorskip("torch")
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with closing(ForkServer(fork=True)) as server:
+            assert told(server, "torch's threads") == 1
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_process_is_forked_only_where_that_is_safe(program: Any) -> None:
+    """Threads of NumPy's library, which every program here has, do not count."""
+    asked = program("""
+        import ctypes, sys, threading, types
+        from marlcore.processes import forkserver
+
+        def ask(what):
+            print(what, forkserver.is_safe_to_fork(), flush=True)
+
+        def wait():
+            ctypes.CDLL(None).prctl(15, b"xla", 0, 0, 0)
+            named.set()
+            over.wait()
+
+        ask("alone")
+        sys.modules["numba.np.ufunc.parallel"] = types.SimpleNamespace(_is_initialized=True)
+        ask("numba")
+        del sys.modules["numba.np.ufunc.parallel"]
+        with open("/dev/zero") as file:
+            forkserver._GPUS = ("/dev/zero",)
+            ask("gpu")
+        named, over = threading.Event(), threading.Event()
+        threading.Thread(target=wait).start()
+        named.wait()
+        ask("thread")
+        sys._current_frames = dict
+        ask("name")
+        over.set()
+    """)
+    said = [asked.line() for _ in range(5)]
+    assert said == ["alone True", "numba False", "gpu False", "thread False", "name False"]
+
+
+@pytest.mark.parametrize(
+    ("thread", "how"), long_but([("main thread", "program"), ("thread that has ended", "program"),
+    ("main thread", "fork")], product(["main thread", "thread that has ended"], ["program", "fork"])),
+)  # fmt: skip
+def test_a_killed_parent_takes_server_and_children_along(program: Any, thread: str, how: str) -> None:
     """Stopped ones too, which cannot end by themselves. A thread's end ends neither."""
     parent = program(
         """
@@ -195,7 +263,7 @@ def test_a_killed_parent_takes_server_and_children_along(program: Any, thread: s
         from forked import Child, end, linger
         from marlcore.processes.forkserver import ForkServer
 
-        server = ForkServer()
+        server = ForkServer(fork=sys.argv[2] == "fork")
         if sys.argv[1] == "main thread":
             server.begin()
         else:
@@ -211,7 +279,7 @@ def test_a_killed_parent_takes_server_and_children_along(program: Any, thread: s
         print(first, child.forked.pid, flush=True)
         sys.stdin.read()
         """,
-        args=[thread],
+        args=[thread, how],
     )
     pidfds = [os.pidfd_open(int(pid)) for pid in parent.line().split()]
     assert len(pidfds) == 2, "the server or its child did not start"
