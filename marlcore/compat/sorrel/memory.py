@@ -13,7 +13,7 @@ _WRITES = ("add", "add_empty", "add_from_buffer", "clear")
 
 
 def rings_for(memory: Any, copies: int) -> list[Buffer]:
-    """A ring for each copy of the world, the first one with the memory's rows; a lone copy keeps marlcore's Buffer."""
+    """A ring for each of all copies of the world, the first with the memory's rows; a lone one keeps our Buffer."""
     if isinstance(memory, Buffer) and copies == 1:
         memory.release()
         return [memory]

@@ -22,7 +22,9 @@ class Options:
 
     updates_per_epoch: Annotated[float | None, Number(above=0)] = 1.0  # for each agent, on average; None: run free
     ahead: Annotated[int, Whole(0)] = 2  # epochs of the actor before the slowest learner; 0: in turn, and repeatable
-    copies: Count = 1  # of the world
+    actors: Count = 1  # processes that step the world
+    copies: Count = 1  # of the world, in each actor
+    sync_interval: Count | None = None  # turns between an actor's looks for newer weights; None: before each epoch
     seed: Annotated[int | None, Whole(0)] = None  # of every process; None draws one from NumPy's global generator
     publish_interval: Count = 1  # updates, where learners run free; otherwise every epoch's updates are published
     publish_mode: Literal["snapshot", "double_buffer", "triple_buffer"] = "double_buffer"
@@ -34,6 +36,7 @@ class Options:
     animate: bool = False
     logging: bool = True
     output_dir: Any = None  # an absolute path, since an environment may change the working directory
+    start_here: bool = True  # play and learn in the caller's process until the others have started; not with ahead=0
     replace_loop: bool = False  # run sorrel's standard loop also where `run_experiment` is overridden
 
     def __post_init__(self) -> None:

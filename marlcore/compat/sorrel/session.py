@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import asdict
 from functools import partial
+from itertools import chain, cycle
 from typing import Any
 
 from ...checks import brief
-from ...errors import TimedOut, WorkerFailed, is_from_handler, suppress_failed_calls
+from ...errors import TimedOut, WorkerFailed, is_from_handler, pass_on_from_handler, suppress_failed_calls
 from ...processes import (
     PRELOAD,
     RESTARTS,
@@ -22,6 +23,7 @@ from ...processes import (
     Child,
     Children,
     Control,
+    ForkServer,
     Interrupts,
     RestartPolicy,
     Supervisor,
@@ -34,7 +36,7 @@ from .memory import give_back, rings_for
 from .messages import Book, Mailbox
 from .options import Options, base_of
 from .packing import networks, pack, restore, tensors_of
-from .role import ACTOR, LEARNER, MEMORY, MODEL, ModelPlan, Plan, ended_epochs
+from .role import ACTOR, LEARNER, MEMORY, MODEL, ModelPlan, Plan, ended_epochs, generators_kept
 
 POLL_S = 0.05
 GRACE_S = 30.0  # for learners that are told to stop: one update, and a save of the model
@@ -53,16 +55,19 @@ class Session(AbstractContextManager["Session"]):
         agents = [*by_model.values()]
         self._models = [env.agents[numbers[0]].model for numbers in agents]
         learners = [LEARNER.format(i) for i in range(len(agents))]
-        names = [ACTOR, *learners]
-        self.book = Book(logger, ACTOR, learners)
+        self._actors = [ACTOR.format(i) for i in range(options.actors)]
+        names = [*self._actors, *learners]
+        epochs = config.experiment.epochs + 1
+        self.book = Book(logger, "actors", learners)
         self.began = 0.0  # in time.monotonic, when the first turn was seen
+        self.epochs_here = 0  # that the caller's process played
         with ExitStack() as stack:
             telemetry = stack.enter_context(Telemetry.create(names))
             about: dict[str, Any] = {
                 "run_dir": str(options.output_dir),
                 "pid": os.getpid(),
-                "total_steps": (config.experiment.epochs + 1) * config.experiment.max_turns * len(env.agents),
-                "actors": [ACTOR],
+                "total_steps": epochs * config.experiment.max_turns * len(env.agents),
+                "actors": self._actors,
                 "learners": dict.fromkeys(learners, ""),
                 "policies": {},  # each has a learner of its own, whose counters are enough
                 "telemetry": asdict(telemetry.handle),
@@ -70,20 +75,25 @@ class Session(AbstractContextManager["Session"]):
             self._mail = {name: stack.enter_context(closing(Mailbox())) for name in names}
             self._plan = Plan(
                 options=options,
+                epochs=epochs,
                 models=tuple(self._plan_model(stack, i, numbers, options) for i, numbers in enumerate(agents)),
                 control=stack.enter_context(Control.create(names, **about)),
                 telemetry=telemetry,
-                ended=stack.enter_context(ParameterStore.create(ended_epochs(), "snapshot", name="epochs")),
+                ended=tuple(
+                    stack.enter_context(ParameterStore.create(ended_epochs(), "snapshot", name=f"epochs.{i}"))
+                    for i in range(options.actors)
+                ),
                 mail={name: box.path for name, box in self._mail.items()},
                 wants_turns=records_turns(logger),
             )
             self._control = self._plan.control
-            self._envs = dict(zip(names, _packed_for_each(env, config, self._models), strict=True))
+            for_actors, *for_learners = _packed_for_each(env, config, self._models)
+            self._envs = dict.fromkeys(self._actors, for_actors) | dict(zip(learners, for_learners, strict=True))
             self._stack = stack.pop_all()
 
     def _plan_model(self, stack: ExitStack, index: int, agents: list[int], options: Options) -> ModelPlan:
         model = self._models[index]
-        rings = rings_for(model.memory, options.copies)
+        rings = rings_for(model.memory, options.actors * options.copies)
         for ring in rings:
             if ring is not model.memory:
                 stack.callback(ring.close)
@@ -106,14 +116,56 @@ class Session(AbstractContextManager["Session"]):
             stack.callback(self._control.stop)
             try:
                 with suppress_failed_calls(errno.EINTR):  # a signal came while a process was started
-                    for worker in supervisor.workers.values():
-                        worker.start()
+                    children.server.begin()
+                    here = options.start_here and options.ahead > 0
+                    if not here or self._work_here(children.server):
+                        for worker in supervisor.workers.values():
+                            worker.start()
                     while supervisor.unfinished and self._interrupts.signum is None:
                         self._watch(supervisor)
                         self.began = self.began or (time.monotonic() if self._control.steps else 0.0)
             finally:
                 self._wind_up(supervisor)
         self.book.record(all_of_it=self._interrupts.signum is None)
+
+    def _work_here(self, server: ForkServer) -> bool:
+        """Plays and learns in this process until the server is ready; returns whether epochs are left for the workers.
+
+        These continue as successors do, also after an exception of the environment or a model.
+        """
+        learners: list[Learner] = []
+        with generators_kept(), ExitStack() as stack:
+            for ring in chain.from_iterable(model.rings for model in self._plan.models):
+                stack.callback(ring.release)
+            try:
+                roles = [
+                    stack.enter_context(closing(role_of(name)(name, env, self._plan, 0, box, self._interrupts)))
+                    for (name, env), box in zip(self._envs.items(), self._mail.values(), strict=True)
+                ]
+                learners = [role for role in roles if isinstance(role, Learner)]
+                actors = [role for role in roles if isinstance(role, Actor)]
+                self._take_turns(actors, learners, server)
+                if not all(learner.is_done for learner in learners):
+                    self._envs.update({actor.name: actor.packed() for actor in actors})
+            except Exception as error:  # of a class of the caller's own, or ClosedError where a signal came
+                if self._interrupts.signum is None:
+                    pass_on_from_handler(error)
+                    log.warning("the caller's process failed, and the workers continue: %s", brief(error))
+            for learner in learners:
+                learner.finish()
+        self.epochs_here = self.counts()["epochs"]
+        return self._interrupts.signum is None and not (learners and all(learner.is_done for learner in learners))
+
+    def _take_turns(self, actors: list[Actor], learners: list[Learner], server: ForkServer) -> None:
+        self.began = time.monotonic()
+        for actor in cycle(actors):
+            if server.ready or all(learner.is_done for learner in learners):
+                return
+            actor.step()
+            for learner in learners:
+                while learner.may_step:
+                    learner.step()
+            self._read_mail()
 
     def _start(self, children: Children, name: str, attempt: int) -> Child:
         self._read_mail()
@@ -127,7 +179,7 @@ class Session(AbstractContextManager["Session"]):
     def _read_mail(self) -> None:
         for name, box in self._mail.items():
             for message in box.messages():
-                self.book.take(name, *message)
+                self.book.take("actors" if name in self._actors else name, *message)
         self.book.record()
 
     def _wind_up(self, supervisor: Supervisor) -> None:
@@ -177,7 +229,7 @@ class Session(AbstractContextManager["Session"]):
         """Epochs, agent-steps, updates and restarts."""
         control = self._control
         return {
-            "epochs": self._plan.ended.version,
+            "epochs": sum(ended.version for ended in self._plan.ended),
             "steps": control.steps,
             "updates": sum(counters.load(UPDATES) for counters in control.workers.values()),
             "restarts": sum(words.load(RESTARTS) for words in control.notes.values()),
@@ -188,15 +240,19 @@ class Session(AbstractContextManager["Session"]):
 
 
 def run_role(name: str, env: bytes, plan: Plan, attempt: int) -> None:
-    """Runs the actor or a learner in its own process."""
-    if name != ACTOR:
+    """Runs an actor or a learner in its own process."""
+    if role_of(name) is Learner:
         os.nice(plan.options.niceness)
-    with closing((Actor if name == ACTOR else Learner)(name, env, plan, attempt)) as role:
+    with closing(role_of(name)(name, env, plan, attempt)) as role:
         role.work()
 
 
+def role_of(name: str) -> type[Actor] | type[Learner]:
+    return Actor if name.startswith(ACTOR.format("")) else Learner
+
+
 def _packed_for_each(env: Any, config: Any, models: list[Any]) -> list[bytes]:
-    """The environment for the actor, and for each learner without the other models; with this configuration."""
+    """The environment for the actors, and for each learner without the other models; with this configuration."""
     memories = {MEMORY.format(i): model.memory for i, model in enumerate(models)}
     named = {MODEL.format(i): model for i, model in enumerate(models)}
     with configured(env, config):

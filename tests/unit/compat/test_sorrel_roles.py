@@ -56,29 +56,40 @@ class Repeatable(double.Model):
 class InTurn(ExitStack):
     """A session whose roles run in this process, one after another."""
 
-    def __init__(self, env: Any, logger: Any = None, **options: Any) -> None:
+    def __init__(self, env: Any, logger: Any = None, start: bool = True, **options: Any) -> None:
         super().__init__()
         self.callback(interrupt_waits_with, None)
-        chosen = Options(ahead=0, seed=0, **options)
+        chosen = Options(**{"ahead": 0, "seed": 0} | options)
         self.session = self.enter_context(Session(env, env.config, chosen, Interrupts(), logger))
         self.plan = self.session._plan
-        self.actor = self.role(Actor, "actor-0")
+        if start:
+            self.begin()
+
+    def begin(self) -> None:
+        self.actors = [self.role(Actor, f"actor-{i}") for i in range(self.plan.options.actors)]
         self.learners = [self.role(Learner, f"learner-{i}") for i in range(len(self.plan.models))]
 
     def role(self, kind: Any, name: str, attempt: int = 1) -> Any:
         return self.enter_context(closing(kind(name, self.session._envs[name], self.plan, attempt)))
 
     @property
+    def actor(self) -> Any:
+        return self.actors[0]
+
+    @property
     def ended(self) -> int:
         return self.session.counts()["epochs"]
 
     def epoch(self) -> bool:
-        continues: bool = self.actor.step()
+        stepped = [actor.step() for actor in self.actors]
+        self.learn()
+        return any(stepped)
+
+    def learn(self) -> None:
         for learner in self.learners:
-            while learner._epoch < self.ended:
+            while learner.may_step:
                 learner.step()
         self.session._read_mail()
-        return continues
 
     def finish(self) -> None:
         while self.epoch():
@@ -186,6 +197,116 @@ def test_a_killed_learners_successor_continues(saved: bool) -> None:
     assert env.agents[0].model.epsilon == pytest.approx(0.5 * 0.9**7)
 
 
+class OpeningHours:
+    """Stands for a fork server that is ready at the n-th look."""
+
+    def __init__(self, looks: int) -> None:
+        self.looks = looks
+
+    @property
+    def ready(self) -> bool:
+        self.looks -= 1
+        return self.looks < 0
+
+
+def test_workers_continue_exactly_where_the_callers_process_ended() -> None:
+    """With sorrel's results, also those of what worlds and models count, and of the optimizer."""
+    theirs, ours = repeatable(shared=False), repeatable(shared=False)
+    their_log, our_log = double.StepLogger(), double.StepLogger()
+    theirs.run_experiment(their_log)
+    drawn = np.random.get_state()[1].tolist(), torch.get_rng_state().tolist(), torch.get_num_threads()
+    with InTurn(ours, our_log, start=False) as run:
+        assert run.session._work_here(OpeningHours(4))
+        assert run.session.epochs_here == 4 and len(our_log.epochs) == 4
+        assert (np.random.get_state()[1].tolist(), torch.get_rng_state().tolist(), torch.get_num_threads()) == drawn
+        run.begin()
+        run.finish()
+    np.testing.assert_allclose(our_log.epochs, their_log.epochs, rtol=1e-5)
+    assert our_log.turns == their_log.turns
+    for mine, other in zip(ours.agents, theirs.agents, strict=True):
+        torch.testing.assert_close(mine.model.state_dict(), other.model.state_dict())
+        moments = [one.optimizer.state[one.local.weight]["exp_avg"] for one in (mine.model, other.model)]
+        torch.testing.assert_close(*moments)
+        np.testing.assert_array_equal(mine.model.memory.states, other.model.memory.states)
+
+
+def test_the_callers_process_may_complete_the_experiment() -> None:
+    with InTurn(double.make(epochs=5), start=False, copies=2, actors=2, ahead=4) as run:
+        assert not run.session._work_here(OpeningHours(1000))
+        assert run.session.counts() == {"epochs": 6, "steps": 6 * 8 * 2, "updates": 12, "restarts": 0}
+
+
+class Failing(double.Model):
+    def train_step(self) -> Any:
+        if int(self.updated) == 2:
+            raise ArithmeticError("once")
+        return super().train_step()
+
+
+def test_workers_continue_after_a_failure_in_the_callers_process(caplog: Any) -> None:
+    with InTurn(double.make(agents=1, epochs=30, model=Failing), start=False, ahead=2) as run:
+        assert run.session._work_here(OpeningHours(1000))
+        assert 2 < run.session.epochs_here < 30
+        run.begin()
+        assert run.learners[0]._epoch == run.learners[0]._updates == run.session.epochs_here - 1
+    assert [record.getMessage() for record in caplog.records] == [
+        "the caller's process failed, and the workers continue: ArithmeticError('once')"
+    ]
+
+
+@pytest.mark.parametrize("copies", [1, 2])
+def test_each_actor_has_lanes_of_its_own(copies: int) -> None:
+    """The epochs of a world that counts them: each once, in the ring of the actor and copy that played it."""
+    with InTurn(
+        double.make(agents=2, epochs=10, max_turns=5), actors=3, copies=copies, logger=(log := double.Logger())
+    ) as run:
+        acted = [world.agents[0].model for actor in run.actors for world in actor._worlds]
+        assert len({id(model.memory) for model in acted}) == 3 * copies
+        run.actor.step()
+        assert [ring.size for ring in run.plan.models[0].rings] == [6] * copies + [0] * 2 * copies
+        run.actors[2].step()
+        before = run.plan.models[1].rings[2 * copies].states.copy()
+        run.actors[1].close()  # killed before it ended an epoch
+        run.actors[1] = run.role(Actor, "actor-1", attempt=2)
+        run.actors[1].step()
+        np.testing.assert_array_equal(run.plan.models[1].rings[2 * copies].states, before)
+        run.learn()
+        run.finish()
+        assert run.session.counts() == {"epochs": 11, "steps": 11 * 5 * 2, "updates": 22, "restarts": 0}
+    assert [row[0] for row in log.epochs] == list(range(11))
+
+
+def test_in_turn_the_learners_wait_for_every_actor() -> None:
+    with InTurn(double.make(epochs=7), actors=3, copies=2) as run:
+        run.actor.step()
+        assert not run.learners[0].may_step
+        assert run.plan.must_have_ended(0) == {0: 2, 1: 2, 2: 2}
+        assert run.plan.must_have_ended(6) == {0: 3, 1: 3, 2: 2}
+        ahead = run.plan._replace(options=Options(actors=3, copies=2))
+        assert ahead.must_have_ended(5) == {2: 2}
+
+
+@pytest.mark.parametrize("interval", [None, 3])
+def test_weights_are_refreshed_between_turns(interval: int | None) -> None:
+    with InTurn(env := double.make(agents=1, epochs=1), ahead=2, sync_interval=interval) as run:
+        (learner,) = run.learners
+        model = run.actor._worlds[0].agents[0].model
+        seen = []
+
+        def act(state: Any) -> int:
+            seen.append(model.local.bias[0].item())
+            with torch.no_grad():
+                learner._model.local.bias[0] = len(seen)
+            learner._model.epsilon = len(seen)
+            learner._publish()
+            return 0
+
+        model.take_action = act
+        run.actor.step()
+        assert seen[1:] == ([seen[0]] * 7 if interval is None else [seen[0]] * 2 + [3] * 3 + [6] * 2)
+        assert model.epsilon == (env.agents[0].model.epsilon if interval is None else 6)
+
+
 def test_a_killed_actors_successor_repeats_its_epoch() -> None:
     logger = double.Logger()
     with InTurn(double.make(epochs=5), logger) as run:
@@ -195,7 +316,7 @@ def test_a_killed_actors_successor_repeats_its_epoch() -> None:
         run.actor.close()
         for ring in run.plan.models:
             ring.rings[0].release()
-        run.actor = run.role(Actor, "actor-0", attempt=2)
+        run.actors[0] = run.role(Actor, "actor-0", attempt=2)
         assert run.ended == 2
         run.epoch()
         assert run.actor._worlds[0].agents[0].model.epsilon == pytest.approx(0.5 * 0.9**2)
@@ -491,13 +612,16 @@ def refused(make: Callable[[], Any], error: type[Exception], says: str, **option
 
 WRONG_OPTIONS = {
     "ahead": (-1, "an integer of at least 0"),
+    "actors": (0, "an integer of at least 1"),
+    "sync_interval": (0, "an integer of at least 1"),
+    "start_here": ("no", "True or False"),
     "copies": (0, "an integer of at least 1"),
     "updates_per_epoch": (0, "a finite number above 0"),
     "timeout": (0, "a number above 0"),
     "publish_mode": ("twice", "snapshot, double_buffer or triple_buffer"),
 }
 WRONG_SECTIONS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
-    "unknown": ({"mod": 1}, ValueError, ": expected the fields ['ahead', 'animate',"),
+    "unknown": ({"mod": 1}, ValueError, ": expected the fields ['actors', 'ahead', 'animate',"),
     "twice": ({"mode": "snapshot", "publish_mode": "snapshot"}, ValueError,
         ": expected mode or publish_mode, got both"),
     "enabled": ({"enabled": "no"}, TypeError, ".enabled: expected true or false, got 'no'"),
