@@ -288,7 +288,8 @@ def test_in_turn_the_learners_wait_for_every_actor() -> None:
 
 @pytest.mark.parametrize("interval", [None, 3])
 def test_weights_are_refreshed_between_turns(interval: int | None) -> None:
-    with InTurn(env := double.make(agents=1, epochs=1), ahead=2, sync_interval=interval) as run:
+    env = double.make(agents=1, epochs=1, model=Threadsafe)
+    with InTurn(env, ahead=2, sync_interval=interval) as run:
         (learner,) = run.learners
         model = run.actor._worlds[0].agents[0].model
         seen = []
@@ -305,6 +306,7 @@ def test_weights_are_refreshed_between_turns(interval: int | None) -> None:
         run.actor.step()
         assert seen[1:] == ([seen[0]] * 7 if interval is None else [seen[0]] * 2 + [3] * 3 + [6] * 2)
         assert model.epsilon == (env.agents[0].model.epsilon if interval is None else 6)
+        assert model._version == (1 if interval is None else 3)
 
 
 def test_a_killed_actors_successor_repeats_its_epoch() -> None:
