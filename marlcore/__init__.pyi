@@ -4,6 +4,7 @@ from .processes import WorkerContext as WorkerContext
 from .processes import Workers as Workers
 from .queue import TrajectoryQueue as TrajectoryQueue
 from .queue import TrajectoryReader as TrajectoryReader
+from .replay import Hindsight as Hindsight
 from .replay import Mixture as Mixture
 from .replay import Prefetch as Prefetch
 from .replay import Prioritized as Prioritized
@@ -27,6 +28,8 @@ from .errors import WorkerFailed as WorkerFailed
 
 # isort: split
 # Training, with pip install "marlcore[train]"
+from .algos import BC as BC
+from .algos import CQL as CQL
 from .algos import DQN as DQN
 from .algos import IQN as IQN
 from .algos import MAPPO as MAPPO
@@ -34,9 +37,12 @@ from .algos import PPO as PPO
 from .algos import R2D2 as R2D2
 from .algos import SAC as SAC
 from .algos import TD3 as TD3
+from .algos import TD3BC as TD3BC
 from .algos import RecurrentPPO as RecurrentPPO
 from .envs import NamedEnvironment as NamedEnvironment
+from .envs import RunStep as RunStep
 from .envs import TreasureHunt as TreasureHunt
+from .envs import run_step as run_step
 from .interfaces import Action as Action
 from .interfaces import Algorithm as Algorithm
 from .interfaces import Environment as Environment
@@ -49,10 +55,12 @@ from .interfaces import Update as Update
 from .interfaces import VectorEnvironment as VectorEnvironment
 from .spaces import Spaces as Spaces
 from .training import ActorConfig as ActorConfig
+from .training import CheckpointEvent as CheckpointEvent
 from .training import Config as Config
 from .training import Constant as Constant
 from .training import Evaluation as Evaluation
 from .training import EvaluationConfig as EvaluationConfig
+from .training import EvaluationEvent as EvaluationEvent
 from .training import ExplorationConfig as ExplorationConfig
 from .training import Exponential as Exponential
 from .training import LearnerConfig as LearnerConfig
@@ -66,11 +74,15 @@ from .training import Run as Run
 from .training import Schedule as Schedule
 from .training import SelfPlayConfig as SelfPlayConfig
 from .training import Status as Status
+from .training import Stop as Stop
+from .training import StopConfig as StopConfig
 from .training import SupervisionConfig as SupervisionConfig
+from .training import best_run as best_run
 from .training import evaluate as evaluate
 from .training import load_policy as load_policy
 from .training import start as start
 from .training import train as train
+from .training import train_offline as train_offline
 
 # isort: split
 # Further errors
@@ -83,6 +95,7 @@ from .errors import NotEnoughMemory as NotEnoughMemory
 from .errors import SegmentCorrupt as SegmentCorrupt
 from .errors import SegmentNotFound as SegmentNotFound
 from .errors import StaleHandle as StaleHandle
+from .errors import StopRun as StopRun
 from .errors import UsedByTwoThreads as UsedByTwoThreads
 from .errors import WorldModelFailed as WorldModelFailed
 

@@ -45,6 +45,7 @@ COMMANDS = {
         "RUN [--episodes N] [--which best] [--video FILE]",
         "play episodes with a run's policies, and print their returns",
     ),
+    "export": ("RUN --policy NAME --file FILE", "write a policy of a run as ONNX or TorchScript"),
     "top": ("[RUN_DIR] [--once] [--json]", "show a live run: rates, lag, waits and restarts"),
     "bench": ("[--json]", "measure the core on this machine, each call beside its bound"),
     "gc": ("[--dry-run]", "remove shared memory that no living process holds"),
@@ -130,14 +131,20 @@ def _run(command: str, arguments: list[str]) -> int:
 
 
 def _how_to_resume(run_dir: str) -> str:
+    from pathlib import Path
+
     from .training import has_all_steps
 
     if not run_dir:
         return ""
+    folder = Path(run_dir)  # of a run, or of one for each seed
+    runs = (
+        [folder] if (folder / "config.json").exists() else sorted(path.parent for path in folder.glob("*/config.json"))
+    )
+    if unfinished := [shlex.quote(str(run)) for run in runs if not has_all_steps(run)]:
+        return f"; resume with marlcore train --resume {', and likewise '.join(unfinished)}"
     where = shlex.quote(run_dir)
-    if has_all_steps(run_dir):
-        return f"; the run had taken all its steps; its metrics, curves and last checkpoints are in {where}"
-    return f"; resume with marlcore train --resume {where}"
+    return f"; the run had taken all its steps; its metrics, curves and last checkpoints are in {where}"
 
 
 def _output_fails(error: OSError) -> bool:

@@ -67,6 +67,10 @@ class Diverged(MarlcoreError):
     """A learner's loss, weights or state are no longer finite; it is not restarted, since it would diverge again."""
 
 
+class StopRun(MarlcoreError):
+    """Raised by a callback to end its run in order; the message is the reason that `Result.stopped` has."""
+
+
 class WorkerFailed(MarlcoreError):
     """A worker raised, died or hung more often than the run allows.
 

@@ -20,10 +20,11 @@ if TYPE_CHECKING:
     import torch
 
     from .observations import Values
-    from .replay import Prioritized
+    from .replay import Hindsight, Prioritized
     from .spaces import Spaces
 
 PRIORITY = "priority"  # the extra in which a row stores the first priority that its actor computed
+RETURN = "discounted_return"  # the extra for the discounted rewards of the episode so far, with learner.reward_norm
 PREVIOUS_REWARD = "previous_reward"  # the part of a recurrent state that the loop sets to the last action's reward
 
 
@@ -183,7 +184,8 @@ class Trainer(Protocol):
                 [B, ...], `reward` float32 [B] (the discounted n-step sum), `discount` float32 [B] of `next_obs`, 0
                 where the episode terminated, `weight` float32 [B], 1 by default, `extras` by name. From a queue also
                 `continues` bool [B]: whether the next row is the episode's next transition. `numbers`: the scheduled
-                numbers by name, as last published.
+                numbers by name, as last published. With `learner.reward_norm` also `raw_reward`: the rewards before
+                the normalization.
         """
 
     def state_dict(self) -> dict[str, Any]:
@@ -201,11 +203,13 @@ class ReplaySource:
         n_step: rewards in each return.
         prioritized: draws in proportion to priorities; None draws uniformly.
         sequence: draws windows of consecutive transitions; None draws single ones.
+        hindsight: gives rows other goals; None leaves them.
     """
 
     n_step: int = 1
     prioritized: Prioritized | None = None
     sequence: Windows | None = None
+    hindsight: Hindsight | None = None
 
 
 @dataclass(frozen=True)
@@ -237,6 +241,9 @@ class Algorithm(Protocol):
     keeps no state. Derive from this class to get `transition`, `source` and `schedules` by default. Preferably write a
     frozen dataclass in a module: then `marlcore train --algo module:Class` offers its fields as options, and `--resume`
     can import it again. Example: examples/custom_algorithm.py.
+
+    `LoadedPolicy.export` needs one more method, `greedy(model, obs, state, mask)`: by operations of torch alone, the
+    actions [k, ...] and the next state, or None, that `act` returns for these arguments without exploration.
     """
 
     wants_joint: ClassVar[bool] = False  # observations have a part "joint_observation" for critics; see envs/joint.py

@@ -5,6 +5,8 @@ from typing import Any
 from ..checks import did_you_mean
 from ..interfaces import Algorithm
 from ..references import reference_to, resolve
+from .bc import BC
+from .cql import CQL
 from .dqn import DQN
 from .iqn import IQN
 from .ppo import MAPPO, PPO
@@ -12,9 +14,10 @@ from .r2d2 import R2D2
 from .recurrent_ppo import RecurrentPPO
 from .sac import SAC
 from .td3 import TD3
+from .td3_bc import TD3BC
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
-    kind.__name__.lower(): kind for kind in (DQN, IQN, MAPPO, PPO, R2D2, RecurrentPPO, SAC, TD3)
+    kind.__name__.lower(): kind for kind in (BC, CQL, DQN, IQN, MAPPO, PPO, R2D2, RecurrentPPO, SAC, TD3, TD3BC)
 }
 
 

@@ -2,7 +2,8 @@
 
 import copy
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from itertools import chain
 from typing import Annotated, Any, ClassVar, NamedTuple, TypeAlias, TypeVar
 
@@ -10,13 +11,22 @@ import numpy as np
 import torch
 from torch import nn
 
-from ..declared import Number, Sizes, Whole, check_declared
+from ..declared import By, Number, Scheduled, Sizes, Whole, check_declared
 from ..interfaces import Action, Algorithm
+from ..spaces import Spaces
+from .fast.adam import ClippedAdam
+from .networks.initialization import Initialization
+from .networks.own import network_function
+from .networks.torso import Activation
 
 Positive: TypeAlias = Annotated[float, Number(above=0)]
 Share: TypeAlias = Annotated[float, Number(above=0, high=1)]
 AtLeast1: TypeAlias = Annotated[int, Whole(1)]
+LearningRate: TypeAlias = Annotated[float | str, Scheduled(above=0)]
 Layers: TypeAlias = Annotated[tuple[int, ...], Sizes()]
+Network: TypeAlias = Annotated[str | Callable[[Spaces], nn.Module] | None, By(network_function)]
+
+RATE = "learning_rate"
 
 N = TypeVar("N", bound=nn.Module)
 
@@ -30,11 +40,38 @@ class Request(NamedTuple):
     generator: np.random.Generator
 
 
+@dataclass(frozen=True, kw_only=True)
 class Hyperparameters(Algorithm):
-    """Base of dataclasses of hyperparameters, whose ranges their fields declare; see declared.py."""
+    """Base of dataclasses of hyperparameters, whose ranges their fields declare; see declared.py.
+
+    Those here are of the first layers of networks.
+    """
+
+    network: Network = None
+    """Your own network in place of the first layers, or of all: a function that gets the mc.Spaces and returns a
+    torch.nn.Module from observations to features [B, n], or its module:function; docs/training.md says more."""
+    activation: Activation = "relu"
+    """After each fully connected layer."""
+    layer_norm: bool = False
+    """Normalize the outputs of each fully connected layer but the last, before the activation (Ba et al. 2016,
+    arXiv:1607.06450)."""
+    initialization: Initialization = "default"
+    """Of weights: torch's default, orthogonal (Saxe et al. 2014, arXiv:1312.6120) or xavier's uniform (Glorot & Bengio
+    2010); the latter two with biases of zero."""
+    channels: Layers = (16, 32)
+    """Of each convolution of images; the defaults are those of Mnih et al. 2013 (arXiv:1312.5602, section 4.1)."""
+    kernels: Layers = (8, 4)
+    """Rows and columns of each convolution's kernel."""
+    strides: Layers = (4, 2)
+    """Of each convolution."""
+    image_side: AtLeast1 = 32
+    """Least rows and columns of a Box that is convolved as an image; smaller ones are flattened."""
 
     def __post_init__(self) -> None:
         check_declared(self, self.owner)
+        if not len(self.channels) == len(self.kernels) == len(self.strides):
+            got = f"{self.channels}, {self.kernels} and {self.strides}"
+            raise ValueError(f"{self.owner} channels: expected as many as kernels and strides, got {got}")
 
     @property
     def owner(self) -> str:
@@ -81,11 +118,31 @@ def _state_of(part: Any) -> Any:
     return part.detach() if isinstance(part, torch.Tensor) else part
 
 
-class TargetTrainer(Resumable):
+class AdamTrainer(Resumable):
+    """Base of trainers whose learning rate may be a schedule."""
+
+    def __init__(self, hyper: Any) -> None:
+        self.hyper = hyper
+        self._optimizers: list[ClippedAdam] = []
+
+    def adam(self, parameters: list[torch.Tensor]) -> ClippedAdam:
+        """An optimizer with the learning rate of `hyper`, which `follow_schedules` sets if that is a schedule."""
+        rate = self.hyper.learning_rate
+        self._optimizers.append(ClippedAdam(parameters, lr=None if isinstance(rate, str) else rate))
+        return self._optimizers[-1]
+
+    def follow_schedules(self, batch: Any) -> None:
+        """Sets the learning rate for a batch, whose `numbers` hold it if it is a schedule."""
+        if isinstance(self.hyper.learning_rate, str):
+            for optimizer in self._optimizers:
+                optimizer.set_learning_rate(batch.numbers[RATE])
+
+
+class TargetTrainer(AdamTrainer):
     """Base of trainers with a target: a slowly updated copy of the model's part `source`."""
 
     def __init__(self, hyper: Any, source: nn.Module) -> None:
-        self.hyper = hyper
+        super().__init__(hyper)
         self.target: Any = independent_copy(source)
         self._source: list[torch.Tensor] = list(source.parameters())
         self._target: list[torch.Tensor] = list(self.target.parameters())
@@ -108,13 +165,26 @@ class TargetTrainer(Resumable):
         return {"loss": loss.detach(), "q_mean": q_mean, "grad_norm": grad_norm}
 
 
+def rate_schedule(hyper: Any) -> dict[str, Any]:
+    """The learning rate as a schedule, by name, if it is one."""
+    return {RATE: hyper.learning_rate} if isinstance(hyper.learning_rate, str) else {}
+
+
 def independent_copy(network: N) -> N:
     """A copy without gradients, whose tensors share no memory with the network's."""
-    twin = copy.deepcopy(network).requires_grad_(False)
+    with torch.no_grad():  # else those of a TorchScript module would be results of its parameters
+        twin = copy.deepcopy(network)
+    twin.requires_grad_(False)
     # A deep copy preserves shared storage, and a published network is views of one flat tensor.
     for tensor in chain(twin.parameters(), twin.buffers()):
         tensor.data = tensor.data.clone()
     return twin
+
+
+def raw_reward(batch: Any) -> torch.Tensor:
+    """A batch's rewards before any normalization, as actors see them."""
+    raw: torch.Tensor = getattr(batch, "raw_reward", batch.reward)
+    return raw
 
 
 def own_generator(device: torch.device | str = "cpu") -> torch.Generator:

@@ -3,6 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,10 +13,23 @@ from torch import nn
 from ..interfaces import Action
 from ..spaces import Spaces
 from ..spec import TransitionSpec
-from .base import Hyperparameters, Layers, Positive, Request, Share, TargetTrainer, own_generator
+from .base import (
+    Hyperparameters,
+    Layers,
+    LearningRate,
+    Positive,
+    Request,
+    Share,
+    TargetTrainer,
+    own_generator,
+    rate_schedule,
+)
 from .fast import ClippedAdam, faster
 from .networks.actions import BoxActions
-from .networks.torso import Torso, TwinCritics, rows_in
+from .networks.critics import OwnCritics, TwinCritics
+from .networks.initialization import initialize
+from .networks.own import head_on, torso_of, whole_network
+from .networks.torso import rows_in
 
 UNTIL_FIRST_UPDATE = "linear(1, 0, 1, of=updates)"
 
@@ -26,11 +40,15 @@ class ContinuousPolicy(nn.Module):
     Raises: ValueError: see BoxActions.
     """
 
-    def __init__(self, owner: str, spaces: Spaces, hidden: tuple[int, ...], outputs: int) -> None:
+    outputs: ClassVar[int]
+
+    def __init__(self, hyper: Any, spaces: Spaces, whole: nn.Module | None = None) -> None:
         super().__init__()
-        self.actions = BoxActions(owner, spaces.action)
-        self.torso = Torso(spaces, hidden)
-        self.output = nn.Linear(self.torso.size, outputs * self.actions.size)
+        self.actions = BoxActions(hyper.owner, spaces.action)
+        self.torso = torso_of(hyper, spaces, hyper.hidden, (), whole, "policy")
+        self.output = head_on(hyper, self.torso, self.outputs * self.actions.size)
+        initialize(hyper, self.torso)
+        initialize(hyper, self.output, 1.0)
 
     def forward(self, obs: Any) -> Any:
         return self.distribution(self.output(self.torso(obs)))
@@ -49,20 +67,31 @@ class ContinuousPolicy(nn.Module):
 
 
 class ActorCritic(nn.Module):
-    """A policy, which is all that actors need, and its critics."""
+    """A policy, which is all that actors need, and its critics; a whole model of the user's has both as modules.
 
-    def __init__(self, policy: ContinuousPolicy, spaces: Spaces, hidden: tuple[int, ...]) -> None:
+    Raises: ValueError: these share parameters, of which each optimizer needs its own.
+    """
+
+    def __init__(self, hyper: Any, spaces: Spaces, policy: type[ContinuousPolicy]) -> None:
         super().__init__()
-        self.acting = policy
-        self.critics = TwinCritics(spaces, policy.actions.size, hidden)
+        whole = whole_network(hyper, spaces, "policy", "critics")
+        self.acting = policy(hyper, spaces, whole)
+        critics: Any = TwinCritics if whole is None else partial(OwnCritics, network=whole)
+        self.critics = critics(hyper, spaces, self.acting.actions.size)
+        if {*self.acting.parameters()} & {*self.critics.parameters()}:
+            expected = "modules policy and critics without common parameters"
+            raise ValueError(f"{hyper.owner} network: expected {expected}, got common ones")
+        if isinstance(self.critics, TwinCritics):
+            initialize(hyper, self.critics)
+            initialize(hyper, self.critics.layers[-1], 1.0)
 
 
 @dataclass(frozen=True)
 class Continuous(Hyperparameters):
     """Hyperparameters of all algorithms whose acting part is a ContinuousPolicy."""
 
-    learning_rate: Positive = 1e-3
-    """Adam's step size, for the policy, the critics and SAC's temperature, above 0."""
+    learning_rate: LearningRate = 1e-3
+    """Adam's step size, for the policy, the critics and SAC's temperature, above 0; a number or a schedule."""
     hidden: Layers = (64, 64)
     """Units in each fully connected layer of the policy and of each critic, at least one layer."""
     tau: Share = 0.01
@@ -79,7 +108,7 @@ class Continuous(Hyperparameters):
 
     def schedules(self) -> Mapping[str, Any]:
         """Until the learner's first update actors draw actions uniformly, as both papers do, and none later."""
-        return {"epsilon": UNTIL_FIRST_UPDATE}
+        return {"epsilon": UNTIL_FIRST_UPDATE, **rate_schedule(self)}
 
     def chosen(self, model: Any, obs: Any, request: Request) -> Action:
         """The policy's actions with its noise, or with probability `explore["epsilon"]` uniform ones of the Box.
@@ -98,6 +127,9 @@ class Continuous(Hyperparameters):
         noisy = model.noisy(faster(model)(obs), torch.from_numpy(noise).to(actions.reach.device), explore)
         return Action(actions.decode(np.where(uniform[:, None], anywhere, noisy.cpu().numpy())))
 
+    def greedy(self, model: Any, obs: Any, state: Any, mask: torch.Tensor | None) -> Any:
+        return model.actions.decoded(model.greedy(faster(model)(obs))), None
+
 
 class ActorCriticTrainer(TargetTrainer):
     """The optimizers of a model's policy and critics, and the target of its part `source`."""
@@ -107,14 +139,14 @@ class ActorCriticTrainer(TargetTrainer):
     def __init__(self, hyper: Continuous, model: Any, source: nn.Module) -> None:
         super().__init__(hyper, source)
         self.policy, self.critics = model.acting, model.critics
-        self.policy_optimizer = ClippedAdam(list(self.policy.parameters()), lr=hyper.learning_rate)
-        self.critics_optimizer = ClippedAdam(list(self.critics.parameters()), lr=hyper.learning_rate)
+        self.policy_optimizer = self.adam(list(self.policy.parameters()))
+        self.critics_optimizer = self.adam(list(self.critics.parameters()))
         self.generator = own_generator(self.device)
 
     def descend(self, optimizer: ClippedAdam, loss: torch.Tensor) -> torch.Tensor:
         """One step of the optimizer's parameters alone; returns the gradient's norm before clipping."""
         optimizer.zero_grad()
-        torch.autograd.backward(loss, inputs=optimizer.tensors)
+        torch.autograd.backward(loss, inputs=[tensor for tensor in optimizer.tensors if tensor.requires_grad])
         return optimizer.clip_and_step(self.hyper.max_grad_norm)
 
     def improve_critics(self, batch: Any, targets: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:

@@ -13,8 +13,8 @@ import torch
 from ..interfaces import Update
 from ..spaces import Spaces
 from .fast import faster, passes
+from .networks.own import torso_of, whole_network
 from .networks.qnetwork import QNetwork, best
-from .networks.torso import Torso
 from .value_based import FeedforwardQLearning, QTrainer
 
 
@@ -23,7 +23,8 @@ class DQN(FeedforwardQLearning):
     """Hyperparameters of DQN."""
 
     def make_model(self, spaces: Spaces) -> QNetwork:
-        return QNetwork(self, spaces, Torso(spaces, self.hidden[:-1]))
+        whole = whole_network(self, spaces, "values")
+        return QNetwork(self, spaces, torso_of(self, spaces, self.hidden[:-1], (), whole, "values"))
 
     def make_trainer(self, model: Any) -> "DQNTrainer":
         return DQNTrainer(self, model)
@@ -42,28 +43,45 @@ class DQNTrainer(QTrainer):
         A row's priority is its absolute error, in units of reward_scale times the reward (Schaul et al. 2016,
         "Prioritized experience replay", arXiv:1511.05952, section 3.3).
         """
-        targets = self.targets(batch)
+        self.follow_schedules(batch)
         network = passes(self.network)
-        values = network.forward(batch.obs)
+        values, next_values = network.forward(batch.obs, batch.next_obs if self.hyper.double else None)
+        targets = self.targets(batch, next_values)
         action = self.network.actions.encode(batch.action)[:, None]
         taken = values.gather(1, action).squeeze(1)
         error = taken - targets
         clipped = error.clamp(-1.0, 1.0)
         slope = batch.weight * clipped / len(error)  # the loss's gradient, with respect to `taken`
         loss = torch.dot(slope, torch.sub(error, clipped, alpha=0.5))
+        gradient = torch.zeros_like(values).scatter_(1, action, slope[:, None])
+        penalties = self.penalize(batch, values, action, gradient)
         self.optimizer.zero_grad()
-        network.backward(torch.zeros_like(values).scatter_(1, action, slope[:, None]))
+        network.backward(gradient)
         grad_norm = self.advance()
-        return Update(self.metrics(loss, taken, grad_norm), priority=error.abs_())
+        metrics = self.metrics(sum(penalties.values(), loss), taken, grad_norm) | penalties
+        return Update(metrics, priority=error.abs_())
+
+    def penalize(
+        self, batch: Any, values: torch.Tensor, action: torch.Tensor, gradient: torch.Tensor
+    ) -> dict[str, torch.Tensor]:
+        """Further terms of the loss by name; here none. Adds their gradient to that of the values [B, actions].
+
+        `action`, int64 [B, 1], are the actions taken.
+        """
+        return {}
 
     @torch.no_grad()
-    def targets(self, batch: Any) -> torch.Tensor:
+    def targets(self, batch: Any, chooser: torch.Tensor | None = None) -> torch.Tensor:
         """The scaled reward plus the discounted value of the next observation, float32 [B].
 
         Without `double`: the target network's maximum (Mnih et al. 2015, Algorithm 1). With it: the target network's
-        value of the network's best action (van Hasselt et al. 2016, "Double DQN"). Both over allowed actions only.
+        value of the network's best action (van Hasselt et al. 2016, "Double DQN"), by the network's values `chooser`
+        [B, actions] of the next observation if they are known. Both over allowed actions only.
         """
         values = faster(self.target)(batch.next_obs)
-        chooser = faster(self.network)(batch.next_obs) if self.hyper.double else values
+        if not self.hyper.double:
+            chooser = values
+        elif chooser is None:
+            chooser = faster(self.network)(batch.next_obs)
         action = best(chooser, self.network.allowed(batch.next_obs))
         return self.bootstrapped(batch, values.gather(1, action[:, None]).squeeze(1))

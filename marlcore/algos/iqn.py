@@ -18,8 +18,10 @@ from ..interfaces import Update
 from ..spaces import Spaces
 from .base import AtLeast1, Layers, Positive, own_generator
 from .fast import faster
+from .networks.initialization import initialize
+from .networks.own import torso_of
 from .networks.qnetwork import QNetwork, best
-from .networks.torso import Dense, Torso
+from .networks.torso import Dense
 from .value_based import FeedforwardQLearning, QTrainer
 
 
@@ -65,8 +67,9 @@ class IQNNetwork(QNetwork):
     midpoints: torch.Tensor
 
     def __init__(self, hyper: IQN, spaces: Spaces) -> None:
-        super().__init__(hyper, spaces, Torso(spaces, hyper.hidden[:-1]))
-        self.embedding = Dense(hyper.n_cos, (self.torso.size,))
+        super().__init__(hyper, spaces, torso_of(hyper, spaces, hyper.hidden[:-1]))
+        self.embedding = Dense(hyper, hyper.n_cos, (self.torso.size,))
+        initialize(hyper, self.embedding)
         midpoints = (torch.arange(hyper.n_policy) + 0.5) / hyper.n_policy
         self.register_buffer("midpoints", midpoints[None], persistent=False)
         self.register_buffer("frequencies", math.pi * torch.arange(hyper.n_cos), persistent=False)
@@ -103,6 +106,7 @@ class IQNTrainer(QTrainer):
         A row's priority is its loss, without the weight: what the algorithm minimizes, as Hessel et al. 2018, "Rainbow"
         (arXiv:1710.02298, "The integrated agent") choose it for a distribution of returns.
         """
+        self.follow_schedules(batch)
         taus = self._fractions(len(batch.action), self.hyper.n_tau)
         action = self.network.actions.encode(batch.action)
         predicted = _of_action(faster(self.network)(batch.obs, taus), action)

@@ -7,7 +7,7 @@ that acted (Hilton et al. 2022, "Batch size-invariance for policy optimization",
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
@@ -22,6 +22,7 @@ from .advantages import Steps, ValueNormalizer, gae, vtrace
 from .base import AtLeast1, Hyperparameters, Layers, Positive, Request, Resumable, own_generator
 from .fast import ClippedAdam, faster
 from .networks.distributions import distribution_of
+from .networks.initialization import Initialization
 from .networks.policy_value import PolicyNetwork, PolicyValue
 from .networks.torso import Activation
 
@@ -39,8 +40,11 @@ class PPO(Hyperparameters):
     """Adam's step size; a number or a schedule, such as "linear(3e-4, 0, 1000000)"."""
     hidden: Layers = (64, 64)
     """Units in each fully connected layer of the policy, and of the critic."""
-    activation: Activation = "tanh"
-    """After each fully connected layer."""
+    activation: Activation = field(default="tanh", kw_only=True)
+    """After each fully connected layer of the policy and of the critic."""
+    initialization: Initialization = field(default="orthogonal", kw_only=True)
+    """Of weights; of the policy's last layer 0.01 times as large, so that it is nearly uniform at first (Huang et al.
+    2022, detail 2)."""
     batch_size: AtLeast1 = 2048
     """Transitions from one policy to the next, over all agents and environment copies that share it."""
     epochs: AtLeast1 = 10
@@ -94,16 +98,19 @@ class PPO(Hyperparameters):
         return {RATE: self.learning_rate, BONUS: self.entropy_coefficient}
 
     def make_model(self, spaces: Spaces) -> PolicyValue:
-        return PolicyValue(self.owner, spaces, self.hidden, self.activation)
+        return PolicyValue(self, spaces)
 
     def chosen(self, model: Any, obs: Any, request: Request) -> Action:
         """Actions drawn from the policy; if greedy, the most probable ones."""
         return self.sampled(model, faster(model)(obs), request)
 
+    def greedy(self, model: Any, obs: Any, state: Any, mask: torch.Tensor | None) -> Any:
+        return model.distribution.mode(faster(model)(obs), mask), None
+
     def sampled(self, policy: PolicyNetwork, output: torch.Tensor, request: Request) -> Action:
         """The actions for a policy's outputs [k, outputs]; see `chosen`."""
         if request.explore is None:
-            return Action(policy.distribution.mode(output, request.mask))
+            return Action(policy.distribution.mode(output, request.mask).numpy(force=True))
         action, log_prob, extras = policy.distribution.sample(output, request.mask, request.generator)
         return Action(action, {LOG_PROB: log_prob, **extras})
 
@@ -123,7 +130,7 @@ class MAPPO(PPO):
     wants_joint = True
 
     def make_model(self, spaces: Spaces) -> PolicyValue:
-        return PolicyValue(self.owner, spaces, self.hidden, self.activation, of_critic=(JOINT,))
+        return PolicyValue(self, spaces, of_critic=(JOINT,))
 
 
 class Evaluated(NamedTuple):
@@ -155,7 +162,7 @@ class PPOTrainer(Resumable):
         self.hyper: Any = hyper
         self.model = model
         parameters: list[torch.Tensor] = list(model.parameters())
-        self.optimizer = ClippedAdam(parameters, lr=1.0, eps=ADAM_EPS)
+        self.optimizer = ClippedAdam(parameters, lr=None, eps=ADAM_EPS)
         self.normalizer = ValueNormalizer(parameters[0].device)
         self.generator = own_generator()
 

@@ -19,7 +19,7 @@ from ..interfaces import Action, ReplaySource, Update
 from ..observations import each
 from ..spaces import Spaces
 from ..spec import Sequence, TransitionSpec
-from .base import AtLeast1, Positive, Request
+from .base import AtLeast1, LearningRate, Positive, Request, raw_reward
 from .fast import faster
 from .networks.qnetwork import QNetwork, best
 from .networks.recurrent import (
@@ -45,11 +45,11 @@ class R2D2(QLearning):
     for fewer updates.
     """
 
-    learning_rate: Positive = 5e-4
-    """Adam's step size, above 0."""
+    learning_rate: LearningRate = 5e-4
+    """Adam's step size, above 0; a number or a schedule."""
     cell: Cell = "lstm"
-    """The recurrent layer before the last of the layers `hidden`: an LSTM, or a GRU, which on a CPU takes twice the
-    time."""
+    """The recurrent layer before the last of the layers `hidden`: an lstm, a gru, which on a CPU takes twice the time,
+    or your own, a function of inputs and units or its module:name; docs/training.md says more."""
     units: AtLeast1 = 64
     """Units of the recurrent layer, at least 1; rows store its state at intervals."""
     length: AtLeast1 = 40
@@ -76,7 +76,7 @@ class R2D2(QLearning):
 
     def transition(self, spaces: Spaces) -> TransitionSpec:
         """A row, and the recurrent state in each `period`-th row of an episode. Raises ValueError: see JointActions."""
-        state = state_fields(spaces, self.cell, self.units, self.period)
+        state = state_fields(self, spaces, self.period)
         return dataclasses.replace(super().transition(spaces), extras=state)
 
     def source(self, chosen: ReplaySource) -> ReplaySource:
@@ -95,6 +95,11 @@ class R2D2(QLearning):
         greedy = best(values, allowed).cpu().numpy()
         action = model.actions.decode(greedy if random is None else np.where(*random, greedy))
         return Action(action, state=model.torso.acted(after, action))
+
+    def greedy(self, model: Any, obs: Any, state: State | None, mask: torch.Tensor | None) -> Any:
+        values, after = faster(model)(obs, state)
+        action = model.actions.decoded(best(values, None if mask is None else model.actions.allowed(mask)))
+        return action, model.torso.acted(after, action)
 
     def make_trainer(self, model: Any) -> "R2D2Trainer":
         return R2D2Trainer(self, model)
@@ -118,7 +123,7 @@ class R2D2Network(QNetwork):
     """Observations and a state to the values of joint actions, rescaled, in units of reward_scale times the reward."""
 
     def __init__(self, hyper: R2D2, spaces: Spaces) -> None:
-        super().__init__(hyper, spaces, RecurrentTorso(spaces, hyper.hidden[:-1], hyper.cell, hyper.units))
+        super().__init__(hyper, spaces, RecurrentTorso(hyper, spaces, hyper.hidden[:-1]))
 
     def forward(  # type: ignore[override]
         self, obs: Any, state: State | None, windows: Windows | None = None
@@ -147,6 +152,7 @@ class R2D2Trainer(QTrainer):
         The loss is the mean over these transitions, each weighted by its window's `weight`. A window's priority is eta
         times its largest absolute error plus 1 - eta times its mean one (Kapturowski et al. 2019, section 2.3).
         """
+        self.follow_schedules(batch)
         batch = _shortened(batch)
         counts = batch.mask.float()
         window = self._window(batch)
@@ -187,7 +193,7 @@ class R2D2Trainer(QTrainer):
     def _window(self, batch: Any) -> tuple[Any, ...]:
         """A network's arguments for a batch: the first observation of each window, and the next one of each step."""
         obs = each(lambda obs, after: torch.cat([obs[:, :1], after], 1), batch.obs, batch.next_obs)
-        return obs, batch.extras, Windows(batch.action, batch.reward, self.hyper.burn_in, batch.mask[:, 0])
+        return obs, batch.extras, Windows(batch.action, raw_reward(batch), self.hyper.burn_in, batch.mask[:, 0])
 
 
 def window_returns(
@@ -215,4 +221,5 @@ def _shortened(batch: Any) -> SimpleNamespace:
     """The windows without the last places, if none of them is filled in any window."""
     steps = int(batch.valid[..., -1].any(0).sum())
     fields = {name: each(lambda values: values[:, :steps], getattr(batch, name)) for name in OF_STEPS}
-    return SimpleNamespace(**fields, weight=batch.weight, extras=batch.extras)
+    raw = raw_reward(batch)[:, :steps]
+    return SimpleNamespace(**fields, raw_reward=raw, weight=batch.weight, extras=batch.extras)

@@ -16,9 +16,10 @@ from ..interfaces import PREVIOUS_REWARD, Action, Update
 from ..observations import rows_at
 from ..spaces import Spaces
 from ..spec import TransitionSpec
-from .base import AtLeast1, Request
+from .base import AtLeast1, Request, raw_reward
 from .fast import faster
-from .networks.policy_value import PolicyNetwork, initialize
+from .networks.initialization import initialize
+from .networks.policy_value import PolicyNetwork
 from .networks.recurrent import Cell, RecurrentTorso, State, Stepped, Unroll, state_fields
 from .ppo import PPO, PPOTrainer, Rows
 
@@ -30,7 +31,8 @@ class RecurrentPPO(PPO):
     """Hyperparameters of PPO, and of the recurrent layer after the layers `hidden`, which policy and critic share."""
 
     cell: Cell = "lstm"
-    """The recurrent layer: an LSTM, or a GRU, which on a CPU takes twice the time."""
+    """The recurrent layer: an lstm, a gru, which on a CPU takes twice the time, or your own, a function of inputs and
+    units or its module:name; docs/training.md says more."""
     units: AtLeast1 = 64
     """Units of the recurrent layer, at least 1; rows store its state."""
     unroll: AtLeast1 = 16
@@ -38,8 +40,12 @@ class RecurrentPPO(PPO):
 
     def transition(self, spaces: Spaces) -> TransitionSpec:
         """PPO's row, with the recurrent state. Raises ValueError: see `distribution_of`."""
-        spec = super().transition(spaces)
-        return dataclasses.replace(spec, extras={**spec.extras, **state_fields(spaces, self.cell, self.units, 1)})
+        spec, state = super().transition(spaces), state_fields(self, spaces, 1)
+        for name in spec.extras.keys() & state.keys():
+            raise ValueError(
+                f"{self.owner} cell: expected other names in its state than {name!r}, which rows have already"
+            )
+        return dataclasses.replace(spec, extras={**spec.extras, **state})
 
     def make_model(self, spaces: Spaces) -> Any:
         return RecurrentPolicyValue(self, spaces)
@@ -49,6 +55,11 @@ class RecurrentPPO(PPO):
         output, _, after = faster(model)(obs, request.state)
         action = self.sampled(model, output, request)
         return action._replace(state=model.torso.acted(after, action.action))
+
+    def greedy(self, model: Any, obs: Any, state: State | None, mask: torch.Tensor | None) -> Any:
+        output, _, after = faster(model)(obs, state)
+        action = model.distribution.mode(output, mask)
+        return action, model.torso.acted(after, action)
 
     def make_trainer(self, model: Any) -> "RecurrentPPOTrainer":
         return RecurrentPPOTrainer(self, model)
@@ -70,11 +81,11 @@ class RecurrentPolicyValue(nn.Module):
 
     def __init__(self, hyper: RecurrentPPO, spaces: Spaces) -> None:
         super().__init__()
-        torso = RecurrentTorso(spaces, hyper.hidden, hyper.cell, hyper.units, hyper.activation)
-        self.acting = RecurrentPolicy(hyper.owner, spaces, torso)
+        torso = RecurrentTorso(hyper, spaces, hyper.hidden)
+        self.acting = RecurrentPolicy(hyper, spaces, torso)
         self._state = torso.core.parts  # of the recurrent layer, among the extras of rows
         self.critic = nn.Linear(hyper.units, 1)
-        initialize(self.critic, 1.0)
+        initialize(hyper, self.critic, 1.0)
 
     def forward(self, obs: Any, state: State, first: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The policy's outputs [B, outputs] and the values [B] for windows of observations, one after another.
@@ -108,7 +119,7 @@ class RecurrentPPOTrainer(PPOTrainer):
         """The values of the next observations of these rows, in the state after their actions."""
         torso = faster(self.model.acting.torso)
         _, after = torso(rows_at(batch.obs, which), rows_at(batch.extras, which))
-        state = {**torso.acted(after, batch.action[which]), PREVIOUS_REWARD: batch.reward[which]}
+        state = {**torso.acted(after, batch.action[which]), PREVIOUS_REWARD: raw_reward(batch)[which]}
         features, _ = torso(rows_at(batch.next_obs, which), state)
         return self.model.critic(features).squeeze(1)
 

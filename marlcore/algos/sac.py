@@ -18,7 +18,7 @@ from ..interfaces import Update
 from ..spaces import Spaces
 from .base import Positive
 from .continuous import ActorCritic, ActorCriticTrainer, Continuous, ContinuousPolicy
-from .fast import ClippedAdam, faster
+from .fast import faster
 
 LOG_STD = (-20.0, 2.0)  # least and greatest, as in the authors' code
 LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
@@ -36,7 +36,7 @@ class SAC(Continuous):
     """The entropy that the temperature holds; None: minus the number of an action's components (appendix D)."""
 
     def make_model(self, spaces: Spaces) -> ActorCritic:
-        return ActorCritic(GaussianPolicy(self.owner, spaces, self.hidden, 2), spaces, self.hidden)
+        return ActorCritic(self, spaces, GaussianPolicy)
 
     def make_trainer(self, model: Any) -> "SACTrainer":
         return SACTrainer(self, model)
@@ -47,6 +47,8 @@ class GaussianPolicy(ContinuousPolicy):
 
     A call returns the means [B, size] and the logarithms of the standard deviations [B, size] before tanh.
     """
+
+    outputs = 2
 
     def distribution(self, outputs: torch.Tensor) -> Normal:
         mean, log_std = outputs.chunk(2, 1)
@@ -83,10 +85,11 @@ class SACTrainer(ActorCriticTrainer):
         self.target_entropy = -float(size) if hyper.target_entropy is None else hyper.target_entropy
         start = math.log(hyper.temperature)
         self.log_temperature = torch.full((), start, device=self.device, requires_grad=True)
-        self.temperature_optimizer = ClippedAdam([self.log_temperature], lr=hyper.learning_rate)
+        self.temperature_optimizer = self.adam([self.log_temperature])
 
     def update(self, batch: Any) -> Update:
         """One step on a batch of B transitions (Haarnoja et al. 2018, Algorithm 1); see `improve_critics`."""
+        self.follow_schedules(batch)
         temperature = self.log_temperature.detach().exp()
         metrics, priority = self.improve_critics(batch, self.targets(batch))
         noise = self.normal(len(batch.reward), self.policy.actions.size)

@@ -40,7 +40,7 @@ class TD3(Continuous):
         return {**super().schedules(), "noise": self.noise}
 
     def make_model(self, spaces: Spaces) -> ActorCritic:
-        return ActorCritic(DeterministicPolicy(self.owner, spaces, self.hidden, 1), spaces, self.hidden)
+        return ActorCritic(self, spaces, DeterministicPolicy)
 
     def make_trainer(self, model: Any) -> "TD3Trainer":
         return TD3Trainer(self, model, source=model)
@@ -48,6 +48,8 @@ class TD3(Continuous):
 
 class DeterministicPolicy(ContinuousPolicy):
     """Observations to actions [B, size] in [-1, 1]."""
+
+    outputs = 1
 
     def distribution(self, outputs: torch.Tensor) -> torch.Tensor:
         return outputs.tanh()
@@ -65,13 +67,19 @@ class TD3Trainer(ActorCriticTrainer):
 
     def update(self, batch: Any) -> Update:
         """One step on a batch of B transitions (Fujimoto et al. 2018, Algorithm 1); see `improve_critics`."""
+        self.follow_schedules(batch)
         metrics, priority = self.improve_critics(batch, self.targets(batch))
         self.updates += 1
         if self.updates % self.hyper.policy_delay == 0:
-            value = faster(self.critics)(batch.obs, faster(self.policy)(batch.obs), count=1)
-            self.descend(self.policy_optimizer, -value.mean())
+            action = faster(self.policy)(batch.obs)
+            value = faster(self.critics)(batch.obs, action, count=1)
+            self.descend(self.policy_optimizer, self.policy_loss(batch, action, value))
             self.soft_update(self.hyper.tau)
         return Update(metrics, priority)
+
+    def policy_loss(self, batch: Any, action: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        """The policy's loss, for its actions [B, size] in [-1, 1] and their values [1, B] by the first critic."""
+        return -value.mean()
 
     @torch.no_grad()
     def targets(self, batch: Any) -> torch.Tensor:

@@ -13,8 +13,8 @@ from ..declared import Whole
 from ..interfaces import PRIORITY, Action, ReplaySource
 from ..spaces import Spaces
 from ..spec import Field, TransitionSpec
-from .base import Hyperparameters, Layers, Positive, Request, Share, TargetTrainer
-from .fast import ClippedAdam, faster
+from .base import Hyperparameters, Layers, LearningRate, Positive, Request, Share, TargetTrainer, rate_schedule
+from .fast import faster
 from .networks.actions import JointActions
 from .networks.qnetwork import best
 from .networks.torso import rows_in
@@ -24,8 +24,8 @@ from .networks.torso import rows_in
 class QLearning(Hyperparameters):
     """Hyperparameters of all algorithms that learn action values."""
 
-    learning_rate: Positive = 2.5e-4
-    """Adam's step size, above 0."""
+    learning_rate: LearningRate = 2.5e-4
+    """Adam's step size, above 0; a number or a schedule, such as "linear(2.5e-4, 0, 1000000)"."""
     hidden: Layers = (128, 64)
     """Units in each fully connected layer, at least one layer; the last is the head's."""
     double: bool = True
@@ -45,6 +45,9 @@ class QLearning(Hyperparameters):
         """A row without extras. Raises ValueError: see JointActions."""
         JointActions(self.owner, spaces.action)
         return super().transition(spaces)
+
+    def schedules(self) -> Mapping[str, Any]:
+        return rate_schedule(self)
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,10 @@ class FeedforwardQLearning(QLearning):
         of_rows = {"taken": all_values[rows, chosen], "best": all_values[rows, greedy]}
         return Action(actions.decode(chosen), unknown, values=of_rows)
 
+    def greedy(self, model: Any, obs: Any, state: Any, mask: torch.Tensor | None) -> Any:
+        allowed = None if mask is None else model.actions.allowed(mask)
+        return model.actions.decoded(best(faster(model)(obs), allowed)), None
+
     def first_priority(
         self,
         before: Mapping[str, NDArray[Any]],
@@ -133,7 +140,7 @@ class QTrainer(TargetTrainer):
     def __init__(self, hyper: QLearning, network: Any) -> None:
         super().__init__(hyper, network)
         self.network = network
-        self.optimizer = ClippedAdam(list(network.parameters()), lr=hyper.learning_rate)
+        self.optimizer = self.adam(list(network.parameters()))
 
     def step(self, loss: torch.Tensor) -> torch.Tensor:
         """One gradient step on `loss`, then the target's update; returns the gradient's norm before clipping."""

@@ -112,6 +112,18 @@ class CommandLine:
                 str_from_instance=lambda value: [str(value)],
             )
 
+        @registry.primitive_rule
+        def of_functions(about: Any) -> tyro.constructors.PrimitiveConstructorSpec[Any] | None:
+            if get_origin(about.type) is not Callable:
+                return None
+            return tyro.constructors.PrimitiveConstructorSpec(
+                nargs=1,
+                metavar="MODULE:FUNCTION",
+                instance_from_str=lambda words: words[0],
+                is_instance=callable,
+                str_from_instance=lambda function: [str(function)],
+            )
+
         config = (tyro.conf.FlagCreatePairsOff,) if single_flags else ()
         prog = f"marlcore {self._command}"
         tyro.cli(kind, args=["--help"], prog=prog, default=default, registry=registry, config=config)

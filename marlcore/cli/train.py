@@ -2,11 +2,11 @@
 
 import os
 import sys
-from dataclasses import dataclass, field, is_dataclass, make_dataclass, replace
+from dataclasses import dataclass, field, is_dataclass, make_dataclass
 from typing import Annotated, Any
 
 from .. import algos
-from ..checks import did_you_mean
+from ..checks import brief, did_you_mean
 from ..declared import changed, hints_of
 from ..training import Config, Settings, described_run, read_settings, summary, train_seeds
 from ..training import train as run
@@ -17,8 +17,8 @@ from .options import CommandLine
 class TrainOptions:
     """Train every agent of an environment at once, each with its own replay, weights and learner.
 
-    `marlcore train --resume RUN [--total-steps N] [--trust]` continues an earlier run instead, from its last
-    checkpoints; it executes what the run's config.json names.
+    `marlcore train --resume RUN [--trust]` continues an earlier run instead, from its last checkpoints; other options
+    change its settings. It executes what the run's config.json names.
     """
 
     env: str = "treasure_hunt"
@@ -28,7 +28,13 @@ class TrainOptions:
     """The learning algorithm: dqn, iqn, mappo, ppo, r2d2, recurrentppo, sac, td3 or <module>:<class>; options that
     begin with --algorithm are its own."""
     seeds: tuple[int, ...] = ()
-    """Instead of --seed: a run for each of these, one after another, with their curves together."""
+    """Instead of --seed: a run for each of these, with their curves together."""
+    parallel: int = 1
+    """Runs of --seeds at a time."""
+    init_from: str | None = None
+    """A run's directory or a checkpoint, from whose weights the policies start."""
+    init_strict: bool = True
+    """Refuse weights that do not fit the network; --no-init-strict leaves them out."""
     settings: str | None = None
     """A YAML file of settings, with these options' names as its keys; options override it."""
 
@@ -37,13 +43,14 @@ class TrainOptions:
 class ResumeOptions:
     """Continue a run from its last checkpoints, with its settings.
 
+    Every option of a setting or of its algorithm changes it, such as --total-steps, --actor.processes or
+    --algorithm.learning-rate; those on which the checkpoints depend are refused.
+
     A run's directory is code: this command imports and calls what its config.json names. See docs/security.md.
     """
 
     resume: str
     """The run's directory."""
-    total_steps: int | None = None
-    """A new number of steps for the whole run, earlier steps included."""
     trust: bool = False
     """Execute the code of a run's directory that another user could have changed."""
 
@@ -51,30 +58,54 @@ class ResumeOptions:
 def main(arguments: list[str]) -> int:
     sys.path.append(os.getcwd())  # for modules of --env and --algo; workers use the same path
     line = CommandLine("train", arguments)
-    resume = None
+    resume, start = None, dict[str, Any]()
     if "resume" in line.words:
-        options = line.parse(ResumeOptions, refuse="--resume takes only --total-steps and --trust, got {}".format)
-        resume, (env, algorithm, config) = options.resume, described_run(options.resume, trust=options.trust)
-        if options.total_steps is not None:
-            config = replace(config, total_steps=options.total_steps)
+        resume, env, algorithm, config = _resumed(line)
     else:
-        seeds, env, algorithm, config = _read(line)
-        if seeds:
-            results = train_seeds(env, algorithm, config, seeds)
-            for seed, result in zip(seeds, results, strict=True):
+        chosen, env, algorithm, config = _read(line)
+        if chosen.init_from is not None:
+            start = {"init_from": chosen.init_from, "init_strict": chosen.init_strict}
+        if chosen.seeds:
+            results = train_seeds(env, algorithm, config, chosen.seeds, parallel=chosen.parallel, **start)
+            for seed, result in zip(chosen.seeds, results, strict=True):
                 returns = ", ".join(f"{agent} {value:,.2f}" for agent, value in result.returns.items())
                 sys.stdout.write(f"seed {seed}: mean return at the end: {returns}\n")
             sys.stdout.write(f"results in {results[0].run_dir.parent}\n")
             return 0
-    result = run(env, algorithm, config, resume=resume)
+        if chosen.parallel != 1:
+            raise ValueError(f"parallel: expected 1 without --seeds, got {chosen.parallel}")
+    result = run(env, algorithm, config, resume=resume, **start)
     updates = ", ".join(f"{agent} {count:,}" for agent, count in result.updates.items())
     sys.stdout.write(summary(result.returns))
+    if result.stopped:
+        sys.stdout.write(f"\nstopped before all steps: {result.stopped}")
     sys.stdout.write(f"\nupdates: {updates}\nresults in {result.run_dir}\n")
     return 0
 
 
-def _read(line: CommandLine) -> tuple[tuple[int, ...], str, Any, Config]:
-    """The seeds, the environment, the algorithm and the settings."""
+def _resumed(line: CommandLine) -> tuple[str, str, Any, Config]:
+    """The run's directory, its environment, and its algorithm and settings with the changes of the options."""
+    if line.asks_for_help:
+        line.show_help(ResumeOptions, single_flags=True)
+    own = hints_of(ResumeOptions)
+    settings = {name: hint for name, hint in hints_of(Config).items() if name != "run_dir"}
+    # Known once the run is read, which executes code, so a misspelt option is refused before.
+    of_algorithm = {name: tuple[str, ...] for name in line.words if name.startswith("algorithm.")}
+    values = line.read(own | settings | of_algorithm, refuse="--resume takes no {}".format)
+    options = ResumeOptions(**{label: values.pop(label) for label in own if label in values})
+    env, algorithm, config = described_run(options.resume, trust=options.trust)
+    if of_algorithm:
+        if not is_dataclass(algorithm):
+            raise ValueError(f"algorithm: expected one with options, got {brief(algorithm)}")
+        hints = hints_of(type(algorithm), "algorithm.")
+        read = line.read(own | settings | hints, refuse=f"{{}} is no option of {type(algorithm).__name__}".format)
+        algorithm = changed(algorithm, {name.removeprefix("algorithm."): read[name] for name in hints.keys() & read})
+        values = {name: read[name] for name in settings.keys() & read}
+    return options.resume, env, algorithm, changed(config, values)
+
+
+def _read(line: CommandLine) -> tuple[TrainOptions, str, Any, Config]:
+    """The options of the command itself, the environment, the algorithm and the settings."""
     file = line.word("settings")
     settings = read_settings(file) if file else Settings(Config())
     name = line.word("algo") or settings.algo or TrainOptions.algo
@@ -100,7 +131,7 @@ def _read(line: CommandLine) -> tuple[tuple[int, ...], str, Any, Config]:
     algorithm = kind(**chosen)
     if sections:
         algorithm = changed(algorithm, sections)
-    return options.seeds, env, algorithm, changed(settings.config, values)
+    return options, env, algorithm, changed(settings.config, values)
 
 
 def _show_help(line: CommandLine, name: str, algorithm: Any, settings: Settings) -> None:

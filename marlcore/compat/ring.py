@@ -8,6 +8,7 @@ Positions count from the base, so a cleared ring fills from position 0 again.
 """
 
 import contextlib
+import os
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -60,6 +61,8 @@ class Ring:
     attach while the process that made it lives. If `shared`, any number of processes append, each under a lock, which
     costs two system calls per append. Otherwise the first one to append keeps the right, until it releases or closes
     the ring or ends; `columns` are then the fields in place, [capacity, *shape], in this process alone.
+
+    `margin` rows stay whole behind the oldest position. With `path`, the rows lie in an ordinary file, which stays.
     """
 
     _OWN: Mapping[str, Any] = {"_lane": None, "_writer": None, "columns": {}}  # of this process; made at the next use
@@ -67,12 +70,20 @@ class Ring:
     _writer: RingWriter | None
     columns: Rows
 
-    def __init__(self, fields: Mapping[str, Field], capacity: int, *, shared: bool) -> None:
+    def __init__(
+        self,
+        fields: Mapping[str, Field],
+        capacity: int,
+        *,
+        shared: bool,
+        margin: int = 0,
+        path: str | os.PathLike[str] | None = None,
+    ) -> None:
         self.fields = dict(fields)
         self.capacity = capacity
         self._shared = shared
         self._names = tuple(self.fields)
-        lane = RingLane.of(self.fields, capacity)
+        lane = RingLane.of(self.fields, capacity + margin, path)
         self._handle = lane.handle
         self.__setstate__({**self._OWN, "_lane": lane})
 
@@ -117,7 +128,7 @@ class Ring:
             lo, hi = lane.edges()
             before, base = base, lane.load_base()
             if base == before:  # otherwise hi may include rows added after another process's clear
-                return Held(max(lo, base), hi, base, self.capacity)
+                return Held(max(lo, base, hi - self.capacity), hi, base, self.capacity)
 
     def append(self, rows: Mapping[str, Any], count: int) -> int:
         """Adds count rows, all or none, each field [count, *shape]; returns the first ticket."""
@@ -155,10 +166,11 @@ class Ring:
     def whole(self, groups: int, draw: Callable[[int], Ints], *names: str) -> tuple[Rows, Ints]:
         """Copies of groups of rows, all whole; a group that a writer overwrote meanwhile is drawn again.
 
-        `draw` returns the tickets of so many groups, [number, rows per group], or none while nothing can be drawn.
-        The named fields, or all, are [groups, rows per group, *shape], the tickets [groups, rows per group].
+        `draw` returns the tickets of so many groups, [number, rows per group] or [number] for groups of one row, or
+        none while nothing can be drawn. The named fields, or all, are [*tickets.shape, *shape].
         """
         rows: Rows = {}
+        drawn = np.zeros(0, np.int64)
         torn: Ints | None = None  # the overwritten groups; at first None for all
         for _ in range(ROUNDS):
             missing = groups if torn is None else len(torn)
@@ -167,16 +179,17 @@ class Ring:
                 time.sleep(NAP_S)
                 continue
             copied, ok = self.gather(tickets.ravel(), *names)
-            copied = {name: part.reshape(*tickets.shape, *part.shape[1:]) for name, part in copied.items()}
-            copied["tickets"] = tickets
+            if tickets.ndim > 1:
+                copied = {name: part.reshape(*tickets.shape, *part.shape[1:]) for name, part in copied.items()}
             if torn is None:
-                rows = copied
+                rows, drawn = copied, tickets
             else:
+                drawn[torn] = tickets
                 for name, part in copied.items():
                     rows[name][torn] = part
             if ok is None:
-                return rows, rows.pop("tickets")
-            again = ~ok.reshape(tickets.shape).all(axis=1)
+                return rows, drawn
+            again = ~ok.reshape(len(tickets), -1).all(axis=1)
             torn = np.flatnonzero(again) if torn is None else torn[again]
         raise MarlcoreError(f"{self.lane!r}: writers overwrote every draw; use a larger capacity")
 
@@ -203,6 +216,8 @@ class Ring:
 
 def whole_number(label: str, value: Any, least: int) -> int:
     """`value` as an int; a float may be whole. Raises ValueError: it is not an integer, or is less than `least`."""
+    if type(value) is int and value >= least:
+        return value
     with contextlib.suppress(TypeError, ValueError, OverflowError):
         value = int(value) if int(value) == value else value
     check_whole(label, value, least)

@@ -6,6 +6,7 @@ Large ones go from the caller's array to the lane: a second copy halves what fou
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -62,10 +63,10 @@ class RingLane(ViewedReplay):
         self._copies: dict[tuple[str, ...], _Copy] = {}
 
     @classmethod
-    def of(cls, fields: Mapping[str, Field], capacity: int) -> RingLane:
+    def of(cls, fields: Mapping[str, Field], capacity: int, path: str | os.PathLike[str] | None = None) -> RingLane:
         spec = spec_of({f"f{i}": field for i, field in enumerate(fields.values())})
         rows = cls._lane_rows(spec, capacity, 1)
-        return cls._create(spec, 1, rows, "ring", None, limiter=None, names=[*fields])
+        return cls._create(spec, 1, rows, "ring", path, limiter=None, names=[*fields])
 
     @classmethod
     def _slots(cls, description: dict[str, Any]) -> int:

@@ -2,11 +2,14 @@
 
     model = DQN("MlpPolicy", env, replay_buffer_class=marlcore.compat.stable_baselines3.ReplayBuffer)
 
-For dict observations, use DictReplayBuffer. Other processes read the same memory through `buffer.replay`.
+For dict observations, use DictReplayBuffer; for goals, HerReplayBuffer. Other processes read the same memory through
+`buffer.replay`.
 """
 
 import math
+import weakref
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -17,13 +20,14 @@ from stable_baselines3.common import buffers
 from stable_baselines3.common.type_aliases import DictReplayBufferSamples, ReplayBufferSamples
 from stable_baselines3.common.vec_env import VecNormalize
 from stable_baselines3.her import HerReplayBuffer as _HerReplayBuffer
+from stable_baselines3.her.goal_selection_strategy import KEY_TO_GOAL_STRATEGY, GoalSelectionStrategy
 
 from ..checks import brief, names_error
-from ..declared import Number
+from ..declared import Number, listed
 from ..errors import NotEnoughData
 from ..memory import TERMINATED, TRUNCATED
 from ..observations import ALONE, put_rows
-from ..replay import Sampler
+from ..replay import Hindsight, Sampler
 from ..spec import Field, TransitionSpec, as_field
 from ..transitions import Batch
 from .column_views import ViewedReplay
@@ -32,9 +36,8 @@ from .saved import from_bytes, to_bytes
 
 _NAME = "sb3"  # of the replays
 _EMPTY = "sample: expected at least one step, got an empty buffer"
-_NO_HER = (
-    "hindsight relabelling is not supported, since it rewrites stored goals: use stable_baselines3.HerReplayBuffer"
-)
+_STEP = "step"  # the extra that numbers a row's info
+_NO_HER = "expected no argument of hindsight: use marlcore.compat.stable_baselines3.HerReplayBuffer"
 _REFUSED = {
     "prioritized": "not supported, since Stable-Baselines3's algorithms report no TD errors and ignore importance "
     "weights; draw from buffer.replay.sampler(..., prioritized=...) in a train() of your own",
@@ -80,7 +83,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
     1 steps before the newest one of an unfinished episode are drawn once the rows that complete their returns are
     added; SB3's buffer cuts their returns short instead. A lane has room for `buffer_size // n_envs` rows, and the last
     observation of an episode takes one of them. `observations`, `actions` and the other arrays are read-only copies.
-    HerReplayBuffer, which writes to them, and `prioritized=` are refused.
+    `prioritized=` is refused, and so are subclasses of Stable-Baselines3's HerReplayBuffer, which writes to them.
 
     Args:
         buffer_size, observation_space, action_space, device, n_envs, handle_timeout_termination: as in SB3.
@@ -119,12 +122,12 @@ class ReplayBuffer(buffers.ReplayBuffer):
         self.gamma = Number(0, 1).checked("gamma", gamma)
         self._rng = np.random.default_rng(np.random.randint(2**31) if seed is None else seed)
         action = Field((self.action_dim,), np.dtype(self._maybe_cast_dtype(action_space.dtype)).name)
-        self._spec = TransitionSpec(self._obs_fields(), action)
+        self._spec = TransitionSpec(self._obs_fields(), action, self._extra_fields)
         self._start()
 
     def __init_subclass__(cls, **options: Any) -> None:
-        if issubclass(cls, _HerReplayBuffer):
-            raise TypeError(f"{cls.__name__}: {_NO_HER}")
+        if issubclass(cls, _HerReplayBuffer) and not hasattr(cls, "_judge"):
+            raise TypeError(f"{cls.__name__}: expected a subclass of marlcore.compat.stable_baselines3.HerReplayBuffer")
         super().__init_subclass__(**options)
 
     def __repr__(self) -> str:
@@ -257,7 +260,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
         ends: tuple[Any, ...] = ()
         if 1 in ended_bytes:
             ends = *self._ends(ended, infos), _fields(next_obs)
-        self._tickets[self.pos] = self._writer.add(_fields(obs), action, reward, *ends)
+        self._tickets[self.pos] = self._writer.add(_fields(obs), action, reward, *ends, **self._extras(infos))
         self._newest = _Newest([*map(np.ndarray.tobytes, next_obs.values())], ended_bytes)
         self.pos += 1
         if self.pos == self.buffer_size:
@@ -350,6 +353,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
         self._tickets[self.pos - 1, lanes] = self._writer.add(
             _fields(again), self._actions()[lanes, rows], self.replay.rewards()[lanes, rows],
             truncated=np.ones(len(lanes), np.bool_), final_obs=_fields(final_obs), lanes=lanes,
+            **{name: column[lanes, rows] for name, column in self.replay.columns("extra").items()},
         )  # fmt: skip
 
     def _transitions(self, ahead: NDArray[np.int64], envs: NDArray[np.int64], newest: _Newest) -> _Transitions:
@@ -410,7 +414,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
         if batch_size not in self._samplers:
             seed = int(self._rng.integers(2**63))
             self._samplers[batch_size] = self.replay.sampler(
-                batch_size, n_step=self.n_steps, gamma=self.gamma, seed=seed, min_size=1
+                batch_size, n_step=self.n_steps, gamma=self.gamma, seed=seed, min_size=1, hindsight=self._hindsight()
             )
         return self._samplers[batch_size]
 
@@ -428,10 +432,17 @@ class ReplayBuffer(buffers.ReplayBuffer):
         spaced = self._normalize_obs({self._keys[name]: array for name, array in obs.items()}, env)
         return {key: self.to_torch(array, copy=False) for key, array in spaced.items()}
 
-    # Overridden for dict observations
+    # Overridden for dict observations and goals
 
     _samples_class: Callable[..., Any] = ReplayBufferSamples
     _keys: Mapping[str, str] = {}  # a field's name in the spec: its key in the space
+    _extra_fields: Mapping[str, Field] = {}
+
+    def _extras(self, infos: Any) -> dict[str, NDArray[Any]]:
+        return {}
+
+    def _hindsight(self) -> Hindsight | None:
+        return None
 
     def _obs_fields(self) -> Field | dict[str, Field]:
         return _field(self.obs_shape, self.observation_space)
@@ -457,9 +468,93 @@ class DictReplayBuffer(ReplayBuffer):
         return {name: self._checks[f"{role}[{key!r}]"](obs[key]) for name, key in self._keys.items()}
 
 
+class HerReplayBuffer(DictReplayBuffer, _HerReplayBuffer):
+    """A `replay_buffer_class` for goals, like Stable-Baselines3's HerReplayBuffer; see `marlcore.Hindsight`.
+
+    It also draws from unfinished episodes, all but the newest step, with goals of the steps so far; SB3's buffer waits
+    for their ends. Of each n_sampled_goal + 1 rows all but one are relabelled on average; SB3's relabels that share of
+    each batch.
+
+    Args:
+        observation_space: with the keys observation, achieved_goal and desired_goal; all keys are identifiers.
+        env: `compute_reward(achieved, desired, infos)` of its first environment judges a whole batch in one call.
+        n_sampled_goal: relabelled rows for each one that keeps its goal.
+        goal_selection_strategy: "future", "final" or "episode", or SB3's enum.
+        copy_info_dict: passes each step's info, kept in this process, to `compute_reward`; otherwise empty dicts.
+        buffer_size, action_space, device, n_envs, optimize_memory_usage, handle_timeout_termination, seed: see
+            ReplayBuffer.
+    """
+
+    def __init__(
+        self,
+        buffer_size: int,
+        observation_space: spaces.Dict,
+        action_space: spaces.Space[Any],
+        env: Any,
+        device: torch.device | str = "auto",
+        n_envs: int = 1,
+        optimize_memory_usage: bool = False,
+        handle_timeout_termination: bool = True,
+        n_sampled_goal: int = 4,
+        goal_selection_strategy: GoalSelectionStrategy | str = "future",
+        copy_info_dict: bool = False,
+        *,
+        seed: int | None = None,
+    ) -> None:
+        self.env = env
+        self.copy_info_dict = copy_info_dict
+        self.n_sampled_goal = whole_number("n_sampled_goal", n_sampled_goal, 1)
+        strategy = getattr(goal_selection_strategy, "name", str(goal_selection_strategy)).lower()
+        if strategy not in KEY_TO_GOAL_STRATEGY:
+            expected = listed(KEY_TO_GOAL_STRATEGY)
+            raise ValueError(f"goal_selection_strategy: expected {expected}, got {brief(goal_selection_strategy)}")
+        self.goal_selection_strategy = KEY_TO_GOAL_STRATEGY[strategy]
+        if copy_info_dict:
+            self._extra_fields = {_STEP: Field((), "int64")}
+            self.infos = np.full((max(buffer_size // n_envs, 1), n_envs), None, object)
+        DictReplayBuffer.__init__(
+            self, buffer_size, observation_space, action_space, device, n_envs, optimize_memory_usage,
+            handle_timeout_termination, seed=seed,
+        )  # fmt: skip
+
+    def truncate_last_trajectory(self) -> None:
+        """Nothing is to be done: `add` notices where an episode broke off."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Everything but `env`, as in SB3: call `set_env` after unpickling."""
+        return {**super().__getstate__(), "env": None}
+
+    def _start(self) -> None:
+        Hindsight().check_goals(self._spec)
+        super()._start()
+
+    def _obs_fields(self) -> dict[str, Field]:
+        self._keys = {key: key for key in self.observation_space.spaces}
+        return {key: _field(self.obs_shape[key], self.observation_space[key]) for key in self._keys}
+
+    def _extras(self, infos: Any) -> dict[str, NDArray[Any]]:
+        if not self.copy_info_dict:
+            return {}
+        self.infos[self.pos] = infos
+        return {_STEP: self.pos * self.n_envs + np.arange(self.n_envs)}
+
+    def _draw(self, batch_size: int) -> Batch:
+        return self._sampler(batch_size).sample()
+
+    def _hindsight(self) -> Hindsight:
+        strategy: Any = self.goal_selection_strategy.name.lower()
+        return Hindsight(self.n_sampled_goal, strategy, partial(HerReplayBuffer._judge, cast(Any, weakref.proxy(self))))
+
+    def _judge(self, achieved: NDArray[Any], desired: NDArray[Any], extras: Mapping[str, NDArray[Any]]) -> Any:
+        if self.env is None:
+            raise ValueError("env: expected a VecEnv, got None; call set_env after unpickling")
+        infos: Any = self.infos.flat[extras[_STEP]] if self.copy_info_dict else [{}] * len(achieved)
+        return self.env.env_method("compute_reward", achieved, desired, infos, indices=[0])[0]
+
+
 def _fields(obs: Obs) -> Any:
     """An observation in the form of the spec's."""
-    return obs.get(ALONE, obs)
+    return obs[ALONE] if len(obs) == 1 and ALONE in obs else obs  # goals have a part of this name too
 
 
 def _field(shape: Any, space: spaces.Space[Any]) -> Field:

@@ -20,6 +20,7 @@ from .gymnasium_vector import EnvPool, GymnasiumVector, is_envpool, is_gymnasium
 from .lockstep import Lockstep
 from .pettingzoo import AECEnvironment, ParallelEnvironment, is_parallel, make_pettingzoo
 from .recall import Recall
+from .run_step import Looking, RunStep, run_step
 from .treasure_hunt import TreasureHunt
 from .two_player import TwoPlayer
 

@@ -39,12 +39,16 @@ log = logging.getLogger(__name__)
 class Children:
     """The child processes of one user, forked by a server that has imported `preload`.
 
-    `interrupts` notes signals that end the wait for a starting server; None: those within `uninterrupted`.
+    `interrupts` notes signals that end the wait for a starting server; None: those within `uninterrupted`. A `server`
+    of other children is used but not closed.
     """
 
-    def __init__(self, preload: Sequence[str] = PRELOAD, interrupts: Interrupts | None = None) -> None:
+    def __init__(
+        self, preload: Sequence[str] = PRELOAD, interrupts: Interrupts | None = None, server: ForkServer | None = None
+    ) -> None:
         self.interrupts = interrupts or Interrupts()
-        self.server = ForkServer(preload, hurry=lambda: self.interrupts.signum is not None)
+        self._borrows = server is not None
+        self.server = server or ForkServer(preload, hurry=lambda: self.interrupts.stopping)
         self.living: list[Child] = []  # those that `end` did not end, in the order of their start
 
     @contextmanager
@@ -81,12 +85,13 @@ class Children:
             self.living.remove(child)
 
     def close(self) -> None:
-        """Ends every process, and the server."""
+        """Ends every process, and the server unless it is borrowed."""
         for child in self.living:
             child.kill()  # kill all before waiting for the first
         for child in [*self.living]:
             self.end(child)
-        self.server.close()
+        if not self._borrows:
+            self.server.close()
 
 
 class Child:

@@ -11,8 +11,9 @@ from typing import Any
 
 from ..memory import LINE, PREFIX, Segment, Shared, Words, described_workers
 
-# Words of a worker's line. READY: the number of the last process that reached its first step. EPISODES: nonzero once
-# any of its processes finished an episode. DONE: nonzero once its work is complete, for workers that wait for that
+# Words of a worker's line. READY: the number of the last process that reached its first step. EPISODES: ended by the
+# last process of an actor that ended any; 1 after an evaluator's first. DONE: nonzero once its work is complete, for
+# workers that wait for that
 STEPS, UPDATES, READY, BEATS, EPISODES, DONE = range(6)
 # Words of the parent's line for a worker
 PID, RESTARTS = range(2)

@@ -66,6 +66,7 @@ class ForkServer:
         self._process: Program | None = None
         self._channel: socket.socket | None = None
         self._answered = False  # whether the server said that it is ready
+        self._lock = threading.Lock()  # several runs may share the server
 
     def begin(self) -> None:
         """Starts the server without waiting until it is ready, unless it was started; `fork` waits for that."""
@@ -102,7 +103,8 @@ class ForkServer:
             # multiprocessing's resources in a worker get the parent's tracker, as if the worker were spawned.
             tracker = resource_tracker.getfd()
             assert tracker is not None
-            number, fds = self._ask([task, report, status, tracker])
+            with self._lock:
+                number, fds = self._ask([task, report, status, tracker])
             if number < 0:
                 raise OSError(-number, os.strerror(-number))
             if not fds:

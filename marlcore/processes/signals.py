@@ -18,15 +18,26 @@ _masks = threading.local()
 
 
 class Interrupts:
-    """While entered, notes SIGINT, SIGTERM and SIGHUP instead of raising at an arbitrary point.
+    """The one place where work is told to end: by a signal, or by `stop` or `finish`, from any thread.
 
-    An ignored SIGHUP, as under nohup, stays ignored. Outside the main thread nothing is noted. `signum` is the first
-    signal, which may have come before, or None; `again` tells whether another came more than a second later.
+    While entered, it notes SIGINT, SIGTERM and SIGHUP instead of raising at an arbitrary point. An ignored SIGHUP, as
+    under nohup, stays ignored. Outside the main thread no signal is noted.
+
+    Attributes:
+        signum: the first signal, which may have come before, or None.
+        again: whether another signal came more than a second later.
+        finishing: whether `finish` was called.
+        reason: of the first `stop` or `finish`, in words; None before.
+        error: the first exception that a `stop` brought, which `deliver` raises.
     """
 
     def __init__(self, signum: int | None = None) -> None:
         self.signum = signum
         self.again = False
+        self.finishing = False
+        self.reason: str | None = None
+        self.error: BaseException | None = None
+        self._stopped = False
         self._first = time.monotonic()
         self._previous: dict[int, Any] = {}
 
@@ -36,15 +47,31 @@ class Interrupts:
         elif time.monotonic() - self._first > PATIENCE_S:
             self.again = True
 
-    def stop(self) -> None:
-        """Acts as if a first SIGTERM came; for another thread. Repeated calls are harmless."""
-        if self.signum is None:
-            self._note(signal.SIGTERM, None)
+    @property
+    def stopping(self) -> bool:
+        """Whether a signal or `stop` came."""
+        return self.signum is not None or self._stopped
+
+    def stop(self, reason: str, error: BaseException | None = None) -> None:
+        """Tells the work to end at once; the first reason and the first error count."""
+        if self.error is None:
+            self.error = error
+        if self.reason is None:
+            self.reason = reason
+        self._stopped = True
+
+    def finish(self, reason: str) -> None:
+        """Tells the work to end as if it were complete."""
+        if self.reason is None:
+            self.reason = reason
+        self.finishing = True
 
     def deliver(self, message: str = "") -> None:
-        """Raises if a signal came: KeyboardInterrupt(message) for SIGINT, SystemExit(128 + signum) for others."""
+        """Raises KeyboardInterrupt(message) after SIGINT, SystemExit(128 + signum) after others; else the error."""
         if self.signum is not None:
             raise_for(self.signum, message=message)
+        if self.error is not None:
+            raise self.error
 
     def __enter__(self) -> "Interrupts":
         if threading.current_thread() is threading.main_thread():  # only this thread may set handlers

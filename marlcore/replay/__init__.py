@@ -7,6 +7,7 @@ asked for a limiter.
 
 from ..spec import Sequence
 from .buffer import ReplayBuffer
+from .hindsight import Hindsight
 from .limiter import RateLimiter
 from .mixture import Mixture
 from .prefetch import Prefetch

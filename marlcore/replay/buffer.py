@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterable
 from dataclasses import asdict
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from ..memory import Segment
 from ..observations import Pad
 from ..spec import Sequence, TransitionSpec
 from ..transitions import Gate, TransitionLanes, VectorGate, VectorWriter, Window, Writer
+from .episodes import Recorded, rows_taken
+from .hindsight import Hindsight
 from .limiter import SLOTS, RateLimiter, WriteGate
 from .prioritized import Prioritized
 from .sampler import Sampler
@@ -104,6 +107,67 @@ class ReplayBuffer(TransitionLanes):
             saved._segment.verify()
             return cls(copy_segment(saved._mapped, name, into))
 
+    @classmethod
+    def from_episodes(
+        cls,
+        episodes: Any,
+        spec: TransitionSpec | None = None,
+        *,
+        action_space: Any = None,
+        capacity: int | None = None,
+        name: str = "replay",
+        path: str | os.PathLike[str] | None = None,
+    ) -> "ReplayBuffer":
+        """A new replay of one lane, filled with recorded episodes, each by one `Writer.add_batch`.
+
+        An episode is a dict of arrays: `obs` [T, ...], or [T + 1, ...] with the observation after the last action (a
+        dict of arrays for several fields); `action` and `reward` [T, ...]; `terminated`, `truncated`: a bool, or bool
+        [T]; `final_obs` [...] or `next_obs` [T, ...], where obs has T rows; extras of the spec [T, ...]. Other entries
+        are ignored. The names of Minari and D4RL will do too, such as `observations` and `timeouts`. An episode that
+        does not terminate counts as truncated, and needs its last observation. Where the spec has recurrent states
+        (`every` above 1) that an episode lacks, they are 0.
+
+        Args:
+            episodes: an iterable of episodes; a Minari dataset; or the path of a .npz file, or a dict, whose arrays
+                hold all episodes one after another, with a `final_obs` for each episode that does not terminate; in a
+                file the parts of an obs have names such as "obs.position".
+            spec: the fields of a transition; None: obs and action as the first episode has them, without extras.
+            action_space: a Gymnasium space, in which all actions must lie; those of a Discrete or MultiDiscrete are
+                counted from its start, as training does. None checks nothing, and takes them as counted from 0; the
+                start of a Minari dataset's own space is known.
+            capacity: rows, one for each transition and one for each episode that does not terminate. With it, episodes
+                are written as they are read; None reads all of them first, and makes the replay as large as they are.
+            name, path: as for `create`.
+
+        Raises:
+            ValueError, TypeError: an episode's field is missing, has another shape, dtype or range, or is not finite,
+                in one line with the episode's number; there is none, or they exceed the capacity. SharedMemoryFull: no
+                room for the replay. After any of these there is no replay, and no file of one.
+        """
+        recorded = Recorded(episodes, spec, action_space)
+        read = iter(recorded)
+        batches = [*(read if capacity is None else islice(read, 1))]
+        if not batches or recorded.spec is None:
+            raise ValueError(f"episodes: expected at least one, got none in {brief(episodes)}")
+        every = recorded.spec.state_every
+        rows = max(2, sum(map(rows_taken, batches))) if capacity is None else capacity
+        replay = cls.create(recorded.spec, -(-rows // every) * every, name=name, path=path)
+        try:
+            with replay.writer() as writer:
+                left = replay.capacity
+                for index, batch in enumerate(chain(batches, read)):
+                    left -= rows_taken(batch)
+                    if left < 0:
+                        raise ValueError(
+                            f"capacity: expected {-left} rows more for episodes 0 to {index}, got {capacity}"
+                        )
+                    writer.add_batch(**batch)
+        except BaseException:
+            replay.unlink()
+            replay.close()
+            raise
+        return replay
+
     def save(self, path: str | os.PathLike[str], sampler: Stateful | None = None) -> None:
         """Writes the replay's current content to a file, on disk at return, while writers continue.
 
@@ -190,6 +254,7 @@ class ReplayBuffer(TransitionLanes):
         prioritized: Prioritized | None = None,
         sequence: Sequence | None = None,
         lanes: range | None = None,
+        hindsight: Hindsight | None = None,
     ) -> Sampler:
         """A sampler of batches; any number may live at once, in any process, each with its own priorities.
 
@@ -205,12 +270,14 @@ class ReplayBuffer(TransitionLanes):
             prioritized: draws in proportion to priorities instead of uniformly.
             sequence: draws windows of consecutive transitions: obs becomes [B, T, ...], and so on; see Batch.
             lanes: consecutive lanes, the only ones to draw from; None draws from all. A limiter counts all lanes.
+            hindsight: gives most rows goals that their episodes achieved, with n_step=1 and without sequences: the
+                rewards of several steps towards another goal would come from actions chosen for the first one.
 
         Raises: ValueError, TypeError: an option is out of range, one draw would read more rows than a lane has, or a
             batch would take more bytes than the machine has memory.
         """
         window = Window(stack, n_step, gamma, pad, sequence)
-        return self._sampler(lanes, window, batch_size, min_size, prioritized, seed)
+        return self._sampler(lanes, window, batch_size, min_size, prioritized, seed, True, hindsight)
 
     def _sampler(self, lanes: range | None, *options: Any) -> Sampler:
         """A sampler of these lanes; the options are those of Sampler."""

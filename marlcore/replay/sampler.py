@@ -17,6 +17,7 @@ from ..errors import MarlcoreError, NotEnoughData, TimedOut
 from ..kernels.rows import HI
 from ..memory import one_thread, sleep_until
 from ..transitions import LAP_LIMIT_S, Batch, BatchMemory, LaneView, ReadPlan, Window
+from .hindsight import Hindsight, Relabelling
 from .limiter import RateLimiter, SampleGate
 from .prioritized import Prioritized, PriorityTree
 from .uniform import Uniform
@@ -66,6 +67,7 @@ class Sampler:
         prioritized: Prioritized | None,
         seed: int | None,
         alone: bool = True,
+        hindsight: Hindsight | None = None,
     ) -> None:
         check_whole("batch_size", batch_size)
         min_size = batch_size if min_size is None else min_size
@@ -78,6 +80,8 @@ class Sampler:
             raise TypeError(f"prioritized: expected a Prioritized or None, got {prioritized!r}")
         if prioritized is not None:
             prioritized.check(lanes.spec)
+        if not (hindsight is None or isinstance(hindsight, Hindsight)):
+            raise TypeError(f"hindsight: expected a Hindsight or None, got {hindsight!r}")
         self.stats = SamplerStats()
         self.prioritized = prioritized
         self._batch_size, self._least = int(batch_size), int(min_size)
@@ -91,7 +95,8 @@ class Sampler:
         self._inside: dict[int, None] = {}  # see guard.py
         self._enough = False
         self._cleared_at = 0  # the transitions inserted before
-        self._read_plan = ReadPlan(lanes, window, self._batch_size)
+        self._read_plan = ReadPlan(lanes, window, self._batch_size, hindsight is not None)
+        self._relabelling = Relabelling(hindsight, lanes, window, self._read_plan) if hindsight else None
         self._all_rows = np.arange(self._batch_size)
         self._read_plan.generator[:] = np.random.SeedSequence(seed).generate_state(4, np.uint64)
         if prioritized is None and window.period > 1:
@@ -100,6 +105,8 @@ class Sampler:
             PriorityTree(prioritized, lanes, self._read_plan) if prioritized else Uniform(self._read_plan)
         )
         self._strategy.prepare(self._read_plan.memory())  # now instead of in the first sample
+        if self._relabelling is not None:
+            self._relabelling.draw(self._read_plan.memory(), self._all_rows, 0)
 
     @one_thread
     def can_sample(self) -> bool:
@@ -130,7 +137,11 @@ class Sampler:
         self._wait_for_limiter(deadline)
         self._fill(memory, self._all_rows, deadline)
         self._finish(memory, self._all_rows)
-        return memory.batch()
+        batch = memory.batch()
+        if self._relabelling is not None:
+            self._relabelling.finish(memory)
+            batch.relabelled = self._relabelling.relabelled.copy()
+        return batch
 
     @property
     def due(self) -> bool:
@@ -236,6 +247,8 @@ class Sampler:
             if filled == 0:
                 self._wait(partial(self._none_drawn, memory, rows[:1]), deadline)
                 continue
+            if self._relabelling is not None:
+                self._relabelling.draw(memory, rows, filled)
             lapped = self._read_plan.lapped(filled)
             if filled == len(rows) and not len(lapped):
                 break

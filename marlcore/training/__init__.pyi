@@ -14,6 +14,7 @@ from .config import ReplayConfig as ReplayConfig
 from .config import Schedule as Schedule
 from .config import SelfPlayConfig as SelfPlayConfig
 from .config import Settings as Settings
+from .config import StopConfig as StopConfig
 from .config import SupervisionConfig as SupervisionConfig
 from .config import read_settings as read_settings
 from .evaluation import EvaluatedRun as EvaluatedRun
@@ -22,9 +23,13 @@ from .evaluation import evaluate as evaluate
 from .evaluation import load_policy as load_policy
 from .loops import Evaluation as Evaluation
 from .loops import play as play
+from .record import CheckpointEvent as CheckpointEvent
+from .record import EvaluationEvent as EvaluationEvent
 from .record import Sink as Sink
 from .record import Status as Status
+from .record import Stop as Stop
 from .record import agent_order as agent_order
+from .record import best_run as best_run
 from .record import described_run as described_run
 from .record import has_all_steps as has_all_steps
 from .record import has_ended as has_ended
@@ -34,6 +39,7 @@ from .run import Result as Result
 from .run import Run as Run
 from .run import start as start
 from .run import train as train
+from .run import train_offline as train_offline
 from .run import train_seeds as train_seeds
 from .warmup import compile_before_a_run as compile_before_a_run
 from .warmup import warm_up as warm_up

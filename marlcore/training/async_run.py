@@ -12,7 +12,7 @@ from ..errors import MarlcoreError, WorkerFailed, suppress_failed_calls
 from ..processes import Child, Children, Control, Interrupts, RestartPolicy, Supervisor
 from .config import EVALUATOR, actor_names
 from .loops import run_seed
-from .record import STOPPING, Monitor, RunDirectory, setup_logging
+from .record import Monitor, RunDirectory, setup_logging
 from .workers import ActorWorker, Blueprint, EvaluatorWorker, LearnerWorker
 
 POLL_S = 0.1
@@ -51,7 +51,7 @@ def start_all(supervisor: Supervisor, interrupts: Interrupts, fallback: bool) ->
     try:
         with suppress_failed_calls(errno.EINTR):  # a signal came, which the caller checks
             for worker in supervisor.workers.values():
-                if interrupts.signum is None:
+                if not interrupts.stopping:
                     worker.start()
     except OSError as error:
         if error.errno is None:  # a signal handler's
@@ -68,25 +68,28 @@ def run_async(
 ) -> None:
     """Watches the workers until all have ended. Raises WorkerFailed: one failed for good, or did not end in time.
 
-    When the actors have taken all steps, learners and evaluator have time for their last checkpoints and evaluation; a
-    learner that dies meanwhile is restarted. After a failure for good or a signal no worker is restarted, and workers
+    When the actors have taken all steps, or the run is to finish before, learners and evaluator have time for their
+    last checkpoints and evaluation; a learner that dies meanwhile is restarted. Without actors, that is when the
+    learners have made all updates. After a failure for good, a signal or a stop no worker is restarted, and workers
     that are still starting are killed. A second signal, a second after the first, kills all.
     """
     config, failed, ends_since, halted = blueprint.config, None, None, False
-    actors = [supervisor.workers[name] for name in actor_names(config)]
+    stepping = [supervisor.workers[name] for name in actor_names(config) or control.about["learners"]]
     grace = max(GRACE_S, config.supervision.learner_timeout)
     while supervisor.unfinished and not interrupts.again:
-        if (failed or interrupts.signum is not None) and not halted:
+        if (failed or interrupts.stopping) and not halted:
             halted, ends_since = True, ends_since or time.monotonic()
-            if interrupts.signum is not None:
-                monitor.say(STOPPING)
+            if interrupts.stopping:
+                monitor.say_stopping()
             control.stop()  # also a last evaluation, which waits for learners
             supervisor.stand_down()
             for worker in supervisor.running:
                 if not worker.ready:
                     worker.end()
-        elif ends_since is None and all(actor.done for actor in actors):
+        elif ends_since is None and (interrupts.finishing or all(worker.done for worker in stepping)):
             ends_since = time.monotonic()
+            if interrupts.finishing:
+                monitor.say_stopping()
             control.finish()
         if ends_since is not None and time.monotonic() - ends_since > grace:
             late = supervisor.unfinished[0].name
@@ -100,5 +103,5 @@ def run_async(
         except WorkerFailed as error:
             failed = failed or error
         monitor.tick()
-    if interrupts.signum is None and failed:
+    if failed and not interrupts.stopping:
         raise failed

@@ -10,16 +10,20 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from ..checks import absolute
+from ..checks import absolute, brief
 from ..envs import factory, vectorize
 from ..envs.copies import Copies
 from ..envs.joint import JointObservations
-from ..interfaces import Algorithm, QueueSource, VectorEnvironment
+from ..interfaces import Algorithm, QueueSource, ReplaySource, VectorEnvironment
+from ..memory import SegmentHandle
 from ..notices import say, shown_with
-from ..processes import Metric, check_picklable
-from .config import AssignedPolicy, Config, assign, check_applied, source_of
-from .loops import choose_device
-from .record import RUNS
+from ..processes import check_picklable
+from ..references import resolve
+from ..spaces import Spaces
+from .config import SCRIPT, AssignedPolicy, Config, assign, check_applied, source_of
+from .loops import ScriptedPlayer, choose_device, with_functions_of
+from .offline import OFFLINE, OfflineData
+from .record import RUNS, Callback, InitFrom, check_callback, initial_states
 from .self_play import check_self_play, policies_in_self_play
 from .warmup import compile_before_a_run
 
@@ -37,39 +41,68 @@ class RunInput:
     config: Config
     runs: Path
     resume: Path | None
-    callback: Callable[[Metric], object] | None
+    callback: Callback | None
     progress: bool
+    replays: Mapping[str, SegmentHandle]  # recorded data, by policy
+    initial: Mapping[str, Mapping[str, Any]]  # by policy: the state of a checkpoint from which it starts
+    init_strict: bool
 
     @classmethod
     def checked(
         cls,
-        env_fn: Callable[[], Any] | str,
+        env_fn: Callable[[], Any] | str | Spaces,
         algorithm: Algorithms,
         config: Config | None,
         resume: str | Path | None = None,
-        callback: Callable[[Metric], object] | None = None,
+        callback: Callback | None = None,
         progress: bool = False,
+        init_from: InitFrom | None = None,
+        init_strict: bool = True,
+        data: OfflineData | None = None,
     ) -> RunInput:
-        """The arguments of `train`; compiles the kernels if they never were. Raises ValueError, TypeError."""
+        """The arguments of `train` or `train_offline`; compiles the kernels if they never were.
+
+        Raises: ValueError, TypeError.
+        """
         if not isinstance(config, Config | None):
             raise TypeError(f"config: expected a Config or None, got {config!r}")
-        if callback is not None and not callable(callback):
-            raise TypeError(f"callback: expected a function of a Metric or None, got {callback!r}")
-        config = (config or Config()).with_absolute_paths()  # first: an environment may change the working directory
+        check_callback(callback)
+        if init_from is not None and resume is not None:
+            raise ValueError(f"init_from: expected None, since a resumed run has its weights, got {brief(init_from)}")
+        config = config or (Config() if data is None else OFFLINE)
+        config = config.with_absolute_paths()  # first: an environment may change the working directory
+        if data is not None:
+            config = data.configured(config)
+        elif config.offline:
+            raise ValueError("actor.processes: expected an integer of at least 1, got 0; see train_offline")
         resume = None if resume is None else absolute(resume)
         runs = absolute(RUNS) if resume is None and config.run_dir is None else Path(RUNS)
         with shown_with(progress):
-            make_env, policies, config = _assigned(factory(env_fn), algorithm, config)
+            if data is not None and isinstance(env_fn, Spaces):
+                make_env, policies = _assigned_to_data(env_fn, algorithm, config)
+            else:
+                make_env, policies, config = _assigned(factory(env_fn), algorithm, config)
             for texts in dict.fromkeys(policy.spaces.texts for policy in policies):
                 if texts:
                     left_out = ", ".join(texts)
                     say(f"observations: left out {left_out}, since no network takes text; a wrapper may encode it")
             names = [policy.name for policy in policies]
+            if data is not None:
+                config = replace(config, total_steps=data.updates * len(names))
+            initial = initial_states(init_from, names)
             if wrong := config.learners.keys() - names:
                 raise ValueError(f"learners: expected the policies {names}, got {min(wrong)!r}")
             for policy in policies:
                 choose_device(config.learner_of(policy.name).device)
+            if data is None and any(getattr(policy.algorithm, "imitates", False) for policy in policies):
+                raise ValueError(
+                    "algorithm: expected one that learns from rewards; this one imitates: use train_offline"
+                )
+            replays = {} if data is None else data.handles(policies, config)
             check_applied(policies, config)
+            _check_goals(make_env, policies)
+            if config.exploration.script is not None:
+                _check_script(policies, config.exploration.script)
             if config.self_play.pool:
                 check_self_play(config, policies[0])
             check_picklable(config=config, algorithm=[policy.algorithm for policy in policies])  # which a run saves
@@ -77,7 +110,7 @@ class RunInput:
                 check_picklable(env_fn=make_env)
             _warn_of_short_run(config, policies)
             compile_before_a_run()
-        return cls(make_env, policies, config, runs, resume, callback, progress)
+        return cls(make_env, policies, config, runs, resume, callback, progress, replays, initial, init_strict)
 
 
 def _assigned(
@@ -103,12 +136,48 @@ def _assigned(
     return make_env, tuple(replace(policy, source=source_of(policy, config)) for policy in policies), config
 
 
+def _assigned_to_data(
+    spaces: Spaces, algorithm: Algorithms, config: Config
+) -> tuple[Callable[[], Any], tuple[AssignedPolicy, ...]]:
+    """The only policy of recorded data, and in place of an environment a function that raises: there is none."""
+    for name in ("interval", "seconds"):
+        if value := getattr(config.evaluation, name):
+            raise ValueError(f"evaluation.{name}: expected 0 without an environment, got {value}")
+    policies = assign({"agent_0": replace(spaces, stack=1)}, config.policies, algorithm, config.replay.frames)
+    return no_environment, tuple(replace(policy, source=source_of(policy, config)) for policy in policies)
+
+
+def no_environment() -> None:
+    """Stands for the environment of a run that has none. Raises ValueError."""
+    raise ValueError("env_fn: expected an environment, got a run on recorded data without one; pass env_fn=")
+
+
+def _check_goals(make_env: Callable[[], Any], policies: tuple[AssignedPolicy, ...]) -> None:
+    """Raises ValueError: a policy's replay relabels goals, but the environment has none or cannot judge them."""
+    relabelled = [(policy, policy.source.hindsight) for policy in policies if isinstance(policy.source, ReplaySource)]
+    for policy, hindsight in relabelled:
+        if hindsight is not None:
+            with closing(make_env()) as env:
+                with_functions_of(env, hindsight, policy.algorithm.transition(policy.spaces))
+
+
 def _has_own_copies(env: VectorEnvironment, make_env: Callable[[], Any]) -> bool:
     """Whether the environment, of which one copy was asked for, is a vector with a number of copies of its own."""
     if env.copies > 1 or isinstance(env, Copies):
         return env.copies > 1
     with closing(vectorize(make_env, 2)) as two:
         return two.copies == 1
+
+
+def _check_script(policies: tuple[AssignedPolicy, ...], script: str) -> None:
+    """Raises ValueError, TypeError: it is no script, or rows of a policy hold what only its algorithm tells."""
+    for policy in policies:
+        ScriptedPlayer(SCRIPT, resolve(SCRIPT, script), policy.spaces, 1)
+        if extras := policy.algorithm.transition(policy.spaces).extras:
+            raise ValueError(
+                f"{SCRIPT}: expected None, since rows of {type(policy.algorithm).__name__}, the algorithm of "
+                f"{policy.name!r}, hold its {', '.join(extras)}, got {script!r}"
+            )
 
 
 def share_of(policy: AssignedPolicy, policies: tuple[AssignedPolicy, ...]) -> float:
@@ -121,7 +190,7 @@ def warn_of_few_samples(run_input: RunInput, steps: int, updates: Mapping[str, i
     for policy in run_input.policies:
         inserted, learner = share_of(policy, run_input.policies) * steps, run_input.config.learner_of(policy.name)
         queued = isinstance(policy.source, QueueSource)  # which reads each transition once
-        if queued or run_input.config.updates_per_step is not None or inserted <= learner.warmup:
+        if queued or run_input.replays or run_input.config.updates_per_step is not None or inserted <= learner.warmup:
             continue
         ratio = updates[policy.name] * learner.batch_size / inserted
         if ratio < 1.0:

@@ -11,8 +11,8 @@ import torch
 from ..errors import WorkerFailed
 from ..processes import READY, Interrupts, failure_of
 from .config import EVALUATOR, actor_names, learner_names
-from .loops import act, catch_up, observe
-from .record import STOPPING, Monitor
+from .loops import act, observe
+from .record import Monitor
 from .workers import ActorWorker, Blueprint, EvaluatorWorker, LearnerWorker, Worker
 
 ROUNDS = 50  # between looks at telemetry
@@ -33,7 +33,7 @@ def run_serial(blueprint: Blueprint, monitor: Monitor, interrupts: Interrupts) -
         names = learner_names(config, [policy.name for policy in blueprint.policies])
         learners = [stack.enter_context(closing(LearnerWorker(name, blueprint))) for name in names]
         actors = [stack.enter_context(closing(ActorWorker(name, blueprint))) for name in actor_names(config)]
-        evaluation = [EVALUATOR] if config.evaluation.interval else []
+        evaluation = [EVALUATOR] if config.evaluation.evaluates else []
         evaluators = [stack.enter_context(closing(EvaluatorWorker(name, blueprint))) for name in evaluation]
         for worker in (*learners, *actors, *evaluators):
             worker.counters.store(READY, 1)
@@ -41,19 +41,23 @@ def run_serial(blueprint: Blueprint, monitor: Monitor, interrupts: Interrupts) -
         def unstopped() -> bool:
             if monitor.due:  # a round or an evaluation may take long
                 monitor.tick()
-            return interrupts.signum is None
+            return not interrupts.stopping
+
+        def unfinished() -> bool:
+            done = all(worker.done for worker in actors or learners)
+            return unstopped() and not interrupts.finishing and not done
 
         try:
-            _take_rounds(actors, learners, evaluators, monitor, unstopped)
+            _take_rounds(actors, learners, evaluators, monitor, unfinished)
         except WorkerFailed as failed:
             _save_others(learners, failed)
             raise
-        if interrupts.signum is not None:
-            monitor.say(STOPPING)
+        if interrupts.stopping or interrupts.finishing:
+            monitor.say_stopping()
         for learner in learners:
             _guarded(learner, learner.finish)
         for evaluator in evaluators:
-            if interrupts.signum is None:
+            if not interrupts.stopping:
                 _guarded(evaluator, evaluator.finish, unstopped)
 
 
@@ -62,20 +66,19 @@ def _take_rounds(
     learners: list[LearnerWorker],
     evaluators: list[EvaluatorWorker],
     monitor: Monitor,
-    unstopped: Callable[[], bool],
+    unfinished: Callable[[], bool],
 ) -> None:
-    """A round is a turn of every actor, and the updates and evaluations that are due by then."""
+    """A round is a turn of every actor, and the updates and evaluations that are due by then.
 
-    def unfinished() -> bool:
-        return unstopped() and not all(actor.done for actor in actors)
-
+    Without actors it is an update of every policy.
+    """
     for rounds in count(1):
         if not unfinished():
             return
         playing = [actor for actor in actors if not actor.done]
         turns = [_guarded(actor, observe, actor.env, actor.seats, actor) for actor in playing]
         for learner in learners:  # before the actions, so that they are of the newest weights
-            _guarded(learner, catch_up, learner.learners, learner)
+            _guarded(learner, learner.take_turn)
         for actor, due in zip(playing, turns, strict=True):
             _guarded(actor, act, actor.env, actor.seats, actor.policies, due, actor)
         for evaluator in evaluators:

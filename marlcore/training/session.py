@@ -7,16 +7,33 @@ import os
 import time
 from contextlib import ExitStack, closing
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from ..interfaces import ReplaySource
-from ..processes import PID, STEPS, Children, Control, Interrupts, Telemetry
+from ..processes import PID, STEPS, Children, Control, ForkServer, Interrupts, Telemetry
 from ..weights import ParameterStore
 from .async_run import run_async, start_all, supervisor_of
-from .config import EVALUATOR, AssignedPolicy, Config, actor_names, learner_names
+from .config import EVALUATOR, AssignedPolicy, Config, StopConfig, actor_names, learner_names
 from .evaluation import save_policies
 from .loops import build_model
-from .record import Monitor, Progress, RunDirectory, check_resumed, describe, load_checkpoint, open_sinks, read_progress
+from .record import (
+    CallbackSink,
+    Monitor,
+    Progress,
+    RunDirectory,
+    StopConditions,
+    Table,
+    changed_hyperparameters,
+    check_resumed,
+    describe,
+    load_checkpoint,
+    open_sinks,
+    read_config,
+    read_metrics,
+    read_progress,
+    save_checkpoint,
+)
 from .run_input import RunInput, share_of
 from .self_play import create_self_play, odds_fields, published_numbers
 from .serial import run_serial
@@ -26,26 +43,39 @@ log = logging.getLogger(__name__)
 
 
 class Session:
-    """A run's shared memory and processes, which the end of its `with` block removes; `interrupts` stops the run."""
+    """A run's shared memory and processes, which the end of its `with` block removes; `interrupts` stops the run.
 
-    def __init__(self, run_input: RunInput, interrupts: Interrupts) -> None:
+    Several runs may share a fork server and a table of progress.
+    """
+
+    def __init__(
+        self, run_input: RunInput, interrupts: Interrupts, server: ForkServer | None = None, table: Table | None = None
+    ) -> None:
         env_fn, policies, config = run_input.env_fn, run_input.policies, run_input.config
         self.input = run_input
-        self.described = describe(env_fn, policies, config)
-        self._interrupts = interrupts
+        sources = {policy: state["from"] for policy, state in run_input.initial.items()}
+        self.described = describe(env_fn, policies, config) | {"init_from": sources}
+        self.interrupts = interrupts
+        self._server = server
+        conditions = StopConditions(config.stop)
         with ExitStack() as stack:
             self.directory = self._open_directory(stack)
-            self.sinks = open_sinks(self.directory.csv, self.directory.path, config.metrics, run_input.callback)
+            if run_input.resume is not None and config.stop != StopConfig():
+                conditions.check_unmet(read_metrics(self.directory.path / "metrics.csv"))
+            csv, path, callback = self.directory.csv, self.directory.path, run_input.callback
+            make_callback = partial(CallbackSink, callback, path, interrupts) if callback is not None else None
+            self.sinks = open_sinks(csv, path, config.metrics, make_callback)
             stack.callback(self.sinks.close)
             names = [policy.name for policy in policies]
             workers = [*actor_names(config), *learner_names(config, names)]
-            if config.evaluation.interval:
+            if config.evaluation.evaluates:
                 workers.append(EVALUATOR)
             self.telemetry = stack.enter_context(closing(Telemetry.create(workers)))
             self.control = stack.enter_context(closing(Control.create(workers, names, **self._about())))
-            blueprints = tuple(_blueprint_of(stack, policy, config, self.directory) for policy in policies)
+            blueprints = tuple(self._blueprint_of(stack, policy) for policy in policies)
             self_play = create_self_play(stack, policies, config, self.directory.path)
             if run_input.resume is not None:  # last, when no check can fail any more
+                self.described["init_from"] = read_config(self.directory.path).get("init_from", {})
                 self.directory.replace_config(self.described)
                 if not config.replay.save:  # they would be older than the next checkpoints
                     for policy in policies:
@@ -54,8 +84,11 @@ class Session:
             began = time.monotonic() - _restore_progress(self.directory, self.control, config, names)
             control, telemetry = self.control, self.telemetry
             self.blueprint = Blueprint(env_fn, config, blueprints, control.handle, telemetry.handle, began, self_play)
-            table = stack.enter_context(Progress()) if run_input.progress else None
-            self.monitor = Monitor(self.directory, self.sinks, control, telemetry, table, config.total_steps, began)
+            if table is None and run_input.progress:
+                table = stack.enter_context(Progress())
+            self.monitor = Monitor(
+                self.directory, self.sinks, control, telemetry, table, config.total_steps, began, interrupts, conditions
+            )
             stack.callback(self.monitor.tick, last=True)
             self._stack = stack.pop_all()
 
@@ -63,12 +96,16 @@ class Session:
         config, resume = self.input.config, self.input.resume
         if resume is None:
             return stack.enter_context(RunDirectory.create(config.run_dir, self.described, self.input.runs))
-        check_resumed(resume, self.described)  # first, so that a refused run stays unchanged
+        check_resumed(resume, self.described, self.input.policies)  # first, so that a refused run stays unchanged
         run = stack.enter_context(RunDirectory.resume(resume))
+        before, now = read_config(resume).get("env"), self.described["env"]
+        if before != now and "<" not in f"{before}{now}":  # else it is a local function's name or an object's
+            log.warning("resume: the environment is %s instead of %s, with the same spaces", now, before)
         for policy in self.input.policies:
             if not run.checkpoint_path(policy.name).exists():
                 log.warning("resume: %s has no checkpoint yet, its learner starts from scratch", policy.name)
-        replays = [policy.name for policy in self.input.policies if isinstance(policy.source, ReplaySource)]
+        own = [policy for policy in self.input.policies if policy.name not in self.input.replays]
+        replays = [policy.name for policy in own if isinstance(policy.source, ReplaySource)]
         if empty := [name for name in replays if not run.replay_path(name).exists()]:
             why = "were not saved before the run ended" if config.replay.save else "were not saved (replay.save)"
             log.warning("resume: replays %s: empty at first for %s", why, ", ".join(empty))
@@ -92,11 +129,47 @@ class Session:
             "telemetry": asdict(self.telemetry.handle),
         }
 
+    def _blueprint_of(self, stack: ExitStack, policy: AssignedPolicy) -> PolicyBlueprint:
+        """A policy's memory and weights, whose versions continue, since a saved replay's rows refer to them."""
+        config, run = self.input.config, self.directory
+        name, checkpoint, saved = policy.name, run.checkpoint_path(policy.name), run.replay_path(policy.name)
+        transitions = self.input.replays.get(name) or create_storage(stack, policy, config, run)
+        model = build_model(policy, config)
+        state = load_checkpoint(checkpoint)
+        if state:
+            expected = f"resume: expected a checkpoint of {name}'s {type(policy.algorithm).__name__}"
+            try:
+                model.restore_checked(state, checkpoint, expected)
+            except ValueError as error:
+                changes = " and ".join(changed_hyperparameters(run.path, policy))
+                if not changes:
+                    raise
+                raise ValueError(
+                    f"resume: expected hyperparameters that fit {name}'s network, got {changes}"
+                ) from error
+        elif name in self.input.initial:
+            left_out = model.initialise(self.input.initial[name], self.input.init_strict, name)
+            if left_out:
+                log.warning("init_from: %s starts without %s", name, ", ".join(left_out))
+            save_checkpoint(checkpoint, {"updates": 0, "version": 0, "step": 0, "stage": 0, **model.saved()})
+        extras = published_numbers(policy.algorithm, config) | odds_fields(config.self_play)
+        mode, before = config.learner_of(name).publish_mode, state.get("version", 0)
+        store = ParameterStore.create(model.acting, mode, extras, begins_after=before, name=f"weights.{policy.index}")
+        stack.enter_context(store)
+        return PolicyBlueprint(
+            **vars(policy),
+            checkpoint=checkpoint,
+            saved_replay=saved if config.replay.save else None,
+            transitions=transitions,
+            weights=store.handle,
+            replay_was_saved=saved.exists(),
+        )
+
     def work(self) -> None:
         """Works until all steps are taken, or a signal came. Raises: WorkerFailed: a worker failed for good."""
-        config, interrupts = self.input.config, self._interrupts
+        config, interrupts = self.input.config, self.interrupts
         with ExitStack() as stack:
-            children = stack.enter_context(closing(Children(interrupts=interrupts)))
+            children = stack.enter_context(closing(Children(interrupts=interrupts, server=self._server)))
             stack.callback(self.control.stop)
             supervisor = supervisor_of(self.blueprint, self.control, self.directory, children)
             fallback = config.supervision.serial_fallback and config.updates_per_step is not None
@@ -118,36 +191,16 @@ class Session:
 def _restore_progress(run: RunDirectory, control: Control, config: Config, policies: list[str]) -> float:
     """Sets the workers' counters to the run's saved progress; returns the seconds that the run had taken.
 
+    Another number of workers that step, which are the actors or, without any, the learners, shares the steps equally.
     If the parent was killed, a learner's checkpoint may be newer: its steps count, so that schedules do not go back.
     """
-    saved = read_progress(run.path)
-    steps = {name: int(saved.get("steps", {}).get(name, 0)) for name in actor_names(config)}
+    saved, names = read_progress(run.path), actor_names(config) or [*learner_names(config, policies)]
+    kind = "learner-" if config.offline else "actor-"
+    before = {name: int(count) for name, count in saved.get("steps", {}).items() if name.startswith(kind)}
+    steps = {name: before[name] if before.keys() == {*names} else 0 for name in names}
     reached = max(int(load_checkpoint(run.checkpoint_path(name)).get("step", 0)) for name in policies)
-    missing = max(reached - sum(steps.values()), 0)
-    for i, name in enumerate(steps):
+    missing = max(reached, sum(before.values())) - sum(steps.values())
+    for i, name in enumerate(names):
         control.workers[name].store(STEPS, steps[name] + missing // len(steps) + (i < missing % len(steps)))
     run.csv.resume_at(control.steps)
     return float(saved.get("time_s", 0.0))
-
-
-def _blueprint_of(stack: ExitStack, policy: AssignedPolicy, config: Config, run: RunDirectory) -> PolicyBlueprint:
-    """A policy's memory and weights, whose versions continue, since a saved replay's rows refer to them."""
-    name, checkpoint, saved = policy.name, run.checkpoint_path(policy.name), run.replay_path(policy.name)
-    transitions = create_storage(stack, policy, config, run)
-    model = build_model(policy, config)
-    state = load_checkpoint(checkpoint)
-    if state:
-        expected = f"resume: expected a checkpoint of {name}'s {type(policy.algorithm).__name__}"
-        model.restore_checked(state, checkpoint, expected)
-    extras = published_numbers(policy.algorithm, config) | odds_fields(config.self_play)
-    mode, before = config.learner_of(name).publish_mode, state.get("version", 0)
-    store = ParameterStore.create(model.acting, mode, extras, begins_after=before, name=f"weights.{policy.index}")
-    stack.enter_context(store)
-    return PolicyBlueprint(
-        **vars(policy),
-        checkpoint=checkpoint,
-        saved_replay=saved if config.replay.save else None,
-        transitions=transitions,
-        weights=store.handle,
-        replay_was_saved=saved.exists(),
-    )

@@ -10,7 +10,7 @@ from ..kernels.plan import COLUMN
 from ..kernels.random import next_random
 from ..notices import say
 from ..queue import TrajectoryQueue
-from ..replay import Prioritized, ReplayBuffer, Uniform
+from ..replay import Hindsight, Prioritized, ReplayBuffer, Uniform
 from ..spec import Field, TransitionSpec
 
 log = logging.getLogger(__name__)
@@ -40,6 +40,10 @@ def warm_up() -> float:
         plain._strategy.draw_listed(plain._read_plan.memory(), np.arange(2))
         prioritized.update_priorities(prioritized.sample().index, [1.0, 2.0])
         prioritized.load_state_dict(prioritized.state_dict())
+    goals = TransitionSpec({name: Field() for name in ("achieved_goal", "desired_goal")}, Field())
+    with ReplayBuffer.create(goals, 8) as replay:
+        replay.unlink()
+        replay.sampler(2, hindsight=Hindsight(compute_reward=np.where))
     with TrajectoryQueue.create(spec, 8) as queue:
         queue.unlink()
         queue.reader(batch_size=1).close()

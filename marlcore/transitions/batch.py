@@ -76,6 +76,7 @@ class Batch:
         source: None; in a batch of a Mixture int64 [B], the number of each row's replay.
         continues: None; in a batch of single transitions from a queue, with n_step 1, bool [B]: whether the batch's
             next row is the next transition of the same episode.
+        relabelled: None; with hindsight bool [B]: whether a row has another goal than it was written with.
     """
 
     obs: Any
@@ -93,6 +94,7 @@ class Batch:
     mask: NDArray[np.bool_] | None
     source: NDArray[np.int64] | None = None
     continues: NDArray[np.bool_] | None = None
+    relabelled: NDArray[np.bool_] | None = None
 
     def __init__(self, fields: dict[str, Any], dicts: tuple[str, ...]) -> None:
         """`dicts` names the fields that are dicts; each batch has its own copy of them."""
@@ -113,9 +115,10 @@ class Batch:
 
 
 class TorchBatch:
-    """The fields of a `Batch` as tensors; a run's learner adds `numbers`, see `Trainer.update`."""
+    """The fields of a `Batch` as tensors; a run's learner adds others, see `Trainer.update`."""
 
     numbers: Mapping[str, float]
+    raw_reward: torch.Tensor
 
     def __init__(self, batch: Batch, device: torch.device | str) -> None:
         try:
@@ -148,6 +151,7 @@ class TorchBatch:
         self.mask: torch.Tensor | None = convert(batch.mask)
         self.source: torch.Tensor | None = convert(batch.source)
         self.continues: torch.Tensor | None = convert(batch.continues)
+        self.relabelled: torch.Tensor | None = convert(batch.relabelled)
 
     def __len__(self) -> int:
         return len(self.reward)

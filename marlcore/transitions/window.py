@@ -82,7 +82,8 @@ class Window:
 class ReadPlan:
     """The kernels' arguments for batches of one size and kind of window; see kernels/plan.py and kernels/rows.py."""
 
-    def __init__(self, lanes: LaneView, window: Window, batch_size: int) -> None:
+    def __init__(self, lanes: LaneView, window: Window, batch_size: int, reads_more: bool = False) -> None:
+        """`reads_more`: the caller reads further rows for each slot, and sets their lowest tickets."""
         geometry = lanes.geometry
         self._layout = BatchLayout(lanes, batch_size, window.stack, window.n_step, window.length)
         self._pool: deque[BatchMemory] = deque(maxlen=_POOL)
@@ -100,7 +101,7 @@ class ReadPlan:
         self.has_floor = False
         self._read_held = lanes.native.windows(self.windows[rows.LO], self.windows[rows.HI])
         self._ok = np.zeros(batch_size, np.uint8)
-        lowest = self.chosen[rows.TICKET if self.plan["plain"][0] else rows.LOWEST]
+        lowest = self.chosen[rows.TICKET if self.plan["plain"][0] and not reads_more else rows.LOWEST]
         self._validate = lanes.native.validator(self.chosen[rows.LANE], lowest, self._ok)
 
     def _set(self, window: Window, spec: TransitionSpec, geometry: LaneGeometry) -> None:

@@ -99,8 +99,9 @@ def extra_field(name: str, extra: tuple[int, ...] | Field) -> Field:
 
 def fitted_extra(name: str, value: Any, expected: Field) -> NDArray[Any]:
     """The value as an array of the extra's shape and dtype. Raises: as `as_field`."""
-    if type(value) is float and not expected.shape and expected.dtype == "float64":
-        return np.array(value)
+    is_number = type(value) is float or (type(value) is int and abs(value) < 2**63)
+    if is_number and not expected.shape and expected.dtype == "float64":  # without the checks of arrays
+        return np.array(value, np.float64)
     return as_field(f"extras {name}", expected, value)
 
 

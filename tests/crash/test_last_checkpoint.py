@@ -142,7 +142,7 @@ def test_a_second_stop_is_no_second_signal(monkeypatch: pytest.MonkeyPatch) -> N
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     interrupts = Interrupts()
-    interrupts.stop()
+    interrupts.stop("enough")
     now[0] = 60.0
-    interrupts.stop()
-    assert interrupts.signum is not None and not interrupts.again
+    interrupts.stop("more than enough")
+    assert interrupts.stopping and not interrupts.again and interrupts.reason == "enough"

@@ -120,7 +120,10 @@ def test_ppo_learns_cartpole(tmp_path: Path, mode: str) -> None:
         tmp_path, CARTPOLE, mc.PPO(batch_size=512, learning_rate=1e-3), mode=mode, total_steps=20_000,
         actor=mc.ActorConfig(envs=4),
     )  # fmt: skip
-    assert result.returns["agent_0"] > 120, "random play returns 23"
+    returns = values_of(result.run_dir, "episode_return")
+    best = np.convolve(returns, np.ones(20) / 20, "valid").max()
+    assert best > 120, "the best mean of 20 episodes in a row; 30 without learning, at least 184 in twenty runs with it"
+    assert result.returns["agent_0"] > 50, "random play returns 23; at least 99 in forty runs"
 
 
 class Greedy(mc.PPO):

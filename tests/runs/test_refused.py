@@ -71,6 +71,7 @@ PPO_HAS_NONE = {
     "updates_per_step: expected the default 0.1": {"updates_per_step": 0.5},
     "replay.capacity: expected the default 100000": {"replay": {"capacity": 2}},
     "replay.prioritized: expected the default False": {"replay": {"prioritized": True}},
+    "replay.hindsight: expected the default 'off'": {"replay": {"hindsight": "future"}},
     "learner.warmup: expected the default 500": {"learner": mc.LearnerConfig(warmup=10)},
     "learner.prefetch: expected the default 0": {"learner": mc.LearnerConfig(prefetch=1)},
     "learner.batch_size: expected the default 64": {"learners": {"agent_0": mc.LearnerConfig(batch_size=9)}},
@@ -128,6 +129,12 @@ RUNS: dict[str, Callable[[], dict[str, Any]]] = {
     },
     "source of agent_0: expected a ReplaySource or a QueueSource, got 'queue'": lambda: {
         "env_fn": CARTPOLE, "algorithm": Odd(), "learner": mc.LearnerConfig(), "total_steps": 300_000
+    },
+    "exploration.script: expected None, since rows of R2D2, the algorithm of 'agent_0', hold its ": lambda: {
+        "env_fn": "recall", "algorithm": "r2d2", "exploration": {"script": "arena:weak"}
+    },
+    "exploration.script: expected a function of an observation, or a class or object with a method act": lambda: {
+        "exploration": {"script": "test_refused:not_callable"}
     },
     **{
         f"{says}, since PPO, the algorithm of 'agent_0', ": partial(

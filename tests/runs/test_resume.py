@@ -5,6 +5,7 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from refused import check_refused
 from whole_runs import LONG, Runs, checkpoint, finished, marlcore, metrics_of, steps_of
 
 import marlcore as mc
+from marlcore.envs import TreasureHunt
 from marlcore.spaces import Spaces
 from marlcore.training.config import assign
 from marlcore.training.record import RunDirectory, describe, described_run, read_config, write_json
@@ -99,6 +101,35 @@ def test_a_run_goes_on_from_the_newest_checkpoints_step(tmp_path: Path) -> None:
     assert later and max(later) <= 0.55
     assert read_config(run)["total_steps"] == 1200
     assert more.updates["agent_0"] < 0.1 * 600 + 5
+
+
+def test_a_resumed_run_takes_other_settings(tmp_path: Path) -> None:
+    """More actors with more copies share the steps; the optimizers keep their moments and take the new rate."""
+    first = train(tmp_path, HUNT, mc.DQN(learning_rate=1e-3), total_steps=600)
+    changes = {
+        "actor": {"processes": 3, "envs": 1}, "exploration": {"epsilon": 0.1}, "metrics": {"sinks": ("csv",)},
+        "replay": {"capacity": 3000, "prioritized": True}, "learner": {"gamma": 0.9, "n_step": 1},
+    }  # fmt: skip
+    more = train(tmp_path, HUNT, mc.DQN(learning_rate=5e-4, tau=0.5), total_steps=1800, resume=True, **changes)
+    assert 1800 <= more.steps < 1806 and more.updates["agent_0"] > first.updates["agent_0"]
+    for agent in AGENTS:
+        optimizer = checkpoint(more.run_dir, agent)["trainer"]["optimizer"]
+        assert [group["lr"] for group in optimizer["param_groups"]] == [5e-4]
+        assert {int(moments["step"]) for moments in optimizer["state"].values()} == {more.updates[agent]}
+    described = read_config(more.run_dir)
+    assert described["hyperparameters"]["learning_rate"] == 5e-4 and described["actor"]["processes"] == 3
+    assert {metric.value for metric in metrics_of(more.run_dir)[-40:] if metric.name == "epsilon"} <= {0.1}
+    fewer = train(tmp_path, HUNT, total_steps=2400, resume=True)
+    assert 2400 <= fewer.steps < 2404
+
+
+def test_an_environment_with_the_same_spaces_is_taken(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A curriculum is resumed in its next environment, and the log says so."""
+    train(tmp_path, "treasure_hunt", total_steps=100)
+    train(tmp_path, "treasure_hunt", total_steps=200, resume=True)
+    assert "the environment" not in caplog.text
+    train(tmp_path, TreasureHunt, total_steps=300, resume=True)
+    assert "TreasureHunt instead of treasure_hunt, with the same spaces" in caplog.text
 
 
 def test_a_resumed_run_says_that_its_replays_were_not_saved(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -242,8 +273,34 @@ RESUMED: dict[str, tuple[Callable[[Path], None], dict[str, Any], str]] = {
     "normalization": (
         as_it_was, {"learner": {"obs_norm": "running"}}, "expected learner.obs_norm 'off'",
     ),
+    "normalization of rewards": (
+        as_it_was, {"learner": {"reward_norm": "running"}}, "expected learner.reward_norm 'off'",
+    ),
     "more copies than the replay's lanes": (
         as_it_was, {"actor": mc.ActorConfig(envs=3)}, f"resume: expected actor.envs 2{HAD}3",
+    ),
+    "normalization of a policy": (
+        as_it_was, {"learners": {"agent_1": mc.LearnerConfig(obs_norm="running")}},
+        f"resume: expected learners.agent_1.obs_norm 'off'{HAD}'running': its networks were trained on such observ",
+    ),
+    "stacks": (
+        as_it_was, {"replay": replace(SAVED, stack=2)}, f"expected replay.stack 1{HAD}2: its networks take so many",
+    ),
+    "rows for a saved replay": (
+        as_it_was, {"replay": replace(SAVED, capacity=4000)},
+        f"replay.capacity 2000{HAD}4000: its saved replays have such rows; it can change without checkpoints/*.replay",
+    ),
+    "a hyperparameter of the network": (
+        as_it_was, {"algorithm": mc.DQN(hidden=(16, 8), tau=0.5)},
+        "resume: expected hyperparameters that fit agent_0's network, got hidden [16, 8] instead of [",
+    ),
+    "an environment of other agents": (
+        as_it_was, {"env_fn": "gymnasium:CartPole-v1"},
+        "resume: expected an environment for the policies ['agent_0', 'agent_1'], got one for ['agent_0']",
+    ),
+    "an environment of other observations": (
+        as_it_was, {"env_fn": partial(HUNT, view=1)},
+        "resume: expected an environment in which observation of agent_0 is {'kind': 'Box', ",
     ),
     "no step left": (as_it_was, {"total_steps": 300}, f"{LEFT}300"),
     "fewer steps": (as_it_was, {"total_steps": 100}, f"{LEFT}100"),

@@ -3,7 +3,7 @@
 import json
 import math
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -192,6 +192,74 @@ def test_a_slot_that_is_replaced_keeps_playing_its_episode(tmp_path: Path) -> No
     assert kept[-1] > 40 and kept == [1, kept[-1] - 1, kept[-1]]
 
 
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_script_acts_until_the_first_update(tmp_path: Path, alone: bool) -> None:
+    """In whole episodes, whose rows are written as the policy's own; in self-play on the learner's side alone."""
+    none = {"self_play": mc.SelfPlayConfig(), "policies": dict.fromkeys(SIDES, "main")} if alone else {}
+    settings = {"pool": 4, "anchors": {}, "latest": 0.0}
+    exploration = {"script": "arena:weak"}
+    result = train(
+        tmp_path, **{"self_play": settings, **none}, exploration=exploration, replay={"mixture": {}}, total_steps=1_000
+    )
+    with saved_replay(result.run_dir, "main") as replay:
+        sampler = replay.sampler(4096, min_size=1, seed=0)
+        batches = [sampler.sample() for _ in range(3)]
+    actions: dict[tuple[int, int, int], set[float]] = {}
+    rows = set()
+    for batch in batches:
+        for (number, episode, side, turn), action in zip(batch.obs.tolist(), batch.action[:, 0].tolist(), strict=True):
+            actions.setdefault((number, episode, side), set()).add(action)
+            rows.add((number, episode, side, turn, action))
+    scripted = {key for key, values in actions.items() if values == {ANCHOR}}
+    assert all(value % 1 == 0.25 for key in actions.keys() - scripted for value in actions[key])
+    assert sum(action == ANCHOR for *_, action in rows) >= 50, "the warm-up is all of the script"
+    last = {number: max(episode for n, episode, _ in scripted if n == number) for number, _, _ in scripted}
+    assert all((number, episode, side) in scripted for number, episode, side in actions if episode < last[number])
+    assert max(last.values()) < 12 < max(episode for _, episode, _ in actions)
+
+
+def test_an_opponent_is_drawn_for_a_block_of_episodes(tmp_path: Path) -> None:
+    """Also where the pool replaces it meanwhile."""
+    settings = {"pool": 3, "admit_updates": 5, "block": 3, "latest": 0.0}
+    result = train(tmp_path, self_play=settings, replay={"mixture": {}}, updates_per_step=0.2, total_steps=1_500)
+    kept = max(opponents_of(result.run_dir))
+    opponents: dict[tuple[int, int], list[float]] = {}
+    for (number, episode), acted in episodes_of(tmp_path / "notes").items():
+        (opponent,) = {values[0] for values in acted.values() if values[0] % 1 == 0}
+        opponents.setdefault((number, episode // 3), []).append(opponent)
+    assert all(len(set(block)) == 1 for block in opponents.values())
+    assert len({block[0] for block in opponents.values()}) > 5 and kept > 20
+
+
+def test_bots_come_first_and_the_learner_goes_back(tmp_path: Path) -> None:
+    """Its weights decide: it beats the anchor from its first update on, and the run is rolled back once it loses."""
+    settings = {"begin_win_rate": 0.9, "window": 20, "latest": 0.0, "anchors": {weak: 0.5}, "rollback": 0.3}
+    result = train(tmp_path, Falling(), self_play=settings, replay={"mixture": {}}, total_steps=3_000)
+    metrics = [metric for metric in metrics_of(result.run_dir) if metric.agent == "main"]
+    begun = [metric.value for metric in metrics if metric.name == "self_play"]
+    assert begun[-1] == 1.0 and begun == sorted(begun)
+    assert next(metric.value for metric in metrics if metric.name == "rollback") < 0.7
+    folder = result.run_dir / "checkpoints"
+    kept = torch.load(folder / "main.rollback.pt", weights_only=True)["network"]["mark"]
+    assert 0 <= float(kept[0]) < LOSES_FROM
+    first = torch.load(folder / "main.opponent-2.pt", weights_only=True)["acting"]["model.mark"]
+    assert float(first[0]) > 0, "the copy that joined when self-play began"
+    table = json.loads((result.run_dir / "payoff.json").read_text())
+    assert table["rating"]["by"] == "elo" and table["opponents"].keys() > {"anchor:weak", "pool:2"}
+
+
+LOSES_FROM = 60.0
+
+
+@dataclass(frozen=True)
+class Falling(Marking):
+    """Acts below the anchor once it has made so many updates."""
+
+    def act(self, model: Any, obs: Any, **options: Any) -> mc.Action:
+        value = float(model.mark.detach()[0])
+        return mc.Action(np.full((len(obs), 1), -2.0 if value >= LOSES_FROM else value, np.float32))
+
+
 def test_the_learner_may_keep_to_one_side_and_opponents_may_explore(tmp_path: Path) -> None:
     settings = {"side": "right", "latest": 0.0, "anchors": {}, "explore": True}
     replay = {"mixture": {}}
@@ -293,7 +361,7 @@ def test_a_run_is_resumed_with_its_anchors_its_parts_and_its_best(tmp_path: Path
     play = mc.SelfPlayConfig(pool=4, admit_updates=10, anchors={"arena:weak": 0.5})
     settings = {
         "self_play": play,
-        "replay": mc.ReplayConfig(mixture={"anchor": 0.5, "pool": 0.5}),
+        "replay": mc.ReplayConfig(mixture={"anchor": 0.5, "pool": 0.5}, save=True),
         "evaluation": mc.EvaluationConfig(interval=200, episodes=4),
         "learner": {"warmup": 20},
     }
@@ -303,15 +371,16 @@ def test_a_run_is_resumed_with_its_anchors_its_parts_and_its_best(tmp_path: Path
     for changes, says in (
         (
             {"self_play": replace(play, anchors={"arena:Counted": 0.5})},
-            f"resume: expected self_play.anchors {{'arena:weak': 0.5}}, {had} {{'arena:Counted': 0.5}}",
+            f"resume: expected self_play.anchors ['arena:weak'], {had} ['arena:Counted']: its table",
         ),
         (
-            {"replay": mc.ReplayConfig()},
+            {"replay": mc.ReplayConfig(save=True)},
             f"resume: expected replay.mixture {{'anchor': 0.5, 'pool': 0.5}}, {had} {{}}",
         ),
     ):
         options = {**settings, **changes, "total_steps": 800, "resume": True}
         check_refused(lambda: train(tmp_path, **options), ValueError, says)  # noqa: B023
+    settings["self_play"] = replace(play, anchors={"arena:weak": "linear(0.3, 0.1, 800)"})
     assert train(tmp_path, total_steps=800, resume=True, **settings).steps >= 800
     newest = newest_values(tmp_path / "run")
     assert newest["eval_return"] == 1.0 and newest["eval_return_of_best"] <= 1.0

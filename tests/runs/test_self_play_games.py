@@ -1,6 +1,7 @@
 """Self-play of games that people play: PettingZoo's classic ones, with masks, and the puck."""
 
 import json
+import re
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from puck import chaser, idle, two_player_puck
-from whole_runs import LONG, Runs, saved_replay
+from whole_runs import LONG, Runs, metrics_of, saved_replay
 
 import marlcore as mc
 
@@ -109,3 +110,29 @@ def test_the_latest_policy_beats_the_first_of_its_pool(tmp_path: Path) -> None:
         outcome = mc.evaluate(result.run_dir, 100, policies={other: first})
         wins += int((outcome.returns[agent] > 0.5).sum())
     assert wins >= 180
+
+
+def test_the_documented_run_uses_every_setting_of_opponents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/training.md's example, with fewer steps."""
+    pytest.importorskip("trueskill")
+    guide = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
+    (code,) = (
+        block for block in re.findall(r"```python\n(.*?)```", guide, re.DOTALL) if "import two_player_puck" in block
+    )
+    for long, short in {
+        "total_steps=400_000": 'total_steps=3_000, mode="serial"', "100_000": "1_500", "200000": "2000",
+        "exploration=": "learner=mc.LearnerConfig(log_interval=20), exploration=",
+        "episodes=30": "episodes=6",
+    }.items():  # fmt: skip
+        assert long in code
+        code = code.replace(long, short)
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"mc": mc}
+    exec(code, names)
+    result = names["result"]
+    table = json.loads((result.run_dir / "payoff.json").read_text())
+    assert table["rating"].keys() == {"by", "policy"} and table["rating"]["policy"].keys() == {"mu", "sigma"}
+    assert table["opponents"].keys() >= {"anchor:idle", "anchor:chaser"}
+    newest = {metric.name: metric.value for metric in metrics_of(result.run_dir)}
+    assert newest.keys() >= {"learning_rate", "trueskill", "eval_win_rate/anchor:chaser", "eval_win_rate/pool"}
+    assert newest["self_play"] == 1.0

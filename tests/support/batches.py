@@ -37,6 +37,9 @@ SMALL = {  # every algorithm, with small networks, and spaces for it
     "dqn": (mc.DQN(hidden=(8, 8)), box_spaces()),
     "iqn": (mc.IQN(hidden=(8, 8), n_cos=4), box_spaces()),
     "r2d2": (mc.R2D2(**WINDOWS), box_spaces()),
+    "cql": (mc.CQL(hidden=(8, 8)), box_spaces()),
+    "bc": (mc.BC(hidden=(8, 8)), box_spaces()),
+    "td3bc": (mc.TD3BC(hidden=(8, 8)), continuous_spaces()),
     "td3": (mc.TD3(hidden=(8, 8)), continuous_spaces()),
     "sac": (mc.SAC(hidden=(8, 8)), continuous_spaces()),
     "ppo": (mc.PPO(**QUEUED), box_spaces()),
@@ -78,16 +81,17 @@ def made_batch(spaces: Spaces | None = None, rows: int = 6, seed: int = 0, **rep
         "reward": torch.from_numpy(rng.normal(scale=10, size=rows).astype(np.float32)),
         "discount": torch.from_numpy(rng.choice([0.0, 0.9, 0.99], size=rows).astype(np.float32)),
         "weight": torch.from_numpy(rng.uniform(0.1, 1, size=rows).astype(np.float32)),
+        "extras": {},
     }
     return SimpleNamespace(**{**fields, **replaced})
 
 
 def made_trainer(hyper: Algorithm, spaces: Spaces | None = None) -> tuple[Any, Any]:
-    """A model, and a trainer whose target differs from it."""
+    """A model, and a trainer whose target, if it has one, differs from it."""
     model = hyper.make_model(spaces or box_spaces())
     trainer: Any = hyper.make_trainer(model)
     with torch.no_grad():
-        for parameter in trainer.target.parameters():
+        for parameter in trainer.target.parameters() if hasattr(trainer, "target") else ():
             parameter.add_(torch.randn_like(parameter))
     return model, trainer
 

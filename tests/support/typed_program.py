@@ -16,6 +16,14 @@ def stop_at(metric: mc.Metric) -> None:
     print(metric.step, metric.agent, metric.name, metric.value)
 
 
+class Steering:
+    def on_evaluation(self, evaluation: mc.EvaluationEvent) -> mc.Stop | None:
+        return mc.Stop("solved") if evaluation.returns["agent_0"] >= 475 else None
+
+    def on_checkpoint(self, checkpoint: mc.CheckpointEvent) -> None:
+        print(checkpoint.path)
+
+
 def trained() -> mc.Result:
     mc.train("gymnasium:CartPole-v1", "dqn", mc.Config(total_steps=300_000))
     config = mc.Config(
@@ -30,8 +38,27 @@ def trained() -> mc.Result:
     mc.Config(policies={"agent_0": "thief", "agent_1": "guard"}, exploration=mc.ExplorationConfig(epsilon=0.1))
     mc.Config(exploration=mc.ExplorationConfig(epsilon=lambda step: 1 / (1 + step)))
     mc.Config(exploration=mc.ExplorationConfig(epsilon=mc.Linear(1.0, 0.05, 50_000), schedules={"noise": 0.2}))
+    shares: dict[str, float | str] = {"puck:idle": 0.1, "puck:chaser": "linear(0.4, 0.1, 200000)"}
+    mc.Config(self_play=mc.SelfPlayConfig(pool=8, anchors=shares, latest=mc.Linear(0.0, 0.3, 200_000), block=5))
     mc.train("treasure_hunt", mc.PPO(learning_rate="linear(3e-4, 0, 300000)"), config, callback=stop_at)
+    until_solved = mc.StopConfig(threshold=475.0, seconds=3600.0)
+    mc.train("gymnasium:CartPole-v1", "dqn", mc.Config(stop=until_solved), callback=Steering(), init_from="runs/a")
+    weights = {"agent_0": Path("runs/a"), "agent_1": torch.nn.Linear(4, 2).state_dict()}
+    mc.train("treasure_hunt", "dqn", init_from=weights, init_strict=False)
     return mc.train("treasure_hunt", {"thief": mc.IQN(), "guard": mc.DQN()}, config, resume=Path("runs/demo"))
+
+
+class Torso(torch.nn.Module):
+    def __init__(self, spaces: mc.Spaces) -> None:
+        super().__init__()
+        self.layers = torch.nn.Linear(spaces.stack * 4, 64)
+
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.layers(obs))
+
+
+def with_own_networks() -> tuple[mc.Algorithm, ...]:
+    return mc.PPO(network=Torso, layer_norm=True), mc.DQN(network="my_module:Torso", activation="elu"), mc.SAC()
 
 
 def started() -> float:
@@ -44,6 +71,8 @@ def started() -> float:
     action: int | np.ndarray[tuple[int, ...], np.dtype[np.generic]] = policy.act(np.zeros(4, np.float32))
     policy.reset()
     print(action)
+    shaping: float = 0.1 * (1.0 - mc.run_step().fraction)
+    print(mc.best_run([run.run_dir], "eval_return").name, shaping)
     return mc.evaluate(run.run_dir, episodes=10).mean["agent_0"]
 
 

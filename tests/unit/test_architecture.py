@@ -49,7 +49,8 @@ TRAINING = {
     "serial": ["workers"],
     "async_run": ["workers"],
     "warmup": [],
-    "run_input": ["self_play", "warmup"],
+    "offline": ["config"],
+    "run_input": ["self_play", "warmup", "offline"],
     "session": ["serial", "async_run", "evaluation", "run_input"],
     "run": ["session"],
 }

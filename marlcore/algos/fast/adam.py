@@ -11,11 +11,13 @@ class ClippedAdam(torch.optim.Adam):
 
     For small networks, the Python code of these two takes longer than the gradient itself. Here the gradients are views
     of one vector, which is zeroed, measured and scaled as a whole, and one fused kernel makes the step. The parameters
-    are float32, all on one device; this object owns their `grad`. States are those of torch.optim.Adam.
+    are float32, all on one device; this object owns their `grad`. States are those of torch.optim.Adam. Without `lr`,
+    the owner sets the learning rate before each step.
     """
 
-    def __init__(self, parameters: Sequence[torch.Tensor], lr: float, eps: float = 1e-8) -> None:
-        super().__init__(parameters, lr=lr, eps=eps, fused=True)
+    def __init__(self, parameters: Sequence[torch.Tensor], lr: float | None, eps: float = 1e-8) -> None:
+        super().__init__(parameters, lr=1.0 if lr is None else lr, eps=eps, fused=True)
+        self._options = {"eps": eps} if lr is None else {"lr": lr, "eps": eps}
         self.tensors = list(parameters)
         sizes = [tensor.numel() for tensor in self.tensors]
         self._gradient = torch.zeros(sum(sizes), device=self.tensors[0].device)
@@ -76,5 +78,8 @@ class ClippedAdam(torch.optim.Adam):
         return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loads the moments and steps; the learning rate and eps stay those that this object was made with."""
         super().load_state_dict(state_dict)
+        for group in self.param_groups:
+            group.update(self._options)
         self._remember_state()

@@ -1,7 +1,7 @@
 """Forward and backward passes of a value network: written out for fully connected layers, by autograd for others."""
 
 import copy
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -10,15 +10,17 @@ from ..networks.qnetwork import Head, QNetwork
 from ..networks.torso import Dense, Torso
 from .stand_in import faster, is_plain, linear, plan_of
 
+Outputs: TypeAlias = tuple[torch.Tensor, torch.Tensor | None]
+
 _threshold_backward = torch.ops.aten.threshold_backward.default  # once: finding it takes longer than running it
 
 
 def passes(network: nn.Module) -> "LayersPass | AutogradPass":
     """A forward pass, then its backward pass, for the network as it is; call both without recording by autograd.
 
-    `forward` returns the outputs [B, outputs]; `backward` takes the loss's gradient with respect to them, and puts
-    those of the parameters into their `grad`, which the caller zeroed. Hooked, replaced, compiled and frozen parts take
-    the passes of autograd.
+    `forward` returns the outputs [B, outputs], and those of further observations, which take no part in the backward
+    pass; `backward` takes the loss's gradient with respect to the outputs, and puts those of the parameters into their
+    `grad`, which the caller zeroed. Hooked, replaced, compiled and frozen parts take the passes of autograd.
     """
     plan = plan_of(network)
     if plan is not None:
@@ -37,8 +39,9 @@ def _written_out(network: Any) -> "LayersPass | bool":
     if type(torso) is not Torso or type(head) is not Head or type(torso.dense) is not Dense:
         return False
     layers = (*torso.dense.layers, head.hidden, head.output)
-    plain = all(map(is_plain, (torso, head, torso.dense, torso.dense.layers, torso.dense.activation, *layers)))
-    if not plain or type(torso.dense.activation) is not nn.ReLU or {*map(type, layers)} != {nn.Linear}:
+    activations = torso.dense.activation, head.activation
+    plain = all(map(is_plain, (torso, head, torso.dense, torso.dense.layers, *activations, *layers)))
+    if not plain or {*map(type, activations)} != {nn.ReLU} or {*map(type, layers)} != {nn.Linear}:
         return False
     encoder = copy.copy(faster(network).torso)
     vars(encoder)["dense"] = lambda x: x
@@ -50,11 +53,12 @@ class AutogradPass:
     def __init__(self, network: nn.Module) -> None:
         self._network = network
 
-    def forward(self, obs: Any) -> torch.Tensor:
+    def forward(self, obs: Any, further: Any = None) -> Outputs:
+        network = faster(self._network)
+        others = None if further is None else network(further)
         with torch.enable_grad():
-            self._outputs = faster(self._network)(obs)
-        detached: torch.Tensor = self._outputs.detach()
-        return detached
+            self._outputs = network(obs)
+        return self._outputs.detach(), others
 
     def backward(self, gradient: torch.Tensor) -> None:
         torch.autograd.backward(self._outputs, gradient)
@@ -84,13 +88,17 @@ class LayersPass:
             for tensor in layer.values()
         )
 
-    def forward(self, obs: Any) -> torch.Tensor:
+    def forward(self, obs: Any, further: Any = None) -> Outputs:
         x = self._encoder(obs)
-        self._inputs = [x]
+        rows = len(x)
+        if further is not None:  # two small products take longer than one of both
+            x = torch.cat((x, self._encoder(further)))
+        self._inputs = [x[:rows]]
         for tensors in self._parameters[:-1]:
             x = linear(tensors, x).relu_()
-            self._inputs.append(x)
-        return self._head.combined(linear(self._parameters[-1], x))
+            self._inputs.append(x[:rows])
+        outputs = self._head.combined(linear(self._parameters[-1], x))
+        return outputs[:rows], None if further is None else outputs[rows:]
 
     def backward(self, gradient: torch.Tensor) -> None:
         gradient = self._of_outputs(gradient)

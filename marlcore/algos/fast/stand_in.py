@@ -176,7 +176,8 @@ def _head(head: Any, form: Form) -> Any:
     hidden, output, combined = other.hidden, other.output, other.combined
     if not isinstance(hidden, partial):
         return other
-    return lambda features: combined(output(torch.relu_(hidden(features))))
+    activation = IN_PLACE.get(other.activation, other.activation)
+    return lambda features: combined(output(activation(hidden(features))))
 
 
 def _recurrent(core: Any, form: Form) -> Any:

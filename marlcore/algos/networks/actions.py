@@ -54,6 +54,12 @@ class JointActions:
         components = np.unravel_index(index, self._sizes)
         return np.stack(components, -1).reshape(-1, *self._shape).astype(self._dtype, copy=False)
 
+    def decoded(self, index: torch.Tensor) -> torch.Tensor:
+        """`decode` with torch."""
+        if self._shape:
+            index = torch.stack(torch.unravel_index(index, self._sizes), -1).reshape(-1, *self._shape)
+        return index.to(dtype_of(self._dtype))
+
     def allowed(self, mask: torch.Tensor) -> torch.Tensor:
         """Which joint actions are allowed, bool [B, count]: those whose components all are, one after another in
         `mask`, bool [B, the components' sizes in total]."""
@@ -97,3 +103,15 @@ class BoxActions(nn.Module):
         space, scaled = self._space, scaled.clip(-1.0, 1.0).reshape(-1, *self._space.shape)
         action: NDArray[Any] = (self._middle + self._reach * scaled).astype(space.dtype)
         return action.clip(space.low, space.high, out=action)
+
+    def decoded(self, scaled: torch.Tensor) -> torch.Tensor:
+        """`decode` with torch."""
+        bounds = (self._middle, self._reach, self._space.low, self._space.high)
+        middle, reach, low, high = (torch.tensor(bound, device=scaled.device) for bound in bounds)
+        action = middle + reach * scaled.clamp(-1.0, 1.0).reshape(-1, *self._space.shape)
+        return torch.clamp(action.to(dtype_of(self._space.dtype)), low, high)
+
+
+def dtype_of(dtype: Any) -> torch.dtype:
+    """Torch's dtype for one of NumPy."""
+    return torch.from_numpy(np.empty(0, dtype)).dtype

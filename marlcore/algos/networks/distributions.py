@@ -2,8 +2,8 @@
 
 `outputs` is how many numbers of a network each takes, `extras` are the fields that rows store beside the action.
 `sample` draws k actions by outputs [k, outputs] with NumPy, from the actor's generator; `mode` returns the most
-probable ones. A call returns the log-probabilities [B] of a batch's actions and the entropies [B], with torch. `mask`,
-bool [k, outputs], holds the allowed values of each component.
+probable ones, as a tensor. A call returns the log-probabilities [B] of a batch's actions and the entropies [B], with
+torch. `mask`, bool [k, outputs], holds the allowed values of each component.
 """
 
 import math
@@ -21,6 +21,7 @@ from torch.nn import functional
 from ...checks import brief
 from ...kernels.policies import draw_category
 from ...spec import Field
+from .actions import dtype_of
 
 NEVER = -1e9  # the output of an action that a mask forbids: its probability is 0, and 0 times its logarithm too
 DRAWN = "drawn"  # the extra in which rows store what a Gaussian drew
@@ -54,7 +55,7 @@ class Categorical(nn.Module):
         self.extras: dict[str, Field] = {}
 
     def sample(self, output: torch.Tensor, mask: torch.Tensor | None, generator: np.random.Generator) -> Sampled:
-        outputs, rows, first = _masked(output, mask).cpu().numpy(), len(output), 0
+        outputs, rows, first = masked(output, mask).cpu().numpy(), len(output), 0
         drawn, log_prob = [], np.zeros(rows, np.float32)
         for size in self._sizes:
             drawn.append(np.empty(rows, np.int64))
@@ -62,9 +63,9 @@ class Categorical(nn.Module):
             first += size
         return self._joined(drawn), log_prob, {}
 
-    def mode(self, output: torch.Tensor, mask: torch.Tensor | None) -> NDArray[Any]:
-        parts = torch.split(_masked(output, mask), self._sizes, 1)
-        return self._joined([part.argmax(1).cpu().numpy() for part in parts])
+    def mode(self, output: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+        parts = [part.argmax(1) for part in torch.split(masked(output, mask), self._sizes, 1)]
+        return (parts[0] if self._alone else torch.stack(parts, 1)).to(dtype_of(self._dtype))
 
     def _joined(self, components: list[NDArray[np.int64]]) -> NDArray[Any]:
         joined = components[0] if self._alone else np.stack(components, 1)
@@ -72,8 +73,8 @@ class Categorical(nn.Module):
 
     def forward(self, output: torch.Tensor, mask: torch.Tensor | None, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
         actions = batch.action.long().reshape(len(output), -1)
-        masked = _masked(output, mask)
-        parts = [masked] if len(self._sizes) == 1 else torch.split(masked, self._sizes, 1)
+        among = masked(output, mask)
+        parts = [among] if len(self._sizes) == 1 else torch.split(among, self._sizes, 1)
         logs = [torch.log_softmax(part, 1) for part in parts]
         taken = [log.gather(1, actions[:, i, None]).squeeze(1) for i, log in enumerate(logs)]
         entropies = [-(log.exp() * log).sum(1) for log in logs]
@@ -95,8 +96,8 @@ class Bernoulli(nn.Module):
         drawn = torch.from_numpy(ones).to(output.device)
         return self._shaped(ones), _log_prob_of_bits(output, drawn).cpu().numpy(), {}
 
-    def mode(self, output: torch.Tensor, mask: torch.Tensor | None) -> NDArray[Any]:
-        return self._shaped((output > 0).cpu().numpy())
+    def mode(self, output: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+        return (output > 0).reshape(-1, *self._shape).to(dtype_of(self._dtype))
 
     def _shaped(self, ones: NDArray[np.bool_]) -> NDArray[Any]:
         return ones.reshape(-1, *self._shape).astype(self._dtype)
@@ -134,24 +135,36 @@ class Gaussian(nn.Module):
         log_prob = -(0.5 * noise * noise + log_std + 0.5 * math.log(2 * math.pi)).sum(1)
         return self._clipped(drawn), log_prob, {DRAWN: drawn.reshape(-1, *self._shape)}
 
-    def mode(self, output: torch.Tensor, mask: torch.Tensor | None) -> NDArray[Any]:
-        return self._clipped(output.cpu().numpy())
+    def mode(self, output: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+        bounds = (self._centre, self._half, self._low, self._high)
+        centre, half, low, high = (torch.tensor(bound, device=output.device) for bound in bounds)
+        action = torch.clamp(centre + half * output, low, high)
+        return action.to(dtype_of(self._dtype)).reshape(-1, *self._shape)
 
     def _clipped(self, drawn: NDArray[Any]) -> NDArray[Any]:
         action: NDArray[Any] = np.clip(self._centre + self._half * drawn, self._low, self._high)
         return action.astype(self._dtype).reshape(-1, *self._shape)
 
     def forward(self, output: torch.Tensor, mask: torch.Tensor | None, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        drawn = batch.extras[DRAWN].reshape(output.shape)
-        noise = (drawn - output) * torch.exp(-self.log_std)
+        noise = (self._drawn(batch).reshape(output.shape) - output) * torch.exp(-self.log_std)
         half = 0.5 * math.log(2 * math.pi)
         log_prob = -(0.5 * noise * noise + self.log_std + half).sum(1)
         return log_prob, (self.log_std + half + 0.5).sum().expand(len(output))
+
+    def _drawn(self, batch: Any) -> Any:
+        """What rows store of draws; of demonstrations, which store none, the actions in the units of draws."""
+        if DRAWN in batch.extras:
+            return batch.extras[DRAWN]
+        action = batch.action.reshape(len(batch.action), -1)
+        divisor = np.where(self._half > 0, self._half, 1.0)
+        centre, half = (torch.from_numpy(numbers).to(action.device) for numbers in (self._centre, divisor))
+        return ((action - centre) / half).float()
 
 
 def _log_prob_of_bits(output: torch.Tensor, ones: torch.Tensor) -> torch.Tensor:
     return -functional.softplus(torch.where(ones, -output, output)).sum(1)
 
 
-def _masked(output: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+def masked(output: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    """The outputs [B, outputs], with NEVER where the mask, bool of the same shape, forbids an action."""
     return output if mask is None else output.masked_fill(~mask, NEVER)

@@ -1,6 +1,5 @@
 """Networks of a policy and of the value of observations, for algorithms that learn both."""
 
-import math
 from typing import Any
 
 import torch
@@ -8,21 +7,23 @@ from torch import nn
 
 from ...spaces import Spaces
 from .distributions import distribution_of
+from .initialization import initialize
+from .own import OwnTorso, check_form, head_on, torso_of, tried, whole_network, zeros_of
 from .recurrent import RecurrentTorso
-from .torso import Activation, Torso
+from .torso import Torso
 
 
 class PolicyNetwork(nn.Module):
     """Observations to the outputs [B, outputs] that a distribution over actions takes."""
 
-    def __init__(self, owner: str, spaces: Spaces, torso: Torso | RecurrentTorso) -> None:
+    def __init__(self, hyper: Any, spaces: Spaces, torso: Torso | OwnTorso | RecurrentTorso) -> None:
         super().__init__()
         self.spaces = spaces
-        self.distribution = distribution_of(owner, spaces.action)
+        self.distribution = distribution_of(hyper.owner, spaces.action)
         self.torso = torso
-        self.head = nn.Linear(self.torso.size, self.distribution.outputs)
-        initialize(self.torso)
-        initialize(self.head, 0.01)  # nearly uniform at first
+        self.head = head_on(hyper, torso, self.distribution.outputs)
+        initialize(hyper, self.torso)
+        initialize(hyper, self.head, 0.01)  # nearly uniform at first
 
     def forward(self, obs: Any) -> torch.Tensor:
         outputs: torch.Tensor = self.head(self.torso(obs))
@@ -32,12 +33,12 @@ class PolicyNetwork(nn.Module):
 class ValueNetwork(nn.Module):
     """Observations to their values [B]."""
 
-    def __init__(self, spaces: Spaces, hidden: tuple[int, ...], activation: Activation) -> None:
+    def __init__(self, hyper: Any, torso: Torso | OwnTorso) -> None:
         super().__init__()
-        self.torso = Torso(spaces, hidden, activation)
-        self.head = nn.Linear(self.torso.size, 1)
-        initialize(self.torso)
-        initialize(self.head, 1.0)
+        self.torso = torso
+        self.head = head_on(hyper, torso, 1)
+        initialize(hyper, self.torso)
+        initialize(hyper, self.head, 1.0)
 
     def forward(self, obs: Any) -> torch.Tensor:
         values: torch.Tensor = self.head(self.torso(obs))
@@ -45,24 +46,26 @@ class ValueNetwork(nn.Module):
 
 
 class PolicyValue(nn.Module):
-    """A policy, which is the part that acts, and a critic, which alone sees an observation's parts `of_critic`."""
+    """A policy, which is the part that acts, and a critic, which alone sees an observation's parts `of_critic`.
 
-    def __init__(
-        self, owner: str, spaces: Spaces, hidden: tuple[int, ...], activation: Activation, of_critic: Any = ()
-    ) -> None:
+    Both may be methods of a user's network. Its method `both`, if there is one, calls layers that they share once.
+    """
+
+    def __init__(self, hyper: Any, spaces: Spaces, of_critic: tuple[str, ...] = ()) -> None:
         super().__init__()
-        self.acting = PolicyNetwork(owner, spaces, Torso(spaces, hidden, activation, of_critic))
-        self.critic = ValueNetwork(spaces, hidden, activation)
+        whole: Any = None if of_critic else whole_network(hyper, spaces, "policy", "value")
+        self.acting = PolicyNetwork(hyper, spaces, torso_of(hyper, spaces, hyper.hidden, of_critic, whole, "policy"))
+        self.critic = ValueNetwork(hyper, torso_of(hyper, spaces, hyper.hidden, (), whole, "value"))
+        self.shares = hasattr(whole, "both") and self.acting.torso.network is whole
+        if self.shares:
+            label, zeros = f"{hyper.owner} network", zeros_of(spaces)
+            result = tried(f"{label}: both", whole.both, zeros)
+            check_form(f"{label}: both", result, (whole.policy(zeros), whole.value(zeros)))
 
     def forward(self, obs: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """The policy's outputs [B, outputs] and the values [B]."""
+        if self.shares:
+            torso: Any = self.acting.torso
+            outputs, values = torso.network.both(torso.inputs(obs))
+            return outputs, values.squeeze(1)
         return self.acting(obs), self.critic(obs)
-
-
-def initialize(part: nn.Module, gain: float = math.sqrt(2)) -> None:
-    """Orthogonal weights and zero biases (Huang et al. 2022, detail 2)."""
-    for module in part.modules():
-        if isinstance(module, (nn.Linear, nn.Conv2d)):
-            nn.init.orthogonal_(module.weight, gain)
-            assert module.bias is not None
-            nn.init.zeros_(module.bias)

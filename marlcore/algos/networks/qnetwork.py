@@ -1,6 +1,7 @@
 """The base of value networks, their head, and the best of the actions that a mask allows."""
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
@@ -8,6 +9,9 @@ from torch import nn
 
 from ...spaces import Spaces
 from .actions import JointActions
+from .initialization import initialize
+from .own import head_on
+from .torso import ACTIVATIONS, dense_layer
 
 FEW = 64  # actions; for more, the product with a square matrix takes longer than a slice and a sum
 
@@ -23,7 +27,10 @@ class QNetwork(nn.Module):
         self.spaces = spaces
         self.actions = JointActions(hyper.owner, spaces.action)
         self.torso = torso
-        self.head = Head(torso.size, hyper.hidden[-1], self.actions.count, hyper.dueling)
+        self.head = head_on(hyper, torso, self.actions.count, partial(Head, hyper))
+        initialize(hyper, self)
+        if isinstance(self.head, Head):
+            initialize(hyper, self.head.output, 1.0)
 
     def forward(self, obs: Any) -> Any:
         return self.head(self.torso(obs))
@@ -35,7 +42,7 @@ class QNetwork(nn.Module):
 
 
 class Head(nn.Module):
-    """Features [..., inputs] to one value per action [..., actions], through a layer of `hidden` units.
+    """Features [..., inputs] to one value per action [..., actions], through the last of the layers `hidden`.
 
     With `dueling`, that layer feeds the state's value and the actions' advantages, minus their mean (Wang et al. 2016,
     arXiv:1511.06581, equation 9). Both share the layer, so dueling costs little.
@@ -43,19 +50,20 @@ class Head(nn.Module):
 
     aggregate: torch.Tensor
 
-    def __init__(self, inputs: int, hidden: int, actions: int, dueling: bool) -> None:
+    def __init__(self, hyper: Any, inputs: int, actions: int) -> None:
         super().__init__()
-        self.dueling = dueling
+        self.dueling = hyper.dueling
         self.few = actions <= FEW
-        self.hidden = nn.Linear(inputs, hidden)
-        self.output = nn.Linear(hidden, actions + dueling)
+        self.hidden = dense_layer(hyper, inputs, hyper.hidden[-1])
+        self.activation = ACTIVATIONS[hyper.activation]()
+        self.output = nn.Linear(hyper.hidden[-1], actions + hyper.dueling)
         # The outputs times this matrix: the value minus the mean advantage, for few actions plus the advantage.
         rest = torch.cat([torch.full((actions, 1), -1 / actions), torch.ones(1, 1)])
         whole = rest + torch.eye(actions + 1, actions) if self.few else rest
         self.register_buffer("aggregate", whole, persistent=False)
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        return self.combined(self.output(torch.relu(self.hidden(features))))
+        return self.combined(self.output(self.activation(self.hidden(features))))
 
     def combined(self, outputs: torch.Tensor) -> torch.Tensor:
         """The values [..., actions], for the outputs of the last layer."""

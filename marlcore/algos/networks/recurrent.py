@@ -1,7 +1,7 @@
 """Recurrent layers, and the first layers of a recurrent network: what an agent observed, did and earned so far."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, TypeAlias
 
 import gymnasium
 import torch
@@ -9,12 +9,14 @@ from gymnasium import spaces as gym
 from numpy.typing import NDArray
 from torch import nn
 
+from ...checks import brief, check_whole
+from ...declared import By
 from ...interfaces import PREVIOUS_REWARD
 from ...spaces import Spaces
 from ...spec import Field
-from .torso import Activation, Flat, OneHot, Torso, rows_in
+from .own import TRIED, check_form, made_module, own_function, torso_of, tried
+from .torso import Flat, OneHot, rows_in
 
-Cell = Literal["lstm", "gru"]
 State = Mapping[str, torch.Tensor]  # a recurrent state's parts by name, each [k, ...]
 Stepped = tuple[torch.Tensor, dict[str, torch.Tensor]]  # features, and the state after them
 Unroll = Callable[[Callable[..., Stepped], torch.Tensor, State], Stepped]
@@ -22,6 +24,32 @@ Unroll = Callable[[Callable[..., Stepped], torch.Tensor, State], Stepped]
 PARTS = {"lstm": ("hidden", "cell"), "gru": ("hidden",)}  # of a recurrent layer's state
 PREVIOUS_ACTION = "previous_action"  # the part of the state that holds the last action, encoded; zeros: none
 EPSILON = 1e-3  # of the linear part of `rescaled`, which makes the inverse continuous
+
+
+def cell_function(label: str, cell: Any) -> Any:
+    """The name of a built-in recurrent layer, or a user's function as `own_function` has it. Raises ValueError."""
+    expected = "lstm, gru, a function of inputs and units, or its module:name"
+    if isinstance(cell, str) and ":" not in cell:
+        if cell not in PARTS:
+            raise ValueError(f"{label}: expected {expected}, got {brief(cell)}")
+        return cell
+    return own_function(label, cell, expected)
+
+
+Cell: TypeAlias = Annotated[str | Callable[[int, int], nn.Module], By(cell_function)]
+
+
+def state_sizes(hyper: Any) -> dict[str, int]:
+    """The sizes of the recurrent layer's state by name; torch's generator is unchanged."""
+    if hyper.cell in PARTS:
+        return dict.fromkeys(PARTS[hyper.cell], hyper.units)
+    with torch.random.fork_rng(devices=[]):
+        return OwnCell(hyper, 1).sizes
+
+
+def recurrent_layer(hyper: Any, inputs: int) -> "Recurrent | OwnCell":
+    """The recurrent layer of the hyperparameters. Raises ValueError: see `OwnCell`."""
+    return Recurrent(hyper.cell, inputs, hyper.units) if hyper.cell in PARTS else OwnCell(hyper, inputs)
 
 
 class Recurrent(nn.Module):
@@ -32,7 +60,7 @@ class Recurrent(nn.Module):
     empirical exploration of recurrent network architectures").
     """
 
-    def __init__(self, cell: Cell, inputs: int, units: int) -> None:
+    def __init__(self, cell: str, inputs: int, units: int) -> None:
         super().__init__()
         self.parts = PARTS[cell]
         self.layer = (nn.LSTM if cell == "lstm" else nn.GRU)(inputs, units, batch_first=True)
@@ -48,6 +76,42 @@ class Recurrent(nn.Module):
         parts = after if len(before) > 1 else (after,)
         state_after = {name: part[0] for name, part in zip(self.parts, parts, strict=True)}
         return output if x.ndim == 3 else output[:, 0], state_after
+
+
+class OwnCell(nn.Module):
+    """A recurrent layer of the user's, from inputs of one step and its state to `units` features and the next state.
+
+    Raises: ValueError: it is no module, its `state` is no dict of sizes by name, or its call with zeros fails or has a
+        result of another form.
+    """
+
+    def __init__(self, hyper: Any, inputs: int) -> None:
+        super().__init__()
+        label = f"{hyper.owner} cell"
+        self.cell = made_module(label, hyper.cell, inputs, hyper.units)
+        sizes = getattr(self.cell, "state", None)
+        if not isinstance(sizes, Mapping) or not sizes:
+            raise ValueError(f"{label}: expected an attribute state with sizes by name, got {brief(sizes)}")
+        self.sizes: dict[str, int] = dict(sizes)
+        self.parts = tuple(sizes)
+        for name, size in self.sizes.items():
+            if name in (PREVIOUS_ACTION, PREVIOUS_REWARD):
+                raise ValueError(f"{label}: expected other names in its state than {name!r}, which has a part already")
+            check_whole(f"{label} state[{name!r}]", size, 1)
+        zeros = {name: torch.zeros(TRIED, size) for name, size in self.sizes.items()}
+        result = tried(label, self.cell, torch.zeros(TRIED, inputs), dict(zeros))
+        check_form(label, result, (torch.zeros(TRIED, hyper.units), zeros))
+
+    def forward(self, x: torch.Tensor, state: State) -> Stepped:
+        """See `Recurrent.forward`."""
+        state = {name: state[name] for name in self.parts}
+        if x.ndim == 2:
+            return self.cell(x, state)  # type: ignore[no-any-return]
+        outputs = []
+        for step in x.unbind(1):
+            output, state = self.cell(step, state)
+            outputs.append(output)
+        return torch.stack(outputs, 1), dict(state)
 
 
 def unroll_burnt_in(
@@ -66,10 +130,10 @@ def unroll_burnt_in(
     return torch.cat([first, later], 1), after
 
 
-def state_fields(spaces: Spaces, cell: Cell, units: int, every: int) -> dict[str, Field]:
+def state_fields(hyper: Any, spaces: Spaces, every: int) -> dict[str, Field]:
     """The parts of a RecurrentTorso's state as extras of a row, stored at intervals of `every` rows."""
-    layer = dict.fromkeys(PARTS[cell], (units,))
-    parts = {**layer, PREVIOUS_ACTION: (_encoder(spaces.action).size,), PREVIOUS_REWARD: ()}
+    layer = {name: (size,) for name, size in state_sizes(hyper).items()}
+    parts: dict[str, tuple[int, ...]] = {**layer, PREVIOUS_ACTION: (_encoder(spaces.action).size,), PREVIOUS_REWARD: ()}
     return {name: Field(shape, "float32", every) for name, shape in parts.items()}
 
 
@@ -77,18 +141,16 @@ class RecurrentTorso(nn.Module):
     """Observations, each with the action and the reward before it, to features [..., size], through a recurrent layer.
 
     Both are inputs as in Kapturowski et al. 2019, section 2.3, the reward as `rescaled` makes it. Layers of the sizes
-    `hidden`, each with its activation, come before the recurrent one.
+    `hidden`, or a network of the user's, come before the recurrent one.
     """
 
-    def __init__(
-        self, spaces: Spaces, hidden: tuple[int, ...], cell: Cell, units: int, activation: Activation = "relu"
-    ) -> None:
+    def __init__(self, hyper: Any, spaces: Spaces, hidden: tuple[int, ...]) -> None:
         super().__init__()
-        self.torso = Torso(spaces, hidden, activation)
+        self.torso = torso_of(hyper, spaces, hidden)
         self.actions = _encoder(spaces.action)
-        self.core = Recurrent(cell, self.torso.size + self.actions.size + 1, units)
-        self.size = units
-        self._sizes = {**dict.fromkeys(self.core.parts, units), PREVIOUS_ACTION: self.actions.size}
+        self.core = recurrent_layer(hyper, self.torso.size + self.actions.size + 1)
+        self.size = hyper.units
+        self._sizes = {**state_sizes(hyper), PREVIOUS_ACTION: self.actions.size}
 
     def forward(self, obs: Any, state: State | None, unroll: Unroll | None = None) -> Stepped:
         """The features [k, size] of k observations, and the state after them; `acted` puts the actions into it.
@@ -107,8 +169,8 @@ class RecurrentTorso(nn.Module):
 
     def acted(self, state: State, action: torch.Tensor | NDArray[Any]) -> dict[str, torch.Tensor]:
         """The state after `forward` with the actions [k, ...] that were chosen, as rows hold them."""
-        encoded = self.actions(torch.as_tensor(action, device=state["hidden"].device))
-        return {**state, PREVIOUS_ACTION: encoded, PREVIOUS_REWARD: encoded.new_zeros(len(encoded))}
+        encoded = self.actions(torch.as_tensor(action, device=next(iter(state.values())).device))
+        return {**state, PREVIOUS_ACTION: encoded, PREVIOUS_REWARD: encoded.new_zeros(encoded.shape[0])}
 
     def before_each(self, action: torch.Tensor, reward: torch.Tensor, state: State) -> State:
         """The state [B, ...] before windows of N observations, with the action and reward before each one [B * N, ...].

@@ -12,14 +12,17 @@ from .config import (
     LearnerConfig,
     MetricsConfig,
     ReplayConfig,
+    StopConfig,
     SupervisionConfig,
 )
 from .policies import (
     EVALUATOR,
+    SCRIPT,
     AssignedPolicy,
     actor_names,
     assign,
     check_applied,
+    check_offline,
     learner_names,
     policy_names,
     schedules_of,

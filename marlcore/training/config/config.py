@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from ...checks import absolute
 from ...declared import By, Declared, Number, Whole, changed, flattened
-from .schedules import Schedule, Stages, ascending
+from .schedules import Constant, Schedule, Stages, ascending
 from .sections import (
     ActorConfig,
     Count,
@@ -17,6 +17,7 @@ from .sections import (
     LearnerConfig,
     MetricsConfig,
     ReplayConfig,
+    StopConfig,
     SupervisionConfig,
 )
 from .self_play import SelfPlayConfig, absolute_anchors
@@ -71,6 +72,7 @@ class Config(Declared):
     replay: ReplayConfig = field(default_factory=ReplayConfig)
     exploration: ExplorationConfig = field(default_factory=ExplorationConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    stop: StopConfig = field(default_factory=StopConfig)
     self_play: SelfPlayConfig = field(default_factory=SelfPlayConfig)
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
     supervision: SupervisionConfig = field(default_factory=SupervisionConfig)
@@ -79,6 +81,12 @@ class Config(Declared):
         super().__post_init__()
         if self.mode == "serial" and self.updates_per_step is None:
             raise ValueError("updates_per_step: expected a number in serial mode, got None")
+        of_evaluations = any(part.startswith("eval_") for part in self.stop.metric.split("/"))
+        if self.stop.judges and of_evaluations and not self.evaluation.evaluates:
+            raise ValueError(
+                f"stop.metric: expected one of a run without evaluations (evaluation.interval 0), "
+                f"got {self.stop.metric!r}"
+            )
 
     def learner_of(self, policy: str) -> LearnerConfig:
         return self.learners.get(policy, self.learner)
@@ -114,6 +122,11 @@ class Config(Declared):
         least = samples_per_insert * (lanes + 1) + learner.batch_size
         tolerance = max(self.updates_tolerance * learner.batch_size, least)
         return RateLimiter(samples_per_insert, learner.warmup, tolerance, lead=0.0)
+
+    @property
+    def offline(self) -> bool:
+        """Whether the run has no actors: its learners train on recorded data, and each update counts as a step."""
+        return not self.actor.processes
 
     @property
     def schedules(self) -> dict[str, Schedule]:
@@ -157,7 +170,7 @@ def _learner(usual: LearnerConfig, policy: str, section: Any) -> Any:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Schedule):
-        return str(value)
+        return value.value if isinstance(value, Constant) else str(value)
     if is_dataclass(value):
         return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
     return {name: _plain(inside) for name, inside in value.items()} if isinstance(value, dict) else value

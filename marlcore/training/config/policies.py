@@ -9,13 +9,14 @@ from ...checks import did_you_mean
 from ...interfaces import Algorithm, QueueSource, ReplaySource
 from ...processes import encoded_name
 from ...spaces import Spaces
-from .config import Config, ExplorationConfig, LearnerConfig, ReplayConfig
+from .config import ActorConfig, Config, ExplorationConfig, LearnerConfig, ReplayConfig
 from .schedules import Schedule, check_free
 from .sections import EPSILON
 
 EVALUATOR = "evaluator"
 OF_LEARNER = ("batch_size", "n_step", "warmup", "prefetch", "publish_interval")
 OF_RUN = ("updates_per_step", "updates_tolerance")
+SCRIPT = "exploration.script"
 OF_EXPLORATION = ("epsilon", "ladder")
 OF_REPLAY = [name for name in ReplayConfig.__dataclass_fields__ if name not in ("stack", "pad")]
 METHODS = ("transition", "source", "make_model", "act", "make_trainer")  # schedules may be missing
@@ -111,11 +112,13 @@ def _chosen(algorithm: Any) -> Algorithm:
 
 def source_of(policy: AssignedPolicy, config: Config) -> ReplaySource | QueueSource:
     """How the policy's learner gets its batches. Raises TypeError: its algorithm says something else."""
-    from ...replay import Prioritized  # here, so that settings load without Numba
+    from ...replay import Hindsight, Prioritized  # here, so that settings load without Numba
 
     replay = config.replay
     prioritized = Prioritized(replay.alpha, replay.beta, beta_steps=replay.beta_steps) if replay.prioritized else None
-    source = policy.algorithm.source(ReplaySource(config.learner_of(policy.name).n_step, prioritized))
+    hindsight = None if replay.hindsight == "off" else Hindsight(replay.hindsight_k, replay.hindsight)
+    chosen = ReplaySource(config.learner_of(policy.name).n_step, prioritized, hindsight=hindsight)
+    source = policy.algorithm.source(chosen)
     if not isinstance(source, (ReplaySource, QueueSource)):
         raise TypeError(f"source of {policy.name}: expected a ReplaySource or a QueueSource, got {source!r}")
     return source
@@ -139,7 +142,10 @@ def check_applied(policies: tuple[AssignedPolicy, ...], config: Config) -> None:
         if isinstance(policy.source, QueueSource):
             _check("learner.", OF_LEARNER, learner, LearnerConfig(), policy)
             continue
-        config.check_rows(policy.name, len(policy.agents))
+        if not config.offline:
+            config.check_rows(policy.name, len(policy.agents))
+        if config.replay.hindsight != "off":
+            _check_hindsight(policy, policy.source, config)
         if policy.source.n_step != learner.n_step:
             _check("learner.", ("n_step",), learner, LearnerConfig(), policy, "makes its returns itself")
     if all(isinstance(policy.source, QueueSource) for policy in policies):
@@ -150,6 +156,33 @@ def check_applied(policies: tuple[AssignedPolicy, ...], config: Config) -> None:
         _check("exploration.", OF_EXPLORATION, config.exploration, ExplorationConfig(), policies[0], why)
 
 
+def check_offline(config: Config) -> None:
+    """Raises ValueError: a setting of acting, or of a replay that a run makes, differs from its default."""
+    usual, why = Config(), "a run on recorded data has no use for it"
+    of_actor = [name for name in ActorConfig.__dataclass_fields__ if name != "device"]  # on which an evaluator acts
+    of_replay = ("capacity", "save", "clear_at_stage", "mixture", "path", "hindsight")
+    _check_unused("", ("total_steps", *OF_RUN, "stages", "self_play"), config, usual, why)
+    _check_unused("actor.", of_actor, config.actor, usual.actor, why)
+    _check_unused("replay.", of_replay, config.replay, usual.replay, why)
+    _check_unused("exploration.", OF_EXPLORATION, config.exploration, usual.exploration, why)
+    of_policies = {f"learners.{name}.": learner for name, learner in config.learners.items()}
+    for label, learner in ({"learner.": config.learner} | of_policies).items():
+        _check_unused(label, ("warmup",), learner, usual.learner, why)
+    _check_unused("stop.", ("episodes",), config.stop, usual.stop, why)
+    if config.stop.judges and any(part.startswith("episode_") for part in config.stop.metric.split("/")):
+        raise ValueError(f"stop.metric: expected one of a run without actors' episodes, got {config.stop.metric!r}")
+
+
+def _check_hindsight(policy: AssignedPolicy, source: ReplaySource, config: Config) -> None:
+    if config.replay.mixture:
+        raise ValueError("replay.hindsight: expected off with replay.mixture, got both")
+    if source.hindsight is None or source.sequence is not None:
+        why = "draws sequences" if source.sequence is not None else "draws without it"
+        _check("replay.", ("hindsight",), config.replay, ReplayConfig(), policy, why)
+    if source.n_step != 1:
+        raise ValueError(f"learner.n_step: expected 1 with replay.hindsight, got {source.n_step}")
+
+
 def _check(
     section: str,
     names: Iterable[str],
@@ -158,11 +191,15 @@ def _check(
     policy: AssignedPolicy,
     why: str = "reads each transition once and has no use for it",
 ) -> None:
+    algorithm = f"{type(policy.algorithm).__name__}, the algorithm of {policy.name!r}, {why}"
+    _check_unused(section, names, chosen, default, algorithm)
+
+
+def _check_unused(section: str, names: Iterable[str], chosen: Any, default: Any, why: str) -> None:
     for name in names:
         value, usual = getattr(chosen, name), getattr(default, name)
         if value != usual:
-            algorithm = f"{type(policy.algorithm).__name__}, the algorithm of {policy.name!r}, {why}"
-            raise ValueError(f"{section}{name}: expected the default {usual!r}, since {algorithm}, got {value!r}")
+            raise ValueError(f"{section}{name}: expected the default {usual!r}, since {why}, got {value!r}")
 
 
 # The names of a run's workers, which only these functions form

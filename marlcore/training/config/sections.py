@@ -54,6 +54,12 @@ def named_schedules(label: str, value: Any) -> dict[str, Schedule]:
     return {name: Schedule.from_value(f"{label}.{name}", schedule) for name, schedule in value.items()}
 
 
+def importable(label: str, name: str) -> str:
+    if ":" not in name or not is_importable(name):
+        raise ValueError(f"{label}: expected module:name of what can be imported, got {name!r}")
+    return name
+
+
 def sink_names(label: str, names: Any) -> tuple[str, ...]:
     """Names of sinks, csv among them. Raises ValueError, TypeError."""
     listed = isinstance(names, Collection) and not isinstance(names, str)
@@ -72,8 +78,8 @@ def sink_names(label: str, names: Any) -> tuple[str, ...]:
 class ActorConfig(Declared):
     """The processes that step environments."""
 
-    processes: Count = 1
-    """Actor processes."""
+    processes: Annotated[int, Whole(0)] = 1
+    """Actor processes; a run of `train_offline` has 0, and others at least 1."""
     envs: Count = 4
     """Environment copies that each actor steps together, choosing their actions in one batch."""
     sync_interval: Count = 50
@@ -104,6 +110,12 @@ class LearnerConfig(Declared):
     obs_norm: Literal["off", "frozen", "running"] = "off"
     """Subtract the mean of observations and divide by their standard deviation, for actors and learner alike: "running"
     takes every batch into the statistics, "frozen" the first 100."""
+    reward_norm: Literal["off", "frozen", "running"] = "off"
+    """Divide rewards by the standard deviation of the discounted return so far, as VecNormalize of Stable-Baselines3
+    does, and clip them to 10; before an algorithm's reward_scale. Statistics are taken as those of `obs_norm`."""
+    norm_frozen_after: Annotated[int | None, Whole(1)] = None
+    """Observations, or returns, after which "frozen" statistics stay as they are; the frames of a stack count one by
+    one. None: 100 batches."""
     prefetch: Annotated[int, Whole(0)] = 0
     """Batches that a thread draws ahead, and copies to the learner's device; 0 draws each when it is needed. Only in
     async mode."""
@@ -154,6 +166,11 @@ class ReplayConfig(Declared):
     """Exponent of importance weights at the first batch, from 0 to 1."""
     beta_steps: Annotated[int | None, Whole(1)] = None
     """Batches over which beta rises linearly to 1; None keeps it constant."""
+    hindsight: Literal["off", "future", "final", "episode"] = "off"
+    """Give most drawn transitions a goal that their episode achieved later, last or at any time (Andrychowicz et al.
+    2017, arXiv:1707.01495); for environments with goals and a `compute_reward`, and n_step 1."""
+    hindsight_k: Annotated[int, Whole(1, 2**31 - 1)] = 4
+    """With hindsight: transitions with another goal for each one that keeps its own."""
 
     @property
     def frames(self) -> int:
@@ -182,12 +199,55 @@ class ExplorationConfig(Declared):
     ladder: Annotated[float, Number(0)] = 0.0
     """Ape-X's ladder, its alpha: of N copies, over all actors, copy i explores with epsilon^(1 + ladder * i / (N - 1));
     0 makes all explore alike, 7 is the paper's (Horgan et al. 2018, arXiv:1803.00933, section 4.1)."""
+    script: Annotated[str | None, By(importable)] = None
+    """module:name of a script that acts for all learning policies until their learner's first update, so that the
+    warm-up's transitions are of its actions: a function of an observation that returns an action, or a class whose
+    objects have a method act(obs), one for each copy."""
     schedules: Annotated[Schedules, By(named_schedules)] = field(default_factory=dict)
     """Further numbers for an algorithm's `explore`, by name."""
 
     def exponents(self, copies: int) -> list[float]:
         """The exponent of epsilon in each copy."""
         return [1.0 + self.ladder * i / max(copies - 1, 1) for i in range(copies)]
+
+
+@dataclass(frozen=True)
+class StopConfig(Declared):
+    """Conditions that end a run in order before it has taken total_steps; any one of them does."""
+
+    episodes: Annotated[int | None, Whole(1)] = None
+    """Episodes, of the agent that has ended most."""
+    seconds: Annotated[float | None, Number(above=0)] = None
+    """Seconds since the run's beginning, earlier parts of a resumed run included."""
+    metric: str = "episode_return"
+    """The metric of `threshold` and `patience`: a name, such as episode_return or eval_return, or agent/name. Its value
+    is the mean over the agents or policies that report it of each one's last `window` values."""
+    threshold: Annotated[float | None, Number()] = None
+    """The value of the metric that ends the run."""
+    patience: Annotated[int | None, Whole(1)] = None
+    """Steps of the run without a better value of the metric, after which the run ends."""
+    min_delta: Annotated[float, Number(0)] = 0.0
+    """The least improvement that counts for `patience`."""
+    window: Annotated[int | None, Whole(1)] = None
+    """Values of each agent or policy in the metric's mean, all of which must have come; None: 100 of episodes, 1 of
+    others."""
+    minimize: bool = False
+    """Whether smaller values of the metric are better."""
+
+    @property
+    def values(self) -> int:
+        """The window, also where it follows from the metric."""
+        of_episodes = any(part.startswith(("episode_", "info")) for part in self.metric.split("/"))
+        return self.window or (100 if of_episodes else 1)
+
+    @property
+    def judges(self) -> bool:
+        """Whether a condition depends on the metric."""
+        return self.threshold is not None or self.patience is not None
+
+    def watches(self, agent: str, name: str) -> bool:
+        """Whether the metric of this agent or policy and of this name counts."""
+        return self.judges and self.metric in (name, f"{agent}/{name}")
 
 
 @dataclass(frozen=True)
@@ -209,13 +269,20 @@ class EvaluationConfig(Declared):
     """The process that plays greedy episodes with the published weights during the run."""
 
     interval: Annotated[int, Whole(0)] = 0
-    """Steps of the run between evaluations; another one follows the last step. 0: no evaluations."""
+    """Steps of the run between evaluations; another one follows the last step. 0: none by steps."""
+    seconds: Seconds = 0.0
+    """Seconds between the beginnings of evaluations, beside those by steps; another one follows the last step. 0: none
+    by time."""
     episodes: Count = 10
     """Episodes in each evaluation."""
     envs: Count = 4
     """Environment copies that play them."""
     keep: Annotated[int, Whole(0)] = 3
     """Checkpoints of the last evaluations to keep for each policy, beside the best one."""
+
+    @property
+    def evaluates(self) -> bool:
+        return bool(self.interval or self.seconds)
 
 
 @dataclass(frozen=True)

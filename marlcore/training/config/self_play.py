@@ -1,15 +1,26 @@
 """The settings of self-play."""
 
+import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ...checks import absolute
 from ...declared import By, Declared, Number, Whole
 from ...references import is_importable, reference_to
+from .schedules import Schedule, Scheduled
+from .sections import probability
+
+if TYPE_CHECKING:
+    Shares: TypeAlias = Mapping[str, Scheduled]
+else:
+    Shares = dict[str, Schedule]  # what the command line reads
 
 BOTH = "both"
-SHARE = Number(0, 1)
+COUNTS_CHECKED = (0, 10**9)  # of each share's schedule
 
 
 def _last_part(reference: str) -> str:
@@ -18,7 +29,7 @@ def _last_part(reference: str) -> str:
     return reference.rpartition(":")[2].rpartition(".")[2]
 
 
-def _anchors(label: str, anchors: Any) -> dict[str, float]:
+def _anchors(label: str, anchors: Any) -> dict[str, Schedule]:
     """The shares by reference; functions and classes that can be imported become references."""
     if not isinstance(anchors, Mapping):
         raise TypeError(f"{label}: expected shares by opponent, got {anchors!r}")
@@ -27,7 +38,7 @@ def _anchors(label: str, anchors: Any) -> dict[str, float]:
         name = anchor if isinstance(anchor, str) else reference_to(anchor) or ""
         if not name.endswith(".pt") and (":" not in name or not is_importable(name)):
             raise ValueError(f"{label}: expected module:name of what can be imported, or a checkpoint, got {anchor!r}")
-        shares[name] = float(SHARE.checked(f"{label} {name}", share))
+        shares[name] = probability(f"{label} {name}", share)
     if len({_last_part(name) for name in shares}) < len(shares):
         raise ValueError(f"{label}: expected names that differ in their last parts, got {list(shares)}")
     return shares
@@ -45,17 +56,33 @@ class SelfPlayConfig(Declared):
     """Win rate over the last `window` episodes, since the last admission, from which a copy joins the pool at once."""
     window: Annotated[int, Whole(1)] = 100
     """Episodes, the last ones, of which a win rate is the average; draws count half."""
-    draw: Literal["uniform", "recent", "pfsp"] = "pfsp"
-    """How an episode's opponent is drawn from the pool: uniformly; in proportion to 1 / age^power, the newest one's age
-    being 1; or to (1 - win rate)^power, prioritized fictitious self-play (Vinyals et al. 2019)."""
+    draw: Literal["uniform", "recent", "pfsp", "variance"] = "pfsp"
+    """How an opponent is drawn from the pool: uniformly; in proportion to 1 / age^power, the newest one's age being 1;
+    or, as prioritized fictitious self-play, to (1 - w)^power or, by variance, to w (1 - w), where w is the win rate
+    against it (Vinyals et al. 2019, doi:10.1038/s41586-019-1724-z, Methods: f_hard and f_var)."""
     power: Annotated[float, Number(0)] = 2.0
-    """The exponent of `draw`."""
-    latest: Annotated[float, SHARE] = 0.2
-    """Share of episodes against the latest policy itself, which learns from both sides."""
-    anchors: Annotated[dict[str, float], By(_anchors)] = field(default_factory=dict)
-    """Shares of episodes against opponents that stay the same: module:name of a function of an observation that returns
-    an action, or of a class whose objects have a method act(obs), one for each copy; or a checkpoint, FILE.pt. Anchors
-    also play in evaluations, whatever their share."""
+    """The exponent of `draw` by recent or pfsp."""
+    latest: Annotated[Scheduled, By(probability)] = 0.2
+    """Share of episodes against the latest policy itself, which learns from both sides; a number or a schedule."""
+    anchors: Annotated[Shares, By(_anchors)] = field(default_factory=dict)
+    """Shares of episodes, numbers or schedules, against opponents that stay the same: module:name of a function of an
+    observation that returns an action, or of a class whose objects have a method act(obs), one for each copy; or a
+    checkpoint, FILE.pt. Anchors also play in evaluations, whatever their share."""
+    begin_win_rate: Annotated[float | None, Number(0, 1)] = None
+    """Until the win rate over the last `window` episodes against the anchors reaches this, they alone are played, and
+    no copy joins the pool. None: self-play begins at once, or at begin_step."""
+    begin_step: Annotated[int | None, Whole(1)] = None
+    """The step of the run at which self-play begins at the latest, as above."""
+    block: Annotated[int, Whole(1)] = 1
+    """Episodes in a row against an opponent before a copy of the environment draws the next one."""
+    rollback: Annotated[float | None, Number(above=0, high=1)] = None
+    """After each `window` episodes against the anchors: if the win rate in them lies lower than the highest one so far
+    by more than this, the learner goes back to its weights and optimizer of then. None: never."""
+    rating: Literal["elo", "trueskill"] = "elo"
+    """The ratings in the table of results: Elo's (1978), or TrueSkill's (Herbrich et al. 2006) by the package
+    trueskill, `pip install "marlcore[ratings]"`."""
+    elo_k: Annotated[float, Number(above=0)] = 16.0
+    """Elo's K: the points that a game moves at most."""
     side: str = BOTH
     """The agent that the learning policy plays; both: it takes the sides in turn, episode by episode."""
     explore: bool = False
@@ -65,13 +92,22 @@ class SelfPlayConfig(Declared):
         super().__post_init__()
         if self.admit_updates is None and self.admit_win_rate is None:
             raise ValueError("admit_updates: expected a number, or an admit_win_rate, got None for both")
-        if self.from_pool < -1e-9:
-            total = self.latest + sum(self.anchors.values())
-            raise ValueError(f"anchors: expected shares that are at most 1 with `latest`, got {total:g}")
+        for count in COUNTS_CHECKED:
+            total = float(self.shares_at({"steps": count, "updates": count}).sum())
+            if total > 1.0 + 1e-9:
+                raise ValueError(f"anchors: expected shares that are at most 1 with `latest`, got {total:g}")
+        for name in ("begin_win_rate", "begin_step", "rollback"):
+            if getattr(self, name) is not None and not self.anchors:
+                raise ValueError(f"{name}: expected None without anchors, got {getattr(self, name)!r}")
+        if self.rating == "trueskill" and importlib.util.find_spec("trueskill") is None:
+            raise ValueError(
+                'rating: expected elo, or trueskill with its package (pip install "marlcore[ratings]"), got trueskill'
+            )
 
-    @property
-    def from_pool(self) -> float:
-        return 1.0 - self.latest - sum(self.anchors.values())
+    def shares_at(self, counts: Mapping[str, int]) -> NDArray[np.float64]:
+        """The shares [1 + anchors] of the latest policy and of the anchors, after so many "steps" and "updates"."""
+        schedules = [Schedule.from_value("share", share) for share in (self.latest, *self.anchors.values())]
+        return np.array([schedule.at(counts[schedule.of]) for schedule in schedules])
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -79,6 +115,6 @@ class SelfPlayConfig(Declared):
         return tuple(f"anchor:{_last_part(anchor)}" for anchor in self.anchors)
 
 
-def absolute_anchors(anchors: Mapping[str, float]) -> dict[str, float]:
+def absolute_anchors(anchors: Shares) -> dict[str, Scheduled]:
     """The shares of anchors, with the absolute paths of checkpoints."""
     return {str(absolute(name)) if name.endswith(".pt") else name: share for name, share in anchors.items()}

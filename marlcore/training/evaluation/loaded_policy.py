@@ -33,6 +33,7 @@ from ..record import (
     write_sealed,
 )
 from ..workers import Blueprint
+from .export import export_policy
 
 FIRST_WEIGHTS_S = 60.0
 PICKLED = "checkpoints/run.pickle"
@@ -88,9 +89,27 @@ class LoadedPolicy:
             seed: of the algorithm's draws.
             explore: as actors do with these weights; otherwise greedily.
         """
-        generator, numbers = np.random.default_rng(seed), self._numbers if explore else None
-        policy = Policy(self._algorithm, self._model, generator, torch.device("cpu"), numbers)
-        return PolicyPlayer(policy, self.spaces, copies, self._pad)
+        return PolicyPlayer(self._policy(seed, self._numbers if explore else None), self.spaces, copies, self._pad)
+
+    def export(self, path: str | Path) -> dict[str, NDArray[Any]]:
+        """Writes the greedy policy as a program for other runtimes: ONNX to a file .onnx, TorchScript to a file .pt.
+
+        Its inputs are arrays with a first axis B of any length: `obs`, or `obs_<name>` for each part of a Dict or
+        Tuple, [B, *shape], with a stack [B, stack, *shape], oldest first; `action_mask`, bool [B, choices], if there
+        is a mask; and with memory `state_<name>`, float32 [B, ...], zeros where an episode begins. Its outputs are
+        `action`, [B, ...], as the environment takes it, and `next_state_<name>`. Put the reward of the action into
+        `next_state_previous_reward` before you pass it on. Observations are normalized by the program. A TorchScript
+        program takes a dict of tensors and returns one.
+
+        Returns: an example of the inputs of one row, by name, with the zero state.
+
+        Raises: ValueError: the file has another ending or no directory, torch cannot export the user's network, or the
+            algorithm is the user's own and has no method `greedy`. ImportError: ONNX needs a package.
+        """
+        return export_policy(path, self._policy(), self.spaces)
+
+    def _policy(self, seed: int = 0, numbers: Mapping[str, float] | None = None) -> Policy:
+        return Policy(self._algorithm, self._model, np.random.default_rng(seed), torch.device("cpu"), numbers)
 
     def __repr__(self) -> str:
         return f"<LoadedPolicy for {self.spaces.observation}, {self.spaces.action}>"

@@ -5,10 +5,11 @@ nothing in shared memory.
 """
 
 from .actor import act, act_until_done, observe
-from .episodes import Evaluation, counted, play
+from .episodes import WINNER, Evaluation, counted, play
 from .evaluator import Candidate, CommonGames, Evaluator, Games, GoesOn, Report
-from .learner import Learner, catch_up, learn_until_stopped
-from .model import ActingModel, FiniteCheck, PolicyModel, build_model, choose_device, run_seed
+from .goals import with_functions_of
+from .learner import Learner, catch_up, learn, learn_until_stopped
+from .model import ActingModel, FiniteCheck, Normalizer, PolicyModel, build_model, choose_device, run_seed
 from .players import LATEST, Player, PlayersByNumber, ScriptedPlayer
 from .policy import Policy, PolicyPlayer, PublishedPolicy, exploration_of
 from .seat import ByName, Ended, Routes, Seat, part_of_tag

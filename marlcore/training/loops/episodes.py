@@ -4,7 +4,7 @@ import io
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from ...tables import FittedTable
 from .players import Player
 
 TITLES = ("mean return", "95 % confidence", "std", "min", "max", "mean length")
+WINNER = "winner"  # in the info at an episode's end: above 0 where this agent won, below 0 where it lost
 WIDTH = 100  # of the table as text
 
 
@@ -31,12 +32,15 @@ class Evaluation:
         infos: by agent and name, the mean of the numbers in its infos at the ends of episodes.
         distinct: episodes that differ from each other in an observation, an action or a reward. 1 after several
             episodes: all are copies of one game, so that nothing is known of the spread of returns.
+        results: by agent, int64 [episodes]: 1 where it won, 0 after a draw, -1 where it lost, by the sign of
+            `info["winner"]` at the episode's end, or of its return where there is none.
     """
 
     returns: Mapping[str, NDArray[np.float64]]
     lengths: Mapping[str, NDArray[np.int64]]
     infos: Mapping[str, Mapping[str, float]]
     distinct: int
+    results: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
 
     @property
     def episodes(self) -> int:
@@ -138,6 +142,7 @@ class _Episodes:
         self._games: set[tuple[int, ...]] = set()
         self._returns = {agent: np.zeros(episodes) for agent in env.agents}
         self._lengths = {agent: np.zeros(episodes, np.int64) for agent in env.agents}
+        self._winners = {agent: np.full(episodes, np.nan) for agent in env.agents}
         self._infos: dict[str, dict[str, list[float]]] = {agent: defaultdict(list) for agent in env.agents}
 
     @property
@@ -167,6 +172,8 @@ class _Episodes:
             if self._left[copy]:
                 for name, value in numbers.items():
                     self._infos[outcome.agent][name].append(float(value))
+                if WINNER in numbers:
+                    self._winners[outcome.agent][self._place[copy]] = numbers[WINNER]
 
     def _digest(self, agent: str, copies: NDArray[np.int64], *columns: NDArray[Any]) -> None:
         """Adds arrays [k, ...] to the digests of an agent's episodes; equal ones are of equal episodes."""
@@ -189,7 +196,11 @@ class _Episodes:
             agent: {name: sum(values) / len(values) for name, values in numbers.items()}
             for agent, numbers in self._infos.items()
         }
-        return Evaluation(self._returns, self._lengths, infos, len(self._games))
+        results = {
+            agent: np.sign(np.where(np.isnan(winners), self._returns[agent], winners)).astype(np.int64)
+            for agent, winners in self._winners.items()
+        }
+        return Evaluation(self._returns, self._lengths, infos, len(self._games), results)
 
 
 def counted(episodes: int, copies: int) -> NDArray[np.int64]:

@@ -3,6 +3,7 @@
 An evaluation never changes its weights midway, and the same weights are not evaluated twice.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -98,24 +99,28 @@ class CommonGames:
 
 @dataclass
 class Evaluator:
-    """Evaluates a run's policies every `interval` steps."""
+    """Evaluates a run's policies every `interval` steps, and every so many seconds; 0: not by these."""
 
     candidates: Sequence[Candidate]
     games: Games
     interval: int
     steps: Callable[[], int]  # the run's step count
+    seconds: float = 0.0
+    clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
+        self._last_s = self.clock()
         self._last = max((candidate.kept.last for candidate in self.candidates), default=0)  # the step of the last one
         self._evaluated: list[int] = []  # versions
 
     @property
     def due(self) -> bool:
-        return self.steps() // self.interval > self._last // self.interval
+        by_steps = self.interval > 0 and self.steps() // self.interval > self._last // self.interval
+        return by_steps or (self.seconds > 0 and self.clock() - self._last_s >= self.seconds)
 
     def evaluate(self, goes_on: GoesOn) -> bool:
         """Evaluates newer weights, if any; returns whether it did. An evaluation that was cut off stays due."""
-        now = self.steps()
+        now, now_s = self.steps(), self.clock()
         try:
             for candidate in self.candidates:
                 candidate.subscriber.pull()
@@ -128,5 +133,5 @@ class Evaluator:
         if played:
             self._evaluated = versions
         if versions == self._evaluated:
-            self._last = now
+            self._last, self._last_s = now, now_s
         return played

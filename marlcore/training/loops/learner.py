@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import cycle
 from typing import Any, Protocol
 
@@ -14,12 +14,12 @@ import torch
 
 from ...checks import brief
 from ...errors import NotEnoughData, TimedOut
-from ...interfaces import Trainer, Update
+from ...interfaces import RETURN, Trainer, Update
 from ...observations import rows_at
 from ...transitions import Batch, TorchBatch
 from ...weights import Publisher
 from ..config import LearnerConfig, Schedule
-from .model import FiniteCheck, Normalizer
+from .model import FiniteCheck, Normalizer, RewardNormalizer, RunningMoments
 
 WAIT_S = 0.1  # for data, between two heartbeats
 SHARED_WAIT_S = 0.005  # for that of one policy among several
@@ -49,7 +49,7 @@ class LearnerHost(Protocol):
     """A learner's worker, as its loop sees it."""
 
     def learning(self) -> bool:
-        """Whether the run was not told to stop."""
+        """Whether the run was not told to stop, and has updates to make."""
 
     def count_updates(self) -> None:
         """Counts the updates of a round, and shows that the worker does not hang."""
@@ -105,6 +105,7 @@ class Learner:
     config: LearnerConfig
     device: torch.device
     norm: Normalizer | None  # of observations
+    rewards: RewardNormalizer | None = field(default=None, kw_only=True)
     finite: FiniteCheck
     report: Callable[[str, float], None]
     save_state: Callable[[dict[str, Any]], None]
@@ -122,13 +123,21 @@ class Learner:
         self.publish()
 
     def normalize(self, batch: TorchBatch) -> None:
-        """Normalizes a batch's observations, after taking them into the statistics if `obs_norm` says so."""
-        norm = self.norm
-        if norm is None:
-            return
-        if self.config.obs_norm == "running" or int(norm.batches) < FROZEN_AFTER:
-            norm.update(batch.obs if batch.mask is None else rows_at(batch.obs, batch.valid[..., -1]))
-        batch.obs, batch.next_obs = norm(batch.obs), norm(batch.next_obs)
+        """Normalizes a batch's observations and rewards, after taking them into the statistics if settings say so."""
+        norm, rewards = self.norm, self.rewards
+        if norm is not None:
+            if self._takes(self.config.obs_norm, norm):
+                norm.update(_held(batch, batch.obs))
+            batch.obs, batch.next_obs = norm(batch.obs), norm(batch.next_obs)
+        if rewards is not None:
+            if self._takes(self.config.reward_norm, rewards):
+                rewards.update({RETURN: _held(batch, batch.extras[RETURN])})
+            batch.raw_reward, batch.reward = batch.reward, rewards(batch.reward)
+
+    def _takes(self, mode: str, moments: RunningMoments) -> bool:
+        """Whether statistics of the mode "frozen" or "running" take a batch in."""
+        most = self.config.norm_frozen_after
+        return mode == "running" or bool(moments.batches < FROZEN_AFTER if most is None else moments.count < most)
 
     def count(self, update: Update) -> None:
         """Adds an update's metrics to the averages. Raises TypeError, ValueError: it is none, or has no loss."""
@@ -181,7 +190,7 @@ class Learner:
         self.finite.check_published(self.updates)
         counts = {"steps": self.steps(), "updates": self.updates}
         self.numbers = {name: _number(name, schedule, counts) for name, schedule in self.schedules.items()}
-        numbers: dict[str, Any] = {**self.numbers, "updates": float(self.updates), "step": float(counts["steps"])}
+        numbers: dict[str, Any] = {**self.numbers, "updates": self.updates, "step": counts["steps"]}
         if self.also_publish is not None:
             numbers |= self.also_publish(numbers)
         self.version = self.publisher.publish(**numbers)
@@ -202,6 +211,11 @@ class Learner:
     def check_loss(self) -> None:
         if "loss" in self._sums:
             self.finite.check_loss(float(self._sums["loss"]) / self._counts["loss"], self.updates)
+
+
+def _held(batch: TorchBatch, values: Any) -> Any:
+    """A batch's values, without those behind an episode's end in a window."""
+    return values if batch.mask is None else rows_at(values, batch.valid[..., -1])
 
 
 def _number(name: str, schedule: Schedule, counts: Mapping[str, int]) -> float:

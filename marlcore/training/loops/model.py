@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from ...errors import Diverged
+from ...interfaces import RETURN
 from ...observations import by_name, in_form
 from ...spaces import Spaces
 from ..config import AssignedPolicy, Config
@@ -21,31 +22,29 @@ from ..config import AssignedPolicy, Config
 LIMIT = 10.0  # of a normalized number, as in Andrychowicz et al. 2021 (arXiv:2006.05990, C64)
 
 
-class Normalizer(nn.Module):
-    """Subtracts the running mean of each number of an observation's float parts, and divides by its deviation.
+class RunningMoments(nn.Module):
+    """The running mean and variance of arrays by name.
 
-    Its state is float64: `count` of rows, `batches`, and for each such part mean and variance [*shape]. Until the first
-    update, it leaves observations as they are.
+    Its state is float64: `count` of rows, `batches`, and for each array `mean_<name>` and `variance_<name>` [*shape].
     """
 
     count: torch.Tensor
     batches: torch.Tensor
 
-    def __init__(self, spaces: Spaces) -> None:
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         super().__init__()
         for name in ("count", "batches"):
             self.register_buffer(name, torch.zeros((), dtype=torch.float64))
-        floats = [part for part in spaces.parts if part.field.numpy.kind == "f"]
-        self._parts = [part.name for part in floats]
-        for part in floats:
-            self.register_buffer(f"mean_{part.name}", torch.zeros(part.field.shape, dtype=torch.float64))
-            self.register_buffer(f"variance_{part.name}", torch.ones(part.field.shape, dtype=torch.float64))
+        self._parts = [*shapes]
+        for name, shape in shapes.items():
+            self.register_buffer(f"mean_{name}", torch.zeros(shape, dtype=torch.float64))
+            self.register_buffer(f"variance_{name}", torch.ones(shape, dtype=torch.float64))
 
     @torch.no_grad()
-    def update(self, obs: Any) -> None:
-        """Takes a batch's observations [..., *shape] in (Chan, Golub and LeVeque 1983, eq. 2.1), in place."""
+    def update(self, rows_of_parts: Any) -> None:
+        """Takes a batch's arrays [..., *shape] in (Chan, Golub and LeVeque 1983, eq. 2.1), in place."""
         before, total = float(self.count), 0.0
-        values = by_name(obs)
+        values = by_name(rows_of_parts)
         for name in self._parts:
             mean, variance = getattr(self, f"mean_{name}"), getattr(self, f"variance_{name}")
             rows = values[name].reshape(-1, *mean.shape).double()
@@ -58,33 +57,68 @@ class Normalizer(nn.Module):
         self.count.fill_(total)
         self.batches += 1
 
+
+class Normalizer(RunningMoments):
+    """Subtracts the running mean of each number of an observation's float parts, and divides by its deviation.
+
+    Until the first update, it leaves observations as they are.
+    """
+
+    def __init__(self, spaces: Spaces) -> None:
+        super().__init__({part.name: part.field.shape for part in spaces.parts if part.field.numpy.kind == "f"})
+
     def forward(self, obs: Any) -> Any:
         """The observations with their float parts normalized, float32, within [-10, 10]."""
-        if not self._parts or not float(self.count):
-            return obs
+        return self.normalized(obs) if self.is_active else obs
+
+    @property
+    def is_active(self) -> bool:
+        return bool(self._parts) and bool(self.count)
+
+    def normalized(self, obs: Any) -> Any:
+        """See `forward`; parts may be missing."""
         values = by_name(obs)
-        for name in self._parts:
+        for name in values.keys() & self._parts:
             mean, variance = getattr(self, f"mean_{name}"), getattr(self, f"variance_{name}")
             values[name] = ((values[name] - mean) / torch.sqrt(variance + 1e-8)).clamp(-LIMIT, LIMIT).float()
         return in_form(values, obs)
 
 
-class ActingModel(nn.Module):
-    """The published part of a policy, by which actors act: the model's acting part, and the normalization."""
+class RewardNormalizer(RunningMoments):
+    """Divides rewards by the standard deviation of the discounted return, as VecNormalize of Stable-Baselines3 does.
 
-    def __init__(self, model: nn.Module, norm: Normalizer | None) -> None:
+    The returns are those so far, of each episode from its beginning: rows have them beside their rewards, which stay as
+    the environment gave them. The learner scales them when they are sampled: so it alone writes the statistics, and
+    each row of a replay is scaled by today's, however old it is.
+    """
+
+    def __init__(self) -> None:
+        super().__init__({RETURN: ()})
+
+    def forward(self, reward: torch.Tensor) -> torch.Tensor:
+        """The scaled rewards, float32, within [-10, 10]; sums of n steps are clipped as a whole."""
+        variance: Any = getattr(self, f"variance_{RETURN}")
+        return (reward / torch.sqrt(variance + 1e-8)).clamp(-LIMIT, LIMIT).float()
+
+
+class ActingModel(nn.Module):
+    """The published part of a policy, by which actors act: the model's acting part, and the normalizations."""
+
+    def __init__(self, model: nn.Module, norm: Normalizer | None, rewards: RewardNormalizer | None = None) -> None:
         super().__init__()
         self.model = model
         self.norm = norm
+        self.rewards = rewards  # for the actors' first priorities, and for a learner's successor
 
 
 class PolicyModel:
     """A policy's model: as a whole for the learner, as the algorithm made it, and the part that acts."""
 
-    def __init__(self, whole: nn.Module, norm: Normalizer | None) -> None:
+    def __init__(self, whole: nn.Module, norm: Normalizer | None, rewards: RewardNormalizer | None = None) -> None:
         self.whole = whole
         self.norm = norm  # of its observations
-        self.acting = ActingModel(getattr(whole, "acting", whole), norm)
+        self.rewards = rewards  # their normalization
+        self.acting = ActingModel(getattr(whole, "acting", whole), norm, rewards)
 
     def to(self, device: torch.device) -> PolicyModel:
         """Moves the tensors to a device; returns the model."""
@@ -94,7 +128,7 @@ class PolicyModel:
 
     def saved(self) -> dict[str, Any]:
         """The weights for a checkpoint; copies, since torch saves no views of one storage that differ in dtype."""
-        return {"network": _copied(self.whole), "norm": None if self.norm is None else _copied(self.norm)}
+        return {"network": _copied(self.whole), "norm": _copied(self.norm), "reward_norm": _copied(self.rewards)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restores the weights of a checkpoint: a learner's, or an evaluator's with those of the acting part alone."""
@@ -102,8 +136,43 @@ class PolicyModel:
             self.acting.load_state_dict(state["acting"])
             return
         self.whole.load_state_dict(state["network"])
-        if self.norm is not None and state.get("norm") is not None:
-            self.norm.load_state_dict(state["norm"])
+        for module, name in ((self.norm, "norm"), (self.rewards, "reward_norm")):
+            if module is not None and state.get(name) is not None:
+                module.load_state_dict(state[name])
+
+    def initialise(self, state: Mapping[str, Any], strict: bool, policy: str) -> list[str]:
+        """Takes the weights of another run's checkpoint, or of a state_dict of the whole network ("network").
+
+        Returns the names of the weights that do not fit, which are left out. Raises ValueError: some do not fit and
+        `strict` is True, or none fits.
+        """
+        first: tuple[nn.Module, Mapping[str, torch.Tensor]]
+        first = (self.acting, state["acting"]) if "acting" in state else (self.whole, state["network"])
+        parts, wrong = [first], ""
+        normalizations = ((self.norm, "norm", "observations"), (self.rewards, "reward_norm", "rewards"))
+        for normalization, name, what in normalizations:
+            if normalization is not None and state.get(name) is not None:
+                parts.append((normalization, state[name]))
+            if name in state and (state[name] is None) != (normalization is None):
+                wrong = f"weights for other {what}: one of the two runs normalizes them"
+        fitting: list[dict[str, torch.Tensor]] = []
+        left_out: list[str] = []
+        missing: list[str] = []
+        for module, weights in parts:
+            shapes = {name: tensor.shape for name, tensor in module.state_dict().items()}
+            fitting.append({name: weights[name] for name in weights if shapes.get(name) == weights[name].shape})
+            left_out += [name for name in weights if name not in fitting[-1]]
+            missing += [name for name in shapes if name not in fitting[-1]]
+        if not wrong and (left_out or missing):
+            wrong = f"others, {', '.join(left_out)}" if left_out else f"none for {', '.join(missing)}"
+        expected = f"init_from: expected weights of {policy}'s network"
+        if not fitting[0]:
+            raise ValueError(f"{expected}, got none that fits")
+        if strict and wrong:
+            raise ValueError(f"{expected}, got {wrong[:200]}; init_strict=False takes those that fit")
+        for (module, _), weights in zip(parts, fitting, strict=True):
+            module.load_state_dict(weights, strict=False)
+        return left_out
 
     def restore_checked(self, state: Mapping[str, Any], path: Path, expected: str) -> None:
         """Restores the weights of the checkpoint `path`. Raises ValueError: it is of another network."""
@@ -113,16 +182,18 @@ class PolicyModel:
             raise ValueError(f"{expected}, got {str(path)!r} ({' '.join(str(error).split())[:200]})") from None
 
 
-def _copied(module: nn.Module) -> dict[str, torch.Tensor]:
-    return {name: tensor.clone() for name, tensor in module.state_dict().items()}
+def _copied(module: nn.Module | None) -> dict[str, torch.Tensor] | None:
+    return None if module is None else {name: tensor.clone() for name, tensor in module.state_dict().items()}
 
 
 def build_model(policy: AssignedPolicy, config: Config) -> PolicyModel:
     """The untrained model of a policy, the same for the same seed; torch's generator is unchanged."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(run_seed(config, "network", policy.index))
-        norm = None if config.learner_of(policy.name).obs_norm == "off" else Normalizer(policy.spaces)
-        return PolicyModel(policy.algorithm.make_model(policy.spaces), norm)
+        settings = config.learner_of(policy.name)
+        norm = None if settings.obs_norm == "off" else Normalizer(policy.spaces)
+        rewards = None if settings.reward_norm == "off" else RewardNormalizer()
+        return PolicyModel(policy.algorithm.make_model(policy.spaces), norm, rewards)
 
 
 def run_seed(config: Config, what: str, index: int, begin: int = 0) -> int:

@@ -64,6 +64,11 @@ class PublishedPolicy(Policy):
         self._explores_alike = bool((self.exponents == 1.0).all())
 
     @property
+    def learned(self) -> bool:
+        """Whether the learner had made an update when it published the acting weights."""
+        return bool(self.subscriber.extras["updates"])
+
+    @property
     def lag(self) -> int:
         """Versions published since the acting weights."""
         return self.subscriber.newest - self.subscriber.version

@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 
 from ...checks import check_finite
 from ...errors import EnvironmentFailed
-from ...interfaces import PRIORITY, Action, Outcome, Turn
+from ...interfaces import PRIORITY, RETURN, Action, Outcome, Turn
 from ...observations import each, put_rows, rows_at
 from ...spec import TransitionSpec, rows_of
 from ...transitions import VectorWriter
-from .players import LATEST, Player
+from .players import LATEST, Player, ScriptedPlayer
 from .policy import PolicyPlayer
 
 ByName = Mapping[str, NDArray[Any]]
@@ -44,6 +44,10 @@ class Seat:
     spec: TransitionSpec
     lanes: NDArray[np.int64]  # [copies], or [parts, copies] where the replay has several parts
     first_priority: FirstPriority | None = None  # of transitions; None leaves them to the replay
+    gamma: float = 1.0  # of the returns so far, which rows with an extra RETURN have
+    stores_every_end: bool = False  # the final observations of terminated episodes too, for hindsight
+    script: ScriptedPlayer | None = None  # acts in episodes that begin before `learned`
+    learned: Callable[[], bool] = lambda: True  # whether the policy's learner has made an update
 
     def __post_init__(self) -> None:
         spec, self.lanes = self.spec, np.atleast_2d(self.lanes)
@@ -52,9 +56,12 @@ class Seat:
         # By copy: the replay's part for the episode's rows; the player: LATEST, whose rows are written, or another
         self.parts, self.numbers = np.zeros((2, copies), np.int64)
         self.opponents: Player | None = None  # None while all learn
+        self._scripted = np.zeros(copies, np.bool_)  # where the script acts
         self._obs = each(lambda field: field.zeros(copies), spec.obs)
         self._action = spec.action.zeros(copies)
         self._extras = {name: field.zeros(copies) for name, field in spec.extras.items()}
+        self._of_algorithm = {name: field for name, field in spec.extras.items() if name != RETURN}
+        self._discounted = np.zeros(copies)
         self._versions = np.zeros(copies, np.int64)
         self._waiting = np.zeros(copies, np.bool_)  # for an outcome
         self._returns, self._lengths = np.zeros(copies), np.zeros(copies, np.int64)
@@ -72,11 +79,14 @@ class Seat:
                 outcome = outcome.part(learns)
             if not len(outcome.copies):
                 return None
+        at = self._at(outcome.copies)
+        if RETURN in self._extras:
+            self._discounted[at] = self._discounted[at] * self.gamma + outcome.reward
+            self._extras[RETURN][at] = self._discounted[at]
         if self.first_priority is None:
             self._write(outcome)
         else:
             self._write_ended(outcome)
-        at = self._at(outcome.copies)
         self._waiting[at] = False
         self.player.reward(outcome.reward, at)
         self._returns[at] += outcome.reward
@@ -95,7 +105,9 @@ class Seat:
         self.writer.new_episode(self._lanes[copies])
         lost = copies[self._waiting[copies]]
         self._waiting[lost] = False
-        self._returns[copies], self._lengths[copies] = 0.0, 0
+        self._returns[copies], self._lengths[copies], self._discounted[copies] = 0.0, 0, 0.0
+        if self.script is not None:
+            self._scripted[copies] = not self.learned()
         self._lanes[copies] = self.lanes[self.parts[copies], copies]
         return len(lost)
 
@@ -113,7 +125,7 @@ class Seat:
 
     def _act(self, turn: Turn) -> NDArray[Any]:
         at = self._at(turn.copies)
-        chosen = self.player.choose(turn.obs, at, turn.begins)
+        chosen = self._chosen(turn, at)
         if self.first_priority is not None:
             held = self._held[turn.copies]
             if held.any():
@@ -127,16 +139,29 @@ class Seat:
         self._waiting[at] = True
         return chosen.action
 
+    def _chosen(self, turn: Turn, at: Any) -> Action:
+        """The actions of a turn, by the policy or the script; its rows have no extras, see `check_script`."""
+        if self.script is None or not (scripted := self._scripted[turn.copies]).any():
+            return self.player.choose(turn.obs, at, turn.begins)
+        theirs = turn.part(scripted)
+        of_script = self.script.choose(theirs.obs, theirs.copies, theirs.begins).action
+        if scripted.all():
+            return Action(of_script)
+        own = turn.part(~scripted)
+        action = np.empty((len(scripted), *of_script.shape[1:]), of_script.dtype)
+        action[scripted], action[~scripted] = of_script, self.player.choose(own.obs, own.copies, own.begins).action
+        return Action(action)
+
     def _remember_extras(self, at: Any, chosen: Action, rows: int) -> None:
         """Remembers the extras of `rows` actions; of those that are parts of the recurrent state, the state before."""
-        missing = self._extras.keys() - chosen.extras.keys()
+        missing = self._of_algorithm.keys() - chosen.extras.keys()
         state = {name: part.numpy(force=True) for name, part in self.player.before.items() if name in missing}
-        if chosen.extras.keys() | state.keys() != self._extras.keys():
+        if chosen.extras.keys() | state.keys() != self._of_algorithm.keys():
             raise ValueError(
-                f"extras of the algorithm: expected {sorted(self._extras.keys() - state.keys())}, "
+                f"extras of the algorithm: expected {sorted(self._of_algorithm.keys() - state.keys())}, "
                 f"as its transition says, got {sorted(chosen.extras)}"
             )
-        for name, field in self.spec.extras.items():
+        for name, field in self._of_algorithm.items():
             value, owner = (state[name], "algorithm's state") if name in state else (chosen.extras[name], "algorithm")
             array = rows_of(f"{name} of the {owner}", field, value, rows)
             if array.dtype.kind in "fc" and name not in state and name != PRIORITY:  # whose NaN means the highest
@@ -184,7 +209,7 @@ class Seat:
                 outcome.reward,
                 outcome.terminated if some_ended else None,
                 outcome.truncated if some_ended else None,
-                outcome.final_obs if some_ended and outcome.truncated.any() else None,
+                outcome.final_obs if some_ended and (self.stores_every_end or outcome.truncated.any()) else None,
                 None if isinstance(at, slice) and len(self.lanes) == 1 else self._lanes[at],
                 **{name: rows[at] for name, rows in self._extras.items()},
             )

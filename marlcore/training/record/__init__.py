@@ -3,12 +3,30 @@
 Each file that is read back is verified. This room never touches a row, a lane or a model's meaning.
 """
 
-from .checkpoints import KeptCheckpoints, kept_steps, load_checkpoint, save_checkpoint
+from .best_run import best_run
+from .callback import (
+    CHECKPOINT_S,
+    EVALUATION_S,
+    Callback,
+    CallbackSink,
+    CheckpointEvent,
+    EvaluationEvent,
+    Stop,
+    check_callback,
+)
+from .checkpoints import InitFrom, KeptCheckpoints, initial_states, kept_steps, load_checkpoint, save_checkpoint
 from .curves import canvas, plot_run, plot_runs, say_that_none_ended
-from .descriptions import check_resumed, describe, described_policies, described_run, write_policies
+from .descriptions import (
+    changed_hyperparameters,
+    check_resumed,
+    describe,
+    described_policies,
+    described_run,
+    write_policies,
+)
 from .files import check_trusted, read_json, read_sealed, write_atomically, write_json, write_sealed
-from .monitor import STOPPING, Monitor, Status
-from .progress import Progress, final_returns, summary
+from .monitor import Monitor, Status
+from .progress import Progress, SharedProgress, Table, final_returns, summary
 from .run_directory import (
     RUNS,
     RunDirectory,
@@ -21,3 +39,4 @@ from .run_directory import (
     setup_logging,
 )
 from .sinks import Sink, open_sinks, read_metrics
+from .stop_conditions import StopConditions

@@ -1,15 +1,21 @@
-"""Checkpoints: reading one, and those that evaluations keep of a policy, the best one and the last few."""
+"""Checkpoints: reading one, those that evaluations keep of a policy, and those from which a run starts."""
 
 import io
 import math
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
+from ...checks import absolute, brief
+from .descriptions import policies_of
 from .files import ZIP, read_sealed, write_sealed
 from .run_directory import checkpoint_path
+
+Weights: TypeAlias = str | Path | Mapping[str, torch.Tensor]
+InitFrom: TypeAlias = Weights | Mapping[str, Weights]
 
 
 class KeptCheckpoints:
@@ -57,7 +63,7 @@ def save_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
     write_sealed(path, data.getvalue())
 
 
-def load_checkpoint(path: Path, *, own_name: bool = True) -> dict[str, Any]:
+def load_checkpoint(path: Path, *, own_name: bool = True, label: str = "resume") -> dict[str, Any]:
     """A checkpoint, empty if there is none yet; no code of it runs. Raises ValueError: it is damaged, or a copy."""
     if not path.exists():
         return {}
@@ -68,5 +74,45 @@ def load_checkpoint(path: Path, *, own_name: bool = True) -> dict[str, Any]:
         state: dict[str, Any] = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except Exception as error:  # torch may raise anything for a file that it did not write
         reason = str(error).partition("\n")[0]
-        raise ValueError(f"resume: expected a checkpoint, got {str(path)!r} ({reason})") from error
+        raise ValueError(f"{label}: expected a checkpoint, got {str(path)!r} ({reason})") from error
     return state
+
+
+def initial_states(init_from: InitFrom | None, policies: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """By policy: the state of a checkpoint, or {"network": a state_dict}, from which it starts; no code of it runs.
+
+    Its item "from" says where it comes from.
+
+    Raises: ValueError, TypeError: there is none for a policy, or it is damaged, in one line.
+    """
+    if init_from is None:
+        return {}
+    sources: dict[str, Any] = dict.fromkeys(policies, init_from)
+    if isinstance(init_from, Mapping) and not _is_state_dict(init_from):
+        sources = dict(init_from)
+        for policy in sources:
+            if policy not in policies:
+                raise ValueError(f"init_from: expected the policies {list(policies)}, got {policy!r}")
+    return {policy: _initial_state(policy, source) for policy, source in sources.items()}
+
+
+def _is_state_dict(source: Any) -> bool:
+    return isinstance(source, Mapping) and all(isinstance(value, torch.Tensor) for value in source.values())
+
+
+def _initial_state(policy: str, source: Any) -> dict[str, Any]:
+    if _is_state_dict(source) and source:
+        return {"network": dict(source), "from": "a state_dict"}
+    if not isinstance(source, (str, os.PathLike)):
+        expected = "init_from: expected a run's directory, a checkpoint, a state_dict, or one of these for each policy"
+        raise TypeError(f"{expected}, got {brief(source)}")
+    path = absolute(source)
+    if path.is_dir():
+        names = policies_of(path)
+        if policy not in names and len(names) != 1:
+            raise ValueError(f"init_from: expected a run with the policy {policy!r}, got {str(path)!r} with {names}")
+        path = checkpoint_path(path, policy if policy in names else names[0])
+    state = load_checkpoint(path, own_name=False, label="init_from")
+    if not state:
+        raise ValueError(f"init_from: expected a checkpoint, got {str(path)!r}, which does not exist")
+    return {**state, "from": str(path)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import textwrap
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 GRID = 500  # steps at which runs are compared
 MAX_POINTS = 4000  # a curve is 1200 pixels wide; more points only cost time
+_plotting = threading.Lock()  # several runs may end at once
 
 Points = NDArray[np.float64]  # [episodes, 2]: step and return, in order of steps
 
@@ -33,12 +35,13 @@ def canvas(path: Path, title: str, height: float) -> Iterator[tuple[Figure, Axes
     # Imported here: matplotlib takes longer to import than marlcore itself.
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(12, height), dpi=100, layout="constrained")
-    axes = figure.add_subplot()
-    axes.set_title(textwrap.fill(title, 100), fontsize=15, pad=12, parse_math=False)  # it may contain a dollar sign
-    yield figure, axes
-    png = io.BytesIO()
-    figure.savefig(png, format="png", dpi=100)
+    with _plotting:
+        figure = Figure(figsize=(12, height), dpi=100, layout="constrained")
+        axes = figure.add_subplot()
+        axes.set_title(textwrap.fill(title, 100), fontsize=15, pad=12, parse_math=False)  # it may contain a dollar sign
+        yield figure, axes
+        png = io.BytesIO()
+        figure.savefig(png, format="png", dpi=100)
     write_atomically(path, png.getvalue())
 
 

@@ -1,11 +1,12 @@
 """Descriptions of a run in JSON: config.json, and its policies, which are made again without executing any code."""
 
 import dataclasses
+import itertools
 import json
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,18 @@ from .files import check_trusted, read_json, write_json
 from .run_directory import read_config, steps_taken
 
 POLICIES = "checkpoints/policies.json"
+ANCHORS = "self_play.anchors"
+# The settings with which a run must be resumed, and why; the further ones only where its replays were saved.
+FIXED = {
+    "algorithm": "its checkpoints are of that algorithm",
+    "policies": "each of its policies has a checkpoint",
+    "learner.obs_norm": "its networks were trained on such observations",
+    "learner.reward_norm": "its networks were trained on such rewards",
+    "replay.stack": "its networks take so many observations",
+    ANCHORS: "its table of results has their order",
+}
+OF_ROWS = ("actor.processes", "actor.envs", "replay.capacity", "replay.mixture", "replay.prioritized")
+OF_PRIORITIES = ("learner.n_step", "replay.alpha")
 _NUMBERS = {"Discrete": ("n", "start"), "MultiDiscrete": ("nvec", "start"), "Box": ("low", "high")}
 
 
@@ -96,18 +109,26 @@ def _value(label: str, value: Any) -> Any:
     return tuple(_value(label, member) for member in value) if isinstance(value, list) else value
 
 
-def check_resumed(run_dir: str | Path, described: dict[str, Any]) -> None:
-    """Raises ValueError: the directory holds no run, `described` does not match it, or it has no steps left to take."""
+def check_resumed(run_dir: str | Path, described: dict[str, Any], policies: tuple[AssignedPolicy, ...]) -> None:
+    """Raises ValueError: there is no run, a thing changed that cannot change, or the run has no steps left to take.
+
+    Another environment is taken if its policies have the same agents and spaces. Hyperparameters may change as long as
+    the checkpoints' networks fit them, which shows when these are loaded.
+    """
     now = dict(flattened(json.loads(json.dumps(described, default=os.fspath)), Config))
     before = dict(flattened(read_config(run_dir), Config))
-    fixed = ["algorithm", "hyperparameters", "policies", "actor.processes", "actor.envs", "learner.obs_norm"]
-    fixed += ["self_play.anchors"]  # the payoff table has their order
-    fixed += ["replay.capacity", "replay.stack", "replay.prioritized", "replay.mixture"]
-    if now["replay.prioritized"]:  # the saved priorities depend on these
-        fixed += ["learner.n_step", "replay.alpha"]
-    for label in fixed:
-        if before.get(label) != now[label]:
-            raise ValueError(f"resume: expected {label} {before.get(label)!r}, as the run had it, got {now[label]!r}")
+    fixed = dict(FIXED)
+    if any((Path(run_dir) / "checkpoints").glob("*.replay")):
+        fixed |= dict.fromkeys(OF_ROWS, "its saved replays have such rows; it can change without checkpoints/*.replay")
+        if now["replay.prioritized"]:
+            fixed |= dict.fromkeys(OF_PRIORITIES, "the priorities of its saved replays depend on it")
+    if not (before.get("actor.processes") and now["actor.processes"]):
+        fixed["actor.processes"] = "a run on recorded data has no actors, and its steps are updates"
+    for label, reason in fixed.items():
+        for name, old, new in _each(label, before, now):
+            if old != new:
+                raise ValueError(f"resume: expected {name} {old!r}, as the run had it, got {new!r}: {reason}")
+    _check_same_spaces(Path(run_dir) / POLICIES, policies)
     taken = steps_taken(run_dir)
     if now["total_steps"] <= taken:
         raise ValueError(
@@ -115,25 +136,74 @@ def check_resumed(run_dir: str | Path, described: dict[str, Any]) -> None:
         )
 
 
+def _each(label: str, before: dict[str, Any], now: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """A setting's name, and its values before and now; one of `learner` also for each policy of `learners`."""
+    old, new = before.get(label), now[label]
+    if label == ANCHORS:  # whose shares may change
+        old, new = [*(old or ())], [*new]
+    yield label, old, new
+    section, _, name = label.partition(".")
+    if section == "learner":
+        sections = [settings.get("learners", {}) for settings in (before, now)]
+        for policy in dict.fromkeys([*sections[0], *sections[1]]):
+            values = [
+                learners.get(policy, {}).get(name, settings.get(label))
+                for learners, settings in zip(sections, (before, now), strict=True)
+            ]
+            yield f"learners.{policy}.{name}", values[0], values[1]
+
+
+def _check_same_spaces(path: Path, policies: tuple[AssignedPolicy, ...]) -> None:
+    before = {policy["name"]: policy for policy in read_json(path)["policies"]} if path.exists() else {}
+    now = {policy.name: json.loads(json.dumps(_described_policy(policy))) for policy in policies}
+    if before and before.keys() != now.keys():
+        raise ValueError(f"resume: expected an environment for the policies {[*before]}, got one for {[*now]}")
+    for name, label in itertools.product(before, ("agents", "observation", "action", "masked")):
+        old, new = before[name][label], now[name][label]
+        if old != new:
+            raise ValueError(
+                f"resume: expected an environment in which {label} of {name} is {brief(old)}, as the run had it, "
+                f"got {brief(new)}: its checkpoint is of that one"
+            )
+
+
+def changed_hyperparameters(run_dir: Path, policy: AssignedPolicy) -> list[str]:
+    """The hyperparameters of a policy that differ from those of a run's config.json, in words."""
+    described = read_config(run_dir)
+    before, names = described.get("hyperparameters", {}), described.get("algorithm")
+    if isinstance(names, dict):
+        before = before.get(policy.name, {})
+    now = json.loads(json.dumps(hyperparameters(policy.algorithm)))
+    return [f"{name} {now[name]!r} instead of {before.get(name)!r}" for name in now if now[name] != before.get(name)]
+
+
 def write_policies(run_dir: Path, policies: tuple[AssignedPolicy, ...], config: Config) -> None:
     """Writes what `described_policies` reads."""
     plain = config.to_dict()
     settings = {label: plain[label] for label in ("learner", "learners", "exploration", "stages")}
     settings["replay"] = {"pad": config.replay.pad}  # whose path need not exist where the policies are loaded
-    described = [
-        {
-            "name": policy.name,
-            "agents": policy.agents,
-            "observation": _described(policy.spaces.observation),
-            "action": _described(policy.spaces.action),
-            "masked": policy.spaces.masked,
-            "stack": policy.spaces.stack,
-            "algorithm": algos.name_of(policy.algorithm),
-            "hyperparameters": hyperparameters(policy.algorithm),
-        }
-        for policy in policies
-    ]
-    write_json(run_dir / POLICIES, {"policies": described, "config": settings})
+    write_json(run_dir / POLICIES, {"policies": [*map(_described_policy, policies)], "config": settings})
+
+
+def _described_policy(policy: AssignedPolicy) -> dict[str, Any]:
+    return {
+        "name": policy.name,
+        "agents": policy.agents,
+        "observation": _described(policy.spaces.observation),
+        "action": _described(policy.spaces.action),
+        "masked": policy.spaces.masked,
+        "stack": policy.spaces.stack,
+        "algorithm": algos.name_of(policy.algorithm),
+        "hyperparameters": hyperparameters(policy.algorithm),
+    }
+
+
+def policies_of(run_dir: Path) -> list[str]:
+    """The names of a run's policies. Raises ValueError: there is no run."""
+    try:
+        return [policy["name"] for policy in read_json(run_dir / POLICIES)["policies"]]
+    except (KeyError, TypeError, ValueError, OSError) as error:
+        raise ValueError(f"init_from: expected the directory of a run, got {str(run_dir)!r} ({error})") from None
 
 
 def described_policies(run_dir: Path) -> tuple[tuple[AssignedPolicy, ...], Config]:

@@ -1,19 +1,19 @@
 """The parent's monitor: it records and shows a run's metrics, knows its status, and saves its progress."""
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import monotonic
 
-from ...processes import RESTARTS, STEPS, UPDATES, Control, Metric, Telemetry
-from .progress import LateReturns, Progress
+from ...processes import EPISODES, RESTARTS, STEPS, UPDATES, Control, Interrupts, Metric, Telemetry
+from .progress import EPISODES_PER_S, LateReturns, Table
 from .run_directory import RunDirectory
 from .sinks import Sink
+from .stop_conditions import StopConditions
 
 NOTE_S = 5.0  # between saves of the run's progress
 RATE_S = 1.0  # between measurements of the rate, and flushes of the sinks
 RATES = 10  # such intervals, over which the rate is a mean: actors of a slow on-policy learner pause for seconds
 TICK_S = 0.25  # between ticks of a serial run
-STOPPING = "stopping: writing checkpoints ..."
 
 
 @dataclass(frozen=True)
@@ -44,19 +44,26 @@ class Status:
 
 @dataclass(eq=False)
 class Monitor:
-    """Moves metrics from shared memory to their sinks and the screen, and saves the run's progress."""
+    """Moves metrics from shared memory to their sinks and the screen, and saves the run's progress.
+
+    It ends the run, through `interrupts`, when a metric meets one of the stop conditions.
+    """
 
     directory: RunDirectory
     sinks: Sink
     control: Control
     telemetry: Telemetry
-    table: Progress | None
+    table: Table | None
     total_steps: int
     began: float
+    interrupts: Interrupts = field(default_factory=Interrupts)
+    conditions: StopConditions | None = None
 
     def __post_init__(self) -> None:
         now = self._seconds
-        self._counted = deque([(now, self.control.steps)], maxlen=RATES + 1)  # (seconds, steps)
+        self._episodes: dict[str, int] = {}  # by actor, those that its present process ended
+        self._ended = 0  # episodes, since this monitor began
+        self._counted = deque([(now, self.control.steps, 0)], maxlen=RATES + 1)  # (seconds, steps, episodes)
         self._rate = 0.0
         self._ticked = now
         self._noted = -NOTE_S
@@ -95,14 +102,25 @@ class Monitor:
         self.status = self._look(now)
 
     def _measure(self, now: float, steps: int) -> None:
-        """Records the rate since `RATES` measurements ago, or since the first step."""
+        """Records the rates since `RATES` measurements ago, or since the first step."""
+        self._count_episodes()
         if steps == self._counted[0][1] and len(self._counted) == 1:
             self._counted.clear()  # workers are starting
         else:
-            since, before = self._counted[0]
-            self._rate = (steps - before) / max(now - since, 1e-9)
+            since, before, ended = self._counted[0]
+            seconds = max(now - since, 1e-9)
+            self._rate = (steps - before) / seconds
             self._record(Metric(now, steps, "", "env_steps_per_s", self._rate))
-        self._counted.append((now, steps))
+            if self._ended:
+                self._record(Metric(now, steps, "", EPISODES_PER_S, (self._ended - ended) / seconds))
+        self._counted.append((now, steps, self._ended))
+
+    def _count_episodes(self) -> None:
+        """Takes in the episodes that actors ended; the process that follows a dead one counts from 0 again."""
+        for actor in self.control.about.get("actors", ()):
+            count, before = self.control.workers[actor].load(EPISODES), self._episodes.get(actor, 0)
+            self._ended += count - before if count >= before else count
+            self._episodes[actor] = count
 
     def _look(self, now: float) -> Status:
         return Status(
@@ -121,6 +139,11 @@ class Monitor:
         if self.table is not None:
             self.table.say(text)
 
+    def say_stopping(self) -> None:
+        """Prints that the run ends, and the reason unless a signal is the reason."""
+        reason = self.interrupts.reason
+        self.say(f"stopping: {f'{reason}; ' if reason else ''}writing checkpoints ...")
+
     def _note(self, now: float) -> None:
         """Saves the progress, from which the run can be resumed."""
         self._noted = now
@@ -131,6 +154,8 @@ class Monitor:
     def _record(self, metric: Metric) -> None:
         self.sinks.record(metric)
         self._newest[metric.agent, metric.name] = metric.value
+        if self.conditions is not None and (stop := self.conditions.on_metric(metric)):
+            self.interrupts.finish(stop.reason)
         if metric.name == "episode_return":
             self._returns.setdefault(metric.agent, LateReturns(self.total_steps)).add(metric)
         if self.table is not None:

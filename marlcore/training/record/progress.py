@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import sys
+import threading
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from time import monotonic
-from typing import Any, TextIO, cast
+from typing import Any, Protocol, TextIO, cast
 
 from rich.console import Console
 from rich.live import Live
@@ -26,6 +28,7 @@ _COLUMNS = {  # metric: title, number of values averaged, format
     "policy_lag": ("policy lag", 1, ".1f"),
     "updates_per_s": ("updates/s", 1, ",.0f"),
 }
+EPISODES_PER_S = "episodes_per_s"
 _TITLES = [title for title, *_ in _COLUMNS.values()]
 
 
@@ -68,6 +71,7 @@ class Progress:
         self._console = console or Console(file=cast(TextIO, _Watched(sys.stderr)))
         self._agents: dict[str, dict[str, deque[float]]] = {}  # the last values of each metric
         self._step, self._total, self._rate = 0, 0, 0.0
+        self.episodes_per_s: dict[str, float] = {}  # by run, "" if there is one
         self._first: int | None = None  # step of the first tick: a resumed run's is not 0
         self._began = self._shown_s = monotonic()
         self._news = True  # since the last line
@@ -93,6 +97,8 @@ class Progress:
 
     def update(self, metric: Metric) -> None:
         """Take in a metric; metrics that the table does not show are ignored."""
+        if metric.name == EPISODES_PER_S:
+            self.episodes_per_s[metric.agent] = metric.value
         if metric.name in _COLUMNS:
             self._news = True
             new = {name: deque[float](maxlen=count) for name, (_, count, _) in _COLUMNS.items()}
@@ -129,6 +135,7 @@ class Progress:
         return [
             f"step {self._step:,}/{self._total:,} ({self._step / max(self._total, 1):.1%})",
             f"{self._rate:,.0f} env steps/s",
+            *([f"{sum(self.episodes_per_s.values()):,.1f} episodes/s"] if self.episodes_per_s else []),
             elapsed,
             f"ETA {'-' if left_s is None else _clock(max(left_s, 0.0))}",
         ]
@@ -152,6 +159,56 @@ class Progress:
 
     def _table(self) -> FittedTable:
         return FittedTable(self._header(), "agent", _TITLES, self._cells(), _MIN_WIDTH, crop=True)
+
+
+class Table(Protocol):
+    """Where a run shows its progress: a `Progress`, or its part of a shared one."""
+
+    def update(self, metric: Metric) -> None: ...
+
+    def tick(self, step: int, total_steps: int, env_steps_per_s: float) -> None: ...
+
+    def say(self, text: str) -> None: ...
+
+
+class SharedProgress:
+    """One table of several runs that threads watch, with a row for each agent of each run."""
+
+    def __init__(self, progress: Progress, total_steps: int) -> None:
+        self.progress = progress
+        self.total_steps = total_steps  # of all runs together
+        self.lock = threading.Lock()
+        self.steps: dict[str, int] = {}  # by run
+        self.rates: dict[str, float] = {}
+
+    def part(self, run: str) -> Table:
+        return _Part(self, run)
+
+    def end(self, run: str) -> None:
+        """The run has ended."""
+        with self.lock:
+            self.rates.pop(run, None)
+            self.progress.episodes_per_s.pop(run, None)
+
+
+@dataclass
+class _Part:
+    shared: SharedProgress
+    run: str
+
+    def update(self, metric: Metric) -> None:
+        with self.shared.lock:
+            self.shared.progress.update(replace(metric, agent=f"{self.run} {metric.agent}".rstrip()))
+
+    def tick(self, step: int, total_steps: int, env_steps_per_s: float) -> None:
+        shared = self.shared
+        with shared.lock:
+            shared.steps[self.run], shared.rates[self.run] = step, env_steps_per_s
+            shared.progress.tick(sum(shared.steps.values()), shared.total_steps, sum(shared.rates.values()))
+
+    def say(self, text: str) -> None:
+        with self.shared.lock:
+            self.shared.progress.say(f"{self.run}: {text}")
 
 
 class LateReturns:

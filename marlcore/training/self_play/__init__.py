@@ -7,5 +7,5 @@ games against the opponents.
 from .league import PAYOFF, League, plot_payoff
 from .opponent_games import OpponentGames
 from .opponents import Matches, Opponents, report_result
-from .pool import Pool
+from .pool import Pool, Snapshot
 from .setup import SelfPlay, check_self_play, create_self_play, odds_fields, policies_in_self_play, published_numbers

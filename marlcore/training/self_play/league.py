@@ -1,7 +1,8 @@
 """The learner's part of self-play: it takes results into the payoff table, admits opponents, and sets their odds."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import InitVar, asdict, dataclass, field
+from copy import deepcopy
+from dataclasses import InitVar, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,11 @@ from numpy.typing import NDArray
 
 from ...processes import Telemetry
 from ..config import SelfPlayConfig
+from ..loops import LATEST
 from ..record import canvas, read_json, say_that_none_ended, write_json
 from .opponents import name_of, results_in
-from .pool import Pool, held_by
+from .pool import Pool, Snapshot, held_by
+from .ratings import Rating, rating_of
 
 PAYOFF = "payoff.json"
 _MOST_ROWS = 400  # of the history; then every second one is dropped
@@ -28,13 +31,23 @@ class League:
     run_dir: Path  # of payoff.json
     report: Callable[[str, float], None]
     state: InitVar[Mapping[str, Any]]  # of a checkpoint; empty without one
+    best: Snapshot | None = None  # of the learner; None without rollback
 
     def __post_init__(self, state: Mapping[str, Any]) -> None:
-        self._payoff = Payoff(self.config.window, **state.get("payoff", {}))
+        rating = rating_of(self.config)
+        self._payoff = Payoff(self.config.window, rating, **state.get("payoff", {}))
         self._games_before = 0  # the last admission
+        self._begun = self.config.begin_win_rate is None and self.config.begin_step is None
+        self._highest: float | None = None  # win rate against the anchors over whole windows, of `best`
+        self._measured = 0  # games against the anchors before the present window
         self._step = 0
         if state:
             self._games_before = int(state["games_before"])
+            self._begun = self._begun or bool(state["begun"])
+            self._highest, self._measured = state["highest"], int(state["measured"])
+            for number in held_by(self.pool.store):
+                if number not in self._payoff.ratings:  # it joined after the checkpoint, or was rated by another rating
+                    self._payoff.admit(number)
             if state["results"] == self.results.handle.nonce:  # a predecessor in this run died: its results come again
                 self.results.read_from(state["positions"])
 
@@ -43,17 +56,45 @@ class League:
         for opponent, result in results_in(self.results):
             self._payoff.record(opponent, result)
         self._step = int(numbers["step"])
-        if self._admits(int(numbers["updates"])):
+        begins = not self._begun and self._may_begin()
+        self._begun = self._begun or begins
+        if self.best is not None:
+            self._keep_or_roll_back(self.best)
+        if begins or self._admits(int(numbers["updates"])):
             self.pool.admit(dict(numbers))
             self._games_before = self._payoff.games
-        opponents, odds = odds_of(self.config, held_by(self.pool.store), self._payoff.rate)
+            self._payoff.admit(self.pool.store.version)
+        counts = {"steps": self._step, "updates": int(numbers["updates"])}
+        opponents, odds = odds_of(self.config, held_by(self.pool.store), self._payoff.rate, counts, self._begun)
         return {"opponents": opponents, "odds": odds}
+
+    def _may_begin(self) -> bool:
+        """Whether the policy beats the anchors, or it is time; without a number, that condition never holds."""
+        config, rate = self.config, self._payoff.anchor_rate
+        beats = config.begin_win_rate is not None and rate is not None and rate >= config.begin_win_rate
+        return beats or (config.begin_step is not None and self._step >= config.begin_step)
+
+    def _keep_or_roll_back(self, best: Snapshot) -> None:
+        """After each whole window of games against the anchors: keeps the best learner so far, or goes back to it."""
+        rate, games = self._payoff.anchor_rate, self._payoff.anchor_games
+        if rate is None or games - self._measured < self.config.window:
+            return
+        self._measured = games
+        if self._highest is None or rate > self._highest:
+            self._highest = rate
+            best.keep()
+        elif rate < self._highest - (self.config.rollback or 0.0):
+            best.restore()
+            self._highest = None  # chance made it as high as it was: the next window measures anew
+            self.report("rollback", rate)
 
     def _admits(self, updates: int) -> bool:
         """Whether the policy joins the pool now; the first one always does."""
         config, rate = self.config, self._payoff.win_rate
         if not held_by(self.pool.store):
             return True
+        if not self._begun:
+            return False
         if config.admit_updates is not None and updates - self.pool.updates >= config.admit_updates:
             return True
         wins = config.admit_win_rate is not None and rate is not None and rate >= config.admit_win_rate
@@ -69,6 +110,11 @@ class League:
             self.report("games_lost", float(self.results.lost))
         if payoff.win_rate is not None:
             self.report("win_rate", payoff.win_rate)
+        self.report("self_play", float(self._begun))
+        for number, rating in payoff.ratings.items():
+            if number == LATEST or number in self._opponents:
+                name = f"/{name_of(number, self.config.names)}" if number != LATEST else ""
+                self.report(f"{self.config.rating}{name}", rating[0])
         for number in self._opponents:
             self.report(f"win_rate/{name_of(number, self.config.names)}", payoff.rate(number))
 
@@ -78,11 +124,12 @@ class League:
 
     def state_dict(self) -> dict[str, Any]:
         self._payoff.note(self._step, self._opponents)
-        payoff = asdict(self._payoff)
-        del payoff["window"]  # a setting of each part of the run
         return {
-            "payoff": payoff,
+            "payoff": self._payoff.state_dict(),
             "games_before": self._games_before,
+            "begun": self._begun,
+            "highest": self._highest,
+            "measured": self._measured,
             "results": self.results.handle.nonce,
             "positions": list(self.results.positions),
         }
@@ -93,17 +140,28 @@ class League:
 
 
 def odds_of(
-    config: SelfPlayConfig, held: range, rate: Callable[[int], float]
+    config: SelfPlayConfig,
+    held: range,
+    rate: Callable[[int], float],
+    counts: Mapping[str, int],
+    begun: bool = True,
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """The opponents' numbers and odds [1 + anchors + config.pool]; `rate` is the policy's win rate against one."""
-    shares = [config.latest, *config.anchors.values()]
+    """The opponents' numbers and odds [1 + anchors + config.pool]; `rate` is the policy's win rate against one.
+
+    Before self-play has begun, the anchors alone have odds: as their shares, or equal ones where all shares are 0.
+    """
+    shares = config.shares_at(counts)
     numbers, odds = np.zeros(len(shares) + config.pool, np.int64), np.zeros(len(shares) + config.pool)
     numbers[: len(shares)] = -np.arange(len(shares))
+    from_pool = 1.0 - float(shares.sum())
+    if not begun:
+        shares[0] = from_pool = 0.0
+        shares[1:] = shares[1:] if shares.any() else 1.0
     odds[: len(shares)] = shares
-    if held and config.from_pool > 0:
+    if held and from_pool > 1e-9:
         pool = slice(len(shares), len(shares) + len(held))
         numbers[pool] = held
-        odds[pool] = config.from_pool * pool_odds(config, np.array([rate(number) for number in held]))
+        odds[pool] = from_pool * pool_odds(config, np.array([rate(number) for number in held]))
     if not odds.any():  # everything from a pool that is empty
         odds[0] = 1.0
     return numbers, odds / odds.sum()
@@ -117,6 +175,8 @@ def pool_odds(config: SelfPlayConfig, rates: NDArray[np.float64]) -> NDArray[np.
         weights = (losses / losses.max()) ** config.power  # of 1 at least, so that no power makes all of them 0
     elif config.draw == "recent":
         weights = np.arange(len(rates), 0, -1) ** -config.power
+    elif config.draw == "variance":
+        weights = rates * (1.0 - rates)
     odds: NDArray[np.float64] = weights / weights.sum()
     return odds
 
@@ -126,25 +186,47 @@ class Payoff:
     """Wins, draws and losses against each opponent: over all games, and over the last `window` of them."""
 
     window: int
+    rating: Rating
     totals: dict[int, list[int]] = field(default_factory=dict)  # wins, draws, losses
     last: dict[int, list[int]] = field(default_factory=dict)  # results against each opponent
     newest: list[int] = field(default_factory=list)  # results against all opponents
+    anchored: list[int] = field(default_factory=list)  # results against the anchors
+    ratings: dict[int, list[float]] = field(default_factory=dict)  # of the policy that learns and its opponents
+    rated_by: str = ""
     history: list[tuple[int, dict[int, float]]] = field(default_factory=list)
 
     def __post_init__(self) -> None:  # a resumed run may have a smaller window
-        for results in (*self.last.values(), self.newest):
+        for results in (*self.last.values(), self.newest, self.anchored):
             del results[: -self.window]
+        if self.rated_by != self.rating.name:  # or another rating
+            self.ratings, self.rated_by = {LATEST: self.rating.first}, self.rating.name
 
     @property
     def games(self) -> int:
         return sum(sum(counts) for counts in self.totals.values())
 
+    @property
+    def anchor_games(self) -> int:
+        return sum(sum(counts) for number, counts in self.totals.items() if number < 0)
+
+    @property
+    def anchor_rate(self) -> float | None:
+        """Over the last `window` games against the anchors; None before there were so many."""
+        return _score(self.anchored) / self.window if len(self.anchored) == self.window else None
+
     def record(self, opponent: int, result: int) -> None:
         """Takes the result of a game: 1 won, 0 drawn, -1 lost."""
         self.totals.setdefault(opponent, [0, 0, 0])[1 - result] += 1
-        for results in (self.last.setdefault(opponent, []), self.newest):
+        windows = [self.last.setdefault(opponent, []), self.newest]
+        for results in windows if opponent > 0 else [*windows, self.anchored]:
             results.append(result)
             del results[: -self.window]
+        before = self.ratings[LATEST], self.ratings.get(opponent, self.rating.first)
+        self.ratings[LATEST], self.ratings[opponent] = self.rating.after(*before, result)
+
+    def admit(self, number: int) -> None:
+        """A new member of the pool has the rating of the policy, of which it is a copy."""
+        self.ratings[number] = list(self.ratings[LATEST])
 
     def rate(self, opponent: int) -> float:
         """The win rate against an opponent, in which two imagined games, won and lost, keep it from 0 and 1."""
@@ -167,12 +249,17 @@ class Payoff:
         if len(self.history) > _MOST_ROWS:
             self.history = self.history[-1::-2][::-1]
 
+    def state_dict(self) -> dict[str, Any]:
+        """Everything but the settings, which each part of a run has of its own."""
+        return deepcopy({name: value for name, value in vars(self).items() if name not in ("window", "rating")})
+
     def write(self, path: Path, anchors: Sequence[str]) -> None:
         opponents = {
             name_of(number, anchors): {
                 "games": sum(counts),
                 **dict(zip(("wins", "draws", "losses"), counts, strict=True)),
                 "win_rate": _score(self.last[number]) / len(self.last[number]) if self.last.get(number) else None,
+                "rating": self.rating.shown(self.ratings.get(number, self.rating.first)),
             }
             for number, counts in sorted(self.totals.items())
         }
@@ -180,7 +267,8 @@ class Payoff:
             {"step": step, "win_rates": {name_of(number, anchors): rate for number, rate in rates.items()}}
             for step, rates in self.history
         ]
-        write_json(path, {"opponents": opponents, "history": history}, indent=1)
+        rating = {"by": self.rated_by, "policy": self.rating.shown(self.ratings[LATEST])}
+        write_json(path, {"rating": rating, "opponents": opponents, "history": history}, indent=1)
 
 
 def _score(results: Iterable[int]) -> float:

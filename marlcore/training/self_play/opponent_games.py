@@ -1,10 +1,10 @@
 """The evaluation of a policy in self-play: games against its opponents, in fixed shares, on both sides in turn."""
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,7 +82,7 @@ class OpponentGames:
             of_best = self._play(self._best, pairings, seed, goes_on)
             if of_best is None:
                 return False
-            best = _mean(self._by_opponent(self._returns(of_best, pairings), pairings))
+            best = _mean(self._by_opponent(self._of_policy(of_best.returns, pairings), pairings))
         self._report(outcome, pairings, best)
         return True
 
@@ -118,27 +118,30 @@ class OpponentGames:
         }
         return play(self.env, players, games, seed, goes_on)
 
-    def _by_opponent(self, returns: NDArray[np.float64], pairings: Pairings) -> dict[str, float]:
-        """The policy's mean return against each anchor, and against the pool, for its return in each game."""
+    def _by_opponent(self, values: NDArray[Any], pairings: Pairings) -> dict[str, float]:
+        """The means against each anchor, and against the pool, of the policy's values [games]."""
         return {
-            name: float(returns[pairings.groups == group].mean())
+            name: float(values[pairings.groups == group].mean())
             for group, name in enumerate(self._names)
             if (pairings.groups == group).any()
         }
 
-    def _returns(self, outcome: Evaluation, pairings: Pairings) -> NDArray[np.float64]:
-        of_sides = np.stack([outcome.returns[agent] for agent in self.env.agents])
-        returns: NDArray[np.float64] = of_sides[pairings.sides, np.arange(len(pairings.sides))]
-        return returns
+    def _of_policy(self, by_agent: Mapping[str, NDArray[Any]], pairings: Pairings) -> NDArray[Any]:
+        """The policy's values [games], on whichever side it played."""
+        of_sides = np.stack([by_agent[agent] for agent in self.env.agents])
+        values: NDArray[Any] = of_sides[pairings.sides, np.arange(len(pairings.sides))]
+        return values
 
     def _report(self, outcome: Evaluation, pairings: Pairings, best: float | None) -> None:
-        by_game, step = self._returns(outcome, pairings), self.candidate.step
+        by_game, step = self._of_policy(outcome.returns, pairings), self.candidate.step
+        wins = self._by_opponent((self._of_policy(outcome.results, pairings) + 1) / 2, pairings)
         returns = self._by_opponent(by_game, pairings)
         self.candidate.keep(_mean(returns), best)
         values = {"eval_return": _mean(returns), "eval_distinct": float(outcome.distinct)}
         if best is not None:
             values["eval_return_of_best"] = best
         values |= {f"eval_return/{name}": value for name, value in returns.items()}
+        values |= {"eval_win_rate": _mean(wins)} | {f"eval_win_rate/{name}": rate for name, rate in wins.items()}
         for name, value in values.items():
             self.report(self.candidate.policy.name, name, value, step)
         for side, agent in enumerate(self.env.agents):

@@ -21,6 +21,7 @@ from ...weights import ParameterStore
 from ..config import BOTH, AssignedPolicy, Config, SelfPlayConfig
 from ..loops import (
     LATEST,
+    WINNER,
     Ended,
     Player,
     PlayersByNumber,
@@ -99,7 +100,10 @@ def name_of(number: int, anchors: Sequence[str]) -> str:
 
 @dataclass
 class Matches:
-    """The present match of each copy: the learning policy's side and its opponent."""
+    """The present match of each copy: the learning policy's side and its opponent.
+
+    An opponent is drawn for a block of episodes. Its player is kept meanwhile, even if the pool replaces it.
+    """
 
     config: SelfPlayConfig
     seats: Mapping[str, Seat]  # by agent, of the two sides; it fills their columns
@@ -115,6 +119,7 @@ class Matches:
         self.present = np.zeros(copies, np.int64)  # the number of each copy's opponent
         self._episodes = np.full(copies, -1)  # of which the match was drawn
         self._sides = np.arange(copies) % 2  # of the learning policy
+        self._left = np.zeros(copies, np.int64)  # episodes of each copy's block that are still to begin
         for seat in self.seats.values():
             seat.opponents = PlayersByNumber(seat.numbers.__getitem__, self.opponents.__getitem__)
 
@@ -127,8 +132,11 @@ class Matches:
         agents, side = list(self.seats), self.config.side
         self._episodes[copies] = self.ended[copies]
         self._sides[copies] = 1 - self._sides[copies] if side == BOTH else agents.index(side)
-        for copy in copies.tolist():
-            self._seat(copy, self._drawn())
+        drawn = self._left[copies] == 0
+        self._left[copies[drawn]] = self.config.block
+        self._left[copies] -= 1
+        for copy, new in zip(copies.tolist(), drawn.tolist(), strict=True):
+            self._seat(copy, self._drawn() if new else int(self.present[copy]))
         self.opponents.keep({*self.present.tolist(), *self.published()["opponents"].tolist()})
 
     def _seat(self, copy: int, opponent: int) -> None:
@@ -156,7 +164,7 @@ class Matches:
         for copy, total in zip(ended.copies.tolist(), ended.returns.tolist(), strict=True):
             opponent = int(self.present[copy])
             if opponent != LATEST:
-                winner = infos.get(copy, {}).get("winner", total)
+                winner = infos.get(copy, {}).get(WINNER, total)
                 self.report(opponent, int(np.sign(winner)))
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ...interfaces import Trainer
 from ...weights import ParameterStore
 from ..loops import ActingModel, PolicyModel
 from ..record import checkpoint_path, kept_steps, load_checkpoint, save_checkpoint
@@ -51,6 +52,24 @@ class Pool:
     def close(self) -> None:
         """Releases the store for a successor."""
         self._publisher.close()
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A learner's weights and optimizer at its best, in a checkpoint of their own."""
+
+    path: Path
+    model: PolicyModel
+    trainer: Trainer
+
+    def keep(self) -> None:
+        save_checkpoint(self.path, {**self.model.saved(), "trainer": self.trainer.state_dict()})
+
+    def restore(self) -> None:
+        """Goes back to what was kept, in place. Raises ValueError: the file is gone or damaged."""
+        state = load_checkpoint(self.path)
+        self.model.restore_checked(state, self.path, "self_play.rollback: expected the weights that were kept")
+        self.trainer.load_state_dict(state["trainer"])
 
 
 def opponent_path(run_dir: Path, policy: str, number: int) -> Path:

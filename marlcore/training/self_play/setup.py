@@ -43,7 +43,7 @@ def check_self_play(config: Config, policy: AssignedPolicy) -> None:
     if settings.side != BOTH and settings.side not in policy.agents:
         raise ValueError(f"self_play.side: expected {BOTH} or one of {list(policy.agents)}, got {settings.side!r}")
     games = fewest_games(settings)
-    if config.evaluation.interval and config.evaluation.episodes < games:
+    if config.evaluation.evaluates and config.evaluation.episodes < games:
         raise ValueError(
             f"evaluation.episodes: expected at least {games}, one on each side against each anchor and the pool, "
             f"got {config.evaluation.episodes}"

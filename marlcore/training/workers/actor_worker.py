@@ -4,19 +4,22 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from ...envs import checked, vectorize
 from ...interfaces import PRIORITY, QueueSource, ReplaySource, Turn
 from ...processes import EPISODES, READY, STEPS, Telemetry
+from ...references import resolve
 from ...weights import ParameterStore
-from ..config import actor_names
+from ..config import SCRIPT, actor_names
 from ..loops import (
     ByName,
     Ended,
     PolicyPlayer,
     PublishedPolicy,
     Routes,
+    ScriptedPlayer,
     Seat,
     act_until_done,
     build_model,
@@ -37,6 +40,7 @@ class ActorWorker(Worker):
         share, rest = divmod(config.total_steps, config.actor.processes)
         self._share = share + (self._index < rest)
         self._steps: int = self.counters.load(STEPS)
+        self.tell_environments()
         self.env = env = checked(self.hold(vectorize(blueprint.env_fn, config.actor.envs)))
         self.policies = [self._policy(policy) for policy in blueprint.policies]
         self.seats: dict[str, Seat] = {}
@@ -80,16 +84,24 @@ class ActorWorker(Worker):
         gamma = config.learner_of(policy.name).gamma
 
         def first_priority(before: ByName, reward: NDArray[Any], after: ByName) -> NDArray[np.float32]:
+            if acting.model.rewards is not None:
+                device = acting.device
+                reward = acting.model.rewards(torch.tensor(reward, device=device)).numpy(force=True)
             return policy.algorithm.first_priority(before, reward, gamma, after)
 
         shape = parts, len(policy.agents), config.actor.processes, self.env.copies
         lanes = np.arange(np.prod(shape)).reshape(shape)[:, :, self._index]
-        seats = {}
+        script, seats = config.exploration.script, {}
         for i, agent in enumerate(policy.agents):
             writer = self.hold(storage.vector_writer(lanes[:, i].ravel().tolist()))
             player = PolicyPlayer(acting, policy.spaces, self.env.copies, config.replay.pad)
             priority = first_priority if PRIORITY in storage.spec.extras else None
-            seats[agent] = Seat(agent, player, writer, storage.spec, lanes[:, i], priority)
+            ends = isinstance(policy.source, ReplaySource) and policy.source.hindsight is not None
+            scripted = script and ScriptedPlayer(script, resolve(SCRIPT, script), policy.spaces, self.env.copies)
+            learned = partial(getattr, acting, "learned")
+            seats[agent] = Seat(
+                agent, player, writer, storage.spec, lanes[:, i], priority, gamma, ends, scripted or None, learned
+            )
         return seats
 
     def _matches(self, self_play: SelfPlay) -> Matches:

@@ -10,7 +10,7 @@ from ...envs import vectorize
 from ...processes import DONE, EPISODES, READY
 from ...weights import ParameterStore
 from ..loops import Candidate, CommonGames, Evaluator, GoesOn, build_model, choose_device, run_seed
-from ..record import KeptCheckpoints
+from ..record import EVALUATION_S, KeptCheckpoints
 from ..self_play import OpponentGames, Opponents
 from .worker import WAIT_S, PolicyBlueprint, Worker
 
@@ -23,6 +23,7 @@ class EvaluatorWorker(Worker):
     def build(self) -> None:
         blueprint, config = self.blueprint, self.config
         copies = min(config.evaluation.envs, config.evaluation.episodes)
+        self.tell_environments()
         self._env = env = self.hold(vectorize(blueprint.env_fn, copies))
         candidates = [*map(self._candidate, blueprint.policies)]
         seed = partial(run_seed, config, "evaluation", 0)
@@ -34,7 +35,10 @@ class EvaluatorWorker(Worker):
             pool = self.hold(ParameterStore.attach(blueprint.self_play.pool))
             opponents = Opponents(policy, config, pool, env.copies, np.random.default_rng())
             games = OpponentGames(env, candidate, config, opponents, seed, self.report)
-        self._evaluator = Evaluator(candidates, games.play, config.evaluation.interval, lambda: self.control.steps)
+        settings = config.evaluation
+        self._evaluator = Evaluator(
+            candidates, games.play, settings.interval, lambda: self.control.steps, settings.seconds
+        )
 
     def _candidate(self, policy: PolicyBlueprint) -> Candidate:
         device = choose_device(self.config.actor.device)
@@ -57,7 +61,12 @@ class EvaluatorWorker(Worker):
                 self.counters.store(EPISODES, 1)
             return goes_on()
 
-        return self._evaluator.evaluate(goes_on_with_a_beat)
+        began = time.monotonic()
+        played = self._evaluator.evaluate(goes_on_with_a_beat)
+        if played:
+            step = max(candidate.step for candidate in self._evaluator.candidates)
+            self.report("", EVALUATION_S, time.monotonic() - began, step)
+        return played
 
     def work(self) -> None:
         control = self.control

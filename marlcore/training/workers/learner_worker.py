@@ -2,6 +2,7 @@
 
 import copy
 import logging
+import time
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -10,12 +11,12 @@ import torch
 
 from ...errors import TimedOut
 from ...interfaces import Trainer
-from ...processes import DONE, READY, UPDATES, Telemetry
+from ...processes import DONE, READY, STEPS, UPDATES, Telemetry
 from ...weights import ParameterStore
 from ..config import learner_names, schedules_of
-from ..loops import FiniteCheck, Learner, PolicyModel, build_model, catch_up, choose_device, learn_until_stopped
-from ..record import load_checkpoint, save_checkpoint
-from ..self_play import League, Pool
+from ..loops import FiniteCheck, Learner, PolicyModel, build_model, catch_up, choose_device, learn, learn_until_stopped
+from ..record import CHECKPOINT_S, checkpoint_path, load_checkpoint, save_checkpoint
+from ..self_play import League, Pool, Snapshot
 from .storage import batches_of
 from .worker import PolicyBlueprint, Worker
 
@@ -44,18 +45,22 @@ class LearnerWorker(Worker):
         league = self._league(policy, model, state)
         publisher = self.hold(store.publisher(model.acting))
         trainer = _trainer_of(policy, model, settings.compile)  # after the publisher moved the weights into its row
-        if state:
+        if "trainer" in state:  # else it is empty, or another run's from which this one starts
             trainer.load_state_dict(state["trainer"])
             if updates == state["updates"]:
                 torch.set_rng_state(state["torch"])
+        if league is not None and config.self_play.rollback is not None:
+            league.best = Snapshot(checkpoint_path(policy.run_dir, policy.name, "rollback"), model, trainer)
 
         def save(state: dict[str, Any]) -> None:
+            began = time.monotonic()
             further = batches.save()  # before the checkpoint
             if league is not None:
                 further |= {"self_play": league.state_dict()}
             save_checkpoint(policy.checkpoint, {**state, **model.saved(), **further, "torch": torch.get_rng_state()})
             if league is not None:
                 league.write()
+            self.report(policy.name, CHECKPOINT_S, time.monotonic() - began, state["step"])
 
         return Learner(
             batches,
@@ -66,6 +71,7 @@ class LearnerWorker(Worker):
             config=settings,
             device=device,
             norm=model.norm,
+            rewards=model.rewards,
             finite=FiniteCheck(policy.name, model, trainer.state_dict(), policy.checkpoint, state.get("updates")),
             report=partial(self.report, policy.name),
             save_state=save,
@@ -87,12 +93,30 @@ class LearnerWorker(Worker):
         return League(self.config.self_play, pool, results, policy.run_dir, report, state.get("self_play", {}))
 
     def learning(self) -> bool:
-        return not self.control.stopping
+        return not self.control.stopping and not self.done
+
+    @property
+    def done(self) -> bool:
+        """Whether it has made all updates of a run on recorded data."""
+        share = self.config.total_steps // len(self.blueprint.policies)
+        return self.config.offline and all(learner.updates >= share for learner in self.learners)
+
+    def take_turn(self) -> None:
+        """For serial mode: makes the updates that are due; on recorded data one of each policy."""
+        if not self.config.offline:
+            catch_up(self.learners, self)
+            return
+        for learner in self.learners:
+            learn(learner)
+        self.count_updates()
 
     def count_updates(self) -> None:
         for tally, learner in zip(self._tallies, self.learners, strict=True):
             tally.store(UPDATES, learner.updates)
-        self.counters.store(UPDATES, sum(learner.updates for learner in self.learners))
+        updates = sum(learner.updates for learner in self.learners)
+        self.counters.store(UPDATES, updates)
+        if self.config.offline:
+            self.counters.store(STEPS, updates)
         self.beat()
 
     def finish(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ...interfaces import QueueSource, ReplaySource
+from ...interfaces import RETURN, QueueSource, ReplaySource
 from ...memory import PREFIX, SegmentHandle, survey_segments
 from ...queue import TrajectoryQueue, lane_rows_for
 from ...replay import Mixture, Prefetch, ReplayBuffer, Sampler
+from ...spec import Field
 from ..config import AssignedPolicy, Config
-from ..loops import run_seed
+from ..loops import run_seed, with_functions_of
 from ..record import RunDirectory
 from .worker import PolicyBlueprint, Worker
 
@@ -46,6 +47,10 @@ def create_storage(stack: ExitStack, policy: AssignedPolicy, config: Config, run
     """A policy's queue, or its replay, perhaps a saved one. Raises: ValueError: that does not fit. SharedMemoryFull."""
     source, lanes = policy.source, len(policy.agents) * config.lanes
     spec = policy.algorithm.transition(policy.spaces)
+    if config.learner_of(policy.name).reward_norm != "off":
+        if RETURN in spec.extras:
+            raise ValueError(f"transition of {policy.name}: {RETURN!r} is the extra of learner.reward_norm")
+        spec = replace(spec, extras={**spec.extras, RETURN: Field()})
     if isinstance(source, QueueSource):
         rows = lane_rows_for(
             source.batch_size, lanes, config.actor.envs, source.length, config.replay.frames, spec.state_every
@@ -114,6 +119,9 @@ class ReplayBatches:
             "seed": run_seed(config, "sampler", policy.index, updates),
             "pad": config.replay.pad, "prioritized": source.prioritized, "sequence": source.sequence,
         }  # fmt: skip
+        if source.hindsight is not None:
+            env = worker.hold(worker.blueprint.env_fn())
+            options["hindsight"] = with_functions_of(env, source.hindsight, replay.spec)
         self._sampler: Sampler | Mixture
         if config.replay.mixture:
             shares = np.array([*config.replay.mixture.values()])
@@ -123,10 +131,10 @@ class ReplayBatches:
             self._sampler = Mixture([replay] * len(shares), fractions.tolist(), learner.batch_size, **options)
         else:
             self._sampler = replay.sampler(learner.batch_size, min_size=learner.warmup, **options)
-        if state:
+        if "sampler" in state:  # else it is empty, or another run's from which this one starts
             self._restore(state, updates != state["updates"])  # before a thread draws ahead
         ahead = learner.prefetch if config.mode == "async" else 0
-        self._limited_ahead = bool(ahead) and config.updates_per_step is not None
+        self._limited_ahead = bool(ahead) and config.updates_per_step is not None and not config.offline
         self._source = worker.hold(Prefetch(self._sampler, ahead, device)) if ahead else self._sampler
         self.sample, self.clear = self._source.sample, self._source.clear
         self.update_priorities = self._source.update_priorities
@@ -156,7 +164,8 @@ class ReplayBatches:
         fresh = self._sampler.state_dict()
         saved = {name: tensor.numpy() for name, tensor in state["sampler"].items()}
         if not self._policy.replay_was_saved and state.get("replay") != self._policy.transitions.nonce:
-            saved = fresh | _entries(saved, "generator", "batches")  # what does not concern the rows
+            of_no_rows = _entries(saved, "generator", "batches")
+            saved = fresh | {name: value for name, value in of_no_rows.items() if name in fresh}
         if again:
             saved |= _entries(fresh, "generator")
         self._sampler.load_state_dict(saved)

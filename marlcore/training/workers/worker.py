@@ -1,11 +1,13 @@
 """A run's picklable data, from which each worker builds its part, and the common part of all workers."""
 
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...envs import Looking, RunStep
 from ...memory import SegmentHandle
 from ...processes import Control, Telemetry, WorkerBase, fitting_name
 from ..config import AssignedPolicy, Config
@@ -58,6 +60,16 @@ class Worker(WorkerBase):
             raise
 
     def build(self) -> None: ...
+
+    def tell_environments(self) -> None:
+        """Lets the environments that this thread steps know the run's step and stage."""
+        total, stages = self.config.total_steps, self.config.stages
+
+        def look() -> RunStep:
+            step = min(self.control.steps, total)
+            return RunStep(step, total, bisect_right(stages, step))
+
+        self.hold(Looking(look))
 
     def work(self) -> None:
         """Runs the loop in the worker's own process, until it is done or the parent stops it."""

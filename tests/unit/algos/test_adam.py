@@ -58,9 +58,17 @@ def test_the_state_of_torchs_adam_goes_on_bit_for_bit():
     for _ in range(3):
         step(network, adam, torch.randn(7, 3), adam.step)
     twin = copy.deepcopy(network)
-    resumed = ClippedAdam(list(twin.parameters()), lr=0.5)
+    resumed = ClippedAdam(list(twin.parameters()), lr=RATE)
     resumed.load_state_dict(copy.deepcopy(adam.state_dict()))
     inputs = torch.randn(7, 3)
     step(network, adam, inputs, adam.step)
     step(twin, resumed, inputs, lambda: resumed.clip_and_step(1e9))
     assert all(map(torch.equal, network.parameters(), twin.parameters()))
+
+
+def test_a_restored_state_leaves_the_options_as_they_are():
+    network = made_network()
+    state = ClippedAdam(list(network.parameters()), lr=RATE, eps=1e-3).state_dict()
+    resumed = ClippedAdam(list(network.parameters()), lr=0.5, eps=1e-5)
+    resumed.load_state_dict(state)
+    assert [(group["lr"], group["eps"]) for group in resumed.param_groups] == [(0.5, 1e-5)]

@@ -35,7 +35,7 @@ def test_iqn_embeds_fractions_by_cosines():
 
 @pytest.mark.parametrize("actions", [1, 3, FEW, FEW + 1])
 def test_dueling_values_add_centred_advantages(actions):
-    head = Head(6, 8, actions, dueling=True)
+    head = Head(DQN(hidden=(8,)), 6, actions)
     x = torch.randn(4, 2, 6)
     raw = head.output(torch.relu(head.hidden(x)))
     advantage, value = raw[..., :actions], raw[..., actions:]

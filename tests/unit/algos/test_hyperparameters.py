@@ -11,23 +11,26 @@ from refused import Refused, check_refused
 from marlcore.algos import ALGORITHMS
 from marlcore.spaces import Spaces
 
-OF_VALUES, CONTINUOUS, ON_POLICY = ("DQN", "IQN", "R2D2"), ("TD3", "SAC"), ("PPO", "MAPPO", "RecurrentPPO")
+OF_VALUES, CONTINUOUS = ("CQL", "DQN", "IQN", "R2D2"), ("SAC", "TD3", "TD3BC")
+ON_POLICY = ("PPO", "MAPPO", "RecurrentPPO")
 EVERY = (*OF_VALUES, *CONTINUOUS, *ON_POLICY)
 WHOLE, POSITIVE, UNIT = "an integer of at least 1", "a finite number above 0", "a number from 0 to 1"
 SIZES, NOT_NEGATIVE = "a tuple of at least one size", "a finite number of at least 0"
 RANGES = [
-    ((*OF_VALUES, *CONTINUOUS), "learning_rate", POSITIVE, [-1e-3, math.nan, "fast", True]),
+    ((*OF_VALUES, *CONTINUOUS, "BC"), "learning_rate", POSITIVE, [-1e-3, 0.0, math.nan, True]),
     (ON_POLICY, "learning_rate", POSITIVE, [-1e-3, 0.0, math.nan, True]),
     (ON_POLICY, "entropy_coefficient", NOT_NEGATIVE, [-0.1, math.inf]),
     ((*OF_VALUES, *CONTINUOUS), "tau", "a number in (0, 1]", [0.0, 1.5, 2]),
     (OF_VALUES, "target_update_freq", "an integer of at least 0", [-1, 2.5]),
-    (EVERY, "max_grad_norm", POSITIVE, [0.0]),
+    ((*EVERY, "BC"), "max_grad_norm", POSITIVE, [0.0]),
     (EVERY, "reward_scale", POSITIVE, [math.inf]),
-    (EVERY, "hidden", SIZES, [(), 64]),
+    ((*EVERY, "BC"), "hidden", SIZES, [(), 64]),
     (EVERY, "hidden", WHOLE, [(64, 0)]),
+    (["CQL"], "alpha", NOT_NEGATIVE, [-1.0, math.nan]),
+    (["TD3BC"], "alpha", POSITIVE, [0.0]),
     (["IQN"], "kappa", POSITIVE, [0]),
     *((["IQN"], name, WHOLE, [0]) for name in ("n_cos", "n_tau", "n_tau_prime", "n_policy")),
-    (["R2D2", "RecurrentPPO"], "cell", "lstm or gru", ["rnn"]),
+    (["R2D2", "RecurrentPPO"], "cell", "lstm, gru, a function of inputs and units, or its module:name", ["rnn", 3]),
     (["R2D2", "RecurrentPPO"], "units", WHOLE, [0]),
     *((["R2D2"], name, WHOLE, [0]) for name in ("length", "n_step")),
     (["R2D2"], "burn_in", "less than the length 40", [40]),
@@ -45,7 +48,15 @@ RANGES = [
     (ON_POLICY, "minibatch_size", "an integer from 1 to 2048", [4096]),
     *((ON_POLICY, name, WHOLE, [0]) for name in ("epochs", "batch_size", "minibatch_size")),
     (ON_POLICY, "gae_lambda", UNIT, [1.5]),
-    (ON_POLICY, "activation", "tanh or relu", ["gelu"]),
+    (EVERY, "activation", "tanh, relu, elu, gelu or silu", ["sine"]),
+    (EVERY, "layer_norm", "True or False", ["yes"]),
+    (EVERY, "initialization", "default, orthogonal or xavier", ["zeros"]),
+    *((EVERY, name, SIZES, [(), 3]) for name in ("channels", "kernels", "strides")),
+    (EVERY, "channels", "as many as kernels and strides", [(8,)]),
+    (EVERY, "image_side", WHOLE, [0]),
+    (EVERY, "network", "a function of mc.Spaces, or its module:name", [3]),
+    (EVERY, "network", "module:name of something that can be imported", ["torso"]),
+    (EVERY, "network", "something that can be imported", ["math:torso"]),
     (ON_POLICY, "correction", "vtrace or gae", ["none"]),
     (["RecurrentPPO"], "unroll", WHOLE, [0]),
 ]
@@ -74,7 +85,7 @@ ACTIONS = [
     (CONTINUOUS, gym.Discrete(3), f"{FLOATS}, got Discrete(3)"),
     (CONTINUOUS, gym.MultiBinary(3), f"{FLOATS}, got MultiBinary"),
     (CONTINUOUS, gym.Box(0, 5, (2,), np.int64), f"{FLOATS}, got Box("),
-    (ON_POLICY, gym.Box(0, 9, (2,), np.int64), f"{ANY}, got Box("),
+    ((*ON_POLICY, "BC"), gym.Box(0, 9, (2,), np.int64), f"{ANY}, got Box("),
 ]
 SPACES: dict[str, Refused] = {
     f"{name} {method} {space}": (
@@ -98,7 +109,7 @@ def test_an_action_space_of_another_kind_is_refused(case):
     check_refused(*SPACES[case])
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", [*EVERY, "BC"])
 def test_hyperparameters_survive_pickling(name):
     hyper = ALGORITHMS[name.lower()](learning_rate=1e-3, hidden=(7,))
     assert pickle.loads(pickle.dumps(hyper)) == hyper

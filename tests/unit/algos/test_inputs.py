@@ -113,6 +113,26 @@ def test_images_pass_two_convolutions(shape, dtype, stack):
         np.testing.assert_allclose(row, expected.ravel(), **rounding(terms, float(np.abs(scaled).max()) * 16))
 
 
+def test_small_images_pass_the_convolutions_that_are_chosen():
+    spaces = box_spaces((7, 9, 3), dtype=np.uint8)
+    hyper = DQN(hidden=(8,), image_side=7, channels=(4, 5), kernels=(3, 2), strides=(2, 1))
+    frames = np.random.default_rng(0).integers(0, 100, (2, 7, 9, 3)).astype(np.uint8)
+    torso = hyper.make_model(spaces).torso
+    features = torso(torch.from_numpy(frames)).detach().numpy()
+    first, second = (layer for layer in torso.modules() if isinstance(layer, torch.nn.Conv2d))
+    for row, image in zip(features, np.moveaxis(frames, -1, 1) / 255, strict=True):
+        expected = convolved(convolved(image, first, 2), second, 1)
+        np.testing.assert_allclose(row, expected.ravel(), **rounding(27 + 16, 8.0))
+    assert DQN(hidden=(8,)).make_model(spaces).torso.size == 7 * 9 * 3  # flattened
+
+
+def test_kernels_that_do_not_fit_are_refused():
+    says = "DQN kernels: expected ones that fit into an image of 7 x 9, got (8, 4) with strides (4, 2)"
+    with pytest.raises(ValueError) as refused:
+        DQN(image_side=7).make_model(box_spaces((7, 9)))
+    assert str(refused.value) == says
+
+
 def test_an_image_and_numbers_are_encoded_side_by_side():
     space = gym.Dict(camera=gym.Box(0, 255, (36, 36, 3), np.uint8), zoom=gym.Box(0, 1, (2,), np.float32))
     spaces = Spaces(space, gym.Discrete(3), masked=True)

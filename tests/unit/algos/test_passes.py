@@ -29,14 +29,14 @@ def test_both_passes_of_a_network_agree(dueling, hidden, actions, observation, s
     spaces = Spaces(observation, gym.Discrete(actions), stack=stack)
     network, trainer = made_trainer(DQN(hidden=hidden, dueling=dueling), spaces)
     assert isinstance(passes(network), LayersPass)
-    obs, gradient = made_obs(spaces, 6, np.random.default_rng(0)), torch.randn(6, actions)
-    results = []
+    obs, further = (made_obs(spaces, rows, np.random.default_rng(rows)) for rows in (6, 5))
+    gradient, results = torch.randn(6, actions), []
     for both in (passes(network), AutogradPass(network)):
         trainer.optimizer.zero_grad()
         with torch.no_grad():
-            values = both.forward(obs)
+            values = both.forward(obs, further)
             both.backward(gradient)
-        results.append([values, *(parameter.grad.clone() for parameter in network.parameters())])
+        results.append([*values, *(parameter.grad.clone() for parameter in network.parameters())])
     for written, recorded in zip(*results, strict=True):
         scale = float(recorded.abs().max())
         torch.testing.assert_close(written, recorded, **rounding(6 + 30 + 4 * 8 + 2 * actions, scale))

@@ -7,6 +7,7 @@ from batches import plain_rescaled, plain_restored
 from gymnasium import spaces as gym
 from rounding import rounding
 
+from marlcore.algos import R2D2
 from marlcore.algos.networks.recurrent import (
     PREVIOUS_ACTION,
     Recurrent,
@@ -109,7 +110,7 @@ def test_windows_shorter_than_the_burn_in_are_seen_whole():
 def test_the_last_action_and_reward_are_inputs():
     """Those of the state come first, those of the window follow."""
     spaces = Spaces(gym.Box(-1, 1, (2,), np.float32), gym.MultiDiscrete([2, 3], start=[5, -1]))
-    torso = RecurrentTorso(spaces, (), "lstm", UNITS)
+    torso = RecurrentTorso(R2D2(units=UNITS), spaces, ())
     obs, reward = torch.randn(2, 4, 2), torch.tensor([[3.0, -8.0, 0.5], [1.0, 2.0, 4.0]])
     action = torch.tensor([[[0, 1], [1, 2], [1, 0]], [[1, 1], [0, 0], [0, 2]]])  # as rows hold them, from 0
     state = {
@@ -132,7 +133,8 @@ def test_the_last_action_and_reward_are_inputs():
 def test_a_torsos_state_has_the_fields_of_a_row(kind):
     for action in (gym.Discrete(4, start=2), gym.MultiBinary(3), gym.Box(-1, 1, (2, 2), np.float32)):
         spaces = Spaces(gym.Box(-1, 1, (2,), np.float32), action)
-        torso, fields = RecurrentTorso(spaces, (6,), kind, UNITS), state_fields(spaces, kind, UNITS, 8)
+        hyper = R2D2(cell=kind, units=UNITS)
+        torso, fields = RecurrentTorso(hyper, spaces, (6,)), state_fields(hyper, spaces, 8)
         _, state = torso(torch.randn(5, 2), None)
         chosen = np.stack([action.sample() - getattr(action, "start", 0) for _ in range(5)])
         state = torso.acted(state, torch.from_numpy(chosen))

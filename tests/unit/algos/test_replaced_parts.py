@@ -43,7 +43,7 @@ CASES = {name: (replace(hyper, **FAST), spaces) for name, (hyper, spaces) in SMA
 }
 EACH = pytest.mark.parametrize("case", CASES)
 ENCODED_BY_ACTORS = "acting.torso.actions"  # on-policy rows hold its output, through which no gradient passes
-OF_LEARNERS = "acting.distribution"  # actors call its methods `sample` and `mode`
+OF_LEARNERS = ("acting.distribution", "distribution")  # actors call its methods `sample` and `mode`
 NOT_CALLED = (nn.ModuleList, BoxActions)  # their members are called, or their methods `encode` and `decode`
 
 
@@ -89,7 +89,7 @@ def batch_for(case):
 
 
 def learnt(case, trainer):
-    for _ in range(2 if case == "td3" else 1):  # its policy learns at each second update
+    for _ in range(2 if case in ("td3", "td3bc") else 1):  # its policy learns at each second update
         trainer.update(copy.copy(batch_for(case)))
 
 
@@ -102,7 +102,7 @@ def test_a_replaced_part_is_called_and_learns(case, late):
     acted(case, original)
     in_acting = {id(part) for part in getattr(original, "acting", original).modules()}
     for name in parts_of(original):
-        acts = id(original.get_submodule(name)) in in_acting and name != OF_LEARNERS
+        acts = id(original.get_submodule(name)) in in_acting and name not in OF_LEARNERS
         model = copy.deepcopy(original)
         acted(case, model)
         part = Counted(model.get_submodule(name))

@@ -14,8 +14,11 @@ from marlcore.spaces import Spaces
 
 pytestmark = pytest.mark.usefixtures("seeded_torch")
 
-VALUES, CONTINUOUS, QUEUES = ["dqn", "iqn", "r2d2"], ["td3", "sac"], ["ppo", "mappo", "recurrentppo"]
+VALUES, CONTINUOUS, QUEUES = ["dqn", "iqn", "r2d2", "cql"], ["td3", "sac", "td3bc"], ["ppo", "mappo", "recurrentppo"]
+OF_TD3 = ("td3", "td3bc")
 OWN_METRICS = {
+    "cql": {"penalty"},
+    "bc": {"entropy"},
     "sac": {"entropy", "temperature"},
     **{name: {"policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction"} for name in QUEUES},
 }
@@ -45,7 +48,7 @@ def test_an_update_returns_detached_scalars_and_priorities(name):
     hyper, spaces, _, trainer = made(name)
     batch = batch_of(hyper, spaces)
     update = trainer.update(copy.copy(batch))
-    expected = {"explained_variance"} if name in QUEUES else {"q_mean"}
+    expected = {"explained_variance"} if name in QUEUES else {"q_mean"} - ({"q_mean"} if name == "bc" else set())
     assert set(update.metrics) == {"loss", "grad_norm", *expected, *OWN_METRICS.get(name, ())}
     assert all(value.shape == () and not value.requires_grad for value in update.metrics.values())
     if name in QUEUES:
@@ -53,6 +56,44 @@ def test_an_update_returns_detached_scalars_and_priorities(name):
         return
     assert update.priority.shape == (len(batch.weight),) and update.priority.dtype == torch.float32
     assert not update.priority.requires_grad and update.updates == 1
+
+
+@pytest.mark.parametrize("name", [name for name in SMALL if name not in QUEUES])
+def test_the_learning_rate_follows_its_schedule(name):
+    """As if each batch had the rate from the beginning; nothing but a schedule is published."""
+    hyper, spaces = SMALL[name]
+    scheduled = replace(hyper, learning_rate="linear(0.01, 0, 100)")
+    assert scheduled.schedules()["learning_rate"] == "linear(0.01, 0, 100)"
+    assert "learning_rate" not in hyper.schedules()
+    after = []
+    for chosen, numbers in ((replace(hyper, learning_rate=3e-3), {}), (scheduled, {"learning_rate": 3e-3})):
+        torch.manual_seed(0)
+        model = chosen.make_model(spaces)
+        trainer = chosen.make_trainer(model)
+        batch = batch_of(chosen, spaces)
+        batch.numbers = numbers
+        trainer.update(copy.copy(batch))
+        after.append(tensors_of(model))
+        batch.numbers = {"learning_rate": 0.0}
+        trainer.update(copy.copy(batch))
+        still = [torch.equal(*pair) for pair in zip(after[-1], tensors_of(model), strict=True)]
+        assert all(still) == (chosen is scheduled)
+    assert all(torch.equal(*pair) for pair in zip(*after, strict=True))
+
+
+@pytest.mark.parametrize("name", [name for name in SMALL if name not in QUEUES])
+def test_a_restored_trainer_keeps_its_own_learning_rate(name):
+    """With and without a schedule, whatever rate the saved optimizer had."""
+    hyper, spaces = SMALL[name]
+    rates = 0.5, "linear(0.01, 0, 100)"
+    saved = made(name, learning_rate=rates[0])[-1], made(name, learning_rate=rates[1])[-1]
+    for number, (other, rate) in enumerate(zip(rates, (0.5, 3e-3), strict=True)):
+        *_, resumed = made(name, learning_rate=other)
+        resumed.load_state_dict(copy.deepcopy(saved[1 - number].state_dict()))
+        batch = batch_of(hyper, spaces)
+        batch.numbers = {"learning_rate": 3e-3}
+        resumed.update(batch)
+        assert {group["lr"] for optimizer in resumed._optimizers for group in optimizer.param_groups} == {rate}
 
 
 COPIED = {"target_update_freq": 4}
@@ -69,11 +110,11 @@ def test_training_resumed_from_a_state_dict_continues_bit_for_bit(name, options)
 @pytest.mark.parametrize("name", [*VALUES, *CONTINUOUS])
 def test_a_soft_update_moves_the_target_by_tau_of_the_way(name):
     """With a policy_delay of 3 TD3's target and policy move at every third update only, its critics at each."""
-    hyper, spaces, model, trainer = made(name, tau=0.25, **({"policy_delay": 3} if name == "td3" else {}))
+    hyper, spaces, model, trainer = made(name, tau=0.25, **({"policy_delay": 3} if name in OF_TD3 else {}))
     for number in range(1, 7):
         before, weights = tensors_of(trainer.target), copy.deepcopy(model.state_dict())
         trainer.update(batch_of(hyper, spaces, number))
-        due = name != "td3" or number % 3 == 0
+        due = name not in OF_TD3 or number % 3 == 0
         moved = {part.split(".")[0] for part, now in model.state_dict().items() if (now != weights[part]).any()}
         assert name not in CONTINUOUS or moved == {"critics"} | ({"acting"} if due else set())
         for slow, fast, now in zip(before, tensors_of(followed(name, model)), tensors_of(trainer.target), strict=True):

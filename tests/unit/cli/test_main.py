@@ -4,27 +4,34 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from unittest.mock import Mock
 
 import pytest
+from gymnasium.spaces import Box, Discrete
 
-from marlcore import DQN, IQN, Config, LearnerConfig, ReplayConfig, Result
+from marlcore import DQN, IQN, ActorConfig, Config, LearnerConfig, ReplayConfig, Result, Spaces
 from marlcore.__main__ import COMMANDS, main
 from marlcore.cli import gc
 from marlcore.errors import EnvironmentFailed
 from marlcore.processes import Control, Interrupts, Telemetry
-from marlcore.training.record import RunDirectory
+from marlcore.training.config import assign
+from marlcore.training.record import RunDirectory, describe
 
 REFUSED = {
     "train --learner.gamma 2": "learner.gamma: expected a number from 0 to 1, got 2.0",
     "train --exploration.epsilon linear(1": "exploration.epsilon: expected a number or one of constant(...), linear",
     "train --algo td3 --algorithm.tau 0": "TD3 tau: expected a number in (0, 1], got 0.0",
     "train --algo ppo --algorithm.hiden 4": "--algorithm.hiden is no option of ppo; did you mean --algorithm.hidden?",
-    "train --algo nothing": "algorithm: expected one of dqn, iqn, mappo, ppo, r2d2, recurrentppo, sac, td3 or module:C",
+    "train --algo nothing": (
+        "algorithm: expected one of bc, cql, dqn, iqn, mappo, ppo, r2d2, recurrentppo, sac, td3, td3bc or module:"
+    ),
     "train --learner.gama 1": "unknown option --learner.gama; did you mean --learner.gamma? see marlcore train --help",
     "train --learner.learning-rate 1": "unknown option --learner.learning-rate; did you mean --algorithm.learning-rate",
     "train extra": "expected an option, got 'extra'; see marlcore train --help",
-    "train --resume x --seed 1": "--resume takes only --total-steps and --trust, got --seed; see marlcore train --help",
+    "train --resume x --seeds 1": "--resume takes no --seeds; did you mean --seed? see marlcore train --help",
+    "train --resume x --run-dir y": "--resume takes no --run-dir",
+    "train --parallel 2": "parallel: expected 1 without --seeds, got 2",
     "train --settings /no": "config: expected a YAML file, got '/no' (",
     "eval": "run_dir: expected a value, got none; see marlcore eval --help",
     "eval x y": "expected an option, got 'y'; see marlcore eval --help",
@@ -84,6 +91,27 @@ def test_options_come_before_the_file_and_that_before_defaults(line, tmp_path, m
     monkeypatch.setattr("marlcore.cli.train.run", run)
     assert main(["train", *line.split()]) == 2
     assert asked == [(ASKED[line], {"resume": None})]
+
+
+def test_a_resumed_run_takes_options(tmp_path, monkeypatch):
+    """Of its settings and of its algorithm; one that is unknown is refused."""
+    asked, kept = [], Config(actor=ActorConfig(envs=2), replay=ReplayConfig(save=True))
+    policies = assign({"agent_0": Spaces(Box(-1, 1, (3,)), Discrete(2))}, None, DQN(hidden=(8, 8)), stack=1)
+    described = {**describe("treasure_hunt", policies, kept), "env": "treasure_hunt"}
+    RunDirectory.create(tmp_path / "run", described).close()
+
+    def run(*arguments, **options):
+        asked.append((arguments, options))
+        raise ValueError("that was all")
+
+    monkeypatch.setattr("marlcore.cli.train.run", run)
+    changes = "--actor.processes 3 --replay.no-save --algorithm.learning-rate 0.1 --algorithm.no-double --trust"
+    assert main(["train", "--resume", str(tmp_path / "run"), *changes.split()]) == 2
+    changed = replace(kept, actor=ActorConfig(processes=3, envs=2), replay=ReplayConfig(save=False))
+    algorithm = DQN(hidden=(8, 8), learning_rate=0.1, double=False)
+    assert asked == [(("treasure_hunt", algorithm, changed), {"resume": str(tmp_path / "run")})]
+    assert main(["train", "--resume", str(tmp_path / "run"), "--algorithm.hiden", "4"]) == 2
+    assert len(asked) == 1
 
 
 @pytest.mark.parametrize("command", ["train --algo ppo", "train --resume x", *COMMANDS])
@@ -168,6 +196,18 @@ def test_a_stopped_run_says_how_it_is_resumed(tmp_path, capfd, monkeypatch, work
     working(stop)
     assert main(["gc"]) == 130
     assert capfd.readouterr().err == f"marlcore: stopped{STOPPED[taken]}\n"
+
+
+def test_stopped_runs_of_seeds_say_how_they_are_resumed(tmp_path, capfd, monkeypatch, working):
+    """Those that have taken all steps are left out."""
+    monkeypatch.chdir(tmp_path)
+    for seed, taken in enumerate((60, 20, 30)):
+        with RunDirectory.create(f"all/seed-{seed}", {"total_steps": 60}) as run:
+            run.save_progress({"steps": {"actor-0": taken}})
+    working(lambda arguments: Interrupts(signal.SIGINT).deliver("all"))
+    assert main(["gc"]) == 130
+    says = "marlcore: stopped; resume with marlcore train --resume all/seed-1, and likewise all/seed-2\n"
+    assert capfd.readouterr().err == says
 
 
 FAILURES = {

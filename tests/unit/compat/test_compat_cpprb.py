@@ -357,8 +357,10 @@ WRONG_ARGUMENTS: dict[str, tuple[dict[str, object], type[Exception], str]] = {
     "backend": ({"backend": "disk"}, ValueError, "backend: expected one of"),
     "alpha": ({"alpha": "a"}, ValueError, f"alpha: {NUMBER} 'a'"),
     "eps": ({"eps": -1}, ValueError, f"eps: {NUMBER} -1"),
+    **{name: ({name: "a"}, TypeError, f"unexpected keyword argument '{name}'")
+       for name in ("Nstep", "next_of", "stack_compress", "mmap_prefix")},
     "infinite sum": ({"alpha": 1e9}, ValueError, "alpha, eps: expected a finite sum"),
-}
+}  # fmt: skip
 REFUSED: dict[str, Refused] = {
     **{f"new: {case}": (partial(MPPrioritizedReplayBuffer, **{"size": 4, "env_dict": {"a": {}}, **arguments}), *said)
        for case, (arguments, *said) in WRONG_ARGUMENTS.items()},

@@ -10,6 +10,7 @@ from refused import Refused, check_refused
 
 from marlcore import (
     Field,
+    Hindsight,
     LayoutMismatch,
     Mixture,
     Prefetch,
@@ -27,6 +28,7 @@ SCALAR = TransitionSpec(Field(), Field((), "int64"))
 VECTOR = TransitionSpec(Field((3,)), Field((), "int64"))
 NEXT_OBS = TransitionSpec(Field(), Field(), next_obs=True)
 STATE = TransitionSpec(Field(), Field((), "int64"), {"h": Field((2,), every=4)})
+GOALS = {name: Field((3,)) for name in ("observation", "achieved_goal", "desired_goal")}
 
 
 def on(call: Callable[[ReplayBuffer], object], spec=SCALAR, capacity=10, lanes=2, **options) -> Callable[[], object]:
@@ -58,6 +60,11 @@ def sequences(spec=SCALAR, **options) -> Callable[[], object]:
 
 def initial(**extras: Field) -> Callable[[], object]:
     return sampler(TransitionSpec(Field(), Field(), extras), prioritized=Prioritized(initial="p"))
+
+
+def hindsight(obs=GOALS, next_obs=False, **options) -> Callable[[], object]:
+    chosen = {"hindsight": Hindsight(compute_reward=len)} | options
+    return sampler(TransitionSpec(obs, Field(), next_obs=next_obs), **chosen)
 
 
 def mixture(fractions=(0.5, 0.5), batch_size=8, **options) -> Callable[[], object]:
@@ -198,6 +205,28 @@ SAMPLERS: dict[str, Refused] = {
     "initial not stored": (initial(), ValueError, f"{INITIAL} none of them"),
     "initial of float64": (initial(p=Field((), "float64")), ValueError, f"{INITIAL} float64 ()"),
     "initial of a vector": (initial(p=Field((1,))), ValueError, f"{INITIAL} float32 (1,)"),
+    "hindsight 4": (hindsight(hindsight=4), TypeError, "hindsight: expected a Hindsight or None, got 4"),
+    "hindsight without a function": (
+        hindsight(hindsight=Hindsight()), ValueError, "hindsight.compute_reward: expected a function, got None",
+    ),
+    "hindsight of several steps": (
+        hindsight(n_step=2), ValueError, "hindsight: expected single transitions with n_step=1, got n_step=2",
+    ),
+    "hindsight of sequences": (
+        hindsight(sequence=Sequence(2), capacity=20), ValueError,
+        "hindsight: expected single transitions with n_step=1, got a sequence",
+    ),
+    "hindsight with next_obs": (hindsight(next_obs=True), ValueError, "hindsight: expected None, since rows of a spec"),
+    **{
+        f"hindsight of {name}": (
+            hindsight(obs), ValueError,
+            f"hindsight: expected achieved_goal and desired_goal of one shape and dtype in obs, got {got}",
+        )
+        for name, obs, got in (
+            ("no goals", Field(), "{'observation': 'float32 ()'}"),
+            ("other goals", {**GOALS, "desired_goal": Field((2,))}, "{'observation': 'float32 (3,)', 'achieved"),
+        )
+    },
     "batch beyond the limiter": (
         limited(lambda replay: replay.sampler(9)), ValueError,
         "tolerance: expected a limiter with at least the batch_size 9, got 8",
@@ -218,6 +247,20 @@ OPTIONS: dict[str, Refused] = {
             ("epsilon", -1e-9, "a finite number of at least 0"), ("epsilon", True, "a finite number of at least 0"),
             ("beta_steps", 0, "an integer of at least 1"), ("beta_steps", 1.5, "an integer of at least 1"),
         )
+    },
+    **{
+        f"Hindsight({n!r}, {strategy!r})": (partial(Hindsight, n, strategy), ValueError, says)
+        for n, strategy, says in (
+            (0, "future", "k: expected an integer from 1 to 2147483647, got 0"),
+            (4, "last", "strategy: expected future, final or episode, got 'last'"),
+        )
+    },
+    **{
+        f"Hindsight({name}=4)": (
+            partial(Hindsight, **{name: 4}), TypeError,
+            f"{name}: expected a function of achieved goals, desired goals and info, or None, got 4",
+        )
+        for name in ("compute_reward", "compute_terminated")
     },
     **{
         f"Sequence{arguments}": (partial(Sequence, *arguments), ValueError, f"sequence.{says}")

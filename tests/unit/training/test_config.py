@@ -27,20 +27,26 @@ OTHER = Spaces(Box(-1, 1, (4,)), Discrete(2))
 WRONG = {
     "run_dir": 3, "total_steps": 0, "seed": -1, "mode": "sync", "updates_per_step": 0, "updates_tolerance": 0,
     "stages": [5, 3], "learners": 3,
-    "actor.processes": 0, "actor.envs": 0, "actor.device": 3, "actor.sync_interval": 0, "actor.max_policy_lag": -1,
+    "actor.processes": -1, "actor.envs": 0, "actor.device": 3, "actor.sync_interval": 0, "actor.max_policy_lag": -1,
     "learner.device": 3, "learner.device_per_agent": 3,
     "learner.processes": 0, "learner.batch_size": 0, "learner.n_step": 0, "learner.gamma": 1.1, "learner.warmup": 0,
-    "learner.compile": "on", "learner.obs_norm": "on", "learner.prefetch": -1, "learner.publish_interval": 0,
+    "learner.compile": "on", "learner.obs_norm": "on", "learner.reward_norm": "on",
+    "learner.norm_frozen_after": 0, "learner.prefetch": -1, "learner.publish_interval": 0,
     "learner.publish_mode": "on", "learner.log_interval": 0, "learner.checkpoint_interval": 0,
     "learner.checkpoint_seconds": math.inf, "learner.threads": 0,
     "replay.capacity": 0, "replay.stack": 0, "replay.pad": "one", "replay.mixture": {"a": 2}, "replay.path": "/no",
     "replay.alpha": math.inf, "replay.beta": 2, "replay.beta_steps": 0, "replay.save": 3, "replay.clear_at_stage": 3,
-    "replay.prioritized": "no",
+    "replay.prioritized": "no", "replay.hindsight": "on", "replay.hindsight_k": 0,
     "exploration.epsilon": 2, "exploration.ladder": math.inf, "exploration.schedules": {"odds": 1},
+    "exploration.script": "bot",
     "evaluation.interval": -1, "evaluation.episodes": 0, "evaluation.envs": 0, "evaluation.keep": 1.5,
+    "evaluation.seconds": -1,
     "self_play.pool": -1, "self_play.admit_updates": 0, "self_play.admit_win_rate": 2, "self_play.window": 0,
     "self_play.side": 3, "self_play.explore": 3, "self_play.draw": "old", "self_play.power": -1, "self_play.latest": 2,
-    "self_play.anchors": {"no": 1},
+    "self_play.anchors": {"no": 1}, "self_play.begin_win_rate": 1.5, "self_play.begin_step": 0, "self_play.block": 0,
+    "self_play.rollback": 0, "self_play.rating": "glicko", "self_play.elo_k": 0,
+    "stop.episodes": 0, "stop.seconds": 0, "stop.metric": 3, "stop.threshold": math.inf, "stop.patience": 0,
+    "stop.min_delta": -1, "stop.window": 0, "stop.minimize": 3,
     "metrics.sinks": ["wandb"], "metrics.wandb_mode": "on", "metrics.wandb_project": 3,
     "supervision.max_restarts": -1, "supervision.window": -1, "supervision.backoff": -1,
     "supervision.actor_timeout": math.inf, "supervision.learner_timeout": 0, "supervision.serial_fallback": 3,
@@ -125,8 +131,19 @@ REFUSED: dict[str, Refused] = {
         "anchors: expected names that differ in their last parts, got ['arena:weak', 'other:weak']",
         anchors={"arena:weak": 0.1, "other:weak": 0.1},
     ),
-    "share": self_play("anchors arena:weak: expected a number from 0 to 1, got -0.1", anchors={"arena:weak": -0.1}),
-    "draw": self_play("draw: expected uniform, recent or pfsp, got 'best'", draw="best"),
+    "share": self_play(
+        "anchors arena:weak: expected a probability, got -0.1 from constant(-0.1)", anchors={"arena:weak": -0.1}
+    ),
+    "draw": self_play("draw: expected uniform, recent, pfsp or variance, got 'best'", draw="best"),
+    "shares at the end": self_play(
+        "anchors: expected shares that are at most 1 with `latest`, got 1.15", latest="linear(0, 1, 100)"
+    ),
+    **{
+        f"{name} without anchors": self_play(
+            f"{name}: expected None without anchors, got {value}", anchors={}, **{name: value}
+        )
+        for name, value in {"begin_win_rate": 0.5, "begin_step": 10, "rollback": 0.2}.items()
+    },
     "power": self_play("power: expected a finite number of at least 0, got -1.0", power=-1.0),
     "few arguments": schedule("linear(1)", "missing 2 required positional arguments: 'end' and 'over'"),
     "unknown schedule": schedule("line(1, 2)", "epsilon: expected a number or one of constant(...)"),
@@ -175,6 +192,6 @@ def test_settings_come_back_from_json() -> None:
         replay=mc.ReplayConfig(mixture={"anchor": 0.5, "pool": 0.5}),
     )
     assert mc.Config.from_dict(json.loads(json.dumps(config.to_dict()))) == config
-    assert config.self_play.anchors == {"arena:weak": 0.15}
+    assert config.self_play.anchors == {"arena:weak": mc.Constant(0.15)}
     assert mc.Config().exploration.epsilon is None
     assert mc.Config.from_dict(mc.Config().to_dict()) == mc.Config()

@@ -1,15 +1,18 @@
 """Evaluations play exactly the episodes that they should, and keep the best weights."""
 
 import math
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces as gym
 
+from marlcore.envs import vectorize
 from marlcore.errors import TimedOut
 from marlcore.interfaces import Action, Outcome, Turn
 from marlcore.spaces import Spaces
@@ -22,6 +25,7 @@ from marlcore.training.loops import (
     Evaluator,
     Policy,
     PolicyPlayer,
+    ScriptedPlayer,
     play,
 )
 from marlcore.training.loops.episodes import t_975
@@ -283,7 +287,7 @@ class Publications:
 class Scene:
     """An evaluator whose run is the test."""
 
-    def __init__(self, run_dir: Path) -> None:
+    def __init__(self, run_dir: Path, interval: int = 100, seconds: float = 0.0) -> None:
         self.now, self.env, network = 0, Walks(2, 3), model()
         self.reports: list[tuple[Any, ...]] = []
         self.published, kept = Publications(network), KeptCheckpoints(run_dir, "both", keep=2)
@@ -291,7 +295,9 @@ class Scene:
         candidate = Candidate(policy, network, torch.device("cpu"), self.published, kept)
         config, report = EvaluationConfig(episodes=4), lambda *metric: self.reports.append(metric)
         games = CommonGames(self.env, [candidate], config, "repeat", lambda step: 1000 + step, report)
-        self.evaluator = Evaluator([candidate], games.play, 100, lambda: self.now)
+        self.seconds = 0.0
+        clock = lambda: self.seconds  # noqa: E731
+        self.evaluator = Evaluator([candidate], games.play, interval, lambda: self.now, seconds, clock)
 
     def at(self, now: int) -> bool:
         """Whether an evaluation is due at a step; if so, it is made."""
@@ -311,6 +317,43 @@ def test_an_evaluator_reports_at_the_step_of_its_weights(run_dir):
     best = load_checkpoint(checkpoint_path(run_dir, "both", "best"))
     assert (best["step"], best["updates"], best["return"]) == (90, 45, 7.0)
     assert scene.env.seeds == [1100]
+
+
+@pytest.mark.parametrize("interval", [0, 1000])
+def test_evaluations_come_by_time_too(run_dir, interval):
+    """Counted from the beginning of the last one, or of the evaluator; and by steps beside that."""
+    scene, due = Scene(run_dir, interval, seconds=60.0), []
+    for second in (0, 59, 60, 100, 119, 120, 200):
+        scene.published.publish(1, step=second)
+        scene.seconds = float(second)
+        if scene.at(second):
+            due.append(second)
+    assert due == [60, 120, 200]
+    scene.published.publish(1, step=1000)
+    assert scene.at(1000) == (interval > 0)
+
+
+class Judged(gymnasium.Env):
+    """A step that earns 1, of which the judge says something else in every other episode."""
+
+    observation_space, action_space = gym.Box(0, 1, (1,)), gym.Discrete(2)
+    episodes = 0
+
+    def reset(self, seed=None, options=None):
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.episodes += 1
+        info = {"winner": -3 if self.episodes % 4 == 0 else 0} if self.episodes % 2 == 0 else {}
+        return np.zeros(1, np.float32), 1.0, True, False, info
+
+
+def test_results_are_the_winners_or_the_signs_of_the_returns():
+    with closing(vectorize(Judged, 1)) as env:
+        (agent,) = env.agents
+        player = ScriptedPlayer("still", lambda obs: 0, env.spaces[agent], 1)
+        outcome = play(env, {agent: player}, 4, seed=0)
+    assert outcome is not None and outcome.results[agent].tolist() == [1, 0, 1, -1]
 
 
 def test_the_same_weights_are_evaluated_once(run_dir):

@@ -4,7 +4,6 @@ import io
 import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +11,17 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from arena import Marking, weak
+from arena import Counted, Marking, weak
 
 import marlcore as mc
 from marlcore.processes import Telemetry
 from marlcore.training.loops import PolicyModel
 from marlcore.training.record import read_json
-from marlcore.training.self_play import League, Pool, plot_payoff, report_result
+from marlcore.training.self_play import League, Pool, Snapshot, plot_payoff, report_result
 from marlcore.training.self_play.league import Payoff, odds_of, pool_odds
 from marlcore.training.self_play.opponents import name_of
 from marlcore.training.self_play.pool import pool_store, saved_opponents
+from marlcore.training.self_play.ratings import Elo, rating_of
 
 EXTRAS: dict[str, Any] = {"updates": (), "step": (), "epsilon": ()}
 BOX = gymnasium.spaces.Box(0, 1, (1,), np.float32)
@@ -32,6 +32,7 @@ def settings(**changes: Any) -> mc.SelfPlayConfig:
     return mc.SelfPlayConfig(**{"pool": 4, "window": 10, "latest": 0.25, "anchors": {weak: 0.15}, **changes})
 
 
+START = {"steps": 0, "updates": 0}
 RATES = np.array([0.9, 0.5, 0.75, 0.2])
 
 
@@ -41,6 +42,7 @@ RATES = np.array([0.9, 0.5, 0.75, 0.2])
     [
         ("pfsp", lambda rate, age, power: (1.0 - rate) ** power),
         ("recent", lambda rate, age, power: 1.0 / age**power),
+        ("variance", lambda rate, age, power: rate * (1.0 - rate)),
         ("uniform", lambda rate, age, power: 1.0),
     ],
 )
@@ -56,19 +58,63 @@ def test_no_power_makes_all_odds_0() -> None:
 
 
 def test_shares_go_to_the_latest_the_anchors_and_the_pool() -> None:
-    numbers, odds = odds_of(settings(draw="uniform"), range(7, 10), {7: 0.5, 8: 0.5, 9: 0.5}.__getitem__)
+    numbers, odds = odds_of(settings(draw="uniform"), range(7, 10), {7: 0.5, 8: 0.5, 9: 0.5}.__getitem__, START)
     assert numbers.tolist() == [0, -1, 7, 8, 9, 0]
     assert odds.tolist() == pytest.approx([0.25, 0.15, 0.2, 0.2, 0.2, 0.0])
     assert [name_of(number, ["anchor:weak"]) for number in (0, -1, 7)] == ["pool:latest", "anchor:weak", "pool:7"]
 
 
 def test_the_latest_and_the_anchors_share_what_an_empty_pool_leaves() -> None:
-    assert odds_of(settings(), range(0), float)[1].tolist() == pytest.approx([0.625, 0.375, 0, 0, 0, 0])
-    assert odds_of(settings(latest=0.0, anchors={}), range(0), float)[1].tolist() == [1.0, 0, 0, 0, 0]
+    assert odds_of(settings(), range(0), float, START)[1].tolist() == pytest.approx([0.625, 0.375, 0, 0, 0, 0])
+    assert odds_of(settings(latest=0.0, anchors={}), range(0), float, START)[1].tolist() == [1.0, 0, 0, 0, 0]
+
+
+def test_shares_follow_their_schedules() -> None:
+    config = settings(draw="uniform", latest="linear(0, 0.5, 10, of=updates)", anchors={weak: mc.Linear(0.8, 0.0, 100)})
+    for step, updates, latest, anchor in [(0, 0, 0.0, 0.8), (50, 2, 0.1, 0.4), (100, 10, 0.5, 0.0)]:
+        odds = odds_of(config, range(1, 3), {1: 0.5, 2: 0.5}.__getitem__, {"steps": step, "updates": updates})[1]
+        pool = (1.0 - latest - anchor) / 2
+        assert odds.tolist() == pytest.approx([latest, anchor, pool, pool, 0, 0])
+
+
+@pytest.mark.parametrize(("strong", "expected"), [(0.3, [0.25, 0.75]), (0.0, [1.0, 0.0])])
+def test_only_anchors_play_before_self_play_begins(strong: float, expected: list[float]) -> None:
+    config = settings(anchors={weak: 0.1, Counted: strong})
+    odds = odds_of(config, range(1, 3), {1: 0.5, 2: 0.5}.__getitem__, START, begun=False)[1]
+    assert odds.tolist() == pytest.approx([0.0, *expected, 0, 0, 0, 0])
+
+
+def test_anchors_without_a_share_play_alike_before_self_play_begins() -> None:
+    config = settings(latest=0.0, anchors={weak: 0.0, Counted: 0.0})
+    odds = odds_of(config, range(1, 3), {1: 0.5, 2: 0.5}.__getitem__, START, begun=False)[1]
+    assert odds.tolist() == [0.0, 0.5, 0.5, 0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("result", [1, 0, -1])
+def test_elo_moves_both_ratings_by_its_formula(result: int) -> None:
+    policy, opponent = [1100.0], [900.0]
+    expected_score = 1 / (1 + 10 ** ((900 - 1100) / 400))
+    moved = 24.0 * ({1: 1.0, 0: 0.5, -1: 0.0}[result] - expected_score)
+    after = rating_of(settings(elo_k=24.0)).after(policy, opponent, result)
+    assert after == ([pytest.approx(1100 + moved)], [pytest.approx(900 - moved)])
+    assert rating_of(settings()).after([1e7], [0.0], -1)[0] == [1e7 - 16], "no distance overflows"
+
+
+def test_trueskill_is_that_of_its_package() -> None:
+    trueskill = pytest.importorskip("trueskill")
+    rating = rating_of(settings(rating="trueskill"))
+    policy, opponent, own = trueskill.Rating(), trueskill.Rating(), [rating.first, rating.first]
+    for result in (1, 1, 0, -1):
+        if result < 0:
+            opponent, policy = trueskill.rate_1vs1(opponent, policy)
+        else:
+            policy, opponent = trueskill.rate_1vs1(policy, opponent, drawn=result == 0)
+        own = [*rating.after(own[0], own[1], result)]
+    assert own == [pytest.approx([policy.mu, policy.sigma]), pytest.approx([opponent.mu, opponent.sigma])]
 
 
 def test_a_win_rate_is_of_the_last_games_with_two_imagined_ones() -> None:
-    payoff = Payoff(4)
+    payoff = Payoff(4, Elo(16.0))
     assert payoff.rate(3) == 0.5 and payoff.win_rate is None
     for result in (-1, -1, 1, 0, 1):
         payoff.record(3, result)
@@ -79,7 +125,7 @@ def test_a_win_rate_is_of_the_last_games_with_two_imagined_ones() -> None:
 
 
 def test_the_payoff_table_is_written_restored_and_drawn(tmp_path: Path) -> None:
-    payoff = Payoff(10)
+    payoff = Payoff(10, Elo(16.0))
     for step in range(1, 5):
         for number in (-1, step, step + 1):
             for result in (1, 1, 0, -1)[:step]:
@@ -89,22 +135,24 @@ def test_the_payoff_table_is_written_restored_and_drawn(tmp_path: Path) -> None:
     payoff.write(path, ["anchor:weak"])
     written = json.loads(path.read_text())
     table, history = written["opponents"], written["history"]
+    ratings = [table[name].pop("rating")["elo"] for name in ("anchor:weak", "pool:1")]
+    assert ratings[0] < ratings[1] < 1000 < written["rating"]["policy"]["elo"] and written["rating"]["by"] == "elo"
     assert table["anchor:weak"] == {"games": 10, "wins": 7, "draws": 2, "losses": 1, "win_rate": 0.8}
     assert table["pool:1"] == {"games": 1, "wins": 1, "draws": 0, "losses": 0, "win_rate": None}
     assert [row["step"] for row in history] == [1, 2, 3, 4]
     assert history[0]["win_rates"].keys() == {"anchor:weak", "pool:1", "pool:2"}
-    other = Payoff(**asdict(payoff))
+    other = Payoff(10, Elo(16.0), **payoff.state_dict())
     other.write(tmp_path / "again.json", ["anchor:weak"])
     assert read_json(tmp_path / "again.json") == read_json(path)
     plot_payoff(path, tmp_path / "payoff.png", "a run")
-    Payoff(10).write(path, [])
+    Payoff(10, Elo(16.0)).write(path, [])
     plot_payoff(path, tmp_path / "empty.png", "a run")
     sizes = [(tmp_path / name).stat().st_size for name in ("payoff.png", "empty.png")]
     assert sizes[0] > 10_000 and sizes[1] > 1_000
 
 
 def test_a_long_history_loses_every_second_row() -> None:
-    payoff = Payoff(1)
+    payoff = Payoff(1, Elo(16.0))
     payoff.record(1, 1)
     for step in range(2_000):
         payoff.note(step, [1])
@@ -220,6 +268,24 @@ def test_odds_follow_the_results(scene: Callable[..., Scene]) -> None:
     assert run.metrics["win_rate/pool:1"] == 0.9 and run.metrics["win_rate"] == 8.5 / 10
 
 
+def test_a_new_member_has_the_policys_rating(scene: Callable[..., Scene]) -> None:
+    """Also in the table of a successor whose checkpoint does not know it."""
+    run = scene(admit_updates=10)
+    league = run.join()
+    run.publish(league, 0)
+    run.play(-1, 1, 1, 1)
+    run.publish(league, 5)
+    league.report_rates()
+    state, rating = from_checkpoint(league.state_dict()), run.metrics["elo"]
+    assert rating > 1020 and run.metrics["elo/anchor:weak"] == pytest.approx(2000 - rating)
+    run.publish(league, 10)
+    run.pool.close()
+    successor = run.join(state)
+    for joined in (league, successor):
+        joined.report_rates()
+        assert run.metrics["elo/pool:2"] == rating and run.metrics["elo/pool:1"] == 1000.0
+
+
 def test_a_learners_successor_counts_each_game_once(scene: Callable[..., Scene]) -> None:
     """It begins with the checkpoint's table, and reads again what came after it."""
     run = scene(admit_updates=10)
@@ -236,7 +302,10 @@ def test_a_learners_successor_counts_each_game_once(scene: Callable[..., Scene])
     run.publish(successor, 12)
     run.publish(successor, 13)
     successor.write()
-    assert run.table()["pool:1"] == {"games": 6, "wins": 2, "draws": 2, "losses": 2, "win_rate": 0.5}
+    row = run.table()["pool:1"]
+    assert {name: row[name] for name in ("games", "wins", "draws", "losses", "win_rate")} == {
+        "games": 6, "wins": 2, "draws": 2, "losses": 2, "win_rate": 0.5
+    }  # fmt: skip
     assert run.held() == {1: 0.0, 2: 12.0}, "nor is anything admitted again"
 
 
@@ -269,3 +338,72 @@ def test_a_smaller_pool_keeps_the_newest_of_an_earlier_one(scene: Callable[..., 
     assert saved_opponents(first.run_dir, "main", 10) == [3, 4, 5, 6]
     assert scene(pool=2).held() == {5: 40.0, 6: 50.0}
     assert scene(pool=9).held() == {3: 20.0, 4: 30.0, 5: 40.0, 6: 50.0}
+
+
+def test_bots_come_first_until_a_win_rate(scene: Callable[..., Scene]) -> None:
+    """And the gate stays open after a resume, whatever the win rate is then."""
+    run = scene(admit_updates=10, begin_win_rate=0.7, window=10)
+    league = run.join()
+    assert run.publish_each(league, (0, 20)) == [{-1: 1.0}, {-1: 1.0}]
+    run.play(-1, *[1] * 9)  # no whole window yet
+    assert run.publish(league, 30) == {-1: 1.0} and run.held() == {1: 0.0}
+    run.play(-1, *[-1] * 3, 0, *[1] * 4)  # 6.5 of the last 10
+    assert run.publish(league, 40) == {-1: 1.0}
+    closed = from_checkpoint(league.state_dict())
+    run.play(-1, 1, 1, 1)  # 7.5 of them
+    odds = run.publish(league, 50)
+    assert list(odds) == [0, -1, 1, 2] and run.held() == {1: 0.0, 2: 50.0}, "the present policy joins at once"
+    run.play(-1, *[-1] * 10)
+    assert list(run.publish(league, 55)) == [0, -1, 1, 2]
+    states = closed, from_checkpoint(league.state_dict())
+    run.stack.close()
+    for state, opponents in zip(states, ([-1], [0, -1, 1, 2]), strict=True):
+        resumed = scene(admit_updates=10, begin_win_rate=0.7, window=10)
+        assert list(resumed.publish(resumed.join(state), 56)) == opponents
+        resumed.stack.close()
+
+
+def test_self_play_begins_at_a_step_at_the_latest(scene: Callable[..., Scene]) -> None:
+    run = scene(admit_updates=None, admit_win_rate=0.9, begin_win_rate=0.7, begin_step=500)
+    odds = run.publish_each(run.join(), (0, 49, 50))  # ten steps each
+    assert [list(opponents) for opponents in odds] == [[-1], [-1], [0, -1, 1, 2]]
+
+
+class Momentum:
+    """A trainer whose state is a number."""
+
+    value = 0.0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"value": self.value}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.value = state["value"]
+
+
+def test_the_learner_goes_back_to_its_best_when_its_win_rate_falls(scene: Callable[..., Scene]) -> None:
+    run = scene(rollback=0.25, window=10, admit_updates=1000)
+    trainer: Any = Momentum()
+
+    def begin(state: Any = None) -> League:
+        league = run.join(state)
+        league.best = Snapshot(run.run_dir / "checkpoints/main.rollback.pt", run.model, trainer)
+        return league
+
+    def window(wins: int, updates: int) -> float:
+        """The weight after a window of games against the anchor, and one that says nothing."""
+        run.play(-1, *[1] * wins, *[-1] * (10 - wins))
+        run.play(1, *[-1] * 10)
+        trainer.value = updates
+        run.publish(league, updates)
+        return float(run.model.whole.mark.detach()[0])
+
+    league = begin()
+    run.publish(league, 0)
+    assert [window(6, 10), window(8, 20), window(6, 30)] == [10, 20, 30], "0.2 is no fall by more than 0.25"
+    state = from_checkpoint(league.state_dict())
+    run.pool.close()
+    league = begin(state)
+    assert window(5, 40) == 20 and trainer.value == 20 and run.metrics["rollback"] == 0.5
+    assert [window(3, 50), window(1, 60)] == [50, 60], "it is measured anew after that"
+    assert window(0, 70) == 50

@@ -113,6 +113,9 @@ def test_the_policy_meets_the_pool_and_the_anchors_and_never_itself(scene: Calla
     played = evaluations.played
     assert all(played[pair] >= times for pair, times in met.items()) and (15.0, 15.0) not in played
     assert evaluations.metrics[("main", "eval_return/anchor:weak")] == 1.0
+    assert evaluations.metrics[("main", "eval_win_rate/anchor:weak")] == 1.0
+    assert evaluations.metrics[("main", "eval_win_rate/pool")] == 0.5
+    assert evaluations.metrics[("main", "eval_win_rate")] == 0.75
     assert evaluations.metrics[("main", "eval_return/pool")] == 0.0  # it beats the oldest, and loses to the newest
     assert evaluations.metrics[("main", "eval_return")] == 0.5 == evaluations.metrics[("left", "eval_return")]
     assert evaluations.metrics[("main", "eval_distinct")] == 8.0 and evaluations.best == 5

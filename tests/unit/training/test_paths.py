@@ -103,4 +103,12 @@ def test_a_seed_that_comes_twice_is_refused(tmp_path: Path) -> None:
     config = mc.Config(run_dir=str(tmp_path / "all"))
     says = "seeds: expected different ones, got [1, 1]"
     check_refused(lambda: train_seeds(HUNT, "dqn", config, [1, 1]), ValueError, says)
+    check_refused(
+        lambda: train_seeds(HUNT, "dqn", config, [1], parallel=0), ValueError,
+        "parallel: expected an integer of at least 1, got 0",
+    )  # fmt: skip
+    check_refused(
+        lambda: train_seeds(HUNT, "dqn", replace(config, mode="serial"), [1, 2], parallel=2), ValueError,
+        "parallel: expected 1 in serial mode, whose runs work in this process, got 2",
+    )  # fmt: skip
     assert list(tmp_path.iterdir()) == []

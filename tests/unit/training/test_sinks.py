@@ -1,5 +1,6 @@
 """Every sink gets the same stream, and no sink can delay, break or end the run that feeds it."""
 
+import io
 import json
 import re
 import sys
@@ -15,17 +16,18 @@ from unittest.mock import Mock
 import pytest
 from processes import until
 from refused import Refused, check_refused
+from rich.console import Console
 
 import marlcore
 import marlcore as mc
 from marlcore.cli import CommandLine
 from marlcore.declared import changed, hints_of
-from marlcore.processes import STEPS, Control, Metric, Telemetry
+from marlcore.processes import EPISODES, STEPS, Control, Metric, Telemetry
 from marlcore.training import MetricsConfig, read_metrics
 from marlcore.training.config import SINKS
-from marlcore.training.record import Monitor, RunDirectory
+from marlcore.training.record import Monitor, Progress, RunDirectory
 from marlcore.training.record import monitor as monitors
-from marlcore.training.record.sinks import Background, CallbackSink, CsvSink, Sinks, TensorBoardSink, open_sinks
+from marlcore.training.record.sinks import Background, CsvSink, Sinks, TensorBoardSink, open_sinks
 
 STREAM = [
     Metric(0.5, 10, "agent_0", "loss", 1 / 3),
@@ -50,7 +52,7 @@ def events_of(run_dir: Path) -> dict[tuple[str, int], Any]:
 
 
 def calling(function: Callable[[Metric], object]) -> Background:
-    return Background("callback", lambda: CallbackSink(function))
+    return Background("callback", lambda: Mock(record=function))
 
 
 class Held:
@@ -164,6 +166,28 @@ def test_rates_and_flushes_come_by_time(tmp_path, clock):
         until(lambda: held.flushes >= 3)
 
 
+def test_episodes_are_counted_over_all_actors_and_their_successors(tmp_path, clock):
+    names, seen = ["actor-0", "actor-1"], io.StringIO()
+    with (
+        RunDirectory.create(tmp_path / "run", {}) as run,
+        closing(Telemetry.create(names)) as telemetry,
+        closing(Control.create([*names, "evaluator"], actors=names)) as control,
+        closing(Sinks(run.csv, [])) as sinks,
+        Progress(Console(file=seen, width=200), interval=0.0) as table,
+    ):
+        monitor = Monitor(run, sinks, control, telemetry, table, 1000, monitors.monotonic())
+        control.workers["evaluator"].store(EPISODES, 1)
+        for second, counts in enumerate([(0, 0), (0, 0), (4, 2), (9, 2), (3, 2)]):  # the last is a successor's
+            for name, count in zip(names, counts, strict=True):
+                control.workers[name].store(EPISODES, count)
+            control.workers["actor-0"].store(STEPS, 100 * second)
+            clock[0] += 1.0
+            monitor.tick()
+    rates = [m.value for m in read_metrics(tmp_path / "run" / "metrics.csv") if m.name == "episodes_per_s"]
+    assert rates == [6 / 2, 11 / 3, 14 / 4]
+    assert "100 env steps/s  3.5 episodes/s  elapsed" in seen.getvalue()
+
+
 def test_a_serial_run_of_slow_rounds_reports_by_time(tmp_path, clock, undrawn, monkeypatch):
     class Slow(mc.TreasureHunt):
         def step(self, action: Any) -> None:
@@ -252,13 +276,14 @@ def test_hanging_sinks_share_one_time_limit(tmp_path):
 def test_a_hanging_sink_does_not_keep_the_interpreter(program):
     code = """
     import threading
+    from unittest.mock import Mock
     from marlcore.processes import Metric
-    from marlcore.training.record.sinks import Background, CallbackSink
+    from marlcore.training.record.sinks import Background
     entered = threading.Event()
     def hang(metric):
         entered.set()
         threading.Event().wait()
-    sink = Background("callback", lambda: CallbackSink(hang))
+    sink = Background("callback", lambda: Mock(record=hang))
     sink.record(Metric(0.0, 0, "", "loss", 0.0))
     entered.wait()
     sink.close(timeout=0.01)
@@ -392,7 +417,7 @@ def test_every_named_sink_can_be_opened(tmp_path, monkeypatch):
     (tmp_path / "wandb.py").touch()
     monkeypatch.syspath_prepend(tmp_path)
     with RunDirectory.create(tmp_path / "run", {}) as run:
-        sinks = open_sinks(run.csv, run.path, MetricsConfig(SINKS, wandb_mode="offline"), callback=print)
+        sinks = open_sinks(run.csv, run.path, MetricsConfig(SINKS, wandb_mode="offline"), Mock())
         assert list(sinks.lost) == ["tensorboard", "wandb", "callback"]
 
 

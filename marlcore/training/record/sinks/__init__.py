@@ -4,7 +4,7 @@ The parent writes metrics.csv itself, since that file is the run's own record. E
 a thread of its own: it slows nobody, and what it loses is counted. Sinks never read shared memory.
 """
 
-from .background import Background, CallbackSink, Sink, Sinks, open_sinks
+from .background import Background, Sink, Sinks, open_sinks
 from .csv import CsvSink, read_metrics
 from .tensorboard import TensorBoardSink
 from .wandb import WandbSink

@@ -6,7 +6,6 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -39,20 +38,6 @@ class Sink(Protocol):
 
     def close(self) -> None:
         """Flushes and releases the sink's resources; the last call, also after another method raised."""
-
-
-@dataclass
-class CallbackSink:
-    """Calls a function with each metric."""
-
-    function: Callable[[Metric], object]
-
-    def record(self, metric: Metric) -> None:
-        self.function(metric)
-
-    def flush(self) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class Background:
@@ -186,12 +171,18 @@ class Sinks:
 
 
 def open_sinks(
-    csv: CsvSink, run_dir: Path, config: MetricsConfig, callback: Callable[[Metric], object] | None = None
+    csv: CsvSink,
+    run_dir: Path,
+    config: MetricsConfig,
+    make_callback: Callable[[], Sink] | None = None,
 ) -> Sinks:
-    """The sinks of a configuration, made at the first metric. Raises ValueError: one cannot be used."""
+    """The sinks of a configuration, made at the first metric, and that of a callback.
+
+    Raises ValueError: one cannot be used.
+    """
     others = [Background(name, _maker(name, run_dir, config)) for name in config.sinks if name != "csv"]
-    if callback is not None:
-        others.append(Background("callback", partial(CallbackSink, callback)))
+    if make_callback is not None:
+        others.append(Background("callback", make_callback))
     return Sinks(csv, others)
 
 

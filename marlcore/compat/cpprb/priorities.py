@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..kernels.sumtree import find, level_offsets, repair
-from .ring import Held, Ints
+from ...kernels.sumtree import find, level_offsets, repair
+from ..ring import Held, Ints
 
 
 class RingPriorities:
@@ -37,13 +37,17 @@ class RingPriorities:
         self._lapped = np.setdiff1d(positions[gone], positions[~gone]) if gone.any() else positions[:0]
         return positions
 
-    def update(self, positions: Ints, priorities: NDArray[np.float32]) -> None:
-        """Sets priorities of positions below stored; for a repeated position, the last one counts."""
-        tickets = self.window.tickets(positions)
-        current = (tickets >= self.window.lo) & (tickets < self._sampled)
-        if len(self._lapped):
-            current &= ~np.isin(positions, self._lapped)
-        positions, priorities = positions[current], priorities[current]
+    def update(self, positions: Ints, priorities: NDArray[np.float32], keep_new: bool = True) -> None:
+        """Sets priorities of positions below stored; for a repeated position, the last one counts.
+
+        `keep_new` skips rows that came after the last sample.
+        """
+        if keep_new:
+            tickets = self.window.tickets(positions)
+            current = (tickets >= self.window.lo) & (tickets < self._sampled)
+            if len(self._lapped):
+                current &= ~np.isin(positions, self._lapped)
+            positions, priorities = positions[current], priorities[current]
         if len(positions):
             self._tree.put(positions, self._leaves(priorities))
             self.greatest = max(self.greatest, float(priorities.max()))

@@ -1,0 +1,84 @@
+"""Behaviour cloning (BC): a policy that imitates the actions of demonstrations.
+
+Bain & Sammut 1995, "A framework for behavioural cloning", Machine Intelligence 15, pp. 103-129.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from ..interfaces import Action, Update
+from ..spaces import Spaces
+from ..spec import TransitionSpec
+from .base import AdamTrainer, Hyperparameters, Layers, LearningRate, Positive, Request, rate_schedule
+from .fast import faster
+from .networks.distributions import distribution_of
+from .networks.own import torso_of
+from .networks.policy_value import PolicyNetwork
+
+
+@dataclass(frozen=True)
+class BC(Hyperparameters):
+    """Hyperparameters of BC. It uses observations and actions alone; rewards and ends do not matter."""
+
+    imitates: ClassVar[bool] = True  # so that rows of its own actors teach it nothing
+
+    learning_rate: LearningRate = 1e-3
+    """Adam's step size, above 0; a number or a schedule."""
+    hidden: Layers = (64, 64)
+    """Units in each fully connected layer, at least one layer."""
+    max_grad_norm: Positive = 10.0
+    """Larger gradients are scaled down to this norm; above 0."""
+
+    def transition(self, spaces: Spaces) -> TransitionSpec:
+        """A row without extras. Raises ValueError: see `distribution_of`."""
+        distribution_of(self.owner, spaces.action)
+        return super().transition(spaces)
+
+    def schedules(self) -> Mapping[str, Any]:
+        return rate_schedule(self)
+
+    def make_model(self, spaces: Spaces) -> PolicyNetwork:
+        return PolicyNetwork(self, spaces, torso_of(self, spaces, self.hidden))
+
+    def chosen(self, model: Any, obs: Any, request: Request) -> Action:
+        """Actions drawn from the policy; if greedy, the most probable ones."""
+        output = faster(model)(obs)
+        if request.explore is None:
+            return Action(model.distribution.mode(output, request.mask).numpy(force=True))
+        return Action(model.distribution.sample(output, request.mask, request.generator)[0])
+
+    def greedy(self, model: Any, obs: Any, state: Any, mask: torch.Tensor | None) -> Any:
+        return model.distribution.mode(faster(model)(obs), mask), None
+
+    def make_trainer(self, model: Any) -> "BCTrainer":
+        return BCTrainer(self, model)
+
+
+class BCTrainer(AdamTrainer):
+    """Maximizes the likelihood of the demonstrations' actions."""
+
+    kept: ClassVar[tuple[str, ...]] = ("optimizer",)
+
+    def __init__(self, hyper: BC, network: PolicyNetwork) -> None:
+        super().__init__(hyper)
+        self.network = network
+        self.optimizer = self.adam(list(network.parameters()))
+
+    def update(self, batch: Any) -> Update:
+        """One step on a batch of B transitions: the mean of minus the log-probability of their actions.
+
+        Only allowed actions have a probability. Rows are weighted by `weight`; a row's priority is its loss above 0.
+        """
+        self.follow_schedules(batch)
+        network = self.network
+        output = faster(network)(batch.obs)
+        log_prob, entropy = network.distribution(output, network.spaces.mask_in(batch.obs), batch)
+        loss = -(batch.weight * log_prob).mean()
+        self.optimizer.zero_grad()
+        torch.autograd.backward(loss)
+        grad_norm = self.optimizer.clip_and_step(self.hyper.max_grad_norm)
+        metrics = {"loss": loss.detach(), "entropy": entropy.detach().mean(), "grad_norm": grad_norm}
+        return Update(metrics, priority=(-log_prob.detach()).clamp(min=0.0))

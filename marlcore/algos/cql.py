@@ -1,0 +1,44 @@
+"""Conservative Q-learning (CQL) of discrete actions, from data that other policies gathered.
+
+Kumar et al. 2020, "Conservative Q-learning for offline reinforcement learning" (arXiv:2006.04779).
+Q-learning overestimates actions that its data lack, and no new data correct it. CQL pushes the values of all actions
+down and those of the data's actions up.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import torch
+
+from ..declared import Number
+from .dqn import DQN, DQNTrainer
+from .networks.distributions import masked
+
+
+@dataclass(frozen=True)
+class CQL(DQN):
+    """Hyperparameters of CQL: those of DQN and the weight of its penalty."""
+
+    alpha: Annotated[float, Number(0)] = 1.0
+    """Weight of the penalty beside the loss of DQN, at least 0; the less the data cover, the larger."""
+
+    def make_trainer(self, model: Any) -> "CQLTrainer":
+        return CQLTrainer(self, model)
+
+
+class CQLTrainer(DQNTrainer):
+    """Q-learning whose loss has a penalty for values of actions that the data do not have."""
+
+    def penalize(
+        self, batch: Any, values: torch.Tensor, action: torch.Tensor, gradient: torch.Tensor
+    ) -> dict[str, torch.Tensor]:
+        """alpha times the mean of the log of the sum of exp(values) minus the value of the action taken.
+
+        This is CQL(H), equation 4 of the paper, over allowed actions; rows are weighted by `weight`.
+        """
+        among = masked(values, self.network.allowed(batch.obs))
+        weight = self.hyper.alpha * batch.weight[:, None] / len(values)
+        gradient += weight * among.softmax(1)
+        gradient.scatter_add_(1, action, -weight)
+        gap = among.logsumexp(1, keepdim=True) - values.gather(1, action)
+        return {"penalty": (weight * gap).sum()}

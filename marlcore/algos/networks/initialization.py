@@ -1,0 +1,29 @@
+"""The first weights of layers."""
+
+import math
+from typing import Any, Literal
+
+from torch import nn
+
+from .critics import PairedLinear
+from .own import OwnTorso
+from .recurrent import OwnCell
+
+Initialization = Literal["default", "orthogonal", "xavier"]
+INITIALIZERS: dict[str, Any] = {"orthogonal": nn.init.orthogonal_, "xavier": nn.init.xavier_uniform_}
+
+
+def initialize(hyper: Any, part: nn.Module, gain: float = math.sqrt(2)) -> None:
+    """Draws the weights of fully connected and convolutional layers as `hyper.initialization` says; zero biases.
+
+    "default" leaves torch's. So do recurrent layers, and networks of the user's.
+    """
+    if hyper.initialization == "default" or isinstance(part, (OwnTorso, OwnCell)):
+        return
+    if isinstance(part, (nn.Linear, nn.Conv2d, PairedLinear)):
+        for weight in part.weight.data if isinstance(part, PairedLinear) else [part.weight]:
+            INITIALIZERS[hyper.initialization](weight, gain)
+        assert part.bias is not None
+        nn.init.zeros_(part.bias)
+    for child in part.children():
+        initialize(hyper, child, gain)

@@ -1,0 +1,220 @@
+"""A network of the user's own in place of the built-in first layers, or of all layers."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces as gym
+from torch import nn
+
+from ...checks import brief
+from ...observations import ALONE, each, in_form
+from ...references import is_importable, reference_to, resolve
+from ...spaces import Spaces
+from .torso import Torso
+
+TRIED = 3  # observations in the batch with which a network is tried
+
+
+def torso_of(
+    hyper: Any,
+    spaces: Spaces,
+    hidden: tuple[int, ...],
+    without: tuple[str, ...] = (),
+    whole: nn.Module | None = None,
+    called: str = "",
+) -> "Torso | OwnTorso":
+    """The first layers: a Torso with layers of the sizes `hidden`, a network of the user's, or a part of a whole model.
+
+    Parts of the observation that `without` names are no input.
+    """
+    if whole is not None:
+        return OwnTorso(hyper, spaces, whole, called=called)
+    if hyper.network is None:
+        return Torso(hyper, spaces, hidden, without)
+    return OwnTorso(hyper, spaces, made_network(hyper, visible(spaces, without)), without)
+
+
+def whole_network(hyper: Any, spaces: Spaces, *parts: str) -> nn.Module | None:
+    """The user's network if it is a whole model, which has these methods or modules; None if it has none of them.
+
+    Raises: ValueError: it has only some of them.
+    """
+    if hyper.network is None:
+        return None
+    network = made_network(hyper, spaces)
+    missing = [part for part in parts if not hasattr(network, part)]
+    if missing and len(missing) < len(parts):
+        raise ValueError(f"{hyper.owner} network: expected {' and '.join(parts)}, got none of the name {missing[0]}")
+    return None if missing else network
+
+
+def made_network(hyper: Any, spaces: Spaces) -> nn.Module:
+    """A network by the user's function. Raises ValueError: it is no module."""
+    return made_module(f"{hyper.owner} network", hyper.network, spaces)
+
+
+def made_module(label: str, function: Any, *arguments: Any) -> nn.Module:
+    """The module that a user's function returns. Raises ValueError: it is none, or the function fails."""
+    made_by = resolve(label, function) if isinstance(function, str) else function
+    module = result_of(f"{label}: its function", made_by, *arguments)
+    if not isinstance(module, nn.Module):
+        raise ValueError(f"{label}: expected a function that returns a torch.nn.Module, got {brief(module)} from it")
+    return module
+
+
+def tried(label: str, call: Callable[..., Any], *arguments: Any) -> Any:
+    """The result of the user's layers, without gradients. Raises ValueError: see `result_of`."""
+    with torch.no_grad():
+        return result_of(label, call, *arguments)
+
+
+def result_of(label: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    """The result of the user's code. Raises ValueError, which says what was raised there."""
+    try:
+        return function(*arguments)
+    except Exception as error:  # it may raise anything
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        got = ", ".join(map(form_of, arguments))
+        raise ValueError(f"{label} raised {reason[:300]}, called with {got}") from error
+
+
+def form_of(value: Any) -> str:
+    """The dtype and shape of a tensor, also of those in tuples and dicts, in a message."""
+    if isinstance(value, torch.Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')} {[*value.shape]}"
+    if isinstance(value, tuple):
+        return f"({', '.join(map(form_of, value))})"
+    if isinstance(value, dict):
+        return f"{{{', '.join(sorted(f'{name}: {form_of(part)}' for name, part in value.items()))}}}"
+    return brief(value)
+
+
+def check_form(label: str, result: Any, expected: Any) -> None:
+    """Raises ValueError: the user's result has not the shapes and dtypes of `expected`."""
+    if form_of(result) != form_of(expected):
+        raise ValueError(f"{label}: expected {form_of(expected)}, got {form_of(result)}")
+
+
+class OwnTorso(nn.Module):
+    """A network of the user's, from observations without the mask and the parts `without` to numbers [B, size].
+
+    Args:
+        called: of a whole model, the method or the module to call.
+        beside: further arguments to try it with; its result is then that of two critics, [2, B].
+
+    Raises: ValueError: its parameters are not float32 on the CPU, or of a whole model none is trained; its call with a
+        batch of zeros fails, or the result is not float32 [B, n].
+    """
+
+    def __init__(
+        self,
+        hyper: Any,
+        spaces: Spaces,
+        network: nn.Module,
+        without: tuple[str, ...] = (),
+        called: str = "",
+        beside: tuple[torch.Tensor, ...] = (),
+    ) -> None:
+        super().__init__()
+        self.whole = bool(called)
+        inside = getattr(network, called) if called else network
+        self.network: nn.Module = inside if isinstance(inside, nn.Module) else network
+        self._method = "__call__" if inside is self.network else called
+        seen = visible(spaces, without)
+        names = [part.name for part in spaces.parts if part.name not in without]
+        self._only = None if _is_named(seen) else names[0]
+        self._names = dict(zip((part.name for part in seen.parts), names, strict=True))
+        self.size = self._tried(f"{hyper.owner} network", zeros_of(seen), beside)
+
+    def forward(self, obs: Any, *beside: torch.Tensor) -> Any:
+        return getattr(self.network, self._method)(self.inputs(obs), *beside)
+
+    def inputs(self, obs: Any) -> Any:
+        """What the network gets of observations: a tensor, or for a Dict or Tuple a dict of them."""
+        if not isinstance(obs, dict):
+            return obs
+        return {seen: obs[name] for seen, name in self._names.items()} if self._only is None else obs[self._only]
+
+    def _tried(self, label: str, zeros: Any, beside: tuple[torch.Tensor, ...]) -> int:
+        call = getattr(self.network, self._method)
+        result = tried(label, call, zeros, *beside)
+        shape = [*result.shape] if isinstance(result, torch.Tensor) else []
+        good = shape == [2, TRIED] if beside else len(shape) == 2 and shape[0] == TRIED and shape[1] > 0
+        if not good or result.dtype != torch.float32:
+            expected = f"[2, {TRIED}] values of two critics" if beside else f"[{TRIED}, n]"
+            raise ValueError(f"{label}: expected float32 {expected} for {TRIED} observations, got {form_of(result)}")
+        of_one = tried(label, call, each(lambda part: part[:1], zeros), *(part[:1] for part in beside))
+        check_form(f"{label}, called with one observation", of_one, result[:, :1] if beside else result[:1])
+        for name, parameter in self.network.named_parameters():  # which lazy layers have by now
+            if (parameter.dtype, parameter.device.type) != (torch.float32, "cpu"):
+                got = f"{parameter.dtype} on {parameter.device} in {name}"
+                raise ValueError(f"{label}: expected parameters of torch.float32 on the cpu, got {got}")
+        if self.whole and not any(parameter.requires_grad for parameter in self.network.parameters()):
+            raise ValueError(
+                f"{label}: expected a whole model with parameters to train, got none in {brief(self.network)}"
+            )
+        return int(shape[1])
+
+
+def head_on(hyper: Any, torso: Any, outputs: int, make: Callable[[int, int], nn.Module] = nn.Linear) -> nn.Module:
+    """The head that `make` returns for the torso's size and so many outputs; on a whole model one that does nothing.
+
+    Raises: ValueError: a whole model has another number of outputs.
+    """
+    if not getattr(torso, "whole", False):
+        return make(torso.size, outputs)
+    if torso.size != outputs:
+        raise ValueError(f"{hyper.owner} network: expected a whole model with {outputs} outputs, got {torso.size}")
+    return nn.Identity()
+
+
+def network_function(label: str, network: Any) -> Any:
+    """See `own_function`, of a function that makes a network."""
+    return own_function(label, network, "a function of mc.Spaces, or its module:name")
+
+
+def own_function(label: str, given: Any, expected: str) -> Any:
+    """A user's function as a hyperparameter holds it: as module:name, if it can be imported by that.
+
+    Raises: ValueError: it is none, or the import fails.
+    """
+    function = resolve(label, given) if isinstance(given, str) else given
+    if not callable(function) or isinstance(function, nn.Module):
+        raise ValueError(f"{label}: expected {expected}, got {brief(given)}")
+    if isinstance(given, str):
+        return given
+    reference = reference_to(function)
+    return reference if reference and _names_it(reference, function) else function
+
+
+def _names_it(reference: str, function: Any) -> bool:
+    """Whether the function can be imported by this name; not one of a script, or that another one has replaced."""
+    try:
+        return is_importable(reference) and resolve("network", reference) is function
+    except ValueError:
+        return False
+
+
+def visible(spaces: Spaces, without: tuple[str, ...]) -> Spaces:
+    """The spaces of a network that does not see these parts of a Dict; if only one is left, it stands alone."""
+    if not without:
+        return spaces
+    rest = {key: space for key, space in spaces.observation.spaces.items() if key not in without}
+    return replace(spaces, observation=rest[ALONE] if rest.keys() == {ALONE} else gym.Dict(rest))
+
+
+def zeros_of(spaces: Spaces) -> Any:
+    """A batch of observations of zeros, as a user's network gets it; those of Discretes are their start."""
+    lead = (TRIED, spaces.stack) if spaces.stack > 1 else (TRIED,)
+    parts = {}
+    for part in spaces.parts:
+        value = getattr(part.space, "start", 0)
+        parts[part.name] = torch.from_numpy(np.full((*lead, *part.field.shape), value, part.field.numpy))
+    return in_form(parts, parts if _is_named(spaces) else None)
+
+
+def _is_named(spaces: Spaces) -> bool:
+    return isinstance(spaces.observation, (gym.Dict, gym.Tuple))

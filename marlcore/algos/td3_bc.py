@@ -1,0 +1,39 @@
+"""TD3+BC: TD3 on data that other policies gathered, whose policy also imitates their actions.
+
+Fujimoto & Gu 2021, "A minimalist approach to offline reinforcement learning" (arXiv:2106.06860).
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from .base import Positive
+from .td3 import TD3, TD3Trainer
+
+
+@dataclass(frozen=True)
+class TD3BC(TD3):
+    """Hyperparameters of TD3+BC: those of TD3 and the weight of the values. The paper normalizes observations, as
+    `learner.obs_norm` does."""
+
+    alpha: Positive = 2.5
+    """Weight of the normalized values beside the squared distance from the data's actions, above 0 (section 5)."""
+
+    def make_trainer(self, model: Any) -> "TD3BCTrainer":
+        return TD3BCTrainer(self, model, source=model)
+
+
+class TD3BCTrainer(TD3Trainer):
+    """TD3 with another loss of the policy."""
+
+    def policy_loss(self, batch: Any, action: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        """The squared distance from the data's actions, minus lambda times the value (equations 3 and 5).
+
+        lambda is alpha over the mean absolute value of the policy's actions in the batch, as in the authors' code.
+        """
+        weight = self.hyper.alpha / value.detach().abs().mean().clamp(min=1e-8)
+        away = functional.mse_loss(action, self.policy.actions.encode(batch.action))
+        loss: torch.Tensor = away - weight * value.mean()
+        return loss

@@ -1,0 +1,12 @@
+"""cpprb's buffers in marlcore's shared memory: change the import, and a dead process blocks no other.
+
+    from marlcore.compat.cpprb import MPPrioritizedReplayBuffer, MPReplayBuffer  # for several processes
+    from marlcore.compat.cpprb import PrioritizedReplayBuffer, ReplayBuffer, create_buffer, train  # for one
+
+Methods, results, shapes, dtypes and the uniform draws from NumPy's seed equal those of cpprb 11, which is not needed;
+docs/drop-ins.md lists the differences.
+"""
+
+from .loop import train
+from .one_process import PrioritizedReplayBuffer, ReplayBuffer, create_buffer
+from .several_processes import MPPrioritizedReplayBuffer, MPReplayBuffer

@@ -1,0 +1,172 @@
+"""What cpprb's buffers have in common: rows of named fields in a ring, added, drawn and copied by position."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, DTypeLike
+
+from ...checks import brief
+from ...spec import Field
+from ..ring import Held, Ints, Ring, Rows, whole_number
+
+
+class RingBuffer:
+    """A ring of transitions, sampled uniformly; `fields` are those that `add` takes and `sample` returns."""
+
+    _own_fields: Mapping[str, Field] = {}  # of the rows besides `fields`
+
+    def __init__(self, ring: Ring, fields: Mapping[str, Field]) -> None:
+        self._ring = ring
+        self._fields = fields
+        self._shapes = {name: (-1, *field.shape) for name, field in fields.items()}
+
+    def add(self, /, **kwargs: ArrayLike) -> int | None:
+        """Adds one or more steps, all or none.
+
+        Args:
+            kwargs: every field of env_dict, [steps, *shape], or [*shape] for one step; NumPy converts the dtypes.
+
+        Returns: the first step's position in the ring; None if Nstep holds back every step.
+
+        Raises:
+            KeyError: a field is missing.
+            ValueError: a field has another width or number of steps, or there are more steps than the buffer of
+                several processes holds.
+        """
+        rows, steps = self._rows(kwargs)
+        return self._append(rows, steps)
+
+    def sample(self, batch_size: int) -> Rows:
+        """Transitions drawn uniformly, with replacement, by NumPy's global generator.
+
+        Returns: each field, [batch_size, *shape].
+
+        Raises:
+            ValueError: the buffer is empty, or batch_size is not an integer of at least 0.
+            MarlcoreError: a writer overwrote every draw, or died while it overwrote the whole ring.
+        """
+        rows, _ = self._ring.whole(whole_number("batch_size", batch_size, 0), self._draw)
+        return {name: rows[name] for name in self._fields}
+
+    def get_all_transitions(self, shuffle: bool = False) -> Rows:
+        """Every transition held whole, in order of position, or shuffled by NumPy's generator."""
+        window = self._ring.window()
+        positions = np.arange(window.stored)
+        if shuffle:
+            np.random.shuffle(positions)
+        rows, ok = self._ring.gather(window.tickets(positions))
+        return {name: rows[name] if ok is None else rows[name][ok] for name in self._fields}
+
+    def _encode_sample(self, idx: int | Iterable[int]) -> Rows:
+        """The transitions at positions, as in cpprb: each field [n, *shape]; zeros at empty positions.
+
+        Raises: IndexError: a position outside the buffer.
+        """
+        positions = np.array(idx, np.int64, ndmin=1)
+        size = self._ring.capacity
+        bad = positions[(positions < -size) | (positions >= size)]
+        if bad.size:
+            raise IndexError(f"idx: expected positions from {-size} to {size - 1}, got {bad[0]}")
+        rows = self._ring.at(positions % size, *self._fields)
+        return {name: rows[name] for name in self._fields}
+
+    def clear(self) -> None:
+        """Deletes every transition, for all processes; the next one is added at position 0.
+
+        A concurrent `add` of another process is deleted or kept as a whole.
+        """
+        self._ring.clear()
+
+    def get_stored_size(self) -> int:
+        """Transitions stored."""
+        return self._ring.window().stored
+
+    def get_buffer_size(self) -> int:
+        """The largest number of transitions."""
+        return self._ring.capacity
+
+    def get_next_index(self) -> int:
+        """The next position to be written."""
+        return self._ring.window().head
+
+    def on_episode_end(self) -> None:
+        """Does nothing for several processes, as in cpprb."""
+
+    def is_Nstep(self) -> bool:  # noqa: N802
+        """Whether `add` computes returns of n steps; False for several processes, as in cpprb."""
+        return False
+
+    def close(self) -> None:
+        """Releases the memory; the end of the buffer's last reference does so too."""
+        self._ring.close()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(size={self._ring.capacity}, fields={list(self._fields)})"
+
+    def _rows(self, values: Mapping[str, Any]) -> tuple[Rows, int]:
+        """Each field of `values` as [steps, *shape], and the number of steps."""
+        rows: Rows = {}
+        for name, shape in self._shapes.items():
+            if name not in values:
+                raise KeyError(f"{name}: expected a value for each of {list(self._fields)}, got {list(values)}")
+            array = np.asarray(values[name])
+            try:
+                rows[name] = array.reshape(shape)
+            except ValueError:
+                raise ValueError(f"{name}: expected steps of shape {shape[1:]}, got shape {array.shape}") from None
+        steps = {len(array) for array in rows.values()}
+        if len(steps) != 1:
+            counts = {name: len(array) for name, array in rows.items()}
+            raise ValueError(f"steps: expected the same number of each field, got {counts}")
+        return rows, steps.pop()
+
+    def _append(self, rows: Rows, steps: int) -> int | None:
+        if steps > self._ring.capacity:
+            raise ValueError(f"steps: expected at most the buffer's size {self._ring.capacity}, got {steps}")
+        if not steps:
+            return self.get_next_index()
+        return self._ring.position(self._ring.append(rows, steps))
+
+    def _draw(self, count: int) -> Ints:
+        """Tickets to sample, [count]; none if every row is being overwritten."""
+        window = self._ring.window()
+        check_not_empty(window)
+        if window.hi - window.lo == window.stored:
+            return window.tickets(np.random.randint(0, window.stored, count))
+        if window.hi == window.lo:
+            return np.zeros(0, np.int64)
+        return np.random.randint(window.lo, window.hi, count)
+
+
+def check_not_empty(window: Held) -> None:
+    if not window.stored:
+        raise ValueError("sample: expected at least one stored transition, got none")
+
+
+def fields_of(
+    env_dict: Mapping[str, Mapping[str, Any]], default_dtype: DTypeLike | None, taken: Iterable[str]
+) -> dict[str, Field]:
+    """The fields of cpprb's env_dict by name. Raises ValueError, TypeError: a name, shape or dtype is refused."""
+    if not isinstance(env_dict, Mapping):
+        raise TypeError(f"env_dict: expected a dict of fields, got {brief(env_dict)}")
+    for name in taken:
+        if name in env_dict:
+            raise ValueError(f"env_dict: {name!r} is the name of an argument of add")
+    default = np.dtype(np.float32 if default_dtype is None else default_dtype)
+    return {name: _field(name, about, default) for name, about in env_dict.items()}
+
+
+def _field(name: str, about: Mapping[str, Any], default: np.dtype[Any]) -> Field:
+    if not isinstance(about, Mapping):
+        raise TypeError(f"env_dict[{name!r}]: expected a dict with shape and dtype, got {brief(about)}")
+    shape = about.get("shape", 1)
+    dtype = about.get("dtype")
+    try:
+        extents = shape.tolist() if isinstance(shape, (np.ndarray, np.generic)) else shape
+        field = Field(extents, default.name if dtype is None else np.dtype(dtype).name)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"env_dict[{name!r}]: {error}") from None
+    if not field.shape:
+        raise ValueError(f"env_dict[{name!r}]: expected a shape of at least one axis, got {shape!r}")
+    return field

@@ -1,0 +1,112 @@
+"""The .npz files of cpprb's `save_transitions`, read without executing what they contain."""
+
+import os
+import pickle
+from typing import IO, Any
+from zipfile import ZipFile
+
+import numpy as np
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+
+from ...checks import brief
+from ..ring import Rows
+
+File = str | os.PathLike[str] | IO[bytes]
+
+_VERSION = 1
+_MODULES = {"numpy", "numpy.core.multiarray", "numpy._core.multiarray"}
+
+
+def save(file: File, values: Rows, summed: bool) -> None:
+    content: Any = {"safe": True, "version": _VERSION, "data": values, "Nstep": summed, "cache": None, "next_of": None}
+    np.savez_compressed(file, **content)
+
+
+def load(file: File) -> tuple[Rows, bool]:
+    """Each field of the transitions, [n, *shape], and whether they are returns of n steps."""
+    try:
+        with ZipFile(file) as archive:
+            parts = {name: _read(archive, name) for name in ("version", "safe", "data", "Nstep", "cache", "next_of")}
+        if parts["version"] != _VERSION:
+            raise ValueError(f"version {parts['version']!r}")
+        values = {str(name): _numbers(array) for name, array in parts["data"].items()}
+        if not parts["safe"]:
+            _expand(values, parts["next_of"], parts["cache"] or {})
+        return values, bool(parts["Nstep"])
+    except OSError:
+        raise
+    except Exception as error:  # from NumPy, zipfile and pickle, which raise nearly any on a damaged file
+        raise ValueError(f"file: expected transitions saved in cpprb's format of version 1 ({brief(error)})") from None
+
+
+def _expand(values: Rows, next_of: list[str] | None, cache: dict[int, dict[str, Any]]) -> None:
+    """Adds what cpprb left out of rows as they lie in its ring: next values, and those at the bounds of episodes."""
+    values.update({f"next_{name}": np.roll(values[name], -1, axis=0) for name in next_of or ()})
+    for row, kept in cache.items():
+        for name, value in kept.items():
+            values[name][row] = _numbers(value)
+
+
+def _read(archive: ZipFile, name: str) -> Any:
+    """An array of the archive as a Python object; arrays in it are `_Array`."""
+    with archive.open(f"{name}.npy") as file:
+        version = npy.read_magic(file)
+        read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+        if read(file)[2].hasobject:
+            return _Plain(file).load().content[0]
+        file.seek(0)
+        return npy.read_array(file, allow_pickle=False).tolist()
+
+
+def _numbers(value: Any) -> NDArray[Any]:
+    """Raises pickle.UnpicklingError: these are no numbers."""
+    array = np.array(value.plain() if isinstance(value, _Array) else value)
+    if array.dtype.kind not in "biufc":
+        raise pickle.UnpicklingError(f"it contains {brief(value)}")
+    return array
+
+
+class _Dtype:
+    """In the place of NumPy's dtype, whose own unpickling can crash on a file that is damaged."""
+
+    def __init__(self, code: str, *_: bool) -> None:
+        self.code, self.order = code, "="
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self.order = state[1]
+
+
+class _Array:
+    """In the place of NumPy's array, for the same reason."""
+
+    shape: tuple[int, ...]
+    dtype: _Dtype
+    content: Any
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        _, self.shape, self.dtype, self.in_columns, self.content = state
+
+    def plain(self) -> NDArray[Any]:
+        dtype = np.dtype(self.dtype.order + self.dtype.code)
+        if dtype.kind not in "biufcU" or not isinstance(self.content, bytes):  # fields' names may be NumPy's strings
+            raise pickle.UnpicklingError(f"it contains an array of {dtype}")
+        return np.ndarray(self.shape, dtype, self.content, order="F" if self.in_columns else "C")
+
+
+def _scalar(dtype: _Dtype, content: bytes) -> Any:
+    number = _Array()
+    number.__setstate__((1, (), dtype, False, content))
+    return number.plain()[()]
+
+
+_ALLOWED: dict[str, Any] = {"ndarray": None, "dtype": _Dtype, "_reconstruct": lambda *_: _Array(), "scalar": _scalar}
+
+
+class _Plain(pickle.Unpickler):
+    """Unpickles numbers and strings of NumPy in lists and dicts, and refuses everything else."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module not in _MODULES or name not in _ALLOWED:
+            raise pickle.UnpicklingError(f"it contains {module}.{name}")
+        return _ALLOWED[name]

@@ -1,0 +1,107 @@
+"""cpprb's `train`: the loop of an agent, an environment and a buffer in one process."""
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from ...checks import check_whole, is_number
+from ..ring import whole_number
+from .base import RingBuffer
+from .prioritized import PrioritizedBuffer
+
+_log = logging.getLogger("marlcore")
+_MOST_STEPS = 2**64 - 2
+
+Transition = Mapping[str, Any]
+
+
+def train(
+    buffer: RingBuffer,
+    env: Any,
+    get_action: Callable[[Any, int, int, bool], Any],
+    update_policy: Callable[[dict[str, Any], int, int], Any],
+    *,
+    max_steps: int = 1_000_000,
+    max_episodes: int | None = None,
+    batch_size: int = 64,
+    n_warmups: int = 0,
+    after_step: Callable[[Any, Any, Any, int, int], Transition] | None = None,
+    done_check: Callable[[Transition], Any] | None = None,
+    obs_update: Callable[[Transition], Any] | None = None,
+    rew_sum: Callable[[float, Transition], float] | None = None,
+    episode_callback: Callable[[int, int, float], Any] | None = None,
+    logger: logging.Logger | None = None,
+) -> None:
+    """Steps the environment, adds each transition to the buffer, and updates the policy with a sample a step.
+
+    Args:
+        buffer: any buffer of this module. A prioritized one gets what `update_policy` returns as its new priorities.
+        env: of Gymnasium's interface, or of gym's, whose `reset` returns the observation alone and `step` four values.
+        get_action: from (obs, step, episode, warming up) to the action.
+        update_policy: from (sample, step, episode) to the absolute TD errors [batch_size], or one for all.
+        max_steps, max_episodes: the loop ends with either of them; None for any number of episodes.
+        batch_size: rows of a sample.
+        n_warmups: steps before the first update.
+        after_step: from (obs, action, the result of env.step, step, episode) to the transition to add; by default its
+            fields are obs, act, rew, next_obs and done, and done leaves out truncation.
+        done_check: from the transition to whether the episode is over; by default its done, or truncation.
+        obs_update: from the transition to the next observation; by default its next_obs.
+        rew_sum: from the episode's return so far and the transition to the return; by default their sum.
+        episode_callback: called with (episode, index of its last step, its return).
+        logger: gets a line of level INFO an episode; the logger "marlcore" by default.
+
+    Raises: ValueError: a number is out of range.
+    """
+    check_whole("max_steps", whole_number("max_steps", max_steps, 0), 0, _MOST_STEPS)
+    last_episode = whole_number("max_episodes", max_episodes, 0) if max_episodes is not None else 0
+    whole_number("n_warmups", n_warmups, 0)
+    log = logger or _log
+    episode = length = 0
+    total, started = 0.0, time.perf_counter()
+    obs = _first_obs(env)
+    for step in range(int(max_steps)):
+        warming_up = step < n_warmups
+        action = get_action(obs, step, episode, warming_up)
+        outcome = env.step(action)
+        if after_step is not None:
+            transition, truncated = after_step(obs, action, outcome, step, episode), False
+        else:
+            transition, truncated = _transition(obs, action, outcome)
+        buffer.add(**transition)
+        if not warming_up and buffer.get_stored_size():  # Nstep may hold back the first steps
+            sample = buffer.sample(batch_size)
+            errors = update_policy(sample, step, episode)
+            if isinstance(buffer, PrioritizedBuffer):
+                each = np.full(len(sample["indexes"]), errors) if is_number(errors) else errors
+                buffer.update_priorities(sample["indexes"], each)
+        length += 1
+        total = total + transition["rew"] if rew_sum is None else rew_sum(total, transition)
+        if not (transition["done"] or truncated if done_check is None else done_check(transition)):
+            obs = transition["next_obs"] if obs_update is None else obs_update(transition)
+            continue
+        rate = length / max(time.perf_counter() - started, 1e-9)
+        log.info("episode %d: %d steps (%d in all), return %s, %.5g steps/s", episode, length, step + 1, total, rate)
+        if episode_callback is not None:
+            episode_callback(episode, length - 1, total)
+        buffer.on_episode_end()
+        episode += 1
+        if episode == last_episode:
+            return
+        obs = _first_obs(env)
+        length, total, started = 0, 0.0, time.perf_counter()
+
+
+def _first_obs(env: Any) -> Any:
+    begun = env.reset()
+    gymnasium = isinstance(begun, tuple) and len(begun) == 2 and isinstance(begun[1], dict)
+    return begun[0] if gymnasium else begun
+
+
+def _transition(obs: Any, action: Any, outcome: tuple[Any, ...]) -> tuple[Transition, bool]:
+    """cpprb's default fields, and whether the episode was truncated, which gym's `done` includes."""
+    next_obs, reward, done, *others = outcome
+    truncated = bool(others[0]) if len(outcome) == 5 else False
+    return {"obs": obs, "act": action, "rew": reward, "next_obs": next_obs, "done": done}, truncated

@@ -1,0 +1,182 @@
+"""cpprb's buffers of one process, with returns of n steps, compression and files."""
+
+import os
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from ..ring import Rows, whole_number
+from .base import RingBuffer, fields_of
+from .compressed import CompressedRing
+from .files import File, load, save
+from .nstep import NStep, names_of
+from .prioritized import PrioritizedBuffer
+
+
+class ReplayBuffer(RingBuffer):
+    """A ring of transitions of the process that made it.
+
+    Args:
+        size: transitions held, at least 1.
+        env_dict: each field's name, and a dict with its "shape" (default 1) and "dtype" (default `default_dtype`).
+        next_of: a name or names of fields. For each field x, `add` takes and `sample` returns "next_x", which lies in
+            memory once: as the value of x in the next row.
+        stack_compress: a name or names of fields whose last axis is a stack of frames, the newest last. Each frame lies
+            in memory once.
+        default_dtype: NumPy dtype of fields without their own; float32 by default.
+        Nstep: a dict of cpprb: "size" is n; "rew" names the fields to sum, discounted by "gamma" (default 0.99); "next"
+            names the fields of which a row gets the value n - 1 steps later. env_dict must have a field "done".
+            Fields of next_of are then stored in each row.
+        mmap_prefix: the rows lie in the ordinary file "<mmap_prefix>_<first field>.dat", which replaces an earlier
+            buffer's and stays when this one is closed. It is a segment of marlcore, not an array.
+        kwargs: ignored with a warning.
+
+    Raises: ValueError, TypeError: an argument is out of range. SharedMemoryFull: no room for the buffer.
+        SegmentCorrupt: the file of mmap_prefix exists, and no buffer made it.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        env_dict: Mapping[str, Mapping[str, Any]] | None = None,
+        *,
+        next_of: Any = None,
+        stack_compress: Any = None,
+        default_dtype: DTypeLike | None = None,
+        Nstep: Mapping[str, Any] | None = None,  # noqa: N803
+        mmap_prefix: str | os.PathLike[str] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if kwargs:
+            warnings.warn(f"{type(self).__name__}: ignores the arguments {', '.join(kwargs)}", stacklevel=2)
+        fields = fields_of(env_dict or {}, default_dtype, self._own_fields)
+        nexts = names_of("next_of", next_of, fields)
+        stacks = names_of("stack_compress", stack_compress, fields)
+        next_fields = {f"next_{name}": fields[name] for name in nexts}
+        fields.update(next_fields)
+        stored = {**fields, **self._own_fields}
+        self._nstep = NStep(stored, Nstep) if Nstep else None  # whose next values are not those of the next row
+        if not isinstance(mmap_prefix, str | os.PathLike | None):
+            raise TypeError(f"mmap_prefix: expected a path, got {mmap_prefix!r}")
+        path = None if mmap_prefix is None else f"{os.fspath(mmap_prefix)}_{next(iter(stored), 'rows')}.dat"
+        ring = CompressedRing(
+            stored,
+            whole_number("size", size, 1),
+            stacked=[name for name in stacks if Nstep or name not in next_fields],
+            next_of=() if Nstep else nexts,
+            path=path,
+        )
+        super().__init__(ring, fields)
+        self._episode_len = 0
+
+    def on_episode_end(self) -> None:
+        """Ends the episode: adds the steps that Nstep holds back, with returns up to the last step."""
+        if self._nstep is not None:
+            self._store(*self._nstep.end())
+        self._episode_len = 0
+
+    def get_current_episode_len(self) -> int:
+        """Transitions added since the last episode's end."""
+        return self._episode_len
+
+    def is_Nstep(self) -> bool:  # noqa: N802
+        """Whether `add` computes returns of n steps."""
+        return self._nstep is not None
+
+    def clear(self) -> None:
+        """Deletes every transition, also those that Nstep holds back; the next one is added at position 0."""
+        super().clear()
+        self._episode_len = 0
+        if self._nstep is not None:
+            self._nstep.clear()
+
+    def save_transitions(self, file: File, *, safe: bool = True) -> None:
+        """Writes every transition to an .npz file of cpprb's format, which cpprb reads too.
+
+        Args:
+            file: a path, to which ".npz" is added where it is missing, or a binary file.
+            safe: accepted for compatibility; the file is compressed in any case.
+        """
+        save(file, self.get_all_transitions(), self.is_Nstep())
+
+    def load_transitions(self, file: File) -> None:
+        """Adds the transitions of a file of `save_transitions`, or of cpprb's; of too many, the last ones.
+
+        The file may come from anywhere: reading it executes nothing.
+
+        Raises:
+            ValueError: it is of another format, or exactly one of file and buffer has returns of n steps.
+            KeyError: it lacks a field. OSError: it cannot be read.
+        """
+        values, summed = load(file)
+        if summed != self.is_Nstep():
+            raise ValueError(f"file: expected transitions with Nstep {self.is_Nstep()}, got Nstep {summed}")
+        rows, steps = self._rows({name: array[-self.get_buffer_size() :] for name, array in values.items()})
+        self._store({**rows, **self._defaults(steps)}, steps)
+
+    def _defaults(self, count: int) -> Rows:
+        """The fields that are no argument of `add`, for rows that come without them."""
+        return {}
+
+    def _append(self, rows: Rows, steps: int) -> int | None:
+        if self._nstep is not None:
+            rows, steps = self._nstep.add(rows)
+            if not steps:
+                return None
+        return self._store(rows, steps)
+
+    def _store(self, rows: Rows, steps: int) -> int:
+        """Adds rows in pieces that fit, since more steps than the ring holds are allowed in one process."""
+        first, size = self.get_next_index(), self._ring.capacity
+        for start in range(0, steps, size):
+            end = min(start + size, steps)
+            piece = rows if steps <= size else {name: values[start:end] for name, values in rows.items()}
+            self._ring.append(piece, end - start)
+        self._episode_len += steps
+        return first
+
+
+class PrioritizedReplayBuffer(PrioritizedBuffer, ReplayBuffer):
+    """ReplayBuffer sampled in proportion to (priority + eps) ** alpha (Schaul et al. 2016, section 3.3).
+
+    Args:
+        size, env_dict: see ReplayBuffer.
+        alpha: exponent of the priorities, at least 0.
+        eps: added to each priority, at least 0.
+        check_for_update: True makes `update_priorities` skip rows that were overwritten or added since the last sample.
+        kwargs: further arguments of ReplayBuffer.
+
+    Raises: see ReplayBuffer.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        env_dict: Mapping[str, Mapping[str, Any]] | None = None,
+        *,
+        check_for_update: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(size, env_dict, **kwargs)
+        self._keeps_new = bool(check_for_update)
+
+    def sample(self, batch_size: int, beta: float = 0.4) -> Rows:
+        """As `MPPrioritizedReplayBuffer.sample`; an empty buffer gives zeros with weights of 1, as in cpprb."""
+        if self.get_stored_size():
+            return super().sample(batch_size, beta)
+        count = whole_number("batch_size", batch_size, 0)
+        sample: Rows = {name: field.zeros(count) for name, field in self._fields.items()}
+        return {**sample, "weights": np.ones(count, np.float32), "indexes": np.zeros(count, np.uint64)}
+
+    def _defaults(self, count: int) -> Rows:
+        return {"priorities": self._unset(count)}
+
+
+def create_buffer(
+    size: int, env_dict: Mapping[str, Mapping[str, Any]] | None = None, *, prioritized: bool = False, **kwargs: Any
+) -> ReplayBuffer:
+    """A ReplayBuffer, or a PrioritizedReplayBuffer, with these arguments."""
+    return (PrioritizedReplayBuffer if prioritized else ReplayBuffer)(size, env_dict, **kwargs)

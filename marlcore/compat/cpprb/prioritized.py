@@ -1,0 +1,160 @@
+"""What cpprb's prioritized buffers have in common: draws in proportion to priorities that the learner keeps."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ...checks import brief
+from ...declared import Number
+from ...replay import Prioritized
+from ...spec import Field
+from ..ring import Ints, Rows, whole_number
+from ..ring_lane import MARK
+from .base import RingBuffer, check_not_empty
+from .priorities import RingPriorities
+
+_POSITIVE = Number(0)
+
+
+class PrioritizedBuffer(RingBuffer):
+    """A ring sampled in proportion to (priority + eps) ** alpha (Schaul et al. 2016, section 3.3).
+
+    The priorities belong to the learner, the process that samples: before each sample or update, it reads those that
+    `add` stored with the rows.
+    """
+
+    _own_fields: Mapping[str, Field] = {"priorities": Field((), "float32")}  # NaN if add got none
+    _keeps_new = True  # whether an update skips rows that were added since the last sample
+
+    def __init__(
+        self,
+        size: int,
+        env_dict: Mapping[str, Mapping[str, Any]] | None = None,
+        *,
+        alpha: float = 0.6,
+        eps: float = 1e-4,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(size, env_dict, **kwargs)  # type: ignore[arg-type]  # of the other base of each subclass
+        self._alpha, self._eps = _POSITIVE.checked("alpha", alpha), _POSITIVE.checked("eps", eps)
+        limit = Prioritized(self._alpha, epsilon=self._eps).limit(self._ring.capacity)
+        self._most = min(limit, float(np.finfo(np.float32).max))
+        if self._most < 1.0:
+            raise ValueError(f"alpha, eps: expected a finite sum of (1 + eps) ** alpha, got alpha={alpha}, eps={eps}")
+        self._learner: RingPriorities | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_learner": None}
+
+    def add(self, /, *, priorities: ArrayLike | None = None, **kwargs: ArrayLike) -> int | None:
+        """Adds one or more steps, all or none.
+
+        Args:
+            priorities: one per step, at least 0, and with a finite sum of all (priority + eps) ** alpha; by default
+                the greatest priority so far.
+            kwargs: see MPReplayBuffer.
+
+        Returns, raises: see MPReplayBuffer; ValueError also for a wrong number of priorities or one out of range.
+        """
+        rows, steps = self._rows(kwargs)
+        rows["priorities"] = self._unset(steps) if priorities is None else self._checked(priorities, steps)
+        return self._append(rows, steps)
+
+    def sample(self, batch_size: int, beta: float = 0.4) -> Rows:
+        """Transitions drawn in proportion to their priorities, with replacement, by NumPy's global generator.
+
+        Args:
+            batch_size: rows.
+            beta: exponent of the importance weights.
+
+        Returns: each field, [batch_size, *shape]; "weights" float32, "indexes" uint64, each [batch_size]. A weight is
+            (p / least p of all stored) ** -beta.
+
+        Raises: see MPReplayBuffer; ValueError also if no transition has a priority above 0.
+        """
+        count = whole_number("batch_size", batch_size, 0)
+        _POSITIVE.checked("beta", beta)
+        while True:
+            learner = self._caught_up()
+            rows, tickets = self._ring.whole(count, self._draw, *self._fields)
+            if learner is self._learner:  # otherwise another process cleared the ring between two draws
+                break
+        positions = learner.mark_sampled(tickets)
+        sample = {name: rows[name] for name in self._fields}
+        sample["weights"] = learner.weights(positions, beta)
+        sample["indexes"] = positions.astype(np.uint64)
+        return sample
+
+    def update_priorities(self, indexes: ArrayLike, priorities: ArrayLike) -> None:
+        """Sets new priorities for positions from `sample`; it skips those overwritten or added since then.
+
+        A buffer of one process skips them only with check_for_update=True.
+
+        Args:
+            indexes: positions, [n] or any shape with n elements; floats must be whole.
+            priorities: one per index, in the range of `add`'s.
+
+        Raises:
+            TypeError: indexes are not integers, or priorities are None.
+            ValueError: the numbers of priorities and indexes differ, or one is out of range.
+        """
+        if indexes is None or priorities is None:
+            raise TypeError(f"indexes, priorities: expected arrays, got {brief(indexes)} and {brief(priorities)}")
+        positions = np.ravel(np.asarray(indexes))
+        if positions.dtype.kind == "f" and (positions == np.trunc(positions)).all():
+            positions = positions.astype(np.int64)
+        if len(positions) and positions.dtype.kind not in "iu":
+            raise TypeError(f"indexes: expected integers, got dtype {positions.dtype}")
+        checked = self._checked(priorities, len(positions))
+        if len(positions) and positions.dtype.kind == "i" and positions.min() < 0:
+            raise ValueError(f"indexes: expected positions of at least 0, got {positions.min()}")
+        learner = self._caught_up()
+        known = positions < learner.window.stored
+        learner.update(positions[known].astype(np.int64), checked[known], self._keeps_new)
+        self._ring.lane.words.store(MARK, learner.packed_greatest())
+
+    def get_max_priority(self) -> float:
+        """The greatest priority since the buffer was cleared, at least 1.
+
+        Outside the learner's process: the greatest of the rows held and of the learner's last update.
+        """
+        learner = self._caught_up()
+        return max(learner.greatest, learner.unpacked_greatest(self._ring.lane.words.load(MARK)))
+
+    def _draw(self, count: int) -> Ints:
+        learner = self._caught_up()
+        check_not_empty(learner.window)
+        if learner.has_mass:
+            return learner.draw(count)
+        if self._ring.window().lo < learner.window.hi:  # rows that were whole when their priorities were read
+            raise ValueError("sample: expected a transition with a priority + eps above 0, got none")
+        return np.zeros(0, np.int64)
+
+    def _unset(self, count: int) -> NDArray[np.float32]:
+        return np.full(count, np.nan, np.float32)
+
+    def _checked(self, priorities: ArrayLike, count: int) -> NDArray[np.float32]:
+        with np.errstate(over="ignore"):
+            array = np.ravel(np.asarray(priorities, np.float32))
+        if len(array) != count:
+            raise ValueError(f"priorities: expected {count}, one of each step, got {len(array)}")
+        bad = array[~((array >= 0) & (array.astype(np.float64) <= self._most))]
+        if len(bad):
+            raise ValueError(f"priorities: expected numbers from 0 to {self._most:.6g}, got {brief(bad.tolist())}")
+        return array
+
+    def _caught_up(self) -> RingPriorities:
+        """The learner's priorities, updated with every row committed so far."""
+        window = self._ring.window()
+        learner = self._learner
+        if learner is None or learner.window.base != window.base:
+            learner = self._learner = RingPriorities(window, self._alpha, self._eps)
+        pending = np.arange(max(learner.window.hi, window.hi - window.stored), window.hi)
+        if len(pending):
+            rows, ok = self._ring.gather(pending, "priorities")
+            whole = np.ones(len(pending), np.bool_) if ok is None else ok
+            learner.append(window.positions(pending), rows["priorities"], whole)
+        learner.window = window
+        return learner

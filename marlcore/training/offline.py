@@ -1,0 +1,61 @@
+"""The data of a run without actors: filled replays, checked against the policies that learn from them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..checks import brief, check_whole
+from ..interfaces import QueueSource
+from ..memory import SegmentHandle
+from ..replay import ReplayBuffer
+from ..transitions import spec_difference
+from .config import AssignedPolicy, Config, LearnerConfig, check_offline
+
+OFFLINE = Config(learner=LearnerConfig(n_step=1))  # longer returns would be those of the policy that gathered the data
+
+
+@dataclass(frozen=True)
+class OfflineData:
+    """A replay, or replays by policy, and the updates of each policy."""
+
+    replays: ReplayBuffer | Mapping[str, ReplayBuffer]
+    updates: int
+
+    def configured(self, config: Config) -> Config:
+        """The settings of a run without actors. Raises ValueError: one of acting differs from its default."""
+        check_whole("updates", self.updates)
+        check_offline(config)
+        learners = {name: replace(learner, warmup=1) for name, learner in config.learners.items()}
+        learner, actor = replace(config.learner, warmup=1), replace(config.actor, processes=0)
+        return replace(config, actor=actor, learner=learner, learners=learners)
+
+    def handles(self, policies: tuple[AssignedPolicy, ...], config: Config) -> dict[str, SegmentHandle]:
+        """The replays by policy. Raises ValueError, TypeError, NotEnoughData: a policy cannot learn from its replay."""
+        names = [policy.name for policy in policies]
+        replays = self.replays
+        if isinstance(replays, ReplayBuffer) and len(names) == 1:
+            replays = {names[0]: replays}
+        if not isinstance(replays, Mapping) or replays.keys() != {*names}:
+            expected = f"a dict of one for each of the policies {names}" if len(names) > 1 else "a ReplayBuffer"
+            raise TypeError(f"replay: expected {expected}, got {brief(replays)}")
+        for policy in policies:
+            _check_data(replays[policy.name], policy, config)
+        return {name: replays[name].handle for name in names}
+
+
+def _check_data(data: ReplayBuffer, policy: AssignedPolicy, config: Config) -> None:
+    """Raises ValueError, TypeError, NotEnoughData: no batch can be drawn from the replay for the policy."""
+    source, learner = policy.source, config.learner_of(policy.name)
+    if not isinstance(data, ReplayBuffer):
+        raise TypeError(f"replay: expected a ReplayBuffer for {policy.name}, got {brief(data)}")
+    if isinstance(source, QueueSource):
+        name = type(policy.algorithm).__name__
+        raise ValueError(f"algorithm: expected one that learns from others' transitions, got {name}")
+    if data.limiter is not None:
+        raise ValueError(f"replay: expected one without a limiter, got {data.limiter}")
+    spec = replace(policy.algorithm.transition(policy.spaces), next_obs=data.spec.next_obs)
+    extras = {name: field for name, field in data.spec.extras.items() if name in spec.extras}
+    if (held := replace(data.spec, extras=extras)) != spec:
+        raise ValueError(f"replay {spec_difference(spec, held)}")
+    options: dict[str, Any] = {"n_step": source.n_step, "prioritized": source.prioritized, "sequence": source.sequence}
+    data.sampler(learner.batch_size, stack=config.replay.frames, min_size=1, **options).sample()

@@ -1,0 +1,123 @@
+"""The program's callback: it is called with a run's metrics, evaluations and checkpoints, and may end the run."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias
+
+from ...checks import brief
+from ...errors import StopRun
+from ...processes import Interrupts, Metric
+from .run_directory import checkpoint_path
+
+EVALUATION_S, CHECKPOINT_S = "eval_s", "checkpoint_s"  # the last metrics of an evaluation and of a checkpoint
+METHODS = ("on_metric", "on_evaluation", "on_checkpoint")
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Returned by a callback, as `Stop` or `Stop(reason)`, to end the run in order."""
+
+    reason: str = "the callback returned Stop"
+
+
+@dataclass(frozen=True)
+class EvaluationEvent:
+    """An evaluation of the run.
+
+    Attributes:
+        step: of the run when the evaluated weights were published.
+        time_s: seconds since the run's beginning.
+        returns: by agent, the mean return of its episodes; in self-play also by policy.
+        values: by (agent or policy, name), every metric of the evaluation.
+    """
+
+    step: int
+    time_s: float
+    returns: dict[str, float]
+    values: dict[tuple[str, str], float]
+
+
+@dataclass(frozen=True)
+class CheckpointEvent:
+    """A checkpoint that a learner wrote.
+
+    Attributes:
+        policy: its name.
+        step: of the run.
+        time_s: seconds since the run's beginning.
+        path: of the file, which the policy's next checkpoint replaces.
+    """
+
+    policy: str
+    step: int
+    time_s: float
+    path: Path
+
+
+class OnMetric(Protocol):
+    def on_metric(self, metric: Metric, /) -> object: ...
+
+
+class OnEvaluation(Protocol):
+    def on_evaluation(self, evaluation: EvaluationEvent, /) -> object: ...
+
+
+class OnCheckpoint(Protocol):
+    def on_checkpoint(self, checkpoint: CheckpointEvent, /) -> object: ...
+
+
+Callback: TypeAlias = Callable[[Metric], object] | OnMetric | OnEvaluation | OnCheckpoint
+
+
+def check_callback(callback: Any) -> None:
+    """Raises TypeError: it is no function, and no object with one of the methods."""
+    steers = any(callable(getattr(callback, name, None)) for name in METHODS)
+    if callback is not None and (isinstance(callback, type) if steers else not callable(callback)):
+        expected = "callback: expected a function of a Metric, an object with on_metric, on_evaluation or on_checkpoint"
+        raise TypeError(f"{expected}, or None, got {brief(callback)}")
+
+
+class CallbackSink:
+    """A sink that calls a callback, which may end the run through `interrupts`."""
+
+    def __init__(self, callback: Callback, run_dir: Path, interrupts: Interrupts) -> None:
+        self._run_dir = run_dir
+        self._interrupts = interrupts
+        self._methods = {name: getattr(callback, name) for name in METHODS if hasattr(callback, name)}
+        if callable(callback):
+            self._methods.setdefault("on_metric", callback)
+        self._values: dict[tuple[str, str], float] = {}  # of the evaluation that is being reported
+        self._failed = False
+
+    def record(self, metric: Metric) -> None:
+        self._call("on_metric", metric)
+        if metric.name == EVALUATION_S:
+            values, self._values = self._values, {}
+            returns = {agent: value for (agent, name), value in values.items() if name == "eval_return"}
+            self._call("on_evaluation", EvaluationEvent(metric.step, metric.time_s, returns, values))
+        elif metric.name == CHECKPOINT_S:
+            path = checkpoint_path(self._run_dir, metric.agent)
+            self._call("on_checkpoint", CheckpointEvent(metric.agent, metric.step, metric.time_s, path))
+        elif metric.name.startswith("eval_"):
+            self._values[metric.agent, metric.name] = metric.value
+
+    def _call(self, name: str, event: object) -> None:
+        if self._failed or name not in self._methods:
+            return
+        try:
+            answer = self._methods[name](event)
+        except StopRun as stop:
+            self._interrupts.finish(str(stop) or "the callback raised StopRun")
+        except BaseException as error:  # the program's own code may raise anything; `Interrupts.deliver` raises it
+            self._failed = True
+            self._interrupts.stop(f"the callback raised {type(error).__name__}", error)
+        else:
+            if answer is Stop:
+                answer = Stop()
+            if isinstance(answer, Stop):
+                self._interrupts.finish(answer.reason)
+
+    def flush(self) -> None: ...
+
+    def close(self) -> None: ...

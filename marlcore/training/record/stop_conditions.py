@@ -1,0 +1,54 @@
+"""The stop conditions of a run's settings, judged by its metrics in the order in which they are recorded."""
+
+import math
+from collections import Counter, deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ...processes import Metric
+from ..config import StopConfig
+from .callback import Stop
+
+
+@dataclass(eq=False)
+class StopConditions:
+    """Whether a run has met one of its stop conditions; `on_metric` is that of a callback."""
+
+    config: StopConfig
+
+    def __post_init__(self) -> None:
+        self._episodes = Counter[str]()
+        self._windows: dict[str, deque[float]] = {}  # by agent or policy
+        self._best, self._best_step = -math.inf, 0  # of the metric, or of its negative
+
+    def on_metric(self, metric: Metric) -> Stop | None:
+        config = self.config
+        if config.seconds is not None and metric.time_s >= config.seconds:
+            return Stop(f"stop.seconds: the run has taken {metric.time_s:.1f}")
+        if metric.name == "episode_return":
+            self._episodes[metric.agent] += 1
+            if config.episodes is not None and self._episodes[metric.agent] >= config.episodes:
+                return Stop(f"stop.episodes: {self._episodes[metric.agent]:,} have ended")
+        if config.watches(metric.agent, metric.name):
+            self._windows.setdefault(metric.agent, deque(maxlen=config.values)).append(metric.value)
+            if all(len(window) == config.values for window in self._windows.values()):
+                return self._judged(metric.step)
+        return None
+
+    def _judged(self, step: int) -> Stop | None:
+        config, sign = self.config, -1.0 if self.config.minimize else 1.0
+        value = sign * sum(sum(window) / len(window) for window in self._windows.values()) / len(self._windows)
+        if config.threshold is not None and value >= sign * config.threshold:
+            return Stop(f"stop.threshold: {config.metric} is {sign * value:g}")
+        if value > self._best + config.min_delta:
+            self._best, self._best_step = value, step
+        elif config.patience is not None and step - self._best_step >= config.patience:
+            best = f"{sign * self._best:g} of step {self._best_step:,}"
+            return Stop(f"stop.patience: {config.metric} is no better than {best}")
+        return None
+
+    def check_unmet(self, metrics: Iterable[Metric]) -> None:
+        """Takes the metrics of a run that is resumed. Raises ValueError: they meet a condition."""
+        for metric in metrics:
+            if stop := self.on_metric(metric):
+                raise ValueError(f"stop: expected conditions that the resumed run has not met, got {stop.reason}")

@@ -1,0 +1,74 @@
+"""Ratings of the policy that learns and of its opponents, which every game between two of them changes."""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, Protocol
+
+from ..config import SelfPlayConfig
+
+
+class Rating(Protocol):
+    """A rating is a list of numbers, of which the first is the strength."""
+
+    name: ClassVar[str]
+
+    @property
+    def first(self) -> list[float]:
+        """Before any game."""
+
+    def after(self, policy: list[float], opponent: list[float], result: int) -> tuple[list[float], list[float]]:
+        """The ratings of both after a game that the policy won (1), drew (0) or lost (-1)."""
+
+    def shown(self, rating: list[float]) -> dict[str, float]: ...
+
+
+@dataclass(frozen=True)
+class Elo:
+    """Elo, The Rating of Chessplayers, 1978: R + k (S - E), where E = 1 / (1 + 10^((R of the other - R) / 400))."""
+
+    k: float
+    name: ClassVar[str] = "elo"
+
+    @property
+    def first(self) -> list[float]:
+        return [1000.0]
+
+    def after(self, policy: list[float], opponent: list[float], result: int) -> tuple[list[float], list[float]]:
+        distance = min(max((opponent[0] - policy[0]) / 400.0, -300.0), 300.0)  # so that no power overflows
+        moved = self.k * ((result + 1) / 2 - 1.0 / (1.0 + 10.0**distance))
+        return [policy[0] + moved], [opponent[0] - moved]
+
+    def shown(self, rating: list[float]) -> dict[str, float]:
+        return {"elo": rating[0]}
+
+
+class TrueSkill:
+    """The package trueskill, with its default settings: mean and standard deviation of a skill, 25 and 25/3 at first.
+
+    Herbrich, Minka and Graepel 2006, "TrueSkill: A Bayesian skill rating system".
+    """
+
+    name: ClassVar[str] = "trueskill"
+
+    def __init__(self) -> None:
+        import trueskill
+
+        self._of: Any = trueskill.Rating
+        self._rate: Any = partial(trueskill.rate_1vs1, env=trueskill.TrueSkill())
+
+    @property
+    def first(self) -> list[float]:
+        return [25.0, 25.0 / 3.0]
+
+    def after(self, policy: list[float], opponent: list[float], result: int) -> tuple[list[float], list[float]]:
+        winner, loser = (opponent, policy) if result < 0 else (policy, opponent)
+        rated = self._rate(self._of(*winner), self._of(*loser), drawn=result == 0)
+        higher, lower = ([float(one.mu), float(one.sigma)] for one in rated)
+        return (lower, higher) if result < 0 else (higher, lower)
+
+    def shown(self, rating: list[float]) -> dict[str, float]:
+        return {"mu": rating[0], "sigma": rating[1]}
+
+
+def rating_of(config: SelfPlayConfig) -> Rating:
+    return TrueSkill() if config.rating == "trueskill" else Elo(config.elo_k)

@@ -1,0 +1,167 @@
+"""Hindsight as a setting of runs: the environment's functions, both modes, and learning that fails without it."""
+
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from crowd import Crowd
+from refused import Refused, check_refused
+from whole_runs import LONG, Runs, values_of
+
+import marlcore as mc
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+runs = Runs(
+    total_steps=600,
+    learner={"n_step": 1, "warmup": 50},
+    replay={"hindsight": "future", "hindsight_k": 3},
+    exploration={"epsilon": 1.0},
+    updates_per_step=0.5,
+)
+
+
+@pytest.fixture
+def flips(monkeypatch: pytest.MonkeyPatch, undrawn: None) -> Any:
+    monkeypatch.syspath_prepend(EXAMPLES)
+    import bit_flip
+
+    return bit_flip
+
+
+class Telling(mc.DQN):
+    """Reports what hindsight does to its batches."""
+
+    def make_trainer(self, model: Any) -> Any:
+        trainer = super().make_trainer(model)
+        update = trainer.update
+
+        def telling(batch: Any) -> mc.Update:
+            reached = (batch.next_obs["achieved_goal"] == batch.obs["desired_goal"]).all(1)
+            changed = batch.relabelled
+            told = {
+                "relabelled": changed.float().mean(),
+                "reached": reached[changed].float().mean(),
+                "reward": batch.reward[changed].mean(),
+                "ended": batch.terminated[changed].float().sum(),
+                "wrong": ((batch.terminated != reached) | (batch.reward != reached.float() - 1)).float().mean(),
+            }
+            return mc.Update({**update(batch).metrics, **told})
+
+        trainer.update = telling
+        return trainer
+
+
+@pytest.mark.parametrize(
+    ("mode", "prioritized"), [("serial", False), ("serial", True), pytest.param("async", False, marks=LONG)]
+)
+def test_a_run_relabels_by_the_environments_functions(tmp_path, flips, mode, prioritized):
+    """Also rows whose episodes ended at their goals: their final observations are stored. No reward is wrong."""
+    replay = {"prioritized": prioritized}
+    result = runs.train(tmp_path, flips.BitFlip, Telling(hidden=(16,)), mode=mode, replay=replay)
+    relabelled, reached, wrong = (values_of(result.run_dir, n) for n in ("relabelled", "reached", "wrong"))
+    assert abs(np.mean(relabelled) - 0.75) < 0.1 and np.mean(reached) > 0.1
+    assert not any(wrong)
+
+
+class Goals(gymnasium.Wrapper):
+    """Other functions of goals, as an environment's wrapper may have them."""
+
+    def __init__(self, env: Any, reward: Any) -> None:
+        super().__init__(env)
+        self.compute_reward = reward
+
+    def compute_terminated(self, achieved: Any, desired: Any, info: Any) -> bool:
+        return False
+
+
+def wrapped(flips: Any, bits: int, reward: Any) -> Any:
+    return Goals(flips.BitFlip(bits), reward)
+
+
+def sevens(achieved: Any, desired: Any, info: Any) -> Any:
+    return np.full(len(achieved), 7.0)
+
+
+def one(achieved: Any, desired: Any, info: Any) -> float:
+    return 7.0
+
+
+def test_a_wrappers_function_comes_first_and_one_of_single_goals_is_left_out(tmp_path, flips):
+    """The ends that were stored stay: two bits match often."""
+    env_fn = partial(wrapped, flips, 2, sevens)
+    result = runs.train(tmp_path, env_fn, Telling(hidden=(16,)))
+    assert set(values_of(result.run_dir, "reward")) == {7.0}
+    assert any(values_of(result.run_dir, "ended"))
+
+
+class Own(mc.DQN):
+    def source(self, chosen: Any) -> Any:
+        return mc.ReplaySource(chosen.n_step)
+
+
+def refused(folder: Path, flips: Any) -> dict[str, Refused]:
+    def run(env_fn: Any = flips.BitFlip, algorithm: Any = "dqn", **changes: Any) -> Any:
+        return lambda: runs.train(folder, env_fn, algorithm, **changes)
+
+    return {
+        "steps": (run(learner={"n_step": 3}), ValueError, "learner.n_step: expected 1 with replay.hindsight, got 3"),
+        "mixture": (
+            run(replay={"mixture": {"a": 1.0}}), ValueError, "replay.hindsight: expected off with replay.mixture",
+        ),
+        "sequences": (
+            run(algorithm="r2d2"), ValueError,
+            "replay.hindsight: expected the default 'off', since R2D2, the algorithm of 'agent_0', draws sequences",
+        ),
+        "a source without it": (
+            run(algorithm=Own()), ValueError,
+            "replay.hindsight: expected the default 'off', since Own, the algorithm of 'agent_0', draws without it",
+        ),
+        "no goals": (
+            run(lambda: Crowd(1)), ValueError,
+            "hindsight: expected achieved_goal and desired_goal of one shape and dtype in obs, got",
+        ),
+        "no function": (
+            run(partial(wrapped, flips, 10, None)), ValueError,
+            "replay.hindsight: expected an environment with compute_reward(achieved_goal, desired_goal, info), got",
+        ),
+        "a function of single goals": (
+            run(partial(wrapped, flips, 10, one)), ValueError,
+            "replay.hindsight: expected a compute_reward that returns [2] for goals [2, 10], got []",
+        ),
+    }  # fmt: skip
+
+
+def test_refuses(tmp_path, flips):
+    for refusal in refused(tmp_path, flips).values():
+        check_refused(*refusal)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.long
+def test_the_example_learns_in_processes(tmp_path):
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / "bit_flip.py"], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    share = int(done.stdout.rpartition("goals reached in ")[2].partition("%")[0])
+    assert share >= 90, done.stdout
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(5))
+def test_dqn_flips_ten_bits_with_hindsight_and_not_without(tmp_path, flips, seed):
+    """The control: the same run without hindsight reaches hardly any goal."""
+    shares = {}
+    for hindsight in ("future", "off"):
+        config = flips.settings(
+            seed=seed, mode="serial", total_steps=5_000, replay=mc.ReplayConfig(hindsight=hindsight),
+            evaluation=mc.EvaluationConfig(), run_dir=str(tmp_path / hindsight),
+        )  # fmt: skip
+        result = mc.train(flips.BitFlip, mc.DQN(learning_rate=1e-3, hidden=(64,)), config, progress=False)
+        shares[hindsight] = flips.solved(result)
+    assert shares["future"] >= 0.9 and shares["off"] <= 0.2, shares

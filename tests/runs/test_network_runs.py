@@ -1,0 +1,96 @@
+"""Runs whose policies have networks of the user's own: published, resumed, evaluated and loaded like others."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from refused import check_refused
+from torch import nn
+from whole_runs import LONG, MODES, Runs, checkpoint, finished, marlcore
+
+import marlcore as mc
+from marlcore.training import read_metrics
+
+pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+DOOR = "gymnasium:minigrid:MiniGrid-DoorKey-5x5-v0"
+runs = Runs(total_steps=600)
+
+
+class Own(nn.Module):
+    """A torso of CartPole's four numbers."""
+
+    def __init__(self, spaces: mc.Spaces) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 6)
+
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.layer(obs))
+
+
+ON_POLICY = mc.PPO(network=Own, batch_size=64, minibatch_size=32, epochs=2)
+KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "dqn": (mc.DQN(network=Own), {}),
+    "ppo": (ON_POLICY, {"learner": mc.LearnerConfig(log_interval=4, device="cpu")}),
+}
+
+
+@MODES
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_with_an_own_network_is_resumed_evaluated_and_loaded(tmp_path: Path, kind: str, mode: Any) -> None:
+    algorithm, changes = KINDS[kind]
+    result = runs.train(tmp_path, "gymnasium:CartPole-v1", algorithm, mode=mode, **changes)
+    described = json.loads((result.run_dir / "config.json").read_text())["hyperparameters"]
+    assert described["network"] == f"{__name__}:Own"
+    before = checkpoint(result.run_dir)
+    longer = {**changes, "mode": mode, "total_steps": 1200}
+    more = runs.train(tmp_path, "gymnasium:CartPole-v1", algorithm, resume=True, **longer)
+    after = checkpoint(result.run_dir)
+    assert after["updates"] == more.updates["agent_0"] > before["updates"]
+    name = next(name for name in after["network"] if name.endswith("network.layer.weight"))
+    assert not torch.equal(after["network"][name], before["network"][name])
+    assert mc.evaluate(result.run_dir, episodes=2).mean["agent_0"] > 0
+    assert mc.load_policy(result.run_dir, "agent_0").act(np.zeros(4, np.float32)) in (0, 1)
+    check_refused(
+        lambda: mc.load_policy(result.run_dir, "agent_0", weights_only=True),
+        ValueError,
+        "has the hyperparameter network=",
+    )
+
+
+@LONG
+def test_the_command_line_takes_a_network_by_its_name(tmp_path: Path) -> None:
+    """A whole model of the examples, and again when the run is resumed."""
+    run = tmp_path / "run"
+    settings = ["--mode", "serial", "--algorithm.batch-size", 64, "--algorithm.minibatch-size", 64]
+    settings += ["--algorithm.network", "own_networks:SharedTorso", "--run-dir", run, "--total-steps", 600]
+    for words in (
+        ["--env", "gymnasium:CartPole-v1", "--algo", "ppo", *settings],
+        ["--resume", run, "--total-steps", 900],
+    ):
+        status, printed = finished(marlcore("train", *words, cwd=EXAMPLES))
+        assert status == 0, printed
+    assert any(name.endswith("network.to_value.weight") for name in checkpoint(run)["network"])
+
+
+@LONG
+def test_a_network_of_the_examples_opens_minigrid_s_door(tmp_path: Path) -> None:
+    """An agent finds a key, opens a door with it and reaches the goal; before it has learnt it hardly ever does."""
+    pytest.importorskip("minigrid", reason="needs minigrid")
+    algorithm = mc.PPO(
+        network="own_networks:GridTorso",
+        learning_rate=1e-3,
+        batch_size=2048,
+        epochs=4,
+        entropy_coefficient=0.01,
+        target_kl=None,
+    )
+    changes = {"actor": {"envs": 16}, "learner": mc.LearnerConfig(device="cpu")}
+    result = runs.train(tmp_path, DOOR, algorithm, total_steps=80_000, **changes)
+    returns = [row.value for row in read_metrics(result.run_dir / "metrics.csv") if row.name == "episode_return"]
+    assert np.mean(returns[:50]) < 0.2  # the control: at most 1 in 5 early episodes
+    assert result.returns["agent_0"] > 0.9

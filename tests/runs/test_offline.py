@@ -1,0 +1,246 @@
+"""Runs on recorded data: their directories are as those of other runs, they resume, and they learn."""
+
+import importlib.util
+import sys
+from functools import partial
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces as gym
+from hunt import HUNT
+from refused import Refused, check_refused
+from whole_runs import LONG, MODES, changed
+
+import marlcore as mc
+from marlcore.training import read_metrics
+from marlcore.training.record import load_checkpoint
+
+pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
+
+CARTPOLE, PENDULUM = "gymnasium:CartPole-v1", "gymnasium:Pendulum-v1"
+SMALL = mc.Config(mode="serial", learner=mc.LearnerConfig(batch_size=16, n_step=1, log_interval=10, device="cpu"))
+
+
+def example():
+    path = Path(__file__).parents[2] / "examples" / "offline.py"
+    spec = importlib.util.spec_from_file_location("offline_example", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def random_episodes(spaces, count=6, steps=30, seed=0):
+    """Episodes of random observations and actions, which are cut off."""
+    rng = np.random.default_rng(seed)
+    field, actions = spaces.obs, spaces.action
+    for _ in range(count):
+        obs = rng.normal(size=(steps + 1, *field.shape)).astype(field.dtype)
+        action = (
+            rng.uniform(-1, 1, (steps, *actions.shape)) if isinstance(actions, gym.Box) else rng.integers(2, size=steps)
+        )
+        yield {"obs": obs, "action": action.astype(actions.dtype), "reward": rng.normal(size=steps)}
+
+
+def spaces_of(name):
+    with gymnasium.make(name.partition(":")[2]) as env:
+        return mc.Spaces(env.observation_space, env.action_space)
+
+
+def filled(name, algorithm=None, **options):
+    spaces = spaces_of(name)
+    return mc.ReplayBuffer.from_episodes(random_episodes(spaces, **options), (algorithm or mc.BC()).transition(spaces))
+
+
+def config_in(folder, **changes):
+    return changed(SMALL, run_dir=str(folder / "run"), **changes)
+
+
+def train(folder, data, algorithm, updates=30, env_fn=CARTPOLE, resume=False, callback=None, init_from=None, **changes):
+    config = config_in(folder, **changes)
+    options = {"resume": folder / "run" if resume else None, "callback": callback, "init_from": init_from}
+    return mc.train_offline(data, algorithm, updates, env_fn, config, progress=False, **options)
+
+
+OF_WINDOWS = mc.R2D2(hidden=(8, 8), units=6, length=12, burn_in=4, period=8)
+ALGORITHMS = [
+    *((kind(), CARTPOLE) for kind in (mc.DQN, mc.IQN, mc.CQL, mc.BC)),
+    (OF_WINDOWS, CARTPOLE),
+    *((kind(), PENDULUM) for kind in (mc.TD3, mc.TD3BC, mc.SAC, mc.BC)),
+]
+
+
+@pytest.mark.parametrize(("algorithm", "name"), ALGORITHMS, ids=lambda value: type(value).__name__)
+def test_every_off_policy_algorithm_learns_from_a_replay(tmp_path, algorithm, name):
+    with filled(name, algorithm) as replay:
+        before = replay.sampler(8, seed=0, min_size=1).sample().reward.copy()
+        result = train(tmp_path, replay, algorithm, env_fn=name, learner={"obs_norm": "running"})
+        assert (replay.sampler(8, seed=0, min_size=1).sample().reward == before).all()  # it is still the caller's
+    assert result.updates == {"agent_0": 30} and result.steps == 30 and np.isnan(result.returns["agent_0"])
+    losses = [metric for metric in read_metrics(result.run_dir / "metrics.csv") if metric.name == "loss"]
+    assert len(losses) == 3 and all(np.isfinite(metric.value) for metric in losses)
+    policy = mc.load_policy(result.run_dir, "agent_0", weights_only=True)
+    assert policy.spaces.action.contains(policy.act(np.zeros(policy.spaces.obs.shape, np.float32)))
+
+
+@MODES
+def test_a_run_evaluates_and_resumes(tmp_path, mode):
+    changes = {"mode": mode, "evaluation": {"interval": 20, "episodes": 2}, "replay": {"prioritized": True}}
+    with filled(CARTPOLE) as replay:
+        train(tmp_path, replay, "dqn", 40, **changes)
+        result = train(tmp_path, replay, "dqn", 90, resume=True, **changes)
+        says = "total_steps: expected more than the 90 steps that the run has taken, got 90"
+        check_refused(lambda: train(tmp_path, replay, "dqn", 90, resume=True, **changes), ValueError, says)
+    assert result.steps == result.updates["agent_0"] == 90
+    assert load_checkpoint(tmp_path / "run" / "checkpoints" / "agent_0.pt")["updates"] == 90
+    evaluated = [metric.step for metric in read_metrics(result.run_dir / "metrics.csv") if metric.name == "eval_return"]
+    assert evaluated[-1] == 90 and (mode == "async" or len(evaluated) > 2)
+    assert set(mc.evaluate(result.run_dir, episodes=2, which="best").mean) == {"agent_0"}
+    says = "resume: expected actor.processes 0, as the run had it, got 1: a run on recorded data has no actors"
+    resume = {"progress": False, "resume": tmp_path / "run"}
+    check_refused(lambda: mc.train(CARTPOLE, "dqn", config_in(tmp_path), **resume), ValueError, says)
+
+
+def test_a_resumed_run_makes_the_updates_of_a_whole_one(tmp_path):
+    ends = []
+    with filled(CARTPOLE) as replay:
+        for parts in ([30], [12, 30]):
+            folder = tmp_path / str(len(parts))
+            for updates in parts:
+                train(folder, replay, "dqn", updates, resume=updates != parts[0])
+            ends.append(load_checkpoint(folder / "run" / "checkpoints" / "agent_0.pt")["network"])
+    assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
+
+
+@MODES
+def test_a_callback_or_a_condition_ends_a_run(tmp_path, mode):
+    """A last evaluation follows, and the run can be resumed."""
+    ways = {
+        "the callback returned Stop": {"callback": lambda metric: mc.Stop},
+        "stop.threshold: loss is ": {"stop": {"metric": "loss", "threshold": -1e9}},
+    }
+    changes = {"mode": mode, "evaluation": {"interval": 10**6, "episodes": 2}}
+    with filled(CARTPOLE) as replay:
+        for number, (reason, way) in enumerate(ways.items()):
+            folder = tmp_path / str(number)
+            result = train(folder, replay, "dqn", 10**6, **changes, **way)
+            assert result.stopped.startswith(reason) and 0 < result.steps == result.updates["agent_0"] < 10**6
+            assert load_checkpoint(result.run_dir / "checkpoints" / "agent_0.pt")["updates"] == result.steps
+            metrics = read_metrics(result.run_dir / "metrics.csv")
+            assert [metric.step for metric in metrics if metric.name == "eval_return"] == [result.steps]
+            more = train(folder, replay, "dqn", result.steps + 20, resume=True, **changes)
+            assert more.steps == result.steps + 20 and more.stopped == ""
+
+
+def test_a_run_starts_from_other_weights_and_others_from_its_own(tmp_path):
+    """Of a run with actors too, too short for an update."""
+    still = config_in(tmp_path / "acting", total_steps=40, learner={"warmup": 9_000}, updates_per_step=0.1)
+    with filled(CARTPOLE) as replay:
+        first = train(tmp_path / "first", replay, "dqn").run_dir
+        second = train(tmp_path / "second", replay, mc.DQN(learning_rate=1e-12), 1, init_from=first).run_dir
+    acting = mc.train(CARTPOLE, "dqn", still, progress=False, init_from=first).run_dir
+    before, *after = (load_checkpoint(run / "checkpoints" / "agent_0.pt") for run in (first, second, acting))
+    assert [state["updates"] for state in after] == [1, 0]
+    for state in after:
+        torch.testing.assert_close(state["network"], before["network"])
+
+
+def test_each_policy_has_its_replay(tmp_path):
+    env = HUNT()
+    spaces = {agent: mc.Spaces(env.observation_spaces[agent], env.action_spaces[agent]) for agent in env.agents}
+    replays = {agent: mc.ReplayBuffer.from_episodes(random_episodes(spaces[agent])) for agent in env.agents}
+    result = train(tmp_path, replays, "cql", 20, HUNT)
+    for replay in replays.values():
+        replay.close()
+    assert result.updates == dict.fromkeys(env.agents, 20) and result.steps == 20 * len(env.agents)
+
+
+def test_data_without_an_environment_need_its_spaces(tmp_path):
+    with filled(CARTPOLE) as replay:
+        result = train(tmp_path, replay, mc.BC(), env_fn=spaces_of(CARTPOLE))
+        for name in ("interval", "seconds"):
+            says = f"evaluation.{name}: expected 0 without an environment, got 5"
+            call = offline(mc.BC(), spaces_of(CARTPOLE), evaluation={name: 5})
+            check_refused(partial(call, tmp_path / "2", replay), ValueError, says)
+    assert mc.load_policy(result.run_dir, "agent_0").act(np.zeros(4, np.float32)) in (0, 1)
+    says = "env_fn: expected an environment, got a run on recorded data without one; pass env_fn="
+    check_refused(lambda: mc.evaluate(result.run_dir), mc.EnvironmentFailed, says)
+    assert mc.evaluate(result.run_dir, episodes=1, env_fn=CARTPOLE).mean
+
+
+def limited(folder, replay):
+    limiter = mc.RateLimiter(samples_per_insert=8, min_size=1, tolerance=512)
+    with mc.ReplayBuffer.create(replay.spec, 100, limiter=limiter) as other:
+        train(folder, other, "dqn")
+
+
+def offline(algorithm, env_fn=CARTPOLE, updates=30, **changes):
+    return lambda folder, data: train(folder, data, algorithm, updates, env_fn, **changes)
+
+
+UNUSED = "since a run on recorded data has no use for it, got"
+REFUSED: dict[str, Refused] = {
+    "updates": (offline("dqn", updates=0), ValueError, "updates: expected an integer of at least 1, got 0"),
+    "replay": (lambda folder, _: train(folder, 3, "dqn"), TypeError, "replay: expected a ReplayBuffer, got 3"),
+    "policies": (offline("dqn", HUNT), TypeError, "replay: expected a dict of one for each of the policies ['"),
+    "limiter": (limited, ValueError, "replay: expected one without a limiter, got RateLimiter("),
+    "spec": (offline("td3", PENDULUM), ValueError, "replay spec obs: expected float32 (3,), got float32 (4,)"),
+    "state": (offline("r2d2"), ValueError, "expected float32 (64,) every 20, got none"),
+    "ppo": (offline("ppo"), ValueError, "algorithm: expected one that learns from others' transitions, got PPO"),
+    "stack": (offline("dqn", replay={"stack": 500}), ValueError, "stack"),
+    "total_steps": (offline("dqn", total_steps=9), ValueError, f"total_steps: expected the default 300000, {UNUSED} 9"),
+    "envs": (offline("dqn", actor={"envs": 9}), ValueError, f"actor.envs: expected the default 4, {UNUSED} 9"),
+    "save": (offline("dqn", replay={"save": True}), ValueError, f"replay.save: expected the default False, {UNUSED}"),
+    "warmup": (offline("dqn", learner={"warmup": 9}), ValueError, "learner.warmup: expected the default 500, since"),
+    "episodes": (
+        offline("dqn", stop={"episodes": 9}), ValueError,
+        f"stop.episodes: expected the default None, {UNUSED} 9",
+    ),
+    "returns": (
+        offline("dqn", stop={"patience": 9}), ValueError,
+        "stop.metric: expected one of a run without actors' episodes, got 'episode_return'",
+    ),
+    "bc": (lambda folder, _: mc.train(CARTPOLE, "bc", config_in(folder)), ValueError, "use train_offline"),
+    "no actors": (
+        lambda folder, _: mc.train(CARTPOLE, "dqn", config_in(folder, actor={"processes": 0})), ValueError,
+        "actor.processes: expected an integer of at least 1, got 0; see train_offline",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_data_and_settings_that_do_not_fit_are_refused(tmp_path, case):
+    call, error, says = REFUSED[case]
+    with filled(CARTPOLE) as replay:
+        check_refused(lambda: call(tmp_path, replay), error, says)
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_example_draws_demonstrations_beside_live_rows(tmp_path):
+    assert example().draw_beside_live_rows(32).obs.shape == (32, 4)
+    assert example().clone(20, run_dir=str(tmp_path / "run")).updates == {"agent_0": 20}
+
+
+@LONG
+@pytest.mark.parametrize("seed", [0, 1])
+def test_bc_learns_cartpole_from_20_demonstrations(tmp_path, seed):
+    """The control is the same policy before it learned."""
+    result = example().clone(2_000, run_dir=str(tmp_path / "run"), seed=seed)
+    untrained = example().clone(1, run_dir=str(tmp_path / "control"), seed=seed)
+    assert mc.evaluate(result.run_dir, episodes=40).mean["agent_0"] >= 475
+    assert mc.evaluate(untrained.run_dir, episodes=40).mean["agent_0"] < 300
+
+
+@LONG
+def test_cql_learns_more_than_the_policy_of_its_data(tmp_path):
+    """Of half random actions; DQN's figure is printed beside it."""
+    episodes = list(example().demonstrations(100, clumsy=0.5))
+    mean, returns = np.mean([episode["reward"].sum() for episode in episodes]), {}
+    for name in ("cql", "dqn"):
+        with mc.ReplayBuffer.from_episodes(episodes) as replay:
+            result = train(tmp_path / name, replay, name, 6_000, learner={"batch_size": 64})
+        returns[name] = mc.evaluate(result.run_dir, episodes=40).mean["agent_0"]
+    print(f"data {mean:.1f}, CQL {returns['cql']:.1f}, DQN {returns['dqn']:.1f}", file=sys.stderr)
+    assert returns["cql"] > 1.5 * mean

@@ -1,0 +1,83 @@
+"""Runs with several seeds side by side: one fork server, one table, one picture."""
+
+import io
+import signal
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from crowd import Corridor, collapse
+from hunt import HUNT
+from processes import until
+from rich.console import Console
+from whole_runs import LONG, Runs, checkpoint, finished, marlcore, metrics_of, steps_of
+
+import marlcore as mc
+from marlcore.processes import ForkServer, Metric
+from marlcore.training import train_seeds
+from marlcore.training.record import Progress, SharedProgress
+
+pytestmark = pytest.mark.usefixtures("undrawn")
+
+runs = Runs(mode="async", total_steps=800)
+
+
+@LONG
+def test_seeds_run_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At most two at a time, whose processes one server forks; each is the run of its seed."""
+    servers: list[Any] = []
+
+    class Counted(ForkServer):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            servers.append(self)
+
+    monkeypatch.setattr("marlcore.processes.children.ForkServer", Counted)
+    results = train_seeds(HUNT, "dqn", runs.configured(tmp_path), [3, 1, 2], parallel=2, progress=False)
+    assert [result.run_dir.name for result in results] == ["seed-3", "seed-1", "seed-2"] and len(servers) == 1
+    assert all(800 <= result.steps < 802 and min(result.updates.values()) > 10 for result in results)
+    assert (tmp_path / "run" / "curves.png").read_bytes().startswith(b"\x89PNG")
+    first, last = (set(map(repr, metrics_of(result.run_dir))) for result in results[:2])
+    assert first != last
+
+
+@pytest.mark.usefixtures("shared_fork_server")
+def test_a_run_that_fails_stops_the_others(tmp_path: Path) -> None:
+    once = mc.SupervisionConfig(max_restarts=0)
+    config = runs.configured(tmp_path, total_steps=10**9, supervision=once)
+    with pytest.raises(mc.WorkerFailed, match="the floor gave way"):
+        train_seeds(partial(Corridor, 1, collapse), "dqn", config, [0, 1], parallel=2, progress=False)
+
+
+@LONG
+def test_ctrl_c_stops_all_seeds(tmp_path: Path) -> None:
+    folders = [tmp_path / "all" / f"seed-{seed}" for seed in (0, 1)]
+    options = "--env treasure_hunt --algo dqn --learner.warmup 50 --seeds 0 1 2 --parallel 2 --run-dir all"
+    parent = marlcore("train", *options.split(), cwd=tmp_path)
+    until(lambda: all(map(steps_of, folders)), lambda: parent.poll() is None)
+    parent.send_signal(signal.SIGINT)
+    code, output = finished(parent)
+    assert code == 128 + signal.SIGINT, output
+    assert output.endswith(f"train --resume {folders[0]}, and likewise {folders[1]}\n")
+    assert all(checkpoint(folder)["updates"] >= 0 for folder in folders)
+    assert not (tmp_path / "all" / "seed-2").exists()
+
+
+def test_a_shared_table_has_a_row_for_each_agent_of_each_run() -> None:
+    shown = io.StringIO()
+    shared = SharedProgress(Progress(Console(file=shown, width=200), interval=0.0), total_steps=400)
+    parts = [shared.part(f"seed {seed}") for seed in (4, 7)]
+    for part, value in zip(parts, (1.5, 2.5), strict=True):
+        part.update(Metric(1.0, 50, "agent_0", "episode_return", value))
+        part.update(Metric(1.0, 50, "", "episodes_per_s", value))
+        part.tick(50, 200, 10.0)
+    assert "20 env steps/s  4.0 episodes/s" in shown.getvalue().splitlines()[-1]
+    parts[1].say("hello")
+    shared.end("seed 4")
+    parts[1].tick(150, 200, 10.0)
+    line = shown.getvalue().splitlines()[-1]
+    assert (
+        "step 200/400 (50.0%)  10 env steps/s  2.5 episodes/s" in line and "marlcore: seed 7: hello" in shown.getvalue()
+    )
+    assert "seed 4 agent_0: return (last 100) 1.50" in line and "seed 7 agent_0: return (last 100) 2.50" in line

@@ -1,0 +1,251 @@
+"""Runs that end before they have taken all steps: a callback or a stop condition of the settings asked for it."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hunt import HUNT
+from refused import Refused, check_refused
+from whole_runs import LONG, MODES, Runs, checkpoint, metrics_of, past, values_of
+
+import marlcore as mc
+from marlcore.processes import Metric
+from marlcore.training import StopConfig
+from marlcore.training.record import StopConditions
+
+pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
+
+runs = Runs(total_steps=10**6, evaluation={"interval": 200, "episodes": 2, "envs": 2}, learner={"warmup": 100})
+EXAMPLE = Path(__file__).parents[2] / "examples" / "optuna_study.py"
+
+
+class Once:
+    """A callback that answers its first call by this method, and notes all of them."""
+
+    def __init__(self, method: str, answer: Callable[[], object]) -> None:
+        self.calls: list[Any] = []
+        self._answer = answer
+        setattr(self, method, self._called)
+
+    def _called(self, event: Any) -> object:
+        self.calls.append(event)
+        return self._answer() if len(self.calls) == 1 else None
+
+
+def raising(error: BaseException) -> Callable[[], object]:
+    def answer() -> object:
+        raise error
+
+    return answer
+
+
+def train(folder: Path, callback: Any = None, **changes: Any) -> mc.Result:
+    return mc.train(HUNT, "dqn", runs.configured(folder, **changes), progress=False, callback=callback)
+
+
+# ---- callbacks ----
+
+ANSWERS: dict[str, tuple[Callable[[], object], str]] = {
+    "Stop": (lambda: mc.Stop, "the callback returned Stop"),
+    "a reason": (lambda: mc.Stop("enough"), "enough"),
+    "StopRun": (raising(mc.StopRun("enough")), "enough"),
+    "StopRun alone": (raising(mc.StopRun()), "the callback raised StopRun"),
+}
+
+
+@pytest.mark.parametrize("answer", ANSWERS)
+def test_a_callback_ends_a_run_in_order(tmp_path: Path, answer: str) -> None:
+    """Its last checkpoint is of its last step, and the callback hears of it."""
+    call, reason = ANSWERS[answer]
+    callback = Once("on_metric", call)
+    result = train(tmp_path, callback)
+    assert result.stopped == reason and 0 < result.steps < 10**6
+    assert checkpoint(result.run_dir)["step"] == result.steps
+    assert callback.calls == metrics_of(result.run_dir)
+
+
+@MODES
+@pytest.mark.parametrize("method", ["__call__", "on_evaluation", "on_checkpoint"])
+def test_each_method_of_a_callback_can_end_a_run(tmp_path: Path, method: str, mode: str) -> None:
+    callback = Once(method, lambda: mc.Stop(method))
+    steers = callback._called if method == "__call__" else callback
+    learner = {"checkpoint_interval": 20, "warmup": 100}
+    assert train(tmp_path, steers, mode=mode, learner=learner).stopped == method
+
+
+@MODES
+def test_a_last_evaluation_follows_a_stop_but_no_error(tmp_path: Path, mode: str) -> None:
+    """Nor `Run.stop`; the evaluation is of the last checkpoint's weights."""
+    rare = {"mode": mode, "evaluation": {"interval": 10**6, "episodes": 2, "envs": 2}}
+    stopped = train(tmp_path / "stopped", Once("on_metric", lambda: mc.Stop), **rare)
+    assert len(values_of(stopped.run_dir, "eval_return")) == 2
+    last, kept = checkpoint(stopped.run_dir), checkpoint(stopped.run_dir, "agent_0.best")
+    assert kept["updates"] == last["updates"] and kept["step"] <= last["step"] < 10**6
+    with pytest.raises(KeyError):
+        train(tmp_path / "raised", Once("on_metric", raising(KeyError("mine"))), **rare)
+    with runs.start(tmp_path / "ended", HUNT, **rare) as run:
+        past(run, 10)
+    assert run.wait().stopped == "the program stopped the run"
+    assert not [*values_of(tmp_path / "raised" / "run", "eval_return"), *values_of(run.run_dir, "eval_return")]
+
+
+@MODES
+def test_a_stop_during_the_warm_up_loses_nothing(tmp_path: Path, mode: str) -> None:
+    """Learners that have no data yet do not wait for it, and the run can be resumed."""
+    learner = {"warmup": 5000}
+    first = train(tmp_path, Once("on_metric", lambda: mc.Stop), mode=mode, learner=learner)
+    assert first.stopped and set(first.updates.values()) == {0}
+    more = runs.train(tmp_path, HUNT, resume=True, mode=mode, learner={"warmup": 50}, total_steps=first.steps + 400)
+    assert more.stopped == "" and more.steps >= first.steps + 400 and min(more.updates.values()) > 0
+
+
+@MODES
+def test_another_exception_of_a_callback_ends_the_run_and_is_raised(tmp_path: Path, mode: str) -> None:
+    error = KeyError("mine")
+    callback = Once("on_metric", raising(error))
+    with pytest.raises(KeyError, match="mine") as raised:
+        train(tmp_path / "first", callback, mode=mode)
+    assert raised.value is error and len(callback.calls) == 1
+    assert checkpoint(tmp_path / "first" / "run")["updates"] >= 0
+    config = runs.configured(tmp_path / "second", mode=mode)
+    run = mc.start(HUNT, "dqn", config, callback=Once("on_metric", raising(SystemExit(3))))
+    with pytest.raises(SystemExit):
+        run.wait()
+
+
+def test_a_callback_sees_evaluations_and_checkpoints(tmp_path: Path) -> None:
+    class Seeing:
+        evaluations: list[mc.EvaluationEvent] = []  # noqa: RUF012 of one test
+        checkpoints: list[mc.CheckpointEvent] = []  # noqa: RUF012
+
+        def on_evaluation(self, evaluation: mc.EvaluationEvent) -> None:
+            self.evaluations.append(evaluation)
+
+        def on_checkpoint(self, checkpoint: mc.CheckpointEvent) -> None:
+            self.checkpoints.append(checkpoint)
+
+    seen = Seeing()
+    result = train(tmp_path, seen, total_steps=900)
+    assert result.stopped == ""
+    returns = [evaluation.returns[agent] for evaluation in seen.evaluations for agent in ("agent_0", "agent_1")]
+    assert len(returns) >= 6 and returns == values_of(result.run_dir, "eval_return")
+    assert all(event.values["agent_1", "eval_length"] > 0 for event in seen.evaluations)
+    assert [event.step for event in seen.evaluations] == sorted({event.step for event in seen.evaluations})
+    assert [event.policy for event in seen.checkpoints] == ["agent_0", "agent_1"]
+    assert all(event.path.exists() and event.step == result.steps for event in seen.checkpoints)
+
+
+class Steering:
+    def on_metric(self, metric: mc.Metric) -> None: ...
+
+
+WRONG_CALLBACKS: dict[str, Any] = {"a number": 5, "a class": Steering, "text": "print"}
+
+
+@pytest.mark.parametrize("case", WRONG_CALLBACKS)
+def test_what_is_no_callback_is_refused(tmp_path: Path, case: str) -> None:
+    says = (
+        "callback: expected a function of a Metric, an object with on_metric, on_evaluation or on_checkpoint, or None"
+    )
+    check_refused(lambda: train(tmp_path, WRONG_CALLBACKS[case]), TypeError, says)
+    assert not any(tmp_path.iterdir())
+
+
+# ---- stop conditions ----
+
+
+def met_at(config: StopConfig, *values: float | tuple[str, float], name: str = "episode_return") -> int | None:
+    """The place of the first value that meets a condition; each comes 10 steps and a second after the one before."""
+    conditions = StopConditions(config)
+    for i, value in enumerate(values):
+        agent, number = value if isinstance(value, tuple) else ("a", value)
+        if conditions.on_metric(Metric(float(i), 10 * i, agent, name, number)):
+            return i
+    return None
+
+
+MET: dict[str, tuple[Callable[[], int | None], int | None]] = {
+    "nothing is asked": (lambda: met_at(StopConfig(), 1, 2, 3), None),
+    "seconds": (lambda: met_at(StopConfig(seconds=2), 1, 2, 3), 2),
+    "episodes of one agent": (lambda: met_at(StopConfig(episodes=2), ("a", 1), ("b", 1), ("b", 1)), 2),
+    "episodes alone count": (lambda: met_at(StopConfig(episodes=2), 1, 2, 3, name="loss"), None),
+    "a threshold is reached": (lambda: met_at(StopConfig(threshold=3, window=1), 1, 2, 3), 2),
+    "from above": (lambda: met_at(StopConfig(threshold=3, window=1, minimize=True), 5, 4, 3), 2),
+    "a full window": (lambda: met_at(StopConfig(threshold=3, window=2), 9, -9, 3, 3), 3),
+    "the mean of agents": (lambda: met_at(StopConfig(threshold=3, window=1), ("a", 1), ("b", 3), ("a", 3)), 2),
+    "one agent": (lambda: met_at(StopConfig(metric="b/loss", threshold=3), ("a", 9), ("b", 3), name="loss"), 1),
+    "a hundred episodes": (lambda: met_at(StopConfig(threshold=3), *[5] * 101), 99),
+    "one evaluation": (lambda: met_at(StopConfig(metric="eval_return", threshold=3), 2, 5, name="eval_return"), 1),
+    "NaN": (lambda: met_at(StopConfig(threshold=3, window=1), float("nan"), 3), 1),
+    "no improvement": (lambda: met_at(StopConfig(patience=20, window=1), 1, 2, 2, 1), 3),
+    "improvements": (lambda: met_at(StopConfig(patience=20, window=1), 1, 2, 2, 3, 3), None),
+    "a small improvement": (lambda: met_at(StopConfig(patience=20, window=1, min_delta=1), 1, 1.5, 2), 2),
+}
+
+
+@pytest.mark.parametrize("case", MET)
+def test_conditions_are_met_where_they_should_be(case: str) -> None:
+    place, expected = MET[case]
+    assert place() == expected
+
+
+@MODES
+@pytest.mark.parametrize(
+    "stop",
+    [{"episodes": 7}, {"seconds": 2.0}, {"metric": "eval_return", "threshold": -1e6}, {"patience": 100, "window": 2}],
+    ids=lambda stop: next(iter(stop)),
+)
+def test_a_condition_ends_a_run(tmp_path: Path, mode: str, stop: dict[str, Any]) -> None:
+    result = train(tmp_path, mode=mode, stop=stop)
+    condition = next(name for name in ("episodes", "seconds", "threshold", "patience") if name in stop)
+    assert result.stopped.startswith(f"stop.{condition}: ") and 0 < result.steps < 10**6
+    assert 0 < checkpoint(result.run_dir)["step"] <= result.steps
+
+
+def test_a_resumed_run_must_not_have_met_its_conditions(tmp_path: Path) -> None:
+    """Episodes of its earlier part count."""
+    first = train(tmp_path, stop={"episodes": 3})
+    says = "stop: expected conditions that the resumed run has not met, got stop.episodes: 3 have ended"
+    check_refused(lambda: runs.train(tmp_path, HUNT, resume=True, stop={"episodes": 3}), ValueError, says)
+    more = runs.train(tmp_path, HUNT, resume=True, stop={"episodes": 9})
+    assert more.steps > first.steps and more.stopped == "stop.episodes: 9 have ended"
+
+
+REFUSED: dict[str, Refused] = {
+    "an evaluation's metric without evaluations": (
+        lambda: mc.Config(stop=mc.StopConfig(metric="agent_0/eval_return", threshold=3.0)), ValueError,
+        "stop.metric: expected one of a run without evaluations (evaluation.interval 0), got 'agent_0/eval_return'",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_conditions_that_cannot_be_met_are_refused(case: str) -> None:
+    check_refused(*REFUSED[case])
+
+
+def test_evaluations_by_time_have_metrics_too() -> None:
+    config = mc.Config(
+        stop=mc.StopConfig(metric="eval_return", threshold=3.0), evaluation=mc.EvaluationConfig(seconds=5.0)
+    )
+    assert config.stop.watches("agent_0", "eval_return")
+
+
+# ---- the example ----
+
+
+@LONG
+def test_the_example_of_a_study_prunes_runs(tmp_path: Path) -> None:
+    pytest.importorskip("optuna", reason="needs optuna: pip install optuna")
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLE), "6", "3000"], cwd=tmp_path, capture_output=True, text=True, env=os.environ
+    )
+    assert done.returncode == 0, done.stderr
+    states = [line.split()[2].strip(",") for line in done.stdout.splitlines()]
+    assert len(states) == 6 and {*states} == {"COMPLETE", "PRUNED"}, done.stdout
+    runs = sorted(path.name for path in (tmp_path / "runs" / "study").iterdir())
+    assert runs == [f"trial-{i}" for i in range(6)]

@@ -1,0 +1,130 @@
+"""Runs that start from the weights of another run, of a checkpoint or of a state_dict."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hunt import HUNT
+from refused import check_refused
+from whole_runs import MODES, Runs, checkpoint
+
+import marlcore as mc
+from marlcore.training.record import read_config
+
+pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
+
+runs = Runs(total_steps=600)
+DQN = mc.DQN(hidden=(16,))
+STILL = {"total_steps": 60, "learner": {"warmup": 20_000}}  # too short for any update
+
+
+def train(
+    folder: Path, algorithm: Any = DQN, *, init_strict: bool = True, init_from: Any = None, **changes: Any
+) -> Path:
+    config = runs.configured(folder, **changes)
+    result = mc.train(HUNT, algorithm, config, progress=False, init_from=init_from, init_strict=init_strict)
+    return result.run_dir
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train(tmp_path_factory.mktemp("source"))
+
+
+def network(run_dir: Path, policy: str = "agent_0") -> dict[str, torch.Tensor]:
+    weights: dict[str, torch.Tensor] = checkpoint(run_dir, policy)["network"]
+    return weights
+
+
+def equal(weights: dict[str, torch.Tensor], others: dict[str, torch.Tensor]) -> bool:
+    return weights.keys() == others.keys() and all(torch.equal(weights[name], others[name]) for name in weights)
+
+
+SOURCES: dict[str, Callable[[Path], Any]] = {
+    "a run": lambda run: run,
+    "its name": str,
+    "a checkpoint": lambda run: run / "checkpoints" / "agent_0.pt",
+    "a state_dict": network,
+    "by policy": lambda run: {"agent_0": run},
+    "weights by policy": lambda run: {"agent_0": network(run)},
+}
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_a_run_starts_from_given_weights(tmp_path: Path, source: Path, kind: str) -> None:
+    """Both policies do, unless one is named: a run has its own weights of each."""
+    run_dir = train(tmp_path, init_from=SOURCES[kind](source), **STILL)
+    assert equal(network(run_dir), network(source))
+    is_file = kind not in ("a state_dict", "weights by policy")
+    origin = str(source / "checkpoints" / "agent_0.pt") if is_file else "a state_dict"
+    assert read_config(run_dir)["init_from"]["agent_0"] == origin
+    own = "agent_1" if kind in ("a run", "its name") else "agent_0"
+    assert equal(network(run_dir, "agent_1"), network(source, own)) == ("by policy" not in kind)
+
+
+@MODES
+def test_a_warm_start_has_new_counters_and_optimizers(tmp_path: Path, source: Path, mode: str) -> None:
+    run_dir = train(tmp_path, init_from=source, mode=mode)
+    state, described = checkpoint(run_dir), read_config(run_dir)
+    assert 0 < state["updates"] < 40 and not equal(state["network"], network(source))
+    assert {int(own["step"]) for own in state["trainer"]["optimizer"]["state"].values()} == {state["updates"]}
+    mc.train(HUNT, DQN, runs.configured(tmp_path, total_steps=700, mode=mode), progress=False, resume=run_dir)
+    assert described["init_from"].keys() == {"agent_0", "agent_1"}
+    assert read_config(run_dir)["init_from"] == described["init_from"]
+
+
+def test_weights_that_do_not_fit_are_left_out(tmp_path: Path, source: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Without `init_strict`; the log names them."""
+    wider = mc.DQN(hidden=(16, 8))
+    weights = network(train(tmp_path / "warm", wider, init_from=source, init_strict=False, **STILL))
+    cold, before = network(train(tmp_path / "cold", wider, **STILL)), network(source)
+    fitting = [name for name in weights if name in before and before[name].shape == weights[name].shape]
+    assert fitting and len(fitting) < len(weights)
+    for name, tensor in weights.items():
+        assert torch.equal(tensor, before[name] if name in fitting else cold[name]), name
+    (said,) = [text for text in caplog.messages if "init_from: agent_0 starts without " in text]
+    assert all(name in said for name in before.keys() - set(fitting))
+
+
+def test_a_normalization_is_taken_too(tmp_path: Path) -> None:
+    normalized = {"obs_norm": "running", "reward_norm": "running", "warmup": 50}
+    first = train(tmp_path / "first", learner=normalized)
+    still = {**STILL, "learner": {**normalized, "warmup": 20_000}}
+    second = train(tmp_path / "second", init_from=first, **still)
+    for name in ("norm", "reward_norm"):
+        assert equal(checkpoint(first)[name], checkpoint(second)[name])
+    for other, setting in (("rewards", "obs_norm"), ("observations", "reward_norm")):
+        says = f"got weights for other {other}: one of the two runs normalizes them; init_strict=False takes those"
+        settings = {**STILL, "learner": {setting: "running", "warmup": 20_000}}
+        check_refused(lambda settings=settings: train(tmp_path / "3", init_from=first, **settings), ValueError, says)
+
+
+NETWORK = "init_from: expected weights of agent_0's network, got "
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "a number": ({"init_from": 5}, "init_from: expected a run's directory, a checkpoint, a state_dict, or one of"),
+    "nothing": ({"init_from": {}}, "for each policy, got {}"),
+    "no file": ({"init_from": "/nowhere/a.pt"}, "init_from: expected a checkpoint, got '/nowhere/a.pt', which does"),
+    "no run": ({"init_from": "/"}, "init_from: expected the directory of a run, got '/'"),
+    "another policy": (
+        {"init_from": {"agent_7": "/"}}, "init_from: expected the policies ['agent_0', 'agent_1'], got 'agent_7'",
+    ),
+    "other names": ({"init_from": {"w": torch.zeros(2)}, "init_strict": False}, f"{NETWORK}none that fits"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_weights_that_cannot_be_taken_are_refused(tmp_path: Path, case: str) -> None:
+    asked, says = REFUSED[case]
+    check_refused(lambda: train(tmp_path, **asked), (ValueError, TypeError), says)  # type: ignore[arg-type]
+    assert not any(tmp_path.iterdir())
+
+
+def test_another_network_is_refused(tmp_path: Path, source: Path) -> None:
+    for algorithm in (mc.DQN(hidden=(8,)), mc.IQN(hidden=(16,))):
+        check_refused(lambda algorithm=algorithm: train(tmp_path, algorithm, init_from=source), ValueError, NETWORK)
+    assert not any(tmp_path.iterdir())
+    resumed = runs.configured(tmp_path, total_steps=900)
+    says = "init_from: expected None, since a resumed run has its weights, got "
+    check_refused(lambda: mc.train(HUNT, DQN, resumed, resume=source, init_from=source), ValueError, says)

@@ -1,0 +1,123 @@
+"""The options of built-in layers, for every algorithm: activation, normalization and initialization."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from batches import SMALL, batch_of, box_spaces, continuous_spaces, made_obs
+from torch import nn
+from torch.nn import functional
+
+import marlcore as mc
+from marlcore.algos.fast import faster, passes
+from marlcore.algos.fast.passes import AutogradPass
+from marlcore.algos.networks.critics import PairedLinear
+
+pytestmark = pytest.mark.usefixtures("seeded_torch")
+
+EACH = pytest.mark.parametrize("name", SMALL)
+ACTIVATIONS = ["tanh", "relu", "elu", "gelu", "silu"]
+CHANGES = [{"layer_norm": True}, *({"activation": name} for name in ACTIVATIONS), {"initialization": "xavier"}]
+CLOSE = {"rtol": 1e-4, "atol": 1e-5}
+
+
+@EACH
+@pytest.mark.parametrize("change", CHANGES, ids=str)
+def test_changed_layers_act_faster_and_learn_the_same(name, change):
+    hyper, spaces = replace(SMALL[name][0], **change), SMALL[name][1]
+    model = hyper.make_model(spaces)
+    acting = getattr(model, "acting", model)
+    obs = made_obs(spaces, 6, np.random.default_rng(0))
+    arguments = (obs, None) if name in ("r2d2", "recurrentppo") else (obs,)
+    torch.testing.assert_close(faster(acting)(*arguments), acting(*arguments), **CLOSE)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    trainer = hyper.make_trainer(model)
+    for seed in range(2):
+        assert torch.isfinite(trainer.update(batch_of(hyper, spaces, seed)).metrics["loss"])
+    moved = [not torch.equal(*pair) for pair in zip(before, model.parameters(), strict=True)]
+    assert sum(moved) >= len(moved) - 2
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("layer_norm", [True, False])
+def test_layers_of_values_are_those_of_the_options(activation, layer_norm):
+    hyper = mc.DQN(hidden=(8, 6), dueling=False, activation=activation, layer_norm=layer_norm)
+    model, obs = hyper.make_model(box_spaces()), torch.randn(5, 3)
+
+    def expected(x, block):
+        linear = block[0] if layer_norm else block
+        x = functional.linear(x, linear.weight, linear.bias)
+        if layer_norm:
+            x = (x - x.mean(1, keepdim=True)) / (x.var(1, keepdim=True, correction=0) + 1e-5).sqrt()
+        return getattr(torch, activation, getattr(functional, activation))(x)
+
+    features = expected(expected(obs, model.torso.dense.layers[0]), model.head.hidden)
+    torch.testing.assert_close(model(obs), model.head.output(features), **CLOSE)
+    plain = activation == "relu" and not layer_norm
+    assert isinstance(passes(model), AutogradPass) != plain
+
+
+@pytest.mark.parametrize("layer_norm", [True, False])
+def test_critics_are_two_networks(layer_norm):
+    hyper = mc.TD3(hidden=(8, 6), activation="silu", layer_norm=layer_norm)
+    critics = hyper.make_model(continuous_spaces()).critics
+    with torch.no_grad():
+        for parameter in critics.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    obs, action = torch.randn(5, 3), torch.rand(5, 6)
+    for i, values in enumerate(critics(obs, action)):
+        x = torch.cat([obs, action], 1)
+        for block in critics.layers[:-1]:
+            linear, *norm = block if layer_norm else [block]
+            x = x @ linear.weight[i] + linear.bias[i]
+            for part in norm:
+                x = functional.layer_norm(x, x.shape[1:], part.weight[i, 0], part.bias[i, 0])
+            x = functional.silu(x)
+        last = critics.layers[-1]
+        torch.testing.assert_close(values, (x @ last.weight[i] + last.bias[i]).squeeze(1), **CLOSE)
+
+
+def weights_of(model):
+    """The matrices of layers [outputs, inputs], with their biases."""
+    for layer in model.modules():
+        if isinstance(layer, (nn.Linear, nn.Conv2d)):
+            yield layer.weight.detach().flatten(1), layer.bias
+        elif isinstance(layer, PairedLinear):
+            yield from zip((weight.t() for weight in layer.weight.detach()), layer.bias, strict=True)
+
+
+LAST = dict.fromkeys(("bc", "cql", "dqn", "iqn", "r2d2"), 1) | dict.fromkeys(("ppo", "mappo", "recurrentppo"), 2)
+LAST |= dict.fromkeys(("td3", "sac", "td3bc"), 3)  # layers of other gains
+
+
+@EACH
+def test_orthogonal_weights_are_orthogonal(name):
+    hyper, spaces = SMALL[name]
+    gains = []
+    for weight, bias in weights_of(replace(hyper, initialization="orthogonal").make_model(spaces)):
+        product = weight @ weight.t() if len(weight) <= weight.shape[1] else weight.t() @ weight
+        gain = float(product[0, 0].sqrt())
+        torch.testing.assert_close(product, gain**2 * torch.eye(len(product)), **CLOSE)
+        assert not bias.any()
+        gains.append(gain)
+    others = [gain for gain in gains if not math.isclose(gain, math.sqrt(2), rel_tol=1e-4)]
+    assert len(others) == LAST[name] and all(min(abs(gain - 1), abs(gain - 0.01)) < 1e-4 for gain in others)
+
+
+@EACH
+def test_xavier_s_weights_are_uniform_within_their_bound(name):
+    hyper, spaces = SMALL[name]
+    for weight, bias in weights_of(replace(hyper, initialization="xavier").make_model(spaces)):
+        bound = math.sqrt(2) * math.sqrt(6 / sum(weight.shape))
+        assert weight.abs().max() <= bound and not bias.any()
+
+
+def test_the_defaults_are_those_of_the_papers():
+    for kind in (mc.DQN, mc.PPO, mc.TD3):
+        hyper = kind()
+        assert (hyper.channels, hyper.kernels, hyper.strides) == ((16, 32), (8, 4), (4, 2))
+        assert (hyper.network, hyper.layer_norm, hyper.image_side) == (None, False, 32)
+    assert (mc.PPO().activation, mc.PPO().initialization) == ("tanh", "orthogonal")
+    assert (mc.DQN().activation, mc.DQN().initialization) == ("relu", "default")

@@ -1,0 +1,156 @@
+"""BC's losses, CQL's penalty and TD3+BC's weighting against plain NumPy; BC acts within masks."""
+
+from itertools import pairwise
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from batches import box_spaces, continuous_spaces, made_batch, made_obs, made_trainer
+from gymnasium import spaces as gym
+from rounding import near, rounding
+
+import marlcore as mc
+from marlcore.spaces import MASK, Spaces
+
+pytestmark = pytest.mark.usefixtures("seeded_torch")
+
+ROWS = 16
+BOX = gym.Box(-9, 9, (3,), np.float32)
+CLONED = {
+    "discrete": box_spaces(actions=5),
+    "masked": box_spaces(actions=5, masked=True),
+    "multi": Spaces(BOX, gym.MultiDiscrete([3, 1, 4]), masked=True),
+    "binary": Spaces(BOX, gym.MultiBinary((2, 2))),
+    "box": continuous_spaces(),
+    "unbounded": Spaces(BOX, gym.Box(-np.inf, np.inf, (2,), np.float64)),
+}
+
+
+def demonstrations(spaces, seed):
+    """A batch whose actions its masks allow."""
+    bounded = spaces if spaces is not CLONED["unbounded"] else Spaces(BOX, gym.Box(-3, 3, (2,), np.float64))
+    batch = made_batch(bounded, rows=ROWS, seed=seed)
+    if spaces.masked:
+        for row, action in enumerate(batch.action.reshape(ROWS, -1).numpy()):
+            batch.obs[MASK][row, spaces.mask_starts + action] = True
+    return batch
+
+
+def plain_log_prob(spaces, output, log_std, batch):
+    action = batch.action.numpy().reshape(ROWS, -1)
+    if isinstance(spaces.action, gym.Box):
+        low, high = spaces.action.low.ravel(), spaces.action.high.ravel()
+        if np.isfinite(low).all():
+            action = (action - (low + high) / 2) / ((high - low) / 2)
+        noise = (action - output) / np.exp(log_std)
+        return -(noise**2 / 2 + log_std + np.log(2 * np.pi) / 2).sum(1)
+    if isinstance(spaces.action, gym.MultiBinary):
+        ones = 1 / (1 + np.exp(-output))
+        return np.log(np.where(action == 1, ones, 1 - ones)).sum(1)
+    mask = batch.obs[MASK].numpy() if spaces.masked else np.ones(output.shape, bool)
+    total = np.zeros(ROWS)
+    bounds = [*spaces.mask_starts, output.shape[1]]
+    for row in range(ROWS):
+        for part, (first, after) in enumerate(pairwise(bounds)):
+            allowed = np.exp(output[row, first:after])[mask[row, first:after]].sum()
+            total[row] += output[row, first + action[row, part]] - np.log(allowed)
+    return total
+
+
+@pytest.mark.parametrize("name", CLONED)
+def test_bc_s_loss_is_minus_the_mean_log_probability(name):
+    spaces = CLONED[name]
+    model, trainer = made_trainer(mc.BC(hidden=(8, 8)), spaces)
+    torch.nn.init.normal_(model.head.weight)  # else the policy is uniform
+    batch = demonstrations(spaces, 3)
+    output = model(batch.obs).detach().double().numpy()
+    log_std = model.distribution.log_std.detach().double().numpy() if isinstance(spaces.action, gym.Box) else 0.0
+    log_prob = plain_log_prob(spaces, output, log_std, batch)
+
+    update = trainer.update(batch)
+
+    most = float(np.abs(log_prob).max()) + 10
+    assert update.metrics["loss"].item() == near(-(batch.weight.numpy() * log_prob).mean(), ROWS + 40, 10 * most)
+    np.testing.assert_allclose(update.priority, np.maximum(-log_prob, 0), **rounding(60, 10 * most))
+
+
+@pytest.mark.parametrize("name", CLONED)
+def test_bc_fits_its_demonstrations(name):
+    """After some updates on one batch, their actions are likelier than before."""
+    spaces = CLONED[name]
+    _, trainer = made_trainer(mc.BC(hidden=(16, 16), learning_rate=1e-2), spaces)
+    batch = demonstrations(spaces, 5)
+    losses = [trainer.update(batch).metrics["loss"].item() for _ in range(60)]
+    assert losses[-1] < losses[0] - 0.1
+
+
+@pytest.mark.parametrize("name", ["masked", "multi"])
+@pytest.mark.parametrize("explore", [None, {}])
+def test_bc_chooses_allowed_actions(name, explore):
+    spaces = CLONED[name]
+    hyper = mc.BC(hidden=(8, 8))
+    obs = made_obs(spaces, 200, np.random.default_rng(0))
+    starts = spaces.mask_starts
+    obs[MASK][:, starts + 0] = True  # each component has an allowed value
+    request = {"explore": explore, "state": None, "mask": obs[MASK], "generator": np.random.default_rng(1)}
+    action = hyper.act(hyper.make_model(spaces), obs, **request).action.reshape(200, -1)
+    assert np.take_along_axis(obs[MASK].numpy(), starts + action, 1).all()
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_cql_s_penalty_and_its_gradient_are_equation_4(masked, seed):
+    """The gradient is told by differences of the plain penalty, without autograd."""
+    spaces = box_spaces(actions=4, masked=masked)
+    _, trainer = made_trainer(mc.CQL(hidden=(8, 8), alpha=2.5), spaces)
+    batch = demonstrations(spaces, seed)
+    action, rng = batch.action.numpy(), np.random.default_rng(seed)
+    values = rng.normal(scale=3, size=(ROWS, 4)).astype(np.float32)
+    allowed = batch.obs[MASK].numpy() if masked else np.ones((ROWS, 4), bool)
+
+    def plain(values):
+        among = [np.log(np.exp(row[may]).sum()) for row, may in zip(values, allowed, strict=True)]
+        return 2.5 * np.mean(batch.weight.numpy() * (among - values[np.arange(ROWS), action]))
+
+    gradient = torch.zeros(ROWS, 4)
+    index = torch.from_numpy(action)[:, None]
+    penalty = trainer.penalize(batch, torch.from_numpy(values), index, gradient)["penalty"].item()
+    assert penalty == near(plain(values.astype(float)), ROWS + 12, 100.0)
+    for at in np.ndindex(values.shape):
+        up, down = values.astype(float), values.astype(float)
+        up[at] += 1e-5
+        down[at] -= 1e-5
+        assert gradient[at].item() == pytest.approx((plain(up) - plain(down)) / 2e-5, abs=1e-6)
+
+
+def test_cql_adds_its_penalty_to_dqn_and_nothing_without_alpha():
+    updates = {}
+    for name, hyper in {"dqn": mc.DQN(), "none": mc.CQL(alpha=0.0), "cql": mc.CQL(alpha=3.0)}.items():
+        torch.manual_seed(0)
+        model, trainer = made_trainer(hyper, box_spaces())
+        updates[name] = trainer.update(made_batch()).metrics, [*model.parameters()]
+    assert all(map(torch.equal, updates["dqn"][1], updates["none"][1]))
+    assert not all(map(torch.equal, updates["dqn"][1], updates["cql"][1]))
+    loss, penalty = updates["cql"][0]["loss"].item(), updates["cql"][0]["penalty"].item()
+    assert penalty > 0 and loss - penalty == near(updates["dqn"][0]["loss"].item(), 10, 10.0)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_td3_bc_weighs_values_by_their_mean_size(seed):
+    """Equations 3 and 5; the weight itself has no gradient."""
+    spaces = continuous_spaces()
+    _, trainer = made_trainer(mc.TD3BC(hidden=(8, 8), alpha=1.5), spaces)
+    batch, rng = made_batch(spaces, rows=ROWS, seed=seed), np.random.default_rng(seed)
+    action, value = rng.uniform(-1, 1, (ROWS, 6)), rng.normal(scale=7, size=(1, ROWS))
+    low, high = spaces.action.low.ravel(), spaces.action.high.ravel()
+    recorded = (batch.action.numpy().reshape(ROWS, 6) - (low + high) / 2) / ((high - low) / 2)
+    tensors = [torch.from_numpy(array).float().requires_grad_() for array in (action, value)]
+
+    loss = trainer.policy_loss(SimpleNamespace(action=batch.action), *tensors)
+    loss.backward()
+
+    weight, away = 1.5 / np.abs(value).mean(), action - recorded
+    assert loss.item() == near((away**2).mean() - weight * value.mean(), ROWS * 6 + 10, 20.0)
+    np.testing.assert_allclose(tensors[0].grad, 2 * away / away.size, **rounding(20, 1.0))
+    np.testing.assert_allclose(tensors[1].grad, np.full((1, ROWS), -weight / ROWS), **rounding(ROWS + 10, 1.0))

@@ -1,0 +1,283 @@
+"""A replay filled from recorded episodes: in each form the rows are the episodes', and bad data leaves nothing."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from refused import Refused, check_refused
+
+import marlcore as mc
+from marlcore.memory import survey_segments
+
+LENGTHS = [3, 1, 5, 2, 4]
+
+
+def recorded(names=("place",), terminated=(True, False, False, True, False)):
+    """Episodes of observations [T + 1, ...], their numbers growing by one from row to row."""
+    number = 0.0
+    for length, end in zip(LENGTHS, terminated, strict=True):
+        rows = (number + np.arange(length + 1, dtype=np.float32))[:, None]
+        obs = {name: rows + np.array([0, 100 * i], np.float32) for i, name in enumerate(names)}
+        number += length + 1
+        yield {
+            "obs": obs if len(names) > 1 else obs["place"],
+            "action": np.arange(length) % 3,
+            "reward": np.linspace(0, 1, length),
+            "terminated": end,
+            "truncated": not end,
+        }
+
+
+def flat(episodes, **renamed):
+    """All episodes in one array a field, with the last observations of those that do not terminate."""
+    episodes = list(episodes)
+    ends = [np.arange(len(episode["reward"])) == len(episode["reward"]) - 1 for episode in episodes]
+    arrays = {
+        "obs": np.concatenate([episode["obs"][:-1] for episode in episodes]),
+        "action": np.concatenate([episode["action"] for episode in episodes]),
+        "reward": np.concatenate([episode["reward"] for episode in episodes]),
+        "terminated": np.concatenate(
+            [end & episode["terminated"] for end, episode in zip(ends, episodes, strict=True)]
+        ),
+        "truncated": np.concatenate([end & episode["truncated"] for end, episode in zip(ends, episodes, strict=True)]),
+        "final_obs": np.stack([episode["obs"][-1] for episode in episodes if not episode["terminated"]]),
+    }
+    return {renamed.get(name, name): array for name, array in arrays.items()}
+
+
+def as_minari(episodes):
+    """What a Minari dataset offers: episodes as objects, and the space of its actions, which begin at 7."""
+    of_minari = {"obs": "observations", "action": "actions", "reward": "rewards"}
+    objects = []
+    for episode in episodes:
+        end = np.arange(len(episode["reward"])) == len(episode["reward"]) - 1
+        fields = {name: episode[ours] for ours, name in of_minari.items()}
+        ends = {"terminations": end & episode["terminated"], "truncations": end & episode["truncated"]}
+        objects.append(
+            SimpleNamespace(id=len(objects), infos={}, **{**fields, **ends, "actions": fields["actions"] + 7})
+        )
+    return SimpleNamespace(iterate_episodes=lambda: iter(objects), action_space=SimpleNamespace(n=3, start=7))
+
+
+def in_other_forms(tmp_path):
+    np.savez(tmp_path / "ours.npz", **flat(recorded()))
+    d4rl = {"obs": "observations", "action": "actions", "reward": "rewards", "terminated": "terminals"}
+    data = flat(recorded(), **d4rl, truncated="timeouts")
+    del data["final_obs"]
+    following = np.concatenate([episode["obs"][1:] for episode in recorded()])
+    np.savez(tmp_path / "d4rl.npz", **data, next_observations=following)
+    yield recorded()
+    yield [{**episode, "obs": episode["obs"][:-1], "final_obs": episode["obs"][-1]} for episode in recorded()]
+    yield flat(recorded())
+    yield str(tmp_path / "ours.npz")
+    yield tmp_path / "d4rl.npz"
+    yield as_minari(recorded())
+
+
+def rows_of(replay):
+    """Each transition that can be drawn, by its ticket."""
+    batch = replay.sampler(400, seed=0, min_size=1).sample()
+    fields = (batch.obs, batch.action, batch.reward, batch.next_obs, batch.discount, batch.terminated, batch.truncated)
+    return {int(index): tuple(np.asarray(field[i]).tolist() for field in fields) for i, index in enumerate(batch.index)}
+
+
+def expected_rows():
+    rows, ticket = {}, 0
+    for episode in recorded():
+        last = len(episode["reward"]) - 1
+        for step in range(last + 1):
+            ended, terminated = step == last, step == last and episode["terminated"]
+            after = rows_after(episode, step, terminated)
+            reward = float(np.float32(episode["reward"][step]))
+            discount = 0.0 if terminated else float(np.float32(0.99))
+            ends = (terminated, ended and not terminated)
+            rows[ticket] = (episode["obs"][step].tolist(), int(episode["action"][step]), reward, after, discount, *ends)
+            ticket += 1
+        ticket += not episode["terminated"]
+    return rows
+
+
+def rows_after(episode, step, terminated):
+    return None if terminated else episode["obs"][step + 1].tolist()
+
+
+def test_every_form_gives_the_rows_of_the_episodes(tmp_path):
+    for source in in_other_forms(tmp_path):
+        with mc.ReplayBuffer.from_episodes(source) as replay:
+            assert len(replay) == sum(LENGTHS) and replay.capacity == sum(LENGTHS) + 3
+            rows = rows_of(replay)
+            for ticket, row in expected_rows().items():
+                known = [i for i, value in enumerate(row) if value is not None]  # not what follows a terminal action
+                assert [rows[ticket][i] for i in known] == [row[i] for i in known]
+            assert rows.keys() == expected_rows().keys()
+
+
+@pytest.mark.filterwarnings("ignore")  # of Minari, about the data set's author and environment
+def test_a_data_set_of_minari_gives_the_rows_of_its_episodes(tmp_path, monkeypatch):
+    minari = pytest.importorskip("minari", reason="needs minari: pip install 'minari[hdf5]'")
+    from gymnasium.spaces import Box, Discrete
+    from minari.data_collector.episode_buffer import EpisodeBuffer
+
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    names = ("observations", "actions", "rewards", "terminations", "truncations")
+    episodes = as_minari(recorded()).iterate_episodes()
+    buffers = [EpisodeBuffer(ep.id, infos={}, **{name: getattr(ep, name) for name in names}) for ep in episodes]
+    spaces = {"observation_space": Box(-100, 100, (2,), np.float32), "action_space": Discrete(3, start=7)}
+    dataset = minari.create_dataset_from_buffers("walk/demo-v0", buffers, **spaces, data_format="hdf5")
+    with mc.ReplayBuffer.from_episodes(dataset) as replay:
+        rows = rows_of(replay)
+    assert {ticket: row[:3] for ticket, row in rows.items()} == {at: row[:3] for at, row in expected_rows().items()}
+
+
+def test_observations_of_several_parts_come_from_arrays_and_from_files(tmp_path):
+    episodes = list(recorded(("place", "speed"), [True] * 5))
+    parts = {
+        f"obs.{name}": np.concatenate([episode["obs"][name][:-1] for episode in episodes])
+        for name in ("place", "speed")
+    }
+    rest = flat([{**episode, "obs": episode["obs"]["place"]} for episode in recorded(("place", "speed"))])
+    ends = {"terminated": rest["terminated"] | rest["truncated"]}
+    np.savez(tmp_path / "parts.npz", **parts, **ends, action=rest["action"], reward=rest["reward"])
+    nested = [{**episode, "obs": {"body": episode["obs"]}} for episode in episodes]
+    for source, prefix in ((episodes, ""), (tmp_path / "parts.npz", ""), (nested, "body__")):
+        with mc.ReplayBuffer.from_episodes(source) as replay:
+            batch = replay.sampler(50, seed=0).sample()
+            assert batch.obs.keys() == {f"{prefix}place", f"{prefix}speed"}
+            assert (batch.obs[f"{prefix}speed"] - batch.obs[f"{prefix}place"] == [0, 100]).all()
+
+
+def test_a_given_spec_converts_rows_and_takes_its_extras():
+    extras = {"cost": mc.Field(), "state": mc.Field((2,), every=4)}
+    spec = mc.TransitionSpec(mc.Field((2,), "float64"), mc.Field((), "int32"), extras)
+    episodes = [{**episode, "cost": np.full(len(episode["reward"]), 0.5), "info": "ignored"} for episode in recorded()]
+    with mc.ReplayBuffer.from_episodes(episodes, spec) as replay:
+        assert replay.spec == spec and replay.capacity % 4 == 0
+        batch = replay.sampler(16, sequence=mc.Sequence(length=4), min_size=1).sample()
+        assert not batch.extras["state"].any() and (batch.extras["cost"][batch.valid[..., -1]] == 0.5).all()
+
+
+def test_with_a_capacity_episodes_are_written_as_they_are_read(tmp_path):
+    held = []
+
+    def watched():
+        for episode in recorded():
+            held.append(len(survey_segments(tmp_path)))
+            yield episode
+
+    path = tmp_path / "replay.marlcore"
+    with mc.ReplayBuffer.from_episodes(watched(), capacity=64, path=path) as replay:
+        assert len(replay) == sum(LENGTHS) and replay.capacity == 64 and path.exists()
+        with replay.writer() as writer:  # for later rows
+            writer.add(np.zeros(2, np.float32), 0, 0.0)
+    assert len(held) == 5
+
+
+def test_demonstrations_are_a_part_of_a_mixture_beside_live_rows():
+    spec = mc.TransitionSpec(mc.Field((2,)), mc.Field((), "int64"))
+    with mc.ReplayBuffer.from_episodes(recorded(), spec) as demonstrations, mc.ReplayBuffer.create(spec, 100) as live:
+        with live.writer() as writer:
+            for _ in range(50):
+                writer.add(np.full(2, -1, np.float32), 0, 0.0)
+        batch = mc.Mixture([demonstrations, live], [0.25, 0.75], 64, seed=0).sample()
+        assert (batch.obs[:, 0] == -1).sum() == 48
+
+
+class ActionSpace:
+    """Of a Discrete(2, start=1)."""
+
+    n, start = 2, 1
+
+    def __repr__(self):
+        return "Discrete(2, start=1)"
+
+
+def with_one_bad(**changes):
+    """Three good episodes and one with other fields; a field of None is left out."""
+    episodes = list(recorded())
+    return [*episodes[:3], {name: value for name, value in {**episodes[3], **changes}.items() if value is not None}]
+
+
+def filled(source, spec=None, **options):
+    return lambda: mc.ReplayBuffer.from_episodes(source, spec, **options)
+
+
+NANS, ROW = np.full((3, 2), np.nan, np.float32), mc.TransitionSpec(mc.Field((2,)), mc.Field((), "int64"))
+MASKED = {"obs": {"place": np.zeros((2, 1)), "action_mask": np.array([[True, False], [True, True]])}}
+MASKED |= {"action": np.array([0]), "reward": np.zeros(1), "terminated": True}
+UNENDED = {"obs": np.zeros((2, 2), np.float32), "terminated": False}
+BAD = [  # fields of an episode of two transitions
+    ({"obs": None}, ValueError, "obs: expected an array, got none beside ['action', 'reward', "),
+    ({"reward": None}, ValueError, "reward: expected an array, got none beside ['action', 'obs', "),
+    ({"action": []}, ValueError, "action: expected an array [T, ...] with T of at least 1, got []"),
+    ({"reward": np.zeros(5)}, ValueError, "reward: expected float32 (2,), got shape (5,)"),
+    ({"obs": np.zeros((9, 2))}, ValueError, "obs: expected 2 rows, as action has, or one more, got {(9,)}"),
+    ({"obs": np.zeros(()), "final_obs": 0.0}, ValueError, "obs: expected 2 rows, as action has, or one more, got {()}"),
+    ({"obs": np.zeros((3, 7))}, ValueError, "obs: expected float32 (2, 2), got shape (2, 7)"),
+    ({"obs": {"x": np.zeros((3, 2))}}, TypeError, "obs: expected float32 (2,), got {'x': "),
+    ({"obs": NANS}, ValueError, "obs: expected finite numbers, got nan"),
+    ({"reward": NANS[:2, 0]}, ValueError, "reward: expected finite numbers, got nan"),
+    ({"action": np.array([0.5, 1.0])}, TypeError, "action: expected int64 (2,), got dtype float64"),
+    ({"terminated": np.array([True, False])}, ValueError, "terminated: expected True of the last transition alone"),
+    ({"truncated": "yes"}, ValueError, "truncated: expected bool (2,), got shape ()"),
+    (UNENDED, ValueError, "final_obs: expected the observation after an episode that does not terminate, got none"),
+    (
+        {"rewards": np.zeros(2)},
+        ValueError,
+        "expected one array for each field, got ['action', 'obs', 'reward', 'rewards'",
+    ),
+]
+WITH_COST = mc.TransitionSpec(ROW.obs, ROW.action, {"cost": mc.Field()})
+REFUSED: dict[str, Refused] = {
+    "action range": (
+        filled(recorded(), action_space=ActionSpace()), ValueError,
+        "episode 0: action: expected values within Discrete(2, start=1), got 0 at step 0",
+    ),
+    "mask": (
+        filled([MASKED, {**MASKED, "action": np.array([1])}]), ValueError,
+        "episode 1: action: expected one that action_mask allows, got 1 at step 0",
+    ),
+    "extra": (filled(recorded(), WITH_COST), ValueError, "episode 0: cost: expected float32 () for each transition"),
+    "no episode": (filled([1]), TypeError, "episode 0: expected a dict of arrays or an episode of Minari, got 1"),
+    "none": (filled([]), ValueError, "episodes: expected at least one, got none in []"),
+    "source": (filled(3), TypeError, "episodes: expected the path of a .npz file, a Minari dataset or an iterable"),
+    "capacity": (filled(recorded(), capacity=6), ValueError, "capacity: expected 5 rows more for episodes 0 to 2"),
+    "next_obs": (
+        filled(recorded(), mc.TransitionSpec(ROW.obs, ROW.action, next_obs=True)), ValueError,
+        "spec: expected one without next_obs, since the rows of an episode follow one another",
+    ),
+    "flat reward": (filled({"obs": np.zeros(3)}), ValueError, "reward: expected an array, got none beside ['obs']"),
+    "flat length": (
+        filled({**flat(recorded()), "action": np.zeros(3)}), ValueError,
+        "action: expected 15 rows, as reward has, got shape (3,)",
+    ),
+    "flat final_obs": (
+        filled({**flat(recorded()), "final_obs": np.zeros((2, 2))}), ValueError,
+        "final_obs: expected 3 rows, one for each episode that does not terminate, got others",
+    ),
+}  # fmt: skip
+REFUSED |= {
+    f"{[*changes]} {says}": (filled(with_one_bad(**changes)), error, f"episode 3: {says}")
+    for changes, error, says in BAD
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_bad_episodes_are_refused_in_one_line_and_leave_nothing(case):
+    before = survey_segments()
+    check_refused(*REFUSED[case])
+    assert survey_segments() == before
+
+
+@pytest.mark.parametrize("name", ["array.npy", "text.npz", "objects.npz"])
+def test_a_file_of_another_kind_is_refused(tmp_path, name):
+    np.save(tmp_path / "array.npy", np.zeros(3))
+    (tmp_path / "text.npz").write_text("no arrays")
+    np.savez(tmp_path / "objects.npz", obs=np.array([{}], dtype=object))
+    says = f"episodes: expected a .npz file of arrays of numbers, got {str(tmp_path / name)!r}"
+    check_refused(filled(tmp_path / name), ValueError, says)
+
+
+def test_a_late_bad_episode_leaves_no_file(tmp_path):
+    path = tmp_path / "replay.marlcore"
+    check_refused(filled(with_one_bad(obs=NANS), capacity=64, path=path), ValueError, "episode 3: obs: expected finite")
+    assert not path.exists()

@@ -1,0 +1,54 @@
+"""The best of several runs, by a metric in its last steps."""
+
+from collections.abc import Callable
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+
+import pytest
+from refused import Refused, check_refused
+
+import marlcore as mc
+from marlcore.processes import Metric
+from marlcore.training.record.sinks import CsvSink
+
+Rows = list[tuple[int, str, float]]  # step, agent, value
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Callable[..., Path]:
+    def made(**runs: Rows) -> Path:
+        for name, rows in runs.items():
+            (tmp_path / name).mkdir()
+            with closing(CsvSink(tmp_path / name / "metrics.csv", "x")) as sink:
+                for step, agent, value in [*rows, (10_000, "a", 99.0)]:
+                    sink.record(Metric(0.0, step, agent, "loss" if value == 99.0 else "eval_return", value))
+        return tmp_path
+
+    return made
+
+
+def test_the_last_tenth_decides(folder: Callable[..., Path]) -> None:
+    """Neither an earlier peak does, nor one of many values, nor how often an agent reports."""
+    runs = folder(
+        early=[(899, "a", 50.0), (900, "a", 1.0), (1000, "a", 3.0)],
+        steady=[(10, "a", 0.0), (950, "a", 2.0), (1000, "a", 4.0)],
+        two=[(1000, "a", 9.0), (1000, "a", 9.0), (1000, "b", -5.0), (1000, "b", -5.0), (1000, "b", -5.0)],
+    )
+    assert mc.best_run(runs) == runs / "steady"
+    assert mc.best_run(runs, agent="a") == runs / "two"
+    assert mc.best_run([runs / "early", runs / "two"]) == runs / "early", "of equal ones the first"
+    assert mc.best_run(str(runs), "loss") == runs / "early"
+
+
+def test_refuses(folder: Callable[..., Path]) -> None:
+    runs = folder(one=[(10, "a", 1.0)])
+    refused: dict[str, Refused] = {
+        "empty": (partial(mc.best_run, runs / "one"), ValueError, "runs: expected a directory that holds runs, got "),
+        "none": (partial(mc.best_run, []), ValueError, "runs: expected at least one, got none"),
+        "no run": (partial(mc.best_run, [runs]), ValueError, "runs: expected directories of runs, got "),
+        "metric": (partial(mc.best_run, runs, "win"), ValueError, "expected one that each run has, got 'win', which "),
+        "agent": (partial(mc.best_run, runs, agent="b"), ValueError, "expected one that each run has of b, got "),
+    }
+    for case in refused.values():
+        check_refused(*case)
