@@ -275,7 +275,7 @@ def fork_server() -> Iterator[ForkServer]:
 def shared_fork_server(fork_server: ForkServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs and groups of workers use the server that tests share, and leave it open."""
     lent = SimpleNamespace(fork=fork_server.fork, close=lambda: None)
-    monkeypatch.setattr("marlcore.processes.children.ForkServer", lambda preload, hurry: lent)
+    monkeypatch.setattr("marlcore.processes.children.ForkServer", lambda *_: lent)
 
 
 @pytest.fixture

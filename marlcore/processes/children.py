@@ -40,15 +40,19 @@ class Children:
     """The child processes of one user, forked by a server that has imported `preload`.
 
     `interrupts` notes signals that end the wait for a starting server; None: those within `uninterrupted`. A `server`
-    of other children is used but not closed.
+    of other children is used but not closed. `forked`: see `ForkServer`.
     """
 
     def __init__(
-        self, preload: Sequence[str] = PRELOAD, interrupts: Interrupts | None = None, server: ForkServer | None = None
+        self,
+        preload: Sequence[str] = PRELOAD,
+        interrupts: Interrupts | None = None,
+        server: ForkServer | None = None,
+        forked: bool = False,
     ) -> None:
         self.interrupts = interrupts or Interrupts()
         self._borrows = server is not None
-        self.server = server or ForkServer(preload, hurry=lambda: self.interrupts.stopping)
+        self.server = server or ForkServer(preload, lambda: self.interrupts.stopping, forked)
         self.living: list[Child] = []  # those that `end` did not end, in the order of their start
 
     @contextmanager

@@ -13,16 +13,18 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from functools import partial
 from multiprocessing import resource_tracker, util
+from multiprocessing.context import ForkProcess
 from multiprocessing.spawn import get_executable
 from typing import Any, NamedTuple
 
 from ..errors import MarlcoreError, suppress_failed_calls
-from .serve import FORK, NUMBER, readable, receive
+from .serve import FORK, NUMBER, readable, receive, serve_fork
 from .signals import STOPPING
 
 START_S = 120.0  # limit for the imports
@@ -57,13 +59,17 @@ class Forked(NamedTuple):
 class ForkServer:
     """Starts the server, which imports `preload`, on first use, and again after it died.
 
-    `hurry` returns True to give up the wait for a server that is still starting.
+    `hurry` returns True to give up the wait for a server that is still starting. With `forked`, the server is a fork of
+    this process, which needs no imports, wherever that is safe.
     """
 
-    def __init__(self, preload: Sequence[str] = (), hurry: Callable[[], bool] = lambda: False) -> None:
+    def __init__(
+        self, preload: Sequence[str] = (), hurry: Callable[[], bool] = lambda: False, forked: bool = False
+    ) -> None:
         self._preload = preload
         self._hurry = hurry
-        self._process: Program | None = None
+        self._forked = forked
+        self._process: Program | ForkedServer | None = None
         self._channel: socket.socket | None = None
         self._answered = False  # whether the server said that it is ready
         self._lock = threading.Lock()  # several runs may share the server
@@ -73,12 +79,17 @@ class ForkServer:
         if self._channel is None:
             self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with theirs:
-                self._process = start_child(partial(start_program, theirs.fileno(), self._preload))
+                if self._forked and fork_is_safe():
+                    self._process = ForkedServer(target=serve_fork, args=(theirs.fileno(), os.getpid()))
+                    self._process.start()
+                else:
+                    self._process = start_child(partial(start_program, theirs.fileno(), self._preload))
 
     @property
     def ready(self) -> bool:
-        """Whether the server was started, and `fork` need not wait for it."""
-        return self._answered or (self._channel is not None and bool(readable(0.0, self._channel.fileno())))
+        """Whether the server was started, and `fork` need not wait for its imports."""
+        forked = isinstance(self._process, ForkedServer)
+        return forked or self._answered or (self._channel is not None and bool(readable(0.0, self._channel.fileno())))
 
     @property
     def pid(self) -> int | None:
@@ -162,6 +173,36 @@ class ForkServer:
                 log.error("process %d did not end within %g s of SIGKILL and is left alone", self.pid, error.timeout)
         self._channel = self._process = None
         self._answered = False
+
+
+def fork_is_safe() -> bool:
+    """Whether a fork of this process can work as a new one can.
+
+    Another thread could hold a lock that nobody releases in the fork, and a GPU serves only the process that began to
+    use it. TensorBoard's thread only waits for its own queue; those of array libraries handle forks.
+    """
+    modules = sys.modules
+    threads = [thread for thread in threading.enumerate() if not type(thread).__module__.startswith("tensorboard.")]
+    torch, others = modules.get("torch"), modules.keys() & {"jaxlib", "tensorflow"}
+    return threads == [threading.main_thread()] and not others and not (torch and torch.cuda.is_initialized())
+
+
+class ForkedServer(ForkProcess):
+    """A server that is a fork of this process, with the methods of `Program` that a server's owner calls."""
+
+    def start(self) -> None:
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
+        try:
+            with warnings.catch_warnings():  # of threads, see `fork_is_safe`
+                warnings.simplefilter("ignore", DeprecationWarning)
+                super().start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+
+    def wait(self, seconds: float) -> None:
+        self.join(seconds)
+        if self.exitcode is None:
+            raise subprocess.TimeoutExpired(self.name, seconds)
 
 
 def start_child(start: Callable[[], Program]) -> Program:

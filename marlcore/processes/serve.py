@@ -1,6 +1,7 @@
 """The fork server's own process, and how its forks begin and end.
 
-It runs no user code before a fork, has no Python threads and never initialises a GPU, so a fork starts clean.
+It runs no user code before a fork, has no Python threads and never initialises a GPU, so a fork starts clean. A server
+that is a fork of the parent itself starts where the parent is, see `fork_is_safe`.
 """
 
 import ctypes
@@ -81,6 +82,17 @@ def serve(channel: int, parent: int, preload: list[str]) -> None:
         import_module(module)
     gc.freeze()  # a collection would write to shared copy-on-write pages
     _Server(socket.socket(fileno=channel), pidfd).run()
+
+
+def serve_fork(channel: int, parent: int) -> None:
+    """As `serve`, in a fork of the parent, whose signal handlers and other threads it has not."""
+    signal.set_wakeup_fd(-1)
+    for signum in signal.valid_signals():
+        if callable(signal.getsignal(signum)):
+            signal.signal(signum, signal.SIG_DFL)
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)  # as in `preload`
+    serve(channel, parent, [])
 
 
 class _Server:

@@ -96,7 +96,7 @@ def test_in_lock_step_a_seed_repeats_itself() -> None:
 def test_the_callers_process_begins_and_workers_complete() -> None:
     """Whichever of them plays an epoch: the work is that of sorrel's loop, and each epoch is recorded once."""
     env, logger = double.make(model=Slow, epochs=150), double.Logger()
-    done = run_experiment_mp(env, logger=logger, seed=0, actors=2, sync_interval=3)
+    done = run_experiment_mp(env, logger=logger, seed=0, actors=2, sync_interval=3, fork=False)
     assert (done.epochs, done.steps, done.updates, done.restarts) == (151, 151 * 8 * 2, 302, 0)
     assert 0 < done.epochs_here <= 151
     assert [row[0] for row in logger.epochs] == list(range(151)) and np.isfinite(done.losses).all()
@@ -116,7 +116,7 @@ def test_a_signal_stops_the_callers_process_between_turns() -> None:
     env = double.make(agents=1, epochs=10**6)
     env.agents[0] = Alarm(env.agents[0].model)
     with pytest.raises(KeyboardInterrupt):
-        run_experiment_mp(env, logger=(logger := double.Logger()), seed=0)
+        run_experiment_mp(env, logger=(logger := double.Logger()), seed=0, fork=False)
     assert len(logger.epochs) == 2 and env.agents[0].model.memory.size == 2 * 9 + 5
 
 

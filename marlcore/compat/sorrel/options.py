@@ -36,6 +36,7 @@ class Options:
     animate: bool = False
     logging: bool = True
     output_dir: Any = None  # an absolute path, since an environment may change the working directory
+    fork: bool = True  # the caller's process for workers, which need no imports then, if `fork_is_safe`
     start_here: bool = True  # play and learn in the caller's process until the others have started; not with ahead=0
     replace_loop: bool = False  # run sorrel's standard loop also where `run_experiment` is overridden
 

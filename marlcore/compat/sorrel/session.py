@@ -110,14 +110,16 @@ class Session(AbstractContextManager["Session"]):
         policy = RestartPolicy(max_restarts=options.max_restarts)
         with ExitStack() as stack:
             preload = (*PRELOAD, __package__, *loaded_of_sorrel())
-            children = stack.enter_context(closing(Children(preload, self._interrupts)))
+            children = stack.enter_context(closing(Children(preload, self._interrupts, forked=options.fork)))
             timeouts = dict.fromkeys(self._mail, options.timeout)
             supervisor = Supervisor(children, self._control, partial(self._start, children), timeouts, policy)
             stack.callback(self._control.stop)
             try:
                 with suppress_failed_calls(errno.EINTR):  # a signal came while a process was started
+                    if options.fork:  # loads the kernel that each learner needs, and `hand_back`, once instead
+                        self._plan.models[0].rings[0].snapshot("done")
                     children.server.begin()
-                    here = options.start_here and options.ahead > 0
+                    here = options.start_here and options.ahead > 0 and not children.server.ready
                     if not here or self._work_here(children.server):
                         for worker in supervisor.workers.values():
                             worker.start()

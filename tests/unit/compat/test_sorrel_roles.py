@@ -617,6 +617,7 @@ WRONG_OPTIONS = {
     "actors": (0, "an integer of at least 1"),
     "sync_interval": (0, "an integer of at least 1"),
     "start_here": ("no", "True or False"),
+    "fork": ("spawn", "True or False"),
     "copies": (0, "an integer of at least 1"),
     "updates_per_epoch": (0, "a finite number above 0"),
     "timeout": (0, "a number above 0"),

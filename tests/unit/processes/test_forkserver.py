@@ -15,12 +15,14 @@ from multiprocessing.connection import Connection
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from forked import Child, attach, end, linger, tell
 
 from marlcore.errors import MarlcoreError
 from marlcore.processes import PRELOAD, ForkServer
+from marlcore.processes.forkserver import fork_is_safe
 from marlcore.processes.signals import STOPPING
 
 
@@ -57,6 +59,23 @@ def server() -> Iterator[ForkServer]:
         yield one
 
 
+@pytest.fixture
+def forked() -> Iterator[ForkServer]:
+    """A fork of this process."""
+    with closing(ForkServer(forked=True)) as server:
+        yield server
+
+
+@pytest.fixture(params=["server", "forked"])
+def own(request: Any) -> Any:
+    return request.getfixturevalue(request.param)
+
+
+@pytest.fixture(params=["fork_server", "forked"])
+def any_server(request: Any, fork_server: ForkServer) -> Any:
+    return request.getfixturevalue(request.param)
+
+
 def told(server: ForkServer, what: str) -> Any:
     with closing(Child(server, tell, what)) as child:
         answer = child.receive()
@@ -65,15 +84,15 @@ def told(server: ForkServer, what: str) -> Any:
 
 
 @pytest.mark.long
-def test_a_child_has_its_requesters_environment_and_mask(server: ForkServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_has_its_requesters_environment_and_mask(own: ForkServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MARLCORE_TEST", "set")
-    assert told(server, "environment") == "set"
-    assert told(server, "blocked") == signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    assert told(own, "environment") == "set"
+    assert told(own, "blocked") == signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
 
 @pytest.mark.long
-def test_signals_to_the_group_do_not_end_children(fork_server: ForkServer) -> None:
-    with closing(Child(fork_server, linger)) as child:
+def test_signals_to_the_group_do_not_end_children(any_server: ForkServer) -> None:
+    with closing(Child(any_server, linger)) as child:
         pid = child.receive()
         status = Path(f"/proc/{pid}/status")
         for signum in STOPPING:
@@ -86,8 +105,8 @@ def test_signals_to_the_group_do_not_end_children(fork_server: ForkServer) -> No
         assert child.status() == -signal.SIGKILL
 
 
-def test_signals_end_what_a_worker_starts(fork_server: ForkServer) -> None:
-    with closing(Child(fork_server, run_helpers)) as child:
+def test_signals_end_what_a_worker_starts(any_server: ForkServer) -> None:
+    with closing(Child(any_server, run_helpers)) as child:
         assert child.receive() == [(-signum, -signum) for signum in sorted(STOPPING)]
 
 
@@ -98,8 +117,28 @@ def test_what_is_forked_may_open_a_gpu(fork_server: ForkServer) -> None:
         assert child.receive() is False
 
 
-def test_each_process_has_random_numbers_of_its_own(fork_server: ForkServer) -> None:
-    assert len({told(fork_server, "numbers") for _ in range(3)}) == 3
+def test_where_a_fork_is_unsafe_a_program_is_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread could hold a lock, and a GPU's driver serves one process; TensorBoard's thread only waits."""
+    assert fork_is_safe()
+    held = threading.Event()
+
+    class Writer(threading.Thread):
+        __module__ = "tensorboard.summary"
+
+    for kind, safe in ((Writer, True), (threading.Thread, False)):
+        thread = kind(target=held.wait, daemon=True)
+        thread.start()
+        assert fork_is_safe() is safe
+    held.set()
+    thread.join()
+    for name, module in {"jaxlib": object(), "torch": Mock()}.items():  # a mock's GPU is in use
+        with monkeypatch.context() as patched:
+            patched.setitem(sys.modules, name, module)
+            assert not fork_is_safe()
+
+
+def test_each_process_has_random_numbers_of_its_own(any_server: ForkServer) -> None:
+    assert len({told(any_server, "numbers") for _ in range(3)}) == 3
 
 
 def test_a_child_holds_nothing_of_the_server(fork_server: ForkServer) -> None:
@@ -117,32 +156,32 @@ def test_how_a_process_ended_is_told(fork_server: ForkServer, how: int) -> None:
 
 
 @pytest.mark.long
-def test_a_killed_servers_children_die_and_it_restarts(server: ForkServer) -> None:
-    children = [Child(server, linger) for _ in range(2)]
+def test_a_killed_servers_children_die_and_it_restarts(own: ForkServer) -> None:
+    children = [Child(own, linger) for _ in range(2)]
     try:
         for child in children:
             child.receive()
         os.kill(children[1].forked.pid, signal.SIGSTOP)  # one that could not end by itself
-        first = server.pid
+        first = own.pid
         assert first is not None
         os.kill(first, signal.SIGKILL)
         assert [child.status() for child in children] == [None, None]
-        assert told(server, "environment") is None
-        assert server.pid != first
+        assert told(own, "environment") is None
+        assert own.pid != first
     finally:
         for child in children:
             child.close()
 
 
 @pytest.mark.long
-def test_a_stopped_server_is_replaced(server: ForkServer) -> None:
-    assert told(server, "environment") is None
-    stopped = server.pid
+def test_a_stopped_server_is_replaced(own: ForkServer) -> None:
+    assert told(own, "environment") is None
+    stopped = own.pid
     assert stopped is not None
     os.kill(stopped, signal.SIGSTOP)
-    with closing(Child(server, linger)) as child:
+    with closing(Child(own, linger)) as child:
         child.receive()
-        assert server.pid != stopped
+        assert own.pid != stopped
 
 
 def test_a_hurried_parent_does_not_wait_for_a_server() -> None:
@@ -186,7 +225,7 @@ def test_a_server_killed_while_it_starts_is_restarted(server: ForkServer, tmp_pa
     assert starts.read_text() == 4 * "\n"
 
 
-@pytest.mark.parametrize("thread", ["main thread", "thread that has ended"])
+@pytest.mark.parametrize("thread", ["main thread", "thread that has ended", "fork"])
 def test_a_killed_parent_takes_server_and_children_along(program: Any, thread: str) -> None:
     """Stopped ones too, which cannot end by themselves. A thread's end ends neither."""
     parent = program(
@@ -195,8 +234,8 @@ def test_a_killed_parent_takes_server_and_children_along(program: Any, thread: s
         from forked import Child, end, linger
         from marlcore.processes.forkserver import ForkServer
 
-        server = ForkServer()
-        if sys.argv[1] == "main thread":
+        server = ForkServer(forked=sys.argv[1] == "fork")
+        if sys.argv[1] != "thread that has ended":
             server.begin()
         else:
             starter = threading.Thread(target=Child, args=(server, end, 0))  # returns once the server is ready
@@ -259,13 +298,13 @@ def test_a_child_has_what_its_program_would_give_it(case: str, tmp_path: Path) -
     assert (tmp_path / "results").read_text() == expected
 
 
-def test_memory_shared_by_python_outlives_a_child(fork_server: ForkServer) -> None:
+def test_memory_shared_by_python_outlives_a_child(any_server: ForkServer) -> None:
     """As if it were spawned: a process with a tracker of its own would take the name away at its end."""
     memory = SharedMemory(create=True, size=4)
     try:
         memory.buf[:4] = b"here"
         for _ in range(2):
-            with closing(Child(fork_server, attach, memory.name)) as child:
+            with closing(Child(any_server, attach, memory.name)) as child:
                 assert child.receive() == b"here"
                 assert child.status() == 0
     finally:
@@ -273,8 +312,8 @@ def test_memory_shared_by_python_outlives_a_child(fork_server: ForkServer) -> No
         memory.unlink()
 
 
-def test_an_error_in_a_fork_ends_that_alone(fork_server: ForkServer, capfd: pytest.CaptureFixture[str]) -> None:
-    with closing(Child(fork_server, tell, "nothing that is known")) as child:
+def test_an_error_in_a_fork_ends_that_alone(any_server: ForkServer, capfd: pytest.CaptureFixture[str]) -> None:
+    with closing(Child(any_server, tell, "nothing that is known")) as child:
         assert child.status() == 1
-    with closing(Child(fork_server, end, 0)) as child:
+    with closing(Child(any_server, end, 0)) as child:
         assert child.status() == 0
