@@ -170,10 +170,16 @@ def test_a_signal_ends_the_run_and_the_models_are_trained(signum: int) -> None:
     assert np.isfinite([row[1] for row in logger.epochs]).all()
 
 
-def test_a_train_step_that_raises_ends_the_run_with_its_traceback() -> None:
+def test_a_train_step_that_raises_ends_the_run_with_its_traceback(tmp_path: Path) -> None:
     with pytest.raises(WorkerFailed, match="this loss is infinite") as caught:
-        in_processes(double.make(model=Raising), logging=False)
+        in_processes(double.make(model=Raising), logging=False, log_dir=tmp_path / "logs")
     assert caught.value.worker.startswith("learner-") and "in train_step" in caught.value.traceback
+    assert "this loss is infinite" in (tmp_path / "logs" / f"{caught.value.worker}.log").read_text()
+    assert sorted(path.name for path in (tmp_path / "logs").iterdir()) == [
+        "actor-0.log",
+        "learner-0.log",
+        "learner-1.log",
+    ]
 
 
 def test_weights_are_saved_as_sorrels_loop_saves_them(tmp_path: Path) -> None:

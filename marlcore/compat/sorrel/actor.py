@@ -10,9 +10,10 @@ from typing import Any
 from ...errors import TimedOut
 from ...processes import READY, STEPS, Metric
 from .buffer import Buffer
+from .memory import rollout_of
 from .messages import as_number
 from .packing import networks, pack, tensors_of, unpack
-from .role import ACTOR, MEMORY, Plan, Role, ended_epochs
+from .role import ACTOR, MEMORY, ModelPlan, Plan, Role, ended_epochs
 
 
 def play(env: Any, epoch: int, plan: Plan, animate: bool) -> Iterator[Any]:
@@ -57,7 +58,7 @@ class Actor(Role):
         self._rings = {
             (i, copy): model.rings[number * len(copies) + copy]
             for i, model in enumerate(plan.models)
-            for copy in copies
+            for copy in (copies if model.rings else ())
         }
         worlds = unpack(env, self._named(0) | {str(place): ring for place, ring in self._rings.items()})
         self._worlds = worlds if isinstance(worlds, list) else [worlds, *(self._copy(worlds, i) for i in copies[1:])]
@@ -67,13 +68,21 @@ class Actor(Role):
         for model in plan.models:
             played = [world.agents[model.agents[0]].model for world in self._worlds]
             self._subscribers.append((model.weights.subscriber(networks(played[0])), played))
+        self._rollouts = [
+            (model, {store: self.hold(store.publisher(rollout_of(self._memory_of(model)))) for store in mine})
+            for model in plan.models
+            if (mine := model.rollouts[number :: plan.options.actors])
+        ]
         self._ended = self.hold(plan.ended[number].publisher(ended_epochs()))
         self._reporter = self.hold(plan.telemetry.reporter(name))
         self._steps = self.counters.load(STEPS)
 
     def _named(self, copy: int) -> dict[str, Buffer]:
         """The memories of a copy's models, by their names in a packed environment."""
-        return {MEMORY.format(i): self._rings[i, copy] for i in range(len(self.plan.models))}
+        return {MEMORY.format(i): ring for (i, its_copy), ring in self._rings.items() if its_copy == copy}
+
+    def _memory_of(self, model: ModelPlan, copy: int = 0) -> Any:
+        return self._worlds[copy].agents[model.agents[0]].model.memory
 
     def packed(self) -> bytes:
         """All its worlds, for its successor."""
@@ -84,7 +93,7 @@ class Actor(Role):
         models = [env.agents[plan.agents[0]].model for plan in self.plan.models]
         shared = chain.from_iterable(map(tensors_of, models))
         tensors = {f"tensor-{i}": tensor for i, tensor in enumerate(shared)}
-        memories = {MEMORY.format(i): model.memory for i, model in enumerate(models)}
+        memories = {MEMORY.format(i): models[i].memory for i, its_copy in self._rings if its_copy == 0}
         return unpack(pack(env, memories | tensors), self._named(copy) | tensors)
 
     def step(self) -> bool:
@@ -142,6 +151,9 @@ class Actor(Role):
             self._turns += bool(playing)
             if playing and plan.options.sync_interval and self._turns % plan.options.sync_interval == 0:
                 self._pull()
+        for model, publishers in self._rollouts:
+            for copy, epoch in enumerate(epochs):
+                publishers[model.rollout(epoch)].publish(rollout_of(self._memory_of(model, copy)))
         for epoch, content in sorted(ended.items()):
             self.send(epoch, content)
             score = as_number(content[0])

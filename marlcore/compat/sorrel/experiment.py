@@ -56,7 +56,7 @@ def run_experiment_mp(env: Any, config: Any = None, *, logger: Any = None, **opt
     config = env.config if config is None else _as_config(config)
     enabled, chosen = chosen_options(env, config, options)
     if enabled:
-        check_learnable(env, chosen.replace_loop)
+        check_learnable(env, chosen)
     check_config(config, chosen.animate)
     if chosen.seed is None:
         chosen = replace(chosen, seed=int(np.random.randint(2**31)))

@@ -10,7 +10,7 @@ from typing import Any
 
 from ...errors import TimedOut
 from ...processes import READY, UPDATES
-from .memory import learners_memory, writes_ignored
+from .memory import learners_memory, take_rollout, writes_ignored
 from .messages import as_number
 from .options import of_model
 from .packing import networks, pack, restore, unpack
@@ -33,6 +33,8 @@ class Learner(Role):
         self._env = unpack(env, {**others, MEMORY.format(index): self._memory})
         self._agents = [self._env.agents[i] for i in self._model_plan.agents]
         self._model = self._agents[0].model
+        if self._memory is None:
+            self._memory = self._model.memory
         self._updates = self._epoch = self._saves = 0
         if self._model_plan.weights.version:
             self._take_over(name)
@@ -58,6 +60,8 @@ class Learner(Role):
         self._call(env._model_start_epoch_action, epoch)
         self._await_end(epoch)
         self._call(env._model_end_epoch_action, epoch)
+        if self._model_plan.rollouts:
+            take_rollout(self._model_plan.rollout(epoch), self._memory)
         due = self._due(epoch)
         loss = sum(sum(self._update(agent) for _ in range(due)) / max(due, 1) for agent in self._agents)
         self.send(epoch, loss)

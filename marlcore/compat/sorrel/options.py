@@ -1,19 +1,31 @@
 """The options of an experiment, and the checks of its configuration and environment."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from ...checks import absolute, brief, check_whole, names_error
-from ...declared import Number, Whole, check_declared
+from ...declared import By, Number, Whole, check_declared
 
 BUFFERS = ("Buffer", "ThreadsafeBuffer")  # sorrel's classes for which a ring in shared memory stands
+ROLLOUTS = ("RolloutBuffer", "ThreadsafeRolloutBuffer")  # its on-policy memories, which hold one epoch
 OF_SORREL = ("take_turn", "reset", "world", "config")
 OF_1_6 = ("aggregate_epoch_stats", "_model_start_epoch_action", "_model_end_epoch_action", "_model_train_step")
 ALIASES = {"mode": "publish_mode", "train_interval": "publish_interval"}  # other names in the configuration's section
 
 Count = Annotated[int, Whole(1)]
 Seconds = Annotated[float, Number(above=0, finite=False)]
+
+
+def _directory(label: str, value: Any) -> Path:
+    if not isinstance(value, str | os.PathLike):
+        raise TypeError(f"{label}: expected a path, got {brief(value)}")
+    path = absolute(value)
+    if path.exists() and not path.is_dir():
+        raise ValueError(f"{label}: expected a directory, got a file, {str(path)!r}")
+    return path
 
 
 @dataclass(frozen=True)
@@ -38,6 +50,7 @@ class Options:
     output_dir: Any = None  # an absolute path, since an environment may change the working directory
     fork: bool = True  # the caller's process for workers, which need no imports then, if `fork_is_safe`
     start_here: bool = True  # play and learn in the caller's process until the others have started; not with ahead=0
+    log_dir: Annotated[Path | None, By(_directory)] = None  # for a log file of each worker; made if needed
     replace_loop: bool = False  # run sorrel's standard loop also where `run_experiment` is overridden
 
     def __post_init__(self) -> None:
@@ -91,14 +104,14 @@ def check_environment(env: Any) -> None:
             raise TypeError(f"env: expected an Environment of sorrel, got {type(env).__name__} without {name}")
 
 
-def check_learnable(env: Any, replace_loop: bool) -> None:
+def check_learnable(env: Any, options: Options) -> None:
     """Raises ValueError, TypeError: the environment cannot be run in processes."""
     kind = type(env).__name__
     for name in OF_1_6:
         if not hasattr(env, name):
             raise TypeError(f"env: expected an Environment of sorrel 1.6, got {kind} without {name}; sorrel's earlier "
                             "releases and its development branch are not supported")  # fmt: skip
-    if not replace_loop and _has_own_loop(env):
+    if not options.replace_loop and _has_own_loop(env):
         raise ValueError(f"env: expected sorrel's own run_experiment, but {kind} overrides it: pass replace_loop=True "
                          "to run sorrel's standard loop in its place, or call env.run_experiment")  # fmt: skip
     if not getattr(env, "agents", None):
@@ -109,9 +122,11 @@ def check_learnable(env: Any, replace_loop: bool) -> None:
             if getattr(model, name, None) is None:
                 raise TypeError(f"{label}: expected a model with {needed}, got {type(model).__name__} without one")
         memory = type(getattr(model, "memory", None)).__name__
-        if memory not in BUFFERS:
+        if memory in ROLLOUTS and options.updates_per_epoch is None:
+            raise ValueError(f"updates_per_epoch: expected a number, since {label} learns from rollouts, got None")
+        if memory not in (*BUFFERS, *ROLLOUTS):
             shared = "marlcore.compat.sorrel.Buffer"
-            raise TypeError(f"{label}.memory: expected sorrel's Buffer or {shared}, got {memory}")
+            raise TypeError(f"{label}.memory: expected sorrel's Buffer, RolloutBuffer or {shared}, got {memory}")
 
 
 def _has_own_loop(env: Any) -> bool:

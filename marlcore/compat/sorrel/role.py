@@ -24,8 +24,12 @@ class ModelPlan(NamedTuple):
 
     agents: tuple[int, ...]
     rings: tuple[Buffer, ...]  # its memory, one for each copy of the world, those of the first actor first
+    rollouts: tuple[ParameterStore, ...]  # or, on-policy, its memory at the ends of epochs, in turn
     weights: ParameterStore
     saves: tuple[str, ...]  # paths of two files, which get the whole model in turn
+
+    def rollout(self, epoch: int) -> ParameterStore:
+        return self.rollouts[epoch % len(self.rollouts)]
 
 
 class Plan(NamedTuple):

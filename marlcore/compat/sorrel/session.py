@@ -2,6 +2,7 @@
 
 import errno
 import logging
+import math
 import os
 import sys
 import tempfile
@@ -28,11 +29,12 @@ from ...processes import (
     RestartPolicy,
     Supervisor,
     Telemetry,
+    setup_logging,
 )
 from ...weights import ParameterStore
 from .actor import Actor
 from .learner import EXTRAS, Learner
-from .memory import give_back, rings_for
+from .memory import give_back, is_rollout, rings_for, rollouts_for, take_rollout
 from .messages import Book, Mailbox
 from .options import Options, base_of
 from .packing import networks, pack, restore, tensors_of
@@ -94,6 +96,11 @@ class Session(AbstractContextManager["Session"]):
     def _plan_model(self, stack: ExitStack, index: int, agents: list[int], options: Options) -> ModelPlan:
         model = self._models[index]
         rings = rings_for(model.memory, options.actors * options.copies)
+        rollouts = rollouts_for(
+            model.memory, options.actors * math.ceil(options.copies + options.ahead / options.actors)
+        )
+        for store in rollouts:
+            stack.enter_context(store)
         for ring in rings:
             if ring is not model.memory:
                 stack.callback(ring.close)
@@ -102,7 +109,7 @@ class Session(AbstractContextManager["Session"]):
         # Files without a name, which the kernel removes however these processes end.
         files = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(2)]  # noqa: SIM115
         saves = tuple(f"/proc/{os.getpid()}/fd/{file.fileno()}" for file in files)
-        return ModelPlan(tuple(agents), tuple(rings), weights, saves)
+        return ModelPlan(tuple(agents), tuple(rings), tuple(rollouts), weights, saves)
 
     def work(self) -> None:
         """Works until all epochs are done, or a signal came. Raises WorkerFailed: a process failed for good."""
@@ -116,8 +123,8 @@ class Session(AbstractContextManager["Session"]):
             stack.callback(self._control.stop)
             try:
                 with suppress_failed_calls(errno.EINTR):  # a signal came while a process was started
-                    if options.fork:  # loads the kernel that each learner needs, and `hand_back`, once instead
-                        self._plan.models[0].rings[0].snapshot("done")
+                    for ring in chain.from_iterable(model.rings for model in self._plan.models) if options.fork else ():
+                        ring.snapshot("done")  # loads the kernel that each learner needs, and `hand_back`, once instead
                     children.server.begin()
                     here = options.start_here and options.ahead > 0 and not children.server.ready
                     if not here or self._work_here(children.server):
@@ -172,7 +179,11 @@ class Session(AbstractContextManager["Session"]):
     def _start(self, children: Children, name: str, attempt: int) -> Child:
         self._read_mail()
         self._mail[name].drop_rest()
-        return children.start_worker(name, partial(run_role, name, self._envs[name], self._plan, attempt))
+        folder, prepare = self._plan.options.log_dir, None
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            prepare = partial(setup_logging, folder / f"{name}.log")
+        return children.start_worker(name, partial(run_role, name, self._envs[name], self._plan, attempt), prepare)
 
     def _watch(self, supervisor: Supervisor) -> None:
         supervisor.watch(POLL_S)
@@ -215,7 +226,7 @@ class Session(AbstractContextManager["Session"]):
                 log.warning("%s: %s (%s)", what, without, brief(error))
                 failures.append(error)
 
-        labels = [f"agents[{plan.agents[0]}].model" for plan in self._plan.models]
+        labels, epochs = [f"agents[{plan.agents[0]}].model" for plan in self._plan.models], self.counts()["epochs"]
         for label, plan, model in zip(labels, self._plan.models, self._models, strict=True):
             if plan.weights.version:  # otherwise its learner never published
                 restoring = partial(restore, model, model.memory, plan.weights, plan.saves)
@@ -223,7 +234,8 @@ class Session(AbstractContextManager["Session"]):
                 for tensor in tensors_of(model):  # memory of its own again, in place of a part of a subscriber's row
                     tensor.data = tensor.data.clone()
         for label, plan, model in zip(labels, self._plan.models, self._models, strict=True):
-            attempt(partial(give_back, plan.rings, model.memory), f"{label}.memory", "its rows are lost")
+            giving = partial(give_back, plan.rings) if plan.rings else partial(take_rollout, plan.rollout(epochs - 1))
+            attempt(partial(giving, model.memory), f"{label}.memory", "its rows are lost")
         for failure in filter(is_from_handler, failures):
             raise failure
 
@@ -255,7 +267,7 @@ def role_of(name: str) -> type[Actor] | type[Learner]:
 
 def _packed_for_each(env: Any, config: Any, models: list[Any]) -> list[bytes]:
     """The environment for the actors, and for each learner without the other models; with this configuration."""
-    memories = {MEMORY.format(i): model.memory for i, model in enumerate(models)}
+    memories = {MEMORY.format(i): model.memory for i, model in enumerate(models) if not is_rollout(model.memory)}
     named = {MODEL.format(i): model for i, model in enumerate(models)}
     with configured(env, config):
         others = [{name: other for name, other in named.items() if other is not model} for model in models]

@@ -140,6 +140,85 @@ def test_in_lock_step_everything_is_what_sorrels_loop_gives(shared: bool) -> Non
     ours.run_experiment(double.Logger())  # and sorrel's loop can take over
 
 
+class RolloutBuffer(double.Buffer):
+    """As sorrel's: actions come with their log probabilities."""
+
+    def clear(self) -> None:
+        super().clear()
+        self.log_probs = np.zeros(self.capacity, np.float32)
+
+    def add(self, obs: Any, action: Any, reward: float, done: bool, **extras: Any) -> None:
+        self.log_probs[self.idx] = action[1]
+        super().add(obs, action[0], reward, done)
+
+
+class OnPolicy(Repeatable):
+    """As sorrel's PyTorchPPO: it clears its memory before an epoch, and cuts it after that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.memory = RolloutBuffer(12, (double.CELLS,), 2)
+
+    def take_action(self, state: Any) -> Any:
+        return super().take_action(state), float(self.local.bias[0].detach())
+
+    def start_epoch_action(self, **kwargs: Any) -> None:
+        self.memory.clear()
+
+    def end_epoch_action(self, **kwargs: Any) -> None:
+        rows = self.memory.size - kwargs["epoch"] % 2
+        for name in ("states", "actions", "rewards", "dones", "log_probs"):
+            setattr(self.memory, name, getattr(self.memory, name)[:rows])
+
+    def train_step(self) -> Any:
+        with torch.no_grad():
+            self.target.bias += torch.tensor(self.memory.log_probs).sum()
+        return super().train_step()
+
+
+def test_rollouts_reach_the_learner_by_epoch() -> None:
+    """In lock step all is as in sorrel's loop, and the caller's memory holds the last rollout."""
+    theirs, ours = (double.make(model=OnPolicy, epochs=9) for _ in range(2))
+    their_log, our_log = double.StepLogger(), double.StepLogger()
+    theirs.run_experiment(their_log)
+    with InTurn(ours, our_log) as run:
+        run.finish()
+    np.testing.assert_allclose(our_log.epochs, their_log.epochs, rtol=1e-5)
+    assert our_log.turns == their_log.turns and len({row[1] for row in our_log.epochs}) == 10
+    for mine, other in zip(ours.agents, theirs.agents, strict=True):
+        torch.testing.assert_close(mine.model.state_dict(), other.model.state_dict())
+        assert len(mine.model.memory.states) == 7 and (mine.model.memory.idx, mine.model.memory.size) == (8, 8)
+        np.testing.assert_array_equal(mine.model.memory.states, other.model.memory.states)
+
+
+def test_a_killed_learner_learns_from_the_same_rollout_again() -> None:
+    """While several actors play ahead, in copies, each rollout waits for its learner."""
+    env = double.make(agents=1, model=OnPolicy, epochs=19)
+    with InTurn(env, actors=2, copies=2, ahead=3) as run:
+        seen: list[Any] = []
+        taken = Learner._update
+
+        def update(learner: Any, agent: Any) -> float:
+            seen.append((learner._epoch, agent.model.memory.states.copy()))
+            return taken(learner, agent)
+
+        Learner._update = update  # type: ignore[method-assign]
+        try:
+            for actor in run.actors:
+                actor.step()
+            run.learners[0].step()
+            run.learners[0]._publish = lambda: None
+            run.learners[0].step()  # killed before it published
+            run.learners[0].close()
+            run.learners[0] = run.role(Learner, "learner-0", attempt=2)
+            run.finish()
+        finally:
+            Learner._update = taken  # type: ignore[method-assign]
+    assert [epoch for epoch, _ in seen] == [0, 1, 1, *range(2, 20)]
+    np.testing.assert_array_equal(seen[1][1], seen[2][1])
+    assert [len(states) for _, states in seen[2:]] == [8 - epoch % 2 for epoch in range(1, 20)]
+
+
 class Watching(double.Model):
     """Counts the windows of its batches in which one row does not follow the other."""
 
@@ -637,7 +716,7 @@ REFUSED: dict[str, Refused] = {
     "memory": refused(lambda: with_model(train_step=int), TypeError,
         "agents[1].model: expected a model with a memory, got SimpleNamespace without one"),
     "another memory": refused(lambda: with_model(train_step=int, memory=Rollouts(4, (7,))), TypeError,
-        "agents[1].model.memory: expected sorrel's Buffer or marlcore.compat.sorrel.Buffer, got Rollouts"),
+        "agents[1].model.memory: expected sorrel's Buffer, RolloutBuffer or marlcore.compat.sorrel.Buffer, got Rollo"),
     "no agents": refused(lambda: double.make(agents=0), ValueError, "env: expected agents, got Environment with none"),
     "no max_turns": refused(lambda: double.make(max_turns=None), ValueError,
         "config: expected experiment.max_turns, got a configuration without it"),
@@ -653,6 +732,11 @@ REFUSED: dict[str, Refused] = {
     "own loop": refused(own_loop, ValueError, "env: expected sorrel's own run_experiment, but OwnLoop overrides it: "
         "pass replace_loop=True to run sorrel's standard loop in its place, or call env.run_experiment"),
     "unknown option": refused(double.make, TypeError, "unexpected keyword argument 'steps'", steps=3),
+    "log_dir": refused(double.make, TypeError, "log_dir: expected a path, got 3", log_dir=3),
+    "log_dir of a file": refused(double.make, ValueError, "log_dir: expected a directory, got a", log_dir=__file__),
+    "rollouts": refused(lambda: double.make(model=OnPolicy), ValueError,
+        "updates_per_epoch: expected a number, since agents[0].model learns from rollouts, got None",
+        updates_per_epoch=None),
     **{name: refused(double.make, ValueError, f"{name}: expected {expected}, got {value!r}", **{name: value})
        for name, (value, expected) in WRONG_OPTIONS.items()},
     **{f"section {name}": refused(partial(own_loop, **section), error, f"config: multiprocessing{says}")
