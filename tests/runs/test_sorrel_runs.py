@@ -120,13 +120,16 @@ def test_a_signal_stops_the_callers_process_between_turns() -> None:
     assert len(logger.epochs) == 2 and env.agents[0].model.memory.size == 2 * 9 + 5
 
 
-def test_a_killed_actor_costs_the_others_nothing(tmp_path: Path) -> None:
-    env, logger = double.make(epochs=30), double.Logger()
+@pytest.mark.parametrize("fork", [True, False])
+def test_a_killed_actor_and_learners_cost_the_others_nothing(tmp_path: Path, fork: bool) -> None:
+    env, logger = double.make(model=Dying, epochs=30), double.Logger()
     env.agents[0] = DyingAgent(env.agents[0].model)
     env.agents[0].mark = tmp_path / "actor"
-    done = in_processes(env, logger=logger, seed=0, actors=3, copies=2, ahead=6)
-    assert (done.epochs, done.updates, done.restarts) == (31, 62, 1)
-    assert [row[0] for row in logger.epochs] == list(range(31)) and np.isfinite(done.losses).all()
+    for i, agent in enumerate(env.agents):
+        agent.model.mark = tmp_path / f"learner-{i}"
+    done = in_processes(env, logger=logger, seed=0, actors=3, copies=2, ahead=6, fork=fork)
+    assert (done.epochs, done.updates, done.restarts) == (31, 62, 3)
+    assert [row[0] for row in logger.epochs] == list(range(31)) and np.isfinite(done.losses).sum() >= 29
 
 
 @pytest.mark.parametrize("ahead", [0, 2])

@@ -12,7 +12,7 @@ from ...processes import READY, STEPS, Metric
 from .buffer import Buffer
 from .memory import rollout_of
 from .messages import as_number
-from .packing import networks, pack, tensors_of, unpack
+from .packing import move, networks, pack, tensors_of, unpack
 from .role import ACTOR, MEMORY, ModelPlan, Plan, Role, ended_epochs
 
 
@@ -61,6 +61,10 @@ class Actor(Role):
             for copy in (copies if model.rings else ())
         }
         worlds = unpack(env, self._named(0) | {str(place): ring for place, ring in self._rings.items()})
+        if device := plan.options.of("device", name):
+            for model in plan.models:
+                for world in worlds if isinstance(worlds, list) else [worlds]:
+                    move(world.agents[model.agents[0]].model, device)
         self._worlds = worlds if isinstance(worlds, list) else [worlds, *(self._copy(worlds, i) for i in copies[1:])]
         self._epochs = plan.epochs_of(number)
         self._turns = 0  # in each world

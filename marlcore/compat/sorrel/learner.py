@@ -13,7 +13,7 @@ from ...processes import READY, UPDATES
 from .memory import learners_memory, take_rollout, writes_ignored
 from .messages import as_number
 from .options import of_model
-from .packing import networks, pack, restore, unpack
+from .packing import move, networks, pack, restore, unpack
 from .role import LEARNER, MEMORY, MODEL, Plan, Role, ended_epochs
 
 EXTRAS = {"epsilon": (), "epochs": (), "updates": (), "saves": ()}  # published with the weights
@@ -33,6 +33,8 @@ class Learner(Role):
         self._env = unpack(env, {**others, MEMORY.format(index): self._memory})
         self._agents = [self._env.agents[i] for i in self._model_plan.agents]
         self._model = self._agents[0].model
+        if device := plan.options.of("device", name):
+            move(self._model, device)
         if self._memory is None:
             self._memory = self._model.memory
         self._updates = self._epoch = self._saves = 0

@@ -1,13 +1,15 @@
 """The options of an experiment, and the checks of its configuration and environment."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
+
+import torch
 
 from ...checks import absolute, brief, check_whole, names_error
-from ...declared import By, Number, Whole, check_declared
+from ...declared import By, Choice, Number, Rule, Whole, check_declared
 
 BUFFERS = ("Buffer", "ThreadsafeBuffer")  # sorrel's classes for which a ring in shared memory stands
 ROLLOUTS = ("RolloutBuffer", "ThreadsafeRolloutBuffer")  # its on-policy memories, which hold one epoch
@@ -16,7 +18,27 @@ OF_1_6 = ("aggregate_epoch_stats", "_model_start_epoch_action", "_model_end_epoc
 ALIASES = {"mode": "publish_mode", "train_interval": "publish_interval"}  # other names in the configuration's section
 
 Count = Annotated[int, Whole(1)]
+MODES = ("snapshot", "double_buffer", "triple_buffer")
 Seconds = Annotated[float, Number(above=0, finite=False)]
+
+
+@dataclass(frozen=True)
+class ByProcess(Rule):
+    """One value for all processes, or a mapping of values by "actor", "learner", or a process's own name."""
+
+    rule: Rule
+
+    def checked(self, label: str, value: Any) -> Any:
+        if not isinstance(value, Mapping):
+            return self.rule.checked(label, value)
+        return {str(name): self.rule.checked(f"{label}.{name}", part) for name, part in value.items()}
+
+
+def _device(label: str, value: Any) -> str:
+    try:
+        return str(torch.device(value))
+    except (RuntimeError, TypeError):
+        raise ValueError(f"{label}: expected a device of torch, got {brief(value)}") from None
 
 
 def _directory(label: str, value: Any) -> Path:
@@ -39,12 +61,13 @@ class Options:
     sync_interval: Count | None = None  # turns between an actor's looks for newer weights; None: before each epoch
     seed: Annotated[int | None, Whole(0)] = None  # of every process; None draws one from NumPy's global generator
     publish_interval: Count = 1  # updates, where learners run free; otherwise every epoch's updates are published
-    publish_mode: Literal["snapshot", "double_buffer", "triple_buffer"] = "double_buffer"
+    publish_mode: Annotated[Any, ByProcess(Choice(MODES))] = "double_buffer"
+    device: Annotated[Any | None, ByProcess(By(_device))] = None  # of networks; None: the one that they are on
     threads: Count = 1  # of torch, in each process
     niceness: Annotated[int, Whole(0)] = 5  # of the learners: they do not slow the actor where cores are few
     save_seconds: Seconds = 10.0  # between saves of a whole model, from which a killed learner's successor continues
     max_restarts: Annotated[int, Whole(0)] = 3  # of each process in ten minutes
-    timeout: Seconds = 300.0  # of one turn or update
+    timeout: Annotated[Any, ByProcess(Number(above=0, finite=False))] = 300.0  # of one turn or update
     animate: bool = False
     logging: bool = True
     output_dir: Any = None  # an absolute path, since an environment may change the working directory
@@ -56,6 +79,20 @@ class Options:
     def __post_init__(self) -> None:
         check_declared(self)
         object.__setattr__(self, "output_dir", absolute(self.output_dir or "."))
+
+    def of(self, option: str, process: str) -> Any:
+        """An option of one process, such as "learner-1"."""
+        value = getattr(self, option)
+        if not isinstance(value, Mapping):
+            return value
+        return value.get(process, value.get(process.partition("-")[0], getattr(Options, option)))
+
+    def check_processes(self, names: Sequence[str]) -> None:
+        """Raises ValueError: an option is for a process that there is not."""
+        for option in ("publish_mode", "device", "timeout"):
+            value = getattr(self, option)
+            if isinstance(value, Mapping) and not value.keys() <= {"actor", "learner", *names}:
+                raise names_error(option, {"actor", "learner", *names}, value)
 
 
 def chosen_options(env: Any, config: Any, options: Mapping[str, Any]) -> tuple[bool, Options]:

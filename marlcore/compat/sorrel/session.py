@@ -59,6 +59,7 @@ class Session(AbstractContextManager["Session"]):
         learners = [LEARNER.format(i) for i in range(len(agents))]
         self._actors = [ACTOR.format(i) for i in range(options.actors)]
         names = [*self._actors, *learners]
+        options.check_processes(names)
         epochs = config.experiment.epochs + 1
         self.book = Book(logger, "actors", learners)
         self.began = 0.0  # in time.monotonic, when the first turn was seen
@@ -104,7 +105,8 @@ class Session(AbstractContextManager["Session"]):
         for ring in rings:
             if ring is not model.memory:
                 stack.callback(ring.close)
-        weights = ParameterStore.create(networks(model), options.publish_mode, EXTRAS, name=f"weights.{index}")
+        mode = options.of("publish_mode", LEARNER.format(index))
+        weights = ParameterStore.create(networks(model), mode, EXTRAS, name=f"weights.{index}")
         stack.enter_context(weights)
         # Files without a name, which the kernel removes however these processes end.
         files = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(2)]  # noqa: SIM115
@@ -117,8 +119,10 @@ class Session(AbstractContextManager["Session"]):
         policy = RestartPolicy(max_restarts=options.max_restarts)
         with ExitStack() as stack:
             preload = (*PRELOAD, __package__, *loaded_of_sorrel())
-            children = stack.enter_context(closing(Children(preload, self._interrupts, forked=options.fork)))
-            timeouts = dict.fromkeys(self._mail, options.timeout)
+            children = stack.enter_context(
+                closing(Children(preload, self._interrupts, forked=options.fork and not options.device))
+            )
+            timeouts = {name: options.of("timeout", name) for name in self._mail}
             supervisor = Supervisor(children, self._control, partial(self._start, children), timeouts, policy)
             stack.callback(self._control.stop)
             try:

@@ -22,6 +22,7 @@ from marlcore.compat.sorrel import Buffer, run_experiment_mp
 from marlcore.compat.sorrel.actor import Actor, play
 from marlcore.compat.sorrel.learner import Learner
 from marlcore.compat.sorrel.options import Options, chosen_options
+from marlcore.compat.sorrel.packing import move
 from marlcore.compat.sorrel.session import Session
 from marlcore.errors import TimedOut
 from marlcore.memory import interrupt_waits_with
@@ -677,6 +678,30 @@ def test_the_configurations_section_sets_the_options() -> None:
     assert chosen_options(env, SimpleNamespace(multiprocessing=None), {}) == (True, Options())
 
 
+def test_options_by_process() -> None:
+    modes = {"learner-1": "snapshot", "learner": "triple_buffer"}
+    with InTurn(double.make(), publish_mode=modes, device={"actor": "cpu"}, timeout={"learner": 9}) as run:
+        assert [model.weights.mode for model in run.plan.models] == ["triple_buffer", "snapshot"]
+        options = run.plan.options
+        assert [options.of("timeout", name) for name in ("learner-1", "actor-0")] == [9, 300]
+        assert [options.of("device", name) for name in ("learner-1", "actor-0")] == [None, "cpu"]
+        run.finish()
+
+
+def test_a_model_moves_with_its_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Parameters stay the same objects also on this device, as they do on a GPU.
+    monkeypatch.setattr(torch.__future__, "_swap_module_params_on_conversion", True)
+    env = double.make(agents=1, model=Repeatable)
+    model, device = env.agents[0].model, torch.device("meta")  # any other than the CPU
+    model.device = "cpu"
+    model.train_step()
+    parameters = [*model.parameters()]
+    move(model, device)
+    assert model.device == device and all(tensor.is_meta for tensor in model.state_dict().values())
+    assert all(new is old for new, old in zip(model.parameters(), parameters, strict=True))
+    assert all(state["exp_avg"].is_meta for state in model.optimizer.state.values())
+
+
 class Rollouts(double.Buffer):
     pass
 
@@ -701,6 +726,7 @@ WRONG_OPTIONS = {
     "updates_per_epoch": (0, "a finite number above 0"),
     "timeout": (0, "a number above 0"),
     "publish_mode": ("twice", "snapshot, double_buffer or triple_buffer"),
+    "device": ("gpu", "a device of torch"),
 }
 WRONG_SECTIONS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "unknown": ({"mod": 1}, ValueError, ": expected the fields ['actors', 'ahead', 'animate',"),
@@ -734,6 +760,10 @@ REFUSED: dict[str, Refused] = {
     "unknown option": refused(double.make, TypeError, "unexpected keyword argument 'steps'", steps=3),
     "log_dir": refused(double.make, TypeError, "log_dir: expected a path, got 3", log_dir=3),
     "log_dir of a file": refused(double.make, ValueError, "log_dir: expected a directory, got a", log_dir=__file__),
+    "timeout of a process": refused(double.make, ValueError, "timeout.actor: expected a number above 0, got 0",
+        timeout={"actor": 0}),
+    "no such process": refused(double.make, ValueError, "timeout: expected the fields ['actor', 'actor-0', 'learner',",
+        timeout={"learner-2": 9}),
     "rollouts": refused(lambda: double.make(model=OnPolicy), ValueError,
         "updates_per_epoch: expected a number, since agents[0].model learns from rollouts, got None",
         updates_per_epoch=None),
