@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,9 +25,9 @@ in_processes = partial(run_experiment_mp, start_here=False)
 
 
 def die_once(mark: Path) -> None:
-    """Kills this process, unless the file is there; makes it."""
-    if not mark.exists():
-        mark.touch()
+    """Kills this process, unless the file is there; makes it, which only one process can."""
+    with suppress(FileExistsError):
+        mark.touch(exist_ok=False)
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -120,26 +121,17 @@ def test_a_signal_stops_the_callers_process_between_turns() -> None:
     assert len(logger.epochs) == 2 and env.agents[0].model.memory.size == 2 * 9 + 5
 
 
-@pytest.mark.parametrize("fork", [True, False])
-def test_a_killed_actor_and_learners_cost_the_others_nothing(tmp_path: Path, fork: bool) -> None:
+SEVERAL = {"actors": 3, "copies": 2, "ahead": 6}
+
+
+@pytest.mark.parametrize("options", [{"ahead": 0}, {"ahead": 2}, SEVERAL, SEVERAL | {"fork": False}], ids=str)
+def test_killed_processes_are_started_again_and_no_work_is_lost(tmp_path: Path, options: dict[str, Any]) -> None:
     env, logger = double.make(model=Dying, epochs=30), double.Logger()
     env.agents[0] = DyingAgent(env.agents[0].model)
     env.agents[0].mark = tmp_path / "actor"
     for i, agent in enumerate(env.agents):
         agent.model.mark = tmp_path / f"learner-{i}"
-    done = in_processes(env, logger=logger, seed=0, actors=3, copies=2, ahead=6, fork=fork)
-    assert (done.epochs, done.updates, done.restarts) == (31, 62, 3)
-    assert [row[0] for row in logger.epochs] == list(range(31)) and np.isfinite(done.losses).sum() >= 29
-
-
-@pytest.mark.parametrize("ahead", [0, 2])
-def test_killed_processes_are_started_again_and_no_work_is_lost(tmp_path: Path, ahead: int) -> None:
-    env, logger = double.make(model=Dying, epochs=30), double.Logger()
-    env.agents[0] = DyingAgent(env.agents[0].model)
-    env.agents[0].mark = tmp_path / "actor"
-    for i, agent in enumerate(env.agents):
-        agent.model.mark = tmp_path / f"learner-{i}"
-    done = in_processes(env, logger=logger, seed=0, ahead=ahead)
+    done = in_processes(env, logger=logger, seed=0, **options)
     assert (done.epochs, done.updates, done.restarts) == (31, 62, 3)
     assert [row[0] for row in logger.epochs] == list(range(31))
     assert np.isfinite(done.losses).sum() >= 29
