@@ -2,9 +2,8 @@
 
 For each seed both sides run one after the other, each in a process of its own, in the environment that
 `python -m bench.peers.install sorrel` makes. The rate is agent-steps by the seconds from the first turn, seen to 50 ms,
-to the end of the call: it leaves out the seconds in which processes start. The last column has them, and the last line
-states the ratio of the medians without and with them. `--kill` has a learner killed by SIGKILL in the middle of each
-run in processes.
+to the end of the call: it leaves out the seconds before it, which the last column has. The last line states the ratio
+of the medians without and with them. `--kill` has a learner killed by SIGKILL in the middle of each run in processes.
 """
 
 from __future__ import annotations

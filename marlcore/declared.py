@@ -134,7 +134,7 @@ class _Section(Rule):
 
 
 @dataclass(frozen=True)
-class _Choice(Rule):
+class Choice(Rule):
     options: tuple[Any, ...]
 
     def checked(self, label: str, value: Any) -> Any:
@@ -258,9 +258,9 @@ def _rules(hint: Any) -> tuple[list[Rule], bool]:
         rules, optional = _rules(inside[0])
         return [*rules, *(mark for mark in inside[1:] if isinstance(mark, Rule))], optional
     if kind is Literal:
-        return [_Choice(inside)], False
+        return [Choice(inside)], False
     if hint is bool:
-        return [_Choice((True, False))], False
+        return [Choice((True, False))], False
     if hint is str:
         return [_Text()], False
     if kind in (Union, types.UnionType):

@@ -85,7 +85,9 @@ def kill_a_learner(logger: Any, epoch: int) -> None:
     for path in Path("/dev/shm").glob("marlcore-control-*"):
         with Control.watch(path) as control:
             if control.about["pid"] == os.getpid():
-                os.kill(control.notes["learner-1"].load(PID), signal.SIGKILL)
+                while not (learner := control.notes["learner-1"].load(PID)):  # it has not started yet
+                    time.sleep(0.01)
+                os.kill(learner, signal.SIGKILL)
 
 
 if __name__ == "__main__":

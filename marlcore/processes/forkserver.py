@@ -88,8 +88,9 @@ class ForkServer:
 
     @property
     def ready(self) -> bool:
-        """Whether the server was started, and `fork` need not wait for it."""
-        return self._answered or (self._channel is not None and bool(readable(0.0, self._channel.fileno())))
+        """Whether the server was started, and `fork` need not wait for its imports."""
+        is_fork = isinstance(self._process, ForkOfThis)
+        return is_fork or self._answered or (self._channel is not None and bool(readable(0.0, self._channel.fileno())))
 
     @property
     def pid(self) -> int | None:
@@ -241,6 +242,9 @@ class ForkOfThis:
 
     def _serve(self, channel: int, parent: int, preload: Sequence[str]) -> None:
         signal.set_wakeup_fd(-1)  # the parent's event loop would wake up
+        for signum in signal.valid_signals():
+            if callable(signal.getsignal(signum)):  # the parent's
+                signal.signal(signum, signal.SIG_DFL)
         with open(os.devnull, "rb") as nothing:
             os.dup2(nothing.fileno(), 0)
         if torch := sys.modules.get("torch"):  # a forked process would wait for OpenMP's threads forever
@@ -268,9 +272,11 @@ def is_safe_to_fork() -> bool:
     """Whether a fork of this process can work: no other thread may hold a lock that the fork needs, and no GPU is open.
 
     Native threads of array libraries, which have this process's name, handle forks; those of others have names.
+    TensorBoard's thread waits for its own queue alone.
     """
     numba_threads = getattr(sys.modules.get("numba.np.ufunc.parallel"), "_is_initialized", False)
-    if numba_threads or len(sys._current_frames()) > 1 or threading.get_native_id() != os.getpid():
+    harmless = sum(type(thread).__module__.startswith("tensorboard.") for thread in threading.enumerate())
+    if numba_threads or len(sys._current_frames()) - harmless > 1 or threading.get_native_id() != os.getpid():
         return False
     try:
         names = {path.read_bytes() for path in Path("/proc/self/task").glob("*/comm")}

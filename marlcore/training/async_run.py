@@ -9,10 +9,10 @@ from functools import partial
 import torch
 
 from ..errors import MarlcoreError, WorkerFailed, suppress_failed_calls
-from ..processes import Child, Children, Control, Interrupts, RestartPolicy, Supervisor
+from ..processes import Child, Children, Control, Interrupts, RestartPolicy, Supervisor, setup_logging
 from .config import EVALUATOR, actor_names
 from .loops import run_seed
-from .record import Monitor, RunDirectory, setup_logging
+from .record import Monitor, RunDirectory
 from .workers import ActorWorker, Blueprint, EvaluatorWorker, LearnerWorker
 
 POLL_S = 0.1

@@ -25,12 +25,14 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     pytest.importorskip("sorrel", reason=REASON)
     from sorrel import buffers
+    from sorrel.examples.treasurehunt.agents import TreasurehuntAgent
     from sorrel.examples.treasurehunt.entities import EmptyEntity
     from sorrel.examples.treasurehunt.env import TreasurehuntEnv
     from sorrel.examples.treasurehunt.world import TreasurehuntWorld
     from sorrel.examples.treasurehunt_threadsafe import entities as threadsafe_entities
     from sorrel.examples.treasurehunt_threadsafe import env as threadsafe_env
     from sorrel.examples.treasurehunt_threadsafe import world as threadsafe_world
+    from sorrel.models.pytorch.ppo import PyTorchPPO, RolloutBuffer
     from sorrel.utils.logging import Logger, TensorboardLogger
 
 pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore")]
@@ -85,11 +87,12 @@ def test_the_doubles_buffer_is_sorrels(tmp_path: Path) -> None:
                     np.testing.assert_array_equal(mine, other)
 
 
-def test_treasurehunt_runs_unchanged(tmp_path: Path) -> None:
+@pytest.mark.parametrize("start_here", [True, False])
+def test_treasurehunt_runs_unchanged(tmp_path: Path, start_here: bool) -> None:
     env = hunt(epochs=14)
     before = env.agents[0].model.qnetwork_local.head1.weight.detach().clone()
     logger = TensorboardLogger(14, tmp_path / "logs")
-    done = run_experiment_mp(env, logger=logger, seed=0, output_dir=tmp_path)
+    done = run_experiment_mp(env, logger=logger, seed=0, output_dir=tmp_path, start_here=start_here)
     assert (done.epochs, done.steps, done.updates, done.restarts) == (15, 15 * TURNS * 2, 30, 0)
     assert len(logger.losses) == len(logger.rewards) == 15 and logger._global_step == 15 * TURNS
     assert list(logger.additional_values) == ["turn_reward_mean", "turn_reward_max"]
@@ -101,6 +104,27 @@ def test_treasurehunt_runs_unchanged(tmp_path: Path) -> None:
     assert model.memory.extra_data["positions"].any()
     assert len(list((tmp_path / "checkpoints").iterdir())) >= 2
     env.run_experiment(animate=False, logger=Logger(14), output_dir=tmp_path)
+
+
+class OnPolicyAgent(TreasurehuntAgent):
+    def act(self, world: Any, action: Any) -> float:
+        return float(super().act(world, int(action[0])))
+
+
+def test_ppo_learns_from_its_rollouts(tmp_path: Path) -> None:
+    env = hunt(epochs=10)
+    for agent in env.agents:
+        agent.__class__ = OnPolicyAgent
+        sizes = agent.observation_spec.input_size, agent.action_spec.n_actions
+        agent.model = PyTorchPPO(*sizes, 32, 0.0, "cpu", 0.01, 0.2, 0.9, 3, 1e-3, 1e-3, TURNS)
+    before = [agent.model.policy.actor[0].weight.detach().clone() for agent in env.agents]
+    done = run_experiment_mp(env, logger=Logger(10), seed=0, output_dir=tmp_path, actors=2)
+    assert (done.epochs, done.updates, done.restarts) == (11, 22, 0) and np.isfinite(done.losses).all()
+    for agent, weight in zip(env.agents, before, strict=True):
+        assert not torch.equal(agent.model.policy.actor[0].weight, weight)
+        assert type(agent.model.memory) is RolloutBuffer and len(agent.model.memory.log_probs) == TURNS
+        assert agent.model.memory.log_probs.all()
+    env.run_experiment(animate=False, logger=Logger(10), output_dir=tmp_path)
 
 
 def test_in_lock_step_treasurehunt_repeats_itself(tmp_path: Path) -> None:
@@ -133,7 +157,7 @@ def test_a_learner_killed_in_the_middle_goes_on(tmp_path: Path) -> None:
 
     thread = threading.Thread(target=kill)
     thread.start()
-    done = run_experiment_mp(env, logger=logger, seed=0, output_dir=tmp_path)
+    done = run_experiment_mp(env, logger=logger, seed=0, output_dir=tmp_path, start_here=False)
     thread.join()
     assert (done.epochs, done.updates, done.restarts) == (31, 62, 1)
     assert np.isfinite(done.losses).sum() >= 30

@@ -43,7 +43,10 @@ def trained() -> mc.Result:
     mc.train("treasure_hunt", mc.PPO(learning_rate="linear(3e-4, 0, 300000)"), config, callback=stop_at)
     until_solved = mc.StopConfig(threshold=475.0, seconds=3600.0)
     mc.train("gymnasium:CartPole-v1", "dqn", mc.Config(stop=until_solved), callback=Steering(), init_from="runs/a")
-    weights = {"agent_0": Path("runs/a"), "agent_1": torch.nn.Linear(4, 2).state_dict()}
+    weights: dict[str, Path | dict[str, torch.Tensor]] = {
+        "agent_0": Path("runs/a"),
+        "agent_1": torch.nn.Linear(4, 2).state_dict(),
+    }
     mc.train("treasure_hunt", "dqn", init_from=weights, init_strict=False)
     return mc.train("treasure_hunt", {"thief": mc.IQN(), "guard": mc.DQN()}, config, resume=Path("runs/demo"))
 

@@ -1,4 +1,4 @@
-"""The actor: it steps one world or several copies of it, by sorrel's own `take_turn`, with the newest weights."""
+"""An actor: it steps one world or several copies of it, by sorrel's own `take_turn`, with the newest weights."""
 
 import math
 import time
@@ -9,9 +9,11 @@ from typing import Any
 
 from ...errors import TimedOut
 from ...processes import READY, STEPS, Metric
+from .buffer import Buffer
+from .memory import rollout_of
 from .messages import as_number
-from .packing import networks, pack, tensors_of, unpack
-from .role import MEMORY, Plan, Role, ended_epochs
+from .packing import move, networks, pack, tensors_of, unpack
+from .role import ACTOR, MEMORY, ModelPlan, Plan, Role, ended_epochs
 
 
 def play(env: Any, epoch: int, plan: Plan, animate: bool) -> Iterator[Any]:
@@ -41,81 +43,124 @@ def play(env: Any, epoch: int, plan: Plan, animate: bool) -> Iterator[Any]:
         renderer.save_gif(epoch, plan.options.output_dir / "gifs")
     for agent in env.agents:
         env._model_end_epoch_action(agent, epoch)
+    env._active_logger = None
     values = dict(env.aggregate_epoch_stats()) if plan.options.logging else {}
     yield env.world.total_reward, env.agents[0].model.epsilon, values, turns
 
 
 class Actor(Role):
-    """All copies of the packed world; a successor begins with the epoch in which its predecessor was killed."""
+    """An actor's copies of the packed world; a successor begins with the epoch in which its predecessor was killed."""
 
-    def __init__(self, name: str, env: bytes, plan: Plan, attempt: int) -> None:
-        super().__init__(name, plan, attempt)
-        first = unpack(env, {MEMORY.format(i): model.rings[0] for i, model in enumerate(plan.models)})
-        self._worlds = [first, *(self._copy(first, i) for i in range(1, plan.options.copies))]
-        self._last = first.config.experiment.epochs
+    def __init__(self, name: str, env: bytes, plan: Plan, attempt: int, *here: Any) -> None:
+        super().__init__(name, plan, attempt, *here)
+        number = int(name.removeprefix(ACTOR.format("")))
+        copies = range(plan.options.copies)
+        self._rings = {
+            (i, copy): model.rings[number * len(copies) + copy]
+            for i, model in enumerate(plan.models)
+            for copy in (copies if model.rings else ())
+        }
+        worlds = unpack(env, self._named(0) | {str(place): ring for place, ring in self._rings.items()})
+        if device := plan.options.of("device", name):
+            for model in plan.models:
+                for world in worlds if isinstance(worlds, list) else [worlds]:
+                    move(world.agents[model.agents[0]].model, device)
+        self._worlds = worlds if isinstance(worlds, list) else [worlds, *(self._copy(worlds, i) for i in copies[1:])]
+        self._epochs = plan.epochs_of(number)
+        self._turns = 0  # in each world
         self._subscribers = []
         for model in plan.models:
             played = [world.agents[model.agents[0]].model for world in self._worlds]
             self._subscribers.append((model.weights.subscriber(networks(played[0])), played))
-        self._ended = self.hold(plan.ended.publisher(ended_epochs()))
+        self._rollouts = [
+            (model, {store: self.hold(store.publisher(rollout_of(self._memory_of(model)))) for store in mine})
+            for model in plan.models
+            if (mine := model.rollouts[number :: plan.options.actors])
+        ]
+        self._ended = self.hold(plan.ended[number].publisher(ended_epochs()))
         self._reporter = self.hold(plan.telemetry.reporter(name))
         self._steps = self.counters.load(STEPS)
 
-    def _copy(self, env: Any, number: int) -> Any:
+    def _named(self, copy: int) -> dict[str, Buffer]:
+        """The memories of a copy's models, by their names in a packed environment."""
+        return {MEMORY.format(i): ring for (i, its_copy), ring in self._rings.items() if its_copy == copy}
+
+    def _memory_of(self, model: ModelPlan, copy: int = 0) -> Any:
+        return self._worlds[copy].agents[model.agents[0]].model.memory
+
+    def packed(self) -> bytes:
+        """All its worlds, for its successor."""
+        return pack(self._worlds, {str(place): ring for place, ring in self._rings.items()})
+
+    def _copy(self, env: Any, copy: int) -> Any:
         """Another copy of the world: its models have rings of their own, and the first copy's parameters."""
         models = [env.agents[plan.agents[0]].model for plan in self.plan.models]
         shared = chain.from_iterable(map(tensors_of, models))
         tensors = {f"tensor-{i}": tensor for i, tensor in enumerate(shared)}
-        memories = {MEMORY.format(i): model.memory for i, model in enumerate(models)}
-        rings = {MEMORY.format(i): plan.rings[number] for i, plan in enumerate(self.plan.models)}
-        return unpack(pack(env, memories | tensors), rings | tensors)
+        memories = {MEMORY.format(i): models[i].memory for i, its_copy in self._rings if its_copy == 0}
+        return unpack(pack(env, memories | tensors), self._named(copy) | tensors)
 
     def step(self) -> bool:
         """Plays an epoch in each copy, where the learners are near enough; False once every epoch has ended."""
-        options, epoch = self.plan.options, self._ended.version
-        if epoch > self._last:
+        options, played = self.plan.options, self._ended.version
+        begun = played - played % options.copies  # above it, a predecessor was killed while it ended these epochs
+        epochs = self._epochs[played : begun + options.copies]
+        if not epochs:
             return False
-        self._pull(0 if options.updates_per_epoch is None else epoch - options.ahead)
-        self._play(self._worlds[: self._last + 1 - epoch], epoch)
+        self._await(0 if options.updates_per_epoch is None else begun * options.actors - options.ahead)
+        self._play(epochs)
         return True
 
-    def _pull(self, epochs: int) -> None:
+    def _pull(self) -> None:
+        """Takes the newest weights."""
+        for subscriber, models in self._subscribers:
+            try:
+                newer = subscriber.pull()
+            except TimedOut:  # the only slot of a snapshot store, whose publisher died while it wrote
+                continue
+            for model in models if newer else ():
+                if hasattr(model, "_version"):  # of a threadsafe model, which acts with a snapshot of this version
+                    model._version += 1
+            for model in models if subscriber.version else ():
+                model.epsilon = subscriber.extras["epsilon"]
+
+    def _await(self, epochs: int) -> None:
         """Takes the newest weights, once every learner has learned from so many epochs."""
         while True:
-            for subscriber, models in self._subscribers:
-                try:
-                    subscriber.pull()
-                except TimedOut:  # the only slot of a snapshot store, whose publisher died while it wrote
-                    continue
-                for model in models if subscriber.version else ():
-                    model.epsilon = subscriber.extras["epsilon"]
+            self._pull()
             late = [subscriber for subscriber, _ in self._subscribers if subscriber.extras.get("epochs", 0) < epochs]
             if not late:
                 return
             self.check_wait()
             late[0].wait(newer_than=late[0].version, timeout=math.inf)
 
-    def _play(self, worlds: list[Any], first: int) -> None:
-        """One epoch in each world, a turn in each at a time."""
-        plan, ended = self.plan, {}
+    def _play(self, epochs: range) -> None:
+        """Each epoch in a world of its own, a turn in each at a time."""
+        plan, ended, agents = self.plan, {}, len(self._worlds[0].agents)
         playing = {
             epoch: play(world, epoch, plan, animate=plan.options.animate and world is self._worlds[0])
-            for epoch, world in enumerate(worlds, first)
+            for epoch, world in zip(epochs, self._worlds, strict=False)
         }
         while playing:
             for epoch, turns in [*playing.items()]:
                 self.check_wait()
                 content = next(turns)
                 if content is None:
-                    self._steps += len(worlds[0].agents)
+                    self._steps += agents
                     self.counters.store(STEPS, self._steps)
                 else:
                     ended[epoch] = content
                     del playing[epoch]
             self.counters.store(READY, self.attempt)
+            self._turns += bool(playing)
+            if playing and plan.options.sync_interval and self._turns % plan.options.sync_interval == 0:
+                self._pull()
+        for model, publishers in self._rollouts:
+            for copy, epoch in enumerate(epochs):
+                publishers[model.rollout(epoch)].publish(rollout_of(self._memory_of(model, copy)))
         for epoch, content in sorted(ended.items()):
             self.send(epoch, content)
             score = as_number(content[0])
             self._reporter.report(Metric(time.monotonic(), self._steps, "world", "episode_return", score))
-        for _ in worlds:
+        for _ in epochs:
             self._ended.publish()

@@ -3,17 +3,17 @@
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from ...errors import TimedOut
 from ...processes import READY, UPDATES
-from .memory import learners_memory, writes_ignored
+from .memory import learners_memory, take_rollout, writes_ignored
 from .messages import as_number
 from .options import of_model
-from .packing import networks, pack, restore, unpack
+from .packing import move, networks, pack, restore, unpack
 from .role import LEARNER, MEMORY, MODEL, Plan, Role, ended_epochs
 
 EXTRAS = {"epsilon": (), "epochs": (), "updates": (), "saves": ()}  # published with the weights
@@ -24,8 +24,8 @@ log = logging.getLogger(__name__)
 class Learner(Role):
     """One model's learner; a successor continues from the last publication, and the last saved model."""
 
-    def __init__(self, name: str, env: bytes, plan: Plan, attempt: int) -> None:
-        super().__init__(name, plan, attempt)
+    def __init__(self, name: str, env: bytes, plan: Plan, attempt: int, *here: Any) -> None:
+        super().__init__(name, plan, attempt, *here)
         index = int(name.removeprefix(LEARNER.format("")))
         self._model_plan = plan.models[index]
         self._memory = learners_memory(self._model_plan.rings)
@@ -33,12 +33,16 @@ class Learner(Role):
         self._env = unpack(env, {**others, MEMORY.format(index): self._memory})
         self._agents = [self._env.agents[i] for i in self._model_plan.agents]
         self._model = self._agents[0].model
+        if device := plan.options.of("device", name):
+            move(self._model, device)
+        if self._memory is None:
+            self._memory = self._model.memory
         self._updates = self._epoch = self._saves = 0
         if self._model_plan.weights.version:
             self._take_over(name)
         self._publisher = self.hold(self._model_plan.weights.publisher(networks(self._model)))
         self._published = self._updates
-        self._ended = plan.ended.subscriber(ended_epochs())
+        self._ended = [ended.subscriber(ended_epochs()) for ended in plan.ended]
         self._save_at = time.monotonic() + plan.options.save_seconds
 
     def _take_over(self, name: str) -> None:
@@ -53,11 +57,13 @@ class Learner(Role):
     def step(self) -> bool:
         """Learns from the next epoch once it has ended; False after the last one."""
         env, epoch = self._env, self._epoch
-        if epoch > env.config.experiment.epochs:
+        if self.is_done:
             return False
         self._call(env._model_start_epoch_action, epoch)
         self._await_end(epoch)
         self._call(env._model_end_epoch_action, epoch)
+        if self._model_plan.rollouts:
+            take_rollout(self._model_plan.rollout(epoch), self._memory)
         due = self._due(epoch)
         loss = sum(sum(self._update(agent) for _ in range(due)) / max(due, 1) for agent in self._agents)
         self.send(epoch, loss)
@@ -73,15 +79,29 @@ class Learner(Role):
             for agent in self._agents:
                 hook(agent, epoch)
 
+    @property
+    def is_done(self) -> bool:
+        """Whether it has learned from every epoch."""
+        return self._epoch == self.plan.epochs
+
+    @property
+    def may_step(self) -> bool:
+        """Whether `step` need not wait: the next epoch, if there is one, has ended."""
+        return not self.is_done and self._have_ended(self.plan.must_have_ended(self._epoch))
+
     def _await_end(self, epoch: int) -> None:
         """Waits until the epoch has ended; a learner that runs free learns meanwhile."""
-        options = self.plan.options
-        while options.updates_per_epoch is None and epoch and self._ended.newest <= epoch:
+        options, needed = self.plan.options, self.plan.must_have_ended(epoch)
+        while options.updates_per_epoch is None and epoch and not self._have_ended(needed):
             for agent in self._agents:
                 self._update(agent)
             if self._updates - self._published >= options.publish_interval:
                 self._publish()
-        self._ended.wait(newer_than=epoch, timeout=math.inf)
+        for actor, count in needed.items():
+            self._ended[actor].wait(newer_than=count - 1, timeout=math.inf)
+
+    def _have_ended(self, epochs: Mapping[int, int]) -> bool:
+        return all(self._ended[actor].newest >= count for actor, count in epochs.items())
 
     def _due(self, epoch: int) -> int:
         """Updates for each agent that the end of this epoch asks for."""

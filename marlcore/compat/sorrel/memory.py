@@ -5,15 +5,50 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...spec import Field
+from ...weights import ParameterStore
 from .buffer import Batch, Buffer, columns_of
+from .options import ROLLOUTS
 
 _WRITES = ("add", "add_empty", "add_from_buffer", "clear")
 
 
+def is_rollout(memory: Any) -> bool:
+    return type(memory).__name__ in ROLLOUTS
+
+
+def rollouts_for(memory: Any, epochs: int) -> list[ParameterStore]:
+    """Stores for what an on-policy memory holds at the ends of so many epochs; none for another memory."""
+    count = epochs if is_rollout(memory) else 0
+    return [ParameterStore.create(rollout_of(memory), "snapshot", name=f"rollout.{i}") for i in range(count)]
+
+
+def rollout_of(memory: Any) -> dict[str, NDArray[Any]]:
+    """All arrays of the memory in their full lengths, each with the length that it has now, idx and size."""
+    parts = {name: array for name, array in vars(memory).items() if isinstance(array, np.ndarray)}
+    rollout = {"counts": np.array([memory.idx, memory.size, *map(len, parts.values())])}
+    for name, array in parts.items():
+        rollout[name] = np.zeros((memory.capacity, *array.shape[1:]), array.dtype)
+        rollout[name][: len(array)] = array
+    return rollout
+
+
+def take_rollout(store: ParameterStore, memory: Any) -> None:
+    """Gives the memory the store's content, if there is any."""
+    if not store.version:
+        return
+    rollout = rollout_of(memory)
+    store.subscriber(rollout).pull()
+    memory.idx, memory.size, *lengths = rollout.pop("counts").tolist()
+    vars(memory).update({name: array[:length] for (name, array), length in zip(rollout.items(), lengths, strict=True)})
+
+
 def rings_for(memory: Any, copies: int) -> list[Buffer]:
-    """A ring for each copy of the world, the first one with the memory's rows; a lone copy keeps marlcore's Buffer."""
+    """A ring for each of all copies of the world, the first with the memory's rows; a lone one keeps our Buffer."""
+    if is_rollout(memory):
+        return []
     if isinstance(memory, Buffer) and copies == 1:
         memory.release()
         return [memory]
@@ -46,8 +81,8 @@ def give_back(rings: Sequence[Buffer], memory: Any) -> None:
 
 
 def learners_memory(rings: Sequence[Buffer]) -> Any:
-    """A model's memory in its learner, which samples what the actor adds."""
-    return rings[0] if len(rings) == 1 else JoinedRings(rings)
+    """A model's memory in its learner, which samples what the actor adds; None for rollouts."""
+    return None if not rings else rings[0] if len(rings) == 1 else JoinedRings(rings)
 
 
 @contextmanager

@@ -40,6 +40,13 @@ class Mailbox:
             del self._came[:end]
             yield message
 
+    def write(self, data: bytes) -> None:
+        """Takes messages of its own process, for which the pipe could be too small."""
+        self._came += data
+
+    def flush(self) -> None:
+        """As a file has it."""
+
     def drop_rest(self) -> None:
         """Drops the part of a message that a killed process sent, before its successor starts."""
         self._came.clear()
@@ -67,7 +74,7 @@ class Book:
         self.turns = 0  # of the environment, if it is known
 
     def take(self, sender: str, epoch: int, content: Any) -> None:
-        """Takes a learner's loss, or the actor's (score, epsilon, further values, statistics of each turn).
+        """Takes a learner's loss, or an actor's (score, epsilon, further values, statistics of each turn).
 
         A successor repeats an epoch: its message replaces the earlier one, unless that was recorded.
         """

@@ -1,19 +1,53 @@
 """The options of an experiment, and the checks of its configuration and environment."""
 
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Annotated, Any, Literal
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
 
 from ...checks import absolute, brief, check_whole, names_error
-from ...declared import Number, Whole, check_declared
+from ...declared import By, Choice, Number, Rule, Whole, check_declared
 
 BUFFERS = ("Buffer", "ThreadsafeBuffer")  # sorrel's classes for which a ring in shared memory stands
+ROLLOUTS = ("RolloutBuffer", "ThreadsafeRolloutBuffer")  # its on-policy memories, which hold one epoch
 OF_SORREL = ("take_turn", "reset", "world", "config")
 OF_1_6 = ("aggregate_epoch_stats", "_model_start_epoch_action", "_model_end_epoch_action", "_model_train_step")
 ALIASES = {"mode": "publish_mode", "train_interval": "publish_interval"}  # other names in the configuration's section
 
 Count = Annotated[int, Whole(1)]
+MODES = ("snapshot", "double_buffer", "triple_buffer")
 Seconds = Annotated[float, Number(above=0, finite=False)]
+
+
+@dataclass(frozen=True)
+class ByProcess(Rule):
+    """One value for all processes, or a mapping of values by "actor", "learner", or a process's own name."""
+
+    rule: Rule
+
+    def checked(self, label: str, value: Any) -> Any:
+        if not isinstance(value, Mapping):
+            return self.rule.checked(label, value)
+        return {str(name): self.rule.checked(f"{label}.{name}", part) for name, part in value.items()}
+
+
+def _device(label: str, value: Any) -> str:
+    try:
+        return str(torch.device(value))
+    except (RuntimeError, TypeError):
+        raise ValueError(f"{label}: expected a device of torch, got {brief(value)}") from None
+
+
+def _directory(label: str, value: Any) -> Path:
+    if not isinstance(value, str | os.PathLike):
+        raise TypeError(f"{label}: expected a path, got {brief(value)}")
+    path = absolute(value)
+    if path.exists() and not path.is_dir():
+        raise ValueError(f"{label}: expected a directory, got a file, {str(path)!r}")
+    return path
 
 
 @dataclass(frozen=True)
@@ -22,23 +56,43 @@ class Options:
 
     updates_per_epoch: Annotated[float | None, Number(above=0)] = 1.0  # for each agent, on average; None: run free
     ahead: Annotated[int, Whole(0)] = 2  # epochs of the actor before the slowest learner; 0: in turn, and repeatable
-    copies: Count = 1  # of the world
+    actors: Count = 1  # processes that step the world
+    copies: Count = 1  # of the world, in each actor
+    sync_interval: Count | None = None  # turns between an actor's looks for newer weights; None: before each epoch
     seed: Annotated[int | None, Whole(0)] = None  # of every process; None draws one from NumPy's global generator
     publish_interval: Count = 1  # updates, where learners run free; otherwise every epoch's updates are published
-    publish_mode: Literal["snapshot", "double_buffer", "triple_buffer"] = "double_buffer"
+    publish_mode: Annotated[Any, ByProcess(Choice(MODES))] = "double_buffer"
+    device: Annotated[Any | None, ByProcess(By(_device))] = None  # of networks; None: the one that they are on
     threads: Count = 1  # of torch, in each process
     niceness: Annotated[int, Whole(0)] = 5  # of the learners: they do not slow the actor where cores are few
     save_seconds: Seconds = 10.0  # between saves of a whole model, from which a killed learner's successor continues
     max_restarts: Annotated[int, Whole(0)] = 3  # of each process in ten minutes
-    timeout: Seconds = 300.0  # of one turn or update
+    timeout: Annotated[Any, ByProcess(Number(above=0, finite=False))] = 300.0  # of one turn or update
     animate: bool = False
     logging: bool = True
     output_dir: Any = None  # an absolute path, since an environment may change the working directory
+    fork: bool = True  # the caller's process for workers, which need no imports then, if `fork_is_safe`
+    start_here: bool = True  # play and learn in the caller's process until the others have started; not with ahead=0
+    log_dir: Annotated[Path | None, By(_directory)] = None  # for a log file of each worker; made if needed
     replace_loop: bool = False  # run sorrel's standard loop also where `run_experiment` is overridden
 
     def __post_init__(self) -> None:
         check_declared(self)
         object.__setattr__(self, "output_dir", absolute(self.output_dir or "."))
+
+    def of(self, option: str, process: str) -> Any:
+        """An option of one process, such as "learner-1"."""
+        value = getattr(self, option)
+        if not isinstance(value, Mapping):
+            return value
+        return value.get(process, value.get(process.partition("-")[0], getattr(Options, option)))
+
+    def check_processes(self, names: Sequence[str]) -> None:
+        """Raises ValueError: an option is for a process that there is not."""
+        for option in ("publish_mode", "device", "timeout"):
+            value = getattr(self, option)
+            if isinstance(value, Mapping) and not value.keys() <= {"actor", "learner", *names}:
+                raise names_error(option, {"actor", "learner", *names}, value)
 
 
 def chosen_options(env: Any, config: Any, options: Mapping[str, Any]) -> tuple[bool, Options]:
@@ -87,14 +141,14 @@ def check_environment(env: Any) -> None:
             raise TypeError(f"env: expected an Environment of sorrel, got {type(env).__name__} without {name}")
 
 
-def check_learnable(env: Any, replace_loop: bool) -> None:
+def check_learnable(env: Any, options: Options) -> None:
     """Raises ValueError, TypeError: the environment cannot be run in processes."""
     kind = type(env).__name__
     for name in OF_1_6:
         if not hasattr(env, name):
             raise TypeError(f"env: expected an Environment of sorrel 1.6, got {kind} without {name}; sorrel's earlier "
                             "releases and its development branch are not supported")  # fmt: skip
-    if not replace_loop and _has_own_loop(env):
+    if not options.replace_loop and _has_own_loop(env):
         raise ValueError(f"env: expected sorrel's own run_experiment, but {kind} overrides it: pass replace_loop=True "
                          "to run sorrel's standard loop in its place, or call env.run_experiment")  # fmt: skip
     if not getattr(env, "agents", None):
@@ -105,9 +159,11 @@ def check_learnable(env: Any, replace_loop: bool) -> None:
             if getattr(model, name, None) is None:
                 raise TypeError(f"{label}: expected a model with {needed}, got {type(model).__name__} without one")
         memory = type(getattr(model, "memory", None)).__name__
-        if memory not in BUFFERS:
+        if memory in ROLLOUTS and options.updates_per_epoch is None:
+            raise ValueError(f"updates_per_epoch: expected a number, since {label} learns from rollouts, got None")
+        if memory not in (*BUFFERS, *ROLLOUTS):
             shared = "marlcore.compat.sorrel.Buffer"
-            raise TypeError(f"{label}.memory: expected sorrel's Buffer or {shared}, got {memory}")
+            raise TypeError(f"{label}.memory: expected sorrel's Buffer, RolloutBuffer or {shared}, got {memory}")
 
 
 def _has_own_loop(env: Any) -> bool:

@@ -69,6 +69,16 @@ def tensors_of(model: Any) -> list[torch.Tensor]:
     return [*module.parameters(), *module.buffers()]
 
 
+def move(model: Any, device: Any) -> None:
+    """Moves the model's networks and the states of its optimizers, whose parameters stay the same objects."""
+    networks(model).to(device)
+    for optimizer in vars(model).values():
+        if isinstance(optimizer, torch.optim.Optimizer):
+            optimizer.load_state_dict(optimizer.state_dict())  # to the devices of their parameters
+    if hasattr(model, "device"):
+        model.device = device
+
+
 def restore(model: Any, memory: Any, store: ParameterStore, saves: tuple[str, ...]) -> Mapping[str, Any]:
     """Gives a model the weights and epsilon of its learner's last publication, and all else of the last of two saves.
 
@@ -80,8 +90,11 @@ def restore(model: Any, memory: Any, store: ParameterStore, saves: tuple[str, ..
     extras = subscriber.extras
     model.epsilon = extras["epsilon"]
     if extras["saves"]:
+        place = [getattr(model, "device", tensor.device) for tensor in tensors_of(model)[:1]]
         saved = unpack(Path(saves[int(extras["saves"]) % 2]).read_bytes(), {"memory": memory})
         vars(model).update(vars(saved))
+        for device in place:
+            move(model, device)
         store.subscriber(networks(model)).pull()  # the saved weights are older
         model.epsilon = extras["epsilon"]
     return extras

@@ -2,19 +2,20 @@
 
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from ...processes import Control, Telemetry, WorkerBase
+from ...processes import Control, Interrupts, Telemetry, WorkerBase
 from ...weights import ParameterStore
 from .buffer import Buffer
-from .messages import framed
+from .messages import Mailbox, framed
 from .options import Options
 
-ACTOR, LEARNER = "actor-0", "learner-{}"
+ACTOR, LEARNER = "actor-{}", "learner-{}"
 MEMORY, MODEL = "memory-{}", "model-{}"  # names of the parts that are left out of a packed environment
 
 
@@ -22,37 +23,60 @@ class ModelPlan(NamedTuple):
     """One model, which one agent has, or several share."""
 
     agents: tuple[int, ...]
-    rings: tuple[Buffer, ...]  # its memory, one for each copy of the world
+    rings: tuple[Buffer, ...]  # its memory, one for each copy of the world, those of the first actor first
+    rollouts: tuple[ParameterStore, ...]  # or, on-policy, its memory at the ends of epochs, in turn
     weights: ParameterStore
     saves: tuple[str, ...]  # paths of two files, which get the whole model in turn
+
+    def rollout(self, epoch: int) -> ParameterStore:
+        return self.rollouts[epoch % len(self.rollouts)]
 
 
 class Plan(NamedTuple):
     """An experiment's parts, for each of its processes; picklable: the shared objects attach to the same memory."""
 
     options: Options
+    epochs: int  # of the experiment
     models: tuple[ModelPlan, ...]
     control: Control
     telemetry: Telemetry
-    ended: ParameterStore  # of `ended_epochs`
+    ended: tuple[ParameterStore, ...]  # by actor, of `ended_epochs`
     mail: Mapping[str, str]  # by process, the path of its mailbox
     wants_turns: bool  # whether the logger records each turn
 
+    def epochs_of(self, actor: int) -> range:
+        """The epochs that this actor plays, in its order."""
+        return range(actor, self.epochs, self.options.actors)
+
+    def must_have_ended(self, epoch: int) -> dict[int, int]:
+        """By actor, how many of its epochs must have ended before the learners learn from this one."""
+        options = self.options
+        if options.ahead:
+            return {epoch % options.actors: epoch // options.actors + 1}
+        rounds = epoch // (options.actors * options.copies) + 1  # all worlds play at once, then the learners learn
+        return {actor: min(rounds * options.copies, len(self.epochs_of(actor))) for actor in range(options.actors)}
+
 
 def ended_epochs() -> dict[str, Any]:
-    """The content of a ParameterStore whose version is the number of epochs that the actor has ended."""
+    """The content of a ParameterStore whose version is the number of epochs that its actor has ended."""
     return {"epochs": np.zeros((), np.int64)}
 
 
 class Role(WorkerBase, ABC):
-    """A process's share of an experiment."""
+    """A worker's share of an experiment: attempt 1 and later in its own process, 0 in the caller's before these start.
 
-    def __init__(self, name: str, plan: Plan, attempt: int) -> None:
+    In the caller's process it gets the caller's end of its mail, and the signals at which it stops.
+    """
+
+    def __init__(
+        self, name: str, plan: Plan, attempt: int, box: Mailbox | None = None, interrupts: Interrupts | None = None
+    ) -> None:
         torch.set_num_threads(plan.options.threads)
-        seed_all([plan.options.seed or 0, attempt - 1, *name.encode()])
+        seed_all([plan.options.seed or 0, attempt, *name.encode()])
         super().__init__(name, plan.control, attempt)
         self.plan = plan
-        self._mail = self.hold(open(plan.mail[name], "wb"))  # noqa: SIM115
+        self._mail = box or self.hold(open(plan.mail[name], "wb"))  # noqa: SIM115
+        self._interrupts = interrupts
 
     @abstractmethod
     def step(self) -> bool:
@@ -60,6 +84,11 @@ class Role(WorkerBase, ABC):
 
     def finish(self) -> None:
         """Called at the end, also after an error."""
+
+    def check_wait(self) -> None:
+        if self._interrupts is not None and self._interrupts.signum is not None:
+            self.control.stop()
+        super().check_wait()
 
     def work(self) -> None:
         """Works until every epoch is done, or the experiment stops."""
@@ -74,6 +103,24 @@ class Role(WorkerBase, ABC):
         """Sends the parent a message; waits only while the parent leaves 64 KiB or more unread."""
         self._mail.write(framed(epoch, content))
         self._mail.flush()
+
+
+@contextmanager
+def generators_kept() -> Iterator[None]:
+    """After the block, the generators that `seed_all` seeds and torch's threads are as before."""
+    python, numpy, drawn, threads = (
+        random.getstate(),
+        np.random.get_state(),
+        torch.get_rng_state(),
+        torch.get_num_threads(),
+    )
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+        torch.set_rng_state(drawn)
+        torch.set_num_threads(threads)
 
 
 def seed_all(key: list[int]) -> None:

@@ -2,6 +2,7 @@
 
 import errno
 import logging
+import math
 import os
 import sys
 import tempfile
@@ -11,10 +12,11 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import asdict
 from functools import partial
+from itertools import chain, cycle
 from typing import Any
 
 from ...checks import brief
-from ...errors import TimedOut, WorkerFailed, is_from_handler, suppress_failed_calls
+from ...errors import TimedOut, WorkerFailed, is_from_handler, pass_on_from_handler, suppress_failed_calls
 from ...processes import (
     PRELOAD,
     RESTARTS,
@@ -22,19 +24,21 @@ from ...processes import (
     Child,
     Children,
     Control,
+    ForkServer,
     Interrupts,
     RestartPolicy,
     Supervisor,
     Telemetry,
+    setup_logging,
 )
 from ...weights import ParameterStore
 from .actor import Actor
 from .learner import EXTRAS, Learner
-from .memory import give_back, rings_for
+from .memory import give_back, is_rollout, rings_for, rollouts_for, take_rollout
 from .messages import Book, Mailbox
 from .options import Options, base_of
 from .packing import networks, pack, restore, tensors_of
-from .role import ACTOR, LEARNER, MEMORY, MODEL, ModelPlan, Plan, ended_epochs
+from .role import ACTOR, LEARNER, MEMORY, MODEL, ModelPlan, Plan, ended_epochs, generators_kept
 
 POLL_S = 0.05
 GRACE_S = 30.0  # for learners that are told to stop: one update, and a save of the model
@@ -53,16 +57,20 @@ class Session(AbstractContextManager["Session"]):
         agents = [*by_model.values()]
         self._models = [env.agents[numbers[0]].model for numbers in agents]
         learners = [LEARNER.format(i) for i in range(len(agents))]
-        names = [ACTOR, *learners]
-        self.book = Book(logger, ACTOR, learners)
+        self._actors = [ACTOR.format(i) for i in range(options.actors)]
+        names = [*self._actors, *learners]
+        options.check_processes(names)
+        epochs = config.experiment.epochs + 1
+        self.book = Book(logger, "actors", learners)
         self.began = 0.0  # in time.monotonic, when the first turn was seen
+        self.epochs_here = 0  # that the caller's process played
         with ExitStack() as stack:
             telemetry = stack.enter_context(Telemetry.create(names))
             about: dict[str, Any] = {
                 "run_dir": str(options.output_dir),
                 "pid": os.getpid(),
-                "total_steps": (config.experiment.epochs + 1) * config.experiment.max_turns * len(env.agents),
-                "actors": [ACTOR],
+                "total_steps": epochs * config.experiment.max_turns * len(env.agents),
+                "actors": self._actors,
                 "learners": dict.fromkeys(learners, ""),
                 "policies": {},  # each has a learner of its own, whose counters are enough
                 "telemetry": asdict(telemetry.handle),
@@ -70,29 +78,40 @@ class Session(AbstractContextManager["Session"]):
             self._mail = {name: stack.enter_context(closing(Mailbox())) for name in names}
             self._plan = Plan(
                 options=options,
+                epochs=epochs,
                 models=tuple(self._plan_model(stack, i, numbers, options) for i, numbers in enumerate(agents)),
                 control=stack.enter_context(Control.create(names, **about)),
                 telemetry=telemetry,
-                ended=stack.enter_context(ParameterStore.create(ended_epochs(), "snapshot", name="epochs")),
+                ended=tuple(
+                    stack.enter_context(ParameterStore.create(ended_epochs(), "snapshot", name=f"epochs.{i}"))
+                    for i in range(options.actors)
+                ),
                 mail={name: box.path for name, box in self._mail.items()},
                 wants_turns=records_turns(logger),
             )
             self._control = self._plan.control
-            self._envs = dict(zip(names, _packed_for_each(env, config, self._models), strict=True))
+            for_actors, *for_learners = _packed_for_each(env, config, self._models)
+            self._envs = dict.fromkeys(self._actors, for_actors) | dict(zip(learners, for_learners, strict=True))
             self._stack = stack.pop_all()
 
     def _plan_model(self, stack: ExitStack, index: int, agents: list[int], options: Options) -> ModelPlan:
         model = self._models[index]
-        rings = rings_for(model.memory, options.copies)
+        rings = rings_for(model.memory, options.actors * options.copies)
+        rollouts = rollouts_for(
+            model.memory, options.actors * math.ceil(options.copies + options.ahead / options.actors)
+        )
+        for store in rollouts:
+            stack.enter_context(store)
         for ring in rings:
             if ring is not model.memory:
                 stack.callback(ring.close)
-        weights = ParameterStore.create(networks(model), options.publish_mode, EXTRAS, name=f"weights.{index}")
+        mode = options.of("publish_mode", LEARNER.format(index))
+        weights = ParameterStore.create(networks(model), mode, EXTRAS, name=f"weights.{index}")
         stack.enter_context(weights)
         # Files without a name, which the kernel removes however these processes end.
         files = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(2)]  # noqa: SIM115
         saves = tuple(f"/proc/{os.getpid()}/fd/{file.fileno()}" for file in files)
-        return ModelPlan(tuple(agents), tuple(rings), weights, saves)
+        return ModelPlan(tuple(agents), tuple(rings), tuple(rollouts), weights, saves)
 
     def work(self) -> None:
         """Works until all epochs are done, or a signal came. Raises WorkerFailed: a process failed for good."""
@@ -100,14 +119,23 @@ class Session(AbstractContextManager["Session"]):
         policy = RestartPolicy(max_restarts=options.max_restarts)
         with ExitStack() as stack:
             preload = (*PRELOAD, __package__, *loaded_of_sorrel())
-            children = stack.enter_context(closing(Children(preload, self._interrupts)))
-            timeouts = dict.fromkeys(self._mail, options.timeout)
+            children = stack.enter_context(
+                closing(
+                    Children(preload, self._interrupts, fork=None if options.fork and not options.device else False)
+                )
+            )
+            timeouts = {name: options.of("timeout", name) for name in self._mail}
             supervisor = Supervisor(children, self._control, partial(self._start, children), timeouts, policy)
             stack.callback(self._control.stop)
             try:
                 with suppress_failed_calls(errno.EINTR):  # a signal came while a process was started
-                    for worker in supervisor.workers.values():
-                        worker.start()
+                    for ring in chain.from_iterable(model.rings for model in self._plan.models) if options.fork else ():
+                        ring.snapshot("done")  # loads the kernel that each learner needs, and `hand_back`, once instead
+                    children.server.begin()
+                    here = options.start_here and options.ahead > 0 and not children.server.ready
+                    if not here or self._work_here(children.server):
+                        for worker in supervisor.workers.values():
+                            worker.start()
                     while supervisor.unfinished and self._interrupts.signum is None:
                         self._watch(supervisor)
                         self.began = self.began or (time.monotonic() if self._control.steps else 0.0)
@@ -115,10 +143,53 @@ class Session(AbstractContextManager["Session"]):
                 self._wind_up(supervisor)
         self.book.record(all_of_it=self._interrupts.signum is None)
 
+    def _work_here(self, server: ForkServer) -> bool:
+        """Plays and learns in this process until the server is ready; returns whether epochs are left for the workers.
+
+        These continue as successors do, also after an exception of the environment or a model.
+        """
+        learners: list[Learner] = []
+        with generators_kept(), ExitStack() as stack:
+            for ring in chain.from_iterable(model.rings for model in self._plan.models):
+                stack.callback(ring.release)
+            try:
+                roles = [
+                    stack.enter_context(closing(role_of(name)(name, env, self._plan, 0, box, self._interrupts)))
+                    for (name, env), box in zip(self._envs.items(), self._mail.values(), strict=True)
+                ]
+                learners = [role for role in roles if isinstance(role, Learner)]
+                actors = [role for role in roles if isinstance(role, Actor)]
+                self._take_turns(actors, learners, server)
+                if not all(learner.is_done for learner in learners):
+                    self._envs.update({actor.name: actor.packed() for actor in actors})
+            except Exception as error:  # of a class of the caller's own, or ClosedError where a signal came
+                if self._interrupts.signum is None:
+                    pass_on_from_handler(error)
+                    log.warning("the caller's process failed, and the workers continue: %s", brief(error))
+            for learner in learners:
+                learner.finish()
+        self.epochs_here = self.counts()["epochs"]
+        return self._interrupts.signum is None and not (learners and all(learner.is_done for learner in learners))
+
+    def _take_turns(self, actors: list[Actor], learners: list[Learner], server: ForkServer) -> None:
+        self.began = time.monotonic()
+        for actor in cycle(actors):
+            if server.ready or all(learner.is_done for learner in learners):
+                return
+            actor.step()
+            for learner in learners:
+                while learner.may_step:
+                    learner.step()
+            self._read_mail()
+
     def _start(self, children: Children, name: str, attempt: int) -> Child:
         self._read_mail()
         self._mail[name].drop_rest()
-        return children.start_worker(name, partial(run_role, name, self._envs[name], self._plan, attempt))
+        folder, prepare = self._plan.options.log_dir, None
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            prepare = partial(setup_logging, folder / f"{name}.log")
+        return children.start_worker(name, partial(run_role, name, self._envs[name], self._plan, attempt), prepare)
 
     def _watch(self, supervisor: Supervisor) -> None:
         supervisor.watch(POLL_S)
@@ -127,7 +198,7 @@ class Session(AbstractContextManager["Session"]):
     def _read_mail(self) -> None:
         for name, box in self._mail.items():
             for message in box.messages():
-                self.book.take(name, *message)
+                self.book.take("actors" if name in self._actors else name, *message)
         self.book.record()
 
     def _wind_up(self, supervisor: Supervisor) -> None:
@@ -161,7 +232,7 @@ class Session(AbstractContextManager["Session"]):
                 log.warning("%s: %s (%s)", what, without, brief(error))
                 failures.append(error)
 
-        labels = [f"agents[{plan.agents[0]}].model" for plan in self._plan.models]
+        labels, epochs = [f"agents[{plan.agents[0]}].model" for plan in self._plan.models], self.counts()["epochs"]
         for label, plan, model in zip(labels, self._plan.models, self._models, strict=True):
             if plan.weights.version:  # otherwise its learner never published
                 restoring = partial(restore, model, model.memory, plan.weights, plan.saves)
@@ -169,7 +240,8 @@ class Session(AbstractContextManager["Session"]):
                 for tensor in tensors_of(model):  # memory of its own again, in place of a part of a subscriber's row
                     tensor.data = tensor.data.clone()
         for label, plan, model in zip(labels, self._plan.models, self._models, strict=True):
-            attempt(partial(give_back, plan.rings, model.memory), f"{label}.memory", "its rows are lost")
+            giving = partial(give_back, plan.rings) if plan.rings else partial(take_rollout, plan.rollout(epochs - 1))
+            attempt(partial(giving, model.memory), f"{label}.memory", "its rows are lost")
         for failure in filter(is_from_handler, failures):
             raise failure
 
@@ -177,7 +249,7 @@ class Session(AbstractContextManager["Session"]):
         """Epochs, agent-steps, updates and restarts."""
         control = self._control
         return {
-            "epochs": self._plan.ended.version,
+            "epochs": sum(ended.version for ended in self._plan.ended),
             "steps": control.steps,
             "updates": sum(counters.load(UPDATES) for counters in control.workers.values()),
             "restarts": sum(words.load(RESTARTS) for words in control.notes.values()),
@@ -188,16 +260,20 @@ class Session(AbstractContextManager["Session"]):
 
 
 def run_role(name: str, env: bytes, plan: Plan, attempt: int) -> None:
-    """Runs the actor or a learner in its own process."""
-    if name != ACTOR:
+    """Runs an actor or a learner in its own process."""
+    if role_of(name) is Learner:
         os.nice(plan.options.niceness)
-    with closing((Actor if name == ACTOR else Learner)(name, env, plan, attempt)) as role:
+    with closing(role_of(name)(name, env, plan, attempt)) as role:
         role.work()
 
 
+def role_of(name: str) -> type[Actor] | type[Learner]:
+    return Actor if name.startswith(ACTOR.format("")) else Learner
+
+
 def _packed_for_each(env: Any, config: Any, models: list[Any]) -> list[bytes]:
-    """The environment for the actor, and for each learner without the other models; with this configuration."""
-    memories = {MEMORY.format(i): model.memory for i, model in enumerate(models)}
+    """The environment for the actors, and for each learner without the other models; with this configuration."""
+    memories = {MEMORY.format(i): model.memory for i, model in enumerate(models) if not is_rollout(model.memory)}
     named = {MODEL.format(i): model for i, model in enumerate(models)}
     with configured(env, config):
         others = [{name: other for name, other in named.items() if other is not model} for model in models]

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ...checks import brief
+from ...processes import opener
 
 _DIGITS = 64
 _SEAL = re.compile(rb'"file": "([^"]*)",\s*"sha256": "([0-9a-f]{64})"\s*\}\n\Z')
@@ -31,11 +32,6 @@ CODE = ("config.json", "checkpoints")  # of a run's directory: modules that are 
 
 log = logging.getLogger(__name__)
 _warn_once = functools.cache(log.warning)
-
-
-def opener(path: str, flags: int) -> int:
-    """For `open`: a new file may be read by all and written by this user, whatever the umask; a link is refused."""
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
 
 
 def make_directory(path: Path) -> None:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import errno
 import json
-import logging
 import os
 import shutil
-import sys
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from io import TextIOWrapper
 from itertools import chain, count, takewhile
 from pathlib import Path
 from typing import Any
@@ -22,7 +19,7 @@ from ...checks import absolute, brief
 from ...errors import suppress_failed_calls
 from ...memory import is_locked
 from ..config import SINKS
-from .files import make_directory, opener, read_json, write_json
+from .files import make_directory, read_json, write_json
 from .sinks.csv import PROGRESS, CsvSink
 
 RUNS = "runs"  # parent of run directories without a given path
@@ -161,28 +158,6 @@ def has_ended(path: str | Path) -> bool:
 def agent_order(agent: str) -> tuple[int, str]:
     """A sort key that puts agent_2 before agent_10."""
     return len(agent), agent
-
-
-def setup_logging(path: str | Path) -> None:
-    """Send this process's log records of level INFO and above, and its warnings, to a file."""
-    logging.basicConfig(
-        handlers=[_LogFile(path)],
-        level=logging.INFO,
-        format="%(asctime)s %(processName)s %(levelname)s %(message)s",
-        force=True,  # the environment's imports may have installed other handlers
-    )
-    logging.captureWarnings(True)
-
-
-class _LogFile(logging.FileHandler):
-    """A log file; what a full disk does not take is lost without a word, since the parent shows failures."""
-
-    def _open(self) -> TextIOWrapper:
-        return open(self.baseFilename, "a", encoding="utf-8", opener=opener)
-
-    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
-        if not isinstance(sys.exc_info()[1], OSError):
-            super().handleError(record)
 
 
 def _no_run(path: str | Path, error: Exception) -> ValueError:

@@ -22,6 +22,7 @@ from marlcore.compat.sorrel import Buffer, run_experiment_mp
 from marlcore.compat.sorrel.actor import Actor, play
 from marlcore.compat.sorrel.learner import Learner
 from marlcore.compat.sorrel.options import Options, chosen_options
+from marlcore.compat.sorrel.packing import move
 from marlcore.compat.sorrel.session import Session
 from marlcore.errors import TimedOut
 from marlcore.memory import interrupt_waits_with
@@ -56,29 +57,40 @@ class Repeatable(double.Model):
 class InTurn(ExitStack):
     """A session whose roles run in this process, one after another."""
 
-    def __init__(self, env: Any, logger: Any = None, **options: Any) -> None:
+    def __init__(self, env: Any, logger: Any = None, start: bool = True, **options: Any) -> None:
         super().__init__()
         self.callback(interrupt_waits_with, None)
-        chosen = Options(ahead=0, seed=0, **options)
+        chosen = Options(**{"ahead": 0, "seed": 0} | options)
         self.session = self.enter_context(Session(env, env.config, chosen, Interrupts(), logger))
         self.plan = self.session._plan
-        self.actor = self.role(Actor, "actor-0")
+        if start:
+            self.begin()
+
+    def begin(self) -> None:
+        self.actors = [self.role(Actor, f"actor-{i}") for i in range(self.plan.options.actors)]
         self.learners = [self.role(Learner, f"learner-{i}") for i in range(len(self.plan.models))]
 
     def role(self, kind: Any, name: str, attempt: int = 1) -> Any:
         return self.enter_context(closing(kind(name, self.session._envs[name], self.plan, attempt)))
 
     @property
+    def actor(self) -> Any:
+        return self.actors[0]
+
+    @property
     def ended(self) -> int:
         return self.session.counts()["epochs"]
 
     def epoch(self) -> bool:
-        continues: bool = self.actor.step()
+        stepped = [actor.step() for actor in self.actors]
+        self.learn()
+        return any(stepped)
+
+    def learn(self) -> None:
         for learner in self.learners:
-            while learner._epoch < self.ended:
+            while learner.may_step:
                 learner.step()
         self.session._read_mail()
-        return continues
 
     def finish(self) -> None:
         while self.epoch():
@@ -127,6 +139,85 @@ def test_in_lock_step_everything_is_what_sorrels_loop_gives(shared: bool) -> Non
             mine.model.acted = other.model.acted  # what a model counts while it acts stays in the actor
         assert len({id(agent.model) for agent in ours.agents}) == (1 if shared else 3)
     ours.run_experiment(double.Logger())  # and sorrel's loop can take over
+
+
+class RolloutBuffer(double.Buffer):
+    """As sorrel's: actions come with their log probabilities."""
+
+    def clear(self) -> None:
+        super().clear()
+        self.log_probs = np.zeros(self.capacity, np.float32)
+
+    def add(self, obs: Any, action: Any, reward: float, done: bool, **extras: Any) -> None:
+        self.log_probs[self.idx] = action[1]
+        super().add(obs, action[0], reward, done)
+
+
+class OnPolicy(Repeatable):
+    """As sorrel's PyTorchPPO: it clears its memory before an epoch, and cuts it after that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.memory = RolloutBuffer(12, (double.CELLS,), 2)
+
+    def take_action(self, state: Any) -> Any:
+        return super().take_action(state), float(self.local.bias[0].detach())
+
+    def start_epoch_action(self, **kwargs: Any) -> None:
+        self.memory.clear()
+
+    def end_epoch_action(self, **kwargs: Any) -> None:
+        rows = self.memory.size - kwargs["epoch"] % 2
+        for name in ("states", "actions", "rewards", "dones", "log_probs"):
+            setattr(self.memory, name, getattr(self.memory, name)[:rows])
+
+    def train_step(self) -> Any:
+        with torch.no_grad():
+            self.target.bias += torch.tensor(self.memory.log_probs).sum()
+        return super().train_step()
+
+
+def test_rollouts_reach_the_learner_by_epoch() -> None:
+    """In lock step all is as in sorrel's loop, and the caller's memory holds the last rollout."""
+    theirs, ours = (double.make(model=OnPolicy, epochs=9) for _ in range(2))
+    their_log, our_log = double.StepLogger(), double.StepLogger()
+    theirs.run_experiment(their_log)
+    with InTurn(ours, our_log) as run:
+        run.finish()
+    np.testing.assert_allclose(our_log.epochs, their_log.epochs, rtol=1e-5)
+    assert our_log.turns == their_log.turns and len({row[1] for row in our_log.epochs}) == 10
+    for mine, other in zip(ours.agents, theirs.agents, strict=True):
+        torch.testing.assert_close(mine.model.state_dict(), other.model.state_dict())
+        assert len(mine.model.memory.states) == 7 and (mine.model.memory.idx, mine.model.memory.size) == (8, 8)
+        np.testing.assert_array_equal(mine.model.memory.states, other.model.memory.states)
+
+
+def test_a_killed_learner_learns_from_the_same_rollout_again() -> None:
+    """While several actors play ahead, in copies, each rollout waits for its learner."""
+    env = double.make(agents=1, model=OnPolicy, epochs=19)
+    with InTurn(env, actors=2, copies=2, ahead=3) as run:
+        seen: list[Any] = []
+        taken = Learner._update
+
+        def update(learner: Any, agent: Any) -> float:
+            seen.append((learner._epoch, agent.model.memory.states.copy()))
+            return taken(learner, agent)
+
+        Learner._update = update  # type: ignore[method-assign]
+        try:
+            for actor in run.actors:
+                actor.step()
+            run.learners[0].step()
+            run.learners[0]._publish = lambda: None
+            run.learners[0].step()  # killed before it published
+            run.learners[0].close()
+            run.learners[0] = run.role(Learner, "learner-0", attempt=2)
+            run.finish()
+        finally:
+            Learner._update = taken  # type: ignore[method-assign]
+    assert [epoch for epoch, _ in seen] == [0, 1, 1, *range(2, 20)]
+    np.testing.assert_array_equal(seen[1][1], seen[2][1])
+    assert [len(states) for _, states in seen[2:]] == [8 - epoch % 2 for epoch in range(1, 20)]
 
 
 class Watching(double.Model):
@@ -186,6 +277,118 @@ def test_a_killed_learners_successor_continues(saved: bool) -> None:
     assert env.agents[0].model.epsilon == pytest.approx(0.5 * 0.9**7)
 
 
+class OpeningHours:
+    """Stands for a fork server that is ready at the n-th look."""
+
+    def __init__(self, looks: int) -> None:
+        self.looks = looks
+
+    @property
+    def ready(self) -> bool:
+        self.looks -= 1
+        return self.looks < 0
+
+
+def test_workers_continue_exactly_where_the_callers_process_ended() -> None:
+    """With sorrel's results, also those of what worlds and models count, and of the optimizer."""
+    theirs, ours = repeatable(shared=False), repeatable(shared=False)
+    their_log, our_log = double.StepLogger(), double.StepLogger()
+    theirs.run_experiment(their_log)
+    drawn = np.random.get_state()[1].tolist(), torch.get_rng_state().tolist(), torch.get_num_threads()
+    with InTurn(ours, our_log, start=False) as run:
+        assert run.session._work_here(OpeningHours(4))
+        assert run.session.epochs_here == 4 and len(our_log.epochs) == 4
+        assert (np.random.get_state()[1].tolist(), torch.get_rng_state().tolist(), torch.get_num_threads()) == drawn
+        run.begin()
+        run.finish()
+    np.testing.assert_allclose(our_log.epochs, their_log.epochs, rtol=1e-5)
+    assert our_log.turns == their_log.turns
+    for mine, other in zip(ours.agents, theirs.agents, strict=True):
+        torch.testing.assert_close(mine.model.state_dict(), other.model.state_dict())
+        moments = [one.optimizer.state[one.local.weight]["exp_avg"] for one in (mine.model, other.model)]
+        torch.testing.assert_close(*moments)
+        np.testing.assert_array_equal(mine.model.memory.states, other.model.memory.states)
+
+
+def test_the_callers_process_may_complete_the_experiment() -> None:
+    with InTurn(double.make(epochs=5), start=False, copies=2, actors=2, ahead=4) as run:
+        assert not run.session._work_here(OpeningHours(1000))
+        assert run.session.counts() == {"epochs": 6, "steps": 6 * 8 * 2, "updates": 12, "restarts": 0}
+
+
+class Failing(double.Model):
+    def train_step(self) -> Any:
+        if int(self.updated) == 2:
+            raise ArithmeticError("once")
+        return super().train_step()
+
+
+def test_workers_continue_after_a_failure_in_the_callers_process(caplog: Any) -> None:
+    with InTurn(double.make(agents=1, epochs=30, model=Failing), start=False, ahead=2) as run:
+        assert run.session._work_here(OpeningHours(1000))
+        assert 2 < run.session.epochs_here < 30
+        run.begin()
+        assert run.learners[0]._epoch == run.learners[0]._updates == run.session.epochs_here - 1
+    assert [record.getMessage() for record in caplog.records] == [
+        "the caller's process failed, and the workers continue: ArithmeticError('once')"
+    ]
+
+
+@pytest.mark.parametrize("copies", [1, 2])
+def test_each_actor_has_lanes_of_its_own(copies: int) -> None:
+    """The epochs of a world that counts them: each once, in the ring of the actor and copy that played it."""
+    with InTurn(
+        double.make(agents=2, epochs=10, max_turns=5), actors=3, copies=copies, logger=(log := double.Logger())
+    ) as run:
+        acted = [world.agents[0].model for actor in run.actors for world in actor._worlds]
+        assert len({id(model.memory) for model in acted}) == 3 * copies
+        run.actor.step()
+        assert [ring.size for ring in run.plan.models[0].rings] == [6] * copies + [0] * 2 * copies
+        run.actors[2].step()
+        before = run.plan.models[1].rings[2 * copies].states.copy()
+        run.actors[1].close()  # killed before it ended an epoch
+        run.actors[1] = run.role(Actor, "actor-1", attempt=2)
+        run.actors[1].step()
+        np.testing.assert_array_equal(run.plan.models[1].rings[2 * copies].states, before)
+        run.learn()
+        run.finish()
+        assert run.session.counts() == {"epochs": 11, "steps": 11 * 5 * 2, "updates": 22, "restarts": 0}
+    assert [row[0] for row in log.epochs] == list(range(11))
+
+
+def test_in_turn_the_learners_wait_for_every_actor() -> None:
+    with InTurn(double.make(epochs=7), actors=3, copies=2) as run:
+        run.actor.step()
+        assert not run.learners[0].may_step
+        assert run.plan.must_have_ended(0) == {0: 2, 1: 2, 2: 2}
+        assert run.plan.must_have_ended(6) == {0: 3, 1: 3, 2: 2}
+        ahead = run.plan._replace(options=Options(actors=3, copies=2))
+        assert ahead.must_have_ended(5) == {2: 2}
+
+
+@pytest.mark.parametrize("interval", [None, 3])
+def test_weights_are_refreshed_between_turns(interval: int | None) -> None:
+    env = double.make(agents=1, epochs=1, model=Threadsafe)
+    with InTurn(env, ahead=2, sync_interval=interval) as run:
+        (learner,) = run.learners
+        model = run.actor._worlds[0].agents[0].model
+        seen = []
+
+        def act(state: Any) -> int:
+            seen.append(model.local.bias[0].item())
+            with torch.no_grad():
+                learner._model.local.bias[0] = len(seen)
+            learner._model.epsilon = len(seen)
+            learner._publish()
+            return 0
+
+        model.take_action = act
+        run.actor.step()
+        assert seen[1:] == ([seen[0]] * 7 if interval is None else [seen[0]] * 2 + [3] * 3 + [6] * 2)
+        assert model.epsilon == (env.agents[0].model.epsilon if interval is None else 6)
+        assert model._version == (1 if interval is None else 3)
+
+
 def test_a_killed_actors_successor_repeats_its_epoch() -> None:
     logger = double.Logger()
     with InTurn(double.make(epochs=5), logger) as run:
@@ -195,7 +398,7 @@ def test_a_killed_actors_successor_repeats_its_epoch() -> None:
         run.actor.close()
         for ring in run.plan.models:
             ring.rings[0].release()
-        run.actor = run.role(Actor, "actor-0", attempt=2)
+        run.actors[0] = run.role(Actor, "actor-0", attempt=2)
         assert run.ended == 2
         run.epoch()
         assert run.actor._worlds[0].agents[0].model.epsilon == pytest.approx(0.5 * 0.9**2)
@@ -475,6 +678,30 @@ def test_the_configurations_section_sets_the_options() -> None:
     assert chosen_options(env, SimpleNamespace(multiprocessing=None), {}) == (True, Options())
 
 
+def test_options_by_process() -> None:
+    modes = {"learner-1": "snapshot", "learner": "triple_buffer"}
+    with InTurn(double.make(), publish_mode=modes, device={"actor": "cpu"}, timeout={"learner": 9}) as run:
+        assert [model.weights.mode for model in run.plan.models] == ["triple_buffer", "snapshot"]
+        options = run.plan.options
+        assert [options.of("timeout", name) for name in ("learner-1", "actor-0")] == [9, 300]
+        assert [options.of("device", name) for name in ("learner-1", "actor-0")] == [None, "cpu"]
+        run.finish()
+
+
+def test_a_model_moves_with_its_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Parameters stay the same objects also on this device, as they do on a GPU.
+    monkeypatch.setattr(torch.__future__, "_swap_module_params_on_conversion", True)
+    env = double.make(agents=1, model=Repeatable)
+    model, device = env.agents[0].model, torch.device("meta")  # any other than the CPU
+    model.device = "cpu"
+    model.train_step()
+    parameters = [*model.parameters()]
+    move(model, device)
+    assert model.device == device and all(tensor.is_meta for tensor in model.state_dict().values())
+    assert all(new is old for new, old in zip(model.parameters(), parameters, strict=True))
+    assert all(state["exp_avg"].is_meta for state in model.optimizer.state.values())
+
+
 class Rollouts(double.Buffer):
     pass
 
@@ -491,13 +718,18 @@ def refused(make: Callable[[], Any], error: type[Exception], says: str, **option
 
 WRONG_OPTIONS = {
     "ahead": (-1, "an integer of at least 0"),
+    "actors": (0, "an integer of at least 1"),
+    "sync_interval": (0, "an integer of at least 1"),
+    "start_here": ("no", "True or False"),
+    "fork": ("spawn", "True or False"),
     "copies": (0, "an integer of at least 1"),
     "updates_per_epoch": (0, "a finite number above 0"),
     "timeout": (0, "a number above 0"),
     "publish_mode": ("twice", "snapshot, double_buffer or triple_buffer"),
+    "device": ("gpu", "a device of torch"),
 }
 WRONG_SECTIONS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
-    "unknown": ({"mod": 1}, ValueError, ": expected the fields ['ahead', 'animate',"),
+    "unknown": ({"mod": 1}, ValueError, ": expected the fields ['actors', 'ahead', 'animate',"),
     "twice": ({"mode": "snapshot", "publish_mode": "snapshot"}, ValueError,
         ": expected mode or publish_mode, got both"),
     "enabled": ({"enabled": "no"}, TypeError, ".enabled: expected true or false, got 'no'"),
@@ -510,7 +742,7 @@ REFUSED: dict[str, Refused] = {
     "memory": refused(lambda: with_model(train_step=int), TypeError,
         "agents[1].model: expected a model with a memory, got SimpleNamespace without one"),
     "another memory": refused(lambda: with_model(train_step=int, memory=Rollouts(4, (7,))), TypeError,
-        "agents[1].model.memory: expected sorrel's Buffer or marlcore.compat.sorrel.Buffer, got Rollouts"),
+        "agents[1].model.memory: expected sorrel's Buffer, RolloutBuffer or marlcore.compat.sorrel.Buffer, got Rollo"),
     "no agents": refused(lambda: double.make(agents=0), ValueError, "env: expected agents, got Environment with none"),
     "no max_turns": refused(lambda: double.make(max_turns=None), ValueError,
         "config: expected experiment.max_turns, got a configuration without it"),
@@ -526,6 +758,15 @@ REFUSED: dict[str, Refused] = {
     "own loop": refused(own_loop, ValueError, "env: expected sorrel's own run_experiment, but OwnLoop overrides it: "
         "pass replace_loop=True to run sorrel's standard loop in its place, or call env.run_experiment"),
     "unknown option": refused(double.make, TypeError, "unexpected keyword argument 'steps'", steps=3),
+    "log_dir": refused(double.make, TypeError, "log_dir: expected a path, got 3", log_dir=3),
+    "log_dir of a file": refused(double.make, ValueError, "log_dir: expected a directory, got a", log_dir=__file__),
+    "timeout of a process": refused(double.make, ValueError, "timeout.actor: expected a number above 0, got 0",
+        timeout={"actor": 0}),
+    "no such process": refused(double.make, ValueError, "timeout: expected the fields ['actor', 'actor-0', 'learner',",
+        timeout={"learner-2": 9}),
+    "rollouts": refused(lambda: double.make(model=OnPolicy), ValueError,
+        "updates_per_epoch: expected a number, since agents[0].model learns from rollouts, got None",
+        updates_per_epoch=None),
     **{name: refused(double.make, ValueError, f"{name}: expected {expected}, got {value!r}", **{name: value})
        for name, (value, expected) in WRONG_OPTIONS.items()},
     **{f"section {name}": refused(partial(own_loop, **section), error, f"config: multiprocessing{says}")

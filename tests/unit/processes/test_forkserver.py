@@ -240,6 +240,12 @@ def test_a_process_is_forked_only_where_that_is_safe(program: Any) -> None:
             forkserver._GPUS = ("/dev/zero",)
             ask("gpu")
         named, over = threading.Event(), threading.Event()
+
+        class Writer(threading.Thread):
+            __module__ = "tensorboard.summary"
+
+        Writer(target=over.wait).start()
+        ask("writer")
         threading.Thread(target=wait).start()
         named.wait()
         ask("thread")
@@ -247,8 +253,8 @@ def test_a_process_is_forked_only_where_that_is_safe(program: Any) -> None:
         ask("name")
         over.set()
     """)
-    said = [asked.line() for _ in range(5)]
-    assert said == ["alone True", "numba False", "gpu False", "thread False", "name False"]
+    said = [asked.line() for _ in range(6)]
+    assert said == ["alone True", "numba False", "gpu False", "writer True", "thread False", "name False"]
 
 
 @pytest.mark.parametrize(

@@ -267,7 +267,7 @@ def test_any_name_of_a_worker_or_agent_has_its_file(run):
 def test_a_worker_logs_time_process_level_message_and_warnings(tmp_path):
     program = """
 import logging, multiprocessing, sys, warnings
-from marlcore.training.record.run_directory import setup_logging
+from marlcore.processes import setup_logging
 multiprocessing.current_process().name = "actor-0"
 setup_logging(sys.argv[1])
 logging.info("hello")

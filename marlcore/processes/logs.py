@@ -1,0 +1,34 @@
+"""The log file of a worker's process."""
+
+import logging
+import os
+import sys
+from io import TextIOWrapper
+from pathlib import Path
+
+
+def opener(path: str, flags: int) -> int:
+    """For `open`: a new file may be read by all and written by this user, whatever the umask; a link is refused."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+
+
+def setup_logging(path: str | Path) -> None:
+    """Send this process's log records of level INFO and above, and its warnings, to a file."""
+    logging.basicConfig(
+        handlers=[_LogFile(path)],
+        level=logging.INFO,
+        format="%(asctime)s %(processName)s %(levelname)s %(message)s",
+        force=True,  # the environment's imports may have installed other handlers
+    )
+    logging.captureWarnings(True)
+
+
+class _LogFile(logging.FileHandler):
+    """A log file; what a full disk does not take is lost without a word, since the parent shows failures."""
+
+    def _open(self) -> TextIOWrapper:
+        return open(self.baseFilename, "a", encoding="utf-8", opener=opener)
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handleError(record)
