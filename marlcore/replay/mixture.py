@@ -158,6 +158,11 @@ class Mixture:
         limited = [sampler for sampler in self._shared if sampler._gate is not None]
         return bool(limited) and all(sampler.due for sampler in limited)
 
+    def limit_to(self, share: float) -> None:
+        """See `Sampler.limit_to`; for every replay."""
+        for sampler in self.samplers:
+            sampler.limit_to(share)
+
     @property
     def stats(self) -> list[SamplerStats]:
         """The counters of each replay's sampler."""

@@ -38,6 +38,9 @@ class Batches(Protocol):
 
     def clear(self) -> None: ...
 
+    def follow(self, updates_per_step: float) -> None:
+        """Holds so many updates for each step from now on."""
+
     @property
     def due(self) -> bool:
         """Whether an update is due by `updates_per_step`, or may be possible at once; never when the run is free."""
@@ -109,6 +112,7 @@ class Learner:
     finite: FiniteCheck
     report: Callable[[str, float], None]
     save_state: Callable[[dict[str, Any]], None]
+    pace: Schedule | None = None  # of updates per step, where it changes; evaluated as the schedules are
     clears: bool = False  # the batches forget the transitions of earlier stages
     updates: int = 0  # so far, by all its processes
     stage: int = 0
@@ -118,6 +122,7 @@ class Learner:
     def __post_init__(self) -> None:
         self._sums: dict[str, torch.Tensor] = {}  # of metrics
         self._counts: Counter[str] = Counter()  # of updates that report a metric
+        self._ratio: dict[str, float] = {}
         self._reported = self.updates
         self._last_report = self._last_save = time.monotonic()
         self.publish()
@@ -177,8 +182,8 @@ class Learner:
         lag[lag >= 2**31] = 0  # rows newer than the checkpoint from which the learner resumed
         p50, p99 = np.percentile(lag, (50, 99))
         lags = {"policy_lag": lag.mean(), "policy_lag_p50": p50, "policy_lag_p99": p99}
-        rate = count / max(now - self._last_report, 1e-9)
-        for name, value in {**self.numbers, **lags, "updates_per_s": rate, **self.batches.stats()}.items():
+        rates = {"updates_per_s": count / max(now - self._last_report, 1e-9), **self._ratio}
+        for name, value in {**self.numbers, **lags, **rates, **self.batches.stats()}.items():
             self.report(name, float(value))
         if self.also_report is not None:
             self.also_report()
@@ -191,6 +196,9 @@ class Learner:
         counts = {"steps": self.steps(), "updates": self.updates}
         self.numbers = {name: _number(name, schedule, counts) for name, schedule in self.schedules.items()}
         numbers: dict[str, Any] = {**self.numbers, "updates": self.updates, "step": counts["steps"]}
+        if self.pace is not None:
+            self._ratio = {"updates_per_step": self.pace.at(counts[self.pace.of])}
+            self.batches.follow(**self._ratio)
         if self.also_publish is not None:
             numbers |= self.also_publish(numbers)
         self.version = self.publisher.publish(**numbers)

@@ -13,7 +13,7 @@ from ...errors import TimedOut
 from ...interfaces import Trainer
 from ...processes import DONE, READY, STEPS, UPDATES, Telemetry
 from ...weights import ParameterStore
-from ..config import learner_names, schedules_of
+from ..config import Constant, learner_names, schedules_of
 from ..loops import FiniteCheck, Learner, PolicyModel, build_model, catch_up, choose_device, learn, learn_until_stopped
 from ..record import CHECKPOINT_S, checkpoint_path, load_checkpoint, save_checkpoint
 from ..self_play import League, Pool, Snapshot
@@ -75,6 +75,7 @@ class LearnerWorker(Worker):
             finite=FiniteCheck(policy.name, model, trainer.state_dict(), policy.checkpoint, state.get("updates")),
             report=partial(self.report, policy.name),
             save_state=save,
+            pace=None if isinstance(config.pace, Constant) else config.pace,
             clears=config.replay.clear_at_stage,
             updates=updates,
             stage=int(state.get("stage", 0)),

@@ -169,7 +169,10 @@ REFUSED: dict[str, Refused] = {
     "text as stages": (partial(mc.Config, stages="123"), ValueError, "stages: expected counts, got '123'"),
     "sinks": (partial(mc.MetricsConfig, sinks=3), TypeError, "sinks: expected names of sinks, got 3"),
     "a learner": (partial(mc.Config.from_dict, {"learners": {"a": 3}}), TypeError, "LearnerConfig for 'a', got 3"),
-    **{f"{value!r} updates a step": ratio(value) for value in (0, -0.1, math.nan, "0.1", True)},
+    **{f"{value!r} updates a step": ratio(value) for value in (0, -0.1, math.nan, "much", True)},
+    "a schedule that ends at no update": ratio("linear(1, 0, 10)", " from 1e-06 to 1e+06, got 0"),
+    "a function of updates a step": ratio(math.sqrt, " or a schedule other than a function, got <built-in"),
+    "text of such a function": ratio("custom(nowhere:f)", " or a schedule other than a function, got 'custom("),
     "no ratio in serial mode": ratio(None, " in serial mode, got None"),
 }
 
@@ -188,6 +191,7 @@ def test_a_vector_environment_has_its_own_number_of_copies(copies: int) -> None:
 def test_settings_come_back_from_json() -> None:
     config = mc.Config(
         learners=MappingProxyType({"a": mc.LearnerConfig(gamma=0.5)}),
+        updates_per_step="linear(0.1, 1, 100)",
         self_play=mc.SelfPlayConfig(pool=4, anchors={weak: 0.15}),
         replay=mc.ReplayConfig(mixture={"anchor": 0.5, "pool": 0.5}),
     )
