@@ -10,7 +10,7 @@ from .control import BEATS, DONE, EPISODES, PID, READY, RESTARTS, STEPS, UPDATES
 from .forkserver import ForkServer
 from .pool import Pool
 from .serve import end_with_parent
-from .signals import Interrupts
+from .signals import Interrupts, write_stacks_when_asked
 from .supervisor import RestartPolicy, Supervisor
 from .telemetry import Metric, Reporter, Telemetry, encoded_name, fitting_name
 from .worker_base import WorkerBase

@@ -12,7 +12,7 @@ from ..errors import MarlcoreError, WorkerFailed, suppress_failed_calls
 from ..processes import Child, Children, Control, Interrupts, RestartPolicy, Supervisor
 from .config import EVALUATOR, actor_names
 from .loops import run_seed
-from .record import Monitor, RunDirectory, setup_logging
+from .record import Monitor, RunDirectory, setup_worker
 from .workers import ActorWorker, Blueprint, EvaluatorWorker, LearnerWorker
 
 POLL_S = 0.1
@@ -37,7 +37,7 @@ def supervisor_of(blueprint: Blueprint, control: Control, run: RunDirectory, chi
 
     def start(name: str, attempt: int) -> Child:
         work = partial(run_worker, name, blueprint, attempt)
-        return children.start_worker(name, work, prepare=partial(setup_logging, run.log_path(name)))
+        return children.start_worker(name, work, prepare=partial(setup_worker, run.log_path(name)))
 
     config = blueprint.config.supervision
     timeouts = dict.fromkeys(control.workers, config.actor_timeout)

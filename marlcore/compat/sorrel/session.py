@@ -26,6 +26,7 @@ from ...processes import (
     RestartPolicy,
     Supervisor,
     Telemetry,
+    write_stacks_when_asked,
 )
 from ...weights import ParameterStore
 from .actor import Actor
@@ -118,7 +119,8 @@ class Session(AbstractContextManager["Session"]):
     def _start(self, children: Children, name: str, attempt: int) -> Child:
         self._read_mail()
         self._mail[name].drop_rest()
-        return children.start_worker(name, partial(run_role, name, self._envs[name], self._plan, attempt))
+        work = partial(run_role, name, self._envs[name], self._plan, attempt)
+        return children.start_worker(name, work, prepare=write_stacks_when_asked)
 
     def _watch(self, supervisor: Supervisor) -> None:
         supervisor.watch(POLL_S)

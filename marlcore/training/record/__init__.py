@@ -36,7 +36,7 @@ from .run_directory import (
     has_ended,
     read_config,
     read_progress,
-    setup_logging,
+    setup_worker,
 )
 from .sinks import Sink, open_sinks, read_metrics
 from .stop_conditions import StopConditions

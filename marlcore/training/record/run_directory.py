@@ -21,6 +21,7 @@ from urllib.parse import quote
 from ...checks import absolute, brief
 from ...errors import suppress_failed_calls
 from ...memory import is_locked
+from ...processes import write_stacks_when_asked
 from ..config import SINKS
 from .files import make_directory, opener, read_json, write_json
 from .sinks.csv import PROGRESS, CsvSink
@@ -172,6 +173,12 @@ def setup_logging(path: str | Path) -> None:
         force=True,  # the environment's imports may have installed other handlers
     )
     logging.captureWarnings(True)
+
+
+def setup_worker(path: str | Path) -> None:
+    """`setup_logging`; and should the worker hang, its stacks go to the same file before it is killed."""
+    setup_logging(path)
+    write_stacks_when_asked(open(path, "a", opener=opener))  # noqa: SIM115 - of its own: a handler may be closed
 
 
 class _LogFile(logging.FileHandler):
