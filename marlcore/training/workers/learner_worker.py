@@ -62,6 +62,11 @@ class LearnerWorker(Worker):
                 league.write()
             self.report(policy.name, CHECKPOINT_S, time.monotonic() - began, state["step"])
 
+        def also_report() -> None:
+            self.report_gpu(device)
+            if league is not None:
+                league.report_rates()
+
         return Learner(
             batches,
             trainer,
@@ -80,7 +85,7 @@ class LearnerWorker(Worker):
             updates=updates,
             stage=int(state.get("stage", 0)),
             also_publish=league.publish if league else None,
-            also_report=league.report_rates if league else None,
+            also_report=also_report,
         )
 
     def _league(self, policy: PolicyBlueprint, model: PolicyModel, state: Mapping[str, Any]) -> League | None:
