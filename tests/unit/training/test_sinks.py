@@ -126,7 +126,37 @@ def test_every_sink_gets_the_same_numbers(tmp_path):
     assert abs(time.time() - first) < PATIENCE_S
 
 
+def test_tensorboard_has_the_hyperparameters_and_the_final_returns(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.plugins.hparams.metadata import (
+        PLUGIN_NAME,
+        SESSION_START_INFO_TAG,
+        parse_session_start_info_plugin_data,
+    )
+
+    config = {"env": "chain", "learner": {"gamma": 0.5, "compile": None}, "hyperparameters": {"hidden": [64, 64]}}
+    with RunDirectory.create(tmp_path / "run", {**config, "run_dir": "x", "mask": True}) as run:
+        for offset in (0, 1000):  # the run, and the same resumed
+            with closing(TensorBoardSink(run.path)) as sink:
+                for i in range(150):
+                    sink.record(Metric(i / 10, i + offset, "agent_0", "episode_return", i))
+    events = EventAccumulator(str(run.path / "tensorboard"), size_guidance={"scalars": 0, "tensors": 0})
+    events.Reload()
+    content = events.SummaryMetadata(SESSION_START_INFO_TAG).plugin_data.content
+    assert SESSION_START_INFO_TAG in events.PluginTagToContent(PLUGIN_NAME)
+    named = parse_session_start_info_plugin_data(content).hparams
+    numbers = {name: value.number_value for name, value in named.items() if value.HasField("number_value")}
+    assert numbers == {"learner.gamma": 0.5}
+    assert {name: value.string_value for name, value in named.items() if value.HasField("string_value")} == {
+        "env": "chain", "hyperparameters.hidden": "[64, 64]",
+    }  # fmt: skip
+    assert named["mask"].bool_value and len(named) == 4
+    final = events.Scalars("final/agent_0/episode_return")
+    assert [(end.step, end.value) for end in final] == [(149, 99.5), (1149, 99.5)]
+
+
 def test_a_resumed_run_adds_to_tensorboard(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
     for part in (STREAM[:2], STREAM[2:]):
         with closing(TensorBoardSink(tmp_path)) as sink:
             for metric in part:
