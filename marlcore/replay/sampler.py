@@ -141,8 +141,7 @@ class Sampler:
         self._finish(memory, self._all_rows)
         batch = memory.batch()
         if self._relabelling is not None:
-            self._relabelling.finish(memory)
-            batch.relabelled = self._relabelling.relabelled.copy()
+            batch.relabelled = self._relabelling.finish(memory)
         return batch
 
     @property
