@@ -79,7 +79,8 @@ class Supervised:
         self.due: float | None = None  # the time of the next restart
         self.done = False  # whether a process ended well
         self.stands_down = False  # whether it is not restarted any more
-        self._children, self._start, self._timeout, self._policy = children, start, timeout, policy
+        self.timeout = timeout  # the longest silence, in seconds
+        self._children, self._start, self._policy = children, start, policy
         self._counters, self._notes = control.workers[name], control.notes[name]
         self._failures: list[tuple[float, WorkerFailed]] = []  # those in the window, each with its time
         self._hang = ""  # why its process is killed
@@ -138,7 +139,7 @@ class Supervised:
         beats = self._counters.load(BEATS)
         self._silent = 0.0 if beats != self._beats else self._silent + min(now - self._looked, LONGEST_LOOK_S)
         self._beats, self._looked = beats, now
-        limit = self._timeout if self.ready else max(self._timeout, START_S)
+        limit = self.timeout if self.ready else max(self.timeout, START_S)
         if self._silent > limit and not self._hang:
             self._hang = f"it showed no sign of life for {limit:g} s, and was killed"
             self._kill_at = now + STACKS_S

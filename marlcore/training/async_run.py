@@ -10,7 +10,7 @@ import torch
 
 from ..errors import MarlcoreError, WorkerFailed, suppress_failed_calls
 from ..processes import Child, Children, Control, Interrupts, RestartPolicy, Supervisor
-from .config import EVALUATOR, actor_names
+from .config import EVALUATOR, actor_names, learner_names
 from .loops import run_seed
 from .record import Monitor, RunDirectory, setup_worker
 from .workers import ActorWorker, Blueprint, EvaluatorWorker, LearnerWorker
@@ -39,10 +39,11 @@ def supervisor_of(blueprint: Blueprint, control: Control, run: RunDirectory, chi
         work = partial(run_worker, name, blueprint, attempt)
         return children.start_worker(name, work, prepare=partial(setup_worker, run.log_path(name)))
 
-    config = blueprint.config.supervision
-    timeouts = dict.fromkeys(control.workers, config.actor_timeout)
-    timeouts |= dict.fromkeys(control.about["learners"], config.learner_timeout)
-    restarts = RestartPolicy(config.max_restarts, config.window, config.backoff)
+    config, settings = blueprint.config, blueprint.config.supervision
+    timeouts = dict.fromkeys(control.workers, settings.actor_timeout)
+    for name, policies in learner_names(config, [policy.name for policy in blueprint.policies]).items():
+        timeouts[name] = max(map(config.timeout_of, policies))
+    restarts = RestartPolicy(settings.max_restarts, settings.window, settings.backoff)
     return Supervisor(children, control, start, timeouts, restarts)
 
 
@@ -75,7 +76,7 @@ def run_async(
     """
     config, failed, ends_since, halted = blueprint.config, None, None, False
     stepping = [supervisor.workers[name] for name in actor_names(config) or control.about["learners"]]
-    grace = max(GRACE_S, config.supervision.learner_timeout)
+    grace = max(GRACE_S, *(config.timeout_of(policy.name) for policy in blueprint.policies))
     while supervisor.unfinished and not interrupts.again:
         if (failed or interrupts.stopping) and not halted:
             halted, ends_since = True, ends_since or time.monotonic()

@@ -94,6 +94,10 @@ class Config(Declared):
     def learner_of(self, policy: str) -> LearnerConfig:
         return self.learners.get(policy, self.learner)
 
+    def timeout_of(self, policy: str) -> float:
+        """Seconds that a policy's learner may be silent."""
+        return self.learner_of(policy).timeout or self.supervision.learner_timeout
+
     def check_rows(self, policy: str, agents: int) -> None:
         """Raises ValueError: the replay of a policy of `agents` agents has too few rows."""
         replay, learner = self.replay, self.learner_of(policy)

@@ -145,6 +145,9 @@ class LearnerConfig(Declared):
     """Device on which learners train: "cpu", "cuda:0", "mps", or "auto" for CUDA, then MPS, then the CPU."""
     device_per_agent: bool = False
     """With "auto" and several GPUs: assign the policies to them in turn."""
+    timeout: Annotated[float | None, Number(1)] = None
+    """Seconds without a heartbeat after which the learner's process is killed and restarted, in async mode; of several
+    policies in one process, the longest counts. None: `supervision.learner_timeout`."""
     threads: Count = 1
     """CPU threads of each process of the run: learners, actors and the evaluator."""
 

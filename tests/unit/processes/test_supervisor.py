@@ -9,6 +9,7 @@ from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from marlcore.memory import SegmentHandle
 from marlcore.processes import BEATS, EPISODES, PID, READY, RESTARTS, Children, Control, RestartPolicy, Supervisor
 from marlcore.processes import supervisor as supervision
 from marlcore.training import read_metrics
+from marlcore.training.async_run import supervisor_of
 from marlcore.training.config import ActorConfig, ExplorationConfig, LearnerConfig, SupervisionConfig
 from marlcore.training.record import setup_worker
 
@@ -258,6 +260,18 @@ def test_no_restart_happens_after_standing_down(scene: Scene, stood_down_first: 
     scene.watch_until(100.0)
     assert scene.log[1:] == ["end 1"] and scene.supervisor.unfinished == []
     assert scene.worker.failure.reason == "death" and not scene.worker.done
+
+
+def test_a_learner_may_be_silent_as_long_as_its_policies() -> None:
+    config = mc.Config(
+        learner=LearnerConfig(processes=2), supervision=SupervisionConfig(actor_timeout=7, learner_timeout=30),
+        learners={"b": LearnerConfig(timeout=5), "c": LearnerConfig(timeout=60), "d": LearnerConfig(timeout=6)},
+    )  # fmt: skip
+    blueprint: Any = SimpleNamespace(config=config, policies=[SimpleNamespace(name=name) for name in "abcd"])
+    with Control.create(["actor-0", "learner-0", "learner-1"]) as control:
+        none: Any = None
+        workers = supervisor_of(blueprint, control, none, none).workers
+    assert {name: worker.timeout for name, worker in workers.items()} == {"actor-0": 7, "learner-0": 60, "learner-1": 6}
 
 
 # Processes that hang
