@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from mapped import Mapped
 from meanwhile import soon
-from refused import check_refused
 
 from marlcore import (
     Field,
@@ -95,21 +94,6 @@ def test_a_smaller_share_makes_each_row_count_more(mixed):
         assert not sampler.can_sample()  # 7 + 2.5 would lead by more than 8
         sampler.limit_to(1.0)
         assert sampler.can_sample()
-
-
-@pytest.mark.parametrize(
-    ("share", "limiter", "says"),
-    [
-        (0, True, "limit_to: expected a number in (0, 1], got 0"),
-        (1.5, True, "limit_to: expected a number in (0, 1], got 1.5"),
-        (0.05, True, "limit_to: expected at least batch_size / (tolerance + lead - samples_per_insert), or samplers"),
-        (0.5, False, "limit_to: expected a replay with a limiter, got one without"),
-    ],
-)
-def test_a_share_that_no_side_could_keep_is_refused(share, limiter, says):
-    with make() if limiter else ReplayBuffer.create(SPEC, 64) as replay:
-        sampler = replay.sampler(1)
-        check_refused(lambda: sampler.limit_to(share), ValueError, says)
 
 
 # With 2 samples an insert, from 4 rows on, within 8: a sampler of batches of 2 "starts" with this min_size, "draws" so
