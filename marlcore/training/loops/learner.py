@@ -70,13 +70,14 @@ def learn_until_stopped(learners: Sequence[Learner], host: LearnerHost) -> None:
 
 def catch_up(learners: Sequence[Learner], host: LearnerHost) -> None:
     for learner in learners:
-        while learner.batches.due and learn(learner):
+        while learner.due and learn(learner):
             host.count_updates()
 
 
 def learn(learner: Learner, wait_s: float = 0.0) -> bool:
     """Updates a policy once; returns False if after `wait_s` seconds it still has too little data."""
     batches = learner.batches
+    learner.keep_pace()
     try:
         sampled = batches.sample(timeout=wait_s or None)
     except (NotEnoughData, TimedOut):
@@ -112,7 +113,7 @@ class Learner:
     finite: FiniteCheck
     report: Callable[[str, float], None]
     save_state: Callable[[dict[str, Any]], None]
-    pace: Schedule | None = None  # of updates per step, where it changes; evaluated as the schedules are
+    pace: Schedule | None = None  # of updates per step, where it changes
     clears: bool = False  # the batches forget the transitions of earlier stages
     updates: int = 0  # so far, by all its processes
     stage: int = 0
@@ -125,7 +126,19 @@ class Learner:
         self._ratio: dict[str, float] = {}
         self._reported = self.updates
         self._last_report = self._last_save = time.monotonic()
+        self.keep_pace()
         self.publish()
+
+    def keep_pace(self) -> None:
+        """Follows the schedule of updates per step, also while the learner waits: it may begin near 0."""
+        if self.pace is not None:
+            self._ratio = {"updates_per_step": self.pace.at(self.steps() if self.pace.of == "steps" else self.updates)}
+            self.batches.follow(**self._ratio)
+
+    @property
+    def due(self) -> bool:
+        self.keep_pace()
+        return self.batches.due
 
     def normalize(self, batch: TorchBatch) -> None:
         """Normalizes a batch's observations and rewards, after taking them into the statistics if settings say so."""
@@ -196,9 +209,6 @@ class Learner:
         counts = {"steps": self.steps(), "updates": self.updates}
         self.numbers = {name: _number(name, schedule, counts) for name, schedule in self.schedules.items()}
         numbers: dict[str, Any] = {**self.numbers, "updates": self.updates, "step": counts["steps"]}
-        if self.pace is not None:
-            self._ratio = {"updates_per_step": self.pace.at(counts[self.pace.of])}
-            self.batches.follow(**self._ratio)
         if self.also_publish is not None:
             numbers |= self.also_publish(numbers)
         self.version = self.publisher.publish(**numbers)
