@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -269,8 +270,7 @@ def test_a_learner_may_be_silent_as_long_as_its_policies() -> None:
     )  # fmt: skip
     blueprint: Any = SimpleNamespace(config=config, policies=[SimpleNamespace(name=name) for name in "abcd"])
     with Control.create(["actor-0", "learner-0", "learner-1"]) as control:
-        none: Any = None
-        workers = supervisor_of(blueprint, control, none, none).workers
+        workers = supervisor_of(blueprint, control, Mock(), Mock()).workers
     assert {name: worker.timeout for name, worker in workers.items()} == {"actor-0": 7, "learner-0": 60, "learner-1": 6}
 
 

@@ -128,11 +128,7 @@ def test_every_sink_gets_the_same_numbers(tmp_path):
 
 def test_tensorboard_has_the_hyperparameters_and_the_final_returns(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-    from tensorboard.plugins.hparams.metadata import (
-        PLUGIN_NAME,
-        SESSION_START_INFO_TAG,
-        parse_session_start_info_plugin_data,
-    )
+    from tensorboard.plugins.hparams import metadata as plugin
 
     config = {"env": "chain", "learner": {"gamma": 0.5, "compile": None}, "hyperparameters": {"hidden": [64, 64]}}
     with RunDirectory.create(tmp_path / "run", {**config, "run_dir": "x", "mask": True}) as run:
@@ -142,9 +138,8 @@ def test_tensorboard_has_the_hyperparameters_and_the_final_returns(tmp_path):
                     sink.record(Metric(i / 10, i + offset, "agent_0", "episode_return", i))
     events = EventAccumulator(str(run.path / "tensorboard"), size_guidance={"scalars": 0, "tensors": 0})
     events.Reload()
-    content = events.SummaryMetadata(SESSION_START_INFO_TAG).plugin_data.content
-    assert SESSION_START_INFO_TAG in events.PluginTagToContent(PLUGIN_NAME)
-    named = parse_session_start_info_plugin_data(content).hparams
+    content = events.PluginTagToContent(plugin.PLUGIN_NAME)[plugin.SESSION_START_INFO_TAG]
+    named = plugin.parse_session_start_info_plugin_data(content).hparams
     values = {name: getattr(value, value.WhichOneof("kind")) for name, value in named.items()}
     assert values == {"learner.gamma": 0.5, "env": "chain", "hyperparameters.hidden": "[64, 64]", "mask": True}
     final = events.Scalars("final/agent_0/episode_return")
