@@ -103,13 +103,13 @@ class CommandLine:
 
         @registry.primitive_rule
         def of_schedules(about: Any) -> tyro.constructors.PrimitiveConstructorSpec[Any] | None:
-            if about.type not in (Schedule, Schedule | None):
+            if about.type not in (Schedule, Schedule | None, Schedule | float | None):
                 return None
             return tyro.constructors.PrimitiveConstructorSpec(
                 nargs=1,
                 metavar="SCHEDULE" if about.type is Schedule else "{None}|SCHEDULE",
                 instance_from_str=lambda words: Schedule.from_value("schedule", words[0]),
-                is_instance=lambda value: value is None or isinstance(value, Schedule),
+                is_instance=lambda value: isinstance(value, Schedule | float | None),
                 str_from_instance=lambda value: [str(value)],
             )
 

@@ -24,7 +24,7 @@ from ..errors import Diverged, EnvironmentFailed, WorkerFailed, pass_on_from_han
 from ..memory import too_many_files
 from .forkserver import KILL_S, ForkServer, read_status
 from .serve import leave, readable, show_title
-from .signals import Interrupts
+from .signals import STACKS, Interrupts
 
 PRELOAD = ("marlcore.preload",)  # modules that workers of marlcore need
 STATUS_S = 1.0  # for a dead process's exit status to arrive
@@ -160,9 +160,16 @@ class Child:
         return WorkerFailed(self.name, reason, f"the process ended with {cause} and left no traceback")
 
     def kill(self) -> None:
+        self._signal(signal.SIGKILL)
+
+    def ask_for_stacks(self) -> None:
+        """Has it write its stacks, see `write_stacks_when_asked`; one that never called that ends."""
+        self._signal(STACKS)
+
+    def _signal(self, signum: int) -> None:
         with suppress_failed_calls(errno.ESRCH):  # it has already ended
             if self._open:  # else the number may be another file's
-                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+                signal.pidfd_send_signal(self.pidfd, signum)
 
     def close(self) -> None:
         """Kills the process if it still runs, and closes this side's descriptors; after an interrupt, call it again."""

@@ -1,10 +1,12 @@
-"""The log file of a worker's process."""
+"""The log file of a worker's process, with its stacks should it hang."""
 
 import logging
 import os
 import sys
 from io import TextIOWrapper
 from pathlib import Path
+
+from .signals import write_stacks_when_asked
 
 
 def opener(path: str, flags: int) -> int:
@@ -21,6 +23,18 @@ def setup_logging(path: str | Path) -> None:
         force=True,  # the environment's imports may have installed other handlers
     )
     logging.captureWarnings(True)
+
+
+def setup_worker(path: str | Path | None) -> None:
+    """`setup_logging`; and should the worker hang, its stacks go to the same file before it is killed.
+
+    None leaves the log as it is; the stacks go to standard error.
+    """
+    if path is None:
+        write_stacks_when_asked()
+        return
+    setup_logging(path)
+    write_stacks_when_asked(open(path, "a", opener=opener))  # noqa: SIM115 - of its own: a handler may be closed
 
 
 class _LogFile(logging.FileHandler):

@@ -1,16 +1,19 @@
 """Stop signals: the parent notes them, its workers outlive them, and programs that workers start receive them.
 
 A terminal sends SIGINT, and SIGHUP when it closes, to the whole process group. The parent alone decides how to react.
+A further signal asks a worker that hangs for its stacks.
 """
 
+import faulthandler
 import os
 import signal
 import sys
 import threading
 import time
 from types import FrameType
-from typing import Any
+from typing import Any, TextIO
 
+STACKS = signal.SIGRTMAX - 3  # programs use SIGUSR1 and SIGUSR2 themselves, and libraries the first real-time signals
 STOPPING = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
 PATIENCE_S = 1.0  # wrappers repeat signals that the whole group already got: a repeat so soon is not a second request
 
@@ -104,6 +107,24 @@ def outlive_signals() -> None:
             signal.siginterrupt(signum, False)  # libraries need not expect EINTR
     os.register_at_fork(before=_hold_back, after_in_parent=_let_in, after_in_child=_restore_and_let_in)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
+
+
+def write_stacks_when_asked(file: TextIO | None = None) -> None:
+    """Makes the signal STACKS write the Python stacks of all threads to an open file; None: to stderr.
+
+    faulthandler's handler needs no interpreter lock, so that it also works where a call of C holds that for ever. A
+    thread of its own takes the signal if all others block it; it blocks every other one, which is theirs.
+    """
+    stream = file or sys.stderr
+    if stream is None:  # this process has no standard error
+        return
+    faulthandler.register(STACKS, stream)
+
+    def take_signal() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals() - {STACKS})
+        threading.Event().wait()
+
+    threading.Thread(target=take_signal, name="marlcore-stacks", daemon=True).start()
 
 
 def _do_nothing(signum: int, frame: FrameType | None) -> None:

@@ -1,7 +1,8 @@
 """Restarts workers that die, kills workers that hang, and ends the run on repeated failure.
 
 Only the kernel tells that a process is dead, and only then does its successor start, so that its lanes and weights are
-free. A worker whose heartbeat, a counter in the control block, does not change for its timeout hangs, and is killed.
+free. A worker whose heartbeat, a counter in the control block, does not change for its timeout hangs: it is asked for
+its stacks, and killed `STACKS_S` later.
 """
 
 import logging
@@ -16,6 +17,7 @@ from .control import BEATS, EPISODES, PID, READY, RESTARTS, Control
 
 LONGEST_BACKOFF_S = 30.0
 START_S = 120.0  # smallest timeout of a start, which imports, compiles and waits for the first weights
+STACKS_S = 1.0  # for a worker that hangs to write its stacks
 LONGEST_LOOK_S = 1.0  # counted between two looks: a parent that was itself stopped saw no heartbeats meanwhile
 
 Start = Callable[[str, int], Child]  # called with a worker's name and the number of its process, from 1
@@ -77,16 +79,18 @@ class Supervised:
         self.due: float | None = None  # the time of the next restart
         self.done = False  # whether a process ended well
         self.stands_down = False  # whether it is not restarted any more
-        self._children, self._start, self._timeout, self._policy = children, start, timeout, policy
+        self.timeout = timeout  # the longest silence, in seconds
+        self._children, self._start, self._policy = children, start, policy
         self._counters, self._notes = control.workers[name], control.notes[name]
         self._failures: list[tuple[float, WorkerFailed]] = []  # those in the window, each with its time
-        self._hang = ""  # why its process was killed
+        self._hang = ""  # why its process is killed
+        self._kill_at: float | None = None
         self._beats, self._looked, self._silent = 0, 0.0, 0.0
 
     def start(self) -> None:
         """Starts the worker's next process. Raises OSError, MarlcoreError: see `ForkServer.fork`."""
         self.attempts += 1
-        self.due, self._hang = None, ""
+        self.due, self._hang, self._kill_at = None, "", None
         self.process = self._start(self.name, self.attempts)
         self._notes.store(PID, self.process.pid)
         self._notes.store(RESTARTS, self.attempts - 1)
@@ -135,9 +139,13 @@ class Supervised:
         beats = self._counters.load(BEATS)
         self._silent = 0.0 if beats != self._beats else self._silent + min(now - self._looked, LONGEST_LOOK_S)
         self._beats, self._looked = beats, now
-        limit = self._timeout if self.ready else max(self._timeout, START_S)
+        limit = self.timeout if self.ready else max(self.timeout, START_S)
         if self._silent > limit and not self._hang:
             self._hang = f"it showed no sign of life for {limit:g} s, and was killed"
+            self._kill_at = now + STACKS_S
+            process.ask_for_stacks()
+        elif self._kill_at is not None and now >= self._kill_at:
+            self._kill_at = None
             process.kill()
 
     def _take_note(self, process: Child, now: float) -> None:

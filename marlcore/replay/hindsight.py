@@ -95,8 +95,16 @@ class Relabelling:
         d = self._read_plan
         kernels.relabel(d.plan, d.columns, memory.address, rows, filled, self._record)
 
-    def finish(self, memory: BatchMemory) -> None:
-        """Recomputes what follows from the goals of a whole batch. Raises ValueError: a function's result is wrong."""
+    def share(self, other: "Relabelling") -> None:
+        """For another sampler that fills rows of the same batches: notes there which rows are relabelled."""
+        self.relabelled = other.relabelled
+        self._record["relabelled"] = address_of(self.relabelled)
+
+    def finish(self, memory: BatchMemory) -> NDArray[np.bool_]:
+        """Recomputes what follows from the goals of a whole batch; returns which rows were relabelled.
+
+        Raises ValueError: a function's result is wrong.
+        """
         fields, where = memory.fields, self.relabelled
         achieved, desired = fields["next_obs"][ACHIEVED], fields["obs"][DESIRED]
         if self._stack > 1:
@@ -108,6 +116,7 @@ class Relabelling:
             ended = _checked("compute_terminated", "bools", "b", self._compute_terminated(*given), where)
             np.copyto(fields["terminated"], ended, where=where)
             np.copyto(fields["discount"], np.where(ended, np.float32(0), np.float32(self._gamma)), where=where)
+        return where.copy()
 
 
 def _checked(label: str, what: str, kinds: str, result: Any, where: NDArray[np.bool_]) -> NDArray[Any]:

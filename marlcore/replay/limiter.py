@@ -69,7 +69,7 @@ class RateLimiter:
                 f"ever be added, got {self.tolerance:g}"
             )
 
-    def inserts_missing(self, inserted: int, sampled: int, batch: int) -> int:
+    def inserts_missing(self, inserted: int, sampled: int, batch: float) -> int:
         """Transitions that writers must insert before a sampler may draw `batch` rows; 0 if it may draw now."""
         if inserted < self.min_size:
             return self.min_size - inserted
@@ -77,12 +77,12 @@ class RateLimiter:
         over = -lead - self.balance(inserted, sampled + batch)
         return max(1, math.ceil(over / self.samples_per_insert)) if over > 0 else 0
 
-    def samples_missing(self, inserted: int, sampled: int, rows: int) -> int:
+    def samples_missing(self, inserted: int, sampled: int, rows: float) -> int:
         """Rows that samplers must draw before a writer may add `rows` transitions; 0 if it may add now."""
         over = self.balance(inserted + rows, sampled) - self.tolerance
         return 0 if inserted < self.min_size or over <= 0 else max(1, math.ceil(over))
 
-    def balance(self, inserted: int, sampled: int) -> float:
+    def balance(self, inserted: float, sampled: float) -> float:
         """Rows by which samplers are behind; negative if they are ahead."""
         return self.samples_per_insert * (inserted - self.min_size) - sampled
 
@@ -110,11 +110,11 @@ class _Side:
     def _slot_lock(self, slot: int) -> int:
         return slot_lock(self._lanes.count, slot)
 
-    def _missing(self, rows: int) -> int:
+    def _missing(self, rows: float) -> int:
         """What the other side must do before `rows` rows may pass here."""
         raise NotImplementedError
 
-    def _sleep(self, rows: int, bulk: float, event: Event, deadline: float | None, check: Check) -> bool:
+    def _sleep(self, rows: float, bulk: float, event: Event, deadline: float | None, check: Check) -> bool:
         """Waits until nothing is missing for `rows` rows; False at the deadline.
 
         It first waits briefly for `bulk` more rows, a part of the tolerance: a wake-up costs the other side as
@@ -149,7 +149,7 @@ class WriteGate(_Side):
         self.wait(len(which), int(np.count_nonzero(boundaries)), timeout, check_open)
         return False
 
-    def _missing(self, rows: int) -> int:
+    def _missing(self, rows: float) -> int:
         sampled = self._sampled()  # read first: changes between the two loads can only delay this writer
         missing = self._limiter.samples_missing(self._lanes.inserted(), sampled, rows)
         return 0 if missing and self._any_starves() else missing
@@ -181,6 +181,8 @@ class SampleGate(_Side):
             )
         super().__init__(view, limiter)
         self._batch = batch
+        self._weight, self._cost = 1.0, float(batch)  # with which a drawn row counts, and a whole batch
+        self._rest = 0.0  # the part of a row that is not yet counted
         self._rows = Event(view.segment.body)
         self._claim, slot = self._take_slot()
         self._at = slot * _LINE_WORDS
@@ -193,6 +195,16 @@ class SampleGate(_Side):
                 return held, slot
         raise MarlcoreError(f"{self._segment.path}: expected at most {SLOTS} samplers of a replay with a limiter")
 
+    def limit_to(self, share: float) -> None:
+        limiter, weight = self._limiter, 1.0 / share
+        lead = limiter.tolerance if limiter.lead is None else limiter.lead
+        if self._batch * weight + limiter.samples_per_insert > limiter.tolerance + lead:
+            raise ValueError(
+                f"limit_to: expected at least batch_size / (tolerance + lead - samples_per_insert), or samplers and "
+                f"writers would both wait, got {share:g}"
+            )
+        self._weight, self._cost = weight, self._batch * weight
+
     def wait(self, deadline: float | None) -> float:
         """Waits until a batch may be drawn; returns the seconds slept. Raises: as `Sampler.sample`."""
         if self.may_sample():
@@ -201,7 +213,7 @@ class SampleGate(_Side):
             raise NotEnoughData(self._shortage())
         began = time.monotonic()
         bulk = self._limiter.tolerance / 2
-        if not self._sleep(self._batch, bulk, self._rows, deadline, self._segment.check_open):
+        if not self._sleep(self._cost, bulk, self._rows, deadline, self._segment.check_open):
             raise TimedOut(self._shortage())
         return time.monotonic() - began
 
@@ -212,25 +224,29 @@ class SampleGate(_Side):
 
     def count(self, rows: int) -> None:
         """Counts `rows` drawn rows, which makes room for writers."""
+        if self._weight != 1.0:
+            weighted = rows * self._weight + self._rest
+            rows = int(weighted)
+            self._rest = weighted - rows
         self._slots.add(self._at + _SAMPLED, rows)
         self._slots.store(self._at + _STARVING, 0)
         self._room.notify(rows)
 
     def may_sample(self) -> bool:
         """Whether `wait` would return at once."""
-        return self._missing(self._batch) == 0
+        return self._missing(self._cost) == 0
 
     @property
     def due(self) -> bool:
         """Whether a batch is due by samples_per_insert alone, without the tolerance."""
         inserted = self._lanes.inserted()
-        return inserted >= self._limiter.min_size and self._limiter.balance(inserted, self._sampled()) >= self._batch
+        return inserted >= self._limiter.min_size and self._limiter.balance(inserted, self._sampled()) >= self._cost
 
-    def _missing(self, rows: int) -> int:
+    def _missing(self, rows: float) -> int:
         inserted = self._lanes.inserted()  # read first: changes between the two loads can only delay this sampler
         return self._limiter.inserts_missing(inserted, self._sampled(), rows)
 
     def _shortage(self) -> str:
         inserted = self._lanes.inserted()
-        needed = inserted + self._limiter.inserts_missing(inserted, self._sampled(), self._batch)
+        needed = inserted + self._limiter.inserts_missing(inserted, self._sampled(), self._cost)
         return f"{self._segment.path}: the limiter expects at least {needed} transitions inserted, got {inserted}"

@@ -17,6 +17,7 @@ from ..observations import Pad
 from ..spec import Sequence
 from ..transitions import Batch, BatchMemory, Window, spec_difference
 from .buffer import ReplayBuffer
+from .hindsight import Hindsight
 from .prioritized import Prioritized, checked_priorities
 from .sampler import Sampler, SamplerStats
 
@@ -37,7 +38,8 @@ class Mixture:
         prioritized: for all replays, or one entry for each; None draws uniformly. Weights are divided by the largest
             of their replay's rows; each batch of the mixture is one of beta_steps.
         min_size: transitions that each replay must hold before the mixture draws from it.
-        stack, n_step, gamma, seed, pad, sequence: as for `ReplayBuffer.sampler`.
+        stack, n_step, gamma, seed, pad, sequence, hindsight: as for `ReplayBuffer.sampler`; a goal comes from its row's
+            own lane, so from the same replay, and hindsight's functions are called once for the whole batch.
         lanes: for each replay the consecutive lanes to draw from; None: all. With it, `replays` may hold one replay
             several times: its limiter then counts the rows of all lanes and of all parts together.
 
@@ -63,6 +65,7 @@ class Mixture:
         prioritized: Prioritized | Several[Prioritized | None] | None = None,
         sequence: Sequence | None = None,
         lanes: Several[range | None] | None = None,
+        hindsight: Hindsight | None = None,
     ) -> None:
         _check_replays(replays)
         count = len(replays)
@@ -82,11 +85,16 @@ class Mixture:
         self._parts: dict[int, list[Sampler]] = {}  # the samplers with a share, by their replay
         for i, own_seed in enumerate(_seeds(seed, count)):
             alone = len(self._of_same[i]) == 1
-            sampler = replays[i]._sampler(parts[i], window, batch_size, min_size, preferred[i], own_seed, alone)
+            options = window, batch_size, min_size, preferred[i], own_seed, alone, hindsight
+            sampler = replays[i]._sampler(parts[i], *options)
             sampler._inside = self._inside  # no other thread may use one of the samplers meanwhile
             self.samplers.append(sampler)
             if self._fractions[i] > 0:
                 self._parts.setdefault(nonces[i], []).append(sampler)
+        self._relabelling = self.samplers[0]._relabelling
+        for sampler in self.samplers[1:]:
+            if self._relabelling is not None and sampler._relabelling is not None:
+                sampler._relabelling.share(self._relabelling)
         self._shared = [*chain(*self._parts.values())]
         self._batch_size = int(batch_size)
         self._owed = np.zeros(count)
@@ -127,6 +135,8 @@ class Mixture:
         for i, sampler in enumerate(self.samplers):
             sampler._finish(memory, rows[i], drawn[i])
         batch = memory.batch()
+        if self._relabelling is not None:
+            batch.relabelled = self._relabelling.finish(memory)
         batch.index *= len(self.samplers)
         batch.index += source
         batch.source = source
@@ -157,6 +167,11 @@ class Mixture:
         """Whether samplers are a batch behind, by the limiters of all replays that have one; False without any."""
         limited = [sampler for sampler in self._shared if sampler._gate is not None]
         return bool(limited) and all(sampler.due for sampler in limited)
+
+    def limit_to(self, share: float) -> None:
+        """See `Sampler.limit_to`; for every replay."""
+        for sampler in self.samplers:
+            sampler.limit_to(share)
 
     @property
     def stats(self) -> list[SamplerStats]:

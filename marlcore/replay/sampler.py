@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..checks import check_whole, deadline_of, state_array
+from ..declared import Number
 from ..errors import MarlcoreError, NotEnoughData, TimedOut
 from ..kernels.rows import HI
 from ..memory import one_thread, sleep_until
@@ -23,6 +24,7 @@ from .prioritized import Prioritized, PriorityTree
 from .uniform import Uniform
 
 EQUAL = Prioritized(alpha=0.0)
+SHARE = Number(above=0, high=1)
 
 
 @dataclass
@@ -139,14 +141,26 @@ class Sampler:
         self._finish(memory, self._all_rows)
         batch = memory.batch()
         if self._relabelling is not None:
-            self._relabelling.finish(memory)
-            batch.relabelled = self._relabelling.relabelled.copy()
+            batch.relabelled = self._relabelling.finish(memory)
         return batch
 
     @property
     def due(self) -> bool:
         """Whether samplers are a batch behind, by the replay's limiter; False without a limiter."""
         return self._gate is not None and self._gate.due
+
+    def limit_to(self, share: float) -> None:
+        """From now on draws only a share of the limiter's samples per insert: a row counts as 1 / share rows.
+
+        Args:
+            share: above 0 and at most 1; it may change at any time.
+
+        Raises ValueError: there is no limiter, or the share is out of range, or so small that both sides would wait.
+        """
+        SHARE.checked("limit_to", share)
+        if self._gate is None:
+            raise ValueError("limit_to: expected a replay with a limiter, got one without")
+        self._gate.limit_to(share)
 
     @one_thread
     def update_priorities(self, index: ArrayLike, priority: ArrayLike) -> None:

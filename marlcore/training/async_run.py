@@ -9,8 +9,8 @@ from functools import partial
 import torch
 
 from ..errors import MarlcoreError, WorkerFailed, suppress_failed_calls
-from ..processes import Child, Children, Control, Interrupts, RestartPolicy, Supervisor, setup_logging
-from .config import EVALUATOR, actor_names
+from ..processes import Child, Children, Control, Interrupts, RestartPolicy, Supervisor, setup_worker
+from .config import EVALUATOR, actor_names, learner_names
 from .loops import run_seed
 from .record import Monitor, RunDirectory
 from .workers import ActorWorker, Blueprint, EvaluatorWorker, LearnerWorker
@@ -37,12 +37,13 @@ def supervisor_of(blueprint: Blueprint, control: Control, run: RunDirectory, chi
 
     def start(name: str, attempt: int) -> Child:
         work = partial(run_worker, name, blueprint, attempt)
-        return children.start_worker(name, work, prepare=partial(setup_logging, run.log_path(name)))
+        return children.start_worker(name, work, prepare=partial(setup_worker, run.log_path(name)))
 
-    config = blueprint.config.supervision
-    timeouts = dict.fromkeys(control.workers, config.actor_timeout)
-    timeouts |= dict.fromkeys(control.about["learners"], config.learner_timeout)
-    restarts = RestartPolicy(config.max_restarts, config.window, config.backoff)
+    config, settings = blueprint.config, blueprint.config.supervision
+    timeouts = dict.fromkeys(control.workers, settings.actor_timeout)
+    for name, policies in learner_names(config, [policy.name for policy in blueprint.policies]).items():
+        timeouts[name] = max(map(config.timeout_of, policies))
+    restarts = RestartPolicy(settings.max_restarts, settings.window, settings.backoff)
     return Supervisor(children, control, start, timeouts, restarts)
 
 
@@ -75,7 +76,7 @@ def run_async(
     """
     config, failed, ends_since, halted = blueprint.config, None, None, False
     stepping = [supervisor.workers[name] for name in actor_names(config) or control.about["learners"]]
-    grace = max(GRACE_S, config.supervision.learner_timeout)
+    grace = max(GRACE_S, *(config.timeout_of(policy.name) for policy in blueprint.policies))
     while supervisor.unfinished and not interrupts.again:
         if (failed or interrupts.stopping) and not halted:
             halted, ends_since = True, ends_since or time.monotonic()

@@ -57,13 +57,34 @@ class Telling(mc.DQN):
         return trainer
 
 
+class Tagged(gymnasium.Wrapper):
+    """Tags its episodes even and odd in turn, for the parts of a replay; goals are judged as inside."""
+
+    episodes = 0
+
+    def __init__(self, env_fn: Any) -> None:
+        super().__init__(env_fn())
+        self.compute_reward, self.compute_terminated = env_fn().compute_reward, env_fn().compute_terminated
+
+    def reset(self, **options: Any) -> Any:
+        self.episodes += 1
+        obs, info = super().reset(**options)
+        return obs, info | {"tag": ("even", "odd")[self.episodes % 2]}
+
+
 @pytest.mark.parametrize(
-    ("mode", "prioritized"), [("serial", False), ("serial", True), pytest.param("async", False, marks=LONG)]
+    ("mode", "replay"),
+    [
+        ("serial", {}),
+        ("serial", {"prioritized": True}),
+        ("serial", {"mixture": {"even": 0.25, "odd": 0.75}}),
+        pytest.param("async", {}, marks=LONG),
+    ],
 )
-def test_a_run_relabels_by_the_environments_functions(tmp_path, flips, mode, prioritized):
+def test_a_run_relabels_by_the_environments_functions(tmp_path, flips, mode, replay):
     """Also rows whose episodes ended at their goals: their final observations are stored. No reward is wrong."""
-    replay = {"prioritized": prioritized}
-    result = runs.train(tmp_path, flips.BitFlip, Telling(hidden=(16,)), mode=mode, replay=replay)
+    env_fn = partial(Tagged, flips.BitFlip) if "mixture" in replay else flips.BitFlip
+    result = runs.train(tmp_path, env_fn, Telling(hidden=(16,)), mode=mode, replay=replay)
     relabelled, reached, wrong = (values_of(result.run_dir, n) for n in ("relabelled", "reached", "wrong"))
     assert abs(np.mean(relabelled) - 0.75) < 0.1 and np.mean(reached) > 0.1
     assert not any(wrong)
@@ -111,9 +132,6 @@ def refused(folder: Path, flips: Any) -> dict[str, Refused]:
 
     return {
         "steps": (run(learner={"n_step": 3}), ValueError, "learner.n_step: expected 1 with replay.hindsight, got 3"),
-        "mixture": (
-            run(replay={"mixture": {"a": 1.0}}), ValueError, "replay.hindsight: expected off with replay.mixture",
-        ),
         "sequences": (
             run(algorithm="r2d2"), ValueError,
             "replay.hindsight: expected the default 'off', since R2D2, the algorithm of 'agent_0', draws sequences",

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -90,9 +91,10 @@ def values_of(run_dir: Path, name: str) -> list[float]:
 
 
 def history(run_dir: Path) -> list[tuple[Any, ...]]:
-    """What a run did: its metrics without what the clock measured, which rates, waits and the time of each row are."""
+    """What a run did: its metrics without memory and what the clock measured: rates, waits, the time of each row."""
     metrics = metrics_of(run_dir)
-    return [(m.step, m.agent, m.name, m.value) for m in metrics if not m.name.endswith("_s")]
+    measured = re.compile(".*_s|(rss|gpu)_mib/.*")
+    return [(m.step, m.agent, m.name, m.value) for m in metrics if not measured.fullmatch(m.name)]
 
 
 def checkpoint(run_dir: Path, name: str = "agent_0") -> dict[str, Any]:

@@ -29,7 +29,7 @@ from ...processes import (
     RestartPolicy,
     Supervisor,
     Telemetry,
-    setup_logging,
+    setup_worker,
 )
 from ...weights import ParameterStore
 from .actor import Actor
@@ -185,10 +185,10 @@ class Session(AbstractContextManager["Session"]):
     def _start(self, children: Children, name: str, attempt: int) -> Child:
         self._read_mail()
         self._mail[name].drop_rest()
-        folder, prepare = self._plan.options.log_dir, None
+        folder = self._plan.options.log_dir
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
-            prepare = partial(setup_logging, folder / f"{name}.log")
+        prepare = partial(setup_worker, folder and folder / f"{name}.log")
         return children.start_worker(name, partial(run_role, name, self._envs[name], self._plan, attempt), prepare)
 
     def _watch(self, supervisor: Supervisor) -> None:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from ...checks import absolute, did_you_mean
-from ...declared import By, Declared, Number, Whole, changed, flattened
-from .schedules import Constant, Schedule, Stages, ascending
+from ...declared import By, Declared, Whole, changed, flattened
+from .schedules import Constant, Schedule, Scheduled, Stages, ascending
 from .sections import (
     ActorConfig,
     Count,
@@ -20,6 +20,7 @@ from .sections import (
     StopConfig,
     SupervisionConfig,
     distinct_names,
+    updates_per_step,
 )
 from .self_play import SelfPlayConfig, absolute_anchors
 
@@ -53,10 +54,12 @@ class Config(Declared):
     """Seed of all randomness; in serial mode the same seed gives the same run."""
     mode: Literal["async", "serial"] = "async"
     """async: one process for each actor and each agent's learner. serial: the same work in turn in one process."""
-    updates_per_step: Annotated[float | None, Number(1e-6, 1e6)] = 0.1
-    """Updates of each learner per step of its agent after the warm-up; None lets actors and learners run free."""
+    updates_per_step: Annotated[Scheduled | float | None, By(updates_per_step)] = 0.1
+    """Updates of each learner per step of its agent after the warm-up: a number, or a schedule, such as "linear(0.1, 1,
+    100000)", which the learner evaluates at each update. None lets actors and learners run free."""
     updates_tolerance: Count = 32
-    """Updates that a learner may lag behind updates_per_step before its actors wait; it never leads."""
+    """Updates that a learner may lag behind updates_per_step before its actors wait; it never leads. They are those of
+    a schedule's highest number: at a lower one, fewer."""
     run_dir: str | None = None
     """Directory for the results, new or empty. By default runs/<date and time>."""
     stages: Annotated[tuple[int, ...], By(ascending)] = ()
@@ -103,6 +106,10 @@ class Config(Declared):
     def learner_of(self, policy: str) -> LearnerConfig:
         return self.learners.get(policy, self.learner)
 
+    def timeout_of(self, policy: str) -> float:
+        """Seconds that a policy's learner may be silent."""
+        return self.learner_of(policy).timeout or self.supervision.learner_timeout
+
     def check_rows(self, policy: str, agents: int) -> None:
         """Raises ValueError: the replay of a policy of `agents` agents has too few rows."""
         replay, learner = self.replay, self.learner_of(policy)
@@ -126,14 +133,21 @@ class Config(Declared):
         from ...replay import RateLimiter
 
         learner = self.learner_of(policy)
-        if self.updates_per_step is None:
+        if self.pace is None:
             return None
-        samples_per_insert = self.updates_per_step * learner.batch_size
+        slowest, fastest = self.pace.bounds
+        samples_per_insert = fastest * learner.batch_size  # at slower paces, a batch counts more: see `limit_to`
         # Both sides must never wait at once: with a batch that is almost due, a row of every lane must fit, since in
         # serial mode, or where no process can be started, one thread is both sides.
-        least = samples_per_insert * (lanes + 1) + learner.batch_size
+        least = samples_per_insert * (lanes + 1) + learner.batch_size * fastest / slowest
         tolerance = max(self.updates_tolerance * learner.batch_size, least)
         return RateLimiter(samples_per_insert, learner.warmup, tolerance, lead=0.0)
+
+    @property
+    def pace(self) -> Schedule | None:
+        """The updates per step as a schedule; None where nothing holds them."""
+        updates = self.updates_per_step
+        return None if updates is None else Schedule.from_value("updates_per_step", updates)
 
     @property
     def offline(self) -> bool:

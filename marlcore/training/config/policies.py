@@ -174,8 +174,6 @@ def check_offline(config: Config) -> None:
 
 
 def _check_hindsight(policy: AssignedPolicy, source: ReplaySource, config: Config) -> None:
-    if config.replay.mixture:
-        raise ValueError("replay.hindsight: expected off with replay.mixture, got both")
     if source.hindsight is None or source.sequence is not None:
         why = "draws sequences" if source.sequence is not None else "draws without it"
         _check("replay.", ("hindsight",), config.replay, ReplayConfig(), policy, why)

@@ -43,6 +43,12 @@ class Schedule:
         """The number at a count of at least 0."""
         raise NotImplementedError
 
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The lowest and the highest number; not of a function, which may rise and fall."""
+        ends = self.at(0), self.at(10**9)
+        return min(ends), max(ends)
+
     def __str__(self) -> str:
         shown = [_shown(getattr(self, field.name)) for field in fields(self) if field.name != "of"]
         return f"{self.kind}({', '.join([*shown, *([f'of={self.of}'] if self.of != 'steps' else [])])})"
@@ -147,6 +153,11 @@ class Piecewise(Schedule):
     def at(self, count: int) -> float:
         counts, values = zip(*self.points, strict=True)
         return float(np.interp(count, counts, values))
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        values = [value for _, value in self.points]
+        return min(values), max(values)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from ...checks import brief, did_you_mean, is_number
 from ...declared import By, Declared, Number, Whole
 from ...observations import Pad
 from ...references import is_importable
-from .schedules import Custom, Exponential, Schedule, Scheduled, check_free
+from .schedules import Constant, Custom, Exponential, Schedule, Scheduled, check_free, is_custom
 
 EPSILON = Exponential(1.0, 0.02, rate=0.95, every=100, of="updates")
 SINKS = ("csv", "tensorboard", "wandb")
@@ -18,6 +18,7 @@ SINKS = ("csv", "tensorboard", "wandb")
 Count = Annotated[int, Whole(1)]
 Seconds = Annotated[float, Number(0)]
 Timeout = Annotated[float, Number(1)]
+RATIO = Number(1e-6, 1e6)
 
 
 def shares(label: str, value: Any) -> dict[str, float]:
@@ -57,6 +58,17 @@ def probability(label: str, value: Any) -> Schedule:
         if not 0.0 <= schedule.at(count) <= 1.0:
             raise ValueError(f"{label}: expected a probability, got {schedule.at(count):g} from {schedule}")
     return schedule
+
+
+def updates_per_step(label: str, value: Any) -> Schedule | float:
+    """A number or a schedule. Raises ValueError: a number is out of range, or it is a function, of unknown range."""
+    if is_custom(value) or isinstance(value, Custom) or callable(value):
+        raise ValueError(f"{label}: expected a number or a schedule other than a function, got {brief(value)}")
+    if isinstance(value, str):
+        value = Schedule.from_value(label, value)
+    bounds = value.bounds if isinstance(value, Schedule) else (value,)
+    lowest, *_ = (RATIO.checked(label, bound) for bound in bounds)
+    return value if isinstance(value, Schedule) and not isinstance(value, Constant) else lowest
 
 
 def named_schedules(label: str, value: Any) -> dict[str, Schedule]:
@@ -146,6 +158,9 @@ class LearnerConfig(Declared):
     """Device on which learners train: "cpu", "cuda:0", "mps", or "auto" for CUDA, then MPS, then the CPU."""
     device_per_agent: bool = False
     """With "auto" and several GPUs: assign the policies to them in turn."""
+    timeout: Annotated[float | None, Number(1)] = None
+    """Seconds without a heartbeat after which the learner's process is killed and restarted, in async mode; of several
+    policies in one process, the longest counts. None: `supervision.learner_timeout`."""
     threads: Count = 1
     """CPU threads of each process of the run: learners, actors and the evaluator."""
 

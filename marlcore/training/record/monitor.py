@@ -1,10 +1,13 @@
 """The parent's monitor: it records and shows a run's metrics, knows its status, and saves its progress."""
 
+import os
 from collections import deque
 from dataclasses import dataclass, field
+from pathlib import Path
 from time import monotonic
 
-from ...processes import EPISODES, RESTARTS, STEPS, UPDATES, Control, Interrupts, Metric, Telemetry
+from ...errors import suppress_failed_calls
+from ...processes import EPISODES, PID, RESTARTS, STEPS, UPDATES, Control, Interrupts, Metric, Telemetry
 from .progress import EPISODES_PER_S, LateReturns, Table
 from .run_directory import RunDirectory
 from .sinks import Sink
@@ -13,6 +16,7 @@ from .stop_conditions import StopConditions
 NOTE_S = 5.0  # between saves of the run's progress
 RATE_S = 1.0  # between measurements of the rate, and flushes of the sinks
 RATES = 10  # such intervals, over which the rate is a mean: actors of a slow on-policy learner pause for seconds
+MEMORY_S = 5.0  # between measurements of the processes' memory
 TICK_S = 0.25  # between ticks of a serial run
 
 
@@ -66,7 +70,7 @@ class Monitor:
         self._counted = deque([(now, self.control.steps, 0)], maxlen=RATES + 1)  # (seconds, steps, episodes)
         self._rate = 0.0
         self._ticked = now
-        self._noted = -NOTE_S
+        self._noted = self._weighed = -max(NOTE_S, MEMORY_S)
         self._newest: dict[tuple[str, str], float] = {}
         self._returns: dict[str, LateReturns] = {}
         self._means: dict[str, float] = {}  # of these, as of the last measurement: they take time in a long run
@@ -113,7 +117,20 @@ class Monitor:
             self._record(Metric(now, steps, "", "env_steps_per_s", self._rate))
             if self._ended:
                 self._record(Metric(now, steps, "", EPISODES_PER_S, (self._ended - ended) / seconds))
+            if now - self._weighed >= MEMORY_S:
+                self._weigh(now, steps)
         self._counted.append((now, steps, self._ended))
+
+    def _weigh(self, now: float, steps: int) -> None:
+        """Records the resident memory of this process and of the workers', in MiB."""
+        self._weighed = now
+        pids = {name: notes.load(PID) for name, notes in self.control.notes.items()}
+        workers = {name: pid for name, pid in pids.items() if pid not in (0, os.getpid())}  # that of serial mode
+        for name, pid in {"parent": os.getpid(), **workers}.items():
+            with suppress_failed_calls():  # it has just ended, or /proc is not mounted
+                pages = int(Path(f"/proc/{pid}/statm").read_bytes().split()[1])
+                mib = pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+                self._record(Metric(now, steps, "", f"rss_mib/{name}", mib))
 
     def _count_episodes(self) -> None:
         """Takes in the episodes that actors ended; the process that follows a dead one counts from 0 again."""

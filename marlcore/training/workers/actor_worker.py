@@ -41,6 +41,8 @@ class ActorWorker(Worker):
         self._share = share + (self._index < rest)
         self._steps: int = self.counters.load(STEPS)
         self.tell_environments()
+        self._device = choose_device(config.actor.device)
+        self._on_gpu = self._device.type == "cuda"
         self.env = env = checked(self.hold(vectorize(blueprint.env_fn, config.actor.envs)))
         self.policies = [self._policy(policy) for policy in blueprint.policies]
         self.seats: dict[str, Seat] = {}
@@ -57,7 +59,7 @@ class ActorWorker(Worker):
 
     def _policy(self, policy: PolicyBlueprint) -> PublishedPolicy:
         config, copies = self.config, self.env.copies
-        device = choose_device(config.actor.device)
+        device = self._device
         model = build_model(policy, config).acting.to(device)
         use = self._index * len(self.blueprint.policies) + policy.index
         exponents = config.exploration.exponents(config.actor.processes * copies)
@@ -141,6 +143,8 @@ class ActorWorker(Worker):
         self.counters.store(STEPS, self._steps)
         if self.env.episodes:
             self.counters.store(EPISODES, self.env.episodes)
+        if self._on_gpu:
+            self.report_gpu(self._device)
         self.counters.store(READY, self.attempt)  # what raised before would raise again: see the supervisor
         self.beat()
 

@@ -13,7 +13,7 @@ from ...errors import TimedOut
 from ...interfaces import Trainer
 from ...processes import DONE, READY, STEPS, UPDATES, Telemetry
 from ...weights import ParameterStore
-from ..config import learner_names, schedules_of
+from ..config import Constant, learner_names, schedules_of
 from ..loops import FiniteCheck, Learner, PolicyModel, build_model, catch_up, choose_device, learn, learn_until_stopped
 from ..record import CHECKPOINT_S, checkpoint_path, load_checkpoint, save_checkpoint
 from ..self_play import League, Pool, Snapshot
@@ -62,6 +62,11 @@ class LearnerWorker(Worker):
                 league.write()
             self.report(policy.name, CHECKPOINT_S, time.monotonic() - began, state["step"])
 
+        def also_report() -> None:
+            self.report_gpu(device)
+            if league is not None:
+                league.report_rates()
+
         return Learner(
             batches,
             trainer,
@@ -75,11 +80,12 @@ class LearnerWorker(Worker):
             finite=FiniteCheck(policy.name, model, trainer.state_dict(), policy.checkpoint, state.get("updates")),
             report=partial(self.report, policy.name),
             save_state=save,
+            pace=None if isinstance(config.pace, Constant) else config.pace,
             clearing=config.clearing_stages,
             updates=updates,
             stage=int(state.get("stage", 0)),
             also_publish=league.publish if league else None,
-            also_report=league.report_rates if league else None,
+            also_report=also_report,
         )
 
     def _league(self, policy: PolicyBlueprint, model: PolicyModel, state: Mapping[str, Any]) -> League | None:

@@ -113,6 +113,7 @@ class ReplayBatches:
         config, learner = worker.config, worker.config.learner_of(policy.name)
         self._replay = replay
         self._policy = policy
+        self._fastest = config.pace.bounds[1] if config.pace else 1.0
         self.prioritized = source.prioritized is not None
         options: dict[str, Any] = {
             "stack": config.replay.frames, "n_step": source.n_step, "gamma": learner.gamma,
@@ -143,6 +144,9 @@ class ReplayBatches:
     def due(self) -> bool:
         """See `Batches.due`; also whether a batch is drawn ahead."""
         return self._sampler.due or (self._limited_ahead and self._source.can_sample())
+
+    def follow(self, updates_per_step: float) -> None:
+        self._sampler.limit_to(min(updates_per_step / self._fastest, 1.0))
 
     def stats(self) -> dict[str, float]:
         each = [self._sampler.stats] if isinstance(self._sampler, Sampler) else self._sampler.stats
@@ -195,6 +199,9 @@ class QueueBatches:
 
     def update_priorities(self, index: Any, priority: Any) -> None:
         """A queue has no priorities."""
+
+    def follow(self, updates_per_step: float) -> None:
+        """Each transition is read once."""
 
     def clear(self) -> None:
         """All but a few transitions in the queue are of the newest weights."""

@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ...envs import Looking, RunStep
 from ...memory import SegmentHandle
 from ...processes import Control, Telemetry, WorkerBase, fitting_name
 from ..config import AssignedPolicy, Config
 from ..self_play import SelfPlay
 
+GPU_S = 5.0  # between a worker's reports of its GPU's memory
 WAIT_S = 0.1  # of workers, between looks at the parent's word
 
 
@@ -52,6 +55,7 @@ class Worker(WorkerBase):
         self.hold(self.control)
         self.blueprint = blueprint
         self.config = blueprint.config
+        self._weighed = -GPU_S
         self._reporter = self.hold(self.hold(Telemetry.attach(blueprint.telemetry)).reporter(name))
         try:
             self.build()
@@ -73,6 +77,13 @@ class Worker(WorkerBase):
 
     def work(self) -> None:
         """Runs the loop in the worker's own process, until it is done or the parent stops it."""
+
+    def report_gpu(self, device: torch.device) -> None:
+        """Reports the MiB that this process's tensors take on a CUDA device, at most every `GPU_S`."""
+        now = time.monotonic()
+        if device.type == "cuda" and now - self._weighed >= GPU_S:
+            self._weighed = now
+            self.report("", f"gpu_mib/{self.name}", torch.cuda.memory_allocated(device) / 2**20)
 
     def report(self, agent: str, name: str, value: float, step: int | None = None) -> None:
         """Reports a metric; at the present step if `step` is None."""

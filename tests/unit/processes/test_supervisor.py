@@ -1,12 +1,17 @@
 """Supervision: its decisions, on made-up processes; and whole runs whose workers die, fail and hang."""
 
+import ctypes
 import os
 import signal
+import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -16,9 +21,22 @@ import marlcore as mc
 from marlcore.algos import DQN
 from marlcore.algos.dqn import DQNTrainer
 from marlcore.envs import TreasureHunt
-from marlcore.processes import BEATS, EPISODES, PID, READY, RESTARTS, Children, Control, Supervisor
+from marlcore.memory import SegmentHandle
+from marlcore.processes import (
+    BEATS,
+    EPISODES,
+    PID,
+    READY,
+    RESTARTS,
+    Children,
+    Control,
+    RestartPolicy,
+    Supervisor,
+    setup_worker,
+)
 from marlcore.processes import supervisor as supervision
 from marlcore.training import read_metrics
+from marlcore.training.async_run import supervisor_of
 from marlcore.training.config import ActorConfig, ExplorationConfig, LearnerConfig, SupervisionConfig
 
 TIMEOUT = 10.0
@@ -37,6 +55,9 @@ class Process:
     def end(self, reason: str = "", text: str = "") -> None:
         self.running = False
         self.failure = lambda: mc.WorkerFailed("actor-0", reason, text) if reason else None
+
+    def ask_for_stacks(self) -> None:
+        self._log.append(f"ask {self.attempt}")
 
     def kill(self) -> None:
         self._log.append(f"kill {self.attempt}")
@@ -167,14 +188,17 @@ def test_a_worker_that_ended_well_is_done_and_stays_so(scene: Scene) -> None:
 def test_a_silent_workers_successor_waits_for_its_death(scene: Scene) -> None:
     scene.watch_until(TIMEOUT)
     assert scene.log == ["start 1"]
-    scene.watch_until(TIMEOUT + 0.5)
-    assert scene.log[1:] == ["kill 1"]
+    scene.watch_until(TIMEOUT + 1.0)
+    assert scene.log[1:] == ["ask 1"]
+    scene.counters.store(BEATS, 99)  # too late
+    scene.watch_until(TIMEOUT + 1.5)
+    assert scene.log[2:] == ["kill 1"]
     scene.watch_until(TIMEOUT + 50.0)
-    assert scene.log[2:] == []  # the kernel has not said yet that it is dead
+    assert scene.log[3:] == []  # the kernel has not said yet that it is dead
     scene.process.end("environment", "Traceback: the server does not answer")  # it raised just before it was killed
     scene.supervisor.watch(0.0)
     scene.watch_until(scene.now + 1.0)
-    assert scene.log[2:] == ["end 1", "start 2"]
+    assert scene.log[3:] == ["end 1", "start 2"]
     expected = "Traceback: the server does not answer\nit showed no sign of life for 10 s, and was killed"
     assert (scene.worker.failure.reason, scene.worker.failure.traceback) == ("hang", expected)
 
@@ -183,7 +207,7 @@ def test_a_worker_that_starts_may_be_silent_for_longer(starting: Scene) -> None:
     starting.watch_until(120.0)
     assert starting.log == ["start 1"]
     starting.watch_until(120.5)
-    assert starting.log[1:] == ["kill 1"]
+    assert starting.log[1:] == ["ask 1"]
 
 
 def test_a_worker_with_a_heartbeat_is_left_alone(scene: Scene) -> None:
@@ -199,7 +223,7 @@ def test_a_parent_that_was_stopped_counts_no_silence(scene: Scene) -> None:
     scene.supervisor.watch(0.0)
     assert scene.log == ["start 1"]
     scene.watch_until(scene.now + TIMEOUT)
-    assert scene.log[1:] == ["kill 1"]
+    assert scene.log[1:] == ["ask 1"]
 
 
 # By case: whether it was ready, whether an episode ended, the failures' reasons, and whether the last one is final.
@@ -247,6 +271,52 @@ def test_no_restart_happens_after_standing_down(scene: Scene, stood_down_first: 
     scene.watch_until(100.0)
     assert scene.log[1:] == ["end 1"] and scene.supervisor.unfinished == []
     assert scene.worker.failure.reason == "death" and not scene.worker.done
+
+
+def test_a_learner_may_be_silent_as_long_as_its_policies() -> None:
+    config = mc.Config(
+        learner=LearnerConfig(processes=2), supervision=SupervisionConfig(actor_timeout=7, learner_timeout=30),
+        learners={"b": LearnerConfig(timeout=5), "c": LearnerConfig(timeout=60), "d": LearnerConfig(timeout=6)},
+    )  # fmt: skip
+    blueprint: Any = SimpleNamespace(config=config, policies=[SimpleNamespace(name=name) for name in "abcd"])
+    with Control.create(["actor-0", "learner-0", "learner-1"]) as control:
+        workers = supervisor_of(blueprint, control, Mock(), Mock()).workers
+    assert {name: worker.timeout for name, worker in workers.items()} == {"actor-0": 7, "learner-0": 60, "learner-1": 6}
+
+
+# Processes that hang
+
+
+def hang(how: str, control: SegmentHandle) -> None:
+    if how != "Python":
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    counters = Control.attach(control).workers["actor-0"]
+    counters.store(BEATS, 1)
+    counters.store(READY, 1)
+    if how == "C":
+        time.sleep(1e6)
+    if how == "C with the interpreter's lock":
+        ctypes.PyDLL(None).pause()
+    while True:
+        pass
+
+
+@pytest.mark.usefixtures("shared_fork_server")
+@pytest.mark.parametrize("how", ["Python", "C", "C with the interpreter's lock"])
+def test_a_worker_that_hangs_leaves_its_stacks_in_its_log(tmp_path: Path, how: str) -> None:
+    path = tmp_path / "actor-0.log"
+    with Control.create(["actor-0"]) as control, closing(Children()) as children:
+
+        def start(name: str, attempt: int) -> Any:
+            return children.start_worker(name, partial(hang, how, control.handle), partial(setup_worker, path))
+
+        supervisor = Supervisor(children, control, start, {"actor-0": 0.5}, RestartPolicy(max_restarts=0))
+        supervisor.workers["actor-0"].start()
+        with pytest.raises(mc.WorkerFailed, match=r"no sign of life for 0\.5 s"):
+            while True:
+                supervisor.watch(0.1)
+        assert not supervisor.unfinished
+    assert "test_supervisor.py" in path.read_text() and " in hang\n" in path.read_text()
 
 
 # Whole runs

@@ -3,13 +3,14 @@
 import multiprocessing
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 from model import chi_square_limit
 
-from marlcore import Field, Hindsight, Prefetch, Prioritized, ReplayBuffer, TransitionSpec
+from marlcore import Field, Hindsight, Mixture, Prefetch, Prioritized, ReplayBuffer, TransitionSpec
 from marlcore.replay.hindsight import Relabelling
 from marlcore.transitions import ReadPlan
 
@@ -99,14 +100,16 @@ def replay() -> Iterator[ReplayBuffer]:
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize(
     "options",
-    [{}, {"stack": 3}, {"stack": 3, "pad": "zero"}, {"prioritized": Prioritized()}],
-    ids=["plain", "stack", "zeros", "prioritized"],
+    [{}, {"stack": 3}, {"stack": 3, "pad": "zero"}, {"prioritized": Prioritized()}, {"lanes": [range(1), range(1, 2)]}],
+    ids=["plain", "stack", "zeros", "prioritized", "mixture"],
 )
 def test_rows_get_each_allowed_goal_equally_often(replay, strategy, options):
     """And what follows from it: the reward, the end and the discount are those of the new goal."""
     written = Written(replay)
     hindsight = Hindsight(3, strategy, reward_of, ends_at)
-    sampler = replay.sampler(500, gamma=0.5, seed=1, min_size=1, hindsight=hindsight, **options)
+    options |= {"gamma": 0.5, "seed": 1, "min_size": 1, "hindsight": hindsight}
+    make = partial(Mixture, [replay] * 2, [0.4, 0.6]) if "lanes" in options else replay.sampler
+    sampler = make(500, **options)
     counts: dict[tuple[int, int], Counter[Goal]] = {}
     stacked, relabelled, able = options.get("stack", 1) > 1, 0, 0
     for _ in range(40):
@@ -120,7 +123,7 @@ def test_rows_get_each_allowed_goal_equally_often(replay, strategy, options):
             goals, next_goals = goals[:, -1], next_goals[:, -1]
         achieved = after["achieved_goal"][:, -1] if stacked else after["achieved_goal"]
         for i, index in enumerate(batch.index.tolist()):
-            ticket, lane = divmod(index, replay.lanes)
+            ticket, lane = divmod(index, replay.lanes)  # a mixture's source is the lane here
             step, goal = written.steps[lane, ticket], tuple(goals[i].tolist())
             allowed = step.allowed(strategy, ticket, written.lo[lane])
             relabelled, able = relabelled + batch.relabelled[i], able + bool(allowed)

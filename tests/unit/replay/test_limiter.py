@@ -13,6 +13,7 @@ from meanwhile import soon
 from marlcore import (
     Field,
     MarlcoreError,
+    Mixture,
     NotEnoughData,
     RateLimiter,
     ReplayBuffer,
@@ -79,6 +80,21 @@ def test_every_process_of_a_replay_finds_its_limiter():
 
 
 # One process
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_a_smaller_share_makes_each_row_count_more(mixed):
+    with make() as replay, replay.writer(timeout=0.0) as writer:
+        sampler = Mixture([replay], [1.0], 1) if mixed else replay.sampler(1, min_size=1)
+        fill(writer, 4)
+        sampler.limit_to(0.4)
+        for counted in (2, 5, 7):
+            sampler.sample()
+            assert Mapped(replay).sampled == counted
+        assert not sampler.can_sample()  # 7 + 2.5 would lead by more than 8
+        sampler.limit_to(1.0)
+        assert sampler.can_sample()
+
 
 # With 2 samples an insert, from 4 rows on, within 8: a sampler of batches of 2 "starts" with this min_size, "draws" so
 # many batches, is refused because it "lacks" inserts or, "hungry", rows, and "dies"; a writer "adds" so many rows, or

@@ -227,6 +227,13 @@ SAMPLERS: dict[str, Refused] = {
             ("other goals", {**GOALS, "desired_goal": Field((2,))}, "{'observation': 'float32 (3,)', 'achieved"),
         )
     },
+    **{
+        f"a share of {n}": (limited(lambda r, n=n: r.sampler(1).limit_to(n)), ValueError, f"limit_to: expected {says}")
+        for n, says in {0: "a number in (0, 1], got 0", 1.5: "a number in (0", 0.05: "at least batch_size / "}.items()
+    },
+    "a share without a limiter": (
+        on(lambda replay: replay.sampler(4).limit_to(0.5)), ValueError, "limit_to: expected a replay with a limiter",
+    ),
     "batch beyond the limiter": (
         limited(lambda replay: replay.sampler(9)), ValueError,
         "tolerance: expected a limiter with at least the batch_size 9, got 8",

@@ -33,7 +33,7 @@ WRONG = {
     "learner.compile": "on", "learner.obs_norm": "on", "learner.reward_norm": "on",
     "learner.norm_frozen_after": 0, "learner.prefetch": -1, "learner.publish_interval": 0,
     "learner.publish_mode": "on", "learner.log_interval": 0, "learner.checkpoint_interval": 0,
-    "learner.checkpoint_seconds": math.inf, "learner.threads": 0,
+    "learner.checkpoint_seconds": math.inf, "learner.threads": 0, "learner.timeout": 0,
     "replay.capacity": 0, "replay.stack": 0, "replay.pad": "one", "replay.mixture": {"a": 2}, "replay.path": "/no",
     "replay.alpha": math.inf, "replay.beta": 2, "replay.beta_steps": 0, "replay.save": 3, "replay.clear_at_stage": 3,
     "replay.prioritized": "no", "replay.hindsight": "on", "replay.hindsight_k": 0,
@@ -189,7 +189,10 @@ REFUSED: dict[str, Refused] = {
     ),
     "sinks": (partial(mc.MetricsConfig, sinks=3), TypeError, "sinks: expected names of sinks, got 3"),
     "a learner": (partial(mc.Config.from_dict, {"learners": {"a": 3}}), TypeError, "LearnerConfig for 'a', got 3"),
-    **{f"{value!r} updates a step": ratio(value) for value in (0, -0.1, math.nan, "0.1", True)},
+    **{f"{value!r} updates a step": ratio(value) for value in (0, -0.1, math.nan, "much", True)},
+    "a schedule that ends at no update": ratio("linear(1, 0, 10)", " from 1e-06 to 1e+06, got 0"),
+    "a function of updates a step": ratio(math.sqrt, " or a schedule other than a function, got <built-in"),
+    "text of such a function": ratio("custom(nowhere:f)", " or a schedule other than a function, got 'custom("),
     "no ratio in serial mode": ratio(None, " in serial mode, got None"),
 }
 
@@ -208,6 +211,7 @@ def test_a_vector_environment_has_its_own_number_of_copies(copies: int) -> None:
 def test_settings_come_back_from_json() -> None:
     config = mc.Config(
         learners=MappingProxyType({"a": mc.LearnerConfig(gamma=0.5)}),
+        updates_per_step="linear(0.1, 1, 100)",
         self_play=mc.SelfPlayConfig(pool=4, anchors={weak: 0.15}),
         replay=mc.ReplayConfig(mixture={"anchor": 0.5, "pool": 0.5}),
     )

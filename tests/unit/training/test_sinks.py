@@ -2,7 +2,10 @@
 
 import io
 import json
+import math
+import os
 import re
+import subprocess
 import sys
 import threading
 import time
@@ -10,10 +13,12 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
+import torch
 from processes import until
 from refused import Refused, check_refused
 from rich.console import Console
@@ -22,12 +27,13 @@ import marlcore
 import marlcore as mc
 from marlcore.cli import CommandLine
 from marlcore.declared import changed, hints_of
-from marlcore.processes import EPISODES, STEPS, Control, Metric, Telemetry
+from marlcore.processes import EPISODES, PID, STEPS, Control, Metric, Telemetry
 from marlcore.training import MetricsConfig, read_metrics
 from marlcore.training.config import SINKS
 from marlcore.training.record import Monitor, Progress, RunDirectory
 from marlcore.training.record import monitor as monitors
 from marlcore.training.record.sinks import Background, CsvSink, Sinks, TensorBoardSink, open_sinks
+from marlcore.training.workers import Worker
 
 STREAM = [
     Metric(0.5, 10, "agent_0", "loss", 1 / 3),
@@ -120,7 +126,28 @@ def test_every_sink_gets_the_same_numbers(tmp_path):
     assert abs(time.time() - first) < PATIENCE_S
 
 
+def test_tensorboard_has_the_hyperparameters_and_the_final_returns(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.plugins.hparams import metadata as plugin
+
+    config = {"env": "chain", "learner": {"gamma": 0.5, "compile": None}, "hyperparameters": {"hidden": [64, 64]}}
+    with RunDirectory.create(tmp_path / "run", {**config, "run_dir": "x", "mask": True}) as run:
+        for offset in (0, 1000):  # the run, and the same resumed
+            with closing(TensorBoardSink(run.path)) as sink:
+                for i in range(150):
+                    sink.record(Metric(i / 10, i + offset, "agent_0", "episode_return", i))
+    events = EventAccumulator(str(run.path / "tensorboard"), size_guidance={"scalars": 0, "tensors": 0})
+    events.Reload()
+    content = events.PluginTagToContent(plugin.PLUGIN_NAME)[plugin.SESSION_START_INFO_TAG]
+    named = plugin.parse_session_start_info_plugin_data(content).hparams
+    values = {name: getattr(value, value.WhichOneof("kind")) for name, value in named.items()}
+    assert values == {"learner.gamma": 0.5, "env": "chain", "hyperparameters.hidden": "[64, 64]", "mask": True}
+    final = events.Scalars("final/agent_0/episode_return")
+    assert [(end.step, end.value) for end in final] == [(149, 99.5), (1149, 99.5)]
+
+
 def test_a_resumed_run_adds_to_tensorboard(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
     for part in (STREAM[:2], STREAM[2:]):
         with closing(TensorBoardSink(tmp_path)) as sink:
             for metric in part:
@@ -161,9 +188,37 @@ def test_rates_and_flushes_come_by_time(tmp_path, clock):
             assert monitor.due
             monitor.tick()
             monitor.tick()
-        rates = [(m.time_s, m.step, m.name, m.value) for m in read_metrics(run_dir / "metrics.csv")]
+        metrics = read_metrics(run_dir / "metrics.csv")
+        assert [m.time_s for m in metrics if m.name == "rss_mib/parent"] == [4.0]  # the next comes five seconds later
+        rates = [(m.time_s, m.step, m.name, m.value) for m in metrics if m.name == "env_steps_per_s"]
         assert rates == [(3.0 + i, 300 * i, "env_steps_per_s", 300.0) for i in (1, 2, 3)]
         until(lambda: held.flushes >= 3)
+
+
+def test_the_memory_of_each_living_process_is_reported(tmp_path, clock):
+    """Of a worker's process; not of a worker without one, of one that has just ended, nor twice in serial mode."""
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    with monitored(tmp_path / "run") as (monitor, *_), subprocess.Popen(["cat"], stdin=subprocess.PIPE) as cat:
+        for steps, pid in enumerate([cat.pid, 0, ended.pid, os.getpid()], 1):
+            monitor.control.notes["learner-0"].store(PID, pid)
+            monitor.control.workers["learner-0"].store(STEPS, steps)
+            clock[0] += 5.0
+            monitor.tick()
+        cat.stdin.close()
+    memory = [(m.time_s, m.name, m.value) for m in read_metrics(tmp_path / "run" / "metrics.csv") if "rss" in m.name]
+    assert [name for *_, name, _ in memory] == ["rss_mib/parent", "rss_mib/learner-0", *["rss_mib/parent"] * 3]
+    status = Path("/proc/self/status").read_text()
+    assert memory[-1][2] == pytest.approx(int(re.search(r"VmRSS:\s+(\d+) kB", status)[1]) / 1024, rel=0.2)
+
+
+def test_a_worker_reports_the_memory_of_its_gpu_at_intervals(monkeypatch):
+    reports: list[Any] = []
+    worker: Any = SimpleNamespace(name="actor-0", _weighed=-math.inf, report=lambda *metric: reports.append(metric))
+    monkeypatch.setattr("torch.cuda.memory_allocated", lambda device: 3 * 2**19)
+    for device in ("cpu", "cuda:0", "cuda:0"):
+        Worker.report_gpu(worker, torch.device(device))
+    assert reports == [("", "gpu_mib/actor-0", 1.5)]
 
 
 def test_episodes_are_counted_over_all_actors_and_their_successors(tmp_path, clock):

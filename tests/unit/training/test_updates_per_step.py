@@ -11,6 +11,7 @@ import pytest
 from hunt import HUNT
 
 import marlcore as mc
+from marlcore.training import Schedule, read_metrics
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
@@ -34,6 +35,23 @@ def test_a_short_run_with_the_default_settings_learns(tmp_path: Path) -> None:
     assert config.updates_per_step is not None
     expected = config.updates_per_step * (1_500 - config.learner.warmup)
     assert all(count >= expected - 4 for count in result.updates.values()), result.updates
+
+
+FALLING = "piecewise([(0, 0.9), (800, 0.05)])"
+
+
+@pytest.mark.parametrize(
+    ("mode", "pace"),
+    [("serial", "linear(0.001, 1, 1600)"), ("serial", FALLING), pytest.param("async", FALLING, marks=pytest.mark.long)],
+)
+def test_a_schedule_of_updates_is_held_step_by_step(tmp_path: Path, mode: str, pace: str) -> None:
+    """An update takes 1 / pace steps, so the updates are the sum of the pace over the steps; within the tolerance."""
+    result = train(tmp_path / "run", updates_per_step=pace, updates_tolerance=1, mode=mode)
+    schedule = Schedule.from_value("pace", pace)
+    expected = sum(schedule.at(step) for step in range(CONFIG.learner.warmup * AGENTS, CONFIG.total_steps, AGENTS))
+    assert all(abs(count - expected) < 0.15 * expected for count in result.updates.values()), result.updates
+    reported = [m for m in read_metrics(result.run_dir / "metrics.csv") if m.name == "updates_per_step"]
+    assert reported and all(abs(m.value - schedule.at(m.step)) < 0.1 for m in reported)
 
 
 @pytest.mark.long
