@@ -156,8 +156,7 @@ class TargetTrainer(AdamTrainer):
 
     def bootstrapped(self, batch: Any, future: torch.Tensor) -> torch.Tensor:
         """The targets [..., B]: the scaled rewards plus the discounted values [..., B] of the next observations."""
-        targets: torch.Tensor = self.hyper.reward_scale * batch.reward + batch.discount * future
-        return targets
+        return torch.add(batch.discount * future, batch.reward, alpha=self.hyper.reward_scale)
 
     def metrics(self, loss: torch.Tensor, taken: torch.Tensor, grad_norm: torch.Tensor) -> dict[str, torch.Tensor]:
         """The loss; q_mean, the mean value of the actions taken, in units of the reward; grad_norm, before clipping."""

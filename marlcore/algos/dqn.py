@@ -51,7 +51,7 @@ class DQNTrainer(QTrainer):
         taken = values.gather(1, action).squeeze(1)
         error = taken - targets
         clipped = error.clamp(-1.0, 1.0)
-        slope = batch.weight * clipped / len(error)  # the loss's gradient, with respect to `taken`
+        slope = (batch.weight * clipped).div_(len(error))  # the loss's gradient, with respect to `taken`
         loss = torch.dot(slope, torch.sub(error, clipped, alpha=0.5))
         gradient = torch.zeros_like(values).scatter_(1, action, slope[:, None])
         penalties = self.penalize(batch, values, action, gradient)

@@ -1,6 +1,8 @@
 """Forward and backward passes of a value network: written out for fully connected layers, by autograd for others."""
 
 import copy
+from itertools import chain
+from operator import attrgetter
 from typing import Any, TypeAlias
 
 import torch
@@ -11,6 +13,9 @@ from ..networks.torso import Dense, Torso
 from .stand_in import faster, is_plain, linear, plan_of
 
 Outputs: TypeAlias = tuple[torch.Tensor, torch.Tensor | None]
+
+TRAINING = attrgetter("requires_grad", "_backward_hooks", "_post_accumulate_grad_hooks")
+TRAINED_ALONE = (True, None, None)  # without hooks
 
 _threshold_backward = torch.ops.aten.threshold_backward.default  # once: finding it takes longer than running it
 
@@ -82,11 +87,8 @@ class LayersPass:
 
     def trains_all(self) -> bool:
         """Whether autograd would do no less and no more: all parameters are trained, and none has a hook."""
-        return all(
-            tensor.requires_grad and not (tensor._backward_hooks or tensor._post_accumulate_grad_hooks)
-            for layer in self._parameters
-            for tensor in layer.values()
-        )
+        tensors = chain.from_iterable(map(dict.values, self._parameters))
+        return all(map(TRAINED_ALONE.__eq__, map(TRAINING, tensors)))
 
     def forward(self, obs: Any, further: Any = None) -> Outputs:
         x = self._encoder(obs)
