@@ -16,7 +16,7 @@ from torch import nn
 from ...errors import Diverged
 from ...observations import by_name, in_form
 from ...spaces import Spaces
-from ...weights.modules import Members
+from ...weights import Members
 from ..config import AssignedPolicy, Config
 
 LIMIT = 10.0  # of a normalized number, as in Andrychowicz et al. 2021 (arXiv:2006.05990, C64)
