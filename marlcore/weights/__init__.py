@@ -4,4 +4,5 @@ A model is flattened into one row of bytes; publishing copies that row into a la
 shows a reader a mix of two publications.
 """
 
+from .members import Members
 from .store import ParameterStore, Publisher, Subscriber

@@ -12,24 +12,10 @@ from numpy.typing import NDArray
 from ..checks import brief
 from ..errors import LayoutMismatch
 from .layout import OWN, RowLayout, TensorSpec
+from .members import Members
 
 _same_view = torch.Tensor.is_set_to
 _dtype_of = attrgetter("dtype")
-_END = object()  # after the last member, so that an added or removed member is noticed
-
-
-class Members:
-    """A module's parameters, buffers and parts, and those of its parts."""
-
-    def __init__(self, module: torch.nn.Module) -> None:
-        containers = [c for m in module.modules() for c in (m._parameters, m._buffers, m._modules)]
-        self._empty = [c for c in containers if not c]
-        self._contents = [*(c.values() for c in containers if c), (_END,)]
-        self._objects = list(chain.from_iterable(self._contents))
-
-    def same(self) -> bool:
-        """Whether they are still the objects that they were; their memory may be another."""
-        return not any(self._empty) and all(map(is_, chain.from_iterable(self._contents), self._objects))
 
 
 @dataclass

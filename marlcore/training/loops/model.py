@@ -18,7 +18,7 @@ from ...errors import Diverged
 from ...interfaces import RETURN
 from ...observations import by_name, in_form
 from ...spaces import Spaces
-from ...weights.modules import Members
+from ...weights import Members
 from ..config import AssignedPolicy, Config
 
 LIMIT = 10.0  # of a normalized number, as in Andrychowicz et al. 2021 (arXiv:2006.05990, C64)
