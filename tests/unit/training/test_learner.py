@@ -153,6 +153,25 @@ def test_a_reported_metric_is_the_mean_of_the_updates_that_have_it() -> None:
     assert reported[:2] == [("loss", 2.5), ("actor_loss", 6.5)]
 
 
+@pytest.mark.parametrize(("steps", "cleared"), [((0, 10, 20, 25, 40), [2.0]), ((0, 40), [3.0])])
+def test_only_the_stages_that_are_named_clear(steps: tuple[int, ...], cleared: list[float]) -> None:
+    """Also a stage that began and ended between two publications, here of these steps."""
+    replay = mc.ReplayConfig(clear_at_stage=("ramp",))
+    config = mc.Config(stages=(10, 20, 30), stage_names=("early", "ramp", "full"), replay=replay)
+    seen: list[float] = []
+    learner = learner_of(
+        SimpleNamespace(clear=lambda: seen.append(learner.published["stage"])),
+        None,
+        SimpleNamespace(check_published=lambda _: None),
+        schedules=config.schedules,
+        clearing=config.clearing_stages,
+        steps=iter(steps).__next__,
+    )
+    for _ in steps[1:]:
+        learner.publish()
+    assert seen == cleared
+
+
 def test_learners_are_dealt_out_to_the_best_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     for gpus, mps, spread, devices in (
         (2, True, True, "cuda:0 cuda:1 cuda:0"), (2, True, False, "cuda:0 cuda:0 cuda:0"),
