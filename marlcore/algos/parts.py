@@ -130,8 +130,9 @@ def _text(state: Any) -> str:
 class CountBonus(nn.Module):
     """scale / sqrt(n + offset) of a state that was counted n times.
 
-    Strehl & Littman 2008, "An analysis of model-based interval estimation for Markov decision processes" (MBIE-EB, with
-    offset 0); Bellemare et al. 2016, "Unifying count-based exploration and intrinsic motivation" (arXiv:1606.01868).
+    Strehl & Littman 2008, "An analysis of model-based interval estimation for Markov decision processes" (MBIE-EB,
+    whose offset is 0); Bellemare et al. 2016, "Unifying count-based exploration and intrinsic motivation"
+    (arXiv:1606.01868).
     To count actions too, let a state be a tuple with the action.
     """
 
@@ -169,6 +170,8 @@ class RNDBonus(nn.Module):
     def __init__(self, shape: tuple[int, ...], network: Callable[[], nn.Module] | None = None) -> None:
         """`network` makes a network from float32 [B, *shape] to [B, n], and is called twice; by default two layers."""
         super().__init__()
+        if not shape:
+            raise ValueError("RNDBonus shape: expected at least one dimension, got ()")
 
         def default() -> nn.Module:
             return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), 64), nn.ReLU(), nn.Linear(64, 32))

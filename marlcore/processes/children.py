@@ -105,6 +105,7 @@ class Child:
         self.name = name
         try:
             with ExitStack() as unless_forked:
+                server.begin()  # first: a fork of this process would hold the pipe's ends
                 self.connection, theirs = multiprocessing.Pipe()
                 unless_forked.callback(self.connection.close)
                 with theirs:

@@ -137,6 +137,7 @@ class ForkServer:
                 return self._answer(self._channel, REPLY_S)
             except BaseException as error:
                 self.close()  # its answer would reach the wrong request
+                self._forks = False  # a fork made now would hold the ends of this request's pipes
                 if not isinstance(error, _Gone) and getattr(error, "errno", None) not in _CLOSED:
                     raise
                 reason = error
@@ -271,7 +272,8 @@ class ForkOfThis:
 def is_safe_to_fork() -> bool:
     """Whether a fork of this process can work: no other thread may hold a lock that the fork needs, and no GPU is open.
 
-    Native threads of array libraries, which have this process's name, handle forks; those of others have names.
+    Native threads of array libraries, which have this process's name, handle forks, as long as a fork that uses OpenMP
+    stays at one thread; threads of others have names.
     TensorBoard's thread waits for its own queue alone.
     """
     numba_threads = getattr(sys.modules.get("numba.np.ufunc.parallel"), "_is_initialized", False)

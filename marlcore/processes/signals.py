@@ -115,8 +115,8 @@ def write_stacks_when_asked(file: TextIO | None = None) -> None:
     faulthandler's handler needs no interpreter lock, so that it also works where a call of C holds that for ever. A
     thread of its own takes the signal if all others block it; it blocks every other one, which is theirs.
     """
-    stream = file or sys.stderr
-    if stream is None:  # this process has no standard error
+    stream = file or sys.__stderr__  # a program may have put something else into sys.stderr
+    if stream is None or stream.closed:  # this process has no standard error
         return
     faulthandler.register(STACKS, stream)
 

@@ -106,6 +106,9 @@ def test_a_run_goes_on_from_the_newest_checkpoints_step(tmp_path: Path) -> None:
 def test_a_resumed_run_takes_other_settings(tmp_path: Path) -> None:
     """More actors with more copies share the steps; the optimizers keep their moments and take the new rate."""
     first = train(tmp_path, HUNT, mc.DQN(learning_rate=1e-3), total_steps=600)
+    older = read_config(first.run_dir)
+    del older["learner"]["reward_norm"]  # as a version wrote it that had no such setting
+    write_json(first.run_dir / "config.json", older)
     changes = {
         "actor": {"processes": 3, "envs": 1}, "exploration": {"epsilon": 0.1}, "metrics": {"sinks": ("csv",)},
         "replay": {"capacity": 3000, "prioritized": True}, "learner": {"gamma": 0.9, "n_step": 1},

@@ -163,7 +163,11 @@ def met_at(config: StopConfig, *values: float | tuple[str, float], name: str = "
     conditions = StopConditions(config)
     for i, value in enumerate(values):
         agent, number = value if isinstance(value, tuple) else ("a", value)
-        if conditions.on_metric(Metric(float(i), 10 * i, agent, name, number)):
+        marker = Metric(float(i), 10 * i, agent, "eval_s", 0.5)  # the last metric of an evaluation
+        last = name.startswith("eval_") and agent in ("a", "last")
+        if conditions.on_metric(Metric(float(i), 10 * i, agent, name, number)) or (
+            last and conditions.on_metric(marker)
+        ):
             return i
     return None
 
@@ -180,6 +184,17 @@ MET: dict[str, tuple[Callable[[], int | None], int | None]] = {
     "one agent": (lambda: met_at(StopConfig(metric="b/loss", threshold=3), ("a", 9), ("b", 3), name="loss"), 1),
     "a hundred episodes": (lambda: met_at(StopConfig(threshold=3), *[5] * 101), 99),
     "one evaluation": (lambda: met_at(StopConfig(metric="eval_return", threshold=3), 2, 5, name="eval_return"), 1),
+    "whole evaluations": (
+        lambda: met_at(
+            StopConfig(metric="eval_return", threshold=3),
+            ("b", 9),
+            ("a", -9),
+            ("b", 9),
+            ("a", 9),
+            name="eval_return",
+        ),
+        3,
+    ),
     "NaN": (lambda: met_at(StopConfig(threshold=3, window=1), float("nan"), 3), 1),
     "no improvement": (lambda: met_at(StopConfig(patience=20, window=1), 1, 2, 2, 1), 3),
     "improvements": (lambda: met_at(StopConfig(patience=20, window=1), 1, 2, 2, 3, 3), None),

@@ -71,10 +71,15 @@ class Options:
     animate: bool = False
     logging: bool = True
     output_dir: Any = None  # an absolute path, since an environment may change the working directory
-    fork: bool = True  # the caller's process for workers, which need no imports then, if `fork_is_safe`
+    fork: bool = True  # the caller's process for workers, which need no imports then: see `forks`
     start_here: bool = True  # play and learn in the caller's process until the others have started; not with ahead=0
     log_dir: Annotated[Path | None, By(_directory)] = None  # for a log file of each worker; made if needed
     replace_loop: bool = False  # run sorrel's standard loop also where `run_experiment` is overridden
+
+    @property
+    def forks(self) -> bool:
+        """Whether workers may be forks of the caller: they open no GPU, and start no threads of OpenMP."""
+        return self.fork and not self.device and self.threads == 1
 
     def __post_init__(self) -> None:
         check_declared(self)

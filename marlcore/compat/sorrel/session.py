@@ -120,9 +120,7 @@ class Session(AbstractContextManager["Session"]):
         with ExitStack() as stack:
             preload = (*PRELOAD, __package__, *loaded_of_sorrel())
             children = stack.enter_context(
-                closing(
-                    Children(preload, self._interrupts, fork=None if options.fork and not options.device else False)
-                )
+                closing(Children(preload, self._interrupts, fork=None if options.forks else False))
             )
             timeouts = {name: options.of("timeout", name) for name in self._mail}
             supervisor = Supervisor(children, self._control, partial(self._start, children), timeouts, policy)

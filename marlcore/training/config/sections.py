@@ -269,6 +269,11 @@ class StopConfig(Declared):
         return self.window or (100 if of_episodes else 1)
 
     @property
+    def of_evaluation(self) -> bool:
+        """Whether the metric is one of evaluations, each of which is judged as a whole."""
+        return any(part.startswith("eval_") for part in self.metric.split("/"))
+
+    @property
     def judges(self) -> bool:
         """Whether a condition depends on the metric."""
         return self.threshold is not None or self.patience is not None

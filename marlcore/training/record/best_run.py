@@ -1,5 +1,6 @@
 """The best of several runs."""
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ def best_run(runs: str | Path | Sequence[str | Path], metric: str = "eval_return
     """The directory of the run in which a metric was highest in the end.
 
     A run counts by the mean of the values in the last tenth of its steps: of each agent or policy that reports the
-    metric, and then of these. Where two are equal, the first wins.
+    metric, and then of these. Where two are equal, the first wins; NaN is the lowest.
 
     Args:
         runs: the directories of runs, or one directory that holds them, as `marlcore train --seeds` leaves it.
@@ -45,4 +46,5 @@ def _in_the_end(folder: Path, metric: str, agent: str | None) -> float:
         of = "" if agent is None else f" of {agent}"
         raise ValueError(f"metric: expected one that each run has{of}, got {metric!r}, which {str(folder)!r} has not")
     means = [sum(own) / len(own) for own in values.values()]
-    return sum(means) / len(means)
+    mean = sum(means) / len(means)
+    return -math.inf if math.isnan(mean) else mean

@@ -115,8 +115,9 @@ def check_resumed(run_dir: str | Path, described: dict[str, Any], policies: tupl
     Another environment is taken if its policies have the same agents and spaces. Hyperparameters may change as long as
     the checkpoints' networks fit them, which shows when these are loaded.
     """
-    now = dict(flattened(json.loads(json.dumps(described, default=os.fspath)), Config))
-    before = dict(flattened(read_config(run_dir), Config))
+    now = dict(flattened(_as_json(described), Config))
+    # A run of a version before has no entry for a setting that came later, whose default is what that version did.
+    before = dict(flattened(_as_json(Config().to_dict()), Config)) | dict(flattened(read_config(run_dir), Config))
     fixed = dict(FIXED)
     if any((Path(run_dir) / "checkpoints").glob("*.replay")):
         fixed |= dict.fromkeys(OF_ROWS, "its saved replays have such rows; it can change without checkpoints/*.replay")
@@ -134,6 +135,11 @@ def check_resumed(run_dir: str | Path, described: dict[str, Any], policies: tupl
         raise ValueError(
             f"total_steps: expected more than the {taken:,} steps that the run has taken, got {now['total_steps']}"
         )
+
+
+def _as_json(described: dict[str, Any]) -> Any:
+    """As a file of JSON returns it."""
+    return json.loads(json.dumps(described, default=os.fspath))
 
 
 def _each(label: str, before: dict[str, Any], now: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ...processes import Metric
 from ..config import StopConfig
-from .callback import Stop
+from .callback import EVALUATION_S, Stop
 
 
 @dataclass(eq=False)
@@ -29,10 +29,12 @@ class StopConditions:
             self._episodes[metric.agent] += 1
             if config.episodes is not None and self._episodes[metric.agent] >= config.episodes:
                 return Stop(f"stop.episodes: {self._episodes[metric.agent]:,} have ended")
-        if config.watches(metric.agent, metric.name):
+        watched = config.watches(metric.agent, metric.name)
+        if watched:
             self._windows.setdefault(metric.agent, deque(maxlen=config.values)).append(metric.value)
-            if all(len(window) == config.values for window in self._windows.values()):
-                return self._judged(metric.step)
+        complete = metric.name == EVALUATION_S if config.of_evaluation else watched
+        if complete and self._windows and all(len(window) == config.values for window in self._windows.values()):
+            return self._judged(metric.step)
         return None
 
     def _judged(self, step: int) -> Stop | None:

@@ -43,8 +43,8 @@ class League:
         self._step = 0
         if state:
             self._games_before = int(state["games_before"])
-            self._begun = self._begun or bool(state["begun"])
-            self._highest, self._measured = state["highest"], int(state["measured"])
+            self._begun = self._begun or bool(state.get("begun"))
+            self._highest, self._measured = state.get("highest"), int(state.get("measured", 0))
             for number in held_by(self.pool.store):
                 if number not in self._payoff.ratings:  # it joined after the checkpoint, or was rated by another rating
                     self._payoff.admit(number)

@@ -183,6 +183,7 @@ def test_parts_resume_with_their_optimizers_and_what_else_is_kept():
 
 LATE = Part(torch.sum, torch.optim.SGD([torch.ones(1)], lr=0.1), stage=1)
 REFUSED: dict[str, Refused] = {
+    "bonus's shape": (lambda: RNDBonus(()), ValueError, "RNDBonus shape: expected at least one dimension, got ()"),
     "no states": (partial(StateTable, 0), ValueError, "StateTable most: expected an integer of at least 1, got 0"),
     "a list": (partial(StateTable(2).add, [[1]]), TypeError, "unhashable type: 'list'"),
     "an object": (partial(StateTable(2).add, [object]), TypeError, "state: expected numbers, texts, bytes, None, and"),

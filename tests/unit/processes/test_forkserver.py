@@ -205,6 +205,18 @@ def test_only_a_fork_of_the_caller_has_its_imports(server: ForkServer, monkeypat
     os.close(pidfd)
 
 
+def test_stacks_need_no_stderr_of_the_programs_own(program: Any) -> None:
+    """A fork of a program that captures its output has an object there without a descriptor."""
+    captured = program("""
+        import io, sys
+        from marlcore.processes.signals import write_stacks_when_asked
+        sys.stderr = io.StringIO()
+        write_stacks_when_asked()
+        print("set up", flush=True)
+    """)
+    assert captured.line() == "set up"
+
+
 def test_torch_has_one_thread_in_a_fork() -> None:
     """OpenMP's others do not exist there, and it would wait for them forever."""
     torch = pytest.importorskip("torch")

@@ -33,12 +33,14 @@ def test_the_last_tenth_decides(folder: Callable[..., Path]) -> None:
     runs = folder(
         early=[(899, "a", 50.0), (900, "a", 1.0), (1000, "a", 3.0)],
         steady=[(10, "a", 0.0), (950, "a", 2.0), (1000, "a", 4.0)],
+        broken=[(1000, "a", float("nan"))],
         two=[(1000, "a", 9.0), (1000, "a", 9.0), (1000, "b", -5.0), (1000, "b", -5.0), (1000, "b", -5.0)],
     )
     assert mc.best_run(runs) == runs / "steady"
     assert mc.best_run(runs, agent="a") == runs / "two"
     assert mc.best_run([runs / "early", runs / "two"]) == runs / "early", "of equal ones the first"
-    assert mc.best_run(str(runs), "loss") == runs / "early"
+    assert mc.best_run([runs / "broken", runs / "early"]) == runs / "early"
+    assert mc.best_run(str(runs), "loss") == runs / "broken"
 
 
 def test_refuses(folder: Callable[..., Path]) -> None:
