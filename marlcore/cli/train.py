@@ -25,8 +25,8 @@ class TrainOptions:
     """treasure_hunt, recall, gymnasium:<id>, atari:<game>, pettingzoo:<module>, pettingzoo-parallel:<module> or
     <module>:<function>."""
     algo: str = "iqn"
-    """The learning algorithm: dqn, iqn, mappo, ppo, r2d2, recurrentppo, sac, td3 or <module>:<class>; options that
-    begin with --algorithm are its own."""
+    """The learning algorithm: cql, dqn, iqn, mappo, ppo, r2d2, recurrentppo, sac, td3, td3bc or
+    <module>:<class>; options that begin with --algorithm are its own."""
     seeds: tuple[int, ...] = ()
     """Instead of --seed: a run for each of these, with their curves together."""
     parallel: int = 1
