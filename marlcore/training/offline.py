@@ -58,4 +58,16 @@ def _check_data(data: ReplayBuffer, policy: AssignedPolicy, config: Config) -> N
     if (held := replace(data.spec, extras=extras)) != spec:
         raise ValueError(f"replay {spec_difference(spec, held)}")
     options: dict[str, Any] = {"n_step": source.n_step, "prioritized": source.prioritized, "sequence": source.sequence}
-    data.sampler(learner.batch_size, stack=config.replay.frames, min_size=1, **options).sample()
+    batch = data.sampler(learner.batch_size, stack=config.replay.frames, min_size=1, **options).sample()
+    _check_choices(policy, batch.action)
+
+
+def _check_choices(policy: AssignedPolicy, actions: Any) -> None:
+    """Raises ValueError: one of these actions is no choice of the policy's."""
+    if actions.dtype.kind in "iu":
+        for value in policy.spaces.shifted(actions.reshape(-1, *policy.spaces.action_field.shape)):
+            if not policy.spaces.action.contains(value):
+                raise ValueError(
+                    f"replay action: expected one of {policy.spaces.action}, counted from 0, got {value.tolist()}; "
+                    "`ReplayBuffer.from_episodes(action_space=)` counts those of a space that starts at another number"
+                )

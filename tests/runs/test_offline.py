@@ -176,6 +176,13 @@ def limited(folder, replay):
         train(folder, other, "dqn")
 
 
+def beyond(folder, replay):
+    with mc.ReplayBuffer.create(replay.spec, 100) as other, other.writer() as writer:
+        for action in (1, 2):
+            writer.add(np.zeros(4, np.float32), action, 0.0, terminated=True)
+        train(folder, other, "dqn")
+
+
 def offline(algorithm, env_fn=CARTPOLE, updates=30, **changes):
     return lambda folder, data: train(folder, data, algorithm, updates, env_fn, **changes)
 
@@ -186,6 +193,7 @@ REFUSED: dict[str, Refused] = {
     "replay": (lambda folder, _: train(folder, 3, "dqn"), TypeError, "replay: expected a ReplayBuffer, got 3"),
     "policies": (offline("dqn", HUNT), TypeError, "replay: expected a dict of one for each of the policies ['"),
     "limiter": (limited, ValueError, "replay: expected one without a limiter, got RateLimiter("),
+    "an action": (beyond, ValueError, "replay action: expected one of Discrete(2), counted from 0, got 2"),
     "spec": (offline("td3", PENDULUM), ValueError, "replay spec obs: expected float32 (3,), got float32 (4,)"),
     "state": (offline("r2d2"), ValueError, "expected float32 (64,) every 20, got none"),
     "ppo": (offline("ppo"), ValueError, "algorithm: expected one that learns from others' transitions, got PPO"),
