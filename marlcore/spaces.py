@@ -113,6 +113,11 @@ class Spaces:
         """Actions [k, ...] of rows as the environment takes them: a Discrete's or MultiDiscrete's from its start on."""
         return action + self.action_start if self._is_shifted else action
 
+    def first_refused(self, action: NDArray[Any]) -> int | None:
+        """The place of the first of these actions [k, ...] of rows that the environment would refuse; None: of none."""
+        taken = enumerate(self.shifted(action))
+        return next((at for at, value in taken if not self.action.contains(value)), None)
+
     @cached_property
     def _is_shifted(self) -> bool:
         return bool(self.action_start.any())

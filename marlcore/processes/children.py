@@ -20,6 +20,7 @@ from typing import Any
 import cloudpickle
 
 from ..checks import brief
+from ..closing import Closing
 from ..errors import Diverged, EnvironmentFailed, WorkerFailed, pass_on_from_handler, suppress_failed_calls
 from ..memory import too_many_files
 from .forkserver import KILL_S, ForkServer, read_status
@@ -36,7 +37,7 @@ _SIGNALS = {signum.value: signum.name for signum in signal.Signals}
 log = logging.getLogger(__name__)
 
 
-class Children:
+class Children(Closing):
     """The child processes of one user, forked by a server that has imported `preload`.
 
     `interrupts` notes signals that end the wait for a starting server; None: those within `uninterrupted`. A `server`

@@ -15,7 +15,6 @@ import subprocess
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
@@ -26,8 +25,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from ..errors import MarlcoreError, suppress_failed_calls
-from .serve import FORK, NUMBER, open_child, readable, receive, serve
-from .signals import STOPPING
+from .serve import FORK, NUMBER, fork, open_child, readable, receive, serve
+from .signals import stop_signals_blocked
 
 START_S = 120.0  # limit for the imports
 REPLY_S = 10.0  # limit for an answer; a server that exceeds it counts as stopped and is killed
@@ -204,9 +203,8 @@ def start_child(start: Callable[[], Program]) -> Program:
 
 def start_program(channel: int, preload: Sequence[str]) -> Program:
     # The server never sees a signal sent to the whole process group; its forks see none before they are ready for it.
-    previous = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
     flags: list[str] = util._args_from_interpreter_flags()  # type: ignore[attr-defined]
-    try:
+    with stop_signals_blocked():
         return subprocess.Popen(
             [get_executable(), *flags, "-c", _PROGRAM]
             + [str(channel), str(os.getpid()), " ".join(preload)]
@@ -217,8 +215,6 @@ def start_program(channel: int, preload: Sequence[str]) -> Program:
             stderr=None if _is_inherited(2) else subprocess.DEVNULL,
             pass_fds=[channel],
         )
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
 
 
 class ForkOfThis:
@@ -227,18 +223,13 @@ class ForkOfThis:
     def __init__(self, channel: int, preload: Sequence[str]) -> None:
         parent = os.getpid()
         util._flush_std_streams()  # type: ignore[attr-defined]  # else both would write what is buffered
-        previous = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
-        try:
-            with warnings.catch_warnings():  # it warns of threads
-                warnings.simplefilter("ignore", DeprecationWarning)
-                self.pid = os.fork()
+        with stop_signals_blocked():
+            self.pid = fork()
             if self.pid == 0:
                 try:
                     self._serve(channel, parent, preload)
                 finally:
                     os._exit(1)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, previous)
         self._pidfd = open_child(self.pid)
 
     def _serve(self, channel: int, parent: int, preload: Sequence[str]) -> None:

@@ -122,9 +122,7 @@ class _Server:
         """Forks. Raises OSError: the system starts no process, or has no descriptor for its pidfd."""
         server, kept = os.getpid(), os.dup(status)
         try:
-            with warnings.catch_warnings():  # it warns of threads; those of the array libraries handle forks
-                warnings.simplefilter("ignore", DeprecationWarning)
-                pid = os.fork()
+            pid = fork()
             if pid == 0:
                 try:
                     end_with_parent(server)
@@ -151,6 +149,13 @@ class _Server:
         with suppress(BrokenPipeError):  # the parent no longer reads it
             os.write(status, NUMBER.pack(code))
         os.close(status)
+
+
+def fork() -> int:
+    """`os.fork` without Python's warning of threads: those of the array libraries handle forks."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
 
 
 def open_child(pid: int) -> int:

@@ -10,6 +10,8 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any, TextIO
 
@@ -125,6 +127,16 @@ def write_stacks_when_asked(file: TextIO | None = None) -> None:
         threading.Event().wait()
 
     threading.Thread(target=take_signal, name="marlcore-stacks", daemon=True).start()
+
+
+@contextmanager
+def stop_signals_blocked() -> Iterator[None]:
+    """For a start of a process, which then begins without the stop signals of its group."""
+    previous = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
 
 
 def _do_nothing(signum: int, frame: FrameType | None) -> None:

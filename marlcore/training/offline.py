@@ -64,10 +64,11 @@ def _check_data(data: ReplayBuffer, policy: AssignedPolicy, config: Config) -> N
 
 def _check_choices(policy: AssignedPolicy, actions: Any) -> None:
     """Raises ValueError: one of these actions is no choice of the policy's."""
-    if actions.dtype.kind in "iu":
-        for value in policy.spaces.shifted(actions.reshape(-1, *policy.spaces.action_field.shape)):
-            if not policy.spaces.action.contains(value):
-                raise ValueError(
-                    f"replay action: expected one of {policy.spaces.action}, counted from 0, got {value.tolist()}; "
-                    "`ReplayBuffer.from_episodes(action_space=)` counts those of a space that starts at another number"
-                )
+    spaces = policy.spaces
+    rows = actions.reshape(-1, *spaces.action_field.shape)
+    at = spaces.first_refused(rows) if rows.dtype.kind in "iu" else None
+    if at is not None:
+        raise ValueError(
+            f"replay action: expected one of {spaces.action}, counted from 0, got {rows[at].tolist()}; "
+            "`ReplayBuffer.from_episodes(action_space=)` counts those of a space that starts at another number"
+        )

@@ -9,13 +9,14 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from ..checks import absolute, check_timeout, check_whole
+from ..closing import ClosedAfterError
 from ..errors import SegmentNotFound, TimedOut
 from ..processes import Children, Interrupts
 from ..replay import ReplayBuffer
@@ -122,7 +123,7 @@ def train(
             The message of KeyboardInterrupt is the run's directory, if it has one.
         Whatever the callback raises, except `StopRun`.
     """
-    with closing(_children(config)) as children:
+    with _children(config) as children:
         return _worked(
             RunInput.checked(env_fn, algorithm, config, resume, callback, progress, init_from, init_strict), children
         )
@@ -163,7 +164,7 @@ def train_offline(
     Raises: as `train`; ValueError also where the replay's spec differs, NotEnoughData where no batch can be drawn.
     """
     data = OfflineData(replay, updates)
-    with closing(_children(config)) as children:
+    with _children(config) as children:
         return _worked(
             RunInput.checked(env_fn, algorithm, config, resume, callback, progress, init_from, init_strict, data),
             children,
@@ -207,12 +208,10 @@ def start(
 
     Raises: as `train`, for everything that fails before the run's processes start; `Run.wait` raises the rest.
     """
-    with ExitStack() as unless_started:
-        children = unless_started.enter_context(closing(_children(config)))
+    children = _children(config)
+    with ClosedAfterError(children):
         run_input = RunInput.checked(env_fn, algorithm, config, resume, callback, progress, init_from, init_strict)
-        run = Run(run_input, children)
-        unless_started.pop_all()
-    return run
+        return Run(run_input, children)
 
 
 class Run:
@@ -274,7 +273,7 @@ class Run:
 
     def _work(self, children: Children, table: Table | None) -> None:
         try:
-            with closing(children), Session(self._input, children, table) as session:
+            with children, Session(self._input, children, table) as session:
                 self._begun.set_result(session)
                 session.work()
             result = _result(session)
@@ -351,7 +350,7 @@ def train_seeds(
     seeded = {seed: replace(config, seed=seed, run_dir=str(folder / f"seed-{seed}")) for seed in seeds}
     running, results = dict[int, Run](), dict[int, Result]()
     with ExitStack() as stack:
-        children = stack.enter_context(closing(_children(config)))
+        children = stack.enter_context(_children(config))
         waiting = {
             seed: RunInput.checked(env_fn, algorithm, own, None, None, progress, init_from, init_strict)
             for seed, own in seeded.items()

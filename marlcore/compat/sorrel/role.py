@@ -86,7 +86,7 @@ class Role(WorkerBase, ABC):
         """Called at the end, also after an error."""
 
     def check_wait(self) -> None:
-        if self._interrupts is not None and self._interrupts.signum is not None:
+        if self._interrupts is not None and self._interrupts.stopping:
             self.control.stop()
         super().check_wait()
 

@@ -96,8 +96,7 @@ class Config(Declared):
             if name not in self.stage_names:
                 hint = did_you_mean(name, self.stage_names)
                 raise ValueError(f"replay.clear_at_stage: expected names of {self.stage_names}, got {name!r}{hint}")
-        of_evaluations = any(part.startswith("eval_") for part in self.stop.metric.split("/"))
-        if self.stop.judges and of_evaluations and not self.evaluation.evaluates:
+        if self.stop.judges and self.stop.of_evaluation and not self.evaluation.evaluates:
             raise ValueError(
                 f"stop.metric: expected one of a run without evaluations (evaluation.interval 0), "
                 f"got {self.stop.metric!r}"

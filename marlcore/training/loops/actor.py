@@ -74,6 +74,7 @@ def act(
 
 
 def check_actions(spaces: Spaces, action: NDArray[Any]) -> None:
-    for value in spaces.shifted(action):
-        if not spaces.action.contains(value):
-            raise ValueError(f"action of the algorithm: expected one of {spaces.action}, got {value.tolist()}")
+    at = spaces.first_refused(action)
+    if at is not None:
+        value = spaces.shifted(action)[at]
+        raise ValueError(f"action of the algorithm: expected one of {spaces.action}, got {value.tolist()}")

@@ -161,7 +161,7 @@ def _each(label: str, before: dict[str, Any], now: dict[str, Any]) -> Iterator[t
 
 def _check_same_spaces(path: Path, policies: tuple[AssignedPolicy, ...]) -> None:
     before = {policy["name"]: policy for policy in read_json(path)["policies"]} if path.exists() else {}
-    now = {policy.name: json.loads(json.dumps(_described_policy(policy))) for policy in policies}
+    now = {policy.name: _as_json(_described_policy(policy)) for policy in policies}
     if before and before.keys() != now.keys():
         raise ValueError(f"resume: expected an environment for the policies {[*before]}, got one for {[*now]}")
     for name, label in itertools.product(before, ("agents", "observation", "action", "masked")):
@@ -179,7 +179,7 @@ def changed_hyperparameters(run_dir: Path, policy: AssignedPolicy) -> list[str]:
     before, names = described.get("hyperparameters", {}), described.get("algorithm")
     if isinstance(names, dict):
         before = before.get(policy.name, {})
-    now = json.loads(json.dumps(hyperparameters(policy.algorithm)))
+    now = _as_json(hyperparameters(policy.algorithm))
     return [f"{name} {now[name]!r} instead of {before.get(name)!r}" for name in now if now[name] != before.get(name)]
 
 
