@@ -87,12 +87,11 @@ def test_the_doubles_buffer_is_sorrels(tmp_path: Path) -> None:
                     np.testing.assert_array_equal(mine, other)
 
 
-@pytest.mark.parametrize("start_here", [True, False])
-def test_treasurehunt_runs_unchanged(tmp_path: Path, start_here: bool) -> None:
+def test_treasurehunt_runs_unchanged(tmp_path: Path) -> None:
     env = hunt(epochs=14)
     before = env.agents[0].model.qnetwork_local.head1.weight.detach().clone()
     logger = TensorboardLogger(14, tmp_path / "logs")
-    done = run_experiment_mp(env, logger=logger, seed=0, output_dir=tmp_path, start_here=start_here)
+    done = run_experiment_mp(env, logger=logger, seed=0, output_dir=tmp_path)
     assert (done.epochs, done.steps, done.updates, done.restarts) == (15, 15 * TURNS * 2, 30, 0)
     assert len(logger.losses) == len(logger.rewards) == 15 and logger._global_step == 15 * TURNS
     assert list(logger.additional_values) == ["turn_reward_mean", "turn_reward_max"]
@@ -157,7 +156,7 @@ def test_a_learner_killed_in_the_middle_goes_on(tmp_path: Path) -> None:
 
     thread = threading.Thread(target=kill)
     thread.start()
-    done = run_experiment_mp(env, logger=logger, seed=0, output_dir=tmp_path, start_here=False)
+    done = run_experiment_mp(env, logger=logger, seed=0, output_dir=tmp_path)
     thread.join()
     assert (done.epochs, done.updates, done.restarts) == (31, 62, 1)
     assert np.isfinite(done.losses).sum() >= 30

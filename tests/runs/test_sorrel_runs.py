@@ -7,7 +7,6 @@ import signal
 import threading
 import time
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from marlcore.compat.sorrel import run_experiment_mp
 from marlcore.memory.survey import sweep
 
 pytestmark = pytest.mark.long
-in_processes = partial(run_experiment_mp, start_here=False)
 
 
 def die_once(mark: Path) -> None:
@@ -69,7 +67,7 @@ class Slow(double.Model):
 
 def test_a_run_does_the_work_of_sorrels_loop() -> None:
     env, logger = double.make(agents=3, epochs=40), double.StepLogger()
-    done = in_processes(env, logger=logger, seed=0)
+    done = run_experiment_mp(env, logger=logger, seed=0)
     assert (done.epochs, done.steps, done.updates, done.restarts) == (41, 41 * 8 * 3, 41 * 3, 0)
     assert [row[0] for row in logger.epochs] == list(range(41))
     assert [row[2] for row in logger.epochs] == done.scores and [row[1] for row in logger.epochs] == done.losses
@@ -88,37 +86,10 @@ def test_in_lock_step_a_seed_repeats_itself() -> None:
     runs = []
     for seed in (3, 3, 4):
         env = double.make(epochs=12)
-        done = in_processes(env, logging=False, seed=seed, ahead=0)
+        done = run_experiment_mp(env, logging=False, seed=seed, ahead=0)
         runs.append((done.scores, done.losses, env.agents[1].model.local.weight.tolist()))
     assert runs[0] == runs[1]
     assert runs[0] != runs[2]
-
-
-def test_the_callers_process_begins_and_workers_complete() -> None:
-    """Whichever of them plays an epoch: the work is that of sorrel's loop, and each epoch is recorded once."""
-    env, logger = double.make(model=Slow, epochs=150), double.Logger()
-    done = run_experiment_mp(env, logger=logger, seed=0, actors=2, sync_interval=3, fork=False)
-    assert (done.epochs, done.steps, done.updates, done.restarts) == (151, 151 * 8 * 2, 302, 0)
-    assert 0 < done.epochs_here <= 151
-    assert [row[0] for row in logger.epochs] == list(range(151)) and np.isfinite(done.losses).all()
-    assert env.agents[0].model.epsilon == pytest.approx(0.5 * 0.9**151)
-
-
-def test_a_signal_stops_the_callers_process_between_turns() -> None:
-    class Alarm(double.Agent):
-        turns = 0
-
-        def act(self, world: Any, action: int) -> float:
-            self.turns += 1
-            if self.turns == 20:
-                os.kill(os.getpid(), signal.SIGINT)
-            return super().act(world, action)
-
-    env = double.make(agents=1, epochs=10**6)
-    env.agents[0] = Alarm(env.agents[0].model)
-    with pytest.raises(KeyboardInterrupt):
-        run_experiment_mp(env, logger=(logger := double.Logger()), seed=0, fork=False)
-    assert len(logger.epochs) == 2 and env.agents[0].model.memory.size == 2 * 9 + 5
 
 
 SEVERAL = {"actors": 3, "copies": 2, "ahead": 6}
@@ -131,7 +102,7 @@ def test_killed_processes_are_started_again_and_no_work_is_lost(tmp_path: Path, 
     env.agents[0].mark = tmp_path / "actor"
     for i, agent in enumerate(env.agents):
         agent.model.mark = tmp_path / f"learner-{i}"
-    done = in_processes(env, logger=logger, seed=0, **options)
+    done = run_experiment_mp(env, logger=logger, seed=0, **options)
     assert (done.epochs, done.updates, done.restarts) == (31, 62, 3)
     assert [row[0] for row in logger.epochs] == list(range(31))
     assert np.isfinite(done.losses).sum() >= 29
@@ -140,7 +111,7 @@ def test_killed_processes_are_started_again_and_no_work_is_lost(tmp_path: Path, 
 
 def test_copies_and_free_running_end_with_every_epoch() -> None:
     env = double.make(epochs=20)
-    done = in_processes(env, logging=False, seed=0, copies=4, updates_per_epoch=None, publish_interval=5)
+    done = run_experiment_mp(env, logging=False, seed=0, copies=4, updates_per_epoch=None, publish_interval=5)
     assert done.epochs == 21 and done.updates >= 2 * 21
     assert len(done.scores) == 21
 
@@ -157,7 +128,7 @@ def test_a_signal_ends_the_run_and_the_models_are_trained(signum: int) -> None:
     thread = threading.Thread(target=interrupt)
     thread.start()
     with pytest.raises(KeyboardInterrupt if signum == signal.SIGINT else SystemExit):
-        in_processes(env, logger=logger, seed=0)
+        run_experiment_mp(env, logger=logger, seed=0)
     thread.join()
     trained = env.agents[0].model
     assert int(trained.updated) >= 10 and trained.epsilon < 0.5 * 0.9**10
@@ -167,7 +138,7 @@ def test_a_signal_ends_the_run_and_the_models_are_trained(signum: int) -> None:
 
 def test_a_train_step_that_raises_ends_the_run_with_its_traceback(tmp_path: Path) -> None:
     with pytest.raises(WorkerFailed, match="this loss is infinite") as caught:
-        in_processes(double.make(model=Raising), logging=False, log_dir=tmp_path / "logs")
+        run_experiment_mp(double.make(model=Raising), logging=False, log_dir=tmp_path / "logs")
     assert caught.value.worker.startswith("learner-") and "in train_step" in caught.value.traceback
     assert "this loss is infinite" in (tmp_path / "logs" / f"{caught.value.worker}.log").read_text()
     assert sorted(path.name for path in (tmp_path / "logs").iterdir()) == [
@@ -180,7 +151,7 @@ def test_a_train_step_that_raises_ends_the_run_with_its_traceback(tmp_path: Path
 def test_weights_are_saved_as_sorrels_loop_saves_them(tmp_path: Path) -> None:
     env = double.make(agents=1, epochs=3, save_weights=True)
     env.config.experiment.record_period = 2
-    in_processes(env, logging=False, seed=0, output_dir=tmp_path)
+    run_experiment_mp(env, logging=False, seed=0, output_dir=tmp_path)
     files = sorted((tmp_path / "checkpoints").iterdir())
     assert files and files[0].name.endswith("-agent-0.pkl")
     assert torch.load(files[-1]).keys() == env.agents[0].model.state_dict().keys()
@@ -208,7 +179,7 @@ def make():
     return model
 
 env = double.make(model=make, epochs=4 if len(sys.argv) < 2 else 10**6)
-done = run_experiment_mp(env, logging=False, start_here=False)
+done = run_experiment_mp(env, logging=False)
 assert isinstance(env.agents[0].model.local, Net)
 assert env.agents[0].model.optimizer.param_groups[0]["params"][0] is env.agents[0].model.local.weight
 print(done.updates)

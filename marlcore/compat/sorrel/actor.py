@@ -51,8 +51,8 @@ def play(env: Any, epoch: int, plan: Plan, animate: bool) -> Iterator[Any]:
 class Actor(Role):
     """An actor's copies of the packed world; a successor begins with the epoch in which its predecessor was killed."""
 
-    def __init__(self, name: str, env: bytes, plan: Plan, attempt: int, *here: Any) -> None:
-        super().__init__(name, plan, attempt, *here)
+    def __init__(self, name: str, env: bytes, plan: Plan, attempt: int) -> None:
+        super().__init__(name, plan, attempt)
         number = int(name.removeprefix(ACTOR.format("")))
         copies = range(plan.options.copies)
         self._rings = {
@@ -60,12 +60,11 @@ class Actor(Role):
             for i, model in enumerate(plan.models)
             for copy in (copies if model.rings else ())
         }
-        worlds = unpack(env, self._named(0) | {str(place): ring for place, ring in self._rings.items()})
+        world = unpack(env, self._named(0))
         if device := plan.options.of("device", name):
             for model in plan.models:
-                for world in worlds if isinstance(worlds, list) else [worlds]:
-                    move(world.agents[model.agents[0]].model, device)
-        self._worlds = worlds if isinstance(worlds, list) else [worlds, *(self._copy(worlds, i) for i in copies[1:])]
+                move(world.agents[model.agents[0]].model, device)
+        self._worlds = [world, *(self._copy(world, i) for i in copies[1:])]
         self._epochs = plan.epochs_of(number)
         self._turns = 0  # in each world
         self._subscribers = []
@@ -87,10 +86,6 @@ class Actor(Role):
 
     def _memory_of(self, model: ModelPlan, copy: int = 0) -> Any:
         return self._worlds[copy].agents[model.agents[0]].model.memory
-
-    def packed(self) -> bytes:
-        """All its worlds, for its successor."""
-        return pack(self._worlds, {str(place): ring for place, ring in self._rings.items()})
 
     def _copy(self, env: Any, copy: int) -> Any:
         """Another copy of the world: its models have rings of their own, and the first copy's parameters."""

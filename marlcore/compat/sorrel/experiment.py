@@ -22,7 +22,6 @@ class Experiment:
     steps: int  # of all agents together
     updates: int  # calls of `train_step`, of all agents together
     restarts: int  # of processes that died
-    epochs_here: int  # epochs that the caller's process played while the others started
     seconds: float  # from the call to its end
     start_s: float  # of these, the seconds before the first turn, in which processes start
     scores: list[float]  # the world's total reward in each epoch
@@ -31,8 +30,6 @@ class Experiment:
 
 def run_experiment_mp(env: Any, config: Any = None, *, logger: Any = None, **options: Any) -> Experiment:
     """`env.run_experiment()` in processes: `actors` step the world, and one for each agent's model trains it.
-
-    Until they have started, this process does their work.
 
     At the end, also after an error or a signal, the models of the caller's environment have the trained weights, the
     optimizer's state, epsilon and all their other attributes, and their memories have the rows. A model's networks are
@@ -43,7 +40,7 @@ def run_experiment_mp(env: Any, config: Any = None, *, logger: Any = None, **opt
         config: in the place of `env.config`; a mapping or an OmegaConf configuration. Its section `multiprocessing`
             sets options that the call leaves out; `enabled: false` there runs `env.run_experiment` in this process.
         logger: sorrel's Logger, which stays in this process; None: sorrel's ConsoleLogger.
-        options: updates_per_epoch, ahead, actors, copies, sync_interval, start_here, seed, output_dir and others.
+        options: updates_per_epoch, ahead, actors, copies, sync_interval, seed, output_dir and others.
 
     Raises:
         TypeError, ValueError: bad input, in one line; nothing was started.
@@ -76,7 +73,7 @@ def run_experiment_mp(env: Any, config: Any = None, *, logger: Any = None, **opt
             session.hand_back()
         counts = session.counts()
     interrupts.deliver()
-    return _outcome(session.book, began, session.began, epochs_here=session.epochs_here, **counts)
+    return _outcome(session.book, began, session.began, **counts)
 
 
 def _run_sequentially(env: Any, config: Any, options: Options, logger: Any, began: float) -> Experiment:
@@ -86,7 +83,7 @@ def _run_sequentially(env: Any, config: Any, options: Options, logger: Any, bega
         env.run_experiment(animate=options.animate, logging=True, logger=book, output_dir=options.output_dir)
     epochs, agents = len(book.scores), len(env.agents)
     counts = {"epochs": epochs, "steps": book.turns * agents, "updates": epochs * agents, "restarts": 0}
-    return _outcome(book, began, began, epochs_here=epochs, **counts)
+    return _outcome(book, began, began, **counts)
 
 
 def _outcome(book: Book, began: float, first_turn: float, **counts: int) -> Experiment:

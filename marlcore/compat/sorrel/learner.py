@@ -24,8 +24,8 @@ log = logging.getLogger(__name__)
 class Learner(Role):
     """One model's learner; a successor continues from the last publication, and the last saved model."""
 
-    def __init__(self, name: str, env: bytes, plan: Plan, attempt: int, *here: Any) -> None:
-        super().__init__(name, plan, attempt, *here)
+    def __init__(self, name: str, env: bytes, plan: Plan, attempt: int) -> None:
+        super().__init__(name, plan, attempt)
         index = int(name.removeprefix(LEARNER.format("")))
         self._model_plan = plan.models[index]
         self._memory = learners_memory(self._model_plan.rings)
@@ -57,7 +57,7 @@ class Learner(Role):
     def step(self) -> bool:
         """Learns from the next epoch once it has ended; False after the last one."""
         env, epoch = self._env, self._epoch
-        if self.is_done:
+        if epoch == self.plan.epochs:
             return False
         self._call(env._model_start_epoch_action, epoch)
         self._await_end(epoch)
@@ -78,16 +78,6 @@ class Learner(Role):
         with writes_ignored(self._memory):
             for agent in self._agents:
                 hook(agent, epoch)
-
-    @property
-    def is_done(self) -> bool:
-        """Whether it has learned from every epoch."""
-        return self._epoch == self.plan.epochs
-
-    @property
-    def may_step(self) -> bool:
-        """Whether `step` need not wait: the next epoch, if there is one, has ended."""
-        return not self.is_done and self._have_ended(self.plan.must_have_ended(self._epoch))
 
     def _await_end(self, epoch: int) -> None:
         """Waits until the epoch has ended; a learner that runs free learns meanwhile."""

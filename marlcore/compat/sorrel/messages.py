@@ -40,13 +40,6 @@ class Mailbox:
             del self._came[:end]
             yield message
 
-    def write(self, data: bytes) -> None:
-        """Takes messages of its own process, for which the pipe could be too small."""
-        self._came += data
-
-    def flush(self) -> None:
-        """As a file has it."""
-
     def drop_rest(self) -> None:
         """Drops the part of a message that a killed process sent, before its successor starts."""
         self._came.clear()

@@ -10,6 +10,7 @@ import torch
 
 from ...checks import absolute, brief, check_whole, names_error
 from ...declared import By, Choice, Number, Rule, Whole, check_declared
+from ...weights.store import SLOTS
 
 BUFFERS = ("Buffer", "ThreadsafeBuffer")  # sorrel's classes for which a ring in shared memory stands
 ROLLOUTS = ("RolloutBuffer", "ThreadsafeRolloutBuffer")  # its on-policy memories, which hold one epoch
@@ -18,7 +19,6 @@ OF_1_6 = ("aggregate_epoch_stats", "_model_start_epoch_action", "_model_end_epoc
 ALIASES = {"mode": "publish_mode", "train_interval": "publish_interval"}  # other names in the configuration's section
 
 Count = Annotated[int, Whole(1)]
-MODES = ("snapshot", "double_buffer", "triple_buffer")
 Seconds = Annotated[float, Number(above=0, finite=False)]
 
 
@@ -61,7 +61,7 @@ class Options:
     sync_interval: Count | None = None  # turns between an actor's looks for newer weights; None: before each epoch
     seed: Annotated[int | None, Whole(0)] = None  # of every process; None draws one from NumPy's global generator
     publish_interval: Count = 1  # updates, where learners run free; otherwise every epoch's updates are published
-    publish_mode: Annotated[Any, ByProcess(Choice(MODES))] = "double_buffer"
+    publish_mode: Annotated[Any, ByProcess(Choice((*SLOTS,)))] = "double_buffer"
     device: Annotated[Any | None, ByProcess(By(_device))] = None  # of networks; None: the one that they are on
     threads: Count = 1  # of torch, in each process
     niceness: Annotated[int, Whole(0)] = 5  # of the learners: they do not slow the actor where cores are few
@@ -72,7 +72,6 @@ class Options:
     logging: bool = True
     output_dir: Any = None  # an absolute path, since an environment may change the working directory
     fork: bool = True  # the caller's process for workers, which need no imports then: see `forks`
-    start_here: bool = True  # play and learn in the caller's process until the others have started; not with ahead=0
     log_dir: Annotated[Path | None, By(_directory)] = None  # for a log file of each worker; made if needed
     replace_loop: bool = False  # run sorrel's standard loop also where `run_experiment` is overridden
 

@@ -2,17 +2,16 @@
 
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from ...processes import Control, Interrupts, Telemetry, WorkerBase
+from ...processes import Control, Telemetry, WorkerBase
 from ...weights import ParameterStore
 from .buffer import Buffer
-from .messages import Mailbox, framed
+from .messages import framed
 from .options import Options
 
 ACTOR, LEARNER = "actor-{}", "learner-{}"
@@ -63,20 +62,14 @@ def ended_epochs() -> dict[str, Any]:
 
 
 class Role(WorkerBase, ABC):
-    """A worker's share of an experiment: attempt 1 and later in its own process, 0 in the caller's before these start.
+    """A worker's share of an experiment, in its own process."""
 
-    In the caller's process it gets the caller's end of its mail, and the signals at which it stops.
-    """
-
-    def __init__(
-        self, name: str, plan: Plan, attempt: int, box: Mailbox | None = None, interrupts: Interrupts | None = None
-    ) -> None:
+    def __init__(self, name: str, plan: Plan, attempt: int) -> None:
         torch.set_num_threads(plan.options.threads)
         seed_all([plan.options.seed or 0, attempt, *name.encode()])
         super().__init__(name, plan.control, attempt)
         self.plan = plan
-        self._mail = box or self.hold(open(plan.mail[name], "wb"))  # noqa: SIM115
-        self._interrupts = interrupts
+        self._mail = self.hold(open(plan.mail[name], "wb"))  # noqa: SIM115
 
     @abstractmethod
     def step(self) -> bool:
@@ -84,11 +77,6 @@ class Role(WorkerBase, ABC):
 
     def finish(self) -> None:
         """Called at the end, also after an error."""
-
-    def check_wait(self) -> None:
-        if self._interrupts is not None and self._interrupts.stopping:
-            self.control.stop()
-        super().check_wait()
 
     def work(self) -> None:
         """Works until every epoch is done, or the experiment stops."""
@@ -103,24 +91,6 @@ class Role(WorkerBase, ABC):
         """Sends the parent a message; waits only while the parent leaves 64 KiB or more unread."""
         self._mail.write(framed(epoch, content))
         self._mail.flush()
-
-
-@contextmanager
-def generators_kept() -> Iterator[None]:
-    """After the block, the generators that `seed_all` seeds and torch's threads are as before."""
-    python, numpy, drawn, threads = (
-        random.getstate(),
-        np.random.get_state(),
-        torch.get_rng_state(),
-        torch.get_num_threads(),
-    )
-    try:
-        yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
-        torch.set_rng_state(drawn)
-        torch.set_num_threads(threads)
 
 
 def seed_all(key: list[int]) -> None:

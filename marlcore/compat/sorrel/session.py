@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import asdict
 from functools import partial
-from itertools import chain, cycle
+from itertools import chain
 from typing import Any
 
 from ...checks import brief
-from ...errors import TimedOut, WorkerFailed, is_from_handler, pass_on_from_handler, suppress_failed_calls
+from ...errors import TimedOut, WorkerFailed, is_from_handler, suppress_failed_calls
 from ...processes import (
     PRELOAD,
     RESTARTS,
@@ -24,7 +24,6 @@ from ...processes import (
     Child,
     Children,
     Control,
-    ForkServer,
     Interrupts,
     RestartPolicy,
     Supervisor,
@@ -38,7 +37,7 @@ from .memory import give_back, is_rollout, rings_for, rollouts_for, take_rollout
 from .messages import Book, Mailbox
 from .options import Options, base_of
 from .packing import networks, pack, restore, tensors_of
-from .role import ACTOR, LEARNER, MEMORY, MODEL, ModelPlan, Plan, ended_epochs, generators_kept
+from .role import ACTOR, LEARNER, MEMORY, MODEL, ModelPlan, Plan, ended_epochs
 
 POLL_S = 0.05
 GRACE_S = 30.0  # for learners that are told to stop: one update, and a save of the model
@@ -63,7 +62,6 @@ class Session(AbstractContextManager["Session"]):
         epochs = config.experiment.epochs + 1
         self.book = Book(logger, "actors", learners)
         self.began = 0.0  # in time.monotonic, when the first turn was seen
-        self.epochs_here = 0  # that the caller's process played
         with ExitStack() as stack:
             telemetry = stack.enter_context(Telemetry.create(names))
             about: dict[str, Any] = {
@@ -130,55 +128,14 @@ class Session(AbstractContextManager["Session"]):
                     for ring in chain.from_iterable(model.rings for model in self._plan.models) if options.fork else ():
                         ring.snapshot("done")  # loads the kernel that each learner needs, and `hand_back`, once instead
                     children.server.begin()
-                    here = options.start_here and options.ahead > 0 and not children.server.ready
-                    if not here or self._work_here(children.server):
-                        for worker in supervisor.workers.values():
-                            worker.start()
+                    for worker in supervisor.workers.values():
+                        worker.start()
                     while supervisor.unfinished and self._interrupts.signum is None:
                         self._watch(supervisor)
                         self.began = self.began or (time.monotonic() if self._control.steps else 0.0)
             finally:
                 self._wind_up(supervisor)
         self.book.record(all_of_it=self._interrupts.signum is None)
-
-    def _work_here(self, server: ForkServer) -> bool:
-        """Plays and learns in this process until the server is ready; returns whether epochs are left for the workers.
-
-        These continue as successors do, also after an exception of the environment or a model.
-        """
-        learners: list[Learner] = []
-        with generators_kept(), ExitStack() as stack:
-            for ring in chain.from_iterable(model.rings for model in self._plan.models):
-                stack.callback(ring.release)
-            try:
-                roles = [
-                    stack.enter_context(closing(role_of(name)(name, env, self._plan, 0, box, self._interrupts)))
-                    for (name, env), box in zip(self._envs.items(), self._mail.values(), strict=True)
-                ]
-                learners = [role for role in roles if isinstance(role, Learner)]
-                actors = [role for role in roles if isinstance(role, Actor)]
-                self._take_turns(actors, learners, server)
-                if not all(learner.is_done for learner in learners):
-                    self._envs.update({actor.name: actor.packed() for actor in actors})
-            except Exception as error:  # of a class of the caller's own, or ClosedError where a signal came
-                if self._interrupts.signum is None:
-                    pass_on_from_handler(error)
-                    log.warning("the caller's process failed, and the workers continue: %s", brief(error))
-            for learner in learners:
-                learner.finish()
-        self.epochs_here = self.counts()["epochs"]
-        return self._interrupts.signum is None and not (learners and all(learner.is_done for learner in learners))
-
-    def _take_turns(self, actors: list[Actor], learners: list[Learner], server: ForkServer) -> None:
-        self.began = time.monotonic()
-        for actor in cycle(actors):
-            if server.ready or all(learner.is_done for learner in learners):
-                return
-            actor.step()
-            for learner in learners:
-                while learner.may_step:
-                    learner.step()
-            self._read_mail()
 
     def _start(self, children: Children, name: str, attempt: int) -> Child:
         self._read_mail()

@@ -57,16 +57,12 @@ class Repeatable(double.Model):
 class InTurn(ExitStack):
     """A session whose roles run in this process, one after another."""
 
-    def __init__(self, env: Any, logger: Any = None, start: bool = True, **options: Any) -> None:
+    def __init__(self, env: Any, logger: Any = None, **options: Any) -> None:
         super().__init__()
         self.callback(interrupt_waits_with, None)
         chosen = Options(**{"ahead": 0, "seed": 0} | options)
         self.session = self.enter_context(Session(env, env.config, chosen, Interrupts(), logger))
         self.plan = self.session._plan
-        if start:
-            self.begin()
-
-    def begin(self) -> None:
         self.actors = [self.role(Actor, f"actor-{i}") for i in range(self.plan.options.actors)]
         self.learners = [self.role(Learner, f"learner-{i}") for i in range(len(self.plan.models))]
 
@@ -88,7 +84,7 @@ class InTurn(ExitStack):
 
     def learn(self) -> None:
         for learner in self.learners:
-            while learner.may_step:
+            while may_step(learner):
                 learner.step()
         self.session._read_mail()
 
@@ -98,6 +94,12 @@ class InTurn(ExitStack):
         for learner in self.learners:
             learner.finish()
         self.session.hand_back()
+
+
+def may_step(learner: Learner) -> bool:
+    """Whether `step` need not wait: there is a next epoch, and it has ended."""
+    epoch = learner._epoch
+    return epoch < learner.plan.epochs and learner._have_ended(learner.plan.must_have_ended(epoch))
 
 
 def states_of(env: Any) -> list[Any]:
@@ -277,63 +279,6 @@ def test_a_killed_learners_successor_continues(saved: bool) -> None:
     assert env.agents[0].model.epsilon == pytest.approx(0.5 * 0.9**7)
 
 
-class OpeningHours:
-    """Stands for a fork server that is ready at the n-th look."""
-
-    def __init__(self, looks: int) -> None:
-        self.looks = looks
-
-    @property
-    def ready(self) -> bool:
-        self.looks -= 1
-        return self.looks < 0
-
-
-def test_workers_continue_exactly_where_the_callers_process_ended() -> None:
-    """With sorrel's results, also those of what worlds and models count, and of the optimizer."""
-    theirs, ours = repeatable(shared=False), repeatable(shared=False)
-    their_log, our_log = double.StepLogger(), double.StepLogger()
-    theirs.run_experiment(their_log)
-    drawn = np.random.get_state()[1].tolist(), torch.get_rng_state().tolist(), torch.get_num_threads()
-    with InTurn(ours, our_log, start=False) as run:
-        assert run.session._work_here(OpeningHours(4))
-        assert run.session.epochs_here == 4 and len(our_log.epochs) == 4
-        assert (np.random.get_state()[1].tolist(), torch.get_rng_state().tolist(), torch.get_num_threads()) == drawn
-        run.begin()
-        run.finish()
-    np.testing.assert_allclose(our_log.epochs, their_log.epochs, rtol=1e-5)
-    assert our_log.turns == their_log.turns
-    for mine, other in zip(ours.agents, theirs.agents, strict=True):
-        torch.testing.assert_close(mine.model.state_dict(), other.model.state_dict())
-        moments = [one.optimizer.state[one.local.weight]["exp_avg"] for one in (mine.model, other.model)]
-        torch.testing.assert_close(*moments)
-        np.testing.assert_array_equal(mine.model.memory.states, other.model.memory.states)
-
-
-def test_the_callers_process_may_complete_the_experiment() -> None:
-    with InTurn(double.make(epochs=5), start=False, copies=2, actors=2, ahead=4) as run:
-        assert not run.session._work_here(OpeningHours(1000))
-        assert run.session.counts() == {"epochs": 6, "steps": 6 * 8 * 2, "updates": 12, "restarts": 0}
-
-
-class Failing(double.Model):
-    def train_step(self) -> Any:
-        if int(self.updated) == 2:
-            raise ArithmeticError("once")
-        return super().train_step()
-
-
-def test_workers_continue_after_a_failure_in_the_callers_process(caplog: Any) -> None:
-    with InTurn(double.make(agents=1, epochs=30, model=Failing), start=False, ahead=2) as run:
-        assert run.session._work_here(OpeningHours(1000))
-        assert 2 < run.session.epochs_here < 30
-        run.begin()
-        assert run.learners[0]._epoch == run.learners[0]._updates == run.session.epochs_here - 1
-    assert [record.getMessage() for record in caplog.records] == [
-        "the caller's process failed, and the workers continue: ArithmeticError('once')"
-    ]
-
-
 @pytest.mark.parametrize("copies", [1, 2])
 def test_each_actor_has_lanes_of_its_own(copies: int) -> None:
     """The epochs of a world that counts them: each once, in the ring of the actor and copy that played it."""
@@ -359,7 +304,7 @@ def test_each_actor_has_lanes_of_its_own(copies: int) -> None:
 def test_in_turn_the_learners_wait_for_every_actor() -> None:
     with InTurn(double.make(epochs=7), actors=3, copies=2) as run:
         run.actor.step()
-        assert not run.learners[0].may_step
+        assert not may_step(run.learners[0])
         assert run.plan.must_have_ended(0) == {0: 2, 1: 2, 2: 2}
         assert run.plan.must_have_ended(6) == {0: 3, 1: 3, 2: 2}
         ahead = run.plan._replace(options=Options(actors=3, copies=2))
@@ -720,7 +665,6 @@ WRONG_OPTIONS = {
     "ahead": (-1, "an integer of at least 0"),
     "actors": (0, "an integer of at least 1"),
     "sync_interval": (0, "an integer of at least 1"),
-    "start_here": ("no", "True or False"),
     "fork": ("spawn", "True or False"),
     "copies": (0, "an integer of at least 1"),
     "updates_per_epoch": (0, "a finite number above 0"),
