@@ -84,6 +84,13 @@ class RingLane(ViewedReplay):
             copy = self._copies[names] = _Copy(self, names, 1 << max(count - 1, 0).bit_length())
         return copy(tickets)
 
+    def whole(self, tickets: Ints) -> NDArray[np.bool_] | None:
+        """Whether each row was not overwritten while it was copied before this call; None if none was."""
+        count = len(tickets)
+        ok = np.zeros(count, np.uint8)
+        validate = self._mapped.native.validator(np.zeros(count, np.int64), tickets, ok)
+        return ok.astype(np.bool_) if validate(count) else None
+
     def writer(self, shared: bool) -> RingWriter:  # type: ignore[override]
         """The writing end, for this process alone or shared. Raises LaneBusy: a living writer excludes this one."""
         return self._opened(partial(RingWriter, self, shared=shared), [0], PATIENCE_S, shared)

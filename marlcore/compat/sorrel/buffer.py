@@ -160,6 +160,14 @@ class Buffer(Ring):
             np.subtract(1.0, done[:, :last].any(axis=1, keepdims=True)),
         )
 
+    def gather(self, tickets: Ints, *names: str) -> tuple[dict[str, NDArray[Any]], NDArray[np.bool_] | None]:
+        """See `Ring`; by NumPy, since to load a kernel of Numba takes 0.4 s, a tenth of a short experiment."""
+        lane, rows = self.lane, {}
+        for name in names or self._names:
+            column = lane.column(lane.places[name])[0]
+            rows[name] = column[tickets % len(column)]
+        return rows, lane.whole(np.ascontiguousarray(tickets, np.int64))
+
     def put_rows(self, columns: Mapping[str, Any], rows: int, count: int) -> None:
         """Appends the first `rows` rows of arrays, zeros of other fields; `count` is sorrel's count of rows then."""
         fitted: dict[str, Any] = dict.fromkeys(self.fields, 0)

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import asdict
 from functools import partial
-from itertools import chain
 from typing import Any
 
 from ...checks import brief
@@ -125,8 +124,6 @@ class Session(AbstractContextManager["Session"]):
             stack.callback(self._control.stop)
             try:
                 with suppress_failed_calls(errno.EINTR):  # a signal came while a process was started
-                    for ring in chain.from_iterable(model.rings for model in self._plan.models) if options.fork else ():
-                        ring.snapshot("done")  # loads the kernel that each learner needs, and `hand_back`, once instead
                     children.server.begin()
                     for worker in supervisor.workers.values():
                         worker.start()

@@ -18,6 +18,7 @@ from refused import Refused, check_refused
 
 from marlcore import ClosedError, Field, LaneBusy, NotEnoughData
 from marlcore.compat.sorrel import Buffer
+from marlcore.kernels import columns
 
 OBS = (2, 3)
 
@@ -105,6 +106,17 @@ def test_a_batch_repeats_windows_only_where_few_are_there() -> None:
     assert len(np.unique(states[:, 0])) == 7
     with pytest.raises(ValueError, match="batch_size: expected at most 9"):
         buffer.sample(10)
+
+
+def test_no_kernel_of_numba_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To load the first one takes as long as the start of a whole experiment."""
+    monkeypatch.setattr(columns, "gather", None)
+    buffer = Buffer(50, OBS, 2)
+    for t in range(70):
+        buffer.add(*row(t))
+    assert buffer.sample(4)[0].shape == (4, 12) and buffer.states.any()
+    buffer.release()
+    assert buffer.last_transition() == (4, 34.5, False) and buffer.current_state().shape == (1, *OBS)
 
 
 def test_a_tuple_goes_to_a_field_of_any_dtype_as_an_array_does() -> None:
