@@ -32,7 +32,9 @@ with warnings.catch_warnings():
     from sorrel.examples.treasurehunt_threadsafe import entities as threadsafe_entities
     from sorrel.examples.treasurehunt_threadsafe import env as threadsafe_env
     from sorrel.examples.treasurehunt_threadsafe import world as threadsafe_world
+    from sorrel.models.base_model import BaseModel
     from sorrel.models.pytorch.ppo import PyTorchPPO, RolloutBuffer
+    from sorrel.models.pytorch.transformer import VisionTransformer
     from sorrel.utils.logging import Logger, TensorboardLogger
 
 pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore")]
@@ -124,6 +126,40 @@ def test_ppo_learns_from_its_rollouts(tmp_path: Path) -> None:
         assert type(agent.model.memory) is RolloutBuffer and len(agent.model.memory.log_probs) == TURNS
         assert agent.model.memory.log_probs.all()
     env.run_experiment(animate=False, logger=Logger(10), output_dir=tmp_path)
+
+
+class Actor(VisionTransformer, BaseModel):
+    """sorrel's transformer, which learns to predict states and actions, with what a model of an agent needs."""
+
+    def __init__(self, state_size: tuple[int, ...], actions: int) -> None:
+        memory = buffers.TransformerBuffer(200, (int(np.prod(state_size)),), 3)
+        super().__init__(state_size, actions, 16, 5, 3, 8, 1, 2, memory, 1e-3, "cpu", 0)
+        self.epsilon = 0.5
+
+    def take_action(self, state: Any) -> int:
+        states = torch.from_numpy(state).float().view(1, 3, *self.state_size)
+        with torch.no_grad():
+            _, actions = self(states, torch.zeros(1, 3, 1, dtype=torch.int64))
+        return int(torch.distributions.Categorical(logits=actions[0, -1]).sample())
+
+    def start_epoch_action(self, **kwargs: Any) -> None:
+        self.memory.add_empty()
+
+    def train_step(self) -> Any:
+        return np.sum(self.train_model("random")) if len(self.memory) >= 12 else np.array(0.0)
+
+
+def test_the_transformer_learns_from_sequences_of_its_agent(tmp_path: Path) -> None:
+    env = hunt(epochs=30)
+    for agent in env.agents:
+        agent.model = Actor((6, 5, 5), agent.action_spec.n_actions)
+    before = env.agents[0].model.state_head.weight.detach().clone()
+    done = run_experiment_mp(env, logger=Logger(30), seed=0, output_dir=tmp_path, copies=2)
+    assert (done.epochs, done.updates, done.restarts) == (31, 62, 0)
+    assert np.mean(done.losses[-5:]) < 0.8 * np.mean(done.losses[:5])
+    assert not torch.equal(env.agents[0].model.state_head.weight, before)
+    assert type(env.agents[0].model.memory) is buffers.TransformerBuffer
+    env.run_experiment(animate=False, logger=Logger(30), output_dir=tmp_path)
 
 
 def test_in_lock_step_treasurehunt_repeats_itself(tmp_path: Path) -> None:

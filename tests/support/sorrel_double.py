@@ -72,6 +72,21 @@ class Buffer:
         return self.size
 
 
+class TransformerBuffer(Buffer):
+    def sample_transformer(self, batch_size: int) -> tuple[Any, ...]:
+        starts = np.random.choice(max(1, self.size - self.n_frames - 1), batch_size, replace=False)
+        at = starts[:, None] + np.arange(self.n_frames)
+        return (
+            self.states[at].reshape(batch_size, -1),
+            self.actions[at],
+            self.actions[at + 1].astype(np.float32),
+            self.states[at + 1].reshape(batch_size, -1),
+            self.dones[at[:, -1:]],
+            1.0 - self.dones[at[:, :-1]].any(axis=1, keepdims=True),
+            self.extra_data["agent_ids"][at[:, 0]] if "agent_ids" in self.extra_data else None,
+        )
+
+
 class Plain:
     """A model that learns nothing, with the names of every model; its memory may hold a single row."""
 

@@ -17,7 +17,9 @@ from ..ring import Held, Ints, Ring, whole_number
 from ..saved import read_npz
 from .adder import SCALARS, Adder
 
-Batch = tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]
+Array = NDArray[Any]
+Batch = tuple[Array, Array, Array, Array, Array, Array]
+Sequences = tuple[Array, Array, Array, Array, Array, Array, Array | None]
 
 _SORREL_NAMES = {"obs": "states", "action": "actions", "reward": "rewards", "done": "dones"}
 
@@ -129,6 +131,35 @@ class Buffer(Ring):
             ValueError: batch_size is not from 1 to the len - n_frames - 1 windows that can be drawn.
             NotEnoughData: the ring holds no whole window.
         """
+        rows = self._windows(batch_size, "obs", *SCALARS)
+        last = self.n_frames - 1
+        states, next_states, done, valid = self._of_windows(rows)
+        return states, rows["action"][:, last:-1], rows["reward"][:, last:-1], next_states, done, valid
+
+    def sample_transformer(self, batch_size: int) -> Sequences:
+        """As `sample`, but with the actions of all steps, as sorrel's TransformerBuffer.
+
+        Returns: states and next_states float32 [batch_size, n_frames * obs]; actions int64 and next_actions float32,
+            those one step later, each [batch_size, n_frames]; dones and valid as in `sample`; the field `agent_ids` of
+            each first step, [batch_size], or None without such a field.
+
+        Raises: see `sample`.
+        """
+        ids = [name for name in ("agent_ids",) if name in self._extras]
+        rows = self._windows(batch_size, "obs", "action", "done", *ids)
+        states, next_states, done, valid = self._of_windows(rows)
+        actions = rows["action"]
+        agents = rows["agent_ids"][:, 0] if ids else None
+        return states, actions[:, :-1], actions[:, 1:].astype(np.float32), next_states, done, valid, agents
+
+    def _of_windows(self, rows: Mapping[str, NDArray[Any]]) -> tuple[NDArray[Any], ...]:
+        """Of windows [batch, n_frames + 1, ...]: states, next_states, dones and valid of `sample`."""
+        obs, done, batch, last = rows["obs"], rows["done"], len(rows["obs"]), self.n_frames - 1
+        valid = np.subtract(1.0, done[:, :last].any(axis=1, keepdims=True))
+        return obs[:, :-1].reshape(batch, -1), obs[:, 1:].reshape(batch, -1), done[:, last:-1], valid
+
+    def _windows(self, batch_size: int, *names: str) -> dict[str, NDArray[Any]]:
+        """The fields of windows, each [batch_size, n_frames + 1, *shape]; see `sample`."""
         batch_size = whole_number("batch_size", batch_size, 1)
         seen = self.window()
         population = max(1, self._size(seen) - self.n_frames - 1)
@@ -149,16 +180,7 @@ class Buffer(Ring):
             drawn.append(starts)
             return window.tickets(starts)[:, np.newaxis] + self._span
 
-        rows, _ = self.whole(batch_size, draw, "obs", *SCALARS)
-        obs, done, last = rows["obs"], rows["done"], self.n_frames - 1
-        return (
-            obs[:, :-1].reshape(batch_size, -1),
-            rows["action"][:, last : last + 1],
-            rows["reward"][:, last : last + 1],
-            obs[:, 1:].reshape(batch_size, -1),
-            done[:, last : last + 1],
-            np.subtract(1.0, done[:, :last].any(axis=1, keepdims=True)),
-        )
+        return self.whole(batch_size, draw, *names)[0]
 
     def gather(self, tickets: Ints, *names: str) -> tuple[dict[str, NDArray[Any]], NDArray[np.bool_] | None]:
         """See `Ring`; by NumPy, since to load a kernel of Numba takes 0.4 s, a tenth of a short experiment."""

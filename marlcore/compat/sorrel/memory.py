@@ -1,17 +1,18 @@
 """The memories of an experiment: rings in shared memory in the place of sorrel's buffers, and their way back."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...spec import Field
 from ...weights import ParameterStore
-from .buffer import Batch, Buffer, columns_of
+from .buffer import Batch, Buffer, Sequences, columns_of
 from .options import ROLLOUTS
 
+Drawn = TypeVar("Drawn", bound=tuple[Any, ...])
 _WRITES = ("add", "add_empty", "add_from_buffer", "clear")
 
 
@@ -111,14 +112,21 @@ class JoinedRings:
 
     def sample(self, batch_size: int) -> Batch:
         """See `Buffer.sample`."""
+        return self._joined(Buffer.sample, batch_size)
+
+    def sample_transformer(self, batch_size: int) -> Sequences:
+        """See `Buffer.sample_transformer`."""
+        return self._joined(Buffer.sample_transformer, batch_size)
+
+    def _joined(self, sample: Callable[[Buffer, int], Drawn], batch_size: int) -> Drawn:
         windows = self._windows()
         if batch_size > sum(windows):
             raise ValueError(f"batch_size: expected at most {sum(windows)} windows of all copies, got {batch_size}")
         drawn = np.random.choice(sum(windows), batch_size, replace=False)
         shares = np.bincount(np.searchsorted(np.cumsum(windows), drawn, side="right"), minlength=len(windows))
-        parts = [ring.sample(int(share)) for ring, share in zip(self.rings, shares, strict=True) if share]
-        states, actions, rewards, next_states, dones, valid = map(np.concatenate, zip(*parts, strict=True))
-        return states, actions, rewards, next_states, dones, valid
+        parts = [sample(ring, int(share)) for ring, share in zip(self.rings, shares, strict=True) if share]
+        joined = (None if arrays[0] is None else np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+        return cast(Drawn, tuple(joined))
 
     def _windows(self) -> list[int]:
         return [max(0, ring.size - self.n_frames - 1) for ring in self.rings]

@@ -12,7 +12,12 @@ from ...checks import absolute, brief, check_whole, names_error
 from ...declared import By, Choice, Number, Rule, Whole, check_declared
 from ...weights.store import SLOTS
 
-BUFFERS = ("Buffer", "ThreadsafeBuffer")  # sorrel's classes for which a ring in shared memory stands
+BUFFERS = (
+    "Buffer",
+    "ThreadsafeBuffer",
+    "TransformerBuffer",
+    "ThreadsafeTransformerBuffer",
+)  # sorrel's classes for which a ring in shared memory stands
 ROLLOUTS = ("RolloutBuffer", "ThreadsafeRolloutBuffer")  # its on-policy memories, which hold one epoch
 OF_SORREL = ("take_turn", "reset", "world", "config")
 OF_1_6 = ("aggregate_epoch_stats", "_model_start_epoch_action", "_model_end_epoch_action", "_model_train_step")

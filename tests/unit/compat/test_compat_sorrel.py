@@ -23,13 +23,13 @@ from marlcore.kernels import columns
 OBS = (2, 3)
 
 
-class Oracle(double.Buffer):
+class Oracle(double.TransformerBuffer):
     """sorrel's buffer with rows of zeros from `add_empty`, where sorrel's own keeps what the ring held before."""
 
     def add_empty(self) -> None:
         size = self.size
         for _ in range(self.n_frames - 1):
-            self.add(0, 0, 0, 0)
+            self.add(0, 0, 0, 0, **dict.fromkeys(self.extra_data, 0))
         self.size = min(size + (self.n_frames > 1), self.capacity)
 
     def starts(self, batch: int) -> np.ndarray:
@@ -46,26 +46,32 @@ def row(t: int):
 
 @pytest.mark.parametrize("n_frames", [1, 2, 4])
 @pytest.mark.parametrize("steps", [30, 50, 51, 120, 333])
-def test_one_seed_draws_what_sorrel_draws(n_frames: int, steps: int) -> None:
+@pytest.mark.parametrize("sample", ["sample", "sample_transformer"])
+@pytest.mark.parametrize("of_agents", [{}, {"agent_ids": ()}], ids=["", "agents"])
+def test_one_seed_draws_what_sorrel_draws(n_frames: int, steps: int, sample: str, of_agents: dict[str, Any]) -> None:
     """Away from the write head."""
-    buffer, oracle = Buffer(50, OBS, n_frames), Oracle(50, OBS, n_frames)
+    buffer, oracle = Buffer(50, OBS, n_frames, **of_agents), Oracle(50, OBS, n_frames)
+    oracle.extra_data = {name: np.zeros(50, np.int64) for name in of_agents}
     for t in range(steps):
         for one in (buffer, oracle):
             if t % 11 == 0:
                 one.add_empty()
-            one.add(*row(t))
+            one.add(*row(t), **dict.fromkeys(of_agents, t % 3))
     assert (len(buffer), buffer.idx) == (oracle.size, oracle.idx)
     np.testing.assert_array_equal(buffer.current_state(), oracle.current_state())
     compared = 0
     for seed in range(40):
         np.random.seed(seed)
-        got = buffer.sample(8)
+        got = getattr(buffer, sample)(8)
         np.random.seed(seed)
         starts = oracle.starts(8)
         crosses = (starts < oracle.idx) & (oracle.idx <= starts + n_frames) & (oracle.size == 50)
         same = ~crosses
         compared += int(same.sum())
-        for mine, theirs in zip(got, oracle.sample(8), strict=True):
+        for mine, theirs in zip(got, getattr(oracle, sample)(8), strict=True):
+            if theirs is None:
+                assert mine is None
+                continue
             assert (mine.shape, mine.dtype) == (theirs.shape, theirs.dtype)
             np.testing.assert_array_equal(mine[same], theirs[same])
     assert compared > 200

@@ -415,6 +415,36 @@ def test_copies_of_the_world_share_networks_and_nothing_else() -> None:
     assert env.agents[0].model.memory.size > 40
 
 
+class Transformer(double.Model):
+    """As sorrel's: it predicts the next states and actions of stacked steps, from sequences of its memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.memory = double.TransformerBuffer(64, (double.CELLS,), 2)
+        self.head = torch.nn.Linear(2 * double.CELLS + 2, 2 * double.CELLS + 2)
+        self.optimizer = torch.optim.Adam(self.parameters(), lr=0.01)
+
+    def train_step(self) -> Any:
+        if len(self.memory) < 4 + 2 + 1:
+            return 0.0
+        states, actions, next_actions, next_states, _, _, agents = self.memory.sample_transformer(4)
+        assert agents is None and (actions[:, 1:] == next_actions[:, :-1]).all()
+        assert (states[:, double.CELLS :] == next_states[:, : double.CELLS]).all()
+        here, later = (torch.from_numpy(np.hstack(pair)).float() for pair in
+                       ((states, actions), (next_states, next_actions)))  # fmt: skip
+        return self.learn(((self.head(here) - later) ** 2).mean())
+
+
+@pytest.mark.parametrize("copies", [1, 2])
+def test_a_transformer_learns_from_sequences(copies: int) -> None:
+    env = double.make(model=Transformer, epochs=60)
+    with InTurn(env, logger=(log := double.Logger()), copies=copies) as run:
+        run.finish()
+    losses = [row[1] for row in log.epochs]
+    assert np.mean(losses[-10:]) < 0.5 * np.mean(losses[5:15])
+    assert type(env.agents[0].model.memory) is double.TransformerBuffer and env.agents[0].model.memory.size == 64
+
+
 class Threadsafe(double.Model):
     """As sorrel's threadsafe models: a lock, and a snapshot of the policy that is renewed where a version changes."""
 
