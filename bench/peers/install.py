@@ -54,7 +54,9 @@ class Environment:
 
 OF_MARLCORE = [requirement for requirement in requires("marlcore") or [] if "extra ==" not in requirement]
 SAMPLE_FACTORY = Environment("sample-factory", ("sample-factory==2.1.1", "gymnasium==0.29.1", "numpy==1.26.4"))
-SORREL = Environment("sorrel", ("sorrel==1.6.0", "hypothesis", "pytest-benchmark", *OF_MARLCORE), (3, 12))
+SORREL = Environment(
+    "sorrel", ("sorrel==1.6.0", "hypothesis", "pytest-benchmark", "pytest-xdist", *OF_MARLCORE), (3, 12)
+)
 
 
 def _interpreters() -> list[str]:
