@@ -1,4 +1,4 @@
-"""`python -m bench.sorrel`: sorrel's treasurehunt, by sorrel's own loop and by run_experiment_mp, at equal updates.
+"""`python -m bench.sorrel`: sorrel's examples, by sorrel's own loop and by run_experiment_mp, at equal updates.
 
 For each seed both sides run one after the other, each in a process of its own, in the environment that
 `python -m bench.peers.install sorrel` makes. The rate is agent-steps by the seconds from the first turn, seen to 50 ms,
@@ -27,7 +27,7 @@ def run(side: str, seed: int, threads: int, options: argparse.Namespace) -> dict
     """One experiment of one side."""
     wanted = {
         "side": side, "seed": seed, "threads": threads, "agents": options.agents, "epochs": options.epochs,
-        "turns": options.turns, "kill": options.kill, "options": json.loads(options.options),
+        "turns": options.turns, "world": options.world, "kill": options.kill, "options": json.loads(options.options),
     }  # fmt: skip
     environment = {**WITH_MARLCORE, "OMP_NUM_THREADS": str(threads)}
     command = [str(SORREL.python), str(PROGRAM), json.dumps(wanted)]
@@ -59,6 +59,7 @@ def row(side: str, seed: int, result: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.sorrel", description="sorrel's loop and run_experiment_mp")
+    parser.add_argument("--world", choices=["treasurehunt", "tag", "cleanup"], default="treasurehunt")
     parser.add_argument("--agents", type=int, default=5)
     parser.add_argument("--turns", type=int, default=50)
     parser.add_argument("--epochs", type=int, default=200)

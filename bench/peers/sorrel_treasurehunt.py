@@ -1,4 +1,4 @@
-"""sorrel's treasurehunt, run by sorrel's own loop or by run_experiment_mp; a program for sorrel's environment.
+"""An example of sorrel, run by sorrel's own loop or by run_experiment_mp; a program for sorrel's environment.
 
 It prints one line of JSON: updates, agent-steps, seconds, the seconds before the first turn, and each epoch's score.
 """
@@ -16,21 +16,39 @@ from typing import Any
 
 import numpy as np
 import torch
+from omegaconf import OmegaConf
+from sorrel.entities.basic_entities import EmptyEntity as Nothing
+from sorrel.examples import cleanup
+from sorrel.examples.cleanup.entities import EmptyEntity as EmptyPlot
+from sorrel.examples.cleanup.env import CleanupEnv
+from sorrel.examples.cleanup.world import CleanupWorld
+from sorrel.examples.tag.env import TagEnv
 from sorrel.examples.treasurehunt.entities import EmptyEntity
 from sorrel.examples.treasurehunt.env import TreasurehuntEnv
 from sorrel.examples.treasurehunt.world import TreasurehuntWorld
 from sorrel.utils.logging import Logger
+from sorrel.worlds import Gridworld
 
 WORLD = {"height": 21, "width": 21, "gem_value": 10, "food_value": 5, "bone_value": -10, "spawn_prob": 0.005}
 
 
-def make(agents: int, epochs: int, turns: int, seed: int) -> Any:
+def make(agents: int, epochs: int, turns: int, seed: int, world: str = "treasurehunt") -> Any:
     """sorrel's example, with sorrel's own settings of the model and the world."""
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
+    experiment = {"epochs": epochs - 1, "max_turns": turns, "record_period": 50}
+    if world == "tag":
+        size = {"height": 11, "width": 11, "layers": 1}
+        config = {"experiment": experiment, "model": {"epsilon_decay": 0.0001}, "world": size,
+                  "agent": {"num_agents": agents, "vision_radius": 4}}  # fmt: skip
+        return TagEnv(Gridworld(**size, default_entity=Nothing()), config)
+    if world == "cleanup":
+        own = OmegaConf.load(Path(cleanup.__path__[0]) / "configs" / "config.yaml")
+        config = OmegaConf.merge(own, {"experiment": experiment, "agent": {"agent": {"num": agents}}})
+        return CleanupEnv(CleanupWorld(config=config, default_entity=EmptyPlot()), config)
     config = {
-        "experiment": {"epochs": epochs - 1, "max_turns": turns, "record_period": 50},
+        "experiment": experiment,
         "model": {
             "agent_vision_radius": 2,
             "epsilon_decay": 0.0005,
@@ -94,7 +112,7 @@ if __name__ == "__main__":
     setting = json.loads(sys.argv[1])
     before = sum(os.times()[:4])
     torch.set_num_threads(setting["threads"])
-    environment = make(setting["agents"], setting["epochs"], setting["turns"], setting["seed"])
+    environment = make(setting["agents"], setting["epochs"], setting["turns"], setting["seed"], setting["world"])
     if setting["side"] == "sequential":
         result = sequential(environment)
     else:
