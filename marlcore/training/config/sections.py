@@ -13,6 +13,7 @@ from ...references import is_importable
 from .schedules import Constant, Custom, Exponential, Schedule, Scheduled, check_free, is_custom
 
 EPSILON = Exponential(1.0, 0.02, rate=0.95, every=100, of="updates")
+EVALUATED = "eval_"  # what the names of an evaluation's metrics begin with
 SINKS = ("csv", "tensorboard", "wandb")
 
 Count = Annotated[int, Whole(1)]
@@ -271,7 +272,7 @@ class StopConfig(Declared):
     @property
     def of_evaluation(self) -> bool:
         """Whether the metric is one of evaluations, each of which is judged as a whole."""
-        return any(part.startswith("eval_") for part in self.metric.split("/"))
+        return any(part.startswith(EVALUATED) for part in self.metric.split("/"))
 
     @property
     def judges(self) -> bool:
