@@ -25,6 +25,12 @@ def setup_logging(path: str | Path) -> None:
     logging.captureWarnings(True)
 
 
+def log_file() -> str | None:
+    """The file that takes this process's log; None if `setup_logging` opened none."""
+    handlers = logging.getLogger().handlers
+    return next((handler.baseFilename for handler in handlers if isinstance(handler, _LogFile)), None)
+
+
 def setup_worker(path: str | Path | None) -> None:
     """`setup_logging`; and should the worker hang, its stacks go to the same file before it is killed.
 
