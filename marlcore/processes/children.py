@@ -24,7 +24,7 @@ from ..closing import Closing
 from ..errors import Diverged, EnvironmentFailed, WorkerFailed, pass_on_from_handler, suppress_failed_calls
 from ..memory import too_many_files
 from .forkserver import KILL_S, ForkServer, read_status
-from .logs import log_file
+from .logs import has_log_file
 from .serve import leave, readable, show_title
 from .signals import STACKS, Interrupts
 from .tracebacks import short_traceback
@@ -200,17 +200,17 @@ def _surroundings(name: str) -> dict[str, Any]:
     return data | {"authkey": bytes(data["authkey"])}  # only multiprocessing can pickle its class
 
 
-def failure_of(name: str, error: BaseException, log_file: str | None = None) -> WorkerFailed:
+def failure_of(name: str, error: BaseException, short: bool = False) -> WorkerFailed:
     """A worker's failure by the exception that is handled now: with its traceback, unless its message tells all.
 
-    If a log file has the whole traceback, this one is short.
+    A short one leaves out this package's frames.
     """
     if isinstance(error, Diverged):
         return WorkerFailed(name, "diverged", str(error))
     if isinstance(error, OSError) and error.errno in DISK_FULL and error.filename is not None:
         return WorkerFailed(name, "worker", str(error))
-    short = short_traceback(error) if log_file is not None else None
-    said = f"(all frames are in {log_file})\n{short}" if short else traceback.format_exc()
+    users = short_traceback(error) if short else None
+    said = f"(without marlcore's own frames)\n{users}" if users else traceback.format_exc()
     text = said.encode(errors="backslashreplace")  # a lone surrogate has no UTF-8
     reason = "environment" if isinstance(error, EnvironmentFailed) else "worker"
     return WorkerFailed(name, reason, text[-TEXT_LIMIT:].decode(errors="ignore"))
@@ -262,7 +262,7 @@ def message_of(name: str, act: Callable[[], bytes]) -> bytes:
         leave_if_forked(pid)
         if log.hasHandlers():  # otherwise only the parent logs it
             log.error("%s failed:\n%s", name, traceback.format_exc())
-        message = _FAILED + pickle.dumps(failure_of(name, error, log_file()))
+        message = _FAILED + pickle.dumps(failure_of(name, error, short=has_log_file()))
     return message
 
 

@@ -25,10 +25,9 @@ def setup_logging(path: str | Path) -> None:
     logging.captureWarnings(True)
 
 
-def log_file() -> str | None:
-    """The file that takes this process's log; None if `setup_logging` opened none."""
-    handlers = logging.getLogger().handlers
-    return next((handler.baseFilename for handler in handlers if isinstance(handler, _LogFile)), None)
+def has_log_file() -> bool:
+    """Whether a file that `setup_logging` opened takes this process's log."""
+    return any(isinstance(handler, _LogFile) for handler in logging.getLogger().handlers)
 
 
 def setup_worker(path: str | Path | None) -> None:
