@@ -1,5 +1,6 @@
-"""Tables no wider than the terminal: columns that do not fit move to a further table below."""
+"""Tables no wider than the terminal: columns that do not fit move to a further table below. Into a pipe, plain text."""
 
+import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -39,6 +40,13 @@ class FittedTable:
                 return
             yield self._table(columns, shown, width)
 
+    @property
+    def plain(self) -> str:
+        """Lines without a frame: the headline, and, with tabs between cells, the titles and the rows."""
+        rows = [[self.label, *self.titles], *([name, *cells] for name, cells in self.rows.items())]
+        lines = ["  ".join(self.headline), *("\t".join(row) for row in rows if self.rows)]
+        return "".join(f"{line}\n" for line in lines)
+
     def _stacked(self, width: int) -> list[list[int]]:
         columns = range(len(self.titles))
         tables = self._filled(columns, width)
@@ -72,6 +80,15 @@ class FittedTable:
         for name, cells in rows.items():
             table.add_row(Text(name), *cells)
         return table
+
+
+def print_fitted(table: FittedTable) -> None:
+    """Prints a table on standard output: drawn on a terminal, otherwise plain."""
+    if sys.stdout.isatty():
+        Console().print(table)
+    else:
+        sys.stdout.write(table.plain)
+        sys.stdout.flush()
 
 
 def _side_by_side(parts: Sequence[str], width: int) -> list[str]:
