@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 _EDGES = 4  # a table's lines other than its rows
+_NARROW = 30  # columns of a console on which names and numbers do not fit side by side
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,9 @@ class FittedTable:
             used += -(-len(line) // width)
         if not self.rows:
             return
+        if width < _NARROW:
+            yield from map(Text, self._listed())
+            return
         for number, columns in enumerate(self._stacked(width)):
             rows = {name: [cells[i] for i in columns] for name, cells in self.rows.items()}
             shown = {name: cells for name, cells in rows.items() if any(cells) or number == 0}
@@ -46,6 +50,11 @@ class FittedTable:
         rows = [[self.label, *self.titles], *([name, *cells] for name, cells in self.rows.items())]
         lines = ["  ".join(self.headline), *("\t".join(row) for row in rows if self.rows)]
         return "".join(f"{line}\n" for line in lines)
+
+    def _listed(self) -> Iterator[str]:
+        for name, cells in self.rows.items():
+            yield name
+            yield from (f"  {title} {cell}" for title, cell in zip(self.titles, cells, strict=True) if cell)
 
     def _stacked(self, width: int) -> list[list[int]]:
         columns = range(len(self.titles))
