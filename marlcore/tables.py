@@ -1,5 +1,6 @@
-"""Tables no wider than the terminal: columns that do not fit move to a further table below."""
+"""Tables no wider than the terminal: columns that do not fit move to a further table below. Into a pipe, plain text."""
 
+import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -9,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 _EDGES = 4  # a table's lines other than its rows
+_NARROW = 30  # columns of a console on which names and numbers do not fit side by side
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,9 @@ class FittedTable:
             used += -(-len(line) // width)
         if not self.rows:
             return
+        if width < _NARROW:
+            yield from map(Text, self._listed())
+            return
         for number, columns in enumerate(self._stacked(width)):
             rows = {name: [cells[i] for i in columns] for name, cells in self.rows.items()}
             shown = {name: cells for name, cells in rows.items() if any(cells) or number == 0}
@@ -38,6 +43,18 @@ class FittedTable:
             if number and self.crop and used >= console.height:
                 return
             yield self._table(columns, shown, width)
+
+    @property
+    def plain(self) -> str:
+        """Lines without a frame: the headline, and, with tabs between cells, the titles and the rows."""
+        rows = [[self.label, *self.titles], *([name, *cells] for name, cells in self.rows.items())]
+        lines = ["  ".join(self.headline), *("\t".join(row) for row in rows if self.rows)]
+        return "".join(f"{line}\n" for line in lines)
+
+    def _listed(self) -> Iterator[str]:
+        for name, cells in self.rows.items():
+            yield name
+            yield from (f"  {title} {cell}" for title, cell in zip(self.titles, cells, strict=True) if cell)
 
     def _stacked(self, width: int) -> list[list[int]]:
         columns = range(len(self.titles))
@@ -72,6 +89,15 @@ class FittedTable:
         for name, cells in rows.items():
             table.add_row(Text(name), *cells)
         return table
+
+
+def print_fitted(table: FittedTable) -> None:
+    """Prints a table on standard output: drawn on a terminal, otherwise plain."""
+    if sys.stdout.isatty():
+        Console().print(table)
+    else:
+        sys.stdout.write(table.plain)
+        sys.stdout.flush()
 
 
 def _side_by_side(parts: Sequence[str], width: int) -> list[str]:

@@ -13,12 +13,11 @@ from timeit import repeat, timeit
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 
 from ..notices import say
 from ..replay import Prioritized, ReplayBuffer
 from ..spec import Field, TransitionSpec
-from ..tables import FittedTable
+from ..tables import FittedTable, print_fitted
 from ..training import compile_before_a_run
 from ..weights import ParameterStore
 from .options import CommandLine
@@ -33,7 +32,6 @@ ratio: us / bound us. The bound is the memory copy alone, without checks and
 without the hand-over to other processes: no library gets below 1. Those cost
 as much for few bytes as for many, so small calls have large ratios; compare
 them by us."""
-WIDTH = 120  # of a table outside a terminal
 
 Call = Callable[[], Any]
 
@@ -76,12 +74,11 @@ def main(arguments: list[str]) -> int:
         machine = {"processor": processor, "cpus": cpus, "load": load, "python": platform.python_version()}
         sys.stdout.write(json.dumps({**machine, "rows": rows}) + "\n")
         return 0
-    console = Console(width=None if sys.stdout.isatty() else WIDTH)
     headline = [processor, f"{cpus} CPUs", f"load {load:.1f}"]
     titles = ["us", "bound us", "ratio", "bound is"]
     table = {row.name: [f"{row.us:,.2f}", f"{row.bound_us:,.2f}", f"{row.ratio:.2f}", row.bound] for row in measured}
-    console.print(FittedTable(headline, "call", titles, table))
-    console.print(FOOTER, highlight=False)
+    print_fitted(FittedTable(headline, "call", titles, table))
+    sys.stdout.write(f"{FOOTER}\n")
     if load > 0.5 * cpus:
         say(f"the machine was busy, with a load of {load:.1f} at the start: the times are too long")
     return 0

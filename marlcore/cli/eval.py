@@ -13,13 +13,12 @@ from typing import Annotated, Any
 import numpy as np
 import tyro
 from numpy.typing import NDArray
-from rich.console import Console
 
 from ..envs import NamedEnvironment, vectorize
+from ..tables import print_fitted
 from ..training import EvaluatedRun, evaluate, play
 from .options import CommandLine
 
-WIDTH = 200  # of a table outside a terminal
 RENDER_MODE = "rgb_array"
 FRAMES_PER_S = 15.0  # of an environment that does not say
 NEEDS = "video: MP4 needs imageio, try: pip install 'imageio[ffmpeg]'; or name a file .gif"
@@ -70,7 +69,7 @@ def main(arguments: list[str]) -> int:
         write_video(video, *film(run, options.seed))
     chosen = {name: getattr(options, name) for name in ("episodes", "which", "envs", "seed", "explore", "trust")}
     outcome = evaluate(run_dir, policies=policies, env_fn=env_fn, **chosen)
-    Console(width=None if sys.stdout.isatty() else WIDTH).print(outcome)
+    print_fitted(outcome.__rich__())
     if options.video:
         sys.stdout.write(f"video in {options.video}\n")
     return 0

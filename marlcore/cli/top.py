@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
-from rich.console import Console
 from rich.live import Live
 
 from ..declared import Declared, Number
@@ -20,7 +19,7 @@ from ..errors import MarlcoreError
 from ..memory import SHM_DIR, SegmentHandle
 from ..notices import say
 from ..processes import PID, READY, RESTARTS, STEPS, UPDATES, Control, Telemetry
-from ..tables import FittedTable
+from ..tables import FittedTable, print_fitted
 from ..training import agent_order, has_ended
 from .options import CommandLine
 
@@ -40,7 +39,6 @@ COLUMNS = {  # of the table, the most important first; key of a worker's figures
     "waited_s": ",.1f",
     "pid": "d",
 }
-WIDTH = 200  # of a table outside a terminal
 RETURNS = 100  # episodes in an agent's mean return
 POLL_S = 0.2  # between looks for a run that is about to start
 REPORTED = ("policy_lag_p50", "policy_lag_p99", "lapped", "redrawn", "waited_s")
@@ -74,7 +72,6 @@ def main(arguments: list[str]) -> int:
         live = None
         if sys.stdout.isatty() and not options.json and not options.once:
             live = stack.enter_context(Live(auto_refresh=False))
-        console = Console(width=None if sys.stdout.isatty() else WIDTH)
         while True:
             time.sleep(options.interval)
             figures = run.figures()
@@ -84,7 +81,7 @@ def main(arguments: list[str]) -> int:
             elif live:
                 live.update(_table(figures, run.policy_of, crop=True), refresh=True)
             else:
-                console.print(_table(figures, run.policy_of))
+                print_fitted(_table(figures, run.policy_of))
             if options.once or not run.alive:
                 break
         stack.close()

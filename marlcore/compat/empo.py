@@ -167,16 +167,25 @@ class _Keywords(Declared):
 
 
 def _archive(path: Path, graph: Graph, values: "_ByState") -> None:
-    """Writes the values by level, from the ends on: a header, and by state a list with each agent's values by goal."""
+    """Writes the values by level, from the ends on: a header, and by state a list with each agent's values by goal.
+
+    The file appears whole. One that a killed process left half-written is removed.
+    """
     aside = path.with_name(f".{path.name}.{os.getpid()}")
-    with open(aside, "wb") as file:
-        for numbers in graph.levels:
-            header = {"level_value": int(graph.level[numbers[0]]), "state_indices": numbers.tolist()}
-            pickle.dump({**header, "num_states": len(numbers)}, file, protocol=5)
-            for number in numbers:
-                its = values[graph.states[number]]
-                pickle.dump([{**its.get(agent, {})} for agent in range(graph.agents)], file, protocol=5)
-    aside.replace(path)
+    for left in path.parent.glob(f".{path.name}.*"):
+        if not Path("/proc", left.suffix[1:]).exists():
+            left.unlink(missing_ok=True)
+    try:
+        with open(aside, "wb") as file:
+            for numbers in graph.levels:
+                header = {"level_value": int(graph.level[numbers[0]]), "state_indices": numbers.tolist()}
+                pickle.dump({**header, "num_states": len(numbers)}, file, protocol=5)
+                for number in numbers:
+                    its = values[graph.states[number]]
+                    pickle.dump([{**its.get(agent, {})} for agent in range(graph.agents)], file, protocol=5)
+        aside.replace(path)
+    finally:
+        aside.unlink(missing_ok=True)
 
 
 @dataclass(eq=False)

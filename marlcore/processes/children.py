@@ -24,8 +24,10 @@ from ..closing import Closing
 from ..errors import Diverged, EnvironmentFailed, WorkerFailed, pass_on_from_handler, suppress_failed_calls
 from ..memory import too_many_files
 from .forkserver import KILL_S, ForkServer, read_status
+from .logs import has_log_file
 from .serve import leave, readable, show_title
 from .signals import STACKS, Interrupts
+from .tracebacks import short_traceback
 
 PRELOAD = ("marlcore.preload",)  # modules that workers of marlcore need
 STATUS_S = 1.0  # for a dead process's exit status to arrive
@@ -198,13 +200,18 @@ def _surroundings(name: str) -> dict[str, Any]:
     return data | {"authkey": bytes(data["authkey"])}  # only multiprocessing can pickle its class
 
 
-def failure_of(name: str, error: BaseException) -> WorkerFailed:
-    """A worker's failure by the exception that is handled now: with its traceback, unless its message tells all."""
+def failure_of(name: str, error: BaseException, short: bool = False) -> WorkerFailed:
+    """A worker's failure by the exception that is handled now: with its traceback, unless its message tells all.
+
+    A short one leaves out this package's frames.
+    """
     if isinstance(error, Diverged):
         return WorkerFailed(name, "diverged", str(error))
     if isinstance(error, OSError) and error.errno in DISK_FULL and error.filename is not None:
         return WorkerFailed(name, "worker", str(error))
-    text = traceback.format_exc().encode(errors="backslashreplace")  # a lone surrogate has no UTF-8
+    users = short_traceback(error) if short else None
+    said = f"(without marlcore's own frames)\n{users}" if users else traceback.format_exc()
+    text = said.encode(errors="backslashreplace")  # a lone surrogate has no UTF-8
     reason = "environment" if isinstance(error, EnvironmentFailed) else "worker"
     return WorkerFailed(name, reason, text[-TEXT_LIMIT:].decode(errors="ignore"))
 
@@ -255,7 +262,7 @@ def message_of(name: str, act: Callable[[], bytes]) -> bytes:
         leave_if_forked(pid)
         if log.hasHandlers():  # otherwise only the parent logs it
             log.error("%s failed:\n%s", name, traceback.format_exc())
-        message = _FAILED + pickle.dumps(failure_of(name, error))
+        message = _FAILED + pickle.dumps(failure_of(name, error, short=has_log_file()))
     return message
 
 

@@ -25,6 +25,11 @@ def setup_logging(path: str | Path) -> None:
     logging.captureWarnings(True)
 
 
+def has_log_file() -> bool:
+    """Whether a file that `setup_logging` opened takes this process's log."""
+    return any(isinstance(handler, _LogFile) for handler in logging.getLogger().handlers)
+
+
 def setup_worker(path: str | Path | None) -> None:
     """`setup_logging`; and should the worker hang, its stacks go to the same file before it is killed.
 

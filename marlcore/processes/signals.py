@@ -115,18 +115,28 @@ def write_stacks_when_asked(file: TextIO | None = None) -> None:
     """Makes the signal STACKS write the Python stacks of all threads to an open file; None: to stderr.
 
     faulthandler's handler needs no interpreter lock, so that it also works where a call of C holds that for ever. A
-    thread of its own takes the signal if all others block it; it blocks every other one, which is theirs.
+    thread of its own takes the signal if all others block it; it blocks every other one, which is theirs. It ends when
+    this process first forks: Python warns of forks beside threads.
     """
     stream = file or sys.__stderr__  # a program may have put something else into sys.stderr
     if stream is None or stream.closed:  # this process has no standard error
         return
     faulthandler.register(STACKS, stream)
+    forks = threading.Event()
 
     def take_signal() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals() - {STACKS})
-        threading.Event().wait()
+        forks.wait()
 
-    threading.Thread(target=take_signal, name="marlcore-stacks", daemon=True).start()
+    def end() -> None:
+        forks.set()
+        thread.join()
+        while os.path.exists(f"/proc/self/task/{thread.native_id}"):  # Python is done with it, the kernel is not yet
+            os.sched_yield()
+
+    thread = threading.Thread(target=take_signal, name="marlcore-stacks", daemon=True)
+    thread.start()
+    os.register_at_fork(before=end)
 
 
 @contextmanager

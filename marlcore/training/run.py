@@ -105,7 +105,7 @@ def train(
             a `Metric`, an `EvaluationEvent` and a `CheckpointEvent`. A thread of this process calls it. If it returns
             `Stop`, or raises `StopRun`, the run ends in order, with a last evaluation; any other exception ends it
             without one, and `train` raises it. It delays nobody: metrics that it is too slow for are dropped, and
-            counted in `Result.lost`.
+            counted in `Result.lost`; evaluations and checkpoints never are.
         init_from: weights from which the policies start, with new optimizers, counters and schedules: the directory of
             a run, whose last checkpoint of the same policy is taken, or of its only one; a checkpoint of a run; a
             `state_dict` of the whole network; or a dict of these by policy. No code of it is executed.

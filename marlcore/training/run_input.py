@@ -120,7 +120,8 @@ def _assigned(
     if config.replay.stack is None:
         own = getattr(make_env, "stack", 1)  # of an environment class it may be a method
         config = replace(config, replay=replace(config.replay, stack=own if isinstance(own, int) else 1))
-    choose_device(config.actor.device)
+    for device in config.actor.devices:
+        choose_device(device)
     with closing(vectorize(make_env, 1)) as env:
         if config.self_play.pool:
             config = replace(config, policies=policies_in_self_play(config, env.agents))

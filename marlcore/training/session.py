@@ -61,7 +61,7 @@ class Session:
             if run_input.resume is not None and config.stop != StopConfig():
                 conditions.check_unmet(read_metrics(self.directory.path / "metrics.csv"))
             csv, path, callback = self.directory.csv, self.directory.path, run_input.callback
-            make_callback = partial(CallbackSink, callback, path, interrupts) if callback is not None else None
+            make_callback = partial(CallbackSink, callback, interrupts) if callback is not None else None
             self.sinks = open_sinks(csv, path, config.metrics, make_callback)
             stack.callback(self.sinks.close)
             names = [policy.name for policy in policies]

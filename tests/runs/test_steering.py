@@ -163,12 +163,12 @@ def met_at(config: StopConfig, *values: float | tuple[str, float], name: str = "
     conditions = StopConditions(config)
     for i, value in enumerate(values):
         agent, number = value if isinstance(value, tuple) else ("a", value)
-        marker = Metric(float(i), 10 * i, agent, "eval_s", 0.5)  # the last metric of an evaluation
-        last = name.startswith("eval_") and agent in ("a", "last")
-        if conditions.on_metric(Metric(float(i), 10 * i, agent, name, number)) or (
-            last and conditions.on_metric(marker)
-        ):
+        if conditions.take(Metric(float(i), 10 * i, agent, name, number)):
             return i
+        if name.startswith("eval_") and agent == "a":  # the last of the agents
+            marker = Metric(float(i), 10 * i, "", "eval_s", 0.5)
+            if conditions.take(marker, mc.EvaluationEvent(10 * i, float(i), {}, {})):
+                return i
     return None
 
 

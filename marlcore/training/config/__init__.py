@@ -29,6 +29,6 @@ from .policies import (
     source_of,
 )
 from .schedules import PUBLISHED, Constant, Custom, Exponential, Linear, Piecewise, Schedule, is_custom
-from .sections import EPSILON, SINKS
+from .sections import EPSILON, EVALUATED, SINKS
 from .self_play import BOTH, SelfPlayConfig, absolute_anchors
 from .settings_file import Settings, read_settings

@@ -13,6 +13,7 @@ from ...references import is_importable
 from .schedules import Constant, Custom, Exponential, Schedule, Scheduled, check_free, is_custom
 
 EPSILON = Exponential(1.0, 0.02, rate=0.95, every=100, of="updates")
+EVALUATED = "eval_"  # what the names of an evaluation's metrics begin with
 SINKS = ("csv", "tensorboard", "wandb")
 
 Count = Annotated[int, Whole(1)]
@@ -85,6 +86,14 @@ def importable(label: str, name: str) -> str:
     return name
 
 
+def device_names(label: str, value: Any) -> str | tuple[str, ...]:
+    """A device, or several. Raises ValueError: they are none."""
+    names = (value,) if isinstance(value, str) else value
+    if not isinstance(names, tuple) or not names or not all(isinstance(name, str) for name in names):
+        raise ValueError(f"{label}: expected a device, or a tuple of devices, got {brief(value)}")
+    return names if len(names) > 1 else names[0]
+
+
 def sink_names(label: str, names: Any) -> tuple[str, ...]:
     """Names of sinks, csv among them. Raises ValueError, TypeError."""
     listed = isinstance(names, Collection) and not isinstance(names, str)
@@ -111,8 +120,21 @@ class ActorConfig(Declared):
     """Rounds (one action in each copy) between checks for newer weights."""
     max_policy_lag: Annotated[int | None, Whole(0)] = None
     """Versions by which the acting weights may be behind: an actor that is staler pulls before it acts."""
-    device: str = "cpu"
-    """Device on which actors choose actions: "cpu", "cuda:0", "mps", or "auto" for the best available one."""
+    device: Annotated[str | tuple[str, ...], By(device_names)] = "cpu"
+    """Device on which actors choose actions: "cpu", "cuda:0", "mps", or "auto" for the best available one. Several,
+    such as cuda:0 cuda:1, are dealt out to the processes in turn; the evaluator takes the first."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.devices) > max(self.processes, 1):
+            raise ValueError(f"device: expected at most one for each of {self.processes} processes, got {self.device}")
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        return (self.device,) if isinstance(self.device, str) else self.device
+
+    def device_of(self, process: int) -> str:
+        return self.devices[process % len(self.devices)]
 
 
 @dataclass(frozen=True)
@@ -271,7 +293,7 @@ class StopConfig(Declared):
     @property
     def of_evaluation(self) -> bool:
         """Whether the metric is one of evaluations, each of which is judged as a whole."""
-        return any(part.startswith("eval_") for part in self.metric.split("/"))
+        return any(part.startswith(EVALUATED) for part in self.metric.split("/"))
 
     @property
     def judges(self) -> bool:

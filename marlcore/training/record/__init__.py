@@ -4,16 +4,7 @@ Each file that is read back is verified. This room never touches a row, a lane o
 """
 
 from .best_run import best_run
-from .callback import (
-    CHECKPOINT_S,
-    EVALUATION_S,
-    Callback,
-    CallbackSink,
-    CheckpointEvent,
-    EvaluationEvent,
-    Stop,
-    check_callback,
-)
+from .callback import Callback, CallbackSink, Stop, check_callback
 from .checkpoints import InitFrom, KeptCheckpoints, initial_states, kept_steps, load_checkpoint, save_checkpoint
 from .curves import canvas, plot_run, plot_runs, say_that_none_ended
 from .descriptions import (
@@ -24,6 +15,7 @@ from .descriptions import (
     described_run,
     write_policies,
 )
+from .events import CHECKPOINT_S, EVALUATION_S, CheckpointEvent, EvaluationEvent
 from .files import check_trusted, read_json, read_sealed, write_atomically, write_json, write_sealed
 from .monitor import Monitor, Status
 from .progress import Progress, SharedProgress, Table, final_returns, summary

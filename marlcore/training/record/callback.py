@@ -2,15 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 from ...checks import brief
 from ...errors import StopRun
 from ...processes import Interrupts, Metric
-from .run_directory import checkpoint_path
+from .events import CheckpointEvent, EvaluationEvent, Event
 
-EVALUATION_S, CHECKPOINT_S = "eval_s", "checkpoint_s"  # the last metrics of an evaluation and of a checkpoint
 METHODS = ("on_metric", "on_evaluation", "on_checkpoint")
 
 
@@ -19,40 +17,6 @@ class Stop:
     """Returned by a callback, as `Stop` or `Stop(reason)`, to end the run in order."""
 
     reason: str = "the callback returned Stop"
-
-
-@dataclass(frozen=True)
-class EvaluationEvent:
-    """An evaluation of the run.
-
-    Attributes:
-        step: of the run when the evaluated weights were published.
-        time_s: seconds since the run's beginning.
-        returns: by agent, the mean return of its episodes; in self-play also by policy.
-        values: by (agent or policy, name), every metric of the evaluation.
-    """
-
-    step: int
-    time_s: float
-    returns: dict[str, float]
-    values: dict[tuple[str, str], float]
-
-
-@dataclass(frozen=True)
-class CheckpointEvent:
-    """A checkpoint that a learner wrote.
-
-    Attributes:
-        policy: its name.
-        step: of the run.
-        time_s: seconds since the run's beginning.
-        path: of the file, which the policy's next checkpoint replaces.
-    """
-
-    policy: str
-    step: int
-    time_s: float
-    path: Path
 
 
 class OnMetric(Protocol):
@@ -81,26 +45,18 @@ def check_callback(callback: Any) -> None:
 class CallbackSink:
     """A sink that calls a callback, which may end the run through `interrupts`."""
 
-    def __init__(self, callback: Callback, run_dir: Path, interrupts: Interrupts) -> None:
-        self._run_dir = run_dir
+    def __init__(self, callback: Callback, interrupts: Interrupts) -> None:
         self._interrupts = interrupts
         self._methods = {name: getattr(callback, name) for name in METHODS if hasattr(callback, name)}
         if callable(callback):
             self._methods.setdefault("on_metric", callback)
-        self._values: dict[tuple[str, str], float] = {}  # of the evaluation that is being reported
         self._failed = False
 
     def record(self, metric: Metric) -> None:
         self._call("on_metric", metric)
-        if metric.name == EVALUATION_S:
-            values, self._values = self._values, {}
-            returns = {agent: value for (agent, name), value in values.items() if name == "eval_return"}
-            self._call("on_evaluation", EvaluationEvent(metric.step, metric.time_s, returns, values))
-        elif metric.name == CHECKPOINT_S:
-            path = checkpoint_path(self._run_dir, metric.agent)
-            self._call("on_checkpoint", CheckpointEvent(metric.agent, metric.step, metric.time_s, path))
-        elif metric.name.startswith("eval_"):
-            self._values[metric.agent, metric.name] = metric.value
+
+    def announce(self, event: Event) -> None:
+        self._call("on_evaluation" if isinstance(event, EvaluationEvent) else "on_checkpoint", event)
 
     def _call(self, name: str, event: object) -> None:
         if self._failed or name not in self._methods:

@@ -8,9 +8,10 @@ from time import monotonic
 
 from ...errors import suppress_failed_calls
 from ...processes import EPISODES, PID, RESTARTS, STEPS, UPDATES, Control, Interrupts, Metric, Telemetry
+from .events import Events
 from .progress import EPISODES_PER_S, LateReturns, Table
 from .run_directory import RunDirectory
-from .sinks import Sink
+from .sinks import Sinks
 from .stop_conditions import StopConditions
 
 NOTE_S = 5.0  # between saves of the run's progress
@@ -54,7 +55,7 @@ class Monitor:
     """
 
     directory: RunDirectory
-    sinks: Sink
+    sinks: Sinks
     control: Control
     telemetry: Telemetry
     table: Table | None
@@ -71,6 +72,7 @@ class Monitor:
         self._rate = 0.0
         self._ticked = now
         self._noted = self._weighed = -max(NOTE_S, MEMORY_S)
+        self._events = Events(self.directory.path)
         self._newest: dict[tuple[str, str], float] = {}
         self._returns: dict[str, LateReturns] = {}
         self._means: dict[str, float] = {}  # of these, as of the last measurement: they take time in a long run
@@ -171,7 +173,9 @@ class Monitor:
     def _record(self, metric: Metric) -> None:
         self.sinks.record(metric)
         self._newest[metric.agent, metric.name] = metric.value
-        if self.conditions is not None and (stop := self.conditions.on_metric(metric)):
+        if event := self._events.take(metric):
+            self.sinks.announce(event)
+        if self.conditions is not None and (stop := self.conditions.take(metric, event)):
             self.interrupts.finish(stop.reason)
         if metric.name == "episode_return":
             self._returns.setdefault(metric.agent, LateReturns(self.total_steps)).add(metric)

@@ -4,15 +4,17 @@ import math
 from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 from ...processes import Metric
 from ..config import StopConfig
-from .callback import EVALUATION_S, Stop
+from .callback import Stop
+from .events import EvaluationEvent, Event, Events
 
 
 @dataclass(eq=False)
 class StopConditions:
-    """Whether a run has met one of its stop conditions; `on_metric` is that of a callback."""
+    """Whether a run has met one of its stop conditions."""
 
     config: StopConfig
 
@@ -21,7 +23,8 @@ class StopConditions:
         self._windows: dict[str, deque[float]] = {}  # by agent or policy
         self._best, self._best_step = -math.inf, 0  # of the metric, or of its negative
 
-    def on_metric(self, metric: Metric) -> Stop | None:
+    def take(self, metric: Metric, event: Event | None = None) -> Stop | None:
+        """Takes a metric, and the event that it completes."""
         config = self.config
         if config.seconds is not None and metric.time_s >= config.seconds:
             return Stop(f"stop.seconds: the run has taken {metric.time_s:.1f}")
@@ -32,7 +35,7 @@ class StopConditions:
         watched = config.watches(metric.agent, metric.name)
         if watched:
             self._windows.setdefault(metric.agent, deque(maxlen=config.values)).append(metric.value)
-        complete = metric.name == EVALUATION_S if config.of_evaluation else watched
+        complete = isinstance(event, EvaluationEvent) if config.of_evaluation else watched
         if complete and self._windows and all(len(window) == config.values for window in self._windows.values()):
             return self._judged(metric.step)
         return None
@@ -51,6 +54,7 @@ class StopConditions:
 
     def check_unmet(self, metrics: Iterable[Metric]) -> None:
         """Takes the metrics of a run that is resumed. Raises ValueError: they meet a condition."""
+        events = Events(Path())
         for metric in metrics:
-            if stop := self.on_metric(metric):
+            if stop := self.take(metric, events.take(metric)):
                 raise ValueError(f"stop: expected conditions that the resumed run has not met, got {stop.reason}")

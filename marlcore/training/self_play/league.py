@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import InitVar, dataclass, field
+from dataclasses import InitVar, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,19 @@ _MOST_ROWS = 400  # of the history; then every second one is dropped
 
 
 @dataclass
+class Standing:
+    """How a league stands, as a checkpoint has it; a field that an earlier one lacks has its default."""
+
+    payoff: dict[str, Any] = field(default_factory=dict)  # the table's `state_dict`
+    games_before: int = 0  # the last admission
+    begun: bool = False
+    highest: float | None = None  # win rate against the anchors over whole windows, of `League.best`
+    measured: int = 0  # games against the anchors before the present window
+    results: int | None = None  # the nonce of their telemetry
+    positions: list[int] = field(default_factory=list)  # to which they were read
+
+
+@dataclass
 class League:
     """The opponents of one policy, as its learner sees them."""
 
@@ -34,38 +47,33 @@ class League:
     best: Snapshot | None = None  # of the learner; None without rollback
 
     def __post_init__(self, state: Mapping[str, Any]) -> None:
-        rating = rating_of(self.config)
-        self._payoff = Payoff(self.config.window, rating, **state.get("payoff", {}))
-        self._games_before = 0  # the last admission
-        self._begun = self.config.begin_win_rate is None and self.config.begin_step is None
-        self._highest: float | None = None  # win rate against the anchors over whole windows, of `best`
-        self._measured = 0  # games against the anchors before the present window
+        self._standing = standing = Standing(**state)
+        self._payoff = Payoff(self.config.window, rating_of(self.config), **standing.payoff)
+        standing.begun |= self.config.begin_win_rate is None and self.config.begin_step is None
         self._step = 0
         if state:
-            self._games_before = int(state["games_before"])
-            self._begun = self._begun or bool(state.get("begun"))
-            self._highest, self._measured = state.get("highest"), int(state.get("measured", 0))
             for number in held_by(self.pool.store):
                 if number not in self._payoff.ratings:  # it joined after the checkpoint, or was rated by another rating
                     self._payoff.admit(number)
-            if state["results"] == self.results.handle.nonce:  # a predecessor in this run died: its results come again
-                self.results.read_from(state["positions"])
+        if standing.results == self.results.handle.nonce:  # a predecessor in this run died: its results come again
+            self.results.read_from(standing.positions)
 
     def publish(self, numbers: Mapping[str, float]) -> dict[str, Any]:
         """Takes in the results, perhaps admits the present policy, and returns what is published beside the numbers."""
         for opponent, result in results_in(self.results):
             self._payoff.record(opponent, result)
         self._step = int(numbers["step"])
-        begins = not self._begun and self._may_begin()
-        self._begun = self._begun or begins
+        begins = not self._standing.begun and self._may_begin()
+        self._standing.begun |= begins
         if self.best is not None:
             self._keep_or_roll_back(self.best)
         if begins or self._admits(int(numbers["updates"])):
             self.pool.admit(dict(numbers))
-            self._games_before = self._payoff.games
+            self._standing.games_before = self._payoff.games
             self._payoff.admit(self.pool.store.version)
         counts = {"steps": self._step, "updates": int(numbers["updates"])}
-        opponents, odds = odds_of(self.config, held_by(self.pool.store), self._payoff.rate, counts, self._begun)
+        held, begun = held_by(self.pool.store), self._standing.begun
+        opponents, odds = odds_of(self.config, held, self._payoff.rate, counts, begun)
         return {"opponents": opponents, "odds": odds}
 
     def _may_begin(self) -> bool:
@@ -76,16 +84,16 @@ class League:
 
     def _keep_or_roll_back(self, best: Snapshot) -> None:
         """After each whole window of games against the anchors: keeps the best learner so far, or goes back to it."""
-        rate, games = self._payoff.anchor_rate, self._payoff.anchor_games
-        if rate is None or games - self._measured < self.config.window:
+        standing, rate, games = self._standing, self._payoff.anchor_rate, self._payoff.anchor_games
+        if rate is None or games - standing.measured < self.config.window:
             return
-        self._measured = games
-        if self._highest is None or rate > self._highest:
-            self._highest = rate
+        standing.measured = games
+        if standing.highest is None or rate > standing.highest:
+            standing.highest = rate
             best.keep()
-        elif rate < self._highest - (self.config.rollback or 0.0):
+        elif rate < standing.highest - (self.config.rollback or 0.0):
             best.restore()
-            self._highest = None  # chance made it as high as it was: the next window measures anew
+            standing.highest = None  # chance made it as high as it was: the next window measures anew
             self.report("rollback", rate)
 
     def _admits(self, updates: int) -> bool:
@@ -93,12 +101,12 @@ class League:
         config, rate = self.config, self._payoff.win_rate
         if not held_by(self.pool.store):
             return True
-        if not self._begun:
+        if not self._standing.begun:
             return False
         if config.admit_updates is not None and updates - self.pool.updates >= config.admit_updates:
             return True
         wins = config.admit_win_rate is not None and rate is not None and rate >= config.admit_win_rate
-        return wins and self._payoff.games - self._games_before >= config.window
+        return wins and self._payoff.games - self._standing.games_before >= config.window
 
     def report_rates(self) -> None:
         """Reports the win rates and the pool's size, and notes them in the table's history."""
@@ -110,7 +118,7 @@ class League:
             self.report("games_lost", float(self.results.lost))
         if payoff.win_rate is not None:
             self.report("win_rate", payoff.win_rate)
-        self.report("self_play", float(self._begun))
+        self.report("self_play", float(self._standing.begun))
         for number, rating in payoff.ratings.items():
             if number == LATEST or number in self._opponents:
                 name = f"/{name_of(number, self.config.names)}" if number != LATEST else ""
@@ -124,15 +132,8 @@ class League:
 
     def state_dict(self) -> dict[str, Any]:
         self._payoff.note(self._step, self._opponents)
-        return {
-            "payoff": self._payoff.state_dict(),
-            "games_before": self._games_before,
-            "begun": self._begun,
-            "highest": self._highest,
-            "measured": self._measured,
-            "results": self.results.handle.nonce,
-            "positions": list(self.results.positions),
-        }
+        payoff, nonce, positions = self._payoff.state_dict(), self.results.handle.nonce, [*self.results.positions]
+        return vars(replace(self._standing, payoff=payoff, results=nonce, positions=positions))
 
     @property
     def _opponents(self) -> list[int]:

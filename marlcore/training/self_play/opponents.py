@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from ...interfaces import Turn
@@ -30,7 +31,6 @@ from ..loops import (
     ScriptedPlayer,
     Seat,
     build_model,
-    choose_device,
     exploration_of,
     part_of_tag,
 )
@@ -46,13 +46,13 @@ class Opponents:
     pool: ParameterStore  # of frozen policies
     copies: int
     generator: np.random.Generator  # for the algorithm's draws
+    device: torch.device
 
     def __post_init__(self) -> None:
         """Raises ValueError, TypeError: see `make_anchors`."""
-        self._device = choose_device(self.config.actor.device)
-        self._model = build_model(self.policy, self.config).acting.to(self._device)
+        self._model = build_model(self.policy, self.config).acting.to(self.device)
         self._subscriber = self.pool.subscriber(self._model)
-        anchors = make_anchors(self.policy, self.config, self.copies, self.generator)
+        anchors = make_anchors(self.policy, self.config, self.copies, self.generator, self.device)
         self._players: dict[int, Player] = {-1 - i: anchor for i, anchor in enumerate(anchors)}
 
     def load(self, number: int) -> bool:
@@ -62,7 +62,7 @@ class Opponents:
                 return False
             explore = exploration_of(self._subscriber.extras) if self.config.self_play.explore else None
             model = deepcopy(self._model)
-            frozen = Policy(self.policy.algorithm, model, self.generator, self._device, explore)
+            frozen = Policy(self.policy.algorithm, model, self.generator, self.device, explore)
             self._players[number] = PolicyPlayer(frozen, self.policy.spaces, self.copies, self.config.replay.pad)
         return True
 
@@ -74,14 +74,16 @@ class Opponents:
         self._players = {number: self._players[number] for number in self._players if number < 0 or number in numbers}
 
 
-def make_anchors(policy: AssignedPolicy, config: Config, copies: int, generator: np.random.Generator) -> list[Player]:
+def make_anchors(
+    policy: AssignedPolicy, config: Config, copies: int, generator: np.random.Generator, device: torch.device
+) -> list[Player]:
     """The anchors' players. Raises ValueError, TypeError: one cannot be imported, or is of another network."""
     anchors: list[Player] = []
     for reference, name in zip(config.self_play.anchors, config.self_play.names, strict=True):
         if reference.endswith(".pt"):
             if not Path(reference).exists():
                 raise ValueError(f"self_play.anchors: expected a checkpoint, got {reference!r}, which does not exist")
-            device, model = choose_device(config.actor.device), build_model(policy, config)
+            model = build_model(policy, config)
             expected = f"self_play.anchors: expected a checkpoint of {policy.name}'s network"
             load_opponent(Path(reference), model, expected, own_name=False)  # users copy checkpoints under other names
             acting = Policy(policy.algorithm, model.to(device).acting, generator, device)

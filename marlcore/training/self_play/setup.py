@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from ...interfaces import Algorithm
 from ...memory import SegmentHandle
@@ -48,7 +49,7 @@ def check_self_play(config: Config, policy: AssignedPolicy) -> None:
             f"evaluation.episodes: expected at least {games}, one on each side against each anchor and the pool, "
             f"got {config.evaluation.episodes}"
         )
-    make_anchors(policy, config, 1, np.random.default_rng(0))
+    make_anchors(policy, config, 1, np.random.default_rng(0), torch.device("cpu"))
     parts = list(config.replay.mixture)
     for number in (LATEST, *(-i - 1 for i in range(len(settings.anchors)))):
         try:

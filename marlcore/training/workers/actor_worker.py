@@ -41,7 +41,7 @@ class ActorWorker(Worker):
         self._share = share + (self._index < rest)
         self._steps: int = self.counters.load(STEPS)
         self.tell_environments()
-        self._device = choose_device(config.actor.device)
+        self._device = choose_device(config.actor.device_of(self._index))
         self._on_gpu = self._device.type == "cuda"
         self.env = env = checked(self.hold(vectorize(blueprint.env_fn, config.actor.envs)))
         self.policies = [self._policy(policy) for policy in blueprint.policies]
@@ -110,7 +110,7 @@ class ActorWorker(Worker):
         (policy,), (acting,), config = self.blueprint.policies, self.policies, self.config
         generator = np.random.default_rng(run_seed(config, "opponents", self._index, self.control.steps))
         pool = self.hold(ParameterStore.attach(self_play.pool))
-        opponents = Opponents(policy, config, pool, self.env.copies, generator)
+        opponents = Opponents(policy, config, pool, self.env.copies, generator, self._device)
         results = self.hold(self.hold(Telemetry.attach(self_play.results)).reporter(self.name))
         return Matches(
             config.self_play, self.seats, self.env.ended, lambda: acting.subscriber.extras, opponents,

@@ -5,6 +5,7 @@ import time
 from functools import partial
 
 import numpy as np
+import torch
 
 from ...envs import vectorize
 from ...processes import DONE, EPISODES, READY
@@ -25,7 +26,8 @@ class EvaluatorWorker(Worker):
         copies = min(config.evaluation.envs, config.evaluation.episodes)
         self.tell_environments()
         self._env = env = self.hold(vectorize(blueprint.env_fn, copies))
-        candidates = [*map(self._candidate, blueprint.policies)]
+        device = choose_device(config.actor.device_of(0))
+        candidates = [self._candidate(policy, device) for policy in blueprint.policies]
         seed = partial(run_seed, config, "evaluation", 0)
         games: CommonGames | OpponentGames
         if blueprint.self_play is None:
@@ -33,15 +35,14 @@ class EvaluatorWorker(Worker):
         else:
             (policy,), (candidate,) = blueprint.policies, candidates
             pool = self.hold(ParameterStore.attach(blueprint.self_play.pool))
-            opponents = Opponents(policy, config, pool, env.copies, np.random.default_rng())
+            opponents = Opponents(policy, config, pool, env.copies, np.random.default_rng(), device)
             games = OpponentGames(env, candidate, config, opponents, seed, self.report)
         settings = config.evaluation
         self._evaluator = Evaluator(
             candidates, games.play, settings.interval, lambda: self.control.steps, settings.seconds
         )
 
-    def _candidate(self, policy: PolicyBlueprint) -> Candidate:
-        device = choose_device(self.config.actor.device)
+    def _candidate(self, policy: PolicyBlueprint, device: torch.device) -> Candidate:
         model = build_model(policy, self.config).to(device).acting
         subscriber = self.hold(ParameterStore.attach(policy.weights)).subscriber(model)
         kept = KeptCheckpoints(policy.run_dir, policy.name, self.config.evaluation.keep)

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from marlcore.cli.top import COLUMNS, _table
 from marlcore.processes import Metric
-from marlcore.tables import FittedTable
+from marlcore.tables import FittedTable, print_fitted
 from marlcore.training.record import Progress
 
 METRICS = {"episode_return": -1234.567, "loss": 0.0123456, "epsilon": 0.05, "policy_lag": 12.0, "updates_per_s": 1234.5}
@@ -93,3 +93,18 @@ def test_pids_are_shown_where_one_table_has_room_for_them(width, shown):
 
 def test_every_column_of_top_is_one_that_a_worker_reports():
     assert set(COLUMNS) == LEARNER.keys() | ACTOR.keys()
+
+
+def test_a_very_narrow_terminal_gets_a_line_for_each_number():
+    """With whole names, of which a table would show a letter."""
+    table = FittedTable(["a run"], "worker", ["state", "steps"], {"actor-0": ["running", "12"], "b": ["", "3"]})
+    lines = [line.rstrip() for line in drawn(console(20), table)]
+    assert lines == ["a run", "actor-0", "  state running", "  steps 12", "b", "  steps 3"]
+
+
+@pytest.mark.parametrize("rows", [{"add": ["0.50", "a copy"], "sample": ["1,234.50", ""]}, {}])
+def test_a_table_for_a_pipe_is_plain(rows, capsys):
+    """Whatever its width; without rows, it is the headline alone."""
+    print_fitted(FittedTable(["a processor", "load 0.3"], "call", ["us", "bound " + "x" * 300], rows))
+    lines = ["a processor  load 0.3", "call\tus\tbound " + "x" * 300, "add\t0.50\ta copy", "sample\t1,234.50\t"]
+    assert capsys.readouterr().out.splitlines() == lines[: 1 if not rows else None]

@@ -1,7 +1,9 @@
 """marlcore.compat.empo returns what EMPO's callers expect, with the oracle's numbers."""
 
 import math
+import os
 import pickle
+import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -189,6 +191,22 @@ def test_an_archive_has_the_values_by_level(tmp_path: Path) -> None:
             assert header["num_states"] == len(header["state_indices"])
     assert path.name == "vh_values.pkl" and levels == sorted({*levels})
     assert read == {state: [{}, {**values[state][1]}] for state in states}
+
+
+def test_no_half_of_an_archive_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither by an error nor by a process that was killed; the file of a living one stays."""
+    with subprocess.Popen(["true"]) as killed:
+        killed.wait()
+    for pid in (killed.pid, os.getppid()):
+        (tmp_path / f".vh_values.pkl.{pid}").touch()
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError("no room")
+
+    monkeypatch.setattr(pickle, "dump", fail)
+    with pytest.raises(OSError, match="no room"):
+        planned(Slippery(), [1], archive_dir=tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [f".vh_values.pkl.{os.getppid()}"]
 
 
 START = (0, (0, 0))

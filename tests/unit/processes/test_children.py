@@ -3,6 +3,7 @@
 import errno
 import logging
 import os
+import re
 import resource
 import signal
 from collections.abc import Iterator
@@ -12,10 +13,15 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+import marlcore as mc
 from marlcore import WorkerFailed
-from marlcore.processes import Children, ForkServer, children, failure_of
+from marlcore.checks import check_whole
+from marlcore.envs import vectorize
+from marlcore.processes import Children, ForkServer, children, failure_of, setup_worker
+from marlcore.processes.tracebacks import short_traceback
 
 LONG_S = 3600.0
 
@@ -46,6 +52,20 @@ def fork(raises: bool) -> None:
 
 def tell_title() -> None:
     raise RuntimeError(*(Path(f"/proc/self/{file}").read_text() for file in ("comm", "cmdline")))
+
+
+class OutOfFuel(mc.TreasureHunt):
+    def step(self, action: Any) -> None:
+        self.burn()
+
+    def burn(self) -> None:
+        raise RuntimeError("out of fuel")
+
+
+def step_once() -> None:
+    with closing(vectorize(OutOfFuel, 1)) as env:
+        _, (turn, *_) = env.observe()
+        env.act(turn, np.zeros(1, np.int64))
 
 
 @pytest.fixture
@@ -129,6 +149,33 @@ def test_a_process_that_cannot_end_is_named(
         owner.end(stuck)
     assert f"process {stuck.pid} did not end within 0.1 s of SIGKILL" in caplog.text
     os.kill(stuck.pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("logs", [True, False])
+def test_a_failure_shows_the_users_frames_if_the_log_has_all(owner: Children, tmp_path: Path, logs: bool) -> None:
+    """And of the package's frames only those that called them."""
+    log = tmp_path / "actor-0.log"
+    worker = owner.start_worker("actor-0", step_once, prepare=partial(setup_worker, log if logs else None))
+    owner.wait(LONG_S)
+    failure = worker.failure()
+    assert failure is not None and failure.reason == "environment"
+    said = failure.traceback
+    places = re.findall(r'File ".*/(.+)", line \d+, in (.+)', said)
+    assert ("test_children.py", "burn") in places and said.strip().endswith("RuntimeError: out of fuel")
+    assert (said.startswith("(without marlcore's own frames)\nTraceback")) == logs
+    if logs:
+        of_the_environment = [("copies.py", "act"), ("test_children.py", "step"), ("test_children.py", "burn")]
+        of_the_work = [("children.py", "work"), ("test_children.py", "step_once"), ("copies.py", "act")]
+        assert places == [*of_the_environment, *of_the_work[:2]]
+        assert "in message_of" in log.read_text() and "in __exit__" in log.read_text()
+
+
+def test_an_error_of_the_package_itself_is_shown_whole() -> None:
+    try:
+        check_whole("envs", 0)
+    except ValueError as error:
+        own = error.with_traceback(error.__traceback__.tb_next if error.__traceback__ else None)
+        assert short_traceback(own) is None
 
 
 @pytest.mark.parametrize("where", [[], ["a.pt"]], ids=["a file of the user", "a file of the run"])

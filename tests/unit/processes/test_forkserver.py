@@ -217,6 +217,26 @@ def test_stacks_need_no_stderr_of_the_programs_own(program: Any) -> None:
     assert captured.line() == "set up"
 
 
+def test_the_thread_for_stacks_ends_before_a_fork(program: Any) -> None:
+    """Python 3.12 and later warn of forks beside threads, by the kernel's count."""
+    forking = program("""
+        import os, threading
+
+        def tasks():
+            return sorted(map(int, os.listdir("/proc/self/task")))
+
+        from marlcore.processes.signals import write_stacks_when_asked
+        before = tasks()
+        os.register_at_fork(before=lambda: print(tasks() == before, flush=True))  # after hooks that come later
+        write_stacks_when_asked()
+        for _ in range(2):
+            if os.fork() == 0:
+                os._exit(0)
+            os.wait()
+    """)
+    assert [forking.line() for _ in range(2)] == ["True", "True"]
+
+
 def test_torch_has_one_thread_in_a_fork() -> None:
     """OpenMP's others do not exist there, and it would wait for them forever."""
     torch = pytest.importorskip("torch")

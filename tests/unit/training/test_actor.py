@@ -12,13 +12,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from mapped import Mapped
+from refused import check_refused
 
 import marlcore as mc
+from marlcore.cli import CommandLine
+from marlcore.declared import changed, hints_of
 from marlcore.envs import TreasureHunt, checked, vectorize
 from marlcore.processes import BEATS, Control, Telemetry
 from marlcore.training.config import AssignedPolicy
 from marlcore.training.loops import act, build_model, observe
+from marlcore.training.record import read_config
 from marlcore.training.workers import ActorWorker, Blueprint, PolicyBlueprint, Worker
 
 AGENT = "agent_0"
@@ -169,3 +174,40 @@ def test_a_workers_fork_leaves_at_its_next_call(worker: Worker, next_call: Calla
 def test_a_metrics_name_is_cut_by_its_bytes(worker: Worker, telemetry: Telemetry) -> None:
     worker.report("agent_0", "win_rate/" + "\xfc" * 60, 0.5)
     assert [metric.name for metric in telemetry.tail()] == ["win_rate/" + "\xfc" * 27]
+
+
+def test_devices_are_dealt_out_to_the_actors_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The evaluator acts on the first; the run's settings are read back as they were."""
+    chosen: dict[str, list[str]] = {"actor_worker": [], "evaluator_worker": []}
+    for module, names in chosen.items():
+
+        def choose(name: str, names: list[str] = names) -> torch.device:
+            names.append(name)
+            return torch.device("cpu")
+
+        monkeypatch.setattr(f"marlcore.training.workers.{module}.choose_device", choose)
+    monkeypatch.setattr("marlcore.training.run_input.choose_device", lambda name: None)
+    config = mc.Config(
+        total_steps=30, mode="serial", run_dir=str(tmp_path / "run"),
+        actor=mc.ActorConfig(processes=3, envs=1, device=("cuda:0", "cuda:1")),
+        evaluation=mc.EvaluationConfig(interval=30, episodes=1),
+    )  # fmt: skip
+    run = mc.train(HUNT, "dqn", config, progress=False)
+    assert chosen == {"actor_worker": ["cuda:0", "cuda:1", "cuda:0"], "evaluator_worker": ["cuda:0"]}
+    assert read_config(run.run_dir)["actor"]["device"] == ["cuda:0", "cuda:1"]
+    words = ["--actor.processes", "2", "--actor.device", "cuda:0", "cuda:1"]
+    for line, device in ((words, ("cuda:0", "cuda:1")), (words[:-1], "cuda:0")):
+        actor = changed(mc.Config(), CommandLine("train", line).read(hints_of(mc.Config))).actor
+        assert actor == mc.ActorConfig(processes=2, device=device)
+
+
+@pytest.mark.parametrize(
+    ("device", "says"),
+    [
+        (("cpu", "cuda:0"), "device: expected at most one for each of 1 processes, got ('cpu', 'cuda:0')"),
+        ((), "device: expected a device, or a tuple of devices, got ()"),
+        (("cpu", 1), "device: expected a device, or a tuple of devices, got ('cpu', 1)"),
+    ],
+)
+def test_devices_that_fit_no_processes_are_refused(device: Any, says: str) -> None:
+    check_refused(lambda: mc.ActorConfig(device=device), ValueError, says)

@@ -286,6 +286,22 @@ def test_a_new_member_has_the_policys_rating(scene: Callable[..., Scene]) -> Non
         assert run.metrics["elo/pool:2"] == rating and run.metrics["elo/pool:1"] == 1000.0
 
 
+def test_a_successor_stands_where_the_checkpoint_says(scene: Callable[..., Scene]) -> None:
+    """In every field; one that a checkpoint from before it lacks has its default."""
+    run = scene(admit_updates=10, begin_step=10**6)
+    league = run.join()
+    run.publish(league, 0)
+    state = from_checkpoint(league.state_dict())
+    state |= {"games_before": 3, "begun": True, "highest": 0.75, "measured": 20}
+    run.pool.close()
+    assert run.join(state).state_dict() == state
+    run.pool.close()
+    for name in ("begun", "highest", "measured"):
+        del state[name]
+    older = run.join(state).state_dict()
+    assert (older["games_before"], older["begun"], older["highest"], older["measured"]) == (3, False, None, 0)
+
+
 def test_a_learners_successor_counts_each_game_once(scene: Callable[..., Scene]) -> None:
     """It begins with the checkpoint's table, and reads again what came after it."""
     run = scene(admit_updates=10)

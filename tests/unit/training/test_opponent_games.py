@@ -63,7 +63,7 @@ class Scene:
         kept = KeptCheckpoints(folder, "main", keep=2)
         policy, pool = AssignedPolicy("main", SIDES, SPACES, Marking()), cast("mc.ParameterStore", self.pool)
         candidate = Candidate(policy, model, torch.device("cpu"), self.published, kept)
-        opponents = Opponents(policy, config, pool, 3, np.random.default_rng())
+        opponents = Opponents(policy, config, pool, 3, np.random.default_rng(), torch.device("cpu"))
         self.metrics: dict[tuple[str, str], float] = {}
         self.games = OpponentGames(
             self.env, candidate, config, opponents, lambda step: step,

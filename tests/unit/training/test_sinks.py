@@ -288,6 +288,55 @@ def test_what_finds_no_room_is_dropped_and_counted():
     assert sink.lost == 9
 
 
+def test_no_event_is_dropped_for_want_of_room():
+    """Nor those that wait at the end behind metrics for which there is no time; those metrics are counted."""
+    held, told = Held(), []
+    held.announce = told.append
+    events = [mc.EvaluationEvent(step, 1.0, {"a": 1.0}, {("a", "eval_return"): 1.0}) for step in range(3)]
+    sink = Background("held", lambda: held, capacity=2)
+    sink.record(STREAM[0])
+    assert held.entered.wait(PATIENCE_S)
+    for event in events:
+        for metric in STREAM:
+            sink.record(metric)
+        sink.announce(event)
+    join, waits = sink._thread.join, [lambda: None, held.release.set]
+
+    def pass_time(timeout: float) -> None:
+        """The first wait is in vain; in the second, the sink goes on."""
+        waits.pop(0)()
+        if not waits:
+            join(PATIENCE_S)
+
+    sink._thread.join = pass_time
+    sink.close()
+    assert told == events and held.taken == STREAM[:1] and held.closed
+    assert sink.lost == 12
+
+
+def test_a_monitor_announces_whole_evaluations_and_checkpoints(tmp_path):
+    values = {("agent_0", "eval_return"): 2.0, ("agent_0", "eval_length"): 5.0, ("agent_1", "eval_return"): 3.0}
+    metrics = [
+        Metric(1.0, 10, "agent_0", "checkpoint_s", 0.1),
+        *(Metric(2.0, 20, agent, name, value) for (agent, name), value in values.items()),
+        Metric(2.0, 21, "", "eval_s", 0.5),
+        Metric(3.0, 30, "agent_0", "eval_return", 4.0),
+        Metric(4.0, 31, "", "eval_s", 0.5),
+    ]
+    told: list[Any] = []
+    callback = Background("callback", lambda: Mock(announce=told.append))
+    with monitored(tmp_path / "run", callback) as (monitor, report, sinks):
+        for metric in metrics:
+            report(metric)
+        monitor.tick()
+        sinks.close(PATIENCE_S)
+    assert told == [
+        mc.CheckpointEvent("agent_0", 10, 1.0, tmp_path / "run" / "checkpoints" / "agent_0.pt"),
+        mc.EvaluationEvent(21, 2.0, {"agent_0": 2.0, "agent_1": 3.0}, values),
+        mc.EvaluationEvent(31, 4.0, {"agent_0": 4.0}, {("agent_0", "eval_return"): 4.0}),
+    ]
+
+
 def test_a_hanging_sink_is_left_behind_at_the_end(tmp_path, caplog):
     """Closing waits for a bounded time; the log counts what is lost, and the sink takes no more when it wakes."""
     held, taken = Held(), []
@@ -296,7 +345,7 @@ def test_a_hanging_sink_is_left_behind_at_the_end(tmp_path, caplog):
         for metric in STREAM:
             sinks.record(metric)
         assert held.entered.wait(PATIENCE_S)
-        until(lambda: not callback.lost)
+        callback.close(PATIENCE_S)  # before the hanging one has used up their time
         sinks.close(timeout=0.01)
         assert sinks.lost == {"held": 4, "callback": 0}
         assert held.taken == [] and not held.closed

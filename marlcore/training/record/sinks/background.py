@@ -1,4 +1,7 @@
-"""A run's sinks: metrics.csv at once, every other one behind a bounded queue with a thread of its own."""
+"""A run's sinks: metrics.csv at once, every other one behind a queue with a thread of its own.
+
+The queues are bounded: they drop metrics, but never events.
+"""
 
 import logging
 import threading
@@ -14,6 +17,7 @@ from typing import Any, Literal, Protocol
 from ....processes import Metric
 from ....references import resolve
 from ...config import MetricsConfig
+from ..events import Event
 from .csv import CsvSink
 from .tensorboard import TensorBoardSink
 from .wandb import WandbSink, check_wandb
@@ -27,7 +31,8 @@ log = logging.getLogger(__name__)
 class Sink(Protocol):
     """Takes a run's metrics. One thread makes it and calls all of its methods.
 
-    An exception of any method ends the sink, not the run.
+    An exception of any method ends the sink, not the run. A sink that also has a method `announce` gets the run's
+    events by it, each after the metric that completes it; they are not dropped if it is slow, as metrics are.
     """
 
     def record(self, metric: Metric) -> None:
@@ -41,7 +46,7 @@ class Sink(Protocol):
 
 
 class Background:
-    """A sink that another thread makes and uses; metrics that it cannot take are dropped and counted.
+    """A sink that another thread makes and uses; metrics that it cannot take are dropped and counted, events never.
 
     The first metric starts the thread, so a run that fails earlier leaves no trace in the sink.
     """
@@ -50,10 +55,13 @@ class Background:
         self.name = name
         self._make = make
         self._capacity = capacity
-        self._queue: SimpleQueue[Metric | Literal["flush", "end"]] = SimpleQueue()
+        self._queue: SimpleQueue[Metric | Event | Literal["flush", "end"]] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._offered = 0  # written by the run's thread
+        self._announced = 0  # the same
         self._written = 0  # written by the sink's thread
+        self._told = 0  # the same
+        self._late = False  # written by the run's thread: the sink gets events alone
         self._given_up = False  # written by either
         self._ended = False
 
@@ -67,6 +75,11 @@ class Background:
         self._offered += 1
         self._ask(metric)
 
+    def announce(self, event: Event) -> None:
+        """Queues an event, unless the sink failed or was closed."""
+        self._announced += 1
+        self._put(event)
+
     def flush(self) -> None:
         """Asks the sink to flush once it has taken what waits."""
         if self._thread is not None:
@@ -79,17 +92,27 @@ class Background:
             self._queue.put("end")
 
     def close(self, timeout: float = CLOSE_S) -> None:
-        """Ends the sink and waits for it, at most `timeout` seconds; one that hangs is left behind, as the log says."""
+        """Ends the sink and waits for it, at most `timeout` seconds; one that hangs is left behind, as the log says.
+
+        A slow one has as long again for events that wait, and gets no more metrics.
+        """
         self.end()
         if self._thread is None:
             return
         self._thread.join(timeout)
+        if self._thread.is_alive() and self._told < self._announced:
+            self._late = True
+            self._thread.join(CLOSE_S)
         if self._thread.is_alive() and not self._given_up:
             self._given_up = True  # if it wakes up, it only closes
             log.warning("metrics: the sink %s did not close in time and is left behind", self.name)
 
     def _ask(self, request: Metric | Literal["flush"]) -> None:
-        if not self._given_up and not self._ended and self._queue.qsize() < self._capacity:
+        if self._queue.qsize() < self._capacity:
+            self._put(request)
+
+    def _put(self, request: Metric | Event | Literal["flush"]) -> None:
+        if not self._given_up and not self._ended:
             if self._thread is None:
                 self._start()
             self._queue.put(request)
@@ -106,13 +129,18 @@ class Background:
     def _work(self) -> None:
         with self._reporting():
             sink = self._make()
+            announce: Callable[[Event], object] | None = getattr(sink, "announce", None)
             with self._reporting():
                 while not self._given_up and (asked := self._queue.get()) != "end":
-                    if isinstance(asked, Metric):
+                    if asked == "flush":
+                        sink.flush()
+                    elif not isinstance(asked, Metric):
+                        if announce is not None:
+                            announce(asked)
+                        self._told += 1
+                    elif not self._late:
                         sink.record(asked)
                         self._written += 1
-                    else:
-                        sink.flush()
             sink.close()
 
     @contextmanager
@@ -145,6 +173,11 @@ class Sinks:
         """Takes a metric. Raises OSError: metrics.csv could not be written."""
         for sink in self._all:
             sink.record(metric)
+
+    def announce(self, event: Event) -> None:
+        """Takes an event, after the metric that completes it."""
+        for sink in self._others:
+            sink.announce(event)
 
     def flush(self) -> None:
         """Hands everything recorded so far to its readers; only metrics.csv is flushed at once."""
