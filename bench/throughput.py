@@ -67,8 +67,8 @@ def ours(env: object, setting: Setting, agents: int, steps: int, mode: str = "as
     return _checked(train(env, setting, steps, mode), setting, agents)
 
 
-def ours_on_policy(env: object, steps: int, mode: str = "async") -> float:
-    return _checked(train_on_policy(env, PPO, steps, mode), PPO)
+def ours_on_policy(env: object, steps: int, mode: str = "async", actors: int = 1) -> float:
+    return _checked(train_on_policy(env, PPO, steps, mode, actors), PPO)
 
 
 def peer(name: str, setting: Setting, agents: int, steps: int) -> float:
@@ -157,12 +157,13 @@ def rows(scale: float = 1.0) -> dict[str, Callable[[], Comparison]]:
         sides: dict[str, Side] = {
             "marlcore": partial(ours_on_policy, CARTPOLE, steps(400_000)),
             "marlcore, 64 copies": partial(ours_on_policy, partial(CARTPOLES, 64), steps(800_000)),
+            "marlcore, 2 actors": partial(ours_on_policy, CARTPOLE, steps(400_000), actors=2),
             "marlcore, serial": partial(ours_on_policy, CARTPOLE, steps(200_000), "serial"),
             "Stable-Baselines3": partial(peer, "sb3:train_ppo", PPO, 1, steps(100_000)),
         }
         if not SAMPLE_FACTORY.missing:
             sides["Sample Factory 2.1.1"] = appo_rate
-        goals = [Goal("marlcore", 3, other) for other in list(sides)[3:]]
+        goals = [Goal("marlcore", 3, other) for other in list(sides)[4:]]
         return Comparison("CartPole, PPO, one step on each 512 transitions", sides, tuple(goals))
 
     makers = dqn, acting, beside, learners, vectorized, modes, designs, on_policy

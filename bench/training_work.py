@@ -61,14 +61,15 @@ def train(env: Any, setting: Setting, steps: int, mode: str = "async") -> Traine
     return _run(env, _config(setting, steps, mode, COPIES), _dqn(setting))
 
 
-def train_on_policy(env: Any, setting: Setting, steps: int, mode: str = "async") -> Trained:
-    """marlcore's PPO with one gradient step on each batch; the copies are COPIES, or those of a vector environment."""
+def train_on_policy(env: Any, setting: Setting, steps: int, mode: str = "async", actors: int = 1) -> Trained:
+    """marlcore's PPO with one gradient step on each batch; an actor's copies are COPIES, or a vector environment's."""
     ppo = mc.PPO(
         learning_rate=setting.learning_rate, hidden=(setting.hidden, setting.hidden), activation="relu", epochs=1,
         batch_size=setting.batch, minibatch_size=setting.batch,
     )  # fmt: skip
     learner = mc.LearnerConfig(gamma=setting.gamma, device="cpu")
-    config = mc.Config(total_steps=steps, mode=mode, actor=mc.ActorConfig(envs=COPIES), learner=learner)
+    actor = mc.ActorConfig(processes=actors, envs=COPIES)
+    config = mc.Config(total_steps=steps, mode=mode, actor=actor, learner=learner)
     return _run(env, config, ppo)
 
 

@@ -11,9 +11,10 @@ The slot's lock is the kernel's, so a dead sampler's slot is free for the next s
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
 import numpy as np
 
@@ -23,8 +24,12 @@ from ..errors import MarlcoreError, NotEnoughData, TimedOut
 from ..memory import LINE, ROOM_OFFSET, Check, Event, File, Segment, Words, sleep_until, slot_lock
 from ..transitions import LaneView
 
+SHARE = Number(above=0, high=1)
 SLOTS = 16
 BULK_S = 0.01  # longest extra wait, for more rows than needed, of a side that must wait anyway
+
+# Of the samples per insert: a number, or a function of the transitions inserted from now on (negative: before now)
+Share: TypeAlias = float | Callable[[float], float]
 
 _SAMPLED, _STARVING = 0, 1
 _LINE_WORDS = LINE // 8
@@ -173,16 +178,18 @@ class SampleGate(_Side):
                 f"tolerance: expected a limiter with at least the batch_size {batch}, got {limiter.tolerance:g}"
             )
         lead = limiter.tolerance if limiter.lead is None else limiter.lead
-        if batch + limiter.samples_per_insert > limiter.tolerance + lead:
+        self._batch, self._most = batch, limiter.tolerance + lead - limiter.samples_per_insert
+        if batch > self._most:
             raise ValueError(
                 f"tolerance: expected a limiter with at least batch_size + samples_per_insert - lead = "
                 f"{batch + limiter.samples_per_insert - lead:g}, or samplers and writers would both wait, got "
                 f"{limiter.tolerance:g}"
             )
         super().__init__(view, limiter)
-        self._batch = batch
         self._weight, self._cost = 1.0, float(batch)  # with which a drawn row counts, and a whole batch
         self._rest = 0.0  # the part of a row that is not yet counted
+        self._share: Callable[[float], float] | None = None  # where it changes
+        self._priced_at = -1  # the rows drawn before the batch that costs `_cost` by `_share`
         self._rows = Event(view.segment.body)
         self._claim, slot = self._take_slot()
         self._at = slot * _LINE_WORDS
@@ -195,15 +202,34 @@ class SampleGate(_Side):
                 return held, slot
         raise MarlcoreError(f"{self._segment.path}: expected at most {SLOTS} samplers of a replay with a limiter")
 
-    def limit_to(self, share: float) -> None:
-        limiter, weight = self._limiter, 1.0 / share
-        lead = limiter.tolerance if limiter.lead is None else limiter.lead
-        if self._batch * weight + limiter.samples_per_insert > limiter.tolerance + lead:
+    def limit_to(self, share: Share) -> None:
+        if callable(share):
+            self._share, self._priced_at = share, -1
+        else:
+            self._share = None
+            self._weigh(1.0 / SHARE.checked("limit_to", share))
+
+    def _weigh(self, weight: float) -> None:
+        if self._batch * weight > self._most:
             raise ValueError(
                 f"limit_to: expected at least batch_size / (tolerance + lead - samples_per_insert), or samplers and "
-                f"writers would both wait, got {share:g}"
+                f"writers would both wait, got {1.0 / weight:g}"
             )
         self._weight, self._cost = weight, self._batch * weight
+
+    def _price(self, share_at: Callable[[float], float]) -> None:
+        """Makes the next batch cost the inserts in which it falls due, whatever the share is when it is drawn."""
+        sampled, ratio = self._sampled(), self._limiter.samples_per_insert
+        if sampled == self._priced_at:
+            return
+        paid = self._limiter.min_size + (sampled + self._rest) / ratio
+        ahead = paid - self._lanes.inserted()
+        left, whole = self._batch / ratio, 0
+        while (share := SHARE.checked("limit_to", share_at(ahead + whole))) < left and whole * ratio <= self._most:
+            left -= share
+            whole += 1
+        self._weigh((whole + left / share) * ratio / self._batch)
+        self._priced_at = sampled
 
     def wait(self, deadline: float | None) -> float:
         """Waits until a batch may be drawn; returns the seconds slept. Raises: as `Sampler.sample`."""
@@ -234,11 +260,15 @@ class SampleGate(_Side):
 
     def may_sample(self) -> bool:
         """Whether `wait` would return at once."""
+        if self._share is not None:
+            self._price(self._share)
         return self._missing(self._cost) == 0
 
     @property
     def due(self) -> bool:
         """Whether a batch is due by samples_per_insert alone, without the tolerance."""
+        if self._share is not None:
+            self._price(self._share)
         inserted = self._lanes.inserted()
         return inserted >= self._limiter.min_size and self._limiter.balance(inserted, self._sampled()) >= self._cost
 

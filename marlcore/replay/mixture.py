@@ -18,6 +18,7 @@ from ..spec import Sequence
 from ..transitions import Batch, BatchMemory, Window, spec_difference
 from .buffer import ReplayBuffer
 from .hindsight import Hindsight
+from .limiter import Share
 from .prioritized import Prioritized, checked_priorities
 from .sampler import Sampler, SamplerStats
 
@@ -168,7 +169,7 @@ class Mixture:
         limited = [sampler for sampler in self._shared if sampler._gate is not None]
         return bool(limited) and all(sampler.due for sampler in limited)
 
-    def limit_to(self, share: float) -> None:
+    def limit_to(self, share: Share) -> None:
         """See `Sampler.limit_to`; for every replay."""
         for sampler in self.samplers:
             sampler.limit_to(share)

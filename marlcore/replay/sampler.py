@@ -13,18 +13,16 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..checks import check_whole, deadline_of, state_array
-from ..declared import Number
 from ..errors import MarlcoreError, NotEnoughData, TimedOut
 from ..kernels.rows import HI
 from ..memory import one_thread, sleep_until
 from ..transitions import LAP_LIMIT_S, Batch, BatchMemory, LaneView, ReadPlan, Window
 from .hindsight import Hindsight, Relabelling
-from .limiter import RateLimiter, SampleGate
+from .limiter import RateLimiter, SampleGate, Share
 from .prioritized import Prioritized, PriorityTree
 from .uniform import Uniform
 
 EQUAL = Prioritized(alpha=0.0)
-SHARE = Number(above=0, high=1)
 
 
 @dataclass
@@ -149,15 +147,17 @@ class Sampler:
         """Whether samplers are a batch behind, by the replay's limiter; False without a limiter."""
         return self._gate is not None and self._gate.due
 
-    def limit_to(self, share: float) -> None:
+    def limit_to(self, share: Share) -> None:
         """From now on draws only a share of the limiter's samples per insert: a row counts as 1 / share rows.
 
         Args:
-            share: above 0 and at most 1; it may change at any time.
+            share: above 0 and at most 1. If it changes, a function of the transitions inserted from now on (negative:
+                before now), in the thread that samples. Each insert then makes so many samples due as its share says,
+                however late they are drawn; the function is called once for each insert, and for each sample.
 
-        Raises ValueError: there is no limiter, or the share is out of range, or so small that both sides would wait.
+        Raises ValueError: there is no limiter, or the share is out of range, or so small that both sides would wait;
+            what a function returns is checked when sampling.
         """
-        SHARE.checked("limit_to", share)
         if self._gate is None:
             raise ValueError("limit_to: expected a replay with a limiter, got one without")
         self._gate.limit_to(share)

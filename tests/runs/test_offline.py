@@ -229,6 +229,7 @@ def test_data_and_settings_that_do_not_fit_are_refused(tmp_path, case):
 def test_the_example_draws_demonstrations_beside_live_rows(tmp_path):
     assert example().draw_beside_live_rows(32).obs.shape == (32, 4)
     assert example().clone(20, run_dir=str(tmp_path / "run")).updates == {"agent_0": 20}
+    assert example().surpass(mc.CQL(), 20, run_dir=str(tmp_path / "cql")).updates == {"agent_0": 20}
 
 
 @LONG
@@ -241,14 +242,46 @@ def test_bc_learns_cartpole_from_20_demonstrations(tmp_path, seed):
     assert mc.evaluate(untrained.run_dir, episodes=40).mean["agent_0"] < 300
 
 
+def medians(folder, algorithms, episodes, updates, env_fn=CARTPOLE, **learner):
+    """The mean return of the data, and by algorithm the median of three seeds' mean returns."""
+    episodes, returns = list(episodes), []
+    for algorithm in algorithms:
+        means = []
+        for seed in range(3):
+            with mc.ReplayBuffer.from_episodes(episodes) as replay:
+                changes = {"seed": seed, "learner": {"batch_size": 64, **learner}}
+                result = train(folder / f"{algorithm}{seed}", replay, algorithm, updates, env_fn, **changes)
+            means.append(mc.evaluate(result.run_dir, episodes=20).mean["agent_0"])
+        returns.append(np.median(means))
+    data = np.mean([episode["reward"].sum() for episode in episodes])
+    print(f"data {data:.1f}, {algorithms} {np.round(returns, 1)}", file=sys.stderr)
+    return data, *returns
+
+
 @LONG
-def test_cql_learns_more_than_the_policy_of_its_data(tmp_path):
-    """Of half random actions; DQN's figure is printed beside it."""
-    episodes = list(example().demonstrations(100, clumsy=0.5))
-    mean, returns = np.mean([episode["reward"].sum() for episode in episodes]), {}
-    for name in ("cql", "dqn"):
-        with mc.ReplayBuffer.from_episodes(episodes) as replay:
-            result = train(tmp_path / name, replay, name, 6_000, learner={"batch_size": 64})
-        returns[name] = mc.evaluate(result.run_dir, episodes=40).mean["agent_0"]
-    print(f"data {mean:.1f}, CQL {returns['cql']:.1f}, DQN {returns['dqn']:.1f}", file=sys.stderr)
-    assert returns["cql"] > 1.5 * mean
+def test_cql_learns_from_an_expert_where_dqn_cannot(tmp_path):
+    """The expert never takes the other action, whose value DQN makes up."""
+    _, cql, dqn = medians(tmp_path, ("cql", "dqn"), example().demonstrations(20), 3_000)
+    assert cql >= 400 and dqn < 100
+
+
+@LONG
+def test_cql_surpasses_its_data_where_bc_cannot(tmp_path):
+    episodes = example().demonstrations(200, clumsy=0.5, act=example().hasty)
+    data, cql, bc = medians(tmp_path, ("cql", "bc"), episodes, 6_000)
+    assert cql > 3 * data and bc < 2 * data
+
+
+def swing(obs):
+    """Swings the pendulum up by its energy, and holds it near the top."""
+    cosine, sine, speed = obs
+    up = -8 * sine - 2 * speed if cosine > 0.9 else 2 * np.sign(speed) * (1 if speed**2 / 2 < 15 * (1 - cosine) else -1)
+    return np.array([np.clip(up, -2, 2)], np.float32)
+
+
+@LONG
+def test_td3bc_surpasses_its_data_where_bc_cannot(tmp_path):
+    """70 % of the actions are random."""
+    episodes = example().demonstrations(100, clumsy=0.7, act=swing, env=PENDULUM.partition(":")[2])
+    data, td3bc, bc = medians(tmp_path, ("td3bc", "bc"), episodes, 6_000, PENDULUM, obs_norm="frozen")
+    assert td3bc > data + 200 and bc < td3bc - 150

@@ -56,7 +56,7 @@ class Config(Declared):
     """async: one process for each actor and each agent's learner. serial: the same work in turn in one process."""
     updates_per_step: Annotated[Scheduled | float | None, By(updates_per_step)] = 0.1
     """Updates of each learner per step of its agent after the warm-up: a number, or a schedule, such as "linear(0.1, 1,
-    100000)", which the learner evaluates at each update. None lets actors and learners run free."""
+    100000)", whose sum over the steps is the number of updates. None lets actors and learners run free."""
     updates_tolerance: Count = 32
     """Updates that a learner may lag behind updates_per_step before its actors wait; it never leads. They are those of
     a schedule's highest number: at a lower one, fewer."""

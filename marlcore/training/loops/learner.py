@@ -38,8 +38,8 @@ class Batches(Protocol):
 
     def clear(self) -> None: ...
 
-    def follow(self, updates_per_step: float) -> None:
-        """Holds so many updates for each step from now on."""
+    def follow(self, pace: Callable[[float], float]) -> None:
+        """Holds the updates per step that a function gives for so many of the run's steps from now, or before now."""
 
     @property
     def due(self) -> bool:
@@ -70,14 +70,13 @@ def learn_until_stopped(learners: Sequence[Learner], host: LearnerHost) -> None:
 
 def catch_up(learners: Sequence[Learner], host: LearnerHost) -> None:
     for learner in learners:
-        while learner.due and learn(learner):
+        while learner.batches.due and learn(learner):
             host.count_updates()
 
 
 def learn(learner: Learner, wait_s: float = 0.0) -> bool:
     """Updates a policy once; returns False if after `wait_s` seconds it still has too little data."""
     batches = learner.batches
-    learner.keep_pace()
     try:
         sampled = batches.sample(timeout=wait_s or None)
     except (NotEnoughData, TimedOut):
@@ -123,22 +122,16 @@ class Learner:
     def __post_init__(self) -> None:
         self._sums: dict[str, torch.Tensor | float] = {}  # of metrics
         self._counts: Counter[str] = Counter()  # of updates that report a metric
-        self._ratio: dict[str, float] = {}
         self._reported = self.updates
         self._last_report = self._last_save = time.monotonic()
-        self.keep_pace()
+        if self.pace is not None:
+            self.batches.follow(self._pace_at)
         self.publish()
 
-    def keep_pace(self) -> None:
-        """Follows the schedule of updates per step, also while the learner waits: it may begin near 0."""
-        if self.pace is not None:
-            self._ratio = {"updates_per_step": self.pace.at(self.steps() if self.pace.of == "steps" else self.updates)}
-            self.batches.follow(**self._ratio)
-
-    @property
-    def due(self) -> bool:
-        self.keep_pace()
-        return self.batches.due
+    def _pace_at(self, ahead: float) -> float:
+        """The updates per step, so many of the run's steps from now, or before now."""
+        assert self.pace is not None
+        return self.pace.at(self.updates if self.pace.of == "updates" else max(0, int(self.steps() + ahead)))
 
     def normalize(self, batch: TorchBatch) -> None:
         """Normalizes a batch's observations and rewards, after taking them into the statistics if settings say so."""
@@ -196,7 +189,9 @@ class Learner:
         lag[lag >= 2**31] = 0  # rows newer than the checkpoint from which the learner resumed
         p50, p99 = np.percentile(lag, (50, 99))
         lags = {"policy_lag": lag.mean(), "policy_lag_p50": p50, "policy_lag_p99": p99}
-        rates = {"updates_per_s": count / max(now - self._last_report, 1e-9), **self._ratio}
+        rates = {"updates_per_s": count / max(now - self._last_report, 1e-9)}
+        if self.pace is not None:
+            rates["updates_per_step"] = self._pace_at(0)
         for name, value in {**self.numbers, **lags, **rates, **self.batches.stats()}.items():
             self.report(name, float(value))
         if self.also_report is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -114,6 +114,7 @@ class ReplayBatches:
         self._replay = replay
         self._policy = policy
         self._fastest = config.pace.bounds[1] if config.pace else 1.0
+        self._steps_per_row = sum(len(other.agents) for other in worker.blueprint.policies) / len(policy.agents)
         self.prioritized = source.prioritized is not None
         options: dict[str, Any] = {
             "stack": config.replay.frames, "n_step": source.n_step, "gamma": learner.gamma,
@@ -145,8 +146,8 @@ class ReplayBatches:
         """See `Batches.due`; also whether a batch is drawn ahead."""
         return self._sampler.due or (self._limited_ahead and self._source.can_sample())
 
-    def follow(self, updates_per_step: float) -> None:
-        self._sampler.limit_to(min(updates_per_step / self._fastest, 1.0))
+    def follow(self, pace: Callable[[float], float]) -> None:
+        self._sampler.limit_to(lambda rows: min(pace(rows * self._steps_per_row) / self._fastest, 1.0))
 
     def stats(self) -> dict[str, float]:
         each = [self._sampler.stats] if isinstance(self._sampler, Sampler) else self._sampler.stats
@@ -200,7 +201,7 @@ class QueueBatches:
     def update_priorities(self, index: Any, priority: Any) -> None:
         """A queue has no priorities."""
 
-    def follow(self, updates_per_step: float) -> None:
+    def follow(self, pace: Callable[[float], float]) -> None:
         """Each transition is read once."""
 
     def clear(self) -> None:

@@ -96,6 +96,29 @@ def test_a_smaller_share_makes_each_row_count_more(mixed):
         assert sampler.can_sample()
 
 
+@pytest.mark.parametrize("late", [1, 7, 200])
+@pytest.mark.parametrize("mixed", [False, True])
+def test_a_changing_share_counts_as_of_each_insert(mixed, late):
+    """However late a batch is drawn, the samples are the sum of the shares over the inserts, times the ratio."""
+
+    def share_at(inserts):
+        return min(0.001 + inserts / 210, 1.0)
+
+    limiter = RateLimiter(4.0, 10, 10_000.0, lead=0.0)
+    with ReplayBuffer.create(SPEC, 1_000, limiter=limiter) as replay, replay.writer() as writer:
+        sampler = Mixture([replay], [1.0], 4) if mixed else replay.sampler(4, min_size=1)
+        inserted = batches = 0
+        sampler.limit_to(lambda ahead: share_at(inserted + ahead))
+        while inserted < 210:
+            fill(writer, late)
+            inserted += late
+            while sampler.due:
+                sampler.sample()
+                batches += 1
+        due = sum(map(share_at, range(10, inserted)))
+        assert due - 1.5 < batches <= due + 0.5
+
+
 # With 2 samples an insert, from 4 rows on, within 8: a sampler of batches of 2 "starts" with this min_size, "draws" so
 # many batches, is refused because it "lacks" inserts or, "hungry", rows, and "dies"; a writer "adds" so many rows, or
 # so many until it is "full".

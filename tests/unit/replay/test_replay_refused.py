@@ -87,6 +87,15 @@ def limited(call: Callable[[ReplayBuffer], object], capacity=64) -> Callable[[],
     return on(call, capacity=capacity, lanes=1, limiter=RateLimiter(2.0, 4, 8.0))
 
 
+def sample_by(share: float) -> Callable[[ReplayBuffer], object]:
+    def call(replay: ReplayBuffer) -> object:
+        sampler = replay.sampler(1)
+        sampler.limit_to(lambda _: share)
+        return sampler.sample()
+
+    return call
+
+
 INTEGER = "expected an integer of at least 1, got"
 TIMEOUT = "timeout: expected seconds of at least 0 or None, got"
 NO_TIMEOUTS = (-1, -0.5, "1", math.nan)
@@ -230,6 +239,10 @@ SAMPLERS: dict[str, Refused] = {
     **{
         f"a share of {n}": (limited(lambda r, n=n: r.sampler(1).limit_to(n)), ValueError, f"limit_to: expected {says}")
         for n, says in {0: "a number in (0, 1], got 0", 1.5: "a number in (0", 0.05: "at least batch_size / "}.items()
+    },
+    **{
+        f"a function's share of {n}": (limited(sample_by(n)), ValueError, f"limit_to: expected {says}")
+        for n, says in {2.0: "a number in (0, 1], got 2", 1e-12: "at least batch_size / "}.items()
     },
     "a share without a limiter": (
         on(lambda replay: replay.sampler(4).limit_to(0.5)), ValueError, "limit_to: expected a replay with a limiter",

@@ -37,19 +37,20 @@ def test_a_short_run_with_the_default_settings_learns(tmp_path: Path) -> None:
     assert all(count >= expected - 4 for count in result.updates.values()), result.updates
 
 
-FALLING = "piecewise([(0, 0.9), (800, 0.05)])"
+RISING, FALLING = "linear(0.001, 1, 1600)", "linear(1, 0.001, 1600)"
 
 
 @pytest.mark.parametrize(
     ("mode", "pace"),
-    [("serial", "linear(0.001, 1, 1600)"), ("serial", FALLING), pytest.param("async", FALLING, marks=pytest.mark.long)],
+    [("serial", RISING), ("async", FALLING)]
+    + [pytest.param(*case, marks=pytest.mark.long) for case in (("serial", FALLING), ("async", RISING))],
 )
 def test_a_schedule_of_updates_is_held_step_by_step(tmp_path: Path, mode: str, pace: str) -> None:
-    """An update takes 1 / pace steps, so the updates are the sum of the pace over the steps; within the tolerance."""
+    """The updates are the sum of the pace over the steps, though actors may be 1 / 0.001 steps ahead of learners."""
     result = train(tmp_path / "run", updates_per_step=pace, updates_tolerance=1, mode=mode)
     schedule = Schedule.from_value("pace", pace)
     expected = sum(schedule.at(step) for step in range(CONFIG.learner.warmup * AGENTS, CONFIG.total_steps, AGENTS))
-    assert all(abs(count - expected) < 0.15 * expected for count in result.updates.values()), result.updates
+    assert all(abs(count - expected) < 0.02 * expected for count in result.updates.values()), (result.updates, expected)
     reported = [m for m in read_metrics(result.run_dir / "metrics.csv") if m.name == "updates_per_step"]
     assert reported and all(abs(m.value - schedule.at(m.step)) < 0.1 for m in reported)
 
