@@ -63,11 +63,22 @@ def _listed(group: tuple[str, list[str]]) -> str:
     return "\n".join([heading, *(f"    {row}" for row in rows), ""])
 
 
-def is_installed(extra: str) -> bool:
-    """Whether all libraries of the extra can be imported."""
+def require(extra: str) -> None:
+    """Raises ModuleNotFoundError: a library of the extra cannot be imported. None is imported."""
     from importlib.util import find_spec
 
-    return all(find_spec(library) for library in EXTRA_OF if EXTRA_OF[library] == extra)
+    for library in EXTRA_OF:
+        if EXTRA_OF[library] == extra and find_spec(library) is None:
+            raise ModuleNotFoundError(f"No module named {library!r}", name=library)
+
+
+def is_installed(extra: str) -> bool:
+    """Whether all libraries of the extra can be imported."""
+    try:
+        require(extra)
+    except ModuleNotFoundError:
+        return False
+    return True
 
 
 def missing(what: str, error: ModuleNotFoundError) -> ModuleNotFoundError:

@@ -5,14 +5,24 @@ import os
 import time
 from collections.abc import Callable
 from functools import lru_cache, partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .._core import ffi as _ffi
-from .._core import lib as _lib
 from ..errors import ClosedError, MarlcoreError, SegmentCorrupt
+
+try:
+    from .._core import ffi as _ffi
+    from .._core import lib as _lib
+except ModuleNotFoundError as error:
+    folder = Path(__file__).parents[2]
+    raise ImportError(
+        f"marlcore: expected a compiled core beside {folder / 'marlcore'}, got none: in the source folder run "
+        "`python -m pip install -e .`, or start Python in another folder to use an installed marlcore",
+        name=error.name,
+    ) from None
 
 ffi: Any = _ffi
 lib: Any = _lib

@@ -17,6 +17,10 @@ from .config import Settings as Settings
 from .config import StopConfig as StopConfig
 from .config import SupervisionConfig as SupervisionConfig
 from .config import read_settings as read_settings
+from .doors import start as start
+from .doors import train as train
+from .doors import train_offline as train_offline
+from .doors import train_seeds as train_seeds
 from .evaluation import EvaluatedRun as EvaluatedRun
 from .evaluation import LoadedPolicy as LoadedPolicy
 from .evaluation import evaluate as evaluate
@@ -37,9 +41,5 @@ from .record import read_metrics as read_metrics
 from .record import summary as summary
 from .run import Result as Result
 from .run import Run as Run
-from .run import start as start
-from .run import train as train
-from .run import train_offline as train_offline
-from .run import train_seeds as train_seeds
 from .warmup import compile_before_a_run as compile_before_a_run
 from .warmup import warm_up as warm_up

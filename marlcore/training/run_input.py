@@ -14,7 +14,7 @@ from ..checks import absolute, brief
 from ..envs import factory, vectorize
 from ..envs.copies import Copies
 from ..envs.joint import JointObservations
-from ..interfaces import Algorithm, QueueSource, ReplaySource, VectorEnvironment
+from ..interfaces import QueueSource, ReplaySource, VectorEnvironment
 from ..memory import SegmentHandle
 from ..notices import say, shown_with
 from ..processes import check_picklable
@@ -22,12 +22,11 @@ from ..references import resolve
 from ..spaces import Spaces
 from .config import SCRIPT, AssignedPolicy, Config, assign, check_applied, source_of
 from .loops import ScriptedPlayer, choose_device, with_functions_of
-from .offline import OFFLINE, OfflineData
-from .record import RUNS, Callback, InitFrom, check_callback, initial_states
+from .offline import OFFLINE
+from .record import RUNS, Callback, check_callback, initial_states
+from .request import Algorithms, Request
 from .self_play import check_self_play, policies_in_self_play
 from .warmup import compile_before_a_run
-
-Algorithms = Algorithm | str | Mapping[str, Algorithm | str]
 
 log = logging.getLogger(__name__)
 
@@ -48,36 +47,27 @@ class RunInput:
     init_strict: bool
 
     @classmethod
-    def checked(
-        cls,
-        env_fn: Callable[[], Any] | str | Spaces,
-        algorithm: Algorithms,
-        config: Config | None,
-        resume: str | Path | None = None,
-        callback: Callback | None = None,
-        progress: bool = False,
-        init_from: InitFrom | None = None,
-        init_strict: bool = True,
-        data: OfflineData | None = None,
-    ) -> RunInput:
-        """The arguments of `train` or `train_offline`; compiles the kernels if they never were.
+    def checked(cls, request: Request) -> RunInput:
+        """The input that a caller asks for; compiles the kernels if they never were.
 
         Raises: ValueError, TypeError.
         """
+        env_fn, algorithm, config, data = request.env_fn, request.algorithm, request.config, request.data
         if not isinstance(config, Config | None):
             raise TypeError(f"config: expected a Config or None, got {config!r}")
-        check_callback(callback)
-        if init_from is not None and resume is not None:
-            raise ValueError(f"init_from: expected None, since a resumed run has its weights, got {brief(init_from)}")
+        check_callback(request.callback)
+        if request.init_from is not None and request.resume is not None:
+            weights = brief(request.init_from)
+            raise ValueError(f"init_from: expected None, since a resumed run has its weights, got {weights}")
         config = config or (Config() if data is None else OFFLINE)
         config = config.with_absolute_paths()  # first: an environment may change the working directory
         if data is not None:
             config = data.configured(config)
         elif config.offline:
             raise ValueError("actor.processes: expected an integer of at least 1, got 0; see train_offline")
-        resume = None if resume is None else absolute(resume)
+        resume = None if request.resume is None else absolute(request.resume)
         runs = absolute(RUNS) if resume is None and config.run_dir is None else Path(RUNS)
-        with shown_with(progress):
+        with shown_with(request.progress):
             if data is not None and isinstance(env_fn, Spaces):
                 make_env, policies = _assigned_to_data(env_fn, algorithm, config)
             else:
@@ -89,7 +79,7 @@ class RunInput:
             names = [policy.name for policy in policies]
             if data is not None:
                 config = replace(config, total_steps=data.updates * len(names))
-            initial = initial_states(init_from, names)
+            initial = initial_states(request.init_from, names)
             if wrong := config.learners.keys() - names:
                 raise ValueError(f"learners: expected the policies {names}, got {min(wrong)!r}")
             for policy in policies:
@@ -110,7 +100,8 @@ class RunInput:
                 check_picklable(env_fn=make_env)
             _warn_of_short_run(config, policies)
             compile_before_a_run()
-        return cls(make_env, policies, config, runs, resume, callback, progress, replays, initial, init_strict)
+        callback, progress, strict = request.callback, request.progress, request.init_strict
+        return cls(make_env, policies, config, runs, resume, callback, progress, replays, initial, strict)
 
 
 def _assigned(

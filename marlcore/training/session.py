@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack, closing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
+from ..declared import changed
 from ..interfaces import ReplaySource
 from ..processes import PID, STEPS, Children, Control, Telemetry
 from ..weights import ParameterStore
@@ -63,6 +65,7 @@ class Session:
             csv, path, callback = self.directory.csv, self.directory.path, run_input.callback
             make_callback = partial(CallbackSink, callback, interrupts) if callback is not None else None
             self.sinks = open_sinks(csv, path, config.metrics, make_callback)
+            stack.callback(self.sinks.await_callback, lambda: interrupts.stopping)
             stack.callback(self.sinks.close)
             names = [policy.name for policy in policies]
             workers = [*actor_names(config), *learner_names(config, names)]
@@ -139,12 +142,14 @@ class Session:
             try:
                 model.restore_checked(state, checkpoint, expected)
             except ValueError as error:
-                changes = " and ".join(changed_hyperparameters(run.path, policy))
+                changes = changed_hyperparameters(run.path, policy)
                 if not changes:
                     raise
-                raise ValueError(
-                    f"resume: expected hyperparameters that fit {name}'s network, got {changes}"
-                ) from error
+                old = {label: before for label, (before, _) in changes.items()}
+                alone = {label: {other: old[other] for other in old if other != label} for label in old}
+                unfit = [label for label in old if not _fits(state, policy, config, alone[label])] or old
+                told = " and ".join(f"{label} {changes[label][1]!r} instead of {old[label]!r}" for label in unfit)
+                raise ValueError(f"resume: expected hyperparameters that fit {name}'s network, got {told}") from error
         elif name in self.input.initial:
             left_out = model.initialise(self.input.initial[name], self.input.init_strict, name)
             if left_out:
@@ -184,6 +189,16 @@ class Session:
 
     def __exit__(self, *error: Any) -> None:
         self._stack.__exit__(*error)
+
+
+def _fits(state: Mapping[str, Any], policy: AssignedPolicy, config: Config, others: Mapping[str, Any]) -> bool:
+    """Whether a checkpoint fits the policy's network if these hyperparameters are others."""
+    try:
+        algorithm: Any = changed(cast(Any, policy.algorithm), others)
+        build_model(replace(policy, algorithm=algorithm), config).restore(state)
+    except (ValueError, TypeError, KeyError, RuntimeError):
+        return False
+    return True
 
 
 def _restore_progress(run: RunDirectory, control: Control, config: Config, policies: list[str]) -> float:

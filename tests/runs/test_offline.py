@@ -91,7 +91,7 @@ def test_a_run_evaluates_and_resumes(tmp_path, mode):
     with filled(CARTPOLE) as replay:
         train(tmp_path, replay, "dqn", 40, **changes)
         result = train(tmp_path, replay, "dqn", 90, resume=True, **changes)
-        says = "total_steps: expected more than the 90 steps that the run has taken, got 90"
+        says = "the run is complete; to continue it, expected more than the 90 steps that the run has taken, got 90"
         check_refused(lambda: train(tmp_path, replay, "dqn", 90, resume=True, **changes), ValueError, says)
     assert result.steps == result.updates["agent_0"] == 90
     assert load_checkpoint(tmp_path / "run" / "checkpoints" / "agent_0.pt")["updates"] == 90

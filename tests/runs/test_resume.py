@@ -265,7 +265,7 @@ def as_it_was(run: Path) -> None:
     pass
 
 
-LEFT = "total_steps: expected more than the 300 steps that the run has taken, got "
+LEFT = "total_steps: the run is complete; to continue it, expected more than the 300 steps that the run has taken, got "
 HAD = ", as the run had it, got "
 RESUMED: dict[str, tuple[Callable[[Path], None], dict[str, Any], str]] = {
     "another algorithm": (as_it_was, {"algorithm": "iqn"}, f"resume: expected algorithm 'DQN'{HAD}'IQN'"),
@@ -324,6 +324,14 @@ def test_a_run_is_resumed_only_as_it_was(folder: Path, case: str) -> None:
     options = {"env_fn": HUNT, "total_steps": 400, "replay": SAVED, "resume": True, **asked}
     check_refused(lambda: train(folder, **options), ValueError, says)
     assert before == {path: path.read_bytes() for path in (folder / "run").rglob("*") if path.is_file()}
+
+
+def test_only_hyperparameters_that_do_not_fit_are_named(folder: Path) -> None:
+    """Not tau, which may change, although it has."""
+    algorithm = mc.DQN(hidden=(16, 8), tau=0.5)
+    with pytest.raises(ValueError, match="network, got hidden") as refused:
+        train(folder, HUNT, algorithm, total_steps=400, replay=SAVED, resume=True)
+    assert "tau" not in str(refused.value)
 
 
 POLICIES = assign({"agent_0": Spaces(Box(-1, 1, (3,)), Discrete(2))}, None, mc.DQN(), stack=1)

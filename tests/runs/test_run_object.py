@@ -1,6 +1,8 @@
 """A run as an object: started, watched, asked for its policies, stopped; and what a finished run's policies do."""
 
 import os
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -96,6 +98,27 @@ def test_a_fork_server_imports_while_the_input_is_checked(monkeypatch: pytest.Mo
         with pytest.raises(mc.errors.EnvironmentFailed, match="expected an environment"):
             entrance(checked, "dqn", mc.Config(mode=mode))
     assert begun == 2 * (["server", "check"] if mode == "async" else ["check"])
+
+
+FIRST_OF_ALL = """
+import sys
+import marlcore as mc, marlcore.training
+from marlcore.processes import ForkServer
+
+def begin(server):
+    print({"torch", "numba", "rich", "marlcore.training.run"} & sys.modules.keys())
+    raise SystemExit
+
+ForkServer.begin = begin
+mc.%s("treasure_hunt", "dqn", mc.Config()%s)
+"""
+
+
+@pytest.mark.parametrize(("door", "more"), [("train", ""), ("start", ""), ("training.train_seeds", ", [1]")])
+def test_the_fork_server_starts_before_this_process_imports(door: str, more: str) -> None:
+    """So that both import at the same time; each import takes seconds."""
+    code = FIRST_OF_ALL % (door, more)
+    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "set()\n"
 
 
 @MODES

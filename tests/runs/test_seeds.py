@@ -1,6 +1,7 @@
 """Runs with several seeds side by side: one fork server, one table, one picture."""
 
 import io
+import os
 import signal
 from functools import partial
 from pathlib import Path
@@ -62,6 +63,51 @@ def test_ctrl_c_stops_all_seeds(tmp_path: Path) -> None:
     assert output.endswith(f"train --resume {folders[0]}, and likewise {folders[1]}\n")
     assert all(checkpoint(folder)["updates"] >= 0 for folder in folders)
     assert not (tmp_path / "all" / "seed-2").exists()
+
+
+class InTheMainThread(Corridor):
+    """Has handlers of signals, as pygame does, which only a program's first thread may set."""
+
+    def reset(self, *args: Any, **options: Any) -> Any:
+        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+        return super().reset(*args, **options)
+
+
+def test_serial_seeds_work_in_the_main_thread(tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGUSR2)
+    config = runs.configured(tmp_path, mode="serial", total_steps=100)
+    try:
+        results = train_seeds(InTheMainThread, "dqn", config, [0, 1], progress=False)
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+    assert [result.steps for result in results] == [100, 100]
+
+
+@pytest.mark.usefixtures("shared_fork_server")
+def test_a_signal_after_a_failure_waits_for_no_other_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first run fails; the other one does not end before it is told to hurry."""
+    made: list[Any] = []
+
+    class Half:
+        def __init__(self, *_: object) -> None:
+            self.done = not made
+            made.append(self)
+
+        def wait(self) -> None:
+            raise KeyError("mine")
+
+        def stop(self) -> None:
+            os.kill(os.getpid(), signal.SIGINT)
+
+        def hurry(self) -> None:
+            self.done = True
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr("marlcore.training.seeds.Run", Half)
+    with pytest.raises(KeyError, match="mine"):
+        train_seeds(HUNT, "dqn", runs.configured(tmp_path), [0, 1], parallel=2, progress=False)
+    assert len(made) == 2
 
 
 def test_a_shared_table_has_a_row_for_each_agent_of_each_run() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from hunt import HUNT
+from processes import until
 from refused import Refused, check_refused
 from whole_runs import LONG, MODES, Runs, checkpoint, metrics_of, past, values_of
 
@@ -16,6 +17,7 @@ import marlcore as mc
 from marlcore.processes import Metric
 from marlcore.training import StopConfig
 from marlcore.training.record import StopConditions
+from marlcore.training.record.sinks.background import Sinks
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
@@ -206,6 +208,34 @@ MET: dict[str, tuple[Callable[[], int | None], int | None]] = {
 def test_conditions_are_met_where_they_should_be(case: str) -> None:
     place, expected = MET[case]
     assert place() == expected
+
+
+def test_a_metric_that_never_comes_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    never = StopConfig(metric="episode_retrun", threshold=3)
+    assert met_at(never, *[5] * 999) is None and caplog.text == ""
+    assert met_at(never, *[5] * 3000) is None
+    says = "stop.metric: no 'episode_retrun' yet; did you mean episode_return?; these came: episode_return"
+    assert [record.getMessage() for record in caplog.records] == [says]
+
+
+def test_a_metric_that_no_evaluation_has_is_told_after_the_first(caplog: pytest.LogCaptureFixture) -> None:
+    met_at(StopConfig(metric="a/eval_retrun", threshold=3), 1, 2, name="eval_return")
+    says = "stop.metric: no 'a/eval_retrun' yet; did you mean a/eval_return?; these came: eval_return, eval_s"
+    assert [record.getMessage() for record in caplog.records] == [says]
+
+
+def test_a_callback_is_heard_however_long_its_last_call_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Late:
+        def on_checkpoint(self, checkpoint: mc.CheckpointEvent) -> None:
+            until(lambda: "the sink callback did not close in time" in caplog.text)
+            raise KeyError("late")
+
+    close = Sinks.close
+    monkeypatch.setattr(Sinks, "close", lambda sinks: close(sinks, 0.0))
+    with pytest.raises(KeyError, match="late"):
+        train(tmp_path, Late(), total_steps=300)
 
 
 @MODES

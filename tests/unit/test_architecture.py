@@ -50,9 +50,12 @@ TRAINING = {
     "async_run": ["workers"],
     "warmup": [],
     "offline": ["config"],
-    "run_input": ["self_play", "warmup", "offline"],
+    "request": ["record", "offline"],
+    "run_input": ["self_play", "warmup", "request"],
     "session": ["serial", "async_run", "evaluation", "run_input"],
     "run": ["session"],
+    "seeds": ["run"],
+    "doors": ["seeds"],
 }
 
 

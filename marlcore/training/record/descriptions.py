@@ -132,8 +132,10 @@ def check_resumed(run_dir: str | Path, described: dict[str, Any], policies: tupl
     _check_same_spaces(Path(run_dir) / POLICIES, policies)
     taken = steps_taken(run_dir)
     if now["total_steps"] <= taken:
+        complete = "the run is complete; to continue it, " if taken >= before["total_steps"] else ""
         raise ValueError(
-            f"total_steps: expected more than the {taken:,} steps that the run has taken, got {now['total_steps']}"
+            f"total_steps: {complete}expected more than the {taken:,} steps that the run has taken, "
+            f"got {now['total_steps']}"
         )
 
 
@@ -173,14 +175,14 @@ def _check_same_spaces(path: Path, policies: tuple[AssignedPolicy, ...]) -> None
             )
 
 
-def changed_hyperparameters(run_dir: Path, policy: AssignedPolicy) -> list[str]:
-    """The hyperparameters of a policy that differ from those of a run's config.json, in words."""
+def changed_hyperparameters(run_dir: Path, policy: AssignedPolicy) -> dict[str, tuple[Any, Any]]:
+    """By name, the hyperparameters of a policy that differ from those of a run's config.json: these, and the new."""
     described = read_config(run_dir)
     before, names = described.get("hyperparameters", {}), described.get("algorithm")
     if isinstance(names, dict):
         before = before.get(policy.name, {})
     now = _as_json(hyperparameters(policy.algorithm))
-    return [f"{name} {now[name]!r} instead of {before.get(name)!r}" for name in now if now[name] != before.get(name)]
+    return {name: (before.get(name), now[name]) for name in now if now[name] != before.get(name)}
 
 
 def write_policies(run_dir: Path, policies: tuple[AssignedPolicy, ...], config: Config) -> None:

@@ -1,15 +1,21 @@
 """The stop conditions of a run's settings, judged by its metrics in the order in which they are recorded."""
 
+import logging
 import math
 from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from ...checks import did_you_mean
 from ...processes import Metric
 from ..config import StopConfig
 from .callback import Stop
 from .events import EvaluationEvent, Event, Events
+
+ROWS = 1000  # metrics among which the one of a condition, unless it is of evaluations, is expected
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
@@ -22,6 +28,8 @@ class StopConditions:
         self._episodes = Counter[str]()
         self._windows: dict[str, deque[float]] = {}  # by agent or policy
         self._best, self._best_step = -math.inf, 0  # of the metric, or of its negative
+        self._known = dict[str, None]()  # names of metrics, while the condition's has not come
+        self._rows = 0
 
     def take(self, metric: Metric, event: Event | None = None) -> Stop | None:
         """Takes a metric, and the event that it completes."""
@@ -35,10 +43,23 @@ class StopConditions:
         watched = config.watches(metric.agent, metric.name)
         if watched:
             self._windows.setdefault(metric.agent, deque(maxlen=config.values)).append(metric.value)
+        elif config.judges and not self._windows and self._rows < ROWS:
+            self._expect_metric(metric)
         complete = isinstance(event, EvaluationEvent) if config.of_evaluation else watched
         if complete and self._windows and all(len(window) == config.values for window in self._windows.values()):
             return self._judged(metric.step)
         return None
+
+    def _expect_metric(self, other: Metric) -> None:
+        """Says once, when the condition's metric should have come, which ones have: it may be misspelt."""
+        self._known[other.name] = None
+        self._rows += 1
+        if self.config.of_evaluation and other.name == EVALUATION_S:
+            self._rows = ROWS
+        if self._rows == ROWS:
+            names = [*self._known, *(f"{other.agent}/{name}" for name in self._known if "/" in self.config.metric)]
+            hint = did_you_mean(self.config.metric, names)
+            log.warning("stop.metric: no %r yet%s; these came: %s", self.config.metric, hint, ", ".join(self._known))
 
     def _judged(self, step: int) -> Stop | None:
         config, sign = self.config, -1.0 if self.config.minimize else 1.0

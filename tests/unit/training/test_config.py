@@ -17,6 +17,7 @@ from marlcore.declared import hints_of
 from marlcore.spaces import Spaces
 from marlcore.training import ExplorationConfig
 from marlcore.training.config import Schedule, assign
+from marlcore.training.request import Request
 from marlcore.training.run_input import RunInput
 from marlcore.training.self_play import policies_in_self_play
 
@@ -204,8 +205,10 @@ def test_wrong_settings_and_assignments_are_refused(name: str) -> None:
 
 @pytest.mark.parametrize("copies", [1, 3])
 def test_a_vector_environment_has_its_own_number_of_copies(copies: int) -> None:
-    assert RunInput.checked(partial(gymnasium.make_vec, CARTPOLE, copies), "dqn", None).config.actor.envs == copies
-    assert RunInput.checked(partial(gymnasium.make, CARTPOLE), "dqn", None).config.actor.envs == mc.ActorConfig().envs
+    assert RunInput.checked(Request(partial(gymnasium.make_vec, CARTPOLE, copies), "dqn")).config.actor.envs == copies
+    assert (
+        RunInput.checked(Request(partial(gymnasium.make, CARTPOLE), "dqn")).config.actor.envs == mc.ActorConfig().envs
+    )
 
 
 def test_settings_come_back_from_json() -> None:

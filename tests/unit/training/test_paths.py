@@ -14,6 +14,7 @@ from marlcore.cli.eval import main
 from marlcore.envs import factory
 from marlcore.training import ReplayConfig, SelfPlayConfig, read_metrics, train_seeds
 from marlcore.training.record import RunDirectory
+from marlcore.training.request import Request
 from marlcore.training.run_input import RunInput
 
 
@@ -41,7 +42,7 @@ def test_every_path_is_absolute_before_an_environment_is_made(elsewhere, tmp_pat
         replay=ReplayConfig(path="replays"),
         self_play=SelfPlayConfig(anchors={"old.pt": 0.1, "bots:Bot": 0.1}),
     )
-    checked = RunInput.checked(elsewhere, "dqn", config, "earlier")
+    checked = RunInput.checked(Request(elsewhere, "dqn", config, resume="earlier"))
     assert Path.cwd() == tmp_path / "elsewhere"
     assert (checked.config.run_dir, checked.config.replay.path) == (str(here / "run"), str(here / "replays"))
     assert list(checked.config.self_play.anchors) == [str(here / "old.pt"), "bots:Bot"]
@@ -50,7 +51,7 @@ def test_every_path_is_absolute_before_an_environment_is_made(elsewhere, tmp_pat
 
 def test_a_directory_of_the_runs_own_lies_where_the_run_was_started(elsewhere, tmp_path):
     here = tmp_path / "here"
-    checked = RunInput.checked(elsewhere, "dqn", mc.Config(mode="serial"))
+    checked = RunInput.checked(Request(elsewhere, "dqn", mc.Config(mode="serial")))
     with RunDirectory.create(None, {}, checked.runs) as run:
         assert run.path.parent == here / "runs"
 

@@ -24,6 +24,8 @@ from .wandb import WandbSink, check_wandb
 
 CAPACITY = 10_000  # metrics that wait; about 2 MB
 CLOSE_S = 5.0  # for a sink to write what waits and to close
+CALLBACK = "callback"
+LOOK_S = 0.1
 
 log = logging.getLogger(__name__)
 
@@ -106,6 +108,11 @@ class Background:
         if self._thread.is_alive() and not self._given_up:
             self._given_up = True  # if it wakes up, it only closes
             log.warning("metrics: the sink %s did not close in time and is left behind", self.name)
+
+    def wait(self, enough: Callable[[], bool]) -> None:
+        """Waits for the end of a sink that was closed, until `enough` returns True."""
+        while self._thread is not None and self._thread.is_alive() and not enough():
+            self._thread.join(LOOK_S)
 
     def _ask(self, request: Metric | Literal["flush"]) -> None:
         if self._queue.qsize() < self._capacity:
@@ -197,6 +204,12 @@ class Sinks:
             if sink.lost:
                 log.warning("metrics: the sink %s lost %d metrics, which metrics.csv holds", sink.name, sink.lost)
 
+    def await_callback(self, enough: Callable[[], bool]) -> None:
+        """After `close`: waits until the callback returns from its last call, which may raise, or `enough` is True."""
+        for sink in self._others:
+            if sink.name == CALLBACK:
+                sink.wait(enough)
+
     @property
     def lost(self) -> dict[str, int]:
         """By sink, the metrics that it has not taken; metrics.csv loses none."""
@@ -215,7 +228,7 @@ def open_sinks(
     """
     others = [Background(name, _maker(name, run_dir, config)) for name in config.sinks if name != "csv"]
     if make_callback is not None:
-        others.append(Background("callback", make_callback))
+        others.append(Background(CALLBACK, make_callback))
     return Sinks(csv, others)
 
 
