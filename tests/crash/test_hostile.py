@@ -334,8 +334,6 @@ CASES = {
 HEADERS = ["limited", "queue", "store", "control", "telemetry"]
 
 
-# ---- the enemy ----
-
 EXTREME = [0, 1, -1, 2**31, 2**32 - 1, 2**61, 2**62 - 1, 2**62, 2**63 - 1, -(2**63), -(2**63) + 1]
 
 
@@ -363,9 +361,6 @@ def attack(body: np.ndarray, rng: np.random.Generator, control: int) -> None:
 def control_bytes(shared: Any) -> int:
     lanes = isinstance(shared, (ReplayBuffer, TrajectoryQueue, ParameterStore))
     return Mapped(shared).geometry.column_offset(0) if lanes else 128 * 4
-
-
-# ---- in the child ----
 
 
 def use(name: str, call: Use, tally: Counter[str]) -> None:
@@ -507,9 +502,6 @@ def run_child(kind: str, names: list[str], seed: int, seconds: float) -> None:
             case.shared.close()
         tallies.update({f"{name}:{what}": count for what, count in tally.items()})
     report(tallies)
-
-
-# ---- the tests ----
 
 
 def child(kind: str, names: list[str], seed: int, seconds: float) -> dict[str, Counter[str]]:

@@ -141,9 +141,6 @@ def test_an_evaluated_run_keeps_the_best_memory(tmp_path: Path) -> None:
     assert right > 45
 
 
-# ---- TD3 and SAC ----
-
-
 @CONTINUOUS
 def test_only_the_policy_is_published(tmp_path: Path, algorithm: Any) -> None:
     run_dir = runs.train(tmp_path, Naming, algorithm(), total_steps=200, learner={"n_step": 1}).run_dir

@@ -213,8 +213,6 @@ def test_the_configuration_refuses(case: str) -> None:
     check_refused(*SETTINGS[case])
 
 
-# ---- the command ----
-
 OPTIONS = {
     "--env nowhere": "environment: expected treasure_hunt",
     "--env gymnasium:NoSuchGame-v0": "NoSuchGame",

@@ -44,9 +44,6 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-# ---- what is written: frames that ticket, episode and place name, and values that follow from these ----
-
-
 def rewards(ticket):
     return (ticket * 40_503 >> 4) % 16 - 5
 
@@ -107,9 +104,6 @@ def write(handle: Any, lane: int, number: int, words: int) -> None:
 def spec_of(words: int) -> TransitionSpec:
     extras = {"episode": Field((), "int64"), "priority": Field(), "state": Field((words,), "uint64", every=EVERY)}
     return TransitionSpec(Field((words,), "uint64"), Field((), "int64"), extras)
-
-
-# ---- what a batch must be ----
 
 
 @dataclass
@@ -238,9 +232,6 @@ class Masses:
 
     def leaves(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return index // LANES, index % LANES * ROWS + index // LANES % ROWS
-
-
-# ---- the writers' lives ----
 
 
 class Writers:

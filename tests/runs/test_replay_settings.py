@@ -102,9 +102,6 @@ def test_batches_drawn_ahead_train_as_many_times(tmp_path: Path) -> None:
     assert due * 0.99 <= result.updates["agent_0"] <= due + 1
 
 
-# ---- files ----
-
-
 @pytest.fixture
 def large(tmp_path: Path) -> Path:
     (tmp_path / "large").mkdir()

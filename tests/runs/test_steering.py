@@ -47,8 +47,6 @@ def train(folder: Path, callback: Any = None, **changes: Any) -> mc.Result:
     return mc.train(HUNT, "dqn", runs.configured(folder, **changes), progress=False, callback=callback)
 
 
-# ---- callbacks ----
-
 ANSWERS: dict[str, tuple[Callable[[], object], str]] = {
     "Stop": (lambda: mc.Stop, "the callback returned Stop"),
     "a reason": (lambda: mc.Stop("enough"), "enough"),
@@ -155,9 +153,6 @@ def test_what_is_no_callback_is_refused(tmp_path: Path, case: str) -> None:
     assert not any(tmp_path.iterdir())
 
 
-# ---- stop conditions ----
-
-
 def met_at(config: StopConfig, *values: float | tuple[str, float], name: str = "episode_return") -> int | None:
     """The place of the first value that meets a condition; each comes 10 steps and a second after the one before."""
     conditions = StopConditions(config)
@@ -248,9 +243,6 @@ def test_evaluations_by_time_have_metrics_too() -> None:
         stop=mc.StopConfig(metric="eval_return", threshold=3.0), evaluation=mc.EvaluationConfig(seconds=5.0)
     )
     assert config.stop.watches("agent_0", "eval_return")
-
-
-# ---- the example ----
 
 
 @LONG

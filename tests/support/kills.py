@@ -49,9 +49,6 @@ PHASE, PROGRESS, HURRY, REFUSED, TICKET, CLOCK, READ, TORN = range(8)
 FAULTS = ("torn", "fell", "ahead", "kept", "failed", "beside", "segments", "descriptors", "processes")
 
 
-# ---- what is written: rows that lane, ticket and the writer's number name ----
-
-
 observations = partial(filled, WORDS)
 
 
@@ -85,9 +82,6 @@ def make_model() -> Any:
 def torn_weights(model: Any, subscriber: Any) -> int:
     values = {float(word) for parameter in model.parameters() for word in parameter.detach().aminmax()}
     return int(values != {subscriber.version} or subscriber.extras != {"version": subscriber.version})
-
-
-# ---- roles: role(line, what is shared, lanes, birth) ----
 
 
 def working(line: np.ndarray) -> Iterator[None]:
@@ -205,9 +199,6 @@ SLOW = sample, publish, subscribe
 
 def spec() -> TransitionSpec:
     return TransitionSpec(Field((WORDS,), "uint64"), Field((), "int64"))
-
-
-# ---- lives ----
 
 
 def open_board(path: Path) -> np.ndarray:
@@ -451,9 +442,6 @@ class Zombies(Lives):
 
     def close(self) -> None:
         self.replay.close()
-
-
-# ---- what is left behind ----
 
 
 def is_ours(segment: str) -> bool:

@@ -431,9 +431,6 @@ def test_a_network_of_another_kind_is_refused(case):
     check_refused(call, ValueError, says)
 
 
-# ---- the examples ----
-
-
 @pytest.fixture
 def examples(monkeypatch):
     spec = importlib.util.spec_from_file_location("own_networks", FILE)

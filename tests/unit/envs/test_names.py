@@ -205,9 +205,6 @@ def test_atari_games_are_stacked_by_default():
     assert stacks == {"atari:Pong": 4, "gymnasium:ALE/Pong-v5": 4, "recall": 1}
 
 
-# What `vectorize` makes
-
-
 class Closing(Relay):
     closed = False
 

@@ -43,9 +43,6 @@ def built(model: Any, **options: Any) -> bytes:
         return bytes(graph._segment.body)
 
 
-# ---- the same result however it comes about ----
-
-
 def check_random(model: Any, **options: Any) -> None:
     expected = graph_lists(model)
     with build_graph(model, **options) as graph:
@@ -165,9 +162,6 @@ def test_the_model_is_in_its_initial_state_afterwards() -> None:
     model.set_state((3, ((1, 1), (0, 0)), True))
     build_graph(model).close()
     assert model.get_state() == (0, ((0, 0), (0, 1)), False)
-
-
-# ---- what is refused ----
 
 
 def building(model: Any, **options: Any) -> Callable[[], object]:
@@ -305,9 +299,6 @@ def test_profiles_beyond_those_that_are_kept_are_the_same() -> None:
     assert [profile for profile, _ in zip(every, range(300), strict=False)] == [every[i] for i in range(300)]
 
 
-# ---- models and states that cannot travel ----
-
-
 class Moody(World):
     """Its answer in state 0 changes once: another successor, another probability, one more outcome, or none."""
 
@@ -406,9 +397,6 @@ def test_a_successor_that_cannot_be_pickled_is_named() -> None:
     model = Table(1, 1, {0: {(0,): [(0.1, i) for i in range(1, 10)] + [(0.1, Stuck())]}})
     says = "states: expected something that can be pickled (RuntimeError: no)"
     check_refused(building(model, workers=1), TypeError, says)
-
-
-# ---- memory ----
 
 
 @pytest.fixture

@@ -80,9 +80,6 @@ def drain(reader) -> list[int]:
             return actions
 
 
-# Against the model, in plain Python
-
-
 def random_rows(dice, numbers, count, finals):
     """Transitions that end in every way; `finals` says whether a terminated one may have a final_obs."""
     endings = ["none"] * 5 + ["terminated", "truncated"] + ["terminated with final_obs"] * finals
@@ -245,9 +242,6 @@ def test_overwritten_rows_are_counted_right(more):
         assert 6 + more <= dropped <= 8 + more  # it stays away from the two oldest rows when it looks again
 
 
-# What a full lane does
-
-
 def test_a_refused_writer_writes_nothing():
     with make(8) as queue, queue.writer(timeout=0.0) as writer, queue.reader(2) as reader:
         assert fill_until_full(writer) == 8
@@ -277,8 +271,6 @@ def test_an_add_too_long_for_the_reader_is_refused(when_full):
             assert drain(reader) == list(range(8))
         assert queue.dropped.tolist() == [0]
 
-
-# Recurrent states
 
 STATE = TransitionSpec(Field((), "int64"), Field((), "int64"), {"h": Field((2,), "float32", every=4)})
 
@@ -324,9 +316,6 @@ def test_rows_before_the_next_stored_state_are_skipped():
         assert batch.extras["h"].tolist() == [[12.0, 12.0]]
         assert queue.dropped.sum() + queue.skipped.sum() == 12
         assert len(queue) == 6
-
-
-# Waiting
 
 
 @pytest.mark.parametrize("skipped", [False, True], ids=["reads", "skips"])
@@ -433,9 +422,6 @@ def test_a_full_lane_drops_only_what_it_would_take():
         writer.close()
         check_refused(lambda: writer.add(0, 0, 0.0), ClosedError, "the writer was closed")
         assert queue.dropped.sum() == dropped
-
-
-# One reader, and its successors
 
 
 def test_a_queue_has_one_reader_at_a_time():
@@ -612,9 +598,6 @@ def test_a_half_written_add_is_never_seen():
             assert (queue.dropped.tolist(), queue.skipped.tolist(), len(queue)) == ([3], [1], 1)
 
 
-# Handles, closing, forks
-
-
 def test_a_queue_is_attached_by_handle_path_and_pickle():
     with make(12, 2, "drop_newest") as queue:
         for again in (
@@ -655,9 +638,6 @@ def test_a_forked_child_has_neither_end():
         with pytest.raises(LaneBusy):
             queue.reader(2)
         assert reader.read().action.tolist() == [0, 1]
-
-
-# What cannot be
 
 
 def test_rows_that_follow_nothing_are_read_singly():

@@ -157,9 +157,6 @@ def test_it_stays_in_its_process(replay, kind):
         end.close()
 
 
-# ---- waits ----
-
-
 def admitted(replay: ReplayBuffer) -> int:
     return Mapped(replay).lanes.inserted()
 

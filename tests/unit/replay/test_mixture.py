@@ -90,9 +90,6 @@ def counts(batch: Any, sources: int = 2) -> list[int]:
     return np.bincount(batch.source, minlength=sources).tolist()
 
 
-# ---- shares ----
-
-
 def test_each_row_says_which_source_it_is_from(sources):
     sources.fill(0, 1, 2)
     mixture = sources.mixture([0.25, 0.25, 0.5], stack=2, seed=1)
@@ -181,9 +178,6 @@ def test_a_part_draws_from_its_lanes_alone(lanes, prioritized):
                 sampler.update_priorities(batch.index, np.ones(256))
         assert {lane for lane, _ in drawn} == set(lanes)
         assert {(lane, t) for lane in lanes for t in range(31, 128)} <= drawn and min(t for _, t in drawn) >= 30
-
-
-# ---- limiters ----
 
 
 def limited(min_size: int = 8, tolerance: float = 8.0) -> ReplayBuffer:
@@ -341,9 +335,6 @@ def test_parts_hold_the_ratio_against_free_running_writers(parted):
     for thread in threads:
         thread.join()
     assert abs(drawn - 2 * (4000 - 20)) <= 16
-
-
-# ---- priorities and states ----
 
 
 def test_rows_drawn_for_an_empty_replay_are_weighed_too(replays):

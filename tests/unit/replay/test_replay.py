@@ -44,9 +44,6 @@ def drawn(replay, count=400, **options):
     }
 
 
-# ---- adding ----
-
-
 def test_a_batch_as_long_as_the_lane_fits_and_wraps():
     with ReplayBuffer.create(SCALAR, 8) as replay, replay.writer() as writer:
         for start in (0, 5, 13):
@@ -113,8 +110,6 @@ def test_a_replay_may_be_passed_to_a_process():
         assert pickle.loads(pickle.dumps(replay.spec)) == replay.spec
 
 
-# ---- what follows what ----
-
 STEPS = [(0, 1, ""), (1, 2, ""), (2, 4, ""), (3, 8, "")]
 EXAMPLES = {  # the rows of each writer; n_step; by ticket (reward, discount, next_obs, terminated, truncated)
     "truncated": (
@@ -163,9 +158,6 @@ def test_rows_with_their_own_next_obs_stand_alone():
         assert drawn(replay, gamma=0.5) == {1: (2, 0.5, 6, False, True)}
         writer.add(1.0, 0, 2.0, terminated=True, next_obs=7.0)
         assert drawn(replay, gamma=0.5) == {2: (2, 0, 7, True, False)}
-
-
-# ---- drawing ----
 
 
 @pytest.mark.parametrize("options", [{}, {"stack": 3}, {"n_step": 4}])
@@ -241,9 +233,6 @@ def test_stats_count_rows():
         assert sampler.stats.lapped == 0
         assert sampler.stats.waited == 0
         assert 0 < sampler.stats.redrawn < 200  # one row of ten, the newest, has no successor yet
-
-
-# ---- batches ----
 
 
 def test_a_batch_stays_as_it_is_while_any_of_its_arrays_is_kept(rng):
@@ -335,9 +324,6 @@ def test_the_ends_of_one_batch_are_not_those_of_the_next():
         writer.add_batch(**rows)
         batch = replay.sampler(64, seed=0, min_size=1).sample()
         assert set(batch.index[batch.terminated].tolist()) == {1}
-
-
-# ---- clearing: what a cleared sampler draws, the replay machine checks ----
 
 
 def add_tickets(replay, first, end):

@@ -90,9 +90,6 @@ def wrong_rows(replay: ReplayBuffer) -> int:
     return wrong
 
 
-# ---- the cut ----
-
-
 @pytest.mark.parametrize("words", WORDS.values(), ids=WORDS)
 @pytest.mark.parametrize("seed", range(20))
 def test_a_save_is_cut_when_it_begins(tmp_path, monkeypatch, words, seed):
@@ -184,9 +181,6 @@ def test_a_wholly_lapped_lane_is_saved_empty(tmp_path, monkeypatch):
         assert len(copy) == 1
 
 
-# ---- going on from a save ----
-
-
 def test_a_loaded_copy_is_apart_from_the_save_and_ends_with_it_closed(tmp_path):
     with ReplayBuffer.create(spec_of(4), 20) as replay, replay.writer() as writer:
         add_rows(writer, 4, 0, 5)
@@ -217,9 +211,6 @@ def test_a_save_opened_in_place_is_a_replay_in_a_file(tmp_path):
     for path in ("copy", "again"):
         with ReplayBuffer.load(tmp_path / path) as copy:
             assert window(copy) == [(0, 10)] and wrong_rows(copy) == 0
-
-
-# ---- the sampler's state ----
 
 
 def test_a_samplers_state_is_saved_beside_the_rows(tmp_path):
@@ -303,9 +294,6 @@ def test_refuses_to_save(tmp_path, case):
     assert {path.name for path in tmp_path.iterdir()} <= {"pipe"} and not Path(SWEPT).exists()
 
 
-# ---- whole or not at all ----
-
-
 def test_a_saver_leaves_what_another_one_is_about_to_rename(tmp_path, monkeypatch):
     with ReplayBuffer.create(spec_of(4), 20) as one, ReplayBuffer.create(spec_of(4), 40) as other:
         rename = os.replace
@@ -382,9 +370,6 @@ def test_a_save_that_does_not_fit_is_refused_beforehand(saved, monkeypatch):
         check_refused(lambda: replay.save(saved), SharedMemoryFull, says)
     monkeypatch.undo()
     ReplayBuffer.load(saved).close()
-
-
-# ---- what is loaded is checked ----
 
 
 def describe(path: Path, change) -> None:
@@ -547,9 +532,6 @@ def test_a_save_with_any_bit_flipped_is_refused(saved):
     saved.write_bytes(whole)
     with ReplayBuffer.load(saved) as replay:
         assert len(replay) == 5 and replay.sampler_state is not None
-
-
-# ---- a replay in a file ----
 
 
 @pytest.mark.long

@@ -102,9 +102,6 @@ def addresses(model: nn.Module) -> list[int]:
     return [tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers())]
 
 
-# ---- what is published arrives ----
-
-
 @pytest.mark.parametrize("mode", MODES)
 def test_what_is_published_is_what_is_pulled(mode):
     torch.manual_seed(1)
@@ -176,9 +173,6 @@ def test_a_continued_store_goes_on_with_the_versions(mode):
         assert view.valid()
 
 
-# ---- a flattened model is a model ----
-
-
 def train(model: nn.Module, steps: int, after_step=lambda: None) -> None:
     generator = torch.Generator().manual_seed(5)
     optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=0.01)
@@ -235,9 +229,6 @@ def test_inference_mode_leaves_a_flat_model_trainable(publisher, store):
     assert subscriber.pull()
     local(torch.ones(1, 3)).sum().backward()
     torch.optim.SGD(local.parameters(), lr=0.1).step()
-
-
-# ---- never stale ----
 
 
 def exchange(model):
@@ -368,9 +359,6 @@ def test_a_refused_publisher_gives_the_lane_back(store, model):
     store.publisher(model).close()
 
 
-# ---- extras ----
-
-
 @pytest.fixture
 def extras_store():
     declared = {"epsilon": (), "mean": (2,), "count": Field((), "int32"), "done": Field((), "bool")}
@@ -424,9 +412,6 @@ def test_a_wrong_extra_publishes_nothing(extras_store, extras_publisher, case):
     extras_publisher.publish()
     subscriber = extras_store.subscriber(mlp())
     assert subscriber.pull() and subscriber.extras["epsilon"] == 0.5
-
-
-# ---- refusals ----
 
 
 def created(make=mlp, mode="double_buffer", **options):
@@ -493,9 +478,6 @@ def test_refuses(case):
     check_refused(*REFUSED[case])
 
 
-# ---- in place ----
-
-
 @pytest.mark.parametrize(("mode", "slots"), MODES.items())
 def test_a_slot_in_place_is_valid_until_it_is_reused(mode, slots):
     torch.manual_seed(4)
@@ -530,9 +512,6 @@ def test_a_slot_in_place_is_valid_until_it_is_reused(mode, slots):
         assert not view.valid()
 
 
-# ---- waiting ----
-
-
 def test_a_wait_ends_with_a_newer_version_or_in_time(store, publisher, subscriber):
     assert not subscriber.wait(newer_than=0, timeout=0.01)
     publisher.publish()
@@ -546,9 +525,6 @@ def test_a_wait_sleeps(subscriber):
     before = time.thread_time()
     assert not subscriber.wait(newer_than=0, timeout=0.35)
     assert time.thread_time() - before < 0.1
-
-
-# ---- lifetimes ----
 
 
 def test_closed_things_say_so(store, model):
@@ -619,9 +595,6 @@ def test_a_forked_child_is_refused_and_its_parent_goes_on(store, publisher, subs
     assert publisher.publish() == 2
 
 
-# ---- lapping ----
-
-
 def test_an_always_lapped_reader_errs_and_keeps_its_model():
     model, local = mlp(), mlp()
     with ParameterStore.create(model, "snapshot") as store, store.publisher(model) as publisher:
@@ -650,8 +623,6 @@ def test_damaged_counters_are_an_error_and_not_a_model(store, publisher, subscri
     with pytest.raises(SegmentCorrupt):
         publisher.publish()
 
-
-# ---- many processes ----
 
 PUBLISHES = """
     import sys
