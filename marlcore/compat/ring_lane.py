@@ -103,8 +103,6 @@ class RingLane(ViewedReplay):
 
 
 class _Copy:
-    """Copies some fields of at most `room` rows."""
-
     def __init__(self, lane: RingLane, names: tuple[str, ...], room: int) -> None:
         self.room = room
         self._capacity = lane.capacity

@@ -141,7 +141,6 @@ class HuntState:
             hunt, entity = hunt[~first], entity[~first]
 
     def _place(self, hunts: NDArray[np.int64], what: int | NDArray[np.int64]) -> NDArray[np.int64]:
-        """Puts something on a random empty cell of each of these hunts; returns the cells."""
         cells = np.zeros(len(hunts), np.int64)
         codes = np.broadcast_to(np.asarray(what, np.int16), len(hunts))
         left = np.arange(len(hunts))

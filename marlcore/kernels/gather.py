@@ -105,7 +105,6 @@ def _gather_frames(p, column, out, lane, ticket, rows, age, slot):
 
 @inlined
 def _gather_field(p, column, out, lane, ticket, rows, slot):
-    """Copies a value for each row, and zeros after the last."""
     to = out + column.out + slot * p.length * column.size
     _copy_rows(p, column, to, lane, ticket, rows)
     if rows < p.length:
@@ -114,7 +113,6 @@ def _gather_field(p, column, out, lane, ticket, rows, slot):
 
 @inlined
 def _gather_state(p, column, out, lane, ticket, slot):
-    """Copies the state at the slot's first row; zeros if that row begins its episode."""
     to = out + column.out + slot * column.size
     if age_of(place_of(p, lane, ticket)) == 0:
         zero_bytes(to, column.size)
@@ -153,7 +151,6 @@ def _write_returns(p, out, lane, ticket, rows, at):
 
 @inlined
 def _write_marks(p, out, lane, ticket, rows, age, slot):
-    """Writes a slot's index, weight, versions and masks, and zeros in the places after its last row."""
     int64_at(out + p.index)[slot] = ticket * p.lanes + lane
     float32_at(out + p.weight)[slot] = 1.0
     valid, versions = uint8_at(out + p.valid), int64_at(out + p.policy_version)
@@ -197,7 +194,6 @@ def take(p, columns, out, lane, ticket, slot):
 
 @inlined
 def _prefetch_columns(p, columns, lane, ticket):
-    """Prefetches the start of each copy from a column outside the records."""
     for f in range(p.frames + p.fields):
         column = columns[f]
         if column.stride != p.record_stride:

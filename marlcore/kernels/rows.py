@@ -112,7 +112,6 @@ def successor_of(p, lane, last, flags):
 
 @inlined
 def _check_return(p, lane, ticket):
-    """Whether the n-step return from one transition is whole."""
     verdict, last, flags = last_of(p, lane, ticket)
     if verdict != SAMPLEABLE:
         return verdict

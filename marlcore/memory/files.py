@@ -104,7 +104,6 @@ def too_many_files(path: str | os.PathLike[str]) -> MarlcoreError:
 
 
 def _raise_os_error(code: int, path: str | os.PathLike[str]) -> None:
-    """Raises the error of a negative code; does nothing for 0."""
     if code in (-errno.EMFILE, -errno.ENFILE):
         raise too_many_files(path)
     if code == -errno.ENOENT and os.fspath(path).startswith(OWN_FILES) and not os.path.isdir(OWN_FILES):

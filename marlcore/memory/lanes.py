@@ -62,7 +62,6 @@ class LaneGeometry:
         return self._columns_end(column) + self.first * self.rows(column) * self.stride(column)
 
     def _columns_end(self, columns: int) -> int:
-        """Bytes from the body's start to the end of so many columns of all lanes."""
         sizes = (self.total * self.rows(k) * self.stride(k) for k in range(columns))
         return self.slot_offset(self.slots) + sum(-(-size // LINE) * LINE for size in sizes)
 

@@ -73,12 +73,7 @@ class NativeLanes:
     """
 
     def __init__(
-        self,
-        memory: Bytes,
-        count: int,
-        capacity: int,
-        counters: int,
-        columns: list[tuple[int, int, int, int]],
+        self, memory: Bytes, count: int, capacity: int, counters: int, columns: list[tuple[int, int, int, int]]
     ) -> None:
         self._memory = pointer_to(memory)
         self.count = count

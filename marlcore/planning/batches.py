@@ -133,7 +133,6 @@ class Batches:
             self._sending += perf_counter() - began
 
     def _next_size(self) -> int:
-        """How many of the pending states a worker should get now; 0 for none."""
         share = -(-(self.pending - 1) // self.workers)  # the last one is for this process
         if self.size is not None:
             return min(self.size, share)

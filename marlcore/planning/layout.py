@@ -40,5 +40,4 @@ def pickled(thing: Any, refusal: str) -> NDArray[np.uint8]:
 
 
 def _nbytes(dtype: str, shape: tuple[int, ...]) -> int:
-    """An array's bytes, rounded up to whole cache lines."""
     return -(-np.dtype(dtype).itemsize * prod(shape) // LINE) * LINE

@@ -159,7 +159,6 @@ class Supervised:
             self._failed(failure.reason, failure.traceback, now)
 
     def _failed(self, reason: str, text: str, now: float) -> None:
-        """Schedules a restart, or raises if a restart cannot help."""
         recent = [(at, failure) for at, failure in self._failures if now - at <= self._policy.window]
         self._failures = [*recent, (now, WorkerFailed(self.name, reason, text))]
         if self.stands_down:

@@ -51,12 +51,7 @@ class QueueGate:
     """
 
     def __init__(
-        self,
-        view: LaneView,
-        lane: int,
-        when_full: str,
-        unread: UnreadLimit | None = None,
-        together: int = 1,
+        self, view: LaneView, lane: int, when_full: str, unread: UnreadLimit | None = None, together: int = 1
     ) -> None:
         self._view = view
         self._lane = lane

@@ -231,12 +231,10 @@ class Sampler:
         self._view.segment.check_open()
 
     def _able(self) -> bool:
-        """Whether there are enough rows, and one can be drawn."""
         self._check_open()
         return self._has_enough() and self._strategy.can_draw()
 
     def _starve(self) -> None:
-        """Tells the limiter that too few rows can be drawn, until `_finish`."""
         if self._gate is not None:
             self._gate.starve()
 
@@ -244,7 +242,6 @@ class Sampler:
         return self._gate is not None and not self._gate.may_sample()
 
     def _wait_for_limiter(self, deadline: float | None) -> None:
-        """Waits while `_is_limited`, until `deadline` of time.monotonic()."""
         if self._gate is not None:
             self._check_open()
             self.stats.waited += self._gate.wait(deadline)
@@ -288,7 +285,6 @@ class Sampler:
         return self._enough
 
     def _missing(self) -> int:
-        """Transitions still to be written before the replay holds enough."""
         geometry, floor = self._view.geometry, self._read_plan.floor.tolist()
         # Full lanes never hold more, and some of their rows may be boundary rows.
         committed = map(self._view.native.committed, range(geometry.lanes))
@@ -297,7 +293,6 @@ class Sampler:
 
     @property
     def _held(self) -> int:
-        """Transitions that the replay holds since `clear`."""
         held = self._view.native.all_transitions()
         return min(held, self._view.native.inserted() - self._cleared_at) if self._read_plan.has_floor else held
 

@@ -106,7 +106,6 @@ def fitted_extra(name: str, value: Any, expected: Field) -> NDArray[Any]:
 
 
 def _place(start: int, sizes: Sequence[int]) -> tuple[tuple[int, ...], int]:
-    """Aligned offsets for items of the given sizes from `start` on, and the end of the last."""
     offsets = []
     for size in sizes:
         offsets.append(start)

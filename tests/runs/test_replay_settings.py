@@ -44,8 +44,7 @@ class Favouring(mc.DQN):
 
 
 @pytest.mark.parametrize(
-    ("mode", "prefetch"),
-    [("serial", 0), pytest.param("async", 0, marks=LONG), pytest.param("async", 2, marks=LONG)],
+    ("mode", "prefetch"), [("serial", 0), pytest.param("async", 0, marks=LONG), pytest.param("async", 2, marks=LONG)]
 )
 def test_the_trainers_priorities_decide_what_is_drawn(tmp_path: Path, mode: str, prefetch: int) -> None:
     """Beta rises meanwhile: the weights of rare rows fall."""

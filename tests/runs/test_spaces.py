@@ -97,10 +97,7 @@ CASES = [
     Case("counting:box", "random"),
     Case("relay:"),
 ]  # fmt: skip
-QUICK = {
-    ("counting:discrete mask_in=info", "serial"),
-    ("pettingzoo:classic.tictactoe_v3", "serial"),
-}
+QUICK = {("counting:discrete mask_in=info", "serial"), ("pettingzoo:classic.tictactoe_v3", "serial")}
 
 
 def train_and_check(case: Case, folder: Path, **changes: Any) -> dict[str, Any]:

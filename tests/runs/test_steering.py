@@ -181,12 +181,7 @@ MET: dict[str, tuple[Callable[[], int | None], int | None]] = {
     "one evaluation": (lambda: met_at(StopConfig(metric="eval_return", threshold=3), 2, 5, name="eval_return"), 1),
     "whole evaluations": (
         lambda: met_at(
-            StopConfig(metric="eval_return", threshold=3),
-            ("b", 9),
-            ("a", -9),
-            ("b", 9),
-            ("a", 9),
-            name="eval_return",
+            StopConfig(metric="eval_return", threshold=3), ("b", 9), ("a", -9), ("b", 9), ("a", 9), name="eval_return"
         ),
         3,
     ),

@@ -8,18 +8,7 @@ import numpy as np
 import pytest
 from refused import Refused, check_refused
 
-from marlcore.declared import (
-    By,
-    Declared,
-    Number,
-    Rule,
-    Sizes,
-    Whole,
-    changed,
-    check_declared,
-    flattened,
-    hints_of,
-)
+from marlcore.declared import By, Declared, Number, Rule, Sizes, Whole, changed, check_declared, flattened, hints_of
 
 
 class Doubled(Rule):

@@ -202,10 +202,7 @@ WRONG = {
     ),
     "texts": (set_to("reward", np.array(["1.0"] * 3)), OF_COPY.format(0) + "reward: expected a number, got "),
     "shape": (set_to("obs", np.zeros((3, 3), np.float32)), OF_COPY.format(0) + "obs: expected float32 (4,), got shape"),
-    "ends": (
-        set_to("truncated", ["False"] * 3),
-        "agent_0: truncated: expected bools, got ['False', 'False', 'False']",
-    ),
+    "ends": (set_to("truncated", ["False"] * 3), "agent_0: truncated: expected bools, got ['False', 'False', 'False']"),
     "raise": (broken, "environment: RuntimeError: the pole broke"),
 }
 FINAL = {

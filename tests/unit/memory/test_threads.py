@@ -13,15 +13,7 @@ import numpy as np
 import pytest
 from refused import check_refused
 
-from marlcore import (
-    Field,
-    Mixture,
-    ParameterStore,
-    ReplayBuffer,
-    TrajectoryQueue,
-    TransitionSpec,
-    UsedByTwoThreads,
-)
+from marlcore import Field, Mixture, ParameterStore, ReplayBuffer, TrajectoryQueue, TransitionSpec, UsedByTwoThreads
 from marlcore.transitions import BatchMemory
 
 SPEC = TransitionSpec(Field((400,), "int64"), Field((), "int64"))

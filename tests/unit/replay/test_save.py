@@ -136,10 +136,7 @@ def test_a_save_is_cut_when_it_begins(tmp_path, monkeypatch, words, seed):
 def test_no_saved_row_is_torn_while_writers_lap(program, tmp_path, words, excluding):
     """The control: a save that keeps lapped rows has rows of other tickets."""
     seen, saved = Counter(), 0
-    with (
-        ReplayBuffer.create(spec_of(words), 2048, lanes=2) as replay,
-        nullcontext() if excluding else trusting(),
-    ):
+    with ReplayBuffer.create(spec_of(words), 2048, lanes=2) as replay, nullcontext() if excluding else trusting():
         writers = [program(WRITER, args=[replay.handle.path, lane]) for lane in range(2)]
         assert [writer.line() for writer in writers] == ["ready", "ready"]
         mapped = Mapped(replay)

@@ -18,7 +18,7 @@ SPECS = model.SPECS | {
         {"image": Field((9, 31), "uint8"), "speed": Field((3,))},
         Field((), "int64"),
         {"h": Field((5,), every=EVERY), "c": Field((99,), "float64", every=EVERY), "log_prob": Field()},
-    ),
+    )
 }
 SHAPES = {
     1: [Sequence(1), Sequence(5), Sequence(5, 2), Sequence(5, 2, 5), Sequence(5, 0, 9), Sequence(8, 3, 2),
