@@ -96,7 +96,6 @@ class Copies:
         buffer.acted(copies)
 
     def close(self) -> None:
-        """Close all copies, even if one fails."""
         with ExitStack() as stack:
             for env in self._envs:
                 stack.callback(env.close)

@@ -206,12 +206,10 @@ class EnvPool(GymnasiumVector):
 
 
 def is_gymnasium_vector(env: Any) -> bool:
-    """Whether the methods are those of a Gymnasium vector environment."""
     return hasattr(env, "num_envs") and hasattr(env, "single_action_space")
 
 
 def is_envpool(env: Any) -> bool:
-    """Whether the methods are those of EnvPool."""
     return all(hasattr(env, name) for name in ("send", "recv", "config", "spec", "observation_space"))
 
 

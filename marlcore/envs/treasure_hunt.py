@@ -87,7 +87,6 @@ class HuntState:
         return self.turn >= self.rules.horizon
 
     def begin(self, draws: Draws) -> None:
-        """Begins an episode of each hunt with everything on random cells."""
         self._draws = draws
         self._cells = self._bare.copy()
         self._entered = np.zeros((len(self._all), len(self._planes)), bool)  # [hunt, code]

@@ -30,7 +30,6 @@ class File(Closing):
 
     @property
     def fd(self) -> int:
-        """The descriptor; -1 when none is open."""
         return int(self.raw.fd)
 
     def open(self, path: str | os.PathLike[str], flags: int, mode: int = 0o600) -> None:

@@ -48,7 +48,6 @@ class LaneGeometry:
             raise ValueError(f"columns: expected at most {MAX_COLUMNS} large fields, got {len(self.columns)}")
 
     def stride(self, column: int) -> int:
-        """Bytes from one row to the next."""
         return -(-self.columns[column] // 8) * 8
 
     def counters_offset(self, lane: int) -> int:

@@ -136,7 +136,6 @@ class Watch:
                 )
 
     def close(self) -> None:
-        """Ends the line."""
         if self._shown:
             self._write("\n")
 

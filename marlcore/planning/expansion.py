@@ -67,7 +67,6 @@ class Expansion:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the arrays, of which a graph needs about as many again."""
         arrays = (self.rows, self.profile, self.outcomes, self.successor, self.probability)
         return sum(array.itemsize * len(array) for array in arrays)
 

@@ -15,7 +15,6 @@ Shapes = Mapping[Any, tuple[str, tuple[int, ...]]]  # by array: its dtype and sh
 
 
 def nbytes_of(shapes: Shapes) -> int:
-    """Bytes of all arrays together."""
     return sum(_nbytes(dtype, shape) for dtype, shape in shapes.values())
 
 

@@ -47,7 +47,6 @@ class Edges:
         return np.repeat(np.arange(len(self)), np.diff(self.start))
 
     def of_each(self, states: Sequence[int]) -> Iterator[tuple[int, list[int]]]:
-        """Pairs of a state and its successors."""
         start, target = self.start.tolist(), self.target.data
         for state in states:
             yield state, target[start[state] : start[state + 1]].tolist()

@@ -53,7 +53,6 @@ class Supervisor:
 
     @property
     def running(self) -> "list[Supervised]":
-        """The workers that have a process."""
         return [worker for worker in self.workers.values() if worker.process]
 
     @property
@@ -62,7 +61,6 @@ class Supervisor:
         return [worker for worker in self.workers.values() if worker.process or worker.due]
 
     def stand_down(self) -> None:
-        """From now on, restarts no worker."""
         for worker in self.workers.values():
             worker.due, worker.stands_down = None, True
 

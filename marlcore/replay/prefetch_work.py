@@ -35,7 +35,6 @@ class Bell:
         self._rings.put(None)
 
     def wait(self, seconds: float | None = None) -> None:
-        """Returns after a ring, or after `seconds`."""
         try:
             self._rings.get(timeout=seconds)
             while True:

@@ -159,6 +159,5 @@ class VectorStaging(_Staging):
         self.append, self.check = native.rows_adder(self.which, ends.view(np.uint8), self.tickets)
 
     def ended(self) -> NDArray[np.bool_]:
-        """The rows that ended their episode, bool [k]."""
         ended: NDArray[np.bool_] = self._ends[0] | self._ends[1]
         return ended
