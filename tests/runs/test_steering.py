@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from hunt import HUNT
-from refused import Refused, check_refused
+from refused import Refused, check_refused, refusals
 from whole_runs import LONG, MODES, Runs, checkpoint, metrics_of, past, values_of
 
 import marlcore as mc
@@ -226,11 +226,7 @@ REFUSED: dict[str, Refused] = {
         "stop.metric: expected one of a run without evaluations (evaluation.interval 0), got 'agent_0/eval_return'",
     ),
 }  # fmt: skip
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_conditions_that_cannot_be_met_are_refused(case: str) -> None:
-    check_refused(*REFUSED[case])
+test_conditions_that_cannot_be_met_are_refused = refusals(REFUSED)
 
 
 def test_evaluations_by_time_have_metrics_too() -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from meanwhile import running
-from refused import Refused, check_refused
+from refused import Refused, check_refused, refusals
 from seams import patch, trusting
 
 from marlcore.compat import ring_lane
@@ -371,11 +371,7 @@ BY_BOTH: dict[str, tuple[Callable[[type], object], type[Exception], str]] = {
     **{f"position {bad}": (lambda cls, bad=bad: held(cls)._encode_sample([0, bad]), IndexError,
         f"idx: expected positions from -4 to 3, got {bad}") for bad in (4, -5)},
 }  # fmt: skip
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_refuses(case) -> None:
-    check_refused(*REFUSED[case])
+test_refuses = refusals(REFUSED)
 
 
 @BOTH

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from refused import Refused, check_refused, stale_in_a_fork
+from refused import Refused, check_refused, refusals, stale_in_a_fork
 
 from marlcore.compat.cpprb import (
     MPPrioritizedReplayBuffer,
@@ -470,11 +470,7 @@ REFUSED: dict[str, Refused] = {
                         "file: expected transitions with Nstep False, got Nstep True"),
     "file without a field": (lambda: loaded(data={"b": np.ones((2, 1))}), KeyError, "a: expected a value for each of"),
 }  # fmt: skip
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_refuses(case) -> None:
-    check_refused(*REFUSED[case])
+test_refuses = refusals(REFUSED)
 
 
 def countdown(length: int, gymnasium: bool) -> SimpleNamespace:

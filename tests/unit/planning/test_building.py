@@ -18,7 +18,7 @@ import pytest
 from graph_oracle import graph_lists, longest_paths
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from refused import Refused, check_refused
+from refused import Refused, check_refused, refusals
 from tiers import long_but
 from world_models import Diamonds, Doors, Slippery, Table, World
 
@@ -235,11 +235,7 @@ REFUSED: dict[str, Refused] = {
         ValueError, "min_free_memory_fraction: expected a number in [0, 1), got 1.0",
     ),
 }  # fmt: skip
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_refuses(case: str) -> None:
-    check_refused(*REFUSED[case])
+test_refuses = refusals(REFUSED)
 
 
 def test_rounding_is_not_taken_for_a_wrong_sum() -> None:

@@ -20,7 +20,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 from processes import until
-from refused import Refused, check_refused
+from refused import Refused, refusals
 from rich.console import Console
 
 import marlcore
@@ -440,11 +440,7 @@ REFUSED: dict[str, Refused] = {
         "metrics.sinks: expected module:Class, got 'math:pi', which is no class",
     ),
 }  # fmt: skip
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_a_wrong_sink_is_refused_in_one_line(case):
-    check_refused(*REFUSED[case])
+test_a_wrong_sink_is_refused_in_one_line = refusals(REFUSED)
 
 
 def test_sinks_are_options_and_come_back_from_json():

@@ -11,7 +11,7 @@ import pytest
 from filled import CYCLE, MODELS, fill, value_of, words, words_of_row
 from mapped import Mapped
 from meanwhile import Rang, soon
-from refused import Refused, check_refused, stale_in_a_fork
+from refused import Refused, check_refused, refusals, stale_in_a_fork
 from tiers import long_but
 
 from marlcore import (
@@ -471,11 +471,7 @@ REFUSED: dict[str, Refused] = {
         for after in (-1, 2**62, 1.5, True, "3")
     },
 }
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_refuses(case):
-    check_refused(*REFUSED[case])
+test_refuses = refusals(REFUSED)
 
 
 @pytest.mark.parametrize(("mode", "slots"), MODES.items())
