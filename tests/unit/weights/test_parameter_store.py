@@ -14,17 +14,7 @@ from meanwhile import Rang, soon
 from refused import Refused, check_refused, refusals, stale_in_a_fork
 from tiers import long_but
 
-from marlcore import (
-    ClosedError,
-    Field,
-    LaneBusy,
-    LayoutMismatch,
-    NotEnoughData,
-    ParameterStore,
-    ReplayBuffer,
-    SegmentCorrupt,
-    TransitionSpec,
-)
+import marlcore as mc
 
 torch = pytest.importorskip("torch")  # an extra of the core
 nn = torch.nn
@@ -77,7 +67,7 @@ def model():
 
 @pytest.fixture
 def store(model):
-    with ParameterStore.create(model) as store:
+    with mc.ParameterStore.create(model) as store:
         yield store
 
 
@@ -106,9 +96,9 @@ def addresses(model: nn.Module) -> list[int]:
 def test_what_is_published_is_what_is_pulled(mode):
     torch.manual_seed(1)
     model, local = Odd(), Odd()
-    with ParameterStore.create(model, mode, {"epsilon": (), "obs_mean": (4,)}) as store:
+    with mc.ParameterStore.create(model, mode, {"epsilon": (), "obs_mean": (4,)}) as store:
         assert (store.mode, store.version) == (mode, 0)
-        with store.publisher(model) as publisher, ParameterStore.attach(store.handle) as attached:
+        with store.publisher(model) as publisher, mc.ParameterStore.attach(store.handle) as attached:
             subscriber = attached.subscriber(local)
             assert not subscriber.pull() and subscriber.version == 0 and subscriber.extras == {}
             for version in range(1, 8):
@@ -127,7 +117,7 @@ def test_a_flattened_model_keeps_values_and_ties():
     torch.manual_seed(2)
     model = Odd()
     before, objects = values(model), dict(model.named_parameters())
-    with ParameterStore.create(model) as store, store.publisher(model):
+    with mc.ParameterStore.create(model) as store, store.publisher(model):
         after = values(model)
         assert all(torch.equal(before[name], after[name]) for name in before)
         assert all(parameter is objects[name] for name, parameter in model.named_parameters())
@@ -141,14 +131,14 @@ def test_a_flattened_model_keeps_values_and_ties():
 def test_two_parameters_with_the_same_memory_stay_tied():
     model = mlp()
     model.twin = nn.Parameter(model[0].weight.data)
-    with ParameterStore.create(model) as store, store.publisher(model):
+    with mc.ParameterStore.create(model) as store, store.publisher(model):
         model.twin.data.fill_(3)
         assert (model[0].weight == 3).all()
         assert len(store.layout.tensors) == 4
 
 
 def test_a_model_without_tensors_can_have_extras():
-    with ParameterStore.create(nn.ReLU(), extras={"epsilon": ()}) as store:
+    with mc.ParameterStore.create(nn.ReLU(), extras={"epsilon": ()}) as store:
         subscriber = store.subscriber(nn.ReLU())
         with store.publisher(nn.ReLU()) as publisher:
             publisher.publish(epsilon=0.25)
@@ -158,12 +148,12 @@ def test_a_model_without_tensors_can_have_extras():
 @pytest.mark.parametrize("mode", MODES)
 def test_a_continued_store_goes_on_with_the_versions(mode):
     model = nn.Linear(2, 2)
-    with ParameterStore.create(model, mode, begins_after=41) as store:
+    with mc.ParameterStore.create(model, mode, begins_after=41) as store:
         local = store.subscriber(nn.Linear(2, 2))
         assert store.version == 0 and not local.pull() and not local.wait(newer_than=0, timeout=0.0)
-        with pytest.raises(NotEnoughData), local.in_place():
+        with pytest.raises(mc.NotEnoughData), local.in_place():
             pass
-        with ParameterStore.attach(store.handle).publisher(model) as publisher:
+        with mc.ParameterStore.attach(store.handle).publisher(model) as publisher:
             assert publisher.version == 0
             for version in range(42, 48):
                 assert publisher.publish() == store.version == publisher.version == version
@@ -188,7 +178,7 @@ def test_a_flattened_model_trains_as_any_other():
     torch.manual_seed(3)
     plain = Odd()
     flat = copy.deepcopy(plain)
-    with ParameterStore.create(flat) as store, store.publisher(flat) as publisher:
+    with mc.ParameterStore.create(flat) as store, store.publisher(flat) as publisher:
         before = addresses(flat)
         train(plain, 20)
         train(flat, 20, publisher.publish)
@@ -262,7 +252,7 @@ def rich() -> nn.Module:
 @pytest.mark.parametrize("change", HARMLESS.values(), ids=HARMLESS)
 def test_replaced_tensors_are_published_and_filled(change):
     model, local = rich(), rich()
-    with ParameterStore.create(model, extras={"epsilon": ()}) as store, store.publisher(model) as publisher:
+    with mc.ParameterStore.create(model, extras={"epsilon": ()}) as store, store.publisher(model) as publisher:
         subscriber = store.subscriber(local)
         publisher.publish(epsilon=0.5)
         change(model)
@@ -316,20 +306,20 @@ HARMFUL = {
 @pytest.mark.parametrize(("change", "named"), HARMFUL.values(), ids=HARMFUL)
 def test_a_changed_model_is_a_layout_mismatch(change, named):
     model, local = rich(), rich()
-    with ParameterStore.create(model) as store, store.publisher(model) as publisher:
+    with mc.ParameterStore.create(model) as store, store.publisher(model) as publisher:
         subscriber = store.subscriber(local)
         publisher.publish()
         other = copy.deepcopy(model)
         change(model)
         change(local)
         for _ in range(2):
-            with pytest.raises(LayoutMismatch, match=named):
+            with pytest.raises(mc.LayoutMismatch, match=named):
                 publisher.publish()
-            with pytest.raises(LayoutMismatch, match=named):
+            with pytest.raises(mc.LayoutMismatch, match=named):
                 subscriber.pull()
         assert store.version == publisher.version == 1
         change(other)
-        with pytest.raises(LayoutMismatch, match=named):
+        with pytest.raises(mc.LayoutMismatch, match=named):
             store.subscriber(other)
 
 
@@ -353,7 +343,7 @@ def test_an_interrupted_publish_stages_replaced_tensors_again(monkeypatch, store
 def test_a_refused_publisher_gives_the_lane_back(store, model):
     before = model[0].weight.data_ptr()
     for other in (nn.Linear(3, 8), nn.Sequential(*mlp(), nn.Linear(2, 2))):
-        with pytest.raises(LayoutMismatch):
+        with pytest.raises(mc.LayoutMismatch):
             store.publisher(other)
     assert model[0].weight.data_ptr() == before
     store.publisher(model).close()
@@ -361,8 +351,8 @@ def test_a_refused_publisher_gives_the_lane_back(store, model):
 
 @pytest.fixture
 def extras_store():
-    declared = {"epsilon": (), "mean": (2,), "count": Field((), "int32"), "done": Field((), "bool")}
-    with ParameterStore.create(mlp(), extras=declared) as store:
+    declared = {"epsilon": (), "mean": (2,), "count": mc.Field((), "int32"), "done": mc.Field((), "bool")}
+    with mc.ParameterStore.create(mlp(), extras=declared) as store:
         yield store
 
 
@@ -415,20 +405,20 @@ def test_a_wrong_extra_publishes_nothing(extras_store, extras_publisher, case):
 
 
 def created(make=mlp, mode="double_buffer", **options):
-    return lambda: ParameterStore.create(make(), mode, **options)
+    return lambda: mc.ParameterStore.create(make(), mode, **options)
 
 
 def on_a_store(call):
     def opened():
-        with ParameterStore.create(mlp()) as store:
+        with mc.ParameterStore.create(mlp()) as store:
             call(store)
 
     return opened
 
 
 def attach_to_replay() -> None:
-    with ReplayBuffer.create(TransitionSpec(Field(), Field()), 8) as replay:
-        ParameterStore.attach(replay.handle)
+    with mc.ReplayBuffer.create(mc.TransitionSpec(mc.Field(), mc.Field()), 8) as replay:
+        mc.ParameterStore.attach(replay.handle)
 
 
 def partly_shared() -> nn.Module:
@@ -449,7 +439,7 @@ REFUSED: dict[str, Refused] = {
     "no model": (created(lambda: None), TypeError, "model: expected a torch module or a mapping of arrays, got None"),
     "an extra's name": (created(extras={"a b": ()}), ValueError, "extras: expected names that are identifiers, got"),
     "an extra's shape": (created(extras={"a": (0,)}), ValueError, "expected a tuple of positive integers, got (0,)"),
-    "another kind": (attach_to_replay, SegmentCorrupt, "expected a parameter store, got another kind of segment"),
+    "another kind": (attach_to_replay, mc.SegmentCorrupt, "expected a parameter store, got another kind of segment"),
     "a low slot": (on_a_store(lambda store: store.slot_tensor(-1)), ValueError, "slot: expected 0 to 1, got -1"),
     "a high slot": (on_a_store(lambda store: store.slot_tensor(2)), ValueError, "slot: expected 0 to 1, got 2"),
     "version 0": (
@@ -478,9 +468,9 @@ test_refuses = refusals(REFUSED)
 def test_a_slot_in_place_is_valid_until_it_is_reused(mode, slots):
     torch.manual_seed(4)
     model, local = Odd().eval(), Odd().eval()
-    with ParameterStore.create(model, mode, {"epsilon": ()}) as store, store.publisher(model) as publisher:
+    with mc.ParameterStore.create(model, mode, {"epsilon": ()}) as store, store.publisher(model) as publisher:
         subscriber = store.subscriber(local)
-        with pytest.raises(NotEnoughData, match="nothing was published"), subscriber.in_place():
+        with pytest.raises(mc.NotEnoughData, match="nothing was published"), subscriber.in_place():
             pass
         publisher.publish(epsilon=0.5)
         tokens = torch.arange(7)
@@ -530,7 +520,7 @@ def test_closed_things_say_so(store, model):
         pass
     publisher.close()
     publisher.close()
-    with pytest.raises(ClosedError, match="publisher was closed"):
+    with pytest.raises(mc.ClosedError, match="publisher was closed"):
         publisher.publish()
     successor = store.publisher(model)
     store.close()
@@ -545,16 +535,16 @@ def test_closed_things_say_so(store, model):
         lambda: subscriber.in_place().__enter__(),
     ]
     for action in actions:
-        with pytest.raises(ClosedError):
+        with pytest.raises(mc.ClosedError):
             action()
     assert view.valid() and torch.equal(view.tensors["0.weight"], model[0].weight)
     successor.close()
 
 
 def test_a_store_in_an_ordinary_file_stays_until_it_is_unlinked(model, tmp_path):
-    with ParameterStore.create(model, path=tmp_path / "weights") as store:
+    with mc.ParameterStore.create(model, path=tmp_path / "weights") as store:
         store.publisher(model).publish()
-    with ParameterStore.attach(tmp_path / "weights") as again:
+    with mc.ParameterStore.attach(tmp_path / "weights") as again:
         assert again.version == 1
         again.unlink()
     assert not (tmp_path / "weights").exists()
@@ -572,8 +562,8 @@ def test_pickling_a_store_attaches_to_it(store, publisher, model):
 def test_a_store_has_one_publisher_at_a_time(store, model):
     publisher = store.publisher(model)
     publisher.publish()
-    with ParameterStore.attach(store.handle) as attached:
-        with pytest.raises(LaneBusy):
+    with mc.ParameterStore.attach(store.handle) as attached:
+        with pytest.raises(mc.LaneBusy):
             attached.publisher(mlp())
         publisher.close()
         with attached.publisher(mlp()) as successor:
@@ -586,14 +576,14 @@ def test_a_forked_child_is_refused_and_its_parent_goes_on(store, publisher, subs
     assert stale_in_a_fork(
         publisher.publish, subscriber.pull, lambda: subscriber.wait(0, 0), lambda: (publisher.close(), store.version)
     )
-    with pytest.raises(LaneBusy):
+    with pytest.raises(mc.LaneBusy):
         store.publisher(mlp())
     assert publisher.publish() == 2
 
 
 def test_an_always_lapped_reader_errs_and_keeps_its_model():
     model, local = mlp(), mlp()
-    with ParameterStore.create(model, "snapshot") as store, store.publisher(model) as publisher:
+    with mc.ParameterStore.create(model, "snapshot") as store, store.publisher(model) as publisher:
         subscriber = store.subscriber(local)
         publisher.publish()
         before = copy.deepcopy(local)
@@ -614,9 +604,9 @@ def test_an_always_lapped_reader_errs_and_keeps_its_model():
 def test_damaged_counters_are_an_error_and_not_a_model(store, publisher, subscriber):
     publisher.publish()
     Mapped(store).counters()[:] = (1 << 62) + 1
-    with pytest.raises(SegmentCorrupt):
+    with pytest.raises(mc.SegmentCorrupt):
         subscriber.pull()
-    with pytest.raises(SegmentCorrupt):
+    with pytest.raises(mc.SegmentCorrupt):
         publisher.publish()
 
 
@@ -650,7 +640,7 @@ def intact(arrays, epsilon: float, version: int) -> bool:
 )
 def test_no_torn_weights_are_accepted(kind, mode, pulls, program):
     local = MODELS[kind]()
-    with ParameterStore.create(local, mode, {"epsilon": ()}) as store:
+    with mc.ParameterStore.create(local, mode, {"epsilon": ()}) as store:
         writer = program(PUBLISHES, args=[store.handle.path, kind])
         assert writer.line() == "publishing"
         subscriber = store.subscriber(local)
@@ -680,7 +670,10 @@ def test_no_torn_weights_are_accepted(kind, mode, pulls, program):
 def test_a_publishing_thread_never_tears_a_pull():
     """torch and the copies release or keep the lock as they like: whatever they do, nothing torn is accepted."""
     model, local = MODELS["module"](), MODELS["module"]()
-    with ParameterStore.create(model, "double_buffer", {"epsilon": ()}) as store, store.publisher(model) as publisher:
+    with (
+        mc.ParameterStore.create(model, "double_buffer", {"epsilon": ()}) as store,
+        store.publisher(model) as publisher,
+    ):
         subscriber = store.subscriber(local)
 
         def publish() -> None:
@@ -702,14 +695,14 @@ def test_a_publishing_thread_never_tears_a_pull():
 def test_a_killed_publisher_is_succeeded_and_versions_go_on(mode, program):
     """SIGKILL while it publishes flat out: most of these find it inside an append."""
     local = MODELS["tree"]()
-    with ParameterStore.create(local, mode, {"epsilon": ()}) as store:
+    with mc.ParameterStore.create(local, mode, {"epsilon": ()}) as store:
         subscriber = store.subscriber(local)
         last = 0
         for _ in range(2):
             writer = program(PUBLISHES, args=[store.handle.path, "tree"])
             assert writer.line() == "publishing"
             assert subscriber.wait(newer_than=last + 50, timeout=600)
-            with pytest.raises(LaneBusy):
+            with pytest.raises(mc.LaneBusy):
                 store.publisher(MODELS["tree"]())
             writer.kill()
             left = store.version
@@ -724,7 +717,7 @@ def test_a_killed_publisher_is_succeeded_and_versions_go_on(mode, program):
 def test_a_publisher_killed_inside_leaves_older_slots():
     """What it leaves: reserved one ahead of committed, and a slot that is half of each version."""
     model, local = MODELS["tree"](), MODELS["tree"]()
-    with ParameterStore.create(model, "double_buffer") as store:
+    with mc.ParameterStore.create(model, "double_buffer") as store:
         subscriber = store.subscriber(local)
         with store.publisher(model) as publisher:
             for version in (1, 2):
@@ -741,7 +734,7 @@ def test_a_publisher_killed_inside_leaves_older_slots():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an accelerator")
 def test_a_model_on_an_accelerator_is_published_and_pulled():
     model, local = rich().cuda(), rich().cuda()
-    with ParameterStore.create(model, extras={"epsilon": ()}) as store, store.publisher(model) as publisher:
+    with mc.ParameterStore.create(model, extras={"epsilon": ()}) as store, store.publisher(model) as publisher:
         subscriber = store.subscriber(local)
         for change in (lambda: None, model.cpu, model.cuda):
             change()
