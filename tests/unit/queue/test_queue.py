@@ -337,17 +337,6 @@ def test_a_waiting_reader_wakes_when_enough_was_written(no_slices):
         assert reader.stats.waited > 0
 
 
-def test_a_reader_that_may_not_wait_says_what_is_there():
-    with make() as queue, queue.writer() as writer, queue.reader(4) as reader:
-        fill(writer, range(4))
-        with pytest.raises(mc.NotEnoughData, match=r"expected 4 transitions that are whole, got 3$"):
-            reader.read()
-        with pytest.raises(TimeoutError, match=r"expected 4 transitions that are whole, got 3$"):
-            reader.read(timeout=0.0)
-        fill(writer, [4])
-        assert reader.read().action.tolist() == [0, 1, 2, 3]
-
-
 def test_a_signal_ends_a_wait_with_nothing_written_or_read(alarm):
     with make(8) as queue, queue.writer() as writer, queue.reader(2) as reader:
         fill(writer, range(8))
@@ -416,7 +405,9 @@ def test_a_full_lane_drops_only_what_it_would_take():
 
 
 def test_a_queue_has_one_reader_at_a_time():
-    with make() as queue, mc.TrajectoryQueue.attach(queue.handle) as again:
+    with make(8) as queue, mc.TrajectoryQueue.attach(queue.handle) as again:
+        with pytest.raises(ValueError):
+            queue.reader(100)  # which holds nothing
         reader = queue.reader(2)
         with pytest.raises(mc.LaneBusy, match=r"the queue has a living reader$"):
             again.reader(2)
@@ -432,13 +423,6 @@ def test_lanes_take_turns_where_shares_cannot_be_equal():
             with queue.writer(lane) as writer:
                 fill(writer, range(5))
         assert [reader.read().index.item() % 3 for _ in range(6)] == [0, 1, 2, 0, 1, 2]
-
-
-def test_a_refused_reader_holds_nothing():
-    with make(8) as queue:
-        with pytest.raises(ValueError):
-            queue.reader(100)
-        queue.reader(2)
 
 
 def test_a_longer_stack_drops_rows_without_frames():

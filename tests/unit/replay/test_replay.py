@@ -1,13 +1,10 @@
 """The replay through its public face: what goes in comes out, and what is wrong does not go in."""
 
-import multiprocessing
-import pickle
 from unittest.mock import ANY
 
 import numpy as np
 import pytest
 from mapped import Mapped
-from meanwhile import running
 from model import SPECS, Model, chi_square_limit, fill
 
 from marlcore import Field, NotEnoughData, RateLimiter, ReplayBuffer, SegmentCorrupt, TransitionSpec
@@ -87,27 +84,6 @@ def test_strided_and_swapped_arrays_come_back(rng):
         for i, ticket in enumerate(batch.index):
             assert (batch.obs[i] == (frame[:, ::2] if ticket == 0 else frame[:, 84:])).all()
             assert batch.action[i].tolist() == [0, 2, 4, 6]
-
-
-def add_in_a_child(replay):
-    """The order of named fields does not matter."""
-    with replay.writer() as writer:
-        writer.add({"goal": [2, 2], "position": [1, 1]}, 0, 0, terminated=True, log_prob=4, value=3)
-    assert replay.sampler(1).sample().extras["value"].tolist() == [3]
-    replay.close()
-
-
-@pytest.mark.long
-def test_a_replay_may_be_passed_to_a_process():
-    obs, extras = {"position": Field((2,)), "goal": Field((2,))}, {"value": Field(), "log_prob": Field()}
-    with ReplayBuffer.create(TransitionSpec(obs, Field(), extras), 4) as replay:
-        with running(multiprocessing.get_context("spawn").Process(target=add_in_a_child, args=(replay,))):
-            pass
-        batch = replay.sampler(1).sample()
-        fields = batch.obs | batch.extras
-        expected = {"position": [[1, 1]], "goal": [[2, 2]], "value": [3], "log_prob": [4]}
-        assert {name: values.tolist() for name, values in fields.items()} == expected
-        assert pickle.loads(pickle.dumps(replay.spec)) == replay.spec
 
 
 STEPS = [(0, 1, ""), (1, 2, ""), (2, 4, ""), (3, 8, "")]

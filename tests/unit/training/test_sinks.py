@@ -143,16 +143,6 @@ def test_tensorboard_has_the_hyperparameters_and_the_final_returns(tmp_path):
     assert [(end.step, end.value) for end in final] == [(149, 99.5), (1149, 99.5)]
 
 
-def test_a_resumed_run_adds_to_tensorboard(tmp_path):
-    (tmp_path / "config.json").write_text("{}")
-    for part in (STREAM[:2], STREAM[2:]):
-        with closing(TensorBoardSink(tmp_path)) as sink:
-            for metric in part:
-                sink.record(metric)
-    assert len(list((tmp_path / "tensorboard").iterdir())) == 2
-    assert {("agent_0/loss", 10), ("agent_0/loss", 20)} <= events_of(tmp_path).keys()
-
-
 def test_a_flush_reaches_the_readers_of_a_live_run(tmp_path):
     run_dir = tmp_path / "run"
     with monitored(run_dir, Background("tensorboard", lambda: TensorBoardSink(run_dir))) as (*_, sinks):

@@ -2,7 +2,6 @@
 
 import copy
 import pickle
-import threading
 import time
 from itertools import product
 
@@ -541,24 +540,6 @@ def test_closed_things_say_so(store, model):
     successor.close()
 
 
-def test_a_store_in_an_ordinary_file_stays_until_it_is_unlinked(model, tmp_path):
-    with mc.ParameterStore.create(model, path=tmp_path / "weights") as store:
-        store.publisher(model).publish()
-    with mc.ParameterStore.attach(tmp_path / "weights") as again:
-        assert again.version == 1
-        again.unlink()
-    assert not (tmp_path / "weights").exists()
-
-
-def test_pickling_a_store_attaches_to_it(store, publisher, model):
-    publisher.publish()
-    with pickle.loads(pickle.dumps(store)) as again:
-        local = mlp()
-        assert again.mode == store.mode and again.layout == store.layout
-        assert again.subscriber(local).pull()
-        assert_equal(model, local)
-
-
 def test_a_store_has_one_publisher_at_a_time(store, model):
     publisher = store.publisher(model)
     publisher.publish()
@@ -665,29 +646,6 @@ def test_no_torn_weights_are_accepted(kind, mode, pulls, program):
         assert pulled == pulls and accepted >= 20
         assert torn, "the control: reading without validation sees torn rows"
         writer.kill()
-
-
-def test_a_publishing_thread_never_tears_a_pull():
-    """torch and the copies release or keep the lock as they like: whatever they do, nothing torn is accepted."""
-    model, local = MODELS["module"](), MODELS["module"]()
-    with (
-        mc.ParameterStore.create(model, "double_buffer", {"epsilon": ()}) as store,
-        store.publisher(model) as publisher,
-    ):
-        subscriber = store.subscriber(local)
-
-        def publish() -> None:
-            for version in range(1, 1501):
-                fill(model, version)
-                publisher.publish(epsilon=float(version))
-
-        thread = threading.Thread(target=publish)
-        thread.start()
-        while subscriber.version < 1500:
-            assert subscriber.wait(newer_than=subscriber.version, timeout=600)
-            assert subscriber.pull(timeout=600)
-            assert intact(words(local), subscriber.extras["epsilon"], subscriber.version)
-        thread.join()
 
 
 @pytest.mark.long
