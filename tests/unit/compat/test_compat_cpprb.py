@@ -559,11 +559,7 @@ def learn(buffer, nursery) -> tuple[int, int]:
 
 @pytest.mark.parametrize(
     ("cls", "kills"),
-    [
-        (MPPrioritizedReplayBuffer, 36),
-        pytest.param(MPPrioritizedReplayBuffer, 120, marks=pytest.mark.long),
-        pytest.param(MPReplayBuffer, 120, marks=pytest.mark.long),
-    ],
+    [(MPPrioritizedReplayBuffer, 36), pytest.param(MPReplayBuffer, 120, marks=pytest.mark.long)],
 )
 def test_killed_explorers_block_nobody_and_tear_no_row(cls, kills: int, program: Callable) -> None:
     buffer = cls(200, {"x": {"shape": WIDTH, "dtype": "uint64"}})

@@ -616,7 +616,7 @@ def intact(arrays, epsilon: float, version: int) -> bool:
     ("kind", "mode", "pulls"),
     long_but(
         [("module", "double_buffer", 20), ("tree", "double_buffer", 20)],
-        [*product(MODELS, ["double_buffer"], [20]), *product(MODELS, MODES, [150])],
+        [*product(MODELS, ["double_buffer"], [20]), *product(MODELS, MODES, [60])],
     ),
 )
 def test_no_torn_weights_are_accepted(kind, mode, pulls, program):
