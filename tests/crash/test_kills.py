@@ -48,7 +48,7 @@ def test_kill_cycles_refuses_arguments_that_it_does_not_know(core: Path) -> None
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("method", "kills"), [("spawn", 12), ("forkserver", 12), ("fork", 150)])
+@pytest.mark.parametrize(("method", "kills"), [("spawn", 8), ("forkserver", 8), ("fork", 80)])
 def test_killed_python_processes_stop_nobody(method: str, kills: int) -> None:
     """Python processes killed at any moment stop nobody and leave nothing, also inside an add to many lanes."""
     tally = counts(python(PROGRAM, method, kills))
