@@ -50,7 +50,7 @@ def run(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Path, 
 
 
 @pytest.mark.long
-def test_a_live_run_is_looked_at_and_followed(run):
+def test_one_look_at_a_live_run(run):
     path, process = run
     figures = figures_of(path)
     assert figures["run_dir"] == str(path) and figures["steps"] > 0 and figures["total_steps"] == 100_000_000
