@@ -276,10 +276,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
         return self._samples(self._draw(batch_size), env)
 
     def _get_samples(self, batch_inds: NDArray[Any], env: VecNormalize | None = None) -> Any:
-        """The steps at positions of `observations`, each of a random environment; for subclasses that choose positions.
-
-        Raises: NotEnoughData: nothing was added yet. ValueError: a position holds no row; otherwise see `sample`.
-        """
+        """The steps at positions of `observations`, each of a random environment; for subclasses that choose."""
         self._check_scales(env)
         if self._newest is None:
             raise NotEnoughData(_EMPTY)

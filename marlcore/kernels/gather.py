@@ -60,10 +60,7 @@ def _copy_rows(p, column, to, lane, first, count):
 
 @inlined
 def _copy_stack(p, column, to, lane, newest, age, count):
-    """Copies the stack of frames that ends with `newest`, and the `count` - 1 frames after it.
-
-    The stack is padded if its episode began `age` < stack - 1 rows before `newest`.
-    """
+    """Copies the stack that ends with `newest`, padded before its episode, and the `count` - 1 frames after it."""
     size, pads = column.size, p.stack - 1 - age
     for i in range(pads):
         if p.repeat:
@@ -75,11 +72,7 @@ def _copy_stack(p, column, to, lane, newest, age, count):
 
 @inlined
 def _gather_frames(p, column, out, lane, ticket, rows, age, slot):
-    """Copies one slot's frames.
-
-    The frames of obs come first: stack - 1 before the ticket, then one for each row. The frames of next_obs follow: no
-    frame, the one frame after the last row (n = 1: obs and next_obs share all others), or a stack for each row.
-    """
+    """Copies one slot's frames: stack - 1 before the ticket, one for each row, then those that next_obs lacks."""
     size, successors, first = column.size, int64_at(p.successors), slot * p.length
     shared = column.next == ONE_MORE
     near = p.stack - 1 + p.length + shared
@@ -134,10 +127,7 @@ def _sum_rewards(p, lane, first, last):
 
 @inlined
 def _write_returns(p, out, lane, ticket, rows, at):
-    """Writes the returns of `rows` checked transitions from `ticket` on to the places from `at` on.
-
-    If a writer overwrites rows after the check, the numbers are wrong, and validation reports it.
-    """
+    """Writes the returns of `rows` transitions from `ticket` on; validation tells if a writer laps meanwhile."""
     for i in range(rows):
         _, last, flags = last_of(p, lane, ticket + i)
         _, successor = successor_of(p, lane, last, flags)

@@ -74,10 +74,7 @@ def find_seams(p):
 
 @inlined
 def last_of(p, lane, ticket):
-    """The last row of the n-step return from a ticket: (verdict, its ticket, its flags).
-
-    It is the row that ends the episode, or the n-th of n rows of one episode.
-    """
+    """The last row of the n-step return from a ticket: the episode's end or the n-th; (verdict, ticket, flags)."""
     hi, last = int64_at(p.hi)[lane], ticket
     flags = flags_of(place_of(p, lane, ticket))
     for _ in range(p.n_step - 1):

@@ -40,10 +40,7 @@ class File(Closing):
         _raise_os_error(code, path)
 
     def link(self) -> None:
-        """Gives the nameless file its name, which this process's last `close` removes.
-
-        Raises OSError; MarlcoreError: /proc, through which it is named, is not mounted.
-        """
+        """Gives the nameless file its name, which `close` removes. Raises OSError; MarlcoreError: no /proc."""
         code = lib.mc_file_link(self.raw)
         _raise_os_error(code, self.name if os.path.isdir(OWN_FILES) else OWN_FILES)
 

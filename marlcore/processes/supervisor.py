@@ -169,10 +169,7 @@ class Supervised:
 
     @property
     def _will_fail_again(self) -> bool:
-        """Whether it diverged, raised before its first step, or its environment raised twice before any episode ended.
-
-        The second failure in a row tells a persistent fault of the environment from a chance one.
-        """
+        """Whether it diverged, raised before its first step, or its environment raised twice before any episode."""
         reasons = [failure.reason for _, failure in self._failures[-2:]]
         if reasons[-1] == "diverged":
             return True

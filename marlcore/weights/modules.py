@@ -132,10 +132,7 @@ def module_specs(model: torch.nn.Module) -> tuple[TensorSpec, ...]:
 
 
 def _unique_tensors(model: torch.nn.Module) -> list[TensorGroup]:
-    """A model's parameters and buffers in module order; tensors of the same memory appear once.
-
-    Raises ValueError: a tensor is not strided, has no memory yet, or shares only part of its memory with another.
-    """
+    """Parameters and buffers in module order, the same memory once. Raises ValueError: one cannot be stored."""
     groups: dict[tuple[Any, ...], TensorGroup] = {}
     for prefix, module in model.named_modules(remove_duplicate=False):
         for key, tensor in chain(module._parameters.items(), module._buffers.items()):
