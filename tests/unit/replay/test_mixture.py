@@ -1,5 +1,6 @@
 """Mixtures of replays, or of parts of one: shares, empty replays, limiters, priorities and states."""
 
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -309,6 +310,23 @@ def test_an_empty_part_never_sets_the_writers_free(parted, monkeypatch):
     assert fills(parted, 1) == 52
     assert mixture.can_sample() and len(mixture.sample()) == 16
     assert not asked
+
+
+@pytest.mark.long
+def test_parts_hold_the_ratio_against_free_running_writers(parted):
+    mixture = Mixture([parted] * 3, [0.25, 0.5, 0.25], 16, seed=1, lanes=PARTS)
+    threads = [threading.Thread(target=write, args=(parted, lane, 2000)) for lane in (0, 2)]
+    for thread in threads:
+        thread.start()
+    drawn = 0
+    while any(thread.is_alive() for thread in threads) or mixture.due:
+        try:
+            drawn += len(mixture.sample(timeout=0.05))
+        except TimedOut:
+            continue
+    for thread in threads:
+        thread.join()
+    assert abs(drawn - 2 * (4000 - 20)) <= 16
 
 
 def test_rows_drawn_for_an_empty_replay_are_weighed_too(replays):
