@@ -29,11 +29,9 @@ class ViewedReplay(ReplayBuffer):
         return self._edges.copy()
 
     def columns(self, role: str) -> dict[str, NDArray[Any]]:
-        """The fields of a role, such as "obs" or "extra", by name."""
         return {place.name: self.column(place) for place in self._mapped.layout.of_role(role)}
 
     def column(self, place: Place) -> NDArray[Any]:
-        """A view of one field."""
         return self._view(place.column, place.offset, place.field.numpy, place.field.shape)
 
     def rewards(self) -> NDArray[np.float32]:

@@ -152,8 +152,6 @@ def compute_human_policy_prior(
 
 @dataclass(frozen=True)
 class _Keywords(Declared):
-    """The keywords that nothing else checks."""
-
     return_Vh: bool  # noqa: N815
     return_attainment_cache: bool
     use_attainment_cache: bool
@@ -297,8 +295,6 @@ def _joint(policies: list[NDArray[np.float64]]) -> list[tuple[float, list[int]]]
 
 @dataclass(eq=False)
 class _ByGoal(Mapping[Goal, Any]):
-    """An agent's values, or policies, in one state, for the goals on offer there."""
-
     its: AgentPolicies
     columns: Mapping[Goal, int]
     state: int

@@ -118,7 +118,6 @@ class Ring:
         return self._writer
 
     def window(self) -> Held:
-        """The ring's current window."""
         lane = self.lane
         if self.columns:
             writer, base = self.writer, lane.base[0]

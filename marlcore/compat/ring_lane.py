@@ -110,8 +110,6 @@ class RingLane(ViewedReplay):
 
 
 class _Copy:
-    """Copies some fields of at most `room` rows."""
-
     def __init__(self, lane: RingLane, names: tuple[str, ...], room: int) -> None:
         self.room = room
         self._capacity = lane.capacity
@@ -134,14 +132,11 @@ class _Copy:
 
 
 class RingWriter(Writer):
-    """Appends rows to the lane; `row` stages the next one: a view [1, *shape] of each field, whose values persist.
-
-    If no other process appends, `first` is the oldest ticket that was held when it was made, `next` the next row's.
-    """
+    """Appends rows to the lane; `row` stages the next one: a view [1, *shape] of each field, whose values persist."""
 
     def __init__(self, lane: RingLane, claim: File, shared: bool, timeout: float | None) -> None:
         super().__init__(lane._mapped, 0, claim, shared, timeout, None)
-        self.first, self.next = lane.edges()
+        self.first, self.next = lane.edges()  # the oldest ticket then held; the next row's, if nobody else appends
         self._places = lane.places
         self._append = partial(self._add_row, self._raw, 0)
         self.row, frames = self._views(self._records[:1])

@@ -222,7 +222,6 @@ class ReplayBuffer(buffers.ReplayBuffer):
         return frozen if self._keys else frozen[ALONE]
 
     def _by_position(self, column: NDArray[Any], later: int = 0) -> NDArray[Any]:
-        """A column's rows by position; zeros where the lanes hold none."""
         lo, hi = self.replay.windows()
         tickets = self._tickets + later
         position, lane = ((self._tickets >= lo) & (tickets < hi)).nonzero()
@@ -277,10 +276,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
         return self._samples(self._draw(batch_size), env)
 
     def _get_samples(self, batch_inds: NDArray[Any], env: VecNormalize | None = None) -> Any:
-        """The steps at positions of `observations`, each of a random environment; for subclasses that choose positions.
-
-        Raises: NotEnoughData: nothing was added yet. ValueError: a position holds no row; otherwise see `sample`.
-        """
+        """The steps at positions of `observations`, each of a random environment; for subclasses that choose."""
         self._check_scales(env)
         if self._newest is None:
             raise NotEnoughData(_EMPTY)
@@ -324,7 +320,6 @@ class ReplayBuffer(buffers.ReplayBuffer):
         return ended
 
     def _ends(self, ended: NDArray[np.bool_], infos: Any) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """Which of the ended episodes terminated, and which were truncated."""
         truncated = np.zeros(self.n_envs, np.bool_)
         if self.handle_timeout_termination:
             for i in ended.nonzero()[0]:
@@ -448,7 +443,6 @@ class ReplayBuffer(buffers.ReplayBuffer):
         return _field(self.obs_shape, self.observation_space)
 
     def _checked(self, role: str, obs: Any) -> Obs:
-        """An observation's fields by name as arrays of the spec's shapes and dtypes."""
         return {ALONE: self._checks[role](obs)}
 
 
@@ -553,7 +547,6 @@ class HerReplayBuffer(DictReplayBuffer, _HerReplayBuffer):
 
 
 def _fields(obs: Obs) -> Any:
-    """An observation in the form of the spec's."""
     return obs[ALONE] if len(obs) == 1 and ALONE in obs else obs  # goals have a part of this name too
 
 

@@ -31,7 +31,6 @@ class AgentBuffer:
         self.begin()
 
     def begin(self) -> None:
-        """Begins an episode in every copy."""
         copies = len(self._everywhere)
         self._pending = [False] * copies  # an action whose outcome has not come
         self._begins = [True] * copies
@@ -41,12 +40,10 @@ class AgentBuffer:
         self._tags: dict[int, Any] = {}
 
     def begin_copy(self, copy: int) -> None:
-        """Begins an episode in one copy."""
         self._pending[copy] = False
         self._begins[copy] = True
 
     def acted(self, copies: list[int]) -> None:
-        """Notes that the agent acted in these copies."""
         for copy in copies:
             self._pending[copy] = True
             self._begins[copy] = False

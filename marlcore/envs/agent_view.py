@@ -20,10 +20,7 @@ from ..spec import Field, rows_of
 
 Result = tuple[Any, float, bool, bool, Mapping[str, Any]]  # observation, reward, terminated, truncated, info
 
-RETURNED = {
-    "reset": ("observation", "info"),
-    "step": ("observation", "reward", "terminated", "truncated", "info"),
-}
+RETURNED = {"reset": ("observation", "info"), "step": ("observation", "reward", "terminated", "truncated", "info")}
 RETURNED["last"] = RETURNED["step"]
 ALLOW_INF = "allow_inf"  # the attribute of a Box whose values may be infinite; its bounds do not tell
 SCALARS = (int, float, np.bool_, np.integer, np.floating)

@@ -65,7 +65,6 @@ class Copies:
         return outcomes, [turn for buffer in buffers if (turn := buffer.turn()) is not None]
 
     def _advance(self, copy: int, env: _Turns | ParallelRounds) -> None:
-        """Advances a copy to the next turns of live agents, across ends and starts of episodes."""
         for _ in range(EMPTY_EPISODES):
             while results := env.round():
                 acting = False
@@ -97,7 +96,6 @@ class Copies:
         buffer.acted(copies)
 
     def close(self) -> None:
-        """Close all copies, even if one fails."""
         with ExitStack() as stack:
             for env in self._envs:
                 stack.callback(env.close)

@@ -121,7 +121,6 @@ def make_gymnasium_vector(id: str, copies: int, /, **options: Any) -> Any:
 
 
 def is_registered(id: str) -> bool:
-    """Whether the id is currently registered with Gymnasium."""
     return id in gymnasium.registry
 
 

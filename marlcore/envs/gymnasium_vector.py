@@ -123,7 +123,6 @@ class GymnasiumVector:
     def _final_obs(
         self, values: Values, info: Mapping[str, Any], last: Mapping[str, Any], over: NDArray[np.int64]
     ) -> Values:
-        """The observations of the acting copies, of which those whose episode is over are at its end."""
         arrays = {name: array.copy() for name, array in by_name(values).items()}
         if self._mode == "SameStep":  # the final observations are in the info, those of all copies are of later ones
             for copy in over.tolist():
@@ -140,7 +139,6 @@ class GymnasiumVector:
         return final_obs if len(self._acting) == self.copies else rows_at(final_obs, self._acting)
 
     def _values(self, obs: Any, info: Mapping[str, Any]) -> Values:
-        """The observations of all copies. Raises EnvironmentFailed: one has another shape or dtype."""
         try:
             plain, mask = self._view.split(obs, info)
             arrays = {part.name: self._rows(part, part.of(plain)) for part in self._view.spaces.parts}
@@ -208,12 +206,10 @@ class EnvPool(GymnasiumVector):
 
 
 def is_gymnasium_vector(env: Any) -> bool:
-    """Whether the methods are those of a Gymnasium vector environment."""
     return hasattr(env, "num_envs") and hasattr(env, "single_action_space")
 
 
 def is_envpool(env: Any) -> bool:
-    """Whether the methods are those of EnvPool."""
     return all(hasattr(env, name) for name in ("send", "recv", "config", "spec", "observation_space"))
 
 

@@ -71,7 +71,6 @@ class Lockstep:
         self._begin()
 
     def _begin(self) -> None:
-        """Begins an episode in every copy."""
         raise NotImplementedError
 
     def _begin_next(self) -> None:

@@ -16,7 +16,6 @@ FUNCTIONS = {"pettingzoo": "env", "pettingzoo-parallel": "parallel_env"}
 
 
 def is_parallel(env: Any) -> bool:
-    """Whether the methods are those of a PettingZoo Parallel environment."""
     return hasattr(env, "possible_agents") and not hasattr(env, "last")
 
 

@@ -87,7 +87,6 @@ class HuntState:
         return self.turn >= self.rules.horizon
 
     def begin(self, draws: Draws) -> None:
-        """Begins an episode of each hunt with everything on random cells."""
         self._draws = draws
         self._cells = self._bare.copy()
         self._entered = np.zeros((len(self._all), len(self._planes)), bool)  # [hunt, code]
@@ -141,7 +140,6 @@ class HuntState:
             hunt, entity = hunt[~first], entity[~first]
 
     def _place(self, hunts: NDArray[np.int64], what: int | NDArray[np.int64]) -> NDArray[np.int64]:
-        """Puts something on a random empty cell of each of these hunts; returns the cells."""
         cells = np.zeros(len(hunts), np.int64)
         codes = np.broadcast_to(np.asarray(what, np.int16), len(hunts))
         left = np.arange(len(hunts))

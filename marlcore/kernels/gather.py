@@ -60,10 +60,7 @@ def _copy_rows(p, column, to, lane, first, count):
 
 @inlined
 def _copy_stack(p, column, to, lane, newest, age, count):
-    """Copies the stack of frames that ends with `newest`, and the `count` - 1 frames after it.
-
-    The stack is padded if its episode began `age` < stack - 1 rows before `newest`.
-    """
+    """Copies the stack that ends with `newest`, padded before its episode, and the `count` - 1 frames after it."""
     size, pads = column.size, p.stack - 1 - age
     for i in range(pads):
         if p.repeat:
@@ -75,11 +72,7 @@ def _copy_stack(p, column, to, lane, newest, age, count):
 
 @inlined
 def _gather_frames(p, column, out, lane, ticket, rows, age, slot):
-    """Copies one slot's frames.
-
-    The frames of obs come first: stack - 1 before the ticket, then one for each row. The frames of next_obs follow: no
-    frame, the one frame after the last row (n = 1: obs and next_obs share all others), or a stack for each row.
-    """
+    """Copies one slot's frames: stack - 1 before the ticket, one for each row, then those that next_obs lacks."""
     size, successors, first = column.size, int64_at(p.successors), slot * p.length
     shared = column.next == ONE_MORE
     near = p.stack - 1 + p.length + shared
@@ -105,7 +98,6 @@ def _gather_frames(p, column, out, lane, ticket, rows, age, slot):
 
 @inlined
 def _gather_field(p, column, out, lane, ticket, rows, slot):
-    """Copies a value for each row, and zeros after the last."""
     to = out + column.out + slot * p.length * column.size
     _copy_rows(p, column, to, lane, ticket, rows)
     if rows < p.length:
@@ -114,7 +106,6 @@ def _gather_field(p, column, out, lane, ticket, rows, slot):
 
 @inlined
 def _gather_state(p, column, out, lane, ticket, slot):
-    """Copies the state at the slot's first row; zeros if that row begins its episode."""
     to = out + column.out + slot * column.size
     if age_of(place_of(p, lane, ticket)) == 0:
         zero_bytes(to, column.size)
@@ -136,10 +127,7 @@ def _sum_rewards(p, lane, first, last):
 
 @inlined
 def _write_returns(p, out, lane, ticket, rows, at):
-    """Writes the returns of `rows` checked transitions from `ticket` on to the places from `at` on.
-
-    If a writer overwrites rows after the check, the numbers are wrong, and validation reports it.
-    """
+    """Writes the returns of `rows` transitions from `ticket` on; validation tells if a writer laps meanwhile."""
     for i in range(rows):
         _, last, flags = last_of(p, lane, ticket + i)
         _, successor = successor_of(p, lane, last, flags)
@@ -153,7 +141,6 @@ def _write_returns(p, out, lane, ticket, rows, at):
 
 @inlined
 def _write_marks(p, out, lane, ticket, rows, age, slot):
-    """Writes a slot's index, weight, versions and masks, and zeros in the places after its last row."""
     int64_at(out + p.index)[slot] = ticket * p.lanes + lane
     float32_at(out + p.weight)[slot] = 1.0
     valid, versions = uint8_at(out + p.valid), int64_at(out + p.policy_version)
@@ -197,7 +184,6 @@ def take(p, columns, out, lane, ticket, slot):
 
 @inlined
 def _prefetch_columns(p, columns, lane, ticket):
-    """Prefetches the start of each copy from a column outside the records."""
     for f in range(p.frames + p.fields):
         column = columns[f]
         if column.stride != p.record_stride:

@@ -25,10 +25,7 @@ HINDSIGHT = np.dtype(
 
 @inlined
 def _follows(p, lane, ticket, later):
-    """Whether a later row is of the same episode.
-
-    From row to row of an episode the age rises by one, and age - ticket is lower in later episodes.
-    """
+    """Whether a later row is of the same episode: within one, age - ticket stays; in later ones it is lower."""
     return age_of(place_of(p, lane, later)) - later == age_of(place_of(p, lane, ticket)) - ticket
 
 

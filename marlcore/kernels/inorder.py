@@ -55,7 +55,6 @@ def _enter(p, lane, margin, cursor):
 
 @jit
 def _is_cut(p, lane, ticket):
-    """Whether frames of a row's stack, or its stored state, were overwritten."""
     age, lo = age_of(place_of(p, lane, ticket)), int64_at(p.lo)[lane]
     return ticket - min(age, p.stack - 1) < lo or (age > 0 and ticket - ticket % p.state_every < lo)
 

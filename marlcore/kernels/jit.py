@@ -114,10 +114,7 @@ event.register("numba:compile", _Listener())
 
 
 def _drop_stale(cache: Path, home: Path) -> None:
-    """Empties the cache of the kernels in `home` if their folder's sources, or this one's, have changed.
-
-    Numba checks only the kernel's own file, but a kernel contains code of other files too.
-    """
+    """Empties the cache in `home` if sources have changed: Numba checks only the kernel's own file."""
     folders = dict.fromkeys((_HOME, home))
     sources = b"".join(source.read_bytes() for folder in folders for source in sorted(folder.glob("*.py")))
     digest, marker = hashlib.sha256(sources).hexdigest(), cache / "sources.sha256"
@@ -138,10 +135,7 @@ def _pointer(builder: Any, address: Any) -> Any:
 
 @intrinsic
 def copy_bytes(typingctx: Any, to: Any, source: Any, size: Any) -> Any:
-    """copy_bytes(to, source, size): memcpy between two addresses; a constant size becomes plain moves.
-
-    A loop over a slice is ten times slower for a frame.
-    """
+    """copy_bytes(to, source, size): memcpy; a constant size becomes moves. A loop is ten times slower."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         cgutils.raw_memcpy(builder, _pointer(builder, args[0]), _pointer(builder, args[1]), args[2], 1)

@@ -41,7 +41,6 @@ def _exp2(y):
 
 @inlined
 def _in_range(values, count):
-    """Whether all values are; the bits of positive numbers sort as the numbers do."""
     signs = 0
     for i in range(count):
         bits = bits_of(values[i])

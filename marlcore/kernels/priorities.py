@@ -56,7 +56,6 @@ PRIORITIES = np.dtype(
 
 @inlined
 def _repair_tickets(tree, offsets, capacity, lane, first, last):
-    """Recomputes the sums above the leaves of the tickets [first, last), at most `capacity` of them."""
     if first >= last:
         return
     base, low = lane * capacity, first % capacity
@@ -93,7 +92,6 @@ def _evict(p, q, lane):
 
 @inlined
 def _initial(p, q, lane, ticket):
-    """The priority of a new ticket: its actor's, or the highest so far if that is NaN."""
     if q.initial == 0:
         return q.highest
     priority = np.float64(float32_at(q.initial + row_of(p, lane, ticket) * q.initial_stride)[0])

@@ -74,10 +74,7 @@ def find_seams(p):
 
 @inlined
 def last_of(p, lane, ticket):
-    """The last row of the n-step return from a ticket: (verdict, its ticket, its flags).
-
-    It is the row that ends the episode, or the n-th of n rows of one episode.
-    """
+    """The last row of the n-step return from a ticket: the episode's end or the n-th; (verdict, ticket, flags)."""
     hi, last = int64_at(p.hi)[lane], ticket
     flags = flags_of(place_of(p, lane, ticket))
     for _ in range(p.n_step - 1):
@@ -112,7 +109,6 @@ def successor_of(p, lane, last, flags):
 
 @inlined
 def _check_return(p, lane, ticket):
-    """Whether the n-step return from one transition is whole."""
     verdict, last, flags = last_of(p, lane, ticket)
     if verdict != SAMPLEABLE:
         return verdict

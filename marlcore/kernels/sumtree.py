@@ -77,11 +77,7 @@ def repair(tree, offsets, leaves, count, least=False):
 
 @inlined
 def _child_at(tree, first, target):
-    """The child, of 16 from `first` on, that a point falls on, and the point's distance from that child's beginning.
-
-    It finds the quarter, then its child, without branches, which would be mispredicted. Numba does not check unsigned
-    indices for being negative.
-    """
+    """The child, of 16 from `first` on, that a point falls on, without branches; and the point's place in it."""
     a = (tree[first] + tree[first + ONE]) + (tree[first + TWO] + tree[first + THREE])
     second, third = first + FOUR, first + EIGHT
     b = a + ((tree[second] + tree[second + ONE]) + (tree[second + TWO] + tree[second + THREE]))
@@ -120,10 +116,7 @@ def _walk(tree, first, width, targets, nodes, count):
 
 @jit
 def find(tree, offsets, targets, leaves, count):
-    """Finds the leaf that each of targets[:count] falls on: points in [0, total), ascending. Overwrites the targets.
-
-    It never finds a leaf without mass while the total is positive.
-    """
+    """Finds the leaf, never one without mass, of each of targets[:count], ascending in [0, total); overwrites them."""
     level = len(offsets) - 2
     while level > 0 and offsets[level] - offsets[level - 1] <= 2 * count:
         level -= 1

@@ -8,10 +8,7 @@ from .rows import SAMPLEABLE, check, find_seams, prefetch_row
 
 @inlined
 def _choose(p, first, count, total):
-    """Chooses a (lane, ticket) of the windows, each equally likely, for each of the slots [first, count).
-
-    It chooses all of them before the first row is read, so that their cache misses overlap.
-    """
+    """Chooses (lane, ticket) for slots [first, count), all before a row is read, so that cache misses overlap."""
     generator, lanes, tickets = uint64_at(p.generator), int64_at(p.lane), int64_at(p.ticket)
     lo, hi = int64_at(p.lo), int64_at(p.hi)
     for slot in range(first, count):

@@ -30,7 +30,6 @@ class File(Closing):
 
     @property
     def fd(self) -> int:
-        """The descriptor; -1 when none is open."""
         return int(self.raw.fd)
 
     def open(self, path: str | os.PathLike[str], flags: int, mode: int = 0o600) -> None:
@@ -41,10 +40,7 @@ class File(Closing):
         _raise_os_error(code, path)
 
     def link(self) -> None:
-        """Gives the nameless file its name, which this process's last `close` removes.
-
-        Raises OSError; MarlcoreError: /proc, through which it is named, is not mounted.
-        """
+        """Gives the nameless file its name, which `close` removes. Raises OSError; MarlcoreError: no /proc."""
         code = lib.mc_file_link(self.raw)
         _raise_os_error(code, self.name if os.path.isdir(OWN_FILES) else OWN_FILES)
 
@@ -104,7 +100,6 @@ def too_many_files(path: str | os.PathLike[str]) -> MarlcoreError:
 
 
 def _raise_os_error(code: int, path: str | os.PathLike[str]) -> None:
-    """Raises the error of a negative code; does nothing for 0."""
     if code in (-errno.EMFILE, -errno.ENFILE):
         raise too_many_files(path)
     if code == -errno.ENOENT and os.fspath(path).startswith(OWN_FILES) and not os.path.isdir(OWN_FILES):

@@ -48,7 +48,6 @@ class LaneGeometry:
             raise ValueError(f"columns: expected at most {MAX_COLUMNS} large fields, got {len(self.columns)}")
 
     def stride(self, column: int) -> int:
-        """Bytes from one row to the next."""
         return -(-self.columns[column] // 8) * 8
 
     def counters_offset(self, lane: int) -> int:
@@ -62,7 +61,6 @@ class LaneGeometry:
         return self._columns_end(column) + self.first * self.rows(column) * self.stride(column)
 
     def _columns_end(self, columns: int) -> int:
-        """Bytes from the body's start to the end of so many columns of all lanes."""
         sizes = (self.total * self.rows(k) * self.stride(k) for k in range(columns))
         return self.slot_offset(self.slots) + sum(-(-size // LINE) * LINE for size in sizes)
 

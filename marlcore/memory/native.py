@@ -83,12 +83,7 @@ class NativeLanes:
     """
 
     def __init__(
-        self,
-        memory: Bytes,
-        count: int,
-        capacity: int,
-        counters: int,
-        columns: list[tuple[int, int, int, int]],
+        self, memory: Bytes, count: int, capacity: int, counters: int, columns: list[tuple[int, int, int, int]]
     ) -> None:
         self._memory = pointer_to(memory)
         self.count = count
@@ -126,10 +121,7 @@ class NativeLanes:
         return _counted(lib.mc_lanes_transitions(self.raw, self.count))
 
     def appender(self, lane: int, source: NDArray[Any]) -> Callable[..., None]:
-        """A callable append(rows=1) of the first rows of `source` to a lane of one column, for the lane's writer only.
-
-        It takes at most the lane's capacity.
-        """
+        """A callable append(rows=1), up to the lane's capacity, of `source` to a lane of one column; for its writer."""
         sources, row = ffi.new("void *[]", MAX_COLUMNS), pointer_to(source.view(np.uint8))
 
         def append(rows: int = 1) -> None:
@@ -159,10 +151,7 @@ class NativeLanes:
         return code
 
     def newest_reader(self, lane: int, dest: NDArray[Any]) -> Callable[[], int]:
-        """A callable that copies the newest row of a lane of one column into `dest`.
-
-        It returns the row's ticket + 1, 0 for an empty lane, -ESTALE if the row was lapped.
-        """
+        """A callable that copies the newest row to `dest`: its ticket + 1, 0 for an empty lane, -ESTALE if lapped."""
         pointer = pointer_to(dest.view(np.uint8))
         return lambda: int(lib.mc_lane_read_newest(self._nth(lane), pointer))
 
@@ -178,10 +167,7 @@ class NativeLanes:
         return fill
 
     def validator(self, lane: Ints, lowest: Ints, ok: Bytes) -> Callable[[int], int]:
-        """A callable that sets ok[i] for i < n: whether ticket lowest[i] of lane[i] is still whole.
-
-        It returns the number lapped.
-        """
+        """Sets ok[i], i < n, in a call: whether ticket lowest[i] of lane[i] is whole; returns the number lapped."""
         lanes, tickets, whole = pointer_to(lane, "int64_t[]"), pointer_to(lowest, "int64_t[]"), pointer_to(ok)
         return lambda n: int(lib.mc_lanes_validate(self.raw, n, lanes, tickets, whole))
 

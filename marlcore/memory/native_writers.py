@@ -65,7 +65,6 @@ class NativeWriter(_WritingEnd):
         self.raw.age = 0
 
     def close(self) -> None:
-        """Closes the writer: the C core refuses every later add."""
         self.raw.closed = 1
 
     @property
@@ -126,7 +125,6 @@ class NativeVector(_WritingEnd):
             self._writers[i].age = 0
 
     def close(self) -> None:
-        """Closes the writers: the C core refuses every later add."""
         self.raw.count = 0
 
     @property

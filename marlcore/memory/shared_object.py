@@ -40,7 +40,6 @@ class Shared(Closing):
             raise SegmentCorrupt(f"{segment.path}: expected a {self.kind}, got another kind of segment") from error
 
     def _understand(self, segment: Segment) -> None:
-        """Reads the description and binds to the body."""
         raise AssertionError("each class has its own")
 
     @classmethod

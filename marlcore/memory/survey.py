@@ -58,7 +58,6 @@ def sweep_once() -> None:
 
 
 def _names(directory: Path) -> list[str]:
-    """The names in a directory; none if it is missing, unreadable or not a directory."""
     try:
         return os.listdir(directory)
     except (FileNotFoundError, NotADirectoryError, PermissionError):

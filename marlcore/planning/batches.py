@@ -102,7 +102,6 @@ class Batches:
             self._sending += perf_counter() - began
 
     def evaluate_here(self) -> None:
-        """Evaluates some of the pending states in this process."""
         first, began, sending = self.handed, perf_counter(), self._sending
         size = min(self.pending, max(1, int(OWN_S / self.cost)) if self.cost else 1, MOST)
         self._ends[first] = self.handed = first + size
@@ -133,7 +132,6 @@ class Batches:
             self._sending += perf_counter() - began
 
     def _next_size(self) -> int:
-        """How many of the pending states a worker should get now; 0 for none."""
         share = -(-(self.pending - 1) // self.workers)  # the last one is for this process
         if self.size is not None:
             return min(self.size, share)

@@ -90,7 +90,6 @@ def _check_probabilities(pairs: list[tuple[float, tuple[Any, ...]]], where: str)
 
 
 def _base(profile: tuple[Any, ...], others: tuple[int, ...], graph: Graph, where: str) -> int:
-    """The number of a profile, of which only the others' actions count."""
     try:
         acts = [index(profile[i]) for i in others]
     except (TypeError, IndexError):  # no integers, or too few

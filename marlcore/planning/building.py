@@ -136,7 +136,6 @@ class Watch:
                 )
 
     def close(self) -> None:
-        """Ends the line."""
         if self._shown:
             self._write("\n")
 
@@ -148,7 +147,6 @@ class Watch:
 
 
 def _memory() -> list[tuple[str, int, int]]:
-    """The machine's memory and the tightest limit on this process: a name, free bytes, all bytes."""
     lines = dict(line.split(":", 1) for line in MEMINFO.read_text().splitlines())
     free, total = (1024 * int(lines[name].split()[0]) for name in ("MemAvailable", "MemTotal"))
     limit = cgroup.memory_limit()

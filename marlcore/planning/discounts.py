@@ -53,7 +53,6 @@ def discounted_rows(tabulate: Tabulate, durations: Durations | None, *discounts:
 
 
 def _durations(durations: Durations, graph: Graph, numbers: Numbers) -> NDArray[np.float64]:
-    """The durations of all outcomes of states."""
     assert graph.probability is not None
     profiles = Profiles(graph.agents, graph.actions)
     rows = []

@@ -67,7 +67,6 @@ class Expansion:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the arrays, of which a graph needs about as many again."""
         arrays = (self.rows, self.profile, self.outcomes, self.successor, self.probability)
         return sum(array.itemsize * len(array) for array in arrays)
 
@@ -130,21 +129,18 @@ class Expansion:
 
 
 def _starts(counts: array[int]) -> NDArray[np.int64]:
-    """int64 [counts + 1], where each part begins, and the end of the last."""
     starts = np.zeros(len(counts) + 1, np.int64)
     np.cumsum(counts, out=starts[1:])
     return starts
 
 
 def _first_difference(first: list[Any] | None, second: list[Any] | None) -> tuple[Any, Any]:
-    """The first outcomes in which two answers differ, or the answers themselves if one is None."""
     if first is None or second is None:
         return first, second
     return next(pair for pair in zip_longest(first, second) if pair[0] != pair[1])
 
 
 def _explained(error: Exception, state: Any, profile: tuple[int, ...], pairs: Any) -> Exception:
-    """The error of a world model, with the state and the profile that caused it."""
     for successor in _unhashable(pairs) if isinstance(error, TypeError) else ():
         where = f"a successor of {brief(state)} with profile {profile}"
         return TypeError(f"state: expected something hashable, got {brief(successor)}, {where}")

@@ -105,7 +105,6 @@ def expand(transition: Transition, profiles: Profiles, states: Sequence[Any]) ->
 
 
 def _make_pool(model: WorldModel, profiles: Profiles, root: Hashable, size: int, fork: bool | None) -> Pool:
-    """Raises TypeError: the model or its initial state cannot be pickled."""
     try:
         make = partial(_answer_with, model, profiles)
         pool = Pool(make, size, name="planner", preload=(__name__,), fork=fork)
@@ -117,7 +116,6 @@ def _make_pool(model: WorldModel, profiles: Profiles, root: Hashable, size: int,
 
 
 def _answer_with(model: WorldModel, profiles: Profiles) -> Callable[[bytes], bytes]:
-    """The function of a worker."""
 
     def answer(request: bytes) -> bytes:
         part = expand(model.transition_probabilities, profiles, pickle.loads(request))

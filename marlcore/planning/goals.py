@@ -50,7 +50,6 @@ def tabulate_goals(tabulate: Tabulate, goals: Goals, agent: int, acting: NDArray
 
 
 def _achieved(goals: list[Goal], graph: Graph, numbers: Numbers) -> NDArray[np.uint8]:
-    """Whether states achieve goals: uint8 [numbers, goals], 0 or 1."""
     states = [graph.states[i] for i in numbers]
     achieved = np.empty((len(states), len(goals)), np.uint8)
     for i, goal in enumerate(goals):
@@ -96,7 +95,6 @@ def _check(state: Any, agent: int, pairs: list[tuple[Goal, float]]) -> None:
 
 
 def _join(offers: list[_Offers], states: int) -> tuple[list[Goal], NDArray[np.bool_], NDArray[np.float64]]:
-    """The goals of all states together, where each is on offer, and its weights there."""
     number: dict[Goal, int] = {}
     columns = []
     for some in offers:

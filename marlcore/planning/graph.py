@@ -197,7 +197,6 @@ class Graph(Shared):
 
 
 def _shapes(counts: Mapping[str, Any]) -> Shapes:
-    """A graph's arrays. Raises ValueError: a count or the dtype of probabilities is out of range."""
     for name, least in COUNTS.items():
         check_whole(name, counts[name], least, LARGEST)
     states, rows, outcomes = counts["states"], counts["rows"], counts["outcomes"]

@@ -126,7 +126,6 @@ def _checked_agents(agents: Sequence[int] | None, goals: Goals, robots: Sequence
 
 
 def _numbers(label: str, agents: Sequence[int], graph: Graph) -> tuple[int, ...]:
-    """Raises ValueError unless these are numbers of agents."""
     _check_several(label, "agents", agents)
     for agent in agents:
         if not isinstance(agent, (int, np.integer)) or not 0 <= agent < graph.agents:

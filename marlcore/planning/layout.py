@@ -15,7 +15,6 @@ Shapes = Mapping[Any, tuple[str, tuple[int, ...]]]  # by array: its dtype and sh
 
 
 def nbytes_of(shapes: Shapes) -> int:
-    """Bytes of all arrays together."""
     return sum(_nbytes(dtype, shape) for dtype, shape in shapes.values())
 
 
@@ -40,5 +39,4 @@ def pickled(thing: Any, refusal: str) -> NDArray[np.uint8]:
 
 
 def _nbytes(dtype: str, shape: tuple[int, ...]) -> int:
-    """An array's bytes, rounded up to whole cache lines."""
     return -(-np.dtype(dtype).itemsize * prod(shape) // LINE) * LINE

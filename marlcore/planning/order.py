@@ -47,7 +47,6 @@ class Edges:
         return np.repeat(np.arange(len(self)), np.diff(self.start))
 
     def of_each(self, states: Sequence[int]) -> Iterator[tuple[int, list[int]]]:
-        """Pairs of a state and its successors."""
         start, target = self.start.tolist(), self.target.data
         for state in states:
             yield state, target[start[state] : start[state + 1]].tolist()
@@ -88,7 +87,6 @@ def _smallest_first(keys: Sequence[Any], edges: Edges) -> list[int]:
 
 
 def _cycle(edges: Edges, order: list[int]) -> list[int]:
-    """A cycle of states, from the one with the smallest number."""
     left = np.ones(len(edges), bool)
     left[order] = False
     source = edges.source
@@ -158,7 +156,6 @@ def write_in_order(arrays: Mapping[str, NDArray[Any]], expansion: Expansion, ord
 
 
 def _ranges(first: NDArray[np.int64], counts: NDArray[Any]) -> NDArray[np.int64]:
-    """The numbers first[i] to first[i] + counts[i] - 1 for each i, one after the other."""
     shift = first - (np.cumsum(counts) - counts)
     numbers: NDArray[np.int64] = np.repeat(shift, counts)
     numbers += np.arange(len(numbers))

@@ -41,7 +41,6 @@ def plot_graph(
 
 
 def _places(levels: Sequence[NDArray[np.int64]], successors: Sequence[NDArray[np.int32]]) -> NDArray[np.float64]:
-    """Each state's place, [states, 2]; in a column, states have the order of their predecessors' mean heights."""
     places = np.zeros((len(successors), 2))
     sums, counts = np.zeros(len(successors)), np.zeros(len(successors))
     for column, states in enumerate(reversed(levels)):

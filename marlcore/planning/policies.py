@@ -122,7 +122,6 @@ class Policies(Shared):
 
 
 def _shapes(about: Mapping[str, Any]) -> Shapes:
-    """By agent and name, and the bytes of the goals."""
     states, actions, dtype = about["states"], about["actions"], about["dtype"]
     shapes: dict[Any, tuple[str, tuple[int, ...]]] = {}
     for agent, goals, weight_rows in zip(about["agents"], about["goals"], about["weight_rows"], strict=True):

@@ -74,5 +74,4 @@ def _evaluate(job: Job[Any], graph: Graph, numbers: Numbers) -> Part:
 
 
 def _answer_with(job: Job[Any], graph: Graph) -> Callable[[bytes], bytes]:
-    """The function of a worker."""
     return lambda request: packed(_evaluate(job, graph, pickle.loads(request)))

@@ -67,5 +67,4 @@ class Control(Shared):
 
     @property
     def steps(self) -> int:
-        """Steps taken by all workers together."""
         return sum(counters.load(STEPS) for counters in self.workers.values())

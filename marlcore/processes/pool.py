@@ -93,7 +93,6 @@ class Pool(Closing):
             self._children.close()
 
     def _deal(self) -> None:
-        """Gives each request that no process has to a free process."""
         if self._cut is not None:
             self._end(self._cut)
         dealt = {*self._asked.values(), *self._replies}
@@ -142,14 +141,12 @@ class Pool(Closing):
             raise WorkerFailed(child.name, "death", text)
 
     def _end(self, child: Child) -> None:
-        """Closes a process; after an interrupt, the next call does what is left."""
         self._children.end(child)
         self._asked.pop(child, None)
         self._cut = None
 
 
 def _answer(connection: Connection, surroundings: dict[str, Any], make: bytes) -> None:
-    """Answers requests until the parent closes the connection or kills this process."""
     enter(surroundings)
     answer: Answer | None = None
 

@@ -53,7 +53,6 @@ class Supervisor:
 
     @property
     def running(self) -> "list[Supervised]":
-        """The workers that have a process."""
         return [worker for worker in self.workers.values() if worker.process]
 
     @property
@@ -62,7 +61,6 @@ class Supervisor:
         return [worker for worker in self.workers.values() if worker.process or worker.due]
 
     def stand_down(self) -> None:
-        """From now on, restarts no worker."""
         for worker in self.workers.values():
             worker.due, worker.stands_down = None, True
 
@@ -159,7 +157,6 @@ class Supervised:
             self._failed(failure.reason, failure.traceback, now)
 
     def _failed(self, reason: str, text: str, now: float) -> None:
-        """Schedules a restart, or raises if a restart cannot help."""
         recent = [(at, failure) for at, failure in self._failures if now - at <= self._policy.window]
         self._failures = [*recent, (now, WorkerFailed(self.name, reason, text))]
         if self.stands_down:
@@ -172,10 +169,7 @@ class Supervised:
 
     @property
     def _will_fail_again(self) -> bool:
-        """Whether it diverged, raised before its first step, or its environment raised twice before any episode ended.
-
-        The second failure in a row tells a persistent fault of the environment from a chance one.
-        """
+        """Whether it diverged, raised before its first step, or its environment raised twice before any episode."""
         reasons = [failure.reason for _, failure in self._failures[-2:]]
         if reasons[-1] == "diverged":
             return True

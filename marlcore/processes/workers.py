@@ -272,7 +272,6 @@ class Workers:
             self._raise_failure()
 
     def _stop(self, interrupts: Interrupts) -> None:
-        """Waits for the workers to end; kills them after the grace, or at once after a second signal."""
         self._control.stop()
         deadline = time.monotonic() + self._grace
         self._note_ends()

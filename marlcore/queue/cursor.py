@@ -53,7 +53,6 @@ class CursorLines:
                 return cursor
 
     def half(self, half: int) -> Ints:
-        """The content of one half of the slots, int64 [4, lanes]."""
         words = [
             [self._words.load(self._at(half, row, lane)) for lane in range(self._lane_count)]
             for row in range(CURSOR_ROWS)

@@ -51,12 +51,7 @@ class QueueGate:
     """
 
     def __init__(
-        self,
-        view: LaneView,
-        lane: int,
-        when_full: str,
-        unread: UnreadLimit | None = None,
-        together: int = 1,
+        self, view: LaneView, lane: int, when_full: str, unread: UnreadLimit | None = None, together: int = 1
     ) -> None:
         self._view = view
         self._lane = lane
@@ -121,11 +116,7 @@ class QueueGate:
         return max(0, rows - left)
 
     def _crowded(self, whole: int) -> int:
-        """Rows of whole transitions, beyond a lane's share of them, that may fill the lane at which this writer waits.
-
-        While all writers wait, each has a full lane. A writer of one lane in n meets its share of the whole rows there
-        at most, the n-th part; one of k lanes may meet k shares in one of its lanes.
-        """
+        """Rows beyond a lane's share that may fill this lane: of all waiting writers, one of k lanes may meet k."""
         if self._together == 1 or self._when_full != "wait":
             return 0
         lanes = self._view.geometry.lanes

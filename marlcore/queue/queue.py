@@ -230,7 +230,6 @@ class TrajectoryQueue(TransitionLanes):
         return UnreadLimit(self._mapped, self._lines, self.max_unread)
 
     def _counts(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """The cursor; and each lane's transitions after it, those held and those overwritten."""
         self._segment.check_open()
         lanes = range(self.lanes)
         written = np.array([self._mapped.native.written(lane) for lane in lanes])

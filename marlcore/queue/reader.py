@@ -187,7 +187,6 @@ class TrajectoryReader(Closing):
         raise TypeError("a TrajectoryReader belongs to one process: pass the queue and call its `reader` there")
 
     def _copy(self, memory: BatchMemory) -> tuple[bool, int, int]:
-        """See kernels/inorder.py."""
         d = self._read_plan
         d.read_windows()
         self._next[:] = self._cursor.now
@@ -237,7 +236,6 @@ class TrajectoryReader(Closing):
         self._cursor.release(position - np.maximum(self._window.stack - 1, position % self._window.period))
 
     def _wait(self, ready: int, pending: int, deadline: float | None) -> None:
-        """Sleeps until writers have added enough rows that a batch may be ready."""
         began, committed = time.monotonic(), int(self._read_plan.windows[rows.HI].sum())
         unread = committed - int(self._cursor.now[inorder.POSITION].sum())
         # Enough also for a thread that is both reader and writers, which adds to each lane before it asks again.
@@ -253,7 +251,6 @@ class TrajectoryReader(Closing):
             self.stats.waited += time.monotonic() - began
 
     def _missing(self, committed: int) -> int:
-        """Rows still to be written to all lanes together until `committed` were."""
         self._read_plan.read_windows()
         return max(0, committed - int(self._read_plan.windows[rows.HI].sum()))
 

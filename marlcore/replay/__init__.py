@@ -12,6 +12,5 @@ from .limiter import RateLimiter
 from .mixture import Mixture
 from .prefetch import Prefetch
 from .prioritized import Prioritized
-from .sampler import Sampler
+from .sampler import Sampler, Uniform
 from .save import Stateful
-from .uniform import Uniform

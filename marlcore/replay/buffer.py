@@ -280,7 +280,6 @@ class ReplayBuffer(TransitionLanes):
         return self._sampler(lanes, window, batch_size, min_size, prioritized, seed, True, hindsight)
 
     def _sampler(self, lanes: range | None, *options: Any) -> Sampler:
-        """A sampler of these lanes; the options are those of Sampler."""
         self._segment.check_open()
         view = self._mapped
         if lanes is not None:

@@ -130,7 +130,6 @@ def _episodes_of(source: Any) -> Iterable[Any]:
 
 
 def _arrays_in(path: Path) -> dict[str, Any]:
-    """A file's arrays; those of the parts of an observation by name. Raises ValueError: it is no such file."""
     arrays: dict[str, Any] = {}
     try:
         with np.load(path, allow_pickle=False) as file:
@@ -148,7 +147,6 @@ def _arrays_in(path: Path) -> dict[str, Any]:
 
 
 def _episodes_in(arrays: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """The episodes of fields [N, ...] that hold them one after another, and final_obs one for each not terminated."""
     fields = {name: _arrays(values) for name, values in _fields_of(arrays).items()}
     finals = fields.pop("final_obs", None)
     steps = len(np.atleast_1d(_needed(fields, "reward")))

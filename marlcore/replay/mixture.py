@@ -256,16 +256,13 @@ def _for_each(name: str, what: str, values: Any, replays: int) -> list[Any]:
 
 
 def _apportion(shares: NDArray[np.float64], total: int) -> NDArray[np.int64]:
-    """Integers near the shares, `total` in all: the largest remainders are rounded up.
-
-    Negative shares count as 0; if the others' integers are too many then, the smallest remainders are rounded down.
-    """
+    """Integers near the shares, `total` in all, by the largest remainders; negative shares count as 0."""
     counts = np.maximum(np.floor(shares), 0).astype(np.int64)
     left = total - int(counts.sum())
     if left >= 0:
         counts[np.argsort(counts - shares, kind="stable")[:left]] += 1
     for _ in range(-left):
-        counts[np.argmax(np.where(counts > 0, counts - shares, -np.inf))] -= 1
+        counts[np.argmax(np.where(counts > 0, counts - shares, -np.inf))] -= 1  # negative shares left too many
     return counts
 
 

@@ -35,7 +35,6 @@ class Bell:
         self._rings.put(None)
 
     def wait(self, seconds: float | None = None) -> None:
-        """Returns after a ring, or after `seconds`."""
         try:
             self._rings.get(timeout=seconds)
             while True:
@@ -97,7 +96,6 @@ class Work:
             self._to_consumer.ring()
 
     def _draw(self) -> bool:
-        """Draws one batch; False if a draw found too little data."""
         self._drawing = True
         try:
             if self._wanted:
@@ -248,7 +246,6 @@ class Mover:
 
 
 def _replace(batch: TorchBatch, new: Any) -> None:
-    """Replaces each tensor by new(tensor); some fields are None, such as the mask of single transitions."""
     for name, value in vars(batch).items():
         if value is not None:
             setattr(batch, name, each(new, value))

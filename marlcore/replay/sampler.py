@@ -14,15 +14,62 @@ from numpy.typing import ArrayLike, NDArray
 
 from ..checks import check_whole, deadline_of, state_array
 from ..errors import MarlcoreError, NotEnoughData, TimedOut
+from ..kernels import uniform
 from ..kernels.rows import HI
 from ..memory import one_thread, sleep_until
 from ..transitions import LAP_LIMIT_S, Batch, BatchMemory, LaneView, ReadPlan, Window
 from .hindsight import Hindsight, Relabelling
 from .limiter import RateLimiter, SampleGate, Share
 from .prioritized import Prioritized, PriorityTree
-from .uniform import Uniform
 
 EQUAL = Prioritized(alpha=0.0)
+
+
+class Uniform:
+    """The strategy without priorities: all transitions or sequences that can be drawn are equally likely."""
+
+    all_zero = False  # if no row can be drawn, whether only priorities of 0 prevent it
+
+    def __init__(self, read_plan: ReadPlan) -> None:
+        self._read_plan = read_plan
+        self._one_ticket = np.zeros((2, 1), np.int64)
+
+    def prepare(self, memory: BatchMemory) -> None:
+        """Compiles or loads the kernels without drawing."""
+        d = self._read_plan
+        uniform.draw(d.plan, d.columns, memory.address, np.empty(0, np.int64))
+        self.can_draw()
+
+    def can_draw(self) -> bool:
+        """Whether any row can be drawn; the call changes no draw, past or future."""
+        self._read_plan.read_windows()
+        return bool(uniform.list_sampleable(self._read_plan.plan, self._one_ticket))
+
+    def draw(self, memory: BatchMemory, rows: NDArray[np.int64]) -> tuple[int, int]:
+        """Chooses and copies transitions for output rows, slot i for rows[i]: (slots filled, draws refused).
+
+        It fills no slot if no row can be drawn.
+        """
+        d = self._read_plan
+        d.read_windows()
+        filled, refused = uniform.draw(d.plan, d.columns, memory.address, rows)
+        return filled or self.draw_listed(memory, rows), refused
+
+    def draw_listed(self, memory: BatchMemory, rows: NDArray[np.int64]) -> int:
+        """`draw` if nearly every draw is refused: first lists the tickets that can be drawn."""
+        d = self._read_plan
+        tickets = np.empty((2, int(np.sum(d.windows[1] - d.windows[0]))), np.int64)
+        listed = uniform.list_sampleable(d.plan, tickets)
+        return int(uniform.draw_listed(d.plan, d.columns, memory.address, rows, tickets, listed)) if listed else 0
+
+    def weigh(self, memory: BatchMemory, rows: NDArray[np.int64]) -> None:
+        """The kernels wrote weights of 1."""
+
+    def state_dict(self) -> dict[str, NDArray[Any]]:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """There is no state to restore."""
 
 
 @dataclass
@@ -231,12 +278,10 @@ class Sampler:
         self._view.segment.check_open()
 
     def _able(self) -> bool:
-        """Whether there are enough rows, and one can be drawn."""
         self._check_open()
         return self._has_enough() and self._strategy.can_draw()
 
     def _starve(self) -> None:
-        """Tells the limiter that too few rows can be drawn, until `_finish`."""
         if self._gate is not None:
             self._gate.starve()
 
@@ -244,7 +289,6 @@ class Sampler:
         return self._gate is not None and not self._gate.may_sample()
 
     def _wait_for_limiter(self, deadline: float | None) -> None:
-        """Waits while `_is_limited`, until `deadline` of time.monotonic()."""
         if self._gate is not None:
             self._check_open()
             self.stats.waited += self._gate.wait(deadline)
@@ -274,10 +318,7 @@ class Sampler:
                 raise MarlcoreError(f"{self._view.segment.path}: writers overwrote every draw; use a larger capacity")
 
     def _finish(self, memory: BatchMemory, rows: NDArray[np.int64], counted: bool = True) -> None:
-        """Ends a batch: weighs the rows, perhaps zero, that were drawn here, and advances beta.
-
-        `counted`: tells the limiter, whose writers then wait again.
-        """
+        """Ends a batch: weighs the rows drawn here, and advances beta; `counted`: tells the limiter of them."""
         self.stats.drawn += len(rows)
         if self._gate is not None and counted:
             self._gate.count(len(rows))
@@ -288,7 +329,6 @@ class Sampler:
         return self._enough
 
     def _missing(self) -> int:
-        """Transitions still to be written before the replay holds enough."""
         geometry, floor = self._view.geometry, self._read_plan.floor.tolist()
         # Full lanes never hold more, and some of their rows may be boundary rows.
         committed = map(self._view.native.committed, range(geometry.lanes))
@@ -297,7 +337,6 @@ class Sampler:
 
     @property
     def _held(self) -> int:
-        """Transitions that the replay holds since `clear`."""
         held = self._view.native.all_transitions()
         return min(held, self._view.native.inserted() - self._cleared_at) if self._read_plan.has_floor else held
 

@@ -84,7 +84,6 @@ def read_state(view: LaneView) -> dict[str, NDArray[Any]] | None:
 
 
 def _put_cut(put: Put, view: LaneView) -> None:
-    """Copies each lane's rows, and writes counters that mark the whole ones."""
     body, lanes, geometry = view.segment.body, view.native, view.geometry
     (lo, hi), now = np.zeros((2, lanes.count), np.int64), np.zeros((2, lanes.count), np.int64)
     copied, lowest, ok = np.zeros(1, np.int64), np.zeros(1, np.int64), np.zeros(1, np.uint8)

@@ -122,7 +122,6 @@ class _Chaos:
             self.report.faults.append(f"the run ended with {code}: {(self.folder / 'log').read_text()[-2000:]}")
 
     def _attack(self) -> None:
-        """Attacks one process, and waits for the run's recovery."""
         how = self.dice.choices(("kill", "stop", "hang"), (8, 3, 1))[0]
         target = self.dice.choices(("worker", "parent", "fork server"), (17, 2, 1))[0]
         if target == "worker":
@@ -165,7 +164,6 @@ class _Chaos:
         self._recovered(began)
 
     def _kill_server(self) -> None:
-        """Kills the fork server, and with it all workers."""
         victim, began = self.victim, time.monotonic()
         attempts = {name: victim.attempt(name) for name in victim.workers}
         if not victim.signal(self._server(), signal.SIGKILL):
@@ -175,7 +173,6 @@ class _Chaos:
         self._recovered(began)
 
     def _server(self) -> int:
-        """The fork server's process id; 0 while there is none."""
         for name in self.victim.workers:
             with suppress(OSError):
                 return parent_of(self.victim.pid(name))
@@ -187,19 +184,13 @@ class _Chaos:
 
 
 def _run(folder: Path, parent: int) -> None:
-    """The attacked run, in its own process; it ends when it is stopped or the attacker dies."""
     end_with_parent(parent)
     config = Config(
         total_steps=10**12,
         run_dir=str(folder / "run"),
         actor=ActorConfig(processes=2, envs=2, sync_interval=5),
         learner=LearnerConfig(
-            batch_size=256,
-            n_step=1,
-            warmup=300,
-            publish_interval=7,
-            checkpoint_interval=200,
-            device="cpu",
+            batch_size=256, n_step=1, warmup=300, publish_interval=7, checkpoint_interval=200, device="cpu"
         ),
         updates_per_step=None,  # free running and small replays, so that writers lap samplers
         replay=ReplayConfig(capacity=2000),

@@ -73,7 +73,6 @@ def _player(env: Any) -> _Single | _Several:
 
 
 def _difference(first: list[Event], again: list[Event]) -> str | None:
-    """The first event of a play that another one does not repeat, and what came instead."""
     for number, (event, other) in enumerate(zip(first, again, strict=True)):
         for value, repeated in zip(event, other, strict=False):
             if not np.array_equal(value, repeated):
@@ -88,8 +87,6 @@ def _require(holds: Any, label: str, expected: str, value: Any) -> None:
 
 
 class _Single:
-    """Plays one copy, turn by turn."""
-
     def __init__(self, env: Environment) -> None:
         self._env = env
         agents = tuple(env.agents)
@@ -156,7 +153,6 @@ class _Single:
     def _seen(
         self, agent: str, observation: Any, info: Mapping[str, Any], *, acting: bool
     ) -> tuple[list[NDArray[Any]], NDArray[np.bool_] | None]:
-        """The parts of an observation, and the mask, checked."""
         view, space = self._views[agent], self._env.observation_spaces[agent]
         try:
             plain, mask = view.split(observation, {})
@@ -217,8 +213,6 @@ def _components(spaces: Spaces, mask: NDArray[Any]) -> list[NDArray[Any]]:
 
 
 class _Chooser:
-    """Random allowed actions of a space, as its environment takes them."""
-
     def __init__(self, spaces: Spaces, seed: int) -> None:
         self._spaces = spaces
         self._space = deepcopy(spaces.action)
@@ -235,8 +229,6 @@ class _Chooser:
 
 @dataclass
 class _Several:
-    """Plays several copies, round by round."""
-
     _env: VectorEnvironment
 
     def play(self, steps: int, seed: int) -> list[Event]:
@@ -320,7 +312,6 @@ class _Several:
         return [arrays[name].copy() for name in fields]
 
     def _actions(self, turn: Turn, chooser: _Chooser) -> NDArray[Any]:
-        """Random allowed actions [k, ...] as rows hold them, counted from 0."""
         spaces, obs = self._env.spaces[turn.agent], turn.obs
         masks = obs[MASK] if isinstance(obs, dict) and spaces.masked else [None] * len(turn.copies)
         actions = np.stack([chooser.choose(mask) for mask in masks])

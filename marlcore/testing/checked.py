@@ -97,8 +97,6 @@ def reward_of(key: Any, step: Any) -> Any:
 
 
 class _Network(torch.nn.Module):
-    """Many weights; all are the same number if none is torn."""
-
     weights: torch.Tensor
 
     def __init__(self) -> None:
@@ -139,8 +137,6 @@ def _whole(observations: torch.Tensor) -> torch.Tensor:
 
 
 class _Checker:
-    """A trainer that checks each row of its batches and adds one to all weights."""
-
     def __init__(self, network: _Network, folder: Path) -> None:
         self._weights = network.weights
         self._folder = folder
@@ -157,7 +153,6 @@ class _Checker:
         return Update({"loss": torch.zeros(())}, priority=torch.rand(len(batch.reward)))
 
     def _look(self, batch: Any) -> dict[str, torch.Tensor]:
-        """For each check, whether each row passes."""
         key, step = batch.obs[:, :2].T
         after = batch.next_obs
         ended = batch.terminated

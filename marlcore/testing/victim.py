@@ -55,11 +55,9 @@ class Victim:
         return list(self.control.workers)
 
     def pid(self, name: str) -> int:
-        """A worker's process id; 0 while it has no process."""
         return self.control.notes[name].load(PID)
 
     def attempt(self, name: str) -> int:
-        """The number of processes that a worker has had."""
         return self.control.notes[name].load(RESTARTS) + 1
 
     def works(self, name: str, attempt: int) -> bool:
@@ -103,7 +101,6 @@ class Victim:
         return self.parent.wait()
 
     def close(self) -> None:
-        """Kills all remaining processes."""
         self._let_go()
         parent: subprocess.Popen[bytes] | None = vars(self).get("parent")
         if parent is not None and parent.returncode is None:  # not reaped, so the group id is still its own
@@ -117,7 +114,6 @@ class Victim:
 
 
 def living(group: int) -> list[int]:
-    """The living processes of a group, without zombies."""
     pids = []
     for status in Path("/proc").glob("[0-9]*/stat"):
         try:

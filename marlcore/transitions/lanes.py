@@ -43,7 +43,6 @@ class TransitionLanes(Shared):
 
     @classmethod
     def _lane_rows(cls, spec: TransitionSpec, capacity: int, lanes: int) -> int:
-        """Rows of each lane. Raises ValueError, TypeError: an argument is out of range."""
         if not isinstance(spec, TransitionSpec):
             raise TypeError(f"spec: expected a TransitionSpec, got {spec!r}")
         for label, value in (("lanes", lanes), ("capacity", capacity)):
@@ -105,7 +104,6 @@ class TransitionLanes(Shared):
 
     @classmethod
     def _slots(cls, description: dict[str, Any]) -> int:
-        """The number of lines for readers that writers wait for."""
         raise NotImplementedError
 
     def _gate(self, lane: int, /) -> Gate | None:

@@ -71,7 +71,6 @@ class _Staging:
             put_all("extras", fields.extras, extras)
 
     def _stage_ends(self, terminated: Any, truncated: Any) -> None:
-        """Stages the flags of rows that ended their episode; None: no row did."""
         some = terminated is not None or truncated is not None
         if not some and not self._some_ended:
             return
@@ -101,12 +100,7 @@ class BatchStaging(_Staging):
     """
 
     def __init__(
-        self,
-        native: NativeWriter,
-        view: LaneView,
-        rows: int,
-        spare: int,
-        truncated: NDArray[np.bool_] | None = None,
+        self, native: NativeWriter, view: LaneView, rows: int, spare: int, truncated: NDArray[np.bool_] | None = None
     ) -> None:
         self.boundaries = 0 if truncated is None else int(np.count_nonzero(truncated))
         self._all = rows + self.boundaries
@@ -165,6 +159,5 @@ class VectorStaging(_Staging):
         self.append, self.check = native.rows_adder(self.which, ends.view(np.uint8), self.tickets)
 
     def ended(self) -> NDArray[np.bool_]:
-        """The rows that ended their episode, bool [k]."""
         ended: NDArray[np.bool_] = self._ends[0] | self._ends[1]
         return ended

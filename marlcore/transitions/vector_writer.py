@@ -145,7 +145,6 @@ class VectorWriter(WriterBase):
 
 
 def _numbers(lanes: ArrayLike) -> Ints:
-    """Lane numbers as int64 [k]. Raises TypeError, ValueError: they are not integers, or not in one dimension."""
     if lanes.__class__ is np.ndarray and lanes.dtype == np.int64 and lanes.ndim == 1:
         return lanes
     array = np.asarray(lanes)

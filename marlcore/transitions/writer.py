@@ -52,13 +52,7 @@ class Writer(WriterBase):
     _native: NativeWriter
 
     def __init__(
-        self,
-        view: LaneView,
-        lane: int,
-        claim: File,
-        shared: bool,
-        timeout: float | None,
-        gate: Gate | None,
+        self, view: LaneView, lane: int, claim: File, shared: bool, timeout: float | None, gate: Gate | None
     ) -> None:
         self.lane = lane
         self._gate = gate
@@ -195,7 +189,6 @@ class Writer(WriterBase):
             raise self._error_of(-errno.EDOM)
 
     def _check_rows(self, staging: BatchStaging) -> None:
-        """`_check_row` of several rows."""
         self.check_open()
         code = staging.check()
         if code < 0:
@@ -207,7 +200,6 @@ class Writer(WriterBase):
         return -1
 
     def _ending(self, terminated: Any, truncated: Any, final_obs: Any) -> int:
-        """The flags of a row that may end its episode; stages final_obs."""
         for name, value in (("terminated", terminated), ("truncated", truncated)):
             if not isinstance(value, (bool, np.bool_)):
                 raise TypeError(f"{name}: expected a bool, got {brief(value)}")

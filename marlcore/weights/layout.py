@@ -89,7 +89,6 @@ class RowLayout:
 
 
 def extra_field(name: str, extra: tuple[int, ...] | Field) -> Field:
-    """The Field of an extra, declared as a Field or, for float64, by its shape."""
     if not isinstance(name, str) or not name.isidentifier():
         raise ValueError(f"extras: expected names that are identifiers, got {name!r}")
     if name == "weights":
@@ -98,7 +97,6 @@ def extra_field(name: str, extra: tuple[int, ...] | Field) -> Field:
 
 
 def fitted_extra(name: str, value: Any, expected: Field) -> NDArray[Any]:
-    """The value as an array of the extra's shape and dtype. Raises: as `as_field`."""
     is_number = type(value) is float or (type(value) is int and abs(value) < 2**63)
     if is_number and not expected.shape and expected.dtype == "float64":  # without the checks of arrays
         return np.array(value, np.float64)
@@ -106,7 +104,6 @@ def fitted_extra(name: str, value: Any, expected: Field) -> NDArray[Any]:
 
 
 def _place(start: int, sizes: Sequence[int]) -> tuple[tuple[int, ...], int]:
-    """Aligned offsets for items of the given sizes from `start` on, and the end of the last."""
     offsets = []
     for size in sizes:
         offsets.append(start)

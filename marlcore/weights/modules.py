@@ -68,7 +68,6 @@ class ModuleWeights:
         self._remember(views)
 
     def _remember(self, views: list[torch.Tensor]) -> None:
-        """Records the state that `moved` compares with: the members, and each tensor's memory."""
         self._members = Members(self._model)
         pairs = [(tensor, view) for group, view in zip(self.groups, views, strict=True) for tensor in group.tensors]
         self._tensors = [tensor for tensor, _ in pairs]
@@ -133,10 +132,7 @@ def module_specs(model: torch.nn.Module) -> tuple[TensorSpec, ...]:
 
 
 def _unique_tensors(model: torch.nn.Module) -> list[TensorGroup]:
-    """A model's parameters and buffers in module order; tensors of the same memory appear once.
-
-    Raises ValueError: a tensor is not strided, has no memory yet, or shares only part of its memory with another.
-    """
+    """Parameters and buffers in module order, the same memory once. Raises ValueError: one cannot be stored."""
     groups: dict[tuple[Any, ...], TensorGroup] = {}
     for prefix, module in model.named_modules(remove_duplicate=False):
         for key, tensor in chain(module._parameters.items(), module._buffers.items()):
@@ -161,7 +157,6 @@ def _spec(name: str, tensor: torch.Tensor) -> TensorSpec:
 
 
 def _memory(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """A key, equal for tensors that are the same view of the same memory."""
     if tensor.numel() == 0:
         return (id(tensor),)
     return tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
@@ -182,7 +177,6 @@ def _check_apart(groups: list[TensorGroup]) -> None:
 
 
 def _dtype(spec: TensorSpec) -> torch.dtype:
-    """Raises TypeError: torch has no such dtype."""
     dtype = getattr(torch, spec.dtype, None)
     if not isinstance(dtype, torch.dtype):
         raise TypeError(f"model {spec.name}: expected a dtype of torch, got {spec.dtype}")

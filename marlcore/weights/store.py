@@ -192,7 +192,6 @@ class Publisher(Closing):
         self._stage(weights.staged())
 
     def _stage(self, row: NDArray[np.uint8]) -> None:
-        """Sets the row that appends copy."""
         self._extras = self._weights.layout.extra_views(row)
         self._put(self._given)
         self._append = self._lanes.appender(0, row)
@@ -234,7 +233,6 @@ class Publisher(Closing):
         return self.version
 
     def _take(self, extras: dict[str, Any]) -> None:
-        """Checks all extras, then writes all of them into the row."""
         fields = self._weights.layout.extras
         if len(self._given) < len(fields) or not extras.keys() <= fields.keys():
             unknown = sorted(extras.keys() - fields.keys())
@@ -348,13 +346,11 @@ class Subscriber:
         return True
 
     def _take(self, version: int) -> None:
-        """Moves a whole copy, which is in the scratch row, into the model."""
         self._local.load()
         self.extras = _copied(self._scratch_extras)
         self.version = version
 
     def _copy_newest(self, timeout: float) -> int:
-        """Copies the newest row into the scratch row; returns its version."""
         deadline = monotonic() + timeout
         pause, attempts = 0.0, 1
         while (version := self._read_newest()) == -errno.ESTALE:
@@ -421,7 +417,6 @@ def _specs_of(model: Any) -> tuple[TensorSpec, ...]:
 
 
 def _weights_of(model: Any, layout: RowLayout, fill: bool) -> Weights:
-    """The model at one end of a store; `fill`: at a subscriber's."""
     if _is_tree(model):
         return TreeWeights(model, layout, fill)
     from .modules import ModuleWeights
@@ -434,7 +429,6 @@ def _copied(extras: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
 
 
 def _slots_of(mode: Any) -> int:
-    """The number of slots. Raises ValueError: the mode is neither a name nor a number of slots."""
     if isinstance(mode, str) and mode in SLOTS:
         return SLOTS[mode]
     if not isinstance(mode, (int, np.integer)) or isinstance(mode, bool) or not 1 <= mode <= _MOST_SLOTS:

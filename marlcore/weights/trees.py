@@ -76,7 +76,6 @@ class TreeWeights:
         return _mapped(readable, self._tree)
 
     def _arrays(self, tree: Any) -> Arrays:
-        """The arrays by name, which fit the layout."""
         arrays = _arrays_of(tree, _writable if self._fill else _array)
         for spec in self.layout.tensors:
             array = arrays.get(spec.name)
@@ -111,7 +110,6 @@ def _arrays_of(tree: Any, array_of: Callable[[str, Any], NDArray[Any]]) -> Array
 
 
 def _mapped(function: Callable[[str, Any], Any], tree: Any, name: str = "") -> Any:
-    """A tree of the same form with function(name, leaf) in place of each leaf."""
     before = f"{name}." if name else ""
     if tree is None:
         return None
@@ -124,7 +122,6 @@ def _mapped(function: Callable[[str, Any], Any], tree: Any, name: str = "") -> A
 
 
 def _array(name: str, leaf: Any) -> NDArray[Any]:
-    """A leaf as an array, without a copy where possible."""
     try:
         array = np.asarray(leaf)
     except (ValueError, TypeError, RuntimeError) as error:

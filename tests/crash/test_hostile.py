@@ -36,17 +36,7 @@ from core import CORE, counted, mutants, python, report, run
 from mapped import Mapped
 from victims import fork, kill
 
-from marlcore import (
-    Field,
-    MarlcoreError,
-    ParameterStore,
-    Prioritized,
-    RateLimiter,
-    ReplayBuffer,
-    Sequence,
-    TrajectoryQueue,
-    TransitionSpec,
-)
+import marlcore as mc
 from marlcore.memory import Shared
 from marlcore.observations import in_form
 from marlcore.processes import READY, STEPS, Control, Metric, Telemetry
@@ -56,18 +46,18 @@ from marlcore.replay import sampler as sampler_module
 SEED = 20_240_101
 PATIENCE_S = 300  # for what hangs; far more than a slow machine needs
 PAGE, FIXED = 4096, 48  # bytes of these headers, and of what precedes their description
-SPEC = TransitionSpec(
-    {"x": Field((3,)), "frame": Field((20, 20), "uint8")},
-    Field((), "int16"),
-    {"priority": Field(), "h": Field((5,), every=4)},
+SPEC = mc.TransitionSpec(
+    {"x": mc.Field((3,)), "frame": mc.Field((20, 20), "uint8")},
+    mc.Field((), "int16"),
+    {"priority": mc.Field(), "h": mc.Field((5,), every=4)},
 )
-PAIRS = TransitionSpec(Field((70, 3)), Field(), {"done": Field((), "bool")}, next_obs=True)
+PAIRS = mc.TransitionSpec(mc.Field((70, 3)), mc.Field(), {"done": mc.Field((), "bool")}, next_obs=True)
 WORKERS = ["actor-0", "learner"]
 
 Use = Callable[[], object]
 
 
-def row_of(spec: TransitionSpec) -> dict[str, Any]:
+def row_of(spec: mc.TransitionSpec) -> dict[str, Any]:
     def ones(fields: Any) -> dict[str, Any]:
         return {name: np.ones(field.shape, field.dtype) for name, field in fields.items()}
 
@@ -107,10 +97,10 @@ class Case:
 
 class Replay(Case):
     spec = SPEC
-    limiter: RateLimiter | None = None
+    limiter: mc.RateLimiter | None = None
 
-    def create(self) -> ReplayBuffer:
-        replay = ReplayBuffer.create(self.spec, 96, 2, limiter=self.limiter, path=self.folder / "segment")
+    def create(self) -> mc.ReplayBuffer:
+        replay = mc.ReplayBuffer.create(self.spec, 96, 2, limiter=self.limiter, path=self.folder / "segment")
         for lane in range(2):
             with replay.writer(lane, timeout=0.0) as writer:
                 for i in range(40 + 30 * lane):
@@ -118,13 +108,13 @@ class Replay(Case):
         return replay
 
     def options(self) -> list[dict[str, Any]]:
-        priorities = Prioritized(alpha=0.7, initial="priority")
+        priorities = mc.Prioritized(alpha=0.7, initial="priority")
         return [
             {},
             {"stack": 4, "n_step": 3, "pad": "zero"},
-            {"sequence": Sequence(8, 4), "stack": 2},
+            {"sequence": mc.Sequence(8, 4), "stack": 2},
             {"prioritized": priorities, "stack": 2, "n_step": 2},
-            {"sequence": Sequence(4), "prioritized": priorities},
+            {"sequence": mc.Sequence(4), "prioritized": priorities},
         ]
 
     def open(self) -> None:
@@ -172,11 +162,11 @@ class Replay(Case):
 
     def load(self, name: str) -> None:
         """The segment itself has no checksum, so that what is loaded may hold anything."""
-        with ReplayBuffer.load(self.folder / name) as replay:
+        with mc.ReplayBuffer.load(self.folder / name) as replay:
             self.attached(replay)
             replay.sampler_state  # noqa: B018 (reading it checks it)
 
-    def attached(self, shared: ReplayBuffer) -> None:
+    def attached(self, shared: mc.ReplayBuffer) -> None:
         len(shared)
         with shared.writer(timeout=0.0) as writer:
             writer.add(**row_of(shared.spec))
@@ -189,13 +179,13 @@ class Pairs(Replay):
     spec = PAIRS
 
     def options(self) -> list[dict[str, Any]]:
-        return [{}, {"prioritized": Prioritized()}]
+        return [{}, {"prioritized": mc.Prioritized()}]
 
 
 class Limited(Replay):
     """A replay whose writers and samplers wait for one another."""
 
-    limiter = RateLimiter(4.0, 10, 1000.0)
+    limiter = mc.RateLimiter(4.0, 10, 1000.0)
 
 
 class Queue(Case):
@@ -203,8 +193,8 @@ class Queue(Case):
 
     when_full = "wait"
 
-    def create(self) -> TrajectoryQueue:
-        queue = TrajectoryQueue.create(SPEC, 160, 2, when_full=self.when_full, path=self.folder / "segment")
+    def create(self) -> mc.TrajectoryQueue:
+        queue = mc.TrajectoryQueue.create(SPEC, 160, 2, when_full=self.when_full, path=self.folder / "segment")
         for lane in range(2):
             with queue.writer(lane, timeout=0.0) as writer:
                 for i in range(78):
@@ -231,7 +221,7 @@ class Queue(Case):
         self.reader.close()
         self.reader = self.shared.reader(4, **options)
 
-    def attached(self, shared: TrajectoryQueue) -> None:
+    def attached(self, shared: mc.TrajectoryQueue) -> None:
         assert len(shared) + shared.dropped.sum() + shared.skipped.sum() >= 0
         with shared.writer(timeout=0.0) as writer, shared.reader(2) as reader:
             writer.add(**row_of(shared.spec))
@@ -248,8 +238,10 @@ class Store(Case):
     def model(self) -> torch.nn.Module:
         return torch.nn.Linear(10, 4)
 
-    def create(self) -> ParameterStore:
-        store = ParameterStore.create(self.model(), "double_buffer", {"temperature": ()}, path=self.folder / "segment")
+    def create(self) -> mc.ParameterStore:
+        store = mc.ParameterStore.create(
+            self.model(), "double_buffer", {"temperature": ()}, path=self.folder / "segment"
+        )
         with store.publisher(self.model()) as publisher:
             publisher.publish(temperature=1.0)
         return store
@@ -274,7 +266,7 @@ class Store(Case):
         self.publisher.close()
         self.publisher = self.shared.publisher(self.model())
 
-    def attached(self, shared: ParameterStore) -> None:
+    def attached(self, shared: mc.ParameterStore) -> None:
         shared.slot_tensor(0).sum()
         subscriber = shared.subscriber(self.model())
         subscriber.pull()
@@ -334,8 +326,6 @@ CASES = {
 HEADERS = ["limited", "queue", "store", "control", "telemetry"]
 
 
-# ---- the enemy ----
-
 EXTREME = [0, 1, -1, 2**31, 2**32 - 1, 2**61, 2**62 - 1, 2**62, 2**63 - 1, -(2**63), -(2**63) + 1]
 
 
@@ -361,18 +351,15 @@ def attack(body: np.ndarray, rng: np.random.Generator, control: int) -> None:
 
 
 def control_bytes(shared: Any) -> int:
-    lanes = isinstance(shared, (ReplayBuffer, TrajectoryQueue, ParameterStore))
+    lanes = isinstance(shared, (mc.ReplayBuffer, mc.TrajectoryQueue, mc.ParameterStore))
     return Mapped(shared).geometry.column_offset(0) if lanes else 128 * 4
-
-
-# ---- in the child ----
 
 
 def use(name: str, call: Use, tally: Counter[str]) -> None:
     """An exception is as good as a result, when it is one that is documented."""
     try:
         call()
-    except (MarlcoreError, TimeoutError):
+    except (mc.MarlcoreError, TimeoutError):
         tally["exceptions"] += 1
     except ValueError as error:
         assert re.match(r"[^:]*.*: expected ", str(error)), f"{name}: {error!r}"
@@ -483,7 +470,7 @@ def headers(case: Case) -> Counter[str]:
         say("byte", at, changed[max(0, at - 20) : at + 20])
         try:
             shared = kind.attach(path)
-        except MarlcoreError:
+        except mc.MarlcoreError:
             tally["refused"] += 1
             continue
         with shared:
@@ -507,9 +494,6 @@ def run_child(kind: str, names: list[str], seed: int, seconds: float) -> None:
             case.shared.close()
         tallies.update({f"{name}:{what}": count for what, count in tally.items()})
     report(tallies)
-
-
-# ---- the tests ----
 
 
 def child(kind: str, names: list[str], seed: int, seconds: float) -> dict[str, Counter[str]]:

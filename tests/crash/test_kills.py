@@ -2,7 +2,7 @@
 
 What these do, and what they check, is in csrc/test/kill_cycles.c and kills.py. The suite kills a few of each;
 
-    python tests/long.py kills core|spawn|forkserver|fork|zombie 1000
+    python tests/long.py kills core|spawn|forkserver|fork 1000
 
 goes through that many cycles, and ends with what was found in them.
 """
@@ -48,7 +48,7 @@ def test_kill_cycles_refuses_arguments_that_it_does_not_know(core: Path) -> None
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("method", "kills"), [("spawn", 12), ("forkserver", 12), ("fork", 150)])
+@pytest.mark.parametrize(("method", "kills"), [("spawn", 8), ("forkserver", 8), ("fork", 80)])
 def test_killed_python_processes_stop_nobody(method: str, kills: int) -> None:
     """Python processes killed at any moment stop nobody and leave nothing, also inside an add to many lanes."""
     tally = counts(python(PROGRAM, method, kills))
@@ -61,14 +61,6 @@ def test_killed_python_processes_stop_nobody(method: str, kills: int) -> None:
 def test_survivors_that_do_not_validate_see_torn_rows() -> None:
     """The positive control: the same processes, and a sampler that believes whatever it copied."""
     assert counts(python(PROGRAM, "fork", 2000, "trust"), status=1)["torn"] > 0
-
-
-def test_a_stopped_writer_keeps_its_lane_until_it_is_killed() -> None:
-    """A successor that stands ready is refused all the while, and then goes on behind the last row."""
-    tally = counts(python(PROGRAM, "zombie", 10))
-    assert tally["rounds"] == 10
-    assert tally["continued"] == 5
-    assert tally["refused"] >= 15 * 20
 
 
 def main(what: str, cycles: int) -> int:

@@ -34,9 +34,7 @@ BROKEN = [
         ("handoffs",),
     ),
     mutants.Mutant(
-        "notified_before_the_row_is_committed",
-        (("lane.c", f"{COMMIT}{NOTIFY}", f"{NOTIFY}{COMMIT}"),),
-        ("handoffs",),
+        "notified_before_the_row_is_committed", (("lane.c", f"{COMMIT}{NOTIFY}", f"{NOTIFY}{COMMIT}"),), ("handoffs",)
     ),
     *(mutant for mutant in mutants.MUTANTS if mutant.name in RACY),
 ]

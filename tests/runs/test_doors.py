@@ -75,14 +75,13 @@ config = mc.Config(total_steps=300, run_dir="run", actor=mc.ActorConfig(envs=1),
                    learner=mc.LearnerConfig(batch_size=8, warmup=20, device="cpu"))
 """
 CALL = 'print(mc.train(make, "dqn", config, progress=False).steps)\n'
-GUARDED = f'if __name__ == "__main__":\n    {CALL}'
 
 
 @LONG
-@pytest.mark.parametrize("how", ["an argument", "standard input", "a script", "a script with a guard"])
+@pytest.mark.parametrize("how", ["an argument", "standard input", "a script"])
 def test_a_program_hands_over_its_own_function(tmp_path: Path, how: str) -> None:
     """What it defines is known to its workers, and it runs once."""
-    program = DEFINITIONS + (GUARDED if "guard" in how else CALL)
+    program = DEFINITIONS + CALL
     (tmp_path / "script.py").write_text(program)
     arguments = {"an argument": ["-c", program], "standard input": ["-"]}.get(how, ["script.py"])
     typed = program if how == "standard input" else None

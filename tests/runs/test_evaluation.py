@@ -164,8 +164,6 @@ def test_an_environment_function_that_was_not_saved_must_be_given(tmp_path: Path
     assert mc.evaluate(path, 2, env_fn=Corridor).episodes == 2
 
 
-# ---- what is refused ----
-
 REFUSED = {
     "run_dir: expected a run's directory with checkpoints/run.pickle, got '/no/run'": {"run": "/no/run"},
     "episodes: expected an integer of at least 1, got 0": {"episodes": 0},
@@ -231,9 +229,6 @@ def test_the_command_prints_a_table_and_films_an_episode(run_dir: Path, tmp_path
 def test_bad_input_of_the_command_is_one_line(run_dir: Path, arguments: list[str], says: str, command: Any) -> None:
     status, _, complaints = command(run_dir, *arguments)
     assert status == 2 and says in complaints and len(complaints.splitlines()) == 1
-
-
-# ---- beside workers ----
 
 
 @pytest.fixture

@@ -28,9 +28,6 @@ ONCE = mc.SupervisionConfig(max_restarts=0)
 train = runs.train
 
 
-# ---- while it goes on ----
-
-
 def slam() -> None:
     raise KeyError("door")
 
@@ -133,9 +130,6 @@ def test_an_evaluator_that_fails_for_good_ends_the_run(tmp_path: Path) -> None:
     assert caught.value.worker == EVALUATOR and caught.value.reason == "environment"
 
 
-# ---- an algorithm's faults ----
-
-
 def replace_weights(trainer: Any) -> None:
     head = trainer.network.head.output
     head.weight = torch.nn.Parameter(torch.zeros_like(head.weight))
@@ -205,9 +199,6 @@ def test_an_actor_that_raises_in_its_first_step_is_not_restarted(tmp_path: Path)
     with pytest.raises(mc.WorkerFailed, match="nothing comes to mind") as caught:
         train(tmp_path, HUNT, Faulty(to_action=never_act), mode="async")
     assert str(caught.value).count("Traceback") == 1
-
-
-# ---- starts that fail ----
 
 
 class FailsInWorkers:

@@ -171,7 +171,7 @@ def test_the_example_learns_in_processes(tmp_path):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_dqn_flips_ten_bits_with_hindsight_and_not_without(tmp_path, flips, seed):
     """The control: the same run without hindsight reaches hardly any goal."""
     shares = {}

@@ -55,7 +55,7 @@ def returns(folder: Path) -> dict[str, float]:
 @pytest.mark.long
 @pytest.mark.usefixtures("undrawn")
 def test_a_run_under_kills_learns(tmp_path: Path) -> None:
-    kills = learn(tmp_path, 8 * EVERY, PAUSE_S, least=3)
+    kills = learn(tmp_path, 3 * EVERY, PAUSE_S, least=3)
     learned = returns(tmp_path)
     assert min(learned.values()) > bar(), learned
     assert min(kills["actor"], kills["learner"]) >= 3

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from crowd import Crowd
-from whole_runs import LONG, MODES, Runs, checkpoint, saved_replay
+from whole_runs import LONG, Runs, checkpoint, saved_replay
 
 import marlcore as mc
 from marlcore.training.loops import Learner
@@ -99,8 +99,7 @@ def train(tmp_path: Path, obs_norm: str, dies_at: int = 0, **changes: Any) -> An
     return result, [json.loads(line) for line in (tmp_path / "notes").read_text().splitlines()]
 
 
-@pytest.mark.parametrize("obs_norm", ["running", pytest.param("frozen", marks=LONG)])
-@MODES
+@pytest.mark.parametrize(("obs_norm", "mode"), [("running", "serial"), pytest.param("frozen", "async", marks=LONG)])
 def test_actors_see_by_the_statistics_of_their_version(tmp_path: Path, obs_norm: str, mode: str) -> None:
     result, notes = train(tmp_path, obs_norm, mode=mode, total_steps=1_500)
     counts = [note["count"][0] for note in notes]
@@ -126,7 +125,7 @@ def test_actors_see_by_the_statistics_of_their_version(tmp_path: Path, obs_norm:
 
 
 @LONG
-@pytest.mark.parametrize("obs_norm", ["off", "running", "frozen"])
+@pytest.mark.parametrize("obs_norm", ["off", "running"])
 def test_far_observations_are_learned_only_with_normalization(tmp_path: Path, obs_norm: str) -> None:
     learner = {"obs_norm": obs_norm}
     algorithm = mc.DQN(learning_rate=2e-3, hidden=(32, 32))
@@ -136,9 +135,8 @@ def test_far_observations_are_learned_only_with_normalization(tmp_path: Path, ob
 
 
 @LONG
-@pytest.mark.parametrize("obs_norm", ["running", "frozen"])
-def test_a_restarted_learner_keeps_the_statistics(tmp_path: Path, obs_norm: str) -> None:
-    result, notes = train(tmp_path, obs_norm, dies_at=150)
+def test_a_restarted_learner_keeps_the_statistics(tmp_path: Path) -> None:
+    result, notes = train(tmp_path, "running", dies_at=150)
     assert result.restarts["learner-agent_0"] == 1
     last = max(i for i, note in enumerate(notes) if note["pid"] == notes[0]["pid"])
     before, after = notes[last], notes[last + 1]
@@ -148,8 +146,7 @@ def test_a_restarted_learner_keeps_the_statistics(tmp_path: Path, obs_norm: str)
 
 
 @LONG
-@pytest.mark.parametrize("obs_norm", ["running", "frozen"])
-@pytest.mark.parametrize("mode", ["serial", "async"])
+@pytest.mark.parametrize(("obs_norm", "mode"), [("running", "async"), ("frozen", "serial")])
 def test_a_resumed_run_keeps_the_statistics(tmp_path: Path, obs_norm: str, mode: str) -> None:
     first, notes = train(tmp_path, obs_norm, mode=mode)
     saved = checkpoint(first.run_dir)["norm"]

@@ -11,7 +11,7 @@ from arena import Arena, Marking
 from crowd import Corridor, Crowd, Relay
 from gymnasium import spaces as gym
 from odd_spaces import Counting
-from refused import Refused, check_refused
+from refused import Refused, check_refused, refusals
 from whole_runs import Runs
 
 import marlcore as mc
@@ -206,14 +206,8 @@ SETTINGS: dict[str, Refused] = {
         for shares in ({"pool": 0.5}, {"pool": 1.5, "anchor": -0.5}, {"pool": "all"})
     },
 }  # fmt: skip
+test_the_configuration_refuses = refusals(SETTINGS)
 
-
-@pytest.mark.parametrize("case", SETTINGS)
-def test_the_configuration_refuses(case: str) -> None:
-    check_refused(*SETTINGS[case])
-
-
-# ---- the command ----
 
 OPTIONS = {
     "--env nowhere": "environment: expected treasure_hunt",

@@ -376,7 +376,7 @@ TestReplayMachine.settings = settings(QUIET, derandomize=True, max_examples=25)
 
 @pytest.mark.long
 def test_the_replay_is_as_the_model_in_many_orders():
-    run_state_machine_as_test(ReplayMachine, settings=settings(QUIET, derandomize=True, max_examples=100))
+    run_state_machine_as_test(ReplayMachine, settings=settings(QUIET, derandomize=True, max_examples=60))
 
 
 def main(steps: int, start: int = secrets.randbits(32)) -> None:

@@ -44,8 +44,7 @@ class Favouring(mc.DQN):
 
 
 @pytest.mark.parametrize(
-    ("mode", "prefetch"),
-    [("serial", 0), pytest.param("async", 0, marks=LONG), pytest.param("async", 2, marks=LONG)],
+    ("mode", "prefetch"), [("serial", 0), pytest.param("async", 0, marks=LONG), pytest.param("async", 2, marks=LONG)]
 )
 def test_the_trainers_priorities_decide_what_is_drawn(tmp_path: Path, mode: str, prefetch: int) -> None:
     """Beta rises meanwhile: the weights of rare rows fall."""
@@ -100,9 +99,6 @@ def test_batches_drawn_ahead_train_as_many_times(tmp_path: Path) -> None:
     result = runs.train(tmp_path, ALONE, learner=learner, replay=mc.ReplayConfig(), total_steps=6_000)
     due = 0.2 * (6_000 - 100)
     assert due * 0.99 <= result.updates["agent_0"] <= due + 1
-
-
-# ---- files ----
 
 
 @pytest.fixture

@@ -82,9 +82,6 @@ def test_a_fork_server_that_cannot_start_leaves_no_directory(tmp_path: Path, pyt
     assert list(tmp_path.iterdir()) == []
 
 
-# ---- signals ----
-
-
 # Before the import, a signal meets Python's own start, which prints a traceback that no program can prevent.
 TRAINS = """
 import sys

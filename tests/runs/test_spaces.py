@@ -14,7 +14,7 @@ import pytest
 from crowd import Relay
 from odd_spaces import Counting
 from recorded import RandomActing, check_rows, read_records, read_replay, recorded
-from whole_runs import Runs
+from whole_runs import LONG, Runs
 
 import marlcore as mc
 from marlcore.training.record import read_config
@@ -97,10 +97,12 @@ CASES = [
     Case("counting:box", "random"),
     Case("relay:"),
 ]  # fmt: skip
-QUICK = {
-    ("counting:discrete mask_in=info", "serial"),
-    ("pettingzoo:classic.tictactoe_v3", "serial"),
-}
+QUICK = {"counting:discrete mask_in=info", "pettingzoo:classic.tictactoe_v3"}
+IN_PROCESSES = {  # each kind of space and of environment once
+    "gymnasium:Pendulum-v1", "gymnasium:FrozenLake-v1", "gymnasium:Taxi-v4", "gymnasium:Blackjack-v1", "atari:Pong",
+    "pettingzoo:classic.connect_four_v3", "pettingzoo-parallel:mpe2.simple_world_comm_v3", "vector:CartPole-v1",
+    "counting:multi_discrete", "counting:multi_binary", "relay:",
+}  # fmt: skip
 
 
 def train_and_check(case: Case, folder: Path, **changes: Any) -> dict[str, Any]:
@@ -143,15 +145,11 @@ def kind_of(space: gymnasium.Space) -> str:
     return f"{type(space).__name__} {shape}".rstrip() + (" uint8" if str(space.dtype) == "uint8" else "")
 
 
-def both_modes() -> list[Any]:
-    return [
-        pytest.param(case, mode, id=f"{case.name}-{mode}", marks=() if (case.name, mode) in QUICK else pytest.mark.long)
-        for case in CASES
-        for mode in ("serial", "async")
-    ]
+SERIAL = [pytest.param(c, "serial", id=c.name, marks=() if c.name in QUICK else LONG) for c in CASES]
+ASYNC = [pytest.param(c, "async", id=f"{c.name}-async", marks=LONG) for c in CASES if c.env in IN_PROCESSES]
 
 
-@pytest.mark.parametrize(("case", "mode"), both_modes())
+@pytest.mark.parametrize(("case", "mode"), SERIAL + ASYNC)
 def test_the_replay_holds_what_the_environment_told(tmp_path: Path, case: Case, mode: str) -> None:
     for package in case.needs:
         pytest.importorskip(package, reason=f"needs {package}")

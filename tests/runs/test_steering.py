@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hunt import HUNT
 from processes import until
-from refused import Refused, check_refused
+from refused import Refused, check_refused, refusals
 from whole_runs import LONG, MODES, Runs, checkpoint, metrics_of, past, values_of
 
 import marlcore as mc
@@ -48,8 +48,6 @@ def raising(error: BaseException) -> Callable[[], object]:
 def train(folder: Path, callback: Any = None, **changes: Any) -> mc.Result:
     return mc.train(HUNT, "dqn", runs.configured(folder, **changes), progress=False, callback=callback)
 
-
-# ---- callbacks ----
 
 ANSWERS: dict[str, tuple[Callable[[], object], str]] = {
     "Stop": (lambda: mc.Stop, "the callback returned Stop"),
@@ -157,9 +155,6 @@ def test_what_is_no_callback_is_refused(tmp_path: Path, case: str) -> None:
     assert not any(tmp_path.iterdir())
 
 
-# ---- stop conditions ----
-
-
 def met_at(config: StopConfig, *values: float | tuple[str, float], name: str = "episode_return") -> int | None:
     """The place of the first value that meets a condition; each comes 10 steps and a second after the one before."""
     conditions = StopConditions(config)
@@ -188,12 +183,7 @@ MET: dict[str, tuple[Callable[[], int | None], int | None]] = {
     "one evaluation": (lambda: met_at(StopConfig(metric="eval_return", threshold=3), 2, 5, name="eval_return"), 1),
     "whole evaluations": (
         lambda: met_at(
-            StopConfig(metric="eval_return", threshold=3),
-            ("b", 9),
-            ("a", -9),
-            ("b", 9),
-            ("a", 9),
-            name="eval_return",
+            StopConfig(metric="eval_return", threshold=3), ("b", 9), ("a", -9), ("b", 9), ("a", 9), name="eval_return"
         ),
         3,
     ),
@@ -266,11 +256,7 @@ REFUSED: dict[str, Refused] = {
         "stop.metric: expected one of a run without evaluations (evaluation.interval 0), got 'agent_0/eval_return'",
     ),
 }  # fmt: skip
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_conditions_that_cannot_be_met_are_refused(case: str) -> None:
-    check_refused(*REFUSED[case])
+test_conditions_that_cannot_be_met_are_refused = refusals(REFUSED)
 
 
 def test_evaluations_by_time_have_metrics_too() -> None:
@@ -278,9 +264,6 @@ def test_evaluations_by_time_have_metrics_too() -> None:
         stop=mc.StopConfig(metric="eval_return", threshold=3.0), evaluation=mc.EvaluationConfig(seconds=5.0)
     )
     assert config.stop.watches("agent_0", "eval_return")
-
-
-# ---- the example ----
 
 
 @LONG

@@ -59,9 +59,6 @@ def names() -> list[str]:
     return [path.name for path in survey.SHM_DIR.glob(f"{survey.PREFIX}*")]
 
 
-# ---- what is written: every value follows from the ticket ----
-
-
 def observations(tickets, spec: TransitionSpec):
     """Named by the ticket and one more, so that memory that was never written holds none."""
     return filled(spec.obs.shape[0], np.asarray(tickets) + 1)
@@ -83,9 +80,6 @@ def check_rows(batch: Any, spec: TransitionSpec, lanes: int = 1) -> None:
 SMALL = TransitionSpec(Field((5,), "uint64"), Field((), "int64"))
 FRAMES = TransitionSpec(Field((40,), "uint64"), Field((), "int64"))  # a column of its own
 SHARED = TransitionSpec(Field((40,), "uint64"), Field((), "int64"), next_obs=True)
-
-
-# ---- scenarios: what a victim does, and what its survivor and its successor find ----
 
 
 class Add:
@@ -513,9 +507,6 @@ SCENARIOS = {
 }  # fmt: skip
 
 
-# ---- what must be found out ----
-
-
 def named_at_once() -> None:
     """A file has its name before it is whole."""
 
@@ -546,9 +537,6 @@ def keeps_descriptors() -> None:
 
 
 SABOTAGE = {rule.__name__: rule for rule in (named_at_once, removed_before_it_is_replaced, keeps_descriptors)}
-
-
-# ---- victims ----
 
 
 KINDS = {-1: "store", -2: "copy", **call_names()}

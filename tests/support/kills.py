@@ -1,15 +1,13 @@
 """Python processes that use the library are killed at any moment and replaced: whoever lives goes on.
 
     python tests/support/kills.py spawn|forkserver|fork CYCLES [trust]
-    python tests/support/kills.py zombie ROUNDS
 
-The first keeps one process of each role, started by that method of multiprocessing: three writers, one of them of many
+It keeps one process of each role, started by that method of multiprocessing: three writers, one of them of many
 lanes, one that comes and goes and makes segments of its own, a sampler, and unless it forks a publisher and a
 subscriber. Each is killed with SIGKILL, half of them while they start, and now and then all at once. A sampler and a
 subscriber in this process live all along: they check every row and all weights that they accept, whose writers are
-known. With `trust` they believe whatever they copied, until a row is torn. The second stops writers with SIGSTOP before
-it kills them. Both report what they counted; the status is 1 when there was any fault. A process that hangs ends them
-with a traceback.
+known. With `trust` they believe whatever they copied, until a row is torn. It reports what it counted; the status is 1
+when there was any fault. A process that hangs ends it with a traceback.
 """
 
 import contextlib
@@ -35,7 +33,7 @@ from mapped import Mapped
 from processes import children, descriptors, state, sweep, until
 from seams import trusting
 
-from marlcore import Field, LaneBusy, ReplayBuffer, TransitionSpec
+from marlcore import Field, ReplayBuffer, TransitionSpec
 from marlcore.memory import survey_segments, writer_lock
 from marlcore.testing.rows import filled
 
@@ -45,11 +43,8 @@ LANES = 3 + len(VECTOR)
 PATIENCE_S = 300.0  # of a sampler or a subscriber
 STARTING, ATTACHING, WORKING = range(3)
 # A process's line of the board; the last two are never reset.
-PHASE, PROGRESS, HURRY, REFUSED, TICKET, CLOCK, READ, TORN = range(8)
-FAULTS = ("torn", "fell", "ahead", "kept", "failed", "beside", "segments", "descriptors", "processes")
-
-
-# ---- what is written: rows that lane, ticket and the writer's number name ----
+PHASE, PROGRESS, HURRY, READ, TORN = range(5)
+FAULTS = ("torn", "fell", "ahead", "kept", "failed", "segments", "descriptors", "processes")
 
 
 observations = partial(filled, WORDS)
@@ -85,9 +80,6 @@ def make_model() -> Any:
 def torn_weights(model: Any, subscriber: Any) -> int:
     values = {float(word) for parameter in model.parameters() for word in parameter.detach().aminmax()}
     return int(values != {subscriber.version} or subscriber.extras != {"version": subscriber.version})
-
-
-# ---- roles: role(line, what is shared, lanes, birth) ----
 
 
 def working(line: np.ndarray) -> Iterator[None]:
@@ -184,30 +176,12 @@ def subscribe(line: np.ndarray, store: Any, lanes: tuple[int, ...], birth: int) 
             line[READ] += 1
 
 
-def inherit(line: np.ndarray, replay: Any, lanes: tuple[int, ...], birth: int) -> None:
-    """Asks for the lane until it is free, as a successor that stands ready does."""
-    while True:
-        try:
-            with writing(replay, *lanes, birth) as add_next:
-                line[TICKET] = add_next()
-                line[CLOCK] = time.monotonic_ns()
-                for _ in working(line):
-                    add_next()
-                return
-        except LaneBusy:
-            line[REFUSED] += 1
-            time.sleep(1e-3)
-
-
 SLOW = sample, publish, subscribe
 """They import so much that others would not get on if they were killed as soon as they work."""
 
 
 def spec() -> TransitionSpec:
     return TransitionSpec(Field((WORDS,), "uint64"), Field((), "int64"))
-
-
-# ---- lives ----
 
 
 def open_board(path: Path) -> np.ndarray:
@@ -222,42 +196,10 @@ def live(role: Callable[..., None], path: Path, slot: int, kind: Any, handle: An
         role(line, shared, *arguments)
 
 
-class Lives:
-    def __init__(self, method: str, folder: Path, slots: int) -> None:
-        self.context = multiprocessing.get_context(method)
-        self.path = folder / "board"
-        self.path.write_bytes(bytes(128 * slots))
-        self.board = open_board(self.path)
-        self.counts: Counter[str] = Counter()
-
-    def start_process(self, slot: int, role: Callable[..., None], shared: Any, lanes: tuple[int, ...], birth: int):
-        self.board[slot, :READ] = 0
-        self.board[slot, TICKET] = -1
-        arguments = role, self.path, slot, type(shared), shared.handle, lanes, birth
-        process = self.context.Process(target=live, args=arguments, daemon=True)
-        process.start()
-        return process
-
-    def bury(self, process: Any) -> None:
-        """Waits until it is gone; nothing but SIGKILL ended it."""
-        process.join()
-        self.counts["kills"] += 1
-        self.counts["failed"] += process.exitcode != -signal.SIGKILL
-        process.close()
-
-
 def counters(shared: Any, lanes: tuple[int, ...]) -> np.ndarray:
     """Committed and reserved, int64 [lanes, 2]."""
     mapped = Mapped(shared)
     return np.array([mapped.counters(lane) for lane in lanes]).reshape(-1, 2)
-
-
-def stop(pid: int, shared: Any, lanes: tuple[int, ...]) -> np.ndarray:
-    """The lanes' counters once their writer stands still, or is dead."""
-    os.kill(pid, signal.SIGSTOP)
-    while state(pid) not in "TZ":
-        time.sleep(1e-5)
-    return counters(shared, lanes)
 
 
 @dataclass
@@ -279,7 +221,7 @@ class Life:
     before: np.ndarray  # its lanes' counters when it was started
 
 
-class Kills(Lives):
+class Kills:
     """One process of each role; and a sampler and a subscriber in this one, which are never killed."""
 
     def __init__(self, method: str, folder: Path, trust: bool) -> None:
@@ -299,7 +241,11 @@ class Kills(Lives):
             self.roles += [Role(publish, self.store, (0,)), Role(subscribe, self.store)]
         self.trust = trust
         self.births = Births(LANES)
-        super().__init__(method, folder, len(self.roles))
+        self.context = multiprocessing.get_context(method)
+        self.path = folder / "board"
+        self.path.write_bytes(bytes(128 * len(self.roles)))
+        self.board = open_board(self.path)
+        self.counts: Counter[str] = Counter()
         self.all = list(range(len(self.roles)))
         self.lives = [self.start(slot) for slot in self.all]
 
@@ -307,7 +253,10 @@ class Kills(Lives):
         role = self.roles[slot]
         before = counters(role.shared, role.lanes)
         birth = len(self.births.ends[role.lanes[0]]) if role.shared is self.replay and role.lanes else 0
-        process = self.start_process(slot, role.work, role.shared, role.lanes, birth)
+        self.board[slot, :READ] = 0
+        arguments = role.work, self.path, slot, type(role.shared), role.shared.handle, role.lanes, birth
+        process = self.context.Process(target=live, args=arguments, daemon=True)
+        process.start()
         now, late = time.monotonic(), random.random() < (0.8 if role.work in SLOW else 0.5)
         doom = None if late else now + 1.2 * random.random() * role.startup_s
         return Life(process, now, late, doom, before)
@@ -327,7 +276,11 @@ class Kills(Lives):
                 self.stop_inside(slot)
             self.lives[slot].process.kill()
         for slot in slots:
-            self.bury(self.lives[slot].process)
+            process = self.lives[slot].process
+            process.join()
+            self.counts["kills"] += 1
+            self.counts["failed"] += process.exitcode != -signal.SIGKILL
+            process.close()
             self.examine(slot)
 
     def stop_inside(self, slot: int) -> None:
@@ -335,7 +288,10 @@ class Kills(Lives):
         role, pid = self.roles[slot], self.lives[slot].process.pid
         self.board[slot, HURRY] = 1
         for _ in range(50):
-            committed, reserved = stop(pid, role.shared, role.lanes).T
+            os.kill(pid, signal.SIGSTOP)
+            while state(pid) not in "TZ":
+                time.sleep(1e-5)
+            committed, reserved = counters(role.shared, role.lanes).T
             if (reserved > committed).any():
                 return
             os.kill(pid, signal.SIGCONT)
@@ -392,70 +348,6 @@ class Kills(Lives):
             self.store.close()
 
 
-class Zombies(Lives):
-    """A writer that is stopped, and a successor that stands ready: it is refused until the writer is killed."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__("fork", folder, 2)
-        self.replay = ReplayBuffer.create(spec(), ROWS, name=f"kills{os.getpid()}")
-        self.sampler = self.replay.sampler(BATCH, seed=0)
-        self.births = Births(1)
-        self.takeovers: list[float] = []  # milliseconds
-        self.holder = self.start(0)
-        until(lambda: self.board[0, TICKET] >= 0)  # else the first heir may get the lane
-
-    def start(self, birth: int) -> Any:
-        return self.start_process(birth % 2, inherit, self.replay, (0,), birth)
-
-    def run(self, rounds: int) -> None:
-        for birth in range(1, rounds + 1):
-            self.round(birth)
-        self.holder.kill()
-        self.bury(self.holder)
-        self.counts["rounds"] = len(self.takeovers)
-        for name, value in zip(("p50", "p99", "max"), np.percentile(self.takeovers, [50, 99, 100]), strict=True):
-            self.counts[f"takeover_{name}_ms"] = round(float(value), 3)
-
-    def round(self, birth: int) -> None:
-        """One writer's end; every second one goes on in between."""
-        heir, line, other = self.start(birth), self.board[birth % 2], self.board[(birth - 1) % 2]
-        until(lambda: other[PROGRESS] > ROWS and line[REFUSED])
-        other[HURRY] = 1
-        committed, reserved = self.stop(line)
-        if birth % 2:
-            os.kill(self.holder.pid, signal.SIGCONT)
-            until(lambda: counters(self.replay, (0,))[0, 0] > committed + 20)
-            self.counts["continued"] += 1
-            committed, reserved = self.stop(line)
-        self.counts["inside"] += reserved > committed
-        self.births.ends[0].append(committed)
-        killed = time.monotonic_ns()
-        self.holder.kill()
-        self.bury(self.holder)
-        self.holder = heir
-        until(lambda: line[CLOCK])
-        self.takeovers.append((int(line[CLOCK]) - killed) / 1e6)
-        self.counts["beside"] += int(line[TICKET] != committed)
-        self.counts["refused"] += int(line[REFUSED])
-        self.counts["torn"] += self.births.torn_rows(self.sampler.sample(PATIENCE_S))
-        self.counts["rows"] += BATCH
-
-    def stop(self, heir: np.ndarray) -> tuple[int, int]:
-        """The lane's counters with the writer stopped, while the heir asks for longer than thousands of adds take."""
-        time.sleep(random.random() * 1e-3)
-        stopped, asked = stop(self.holder.pid, self.replay, (0,)), int(heir[REFUSED])
-        until(lambda: heir[REFUSED] >= asked + 20 or heir[TICKET] >= 0)
-        self.counts["beside"] += bool((counters(self.replay, (0,)) != stopped).any() or heir[TICKET] >= 0)
-        committed, reserved = stopped[0].tolist()
-        return committed, reserved
-
-    def close(self) -> None:
-        self.replay.close()
-
-
-# ---- what is left behind ----
-
-
 def is_ours(segment: str) -> bool:
     return segment.startswith(f"marlcore-kills{os.getpid()}-")
 
@@ -491,7 +383,7 @@ def main(method: str, cycles: int, trust: bool) -> bool:
         if method in ("spawn", "forkserver"):
             make_model()  # what torch opens once for good is no leak
         before = left(pids)
-        deaths = Zombies(Path(folder)) if method == "zombie" else Kills(method, Path(folder), trust)
+        deaths = Kills(method, Path(folder), trust)
         deaths.run(cycles)
         deaths.close()
         counts = deaths.counts

@@ -3,7 +3,7 @@
 A table has, by the case's name, a call, the error's class, and the line that it must say.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import pytest
@@ -20,6 +20,16 @@ def check_refused(call: Callable[[], object], error: Errors, says: str) -> None:
     with pytest.raises(error) as raised:
         call()
     assert says in str(raised.value) and "\n" not in str(raised.value)
+
+
+def refusals(table: Mapping[str, Refused]) -> Callable[[str], None]:
+    """A test of each row of a table."""
+
+    @pytest.mark.parametrize("case", table)
+    def test(case: str) -> None:
+        check_refused(*table[case])
+
+    return test
 
 
 @contextmanager

@@ -78,9 +78,6 @@ def kill(run: mc.Run, worker: str) -> None:
     os.kill(until(lambda: pid_of(run, worker)), signal.SIGKILL)
 
 
-# ---- what a run has written ----
-
-
 def metrics_of(run_dir: Path) -> list[Any]:
     return read_metrics(run_dir / "metrics.csv")
 
@@ -126,9 +123,6 @@ def saved_replay(run_dir: Path, policy: str = "agent_0") -> Iterator[mc.ReplayBu
         yield replay
 
 
-# ---- what is refused or fails ----
-
-
 def failure(call: Callable[[], object], says: str, reason: str = "environment") -> mc.WorkerFailed:
     """The call fails for this reason, and its traceback says so."""
     with pytest.raises(mc.WorkerFailed) as caught:
@@ -136,9 +130,6 @@ def failure(call: Callable[[], object], says: str, reason: str = "environment") 
     assert says in caught.value.traceback
     assert caught.value.reason == reason
     return caught.value
-
-
-# ---- the command line ----
 
 
 def marlcore(*arguments: object, cwd: Path, **options: Any) -> subprocess.Popen[str]:

@@ -6,20 +6,9 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 import pytest
-from refused import Refused, check_refused
+from refused import Refused, check_refused, refusals
 
-from marlcore.declared import (
-    By,
-    Declared,
-    Number,
-    Rule,
-    Sizes,
-    Whole,
-    changed,
-    check_declared,
-    flattened,
-    hints_of,
-)
+from marlcore.declared import By, Declared, Number, Rule, Sizes, Whole, changed, check_declared, flattened, hints_of
 
 
 class Doubled(Rule):
@@ -98,11 +87,7 @@ REFUSED: dict[str, Refused] = {
         ("pad", "a\nb", r"expected repeat or zero, got 'a\nb'"),
     ]
 }
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_a_wrong_value_is_named_in_one_line(case):
-    check_refused(*REFUSED[case])
+test_a_wrong_value_is_named_in_one_line = refusals(REFUSED)
 
 
 def test_the_message_begins_with_the_field():
@@ -171,8 +156,4 @@ SECTIONS: dict[str, Refused] = {
     "whole": (lambda: dict(flattened(3, Outer)), ValueError, "settings: expected settings by name, got 3"),
     "class": (lambda: Outer(inner=3), TypeError, "inner: expected an Inner, got 3"),
 }
-
-
-@pytest.mark.parametrize("case", SECTIONS)
-def test_a_section_is_named_with_its_field(case):
-    check_refused(*SECTIONS[case])
+test_a_section_is_named_with_its_field = refusals(SECTIONS)

@@ -22,7 +22,9 @@ def long_or_not(path: Path) -> dict[str, bool]:
     whole = any(line.startswith("pytestmark") and "mark.long" in line for line in marked)
     marks = {"pytest.mark.long", "LONG"}
     tests = [node for node in body if isinstance(node, ast.FunctionDef)]
-    return {test.name: whole or not marks.isdisjoint(map(ast.unparse, test.decorator_list)) for test in tests}
+    tables = re.findall(r"^(test_\w+) = refusals\(", path.read_text(), re.MULTILINE)
+    named = {test.name: whole or not marks.isdisjoint(map(ast.unparse, test.decorator_list)) for test in tests}
+    return {**named, **dict.fromkeys(tables, whole)}
 
 
 def test_every_test_is_in_its_file_and_marked_where_it_is_long() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from refused import Refused, check_refused
+from refused import Refused, refusals
 
 from marlcore import Field, Ragged, ReplayBuffer, TransitionSpec
 from marlcore.observations import each
@@ -195,11 +195,7 @@ REFUSED: dict[str, Refused] = {
     "another shape": (padded(a=[1], b=[[0] * 5]), ValueError, "n b: expected float32 (1, 4), got shape (1, 5)"),
     "4 as a space": (spaced(BOX, 4), ValueError, f"action_space: {KINDS}"),
 }  # fmt: skip
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_refuses(case):
-    check_refused(*REFUSED[case])
+test_refuses = refusals(REFUSED)
 
 
 @pytest.mark.parametrize("in_obs", [False, True])

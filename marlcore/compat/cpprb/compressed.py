@@ -111,7 +111,6 @@ class CompressedRing(Ring):
         return Field(field.shape[:-1], field.dtype) if name in self._depths else field
 
     def _value(self, name: str, tickets: Ints) -> NDArray[Any]:
-        """The field's values of rows, [n, *shape]."""
         depth = self._depths.get(name)
         if depth is None:
             return super().gather(tickets, name)[0][name]
@@ -169,6 +168,5 @@ class _Kept:
 
 
 def _equal_rows(a: NDArray[Any], b: NDArray[Any]) -> NDArray[np.bool_]:
-    """Whether rows [n, ...] are equal; [n]."""
     equal: NDArray[np.bool_] = (a == b).reshape(len(a), -1).all(axis=1)
     return equal

@@ -49,7 +49,6 @@ def _expand(values: Rows, next_of: list[str] | None, cache: dict[int, dict[str, 
 
 
 def _read(archive: ZipFile, name: str) -> Any:
-    """An array of the archive as a Python object; arrays in it are `_Array`."""
     with archive.open(f"{name}.npy") as file:
         version = npy.read_magic(file)
         read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
@@ -60,7 +59,6 @@ def _read(archive: ZipFile, name: str) -> Any:
 
 
 def _numbers(value: Any) -> NDArray[Any]:
-    """Raises pickle.UnpicklingError: these are no numbers."""
     array = np.array(value.plain() if isinstance(value, _Array) else value)
     if array.dtype.kind not in "biufc":
         raise pickle.UnpicklingError(f"it contains {brief(value)}")
@@ -78,8 +76,6 @@ class _Dtype:
 
 
 class _Array:
-    """In the place of NumPy's array, for the same reason."""
-
     shape: tuple[int, ...]
     dtype: _Dtype
     content: Any

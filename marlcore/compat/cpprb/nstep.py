@@ -60,7 +60,6 @@ class NStep:
         self._held = {name: field.zeros(0) for name, field in self._fields.items()}
 
     def _returns(self, held: Rows, count: int) -> Rows:
-        """The first `count` of the steps held."""
         steps = {name: values[:count].copy() for name, values in held.items()}
         size = min(self._n, len(held["done"]))
         discount = self._gamma * (1.0 - held["done"].astype(np.float64).ravel())

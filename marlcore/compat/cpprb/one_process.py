@@ -118,7 +118,6 @@ class ReplayBuffer(RingBuffer):
         self._store({**rows, **self._defaults(steps)}, steps)
 
     def _defaults(self, count: int) -> Rows:
-        """The fields that are no argument of `add`, for rows that come without them."""
         return {}
 
     def _append(self, rows: Rows, steps: int) -> int | None:

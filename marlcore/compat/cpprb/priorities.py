@@ -80,8 +80,6 @@ class RingPriorities:
 
 
 class _Tree:
-    """A sum tree of the priorities, and a tree of the minima of the nonzero ones."""
-
     def __init__(self, size: int) -> None:
         self._offsets = level_offsets(size)
         self._sums = np.zeros(self._offsets[-1])

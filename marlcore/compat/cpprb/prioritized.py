@@ -146,7 +146,6 @@ class PrioritizedBuffer(RingBuffer):
         return array
 
     def _caught_up(self) -> RingPriorities:
-        """The learner's priorities, updated with every row committed so far."""
         window = self._ring.window()
         learner = self._learner
         if learner is None or learner.window.base != window.base:

@@ -113,10 +113,7 @@ def divide(total, mass):
 
 @inlined
 def soften(score, mass, beta, chosen):
-    """Writes softmax(beta * score) to `chosen`; with an infinite beta the best choices are equally likely.
-
-    All arrays are float64 [choices]; choices without mass get 0.
-    """
+    """Writes softmax(beta * score) to `chosen`, all float64 [choices]; an infinite beta: the best, equally likely."""
     best, total = -math.inf, 0.0
     for i in range(len(score)):
         if mass[i] > 0.0:

@@ -73,7 +73,6 @@ def _expected_value(rows, row, values):
 
 @inlined
 def _evaluate(rows, state, people, values, q, mass):
-    """Writes Q of each robots' profile, and the probability of its possible rows."""
     for r in range(len(q)):
         q[r] = mass[r] = 0.0
     for row in range(rows.first[state], rows.first[state + 1]):

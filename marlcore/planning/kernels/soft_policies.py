@@ -74,7 +74,6 @@ def _evaluate(rows, state, action, place, belief, flags, values, scratch):
 
 @inlined
 def _choose(flag, goal, beta, scratch):
-    """Writes the policy for one goal to scratch.chosen; returns its value."""
     chosen, value = scratch.chosen, 0.0
     if flag & ACHIEVED:
         chosen[:] = 0.0

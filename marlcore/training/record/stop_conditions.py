@@ -44,17 +44,17 @@ class StopConditions:
         if watched:
             self._windows.setdefault(metric.agent, deque(maxlen=config.values)).append(metric.value)
         elif config.judges and not self._windows and self._rows < ROWS:
-            self._expect_metric(metric)
+            self._expect_metric(metric, evaluated=isinstance(event, EvaluationEvent))
         complete = isinstance(event, EvaluationEvent) if config.of_evaluation else watched
         if complete and self._windows and all(len(window) == config.values for window in self._windows.values()):
             return self._judged(metric.step)
         return None
 
-    def _expect_metric(self, other: Metric) -> None:
+    def _expect_metric(self, other: Metric, evaluated: bool) -> None:
         """Says once, when the condition's metric should have come, which ones have: it may be misspelt."""
         self._known[other.name] = None
         self._rows += 1
-        if self.config.of_evaluation and other.name == EVALUATION_S:
+        if self.config.of_evaluation and evaluated:
             self._rows = ROWS
         if self._rows == ROWS:
             names = [*self._known, *(f"{other.agent}/{name}" for name in self._known if "/" in self.config.metric)]

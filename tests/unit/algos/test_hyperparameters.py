@@ -6,7 +6,7 @@ import pickle
 import numpy as np
 import pytest
 from gymnasium import spaces as gym
-from refused import Refused, check_refused
+from refused import Refused, refusals
 
 from marlcore.algos import ALGORITHMS
 from marlcore.spaces import Spaces
@@ -97,16 +97,9 @@ SPACES: dict[str, Refused] = {
     for name in names
     for method in ("transition", "make_model")
 }
+test_a_bad_hyperparameter_is_named_in_one_line = refusals(VALUES)
 
-
-@pytest.mark.parametrize("case", VALUES)
-def test_a_bad_hyperparameter_is_named_in_one_line(case):
-    check_refused(*VALUES[case])
-
-
-@pytest.mark.parametrize("case", SPACES)
-def test_an_action_space_of_another_kind_is_refused(case):
-    check_refused(*SPACES[case])
+test_an_action_space_of_another_kind_is_refused = refusals(SPACES)
 
 
 @pytest.mark.parametrize("name", [*EVERY, "BC"])

@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from refused import Refused, check_refused
+from refused import Refused, refusals
 
 import marlcore as mc
 from marlcore.algos.parts import CountBonus, Part, PartsTrainer, RNDBonus, StateTable
@@ -195,8 +195,4 @@ REFUSED: dict[str, Refused] = {
     "scale": (partial(CountBonus, 2, -1.0), ValueError, "CountBonus scale: expected a finite number of at least 0"),
     "offset": (partial(CountBonus, 2, offset=0), ValueError, "CountBonus offset: expected a finite number above 0"),
 }  # fmt: skip
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_refuses(case):
-    check_refused(*REFUSED[case])
+test_refuses = refusals(REFUSED)

@@ -24,11 +24,7 @@ SMALL = mc.RecurrentPPO(hidden=(8,), units=6, unroll=4, batch_size=24, minibatch
 WIDE = gym.Box(-10, 10, (3,), np.float32)
 # A window's four steps through sums of 8 + 6 + 4 + 3 numbers, with three exponentials each; all stay under 100.
 CLOSE = rounding(4 * (8 + 6 + 4 + 3 + 3 * 4) + 6, 100.0)
-KINDS = {
-    "discrete": gym.Discrete(4),
-    "multi": gym.MultiDiscrete([2, 3]),
-    "box": gym.Box(-2, 3, (2,), np.float32),
-}
+KINDS = {"discrete": gym.Discrete(4), "multi": gym.MultiDiscrete([2, 3]), "box": gym.Box(-2, 3, (2,), np.float32)}
 
 
 def windows_in(rows):

@@ -161,9 +161,6 @@ def test_the_quota_counts_where_it_is_less_than_the_affinity(monkeypatch):
         assert doctor.processors() == expected
 
 
-# ---- control groups ----
-
-
 def groups(tmp_path: Path, own: str | None, files: dict[str, object]) -> tuple[Path, Path]:
     """A tree of control groups and the file that says which are this process's."""
     root = tmp_path / "cgroup"
@@ -223,9 +220,6 @@ def test_the_limit_that_leaves_least_is_found(tmp_path, case):
     assert limit_of(*groups(tmp_path, own, files)) == expected
 
 
-# ---- kernel ----
-
-
 @pytest.mark.parametrize("name", FEATURES)
 def test_a_feature_that_works_is_fine_and_leaves_nothing(name):
     before = set(os.listdir("/proc/self/fd"))
@@ -259,9 +253,6 @@ def test_a_sleeper_that_nobody_wakes_is_an_error(monkeypatch, tmp_path):
     monkeypatch.setattr("marlcore.memory.native.Event.notify", lambda event: None)
     with pytest.raises(OSError, match="is not woken"):
         linux_features.try_waking(tmp_path, patience=0.5)
-
-
-# ---- all of them ----
 
 
 @pytest.mark.parametrize("error", [OSError("no"), ImportError(""), ValueError("two\nlines"), PermissionError(13, "no")])

@@ -72,6 +72,17 @@ def test_one_look_at_a_live_run(run):
     assert again["restarts"] == 1 and again["pid"] != pid
     table = top(path, "--once", "--interval", "0.1")
     assert "learner-agent_2" in table and "policy lag p99" in table
+    # It ends with the run and with Ctrl-C.
+    command = [*MARLCORE, "top", path, "--json"]
+    follows, interrupted = (subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2))
+    for process_of_top in (follows, interrupted):
+        json.loads(process_of_top.stdout.readline())
+    interrupted.send_signal(signal.SIGINT)
+    interrupted.communicate()
+    assert interrupted.returncode == 0
+    process.send_signal(signal.SIGINT)
+    lines = follows.communicate()[0].splitlines()
+    assert follows.returncode == 0 and all(json.loads(line)["steps"] > 0 for line in lines)
 
 
 @pytest.mark.long
@@ -90,21 +101,6 @@ def test_policies_that_share_a_learner_have_rows_of_their_own(run):
     )
     table = top(path, "--once", "--interval", "0.1")
     assert "learner-1" in table and "agent_2" in table
-
-
-@pytest.mark.long
-def test_it_ends_with_the_run_and_with_ctrl_c(run):
-    path, process = run
-    command = [*MARLCORE, "top", path, "--json"]
-    follows, interrupted = (subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2))
-    for process_of_top in (follows, interrupted):
-        json.loads(process_of_top.stdout.readline())
-    interrupted.send_signal(signal.SIGINT)
-    interrupted.communicate()
-    assert interrupted.returncode == 0
-    process.send_signal(signal.SIGINT)
-    lines = follows.communicate()[0].splitlines()
-    assert follows.returncode == 0 and all(json.loads(line)["steps"] > 0 for line in lines)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from meanwhile import running
-from refused import Refused, check_refused
+from refused import Refused, check_refused, refusals
 from seams import patch, trusting
 
 from marlcore.compat import ring_lane
@@ -67,9 +67,6 @@ def assert_equal(mine: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) -> 
 
 def sizes(buffer) -> tuple[int, int, int, bool]:
     return buffer.get_stored_size(), buffer.get_next_index(), buffer.get_buffer_size(), buffer.is_Nstep()
-
-
-# ---- equal to cpprb; cpprb keeps descriptors of its own open for good, so it runs in a process of its own ----
 
 
 COMPARE = """
@@ -158,9 +155,6 @@ def test_a_long_sequence_of_calls_has_the_results_of_cpprb(program) -> None:
     assert program(COMPARE, args=[__file__.rpartition("/")[0]]).finish() == "equal"
 
 
-# ---- priorities ----
-
-
 def exact(size: int, count: int = 0, priorities: object = None, **options: float) -> MPPrioritizedReplayBuffer:
     """A buffer whose rows are drawn in proportion to their priorities, with rows 0 to count - 1."""
     buffer = MPPrioritizedReplayBuffer(size, {"t": {}}, **{"alpha": 1.0, "eps": 0.0, **options})
@@ -245,9 +239,6 @@ def test_the_greatest_allowed_priority_has_a_finite_sum(alpha) -> None:
     assert buffer.get_max_priority() == pytest.approx(0.999 * most)
 
 
-# ---- what another process does between two steps of a sample ----
-
-
 def between(monkeypatch, owner, step="_draw", *, before=(), after=()) -> None:
     """Does something before or after the first times that the owner takes this step: first the first, and so on."""
     real, before, after = getattr(owner, step), iter(before), iter(after)
@@ -328,9 +319,6 @@ def test_transitions_lie_at_the_positions_of_their_add(cls) -> None:
     assert (found["x"].shape, found["x"].dtype) == ((4, 2, 2), np.float32)
 
 
-# ---- refused input ----
-
-
 def held(cls: type = MPPrioritizedReplayBuffer, count: int = 2) -> MPReplayBuffer:
     """A buffer with room for four steps."""
     buffer = cls(4, ENV)
@@ -383,11 +371,7 @@ BY_BOTH: dict[str, tuple[Callable[[type], object], type[Exception], str]] = {
     **{f"position {bad}": (lambda cls, bad=bad: held(cls)._encode_sample([0, bad]), IndexError,
         f"idx: expected positions from -4 to 3, got {bad}") for bad in (4, -5)},
 }  # fmt: skip
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_refuses(case) -> None:
-    check_refused(*REFUSED[case])
+test_refuses = refusals(REFUSED)
 
 
 @BOTH
@@ -467,9 +451,6 @@ def test_a_block_of_large_rows_is_copied_once(monkeypatch) -> None:
         rows = slice(2 + 4 * i, 6 + 4 * i)
         np.testing.assert_array_equal(held["frame"][rows], np.reshape(given, (4, 200)))
         assert held["t"][rows].ravel().tolist() == [0, 1, 2, 3]
-
-
-# ---- processes ----
 
 
 @BOTH
@@ -578,11 +559,7 @@ def learn(buffer, nursery) -> tuple[int, int]:
 
 @pytest.mark.parametrize(
     ("cls", "kills"),
-    [
-        (MPPrioritizedReplayBuffer, 36),
-        pytest.param(MPPrioritizedReplayBuffer, 120, marks=pytest.mark.long),
-        pytest.param(MPReplayBuffer, 120, marks=pytest.mark.long),
-    ],
+    [(MPPrioritizedReplayBuffer, 36), pytest.param(MPReplayBuffer, 120, marks=pytest.mark.long)],
 )
 def test_killed_explorers_block_nobody_and_tear_no_row(cls, kills: int, program: Callable) -> None:
     buffer = cls(200, {"x": {"shape": WIDTH, "dtype": "uint64"}})

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from graph_oracle import graph_lists
 from induction_oracle import Induction
-from refused import Refused, check_refused
+from refused import Refused, refusals
 from world_models import Diamonds, Doors, Slippery
 
 from marlcore.compat.empo import compute_human_policy_prior, get_dag_parallel
@@ -281,8 +281,4 @@ REFUSED: dict[str, Refused] = {
     "goal": (lambda: planned(Slippery(), [0]).sample(START, possible_goal=Reach(0)), ValueError,
         "possible_goal: expected None"),
 }  # fmt: skip
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_refuses(case: str) -> None:
-    check_refused(*REFUSED[case])
+test_refuses = refusals(REFUSED)

@@ -3,6 +3,7 @@
 import io
 import pickle
 import warnings
+from itertools import cycle
 
 import gymnasium
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from model import chi_square_limit
-from refused import check_refused
+from refused import check_refused, refusals
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # what other packages say of one another while they are imported
@@ -129,8 +130,7 @@ def _seeded():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("action", ACTIONS)
-@pytest.mark.parametrize("obs", [*OBSERVATIONS, "dict"])
+@pytest.mark.parametrize(("obs", "action"), zip([*OBSERVATIONS, "dict"], cycle(ACTIONS), strict=False))
 def test_the_same_transitions_are_drawn_as_from_its_own_buffer(obs, action):
     space = DICT if obs == "dict" else OBSERVATIONS[obs]
     theirs, ours = pair(400, space, ACTIONS[action], steps=stream(60, space, ACTIONS[action]))
@@ -289,11 +289,7 @@ REFUSED = {
     "empty": (lambda: new().sample(4), NotEnoughData, "at least one step"),
     "empty positions": (lambda: new()._get_samples(np.array([0])), NotEnoughData, "empty buffer"),
 }  # fmt: skip
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_refuses(case):
-    check_refused(*REFUSED[case])
+test_refuses = refusals(REFUSED)
 
 
 def test_a_closed_replay_takes_no_more_steps():

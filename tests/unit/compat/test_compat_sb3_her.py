@@ -8,7 +8,7 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
-from refused import Refused, check_refused
+from refused import Refused, check_refused, refusals
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # what other packages say of one another while they are imported
@@ -126,11 +126,7 @@ REFUSED: dict[str, Refused] = {
     "its own mixed with another": (lambda: type("Mixed", (sb3.HerReplayBuffer, DictReplayBuffer), {}), TypeError,
         "Mixed: expected a subclass of marlcore.compat.stable_baselines3.HerReplayBuffer"),
 }  # fmt: skip
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_refuses(case):
-    check_refused(*REFUSED[case])
+test_refuses = refusals(REFUSED)
 
 
 def dqn(replay_buffer_class):

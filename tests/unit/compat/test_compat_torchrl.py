@@ -10,7 +10,7 @@ import pytest
 import torch
 from meanwhile import running
 from model import chi_square_limit
-from refused import check_refused
+from refused import check_refused, refusals
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # what other packages say of one another while they are imported
@@ -139,11 +139,7 @@ REFUSED = {
     "storage": (lambda: holding(0, storage=trl.LazyTensorStorage(8)), ValueError, "storage: expected none"),
     "pickle without memory": (lambda: pickle.dumps(holding(0)), TypeError, "give it an `example`"),
 }  # fmt: skip
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_refuses(case):
-    check_refused(*REFUSED[case])
+test_refuses = refusals(REFUSED)
 
 
 @pytest.mark.parametrize("case", BAD_ROWS)

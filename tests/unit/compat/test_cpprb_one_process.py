@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from refused import Refused, check_refused, stale_in_a_fork
+from refused import Refused, check_refused, refusals, stale_in_a_fork
 
 from marlcore.compat.cpprb import (
     MPPrioritizedReplayBuffer,
@@ -67,9 +67,6 @@ def pieces(rng: np.random.Generator, steps: dict[str, np.ndarray], most: int):
 
 
 ALIKE = ["plain", "next_of", "stack"]  # with both, cpprb reads next stacks from rows that were overwritten
-
-# ---- equal to cpprb, which runs in a process of its own, as in test_compat_cpprb ----
-
 
 COMPARE = """
     import sys
@@ -148,9 +145,6 @@ def test_calls_have_the_results_of_cpprb(program) -> None:
     pytest.importorskip("cpprb", reason="cpprb has wheels for Python 3.10 to 3.12 on x86-64 only", exc_type=ImportError)
     here = Path(__file__).parent
     assert program(COMPARE, args=[here, here.parents[1] / "support"]).finish() == "equal"
-
-
-# ---- compression ----
 
 
 @pytest.mark.parametrize("way", ["next_of", "stack", "both"])
@@ -234,9 +228,6 @@ def test_names_of_next_values_may_stand_in_env_dict() -> None:
     )
 
 
-# ---- returns of n steps ----
-
-
 @pytest.mark.parametrize("n", [1, 2, 3, 5])
 @BOTH
 def test_returns_are_those_computed_step_by_step(cls, n) -> None:
@@ -287,9 +278,6 @@ def test_priorities_wait_with_their_steps() -> None:
     buffer.clear()
     buffer.on_episode_end()
     assert buffer.get_stored_size() == 0
-
-
-# ---- sizes, dtypes, files ----
 
 
 @BOTH
@@ -431,9 +419,6 @@ def test_a_buffer_belongs_to_the_process_that_made_it(cls) -> None:
     assert buffer.sample(1)["next_a"] == 1
 
 
-# ---- create_buffer and refused input ----
-
-
 def test_create_buffer_chooses_the_class() -> None:
     assert type(create_buffer(4, {"a": {}})) is ReplayBuffer
     assert type(create_buffer(4, {"a": {}}, prioritized=True, alpha=0.1)) is PrioritizedReplayBuffer
@@ -485,14 +470,7 @@ REFUSED: dict[str, Refused] = {
                         "file: expected transitions with Nstep False, got Nstep True"),
     "file without a field": (lambda: loaded(data={"b": np.ones((2, 1))}), KeyError, "a: expected a value for each of"),
 }  # fmt: skip
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_refuses(case) -> None:
-    check_refused(*REFUSED[case])
-
-
-# ---- train ----
+test_refuses = refusals(REFUSED)
 
 
 def countdown(length: int, gymnasium: bool) -> SimpleNamespace:

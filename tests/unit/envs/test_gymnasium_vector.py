@@ -202,10 +202,7 @@ WRONG = {
     ),
     "texts": (set_to("reward", np.array(["1.0"] * 3)), OF_COPY.format(0) + "reward: expected a number, got "),
     "shape": (set_to("obs", np.zeros((3, 3), np.float32)), OF_COPY.format(0) + "obs: expected float32 (4,), got shape"),
-    "ends": (
-        set_to("truncated", ["False"] * 3),
-        "agent_0: truncated: expected bools, got ['False', 'False', 'False']",
-    ),
+    "ends": (set_to("truncated", ["False"] * 3), "agent_0: truncated: expected bools, got ['False', 'False', 'False']"),
     "raise": (broken, "environment: RuntimeError: the pole broke"),
 }
 FINAL = {
@@ -287,38 +284,3 @@ def test_a_stand_in_for_envpool():
     assert_plays_as(env, [MAKERS["CartPole"]] * 3, 120, first=seeds_of(5, 1)[0] & 0x7FFFFFFF)
     assert set(map(tuple, numbers_at_ends(env, 40).values())) == {("elapsed_step",)}
     check_env(lambda: Pool(PoolSpec({"num_envs": 2, "batch_size": 2, "seed": 1})), steps=100)
-
-
-@pytest.mark.filterwarnings("ignore:.*precision lowered")
-class TestEnvPool:
-    """The real one."""
-
-    @pytest.fixture(autouse=True)
-    def _there(self):
-        pytest.importorskip("envpool", reason="needs envpool")
-
-    @staticmethod
-    def pool(id: str, **options: Any):
-        import envpool
-
-        return envpool.make(id, env_type="gymnasium", num_threads=1, **options)
-
-    @pytest.mark.parametrize("id", ["CartPole-v1", "Pendulum-v1", "FrozenLake-v1", "Catch-v0", "Blackjack-v1"])
-    def test_each_copy_acts_on_what_the_pool_returned(self, id: str):
-        env = vectorize(lambda: self.pool(id, num_envs=3, seed=1), 7)
-        assert isinstance(env, EnvPool) and env.copies == 3
-        raw = self.pool(id, num_envs=3, seed=seeds_of(5, 1)[0] & 0x7FFFFFFF)
-        assert_follows(env, raw, raw.reset()[0])
-        env.close()
-        raw.close()
-
-    def test_the_seed_decides(self):
-        env = EnvPool(self.pool("CartPole-v1", num_envs=2, seed=1))
-        first, second, third = (play(env, 20, seed)[0] for seed in (3, 4, 3))
-        check_env(env, steps=100)
-        assert_same(first[0, "agent_0"], third[0, "agent_0"])
-        assert (first[0, "agent_0"][0][1][0] != second[0, "agent_0"][0][1][0]).any()
-
-    def test_an_asynchronous_pool_is_refused(self):
-        with pytest.raises(ValueError, match=r"^EnvPool batch_size: expected 4, got 2$"):
-            EnvPool(self.pool("CartPole-v1", num_envs=4, batch_size=2, seed=1))

@@ -16,7 +16,7 @@ from crowd import Relay
 from gymnasium import spaces as gym
 from pettingzoo.utils import parallel_to_aec
 from random_play import assert_same, child_seeds, play, single
-from refused import Refused, check_refused
+from refused import Refused, refusals
 
 from marlcore import algos
 from marlcore.envs import (
@@ -86,11 +86,7 @@ REFUSED: dict[str, Refused] = {
         "gymnasium.make('CartPole-v1'), or a name, such as 'gymnasium:CartPole-v1', got an environment, Relay",
     ),
 }  # fmt: skip
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_refuses(case):
-    check_refused(*REFUSED[case])
+test_refuses = refusals(REFUSED)
 
 
 @pytest.mark.parametrize("name", UNKNOWN)
@@ -203,9 +199,6 @@ class Talking(Lone):
 def test_atari_games_are_stacked_by_default():
     stacks = {name: NamedEnvironment(name).stack for name in ("atari:Pong", "gymnasium:ALE/Pong-v5", "recall")}
     assert stacks == {"atari:Pong": 4, "gymnasium:ALE/Pong-v5": 4, "recall": 1}
-
-
-# What `vectorize` makes
 
 
 class Closing(Relay):

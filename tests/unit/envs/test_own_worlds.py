@@ -5,7 +5,7 @@ import pickle
 import numpy as np
 import pytest
 from random_play import assert_same, play, record, take_turns
-from refused import Refused, check_refused
+from refused import Refused, refusals
 
 from marlcore.envs import Copies, Recall, TreasureHunt, adapt, make, vectorize
 from marlcore.envs.lockstep import Draws
@@ -140,11 +140,7 @@ REFUSED: dict[str, Refused] = {
     "cues": (lambda: make("recall", cues=1), ValueError, f"Recall cues: {COUNT} 2, got 1"),
     "delay": (lambda: make("recall", delay=0), ValueError, f"Recall delay: {COUNT} 1, got 0"),
 }
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_refuses(case):
-    check_refused(*REFUSED[case])
+test_refuses = refusals(REFUSED)
 
 
 OPTIONS = [

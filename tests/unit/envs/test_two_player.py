@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces as gym
 from puck import ACTIONS, DOWN, STAY, UP, Puck, chaser, idle, two_player_puck
-from refused import Refused, check_refused
+from refused import Refused, refusals
 
 from marlcore.envs import TwoPlayer
 from marlcore.envs.two_player import PLAYERS
@@ -145,11 +145,7 @@ REFUSED: dict[str, Refused] = {
     "observation": (lambda: stepped(Unseen()), ValueError, BEYOND),
     "reward": (lambda: stepped(PaidInText()), TypeError, "reward: expected a number, got '1'"),
 }
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_refuses(case):
-    check_refused(*REFUSED[case])
+test_refuses = refusals(REFUSED)
 
 
 def test_puck_is_the_same_game_from_both_sides():

@@ -64,8 +64,6 @@ def test_a_listed_row_overwritten_meanwhile_is_replaced(few, monkeypatch):
         model.check(sampler.sample(), 1, 1800, allowed=allowed)
 
 
-# ---- the generator ----
-
 MASK = 2**64 - 1
 
 
@@ -116,9 +114,6 @@ def test_below_throws_away_what_would_make_it_uneven():
     assert ((counts - 10_000) ** 2 / 10_000).sum() <= chi_square_limit(3)
 
 
-# ---- powers ----
-
-
 @pytest.mark.parametrize("exponent", [0.0, 0.4, 0.6, 1.0, 2.5, 5.0, 7.0, 30.0, 0.01])
 @pytest.mark.parametrize("spread", [1.0, 40.0, 150.0, 600.0])
 def test_powers_are_those_of_the_c_library(exponent, spread, rng):
@@ -150,8 +145,6 @@ def test_the_power_of_1_is_exact_and_only_so_many_are_raised(rng):
     np.testing.assert_allclose(values[:5], numbers[:5] ** 2, rtol=1e-13)
     assert (values[5:] == numbers[5:]).all()
 
-
-# ---- the compiled kernels ----
 
 CACHED = """
     import json, sys

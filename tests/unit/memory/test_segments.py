@@ -55,9 +55,6 @@ def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-# ---- create, attach, close, unlink ----
-
-
 def test_a_new_segment_is_zeroed_and_whole_pages(segment):
     assert segment.path.name == f"marlcore-test-{segment.nonce:016x}"
     assert len(segment.body) == 12_288 and segment.body.dtype == np.uint8
@@ -133,9 +130,6 @@ def test_unlink_takes_the_name_and_is_harmless_when_repeated(segment):
     segment.unlink()
 
 
-# ---- files ----
-
-
 def test_a_segment_in_a_file_stays_until_it_is_unlinked(tmp_path):
     with closing(Segment.create("test", DESCRIPTION, 10, path=tmp_path / "file")) as made:
         made.body[0] = 7
@@ -199,9 +193,6 @@ def test_refuses(case, unmapped):
     before, content = names(), unmapped.read_bytes()
     check_refused(lambda: call(unmapped), error, says)
     assert (names(), unmapped.read_bytes()) == (before, content)
-
-
-# ---- whole or not at all ----
 
 
 @pytest.mark.parametrize(("owner", "step"), [(File, "link"), (os, "pwrite"), (os, "posix_fallocate")])
@@ -325,9 +316,6 @@ def test_a_segment_may_spill_into_the_temporary_directory(tmp_path, monkeypatch,
         Segment.create("test", DESCRIPTION, 10, fill=fill, spill=True)
 
 
-# ---- what is attached to is checked ----
-
-
 def rewrite(path: Path, at: int, data: bytes, checksum: bool = False) -> None:
     """Changes bytes of a header; with a checksum that is right again."""
     with path.open("r+b") as file:
@@ -440,9 +428,6 @@ def test_a_segment_under_a_sweeper_is_there_by_its_name(unmapped, monkeypatch, t
     assert descriptors() == fds
 
 
-# ---- sweep ----
-
-
 def test_sweep_removes_a_segment_once_no_process_has_it(segment, program):
     assert segment.path.name not in sweep()
     owner = program(HOLD, "s = Segment.create('owned', {}, 10); print(s.path, flush=True); sys.stdin.read()")
@@ -483,9 +468,6 @@ def test_sweep_leaves_links_fifos_and_other_names(tmp_path):
         path.unlink()
     assert not {link.name, fifo.name, other.name} & set(swept) and all(kept)
     assert target.read_text() == "precious"
-
-
-# ---- fork ----
 
 
 def test_a_fork_that_lingers_holds_no_segment(program):

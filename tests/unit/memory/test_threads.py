@@ -1,7 +1,6 @@
 """A second thread is refused what a first one is inside of, and nobody else's rows are mixed into its own."""
 
 import contextlib
-import gc
 import signal
 import sys
 import threading
@@ -13,16 +12,7 @@ import numpy as np
 import pytest
 from refused import check_refused
 
-from marlcore import (
-    Field,
-    Mixture,
-    ParameterStore,
-    ReplayBuffer,
-    TrajectoryQueue,
-    TransitionSpec,
-    UsedByTwoThreads,
-)
-from marlcore.transitions import BatchMemory
+from marlcore import Field, Mixture, ParameterStore, ReplayBuffer, TrajectoryQueue, TransitionSpec, UsedByTwoThreads
 
 SPEC = TransitionSpec(Field((400,), "int64"), Field((), "int64"))
 ROWS = 3000  # of each thread
@@ -172,19 +162,3 @@ def test_an_interrupted_add_leaves_the_writer_to_the_next_one(replay: ReplayBuff
         signal.signal(signal.SIGALRM, before)
     assert interrupted == 500
     writer.close()
-
-
-def memories() -> int:
-    gc.collect()
-    return sum(type(one) is BatchMemory for one in gc.get_objects())
-
-
-@pytest.mark.long
-def test_batches_that_are_held_and_dropped_are_given_back(replay: ReplayBuffer):
-    with replay.writer() as writer:
-        writer.add_batch(np.zeros((50, 400), np.int64), np.zeros(50, np.int64), np.zeros(50))
-    before, sampler = memories(), replay.sampler(4, seed=0)
-    held = [sampler.sample() for _ in range(100)]
-    assert len({id(batch.obs) for batch in held}) == 100
-    held.clear()
-    assert memories() - before <= 8

@@ -18,7 +18,7 @@ import pytest
 from graph_oracle import graph_lists, longest_paths
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from refused import Refused, check_refused
+from refused import Refused, check_refused, refusals
 from tiers import long_but
 from world_models import Diamonds, Doors, Slippery, Table, World
 
@@ -41,9 +41,6 @@ def built(model: Any, **options: Any) -> bytes:
     """The bytes of the model's graph."""
     with build_graph(model, **options) as graph:
         return bytes(graph._segment.body)
-
-
-# ---- the same result however it comes about ----
 
 
 def check_random(model: Any, **options: Any) -> None:
@@ -167,9 +164,6 @@ def test_the_model_is_in_its_initial_state_afterwards() -> None:
     assert model.get_state() == (0, ((0, 0), (0, 1)), False)
 
 
-# ---- what is refused ----
-
-
 def building(model: Any, **options: Any) -> Callable[[], object]:
     return lambda: build_graph(model, **options)
 
@@ -241,11 +235,7 @@ REFUSED: dict[str, Refused] = {
         ValueError, "min_free_memory_fraction: expected a number in [0, 1), got 1.0",
     ),
 }  # fmt: skip
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_refuses(case: str) -> None:
-    check_refused(*REFUSED[case])
+test_refuses = refusals(REFUSED)
 
 
 def test_rounding_is_not_taken_for_a_wrong_sum() -> None:
@@ -303,9 +293,6 @@ def test_profiles_beyond_those_that_are_kept_are_the_same() -> None:
     every = Profiles(9, 4)
     assert [next(iter(every)), every[1], every[4**8]] == [(0,) * 9, (1,) + (0,) * 8, (0,) * 8 + (1,)]
     assert [profile for profile, _ in zip(every, range(300), strict=False)] == [every[i] for i in range(300)]
-
-
-# ---- models and states that cannot travel ----
 
 
 class Moody(World):
@@ -406,9 +393,6 @@ def test_a_successor_that_cannot_be_pickled_is_named() -> None:
     model = Table(1, 1, {0: {(0,): [(0.1, i) for i in range(1, 10)] + [(0.1, Stuck())]}})
     says = "states: expected something that can be pickled (RuntimeError: no)"
     check_refused(building(model, workers=1), TypeError, says)
-
-
-# ---- memory ----
 
 
 @pytest.fixture

@@ -231,9 +231,6 @@ def test_a_goal_may_have_a_method(graph: Graph) -> None:
         assert bytes_of(one) == bytes_of(other)
 
 
-# ---- robots ----
-
-
 def reward(attainable: dict[int, Any], weights: dict[int, Any]) -> Any:
     """For the package and the oracle alike: people's goals count by the square of what they can attain, less 2."""
     total = 0.0
@@ -317,8 +314,6 @@ def test_durations_are_asked_for_once(graph: Graph) -> None:
     assert len(asked) == len({*asked}) == len(graph.profile)
     assert timed.values.tobytes() == plain.values.tobytes()
 
-
-# ---- the document ----
 
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "planning.md"
 

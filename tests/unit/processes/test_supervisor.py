@@ -284,9 +284,6 @@ def test_a_learner_may_be_silent_as_long_as_its_policies() -> None:
     assert {name: worker.timeout for name, worker in workers.items()} == {"actor-0": 7, "learner-0": 60, "learner-1": 6}
 
 
-# Processes that hang
-
-
 def hang(how: str, control: SegmentHandle) -> None:
     if how != "Python":
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
@@ -318,8 +315,6 @@ def test_a_worker_that_hangs_leaves_its_stacks_in_its_log(tmp_path: Path, how: s
         assert not supervisor.unfinished
     assert "test_supervisor.py" in path.read_text() and " in hang\n" in path.read_text()
 
-
-# Whole runs
 
 RUN = mc.Config(
     total_steps=8_000,

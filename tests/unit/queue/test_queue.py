@@ -18,28 +18,19 @@ from model import InOrder, Model, columns
 from refused import check_refused, stale_in_a_fork
 from seams import trusting
 
-from marlcore import (
-    ClosedError,
-    Field,
-    LaneBusy,
-    NotEnoughData,
-    SegmentCorrupt,
-    Sequence,
-    TrajectoryQueue,
-    TransitionSpec,
-)
+import marlcore as mc
 from marlcore.kernels.inorder import PASSED
 from marlcore.memory import Words
 from marlcore.queue.cursor import CursorLines, ReadCursor
 from marlcore.testing.rows import torn
 from marlcore.transitions import ReadPlan
 
-SPEC = TransitionSpec(Field((), "int64"), Field((), "int64"))
+SPEC = mc.TransitionSpec(mc.Field((), "int64"), mc.Field((), "int64"))
 GAMMA = 0.5
 
 
 def make(capacity=64, lanes=1, when_full="wait", spec=SPEC):
-    return TrajectoryQueue.create(spec, capacity, lanes, when_full=when_full)
+    return mc.TrajectoryQueue.create(spec, capacity, lanes, when_full=when_full)
 
 
 def fill(writer, numbers):
@@ -76,11 +67,8 @@ def drain(reader) -> list[int]:
     while True:
         try:
             actions += reader.read().action.tolist()
-        except NotEnoughData:
+        except mc.NotEnoughData:
             return actions
-
-
-# Against the model, in plain Python
 
 
 def random_rows(dice, numbers, count, finals):
@@ -122,7 +110,7 @@ def read_and_check(reader, order: InOrder, batch_size: int, **window):
     lanes = range(len(order.model.lanes))
     ready = [order.ready(lane) for lane in lanes]
     if sum(ready) < batch_size:
-        with pytest.raises(NotEnoughData, match=f"got {sum(ready)}$"):
+        with pytest.raises(mc.NotEnoughData, match=f"got {sum(ready)}$"):
             reader.read()
         for lane in lanes:
             order.settle(lane)
@@ -158,7 +146,7 @@ def test_every_transition_is_delivered_once_in_order_or_counted(when_full, lanes
     dice = random.Random(f"{when_full} {lanes} {stack} {n_step} {length}")
     batch_size, numbers = 4, iter(range(10**9))
     options = {"stack": stack, "n_step": n_step, "gamma": GAMMA, "length": length}
-    window = {"stack": stack, "n_step": n_step, "sequence": length and Sequence(length)}
+    window = {"stack": stack, "n_step": n_step, "sequence": length and mc.Sequence(length)}
     lane_rows = 28
     with make(lanes * lane_rows, lanes, when_full) as queue:
         model = Model(SPEC, lanes, lane_rows)
@@ -238,14 +226,11 @@ def test_overwritten_rows_are_counted_right(more):
                 writer.new_episode()
 
         fragments(30)
-        with written_after_a_look(lambda: fragments(more)), pytest.raises(NotEnoughData, match=r"got 0$"):
+        with written_after_a_look(lambda: fragments(more)), pytest.raises(mc.NotEnoughData, match=r"got 0$"):
             reader.read()
         dropped, skipped = queue.dropped.sum(), queue.skipped.sum()
         assert (dropped + skipped, len(queue)) == (29 + more, 1)
         assert 6 + more <= dropped <= 8 + more  # it stays away from the two oldest rows when it looks again
-
-
-# What a full lane does
 
 
 def test_a_refused_writer_writes_nothing():
@@ -278,14 +263,12 @@ def test_an_add_too_long_for_the_reader_is_refused(when_full):
         assert queue.dropped.tolist() == [0]
 
 
-# Recurrent states
-
-STATE = TransitionSpec(Field((), "int64"), Field((), "int64"), {"h": Field((2,), "float32", every=4)})
+STATE = mc.TransitionSpec(mc.Field((), "int64"), mc.Field((), "int64"), {"h": mc.Field((2,), "float32", every=4)})
 
 
 def test_an_unroll_comes_with_the_state_at_its_first_row():
     """Zeros at an episode's beginning, what was stored otherwise; none is overwritten before it is read."""
-    with TrajectoryQueue.create(STATE, 40) as queue:
+    with mc.TrajectoryQueue.create(STATE, 40) as queue:
         writer, reader = queue.writer(timeout=0.0), queue.reader(1, length=8)
         number = place = 0
         for _ in range(60):
@@ -305,7 +288,7 @@ def test_an_unroll_comes_with_the_state_at_its_first_row():
 
 
 def test_single_transitions_of_a_spec_with_states_are_all_read():
-    with TrajectoryQueue.create(STATE, 40) as queue, queue.writer() as writer, queue.reader(3) as reader:
+    with mc.TrajectoryQueue.create(STATE, 40) as queue, queue.writer() as writer, queue.reader(3) as reader:
         for i in range(31):
             writer.add(i, i, 0.0, h=np.zeros(2))
         assert drain(reader) == list(range(30))
@@ -313,7 +296,7 @@ def test_single_transitions_of_a_spec_with_states_are_all_read():
 
 def test_rows_before_the_next_stored_state_are_skipped():
     with (
-        TrajectoryQueue.create(STATE, 12, when_full="drop_oldest") as queue,
+        mc.TrajectoryQueue.create(STATE, 12, when_full="drop_oldest") as queue,
         queue.writer() as writer,
         queue.reader(1, length=4) as reader,
     ):
@@ -324,9 +307,6 @@ def test_rows_before_the_next_stored_state_are_skipped():
         assert batch.extras["h"].tolist() == [[12.0, 12.0]]
         assert queue.dropped.sum() + queue.skipped.sum() == 12
         assert len(queue) == 6
-
-
-# Waiting
 
 
 @pytest.mark.parametrize("skipped", [False, True], ids=["reads", "skips"])
@@ -357,17 +337,6 @@ def test_a_waiting_reader_wakes_when_enough_was_written(no_slices):
         assert reader.stats.waited > 0
 
 
-def test_a_reader_that_may_not_wait_says_what_is_there():
-    with make() as queue, queue.writer() as writer, queue.reader(4) as reader:
-        fill(writer, range(4))
-        with pytest.raises(NotEnoughData, match=r"expected 4 transitions that are whole, got 3$"):
-            reader.read()
-        with pytest.raises(TimeoutError, match=r"expected 4 transitions that are whole, got 3$"):
-            reader.read(timeout=0.0)
-        fill(writer, [4])
-        assert reader.read().action.tolist() == [0, 1, 2, 3]
-
-
 def test_a_signal_ends_a_wait_with_nothing_written_or_read(alarm):
     with make(8) as queue, queue.writer() as writer, queue.reader(2) as reader:
         fill(writer, range(8))
@@ -386,17 +355,17 @@ def test_closing_one_end_or_the_queue_ends_the_waits_there():
     with make(8) as queue:
         writer, reader = queue.writer(), queue.reader(2)
         fill(writer, range(8))
-        with soon(writer.close), pytest.raises(ClosedError):
+        with soon(writer.close), pytest.raises(mc.ClosedError):
             fill(writer, [8])
         drain(reader)
-        with soon(queue.close), pytest.raises(ClosedError):
+        with soon(queue.close), pytest.raises(mc.ClosedError):
             reader.read(timeout=600)
 
 
 def test_a_reader_that_was_closed_in_its_sleep_reads_no_more(no_slices):
     with make(8) as queue, queue.writer() as writer, queue.reader(2) as reader:
         close = soon(lambda: (reader.close(), fill(writer, range(3))))
-        with close, pytest.raises(ClosedError, match=r"the reader was closed$"):
+        with close, pytest.raises(mc.ClosedError, match=r"the reader was closed$"):
             reader.read(timeout=600)
         assert len(queue) == 3
 
@@ -411,7 +380,7 @@ def test_an_end_closes_when_no_other_thread_is_inside(end):
         closing = threading.Thread(target=first.close)
         closing.start()
         closing.join(0.1)
-        with pytest.raises(LaneBusy):
+        with pytest.raises(mc.LaneBusy):
             opened()
         del first._inside[-1]
         closing.join()
@@ -431,17 +400,16 @@ def test_a_full_lane_drops_only_what_it_would_take():
         ):
             check_refused(call, ValueError, says)
         writer.close()
-        check_refused(lambda: writer.add(0, 0, 0.0), ClosedError, "the writer was closed")
+        check_refused(lambda: writer.add(0, 0, 0.0), mc.ClosedError, "the writer was closed")
         assert queue.dropped.sum() == dropped
 
 
-# One reader, and its successors
-
-
 def test_a_queue_has_one_reader_at_a_time():
-    with make() as queue, TrajectoryQueue.attach(queue.handle) as again:
+    with make(8) as queue, mc.TrajectoryQueue.attach(queue.handle) as again:
+        with pytest.raises(ValueError):
+            queue.reader(100)  # which holds nothing
         reader = queue.reader(2)
-        with pytest.raises(LaneBusy, match=r"the queue has a living reader$"):
+        with pytest.raises(mc.LaneBusy, match=r"the queue has a living reader$"):
             again.reader(2)
         reader.close()
         reader.close()
@@ -455,13 +423,6 @@ def test_lanes_take_turns_where_shares_cannot_be_equal():
             with queue.writer(lane) as writer:
                 fill(writer, range(5))
         assert [reader.read().index.item() % 3 for _ in range(6)] == [0, 1, 2, 0, 1, 2]
-
-
-def test_a_refused_reader_holds_nothing():
-    with make(8) as queue:
-        with pytest.raises(ValueError):
-            queue.reader(100)
-        queue.reader(2)
 
 
 def test_a_longer_stack_drops_rows_without_frames():
@@ -612,14 +573,11 @@ def test_a_half_written_add_is_never_seen():
             assert (queue.dropped.tolist(), queue.skipped.tolist(), len(queue)) == ([3], [1], 1)
 
 
-# Handles, closing, forks
-
-
 def test_a_queue_is_attached_by_handle_path_and_pickle():
     with make(12, 2, "drop_newest") as queue:
         for again in (
-            TrajectoryQueue.attach(queue.handle),
-            TrajectoryQueue.attach(queue.handle.path, SPEC),
+            mc.TrajectoryQueue.attach(queue.handle),
+            mc.TrajectoryQueue.attach(queue.handle.path, SPEC),
             pickle.loads(pickle.dumps(queue)),
         ):
             with again:
@@ -630,10 +588,10 @@ def test_a_queue_is_attached_by_handle_path_and_pickle():
 
 def test_a_queue_in_a_file_goes_on_where_it_stopped(tmp_path):
     path = tmp_path / "queue"
-    with TrajectoryQueue.create(SPEC, 16, path=path) as queue, queue.writer() as writer, queue.reader(2) as reader:
+    with mc.TrajectoryQueue.create(SPEC, 16, path=path) as queue, queue.writer() as writer, queue.reader(2) as reader:
         fill(writer, range(7))
         assert reader.read().action.tolist() == [0, 1]
-    with TrajectoryQueue.attach(path) as queue, queue.reader(2) as reader:
+    with mc.TrajectoryQueue.attach(path) as queue, queue.reader(2) as reader:
         assert drain(reader) == [2, 3, 4, 5]
         queue.unlink()
 
@@ -644,7 +602,7 @@ def test_closed_ends_and_queues_say_so():
     queue.close()
     for use in (lambda: writer.add(0, 0, 0.0), reader.read, queue.writer, lambda: queue.reader(2), queue.__len__,
                 lambda: queue.dropped, lambda: queue.skipped):  # fmt: skip
-        with pytest.raises(ClosedError):
+        with pytest.raises(mc.ClosedError):
             use()
 
 
@@ -652,16 +610,13 @@ def test_a_forked_child_has_neither_end():
     with make() as queue, queue.writer() as writer, queue.reader(2) as reader:
         fill(writer, range(3))
         assert stale_in_a_fork(lambda: writer.add(0, 0, 0.0), reader.read, queue.__len__)
-        with pytest.raises(LaneBusy):
+        with pytest.raises(mc.LaneBusy):
             queue.reader(2)
         assert reader.read().action.tolist() == [0, 1]
 
 
-# What cannot be
-
-
 def test_rows_that_follow_nothing_are_read_singly():
-    spec = TransitionSpec(Field((), "int64"), Field((), "int64"), next_obs=True)
+    spec = mc.TransitionSpec(mc.Field((), "int64"), mc.Field((), "int64"), next_obs=True)
     with make(16, spec=spec) as queue, queue.writer() as writer:
         for i in range(4):
             writer.add(i, i, 0.0, next_obs=i + 50)
@@ -676,8 +631,8 @@ def test_a_damaged_description_is_refused(when_full):
     with make() as queue:
         made = Mapped(queue).segment
         bad = Segment.create("bad", made.description | {"when_full": when_full}, len(made.body))
-        with pytest.raises(SegmentCorrupt):
-            TrajectoryQueue(bad)
+        with pytest.raises(mc.SegmentCorrupt):
+            mc.TrajectoryQueue(bad)
 
 
 @pytest.mark.parametrize(
@@ -697,7 +652,7 @@ def test_a_readers_damaged_counters_are_told(word, value):
         words[word] = value
         if word:
             words[word + 4] = value
-        with pytest.raises(SegmentCorrupt, match=r"the reader's counters contradict one another$"):
+        with pytest.raises(mc.SegmentCorrupt, match=r"the reader's counters contradict one another$"):
             queue.reader(2)
         words[:] = whole
         with queue.reader(2) as reader:
@@ -718,7 +673,7 @@ def test_damaged_counters_stop_a_writer_and_do_not_make_it_wait(slot, word, valu
         words[word] = value
         if slot < 0:
             words[1] = value
-        with pytest.raises(SegmentCorrupt, match=r"of lane 0 and of its reader contradict one another$"):
+        with pytest.raises(mc.SegmentCorrupt, match=r"of lane 0 and of its reader contradict one another$"):
             writer.add(8, 8, 0.0)
 
 
@@ -773,8 +728,10 @@ WRITE = """
             number += 1
         print(refused, flush=True)
 """
-FRAMES = TransitionSpec(Field((64,), "uint64"), Field((), "int64"))
-LARGE = TransitionSpec(Field((1024,), "uint64"), Field((), "int64"))  # whose copies take long enough to be torn
+FRAMES = mc.TransitionSpec(mc.Field((64,), "uint64"), mc.Field((), "int64"))
+LARGE = mc.TransitionSpec(
+    mc.Field((1024,), "uint64"), mc.Field((), "int64")
+)  # whose copies take long enough to be torn
 ROWS = 14 * 1024  # whole pairs of episodes, so that the last row can be delivered
 
 
@@ -830,7 +787,7 @@ def test_four_waiting_writers_rows_are_delivered_once_each(program):
         assert not +ledger.faults
         assert ledger.numbers == {(lane, 0): list(range(ROWS)) for lane in range(4)}
         assert queue.dropped.sum() == queue.skipped.sum() == len(queue) == 0
-        with pytest.raises(NotEnoughData, match=r"got 0$"):
+        with pytest.raises(mc.NotEnoughData, match=r"got 0$"):
             reader.read()
 
 
@@ -854,7 +811,7 @@ def test_the_ledger_sees_lost_rows_and_torn_ones(program):
 @pytest.mark.parametrize("when_full", ["drop_oldest", "drop_newest"])
 def test_every_row_that_is_not_read_is_counted(program, when_full):
     """Of each lane: written == read + dropped + skipped, to the row."""
-    lanes, rows = 2, 4 * ROWS
+    lanes, rows = 2, 2 * ROWS
     with make(lanes * 64, lanes, when_full, FRAMES) as queue, queue.reader(8) as reader:
         writers = [start(program, queue, lane, rows=rows) for lane in range(lanes)]
         ledger, before, mapped = Ledger(), np.zeros(lanes, np.int64), Mapped(queue)
@@ -862,7 +819,7 @@ def test_every_row_that_is_not_read_is_counted(program, when_full):
             done = mapped.committed(0), mapped.committed(1)
             try:
                 ledger.enter(reader.read(), lanes)
-            except NotEnoughData:
+            except mc.NotEnoughData:
                 ended = not any(writer.running for writer in writers)
                 if ended and done == (mapped.committed(0), mapped.committed(1)):
                     break
@@ -890,7 +847,7 @@ def test_killed_writers_leave_whole_episodes(program):
     with make(lanes * 64, lanes, spec=FRAMES) as queue, queue.reader(16) as reader:
         writers = [start(program, queue, lane, rows=-1) for lane in range(lanes)]
         ledger, mapped = Ledger(), Mapped(queue)
-        for _ in range(9):
+        for _ in range(6):
             lane = dice.randrange(lanes)
             enough = mapped.committed(lane) + dice.randrange(100, 400)
             while mapped.committed(lane) < enough:
@@ -903,7 +860,7 @@ def test_killed_writers_leave_whole_episodes(program):
         try:
             while True:
                 ledger.enter(reader.read(), lanes)
-        except NotEnoughData:
+        except mc.NotEnoughData:
             pass
         assert not +ledger.faults
         assert ledger.missing() == 0
@@ -938,7 +895,7 @@ COUNT = """
 @pytest.mark.long
 def test_a_killed_readers_successor_goes_on_at_the_cursor(program):
     """At most once: each kill loses the batch that the dead one had in hand or nothing, and nothing comes twice."""
-    dice, lanes, kills = random.Random(0), 2, 6
+    dice, lanes, kills = random.Random(0), 2, 4
     with make(lanes * 256, lanes) as queue:
         writers = [program(COUNT, args=[queue.handle.path, lane]) for lane in range(lanes)]
         delivered: list[list[int]] = [[] for _ in range(lanes)]
@@ -951,7 +908,7 @@ def test_a_killed_readers_successor_goes_on_at_the_cursor(program):
             reader = program(READ, args=[queue.handle.path])
             assert reader.line() == "ready"
             os.kill(reader.pid, signal.SIGSTOP)
-            with pytest.raises(LaneBusy):
+            with pytest.raises(mc.LaneBusy):
                 queue.reader(32)
             os.kill(reader.pid, signal.SIGCONT)
             for _ in range(dice.randrange(1, 60)):
@@ -995,10 +952,10 @@ def test_a_newest_row_that_counts_too_much_is_told():
     with make(8) as queue, queue.writer() as writer:
         fill(writer, range(3))
         Mapped(queue).column(0)[2].view(np.uint32)[0] = 9
-        with pytest.raises(SegmentCorrupt, match="counters contradict one another"):
+        with pytest.raises(mc.SegmentCorrupt, match="counters contradict one another"):
             len(queue)
         Mapped(queue).counters()[:] = 2**62
-        with pytest.raises(SegmentCorrupt, match="counters contradict one another"):
+        with pytest.raises(mc.SegmentCorrupt, match="counters contradict one another"):
             Mapped(queue).lanes.committed(0)
 
 
@@ -1009,7 +966,7 @@ def test_damaged_counters_that_leave_nothing_are_seen():
             writer.add(i, i, 0.0, terminated=True)
         assert drain(reader) == list(range(6))
         Mapped(queue).counters()[1] = 2**62 - 1  # reserved
-        with pytest.raises(NotEnoughData):
+        with pytest.raises(mc.NotEnoughData):
             reader.read()
         assert reader.stats.lapped == 0
 
@@ -1019,7 +976,7 @@ def test_a_reader_waits_behind_rows_called_overwritten():
     with make(16, lanes=2) as queue, queue.writer(0) as damaged, queue.writer(1) as sound, queue.reader(2) as reader:
         fill(damaged, range(6))
         Mapped(queue).counters()[1] = 100  # reserved
-        with pytest.raises(NotEnoughData, match="expected 2 transitions that are whole, got 0"):
+        with pytest.raises(mc.NotEnoughData, match="expected 2 transitions that are whole, got 0"):
             reader.read()
         with pytest.raises(TimeoutError):
             reader.read(timeout=0.01)

@@ -5,8 +5,7 @@ import pickle
 from collections.abc import Callable
 from functools import partial
 
-import pytest
-from refused import Refused, check_refused
+from refused import Refused, refusals
 
 from marlcore import Field, LayoutMismatch, ReplayBuffer, SegmentCorrupt, TrajectoryQueue, TransitionSpec
 
@@ -115,8 +114,4 @@ REFUSED: dict[str, Refused] = {
         "length: expected a multiple of the 4 rows from one stored state to the next, got 6",
     ),
 }  # fmt: skip
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_refuses(case):
-    check_refused(*REFUSED[case])
+test_refuses = refusals(REFUSED)

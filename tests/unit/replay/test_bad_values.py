@@ -75,7 +75,6 @@ ROOM = "reward: expected at most the lane's 10 rows, final_obs included, got 11"
 LANES = "lanes: expected different lanes of (0, 1, 2, 3), got"
 HALF_DONE = np.array([False, True, False, True])
 
-# What only one door can be given
 ROW = [
     ({"obs": observation(state=[1.0, [2.0], 3.0])}, ValueError, "obs['state']: expected float32 (3,), got "),
     ({"obs": observation(extra=1)}, ValueError, f"{OBS} ['frame', 'state', 'id', 'extra']"),

@@ -46,9 +46,6 @@ def rows_until_full(writer, **extras) -> int:
     return 1000
 
 
-# What it says by itself
-
-
 @pytest.mark.parametrize("ratio", [Fraction(1, 4), Fraction(1), Fraction(7, 2)])
 def test_sampler_and_writer_stay_in_the_band(ratio):
     """Every state that two sides reach in any order, against the rule written in fractions."""
@@ -77,9 +74,6 @@ def test_every_process_of_a_replay_finds_its_limiter():
         assert replay.limiter == again.limiter == RateLimiter(1.5, 3, 4.0)
     with ReplayBuffer.create(SPEC, 8) as replay:
         assert replay.limiter is None
-
-
-# One process
 
 
 @pytest.mark.parametrize("mixed", [False, True])
@@ -236,9 +230,6 @@ def test_damaged_counters_stop_a_writer_and_do_not_make_it_wait():
             replay.sampler(1).sample(timeout=600)
 
 
-# Waiting
-
-
 @pytest.mark.parametrize("min_size", [4, 20], ids=["draws", "lacks rows"])
 def test_a_waiting_writer_wakes_when_a_sampler(no_slices, min_size):
     with make() as replay, replay.writer() as writer:
@@ -276,8 +267,6 @@ def test_a_waiting_writer_is_woken_once_for_many_batches(no_slices, monkeypatch)
             writer.add(0.0, 0.0, 0.0)
         assert inserted == [68] * 9
 
-
-# Processes
 
 WRITE = """
     import sys

@@ -12,22 +12,10 @@ from mapped import Mapped
 from meanwhile import Rang, ring
 from refused import stale_in_a_fork
 
-from marlcore import (
-    ClosedError,
-    Field,
-    LaneBusy,
-    Mixture,
-    Prefetch,
-    Prioritized,
-    RateLimiter,
-    ReplayBuffer,
-    SegmentNotFound,
-    StaleHandle,
-    TransitionSpec,
-)
+import marlcore as mc
 from marlcore.memory import add_lock
 
-SPEC = TransitionSpec(Field(), Field((), "int64"), next_obs=True)
+SPEC = mc.TransitionSpec(mc.Field(), mc.Field((), "int64"), next_obs=True)
 ROW: dict[str, Any] = {"obs": 0.0, "action": 0, "reward": 0.0, "next_obs": 0.0}
 ROWS = {name: np.zeros(2, np.int64 if name == "action" else np.float32) for name in ROW}
 FULL = 8  # rows that the limiter below admits without a sampler
@@ -40,12 +28,12 @@ class End(NamedTuple):
     uses: list[Callable[[], object]]
 
 
-def writer(replay: ReplayBuffer, **options: Any) -> End:
+def writer(replay: mc.ReplayBuffer, **options: Any) -> End:
     end = replay.writer(**options)
     return End(end, [lambda: end.add(**ROW), lambda: end.add_batch(**ROWS), end.check_open])
 
 
-def vector_writer(replay: ReplayBuffer) -> End:
+def vector_writer(replay: mc.ReplayBuffer) -> End:
     end = replay.vector_writer([0, 1])
     return End(end, [lambda: end.add(**ROWS), end.check_open])
 
@@ -54,24 +42,24 @@ def sampler(end: Any) -> End:
     return End(end, [end.sample, end.can_sample, lambda: end.update_priorities([0], [1.0]), end.clear])
 
 
-PREFERRED = Prioritized()
-WRITERS: dict[str, Callable[[ReplayBuffer], End]] = {
+PREFERRED = mc.Prioritized()
+WRITERS: dict[str, Callable[[mc.ReplayBuffer], End]] = {
     "writer": writer,
     "shared writer": lambda replay: writer(replay, shared=True),
     "vector writer": vector_writer,
 }
-SAMPLERS: dict[str, Callable[[ReplayBuffer], End]] = {
+SAMPLERS: dict[str, Callable[[mc.ReplayBuffer], End]] = {
     "sampler": lambda replay: sampler(replay.sampler(2, prioritized=PREFERRED)),
-    "mixture": lambda replay: sampler(Mixture([replay], [1.0], 2, prioritized=PREFERRED)),
-    "prefetch": lambda replay: sampler(Prefetch(replay.sampler(2, prioritized=PREFERRED))),
+    "mixture": lambda replay: sampler(mc.Mixture([replay], [1.0], 2, prioritized=PREFERRED)),
+    "prefetch": lambda replay: sampler(mc.Prefetch(replay.sampler(2, prioritized=PREFERRED))),
 }
 KINDS = WRITERS | SAMPLERS
 
 
 @pytest.fixture
-def replay() -> Iterator[ReplayBuffer]:
+def replay() -> Iterator[mc.ReplayBuffer]:
     """Three lanes, with rows in the last."""
-    with ReplayBuffer.create(SPEC, 300, lanes=3) as made:
+    with mc.ReplayBuffer.create(SPEC, 300, lanes=3) as made:
         with made.writer(2) as writer:
             writer.add_batch(**ROWS)
         yield made
@@ -83,7 +71,7 @@ def test_a_closed_writer_refuses_every_use(replay, kind):
     end.close()
     end.close()
     for use in uses:
-        with pytest.raises(ClosedError, match="the writer was closed"):
+        with pytest.raises(mc.ClosedError, match="the writer was closed"):
             use()
     replay.writer(0).close()
 
@@ -93,7 +81,7 @@ def test_with_its_replay_closed_every_use_is_refused(replay, kind):
     end, uses = KINDS[kind](replay)
     replay.close()
     for use in uses:
-        with pytest.raises(ClosedError):
+        with pytest.raises(mc.ClosedError):
             for _ in range(4):  # a prefetch first gives the batches that are ready
                 use()
     if kind == "prefetch":
@@ -105,12 +93,12 @@ def test_a_closed_replay_refuses_every_use(replay):
     replay.close()
     replay.close()
     for use in (lambda: len(replay), replay.writer, replay.vector_writer, lambda: replay.sampler(1)):
-        with pytest.raises(ClosedError, match="it was closed"):
+        with pytest.raises(mc.ClosedError, match="it was closed"):
             use()
     assert batch.obs.tolist() == [0, 0]
-    with pytest.raises(SegmentNotFound):
-        ReplayBuffer.attach(replay.handle)
-    assert not issubclass(ClosedError, StaleHandle)
+    with pytest.raises(mc.SegmentNotFound):
+        mc.ReplayBuffer.attach(replay.handle)
+    assert not issubclass(mc.ClosedError, mc.StaleHandle)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -121,7 +109,7 @@ def test_a_forked_child_may_not_use_it_and_the_parent_may(replay, kind):
     assert len(replay) == rows
     uses[0]()
     if kind in WRITERS:
-        with pytest.raises(LaneBusy):
+        with pytest.raises(mc.LaneBusy):
             replay.writer(0)
     if kind == "prefetch":
         end.close()
@@ -134,8 +122,8 @@ def test_a_forked_child_attaches_anew(replay):
             code = 1
             try:
                 writer.close()
-                again = ReplayBuffer.attach(replay.handle)
-                with pytest.raises(LaneBusy):
+                again = mc.ReplayBuffer.attach(replay.handle)
+                with pytest.raises(mc.LaneBusy):
                     again.writer(0)
                 with again.writer(1) as other:
                     other.add(**ROW)
@@ -157,17 +145,14 @@ def test_it_stays_in_its_process(replay, kind):
         end.close()
 
 
-# ---- waits ----
-
-
-def admitted(replay: ReplayBuffer) -> int:
+def admitted(replay: mc.ReplayBuffer) -> int:
     return Mapped(replay).lanes.inserted()
 
 
 @pytest.fixture
-def full() -> Iterator[ReplayBuffer]:
+def full() -> Iterator[mc.ReplayBuffer]:
     """Its limiter admits no more rows."""
-    with ReplayBuffer.create(SPEC, 300, lanes=3, limiter=RateLimiter(2.0, 4, 8.0)) as made:
+    with mc.ReplayBuffer.create(SPEC, 300, lanes=3, limiter=mc.RateLimiter(2.0, 4, 8.0)) as made:
         with made.writer(2) as writer:
             for _ in range(FULL):
                 writer.add(**ROW)
@@ -187,7 +172,7 @@ def test_a_signal_ends_a_wait_for_room_with_nothing_written(full, kind, alarm):
 def test_closing_ends_a_wait_for_room(full, kind, alarm):
     end, (add, *_) = WRITERS[kind](full)
     alarm(end.close)
-    with pytest.raises(ClosedError):
+    with pytest.raises(mc.ClosedError):
         add()
 
 
@@ -196,7 +181,7 @@ def test_closing_the_replay_ends_a_samplers_wait(full, alarm):
     sampler.sample()
     sampler.sample()
     alarm(full.close)
-    with pytest.raises(ClosedError):
+    with pytest.raises(mc.ClosedError):
         sampler.sample(timeout=600.0)
 
 
@@ -205,7 +190,7 @@ def test_what_ends_a_wait_for_a_turn_in_a_shared_lane(replay, interruption, alar
     """A signal whose handler raises, or closes the writer; one whose handler returns lets the wait go on."""
     end, (add, *_) = writer(replay, shared=True)
     held = Mapped(replay).segment.lock(add_lock(3, 0))
-    handler, error = {"raises": (ring, Rang), "closes": (end.close, ClosedError), "lets in": (held.close, None)}[
+    handler, error = {"raises": (ring, Rang), "closes": (end.close, mc.ClosedError), "lets in": (held.close, None)}[
         interruption
     ]
     alarm(handler)
@@ -220,7 +205,7 @@ def test_what_ends_a_wait_for_a_turn_in_a_shared_lane(replay, interruption, alar
 
 def test_a_forgotten_writer_frees_its_lane(replay):
     writer = replay.writer()
-    with pytest.raises(LaneBusy):
+    with pytest.raises(mc.LaneBusy):
         replay.writer()
     del writer
     gc.collect()

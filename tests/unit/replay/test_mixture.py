@@ -11,27 +11,17 @@ from mapped import Mapped
 from meanwhile import soon
 from refused import check_refused
 
-from marlcore import (
-    Field,
-    MarlcoreError,
-    Mixture,
-    NotEnoughData,
-    Prioritized,
-    RateLimiter,
-    ReplayBuffer,
-    Sequence,
-    TransitionSpec,
-)
+import marlcore as mc
 from marlcore.errors import TimedOut, UsedByTwoThreads
 from marlcore.replay.limiter import SampleGate
 
-SPEC = TransitionSpec(Field((2,)), Field((), "int64"), extras={"frame": Field((64,), "uint8")})
+SPEC = mc.TransitionSpec(mc.Field((2,)), mc.Field((), "int64"), extras={"frame": mc.Field((64,), "uint8")})
 PARTS = [range(1), range(1, 4), range(4, 6)]
 LANES = range(6)
 THIRDS = [0.5, 0.25, 0.25]
 
 
-def write(replay: ReplayBuffer, lane: int, rows: int, base: int = 0, **options: Any) -> None:
+def write(replay: mc.ReplayBuffer, lane: int, rows: int, base: int = 0, **options: Any) -> None:
     """Row t of a lane holds the action base + t; episodes of ten."""
     with replay.writer(lane, **options) as writer:
         for t in range(rows):
@@ -46,17 +36,17 @@ class Sources:
         self.lanes = PARTS if parts else [range(1), range(2), range(3)]
         self.options: dict[str, Any] = {"lanes": PARTS} if parts else {}
         if parts:
-            self.replays = [ReplayBuffer.create(SPEC, 600, lanes=6)] * 3
+            self.replays = [mc.ReplayBuffer.create(SPEC, 600, lanes=6)] * 3
         else:
-            self.replays = [ReplayBuffer.create(SPEC, 1000, lanes=len(lanes)) for lanes in self.lanes]
+            self.replays = [mc.ReplayBuffer.create(SPEC, 1000, lanes=len(lanes)) for lanes in self.lanes]
 
     def fill(self, *sources: int, rows: int = 90) -> None:
         for i in sources:
             for lane in self.lanes[i]:
                 write(self.replays[i], lane, rows, 10_000 * i)
 
-    def mixture(self, fractions: Any = THIRDS, batch_size: int = 64, **options: Any) -> Mixture:
-        return Mixture(self.replays, fractions, batch_size, **self.options, **options)
+    def mixture(self, fractions: Any = THIRDS, batch_size: int = 64, **options: Any) -> mc.Mixture:
+        return mc.Mixture(self.replays, fractions, batch_size, **self.options, **options)
 
     def close(self) -> None:
         for replay in self.replays:
@@ -71,15 +61,15 @@ def sources(request: pytest.FixtureRequest) -> Iterator[Sources]:
 
 
 @pytest.fixture
-def replays() -> Iterator[list[ReplayBuffer]]:
+def replays() -> Iterator[list[mc.ReplayBuffer]]:
     """Two; the first one is filled."""
-    with ReplayBuffer.create(SPEC, 1000) as first, ReplayBuffer.create(SPEC, 1000, lanes=2) as second:
+    with mc.ReplayBuffer.create(SPEC, 1000) as first, mc.ReplayBuffer.create(SPEC, 1000, lanes=2) as second:
         write(first, 0, 200)
         yield [first, second]
 
 
 @pytest.fixture
-def pair(replays: list[ReplayBuffer]) -> list[ReplayBuffer]:
+def pair(replays: list[mc.ReplayBuffer]) -> list[mc.ReplayBuffer]:
     """Both are filled."""
     for lane in range(2):
         write(replays[1], lane, 200)
@@ -88,9 +78,6 @@ def pair(replays: list[ReplayBuffer]) -> list[ReplayBuffer]:
 
 def counts(batch: Any, sources: int = 2) -> list[int]:
     return np.bincount(batch.source, minlength=sources).tolist()
-
-
-# ---- shares ----
 
 
 def test_each_row_says_which_source_it_is_from(sources):
@@ -114,7 +101,7 @@ def test_a_source_is_left_out_until_it_has_rows(sources):
     mixture = sources.mixture([0.5, 0.125, 0.375], seed=0)
     assert not mixture.can_sample()
     each = "; ".join([r".*marlcore-replay-.*: expected at least 1 transitions, got 0"] * 3)
-    for error, timeout in ((NotEnoughData, None), (TimedOut, 0.05)):
+    for error, timeout in ((mc.NotEnoughData, None), (TimedOut, 0.05)):
         with pytest.raises(error, match=f"^no replay has anything to draw from: {each}$"):
             mixture.sample(timeout)
     sources.fill(1)
@@ -132,14 +119,14 @@ def test_a_source_is_left_out_until_it_has_rows(sources):
 )
 def test_shares_are_exact_in_the_long_run(pair, fractions, batch_size):
     """No batch is a row off."""
-    mixture, drawn = Mixture(pair, fractions, batch_size, seed=1), np.zeros(2)
+    mixture, drawn = mc.Mixture(pair, fractions, batch_size, seed=1), np.zeros(2)
     for batches in range(1, 301):
         drawn += counts(mixture.sample())
         assert (abs(drawn - batches * batch_size * np.array(fractions)) < 1).all()
 
 
 def test_a_replay_is_drawn_from_once_it_holds_its_minimum(replays):
-    mixture = Mixture(replays, [0.5, 0.5], 8, seed=0, min_size=20)
+    mixture = mc.Mixture(replays, [0.5, 0.5], 8, seed=0, min_size=20)
     for lane in range(2):
         assert counts(mixture.sample()) == [8, 0]
         write(replays[1], lane, 10)
@@ -147,15 +134,15 @@ def test_a_replay_is_drawn_from_once_it_holds_its_minimum(replays):
 
 
 def test_a_replay_with_no_share_is_never_drawn_from(replays):
-    mixture = Mixture(replays, [0.0, 1.0], 8)
+    mixture = mc.Mixture(replays, [0.0, 1.0], 8)
     assert not mixture.can_sample()
-    with pytest.raises(NotEnoughData):
+    with pytest.raises(mc.NotEnoughData):
         mixture.sample()
 
 
 def test_waiting_for_data_does_not_move_the_shares(pair):
-    with ReplayBuffer.create(SPEC, 100) as late:
-        mixture, plain = (Mixture([late, late], [0.3, 0.7], 1, seed=0) for _ in range(2))
+    with mc.ReplayBuffer.create(SPEC, 100) as late:
+        mixture, plain = (mc.Mixture([late, late], [0.3, 0.7], 1, seed=0) for _ in range(2))
         for _ in range(5):
             with pytest.raises(TimedOut):
                 mixture.sample(timeout=0.0)
@@ -163,10 +150,10 @@ def test_waiting_for_data_does_not_move_the_shares(pair):
         assert [mixture.sample().source[0] for _ in range(10)] == [plain.sample().source[0] for _ in range(10)]
 
 
-@pytest.mark.parametrize("prioritized", [None, Prioritized()])
+@pytest.mark.parametrize("prioritized", [None, mc.Prioritized()])
 @pytest.mark.parametrize("lanes", PARTS)
 def test_a_part_draws_from_its_lanes_alone(lanes, prioritized):
-    with ReplayBuffer.create(SPEC, 600, lanes=6) as replay:
+    with mc.ReplayBuffer.create(SPEC, 600, lanes=6) as replay:
         for lane in LANES:
             write(replay, lane, 130, 1000 * lane)  # each lane is lapped once
         sampler = replay.sampler(256, n_step=2, seed=0, prioritized=prioritized, lanes=lanes)
@@ -183,19 +170,16 @@ def test_a_part_draws_from_its_lanes_alone(lanes, prioritized):
         assert {(lane, t) for lane in lanes for t in range(31, 128)} <= drawn and min(t for _, t in drawn) >= 30
 
 
-# ---- limiters ----
-
-
-def limited(min_size: int = 8, tolerance: float = 8.0) -> ReplayBuffer:
-    return ReplayBuffer.create(SPEC, 100, limiter=RateLimiter(1.0, min_size, tolerance))
+def limited(min_size: int = 8, tolerance: float = 8.0) -> mc.ReplayBuffer:
+    return mc.ReplayBuffer.create(SPEC, 100, limiter=mc.RateLimiter(1.0, min_size, tolerance))
 
 
 @pytest.mark.parametrize("fractions", [[0.5, 0.5], [0.01, 0.99]])
 def test_a_limited_replays_share_goes_to_no_other(replays, fractions):
     with limited(tolerance=16.0) as replay:
-        mixture = Mixture([replay, replays[0]], fractions, 8, seed=0)
+        mixture = mc.Mixture([replay, replays[0]], fractions, 8, seed=0)
         write(replay, 0, 7)
-        for error, timeout in ((NotEnoughData, None), (TimedOut, 0.05)) * 2:
+        for error, timeout in ((mc.NotEnoughData, None), (TimedOut, 0.05)) * 2:
             assert not mixture.can_sample()
             with pytest.raises(error, match=r"the limiter expects at least 8 transitions inserted, got 7$"):
                 mixture.sample(timeout)
@@ -210,24 +194,26 @@ def test_a_limited_replays_share_goes_to_no_other(replays, fractions):
 def test_rows_that_are_not_returned_are_not_counted(replays):
     """One replay's limiter allows a batch; the other replay is empty, so that two rounds fill it."""
     with limited() as replay:
-        mixture = Mixture([replay, replays[1]], [0.5, 0.5], 8, seed=0)
+        mixture = mc.Mixture([replay, replays[1]], [0.5, 0.5], 8, seed=0)
         write(replay, 0, 8)
         assert mixture.can_sample() and counts(mixture.sample()) == [8, 0]
         assert not mixture.can_sample()
         for _ in range(3):
-            with pytest.raises(NotEnoughData, match="the limiter expects"):
+            with pytest.raises(mc.NotEnoughData, match="the limiter expects"):
                 mixture.sample()
         assert mixture.samplers[0].stats.drawn == Mapped(replay).sampled == 8
 
 
 def test_a_batch_that_fails_leaves_no_trace(replays, monkeypatch):
     def fails(*args):
-        raise MarlcoreError("writers overwrote every draw")
+        raise mc.MarlcoreError("writers overwrote every draw")
 
     with limited() as replay:
         write(replay, 0, 8)
-        mixture = Mixture([replay, replays[0]], [0.3, 0.7], 8, seed=0, prioritized=[None, Prioritized(beta_steps=5)])
-        with monkeypatch.context() as patch, pytest.raises(MarlcoreError, match="writers overwrote every draw"):
+        mixture = mc.Mixture(
+            [replay, replays[0]], [0.3, 0.7], 8, seed=0, prioritized=[None, mc.Prioritized(beta_steps=5)]
+        )
+        with monkeypatch.context() as patch, pytest.raises(mc.MarlcoreError, match="writers overwrote every draw"):
             patch.setattr(mixture.samplers[1], "_fill", fails)
             mixture.sample()
         assert [stats.drawn for stats in mixture.stats] == [0, 0] and Mapped(replay).sampled == 0
@@ -237,7 +223,7 @@ def test_a_batch_that_fails_leaves_no_trace(replays, monkeypatch):
 
 def test_a_limited_replay_short_of_data_sets_its_writers_free(replays):
     with limited(2, 8.0) as replay:
-        mixture = Mixture([replay, replays[0]], [0.5, 0.5], 8, seed=0, min_size=20)
+        mixture = mc.Mixture([replay, replays[0]], [0.5, 0.5], 8, seed=0, min_size=20)
         for expected in ([0, 8], [4, 4]):
             write(replay, 0, 10, timeout=0.0)
             assert counts(mixture.sample()) == expected
@@ -248,28 +234,28 @@ def test_a_limited_replay_short_of_data_sets_its_writers_free(replays):
 def test_carried_fractions_of_small_shares_are_whole_rows():
     """Some shares of the eighth batch are negative, and the integers of the others too many."""
     with ExitStack() as open_replays:
-        replays = [open_replays.enter_context(ReplayBuffer.create(SPEC, 20)) for _ in range(5)]
+        replays = [open_replays.enter_context(mc.ReplayBuffer.create(SPEC, 20)) for _ in range(5)]
         for replay in replays:
             write(replay, 0, 20)
         fractions = np.array([10, 1, 26, 1, 26]) / 64
-        mixture = Mixture(replays, fractions, 4, seed=0)
+        mixture = mc.Mixture(replays, fractions, 4, seed=0)
         drawn = sum(np.array(counts(mixture.sample(), 5)) for _ in range(64))
         assert (abs(drawn - 4 * 64 * fractions) < 1).all()
-        again = Mixture(replays, fractions, 4, seed=1)
+        again = mc.Mixture(replays, fractions, 4, seed=1)
         again.load_state_dict(mixture.state_dict())
         assert (again.sample().index == mixture.sample().index).all()
 
 
-LIMITER = RateLimiter(samples_per_insert=2.0, min_size=20, tolerance=64.0, lead=0.0)
+LIMITER = mc.RateLimiter(samples_per_insert=2.0, min_size=20, tolerance=64.0, lead=0.0)
 
 
 @pytest.fixture
-def parted() -> Iterator[ReplayBuffer]:
-    with ReplayBuffer.create(SPEC, 600, lanes=6, limiter=LIMITER) as made:
+def parted() -> Iterator[mc.ReplayBuffer]:
+    with mc.ReplayBuffer.create(SPEC, 600, lanes=6, limiter=LIMITER) as made:
         yield made
 
 
-def fills(replay: ReplayBuffer, lane: int) -> int:
+def fills(replay: mc.ReplayBuffer, lane: int) -> int:
     """Rows that fit before the limiter stops the lane's writer."""
     before = len(replay)
     with pytest.raises(TimedOut):
@@ -280,7 +266,7 @@ def fills(replay: ReplayBuffer, lane: int) -> int:
 @pytest.mark.parametrize("empty_asks", [False, True])
 def test_one_limiter_counts_all_parts_together(parted, empty_asks):
     """A part without rows does not set the writers free as long as the others give its share."""
-    mixture = Mixture([parted] * 3, [0.25, 0.5, 0.25], 16, seed=1, lanes=PARTS)
+    mixture = mc.Mixture([parted] * 3, [0.25, 0.5, 0.25], 16, seed=1, lanes=PARTS)
     assert fills(parted, 1) == 20 + 64 / 2
     for _ in range(4):
         assert mixture.due
@@ -296,7 +282,7 @@ def test_one_limiter_counts_all_parts_together(parted, empty_asks):
 
 
 def test_a_mixture_that_can_draw_nothing_sets_the_writers_free(parted):
-    mixture = Mixture([parted] * 2, [0.5, 0.5], 16, lanes=[range(1), range(1, 2)])
+    mixture = mc.Mixture([parted] * 2, [0.5, 0.5], 16, lanes=[range(1), range(1, 2)])
     assert fills(parted, 2) == 52
     assert not mixture.can_sample()
     write(parted, 2, 30, timeout=0)
@@ -307,11 +293,11 @@ def test_a_mixture_that_can_draw_nothing_sets_the_writers_free(parted):
 
 def test_parts_beside_another_replay_have_one_limiter(parted, replays):
     """An empty part of a replay does not set its writers free; all its parts together do."""
-    mixture = Mixture([parted, parted, replays[0]], [0.25, 0.5, 0.25], 16, seed=1, lanes=[*PARTS[:2], None])
+    mixture = mc.Mixture([parted, parted, replays[0]], [0.25, 0.5, 0.25], 16, seed=1, lanes=[*PARTS[:2], None])
     assert fills(parted, 2) == 20 + 64 / 2
     assert mixture.can_sample() and counts(mixture.sample(), 3) == [0, 11, 5]
     assert fills(parted, 2) == 5
-    empty = Mixture([parted, parted, replays[0]], THIRDS, 16, lanes=[range(1), range(5, 6), None])
+    empty = mc.Mixture([parted, parted, replays[0]], THIRDS, 16, lanes=[range(1), range(5, 6), None])
     assert counts(empty.sample(), 3) == [0, 0, 16]
     write(parted, 2, 30, timeout=0)
 
@@ -320,7 +306,7 @@ def test_an_empty_part_never_sets_the_writers_free(parted, monkeypatch):
     """Not even while a batch is drawn, when a writer of another process would notice."""
     asked: list[SampleGate] = []
     monkeypatch.setattr(SampleGate, "starve", asked.append)
-    mixture = Mixture([parted] * 3, [0.25, 0.5, 0.25], 16, lanes=PARTS)
+    mixture = mc.Mixture([parted] * 3, [0.25, 0.5, 0.25], 16, lanes=PARTS)
     assert fills(parted, 1) == 52
     assert mixture.can_sample() and len(mixture.sample()) == 16
     assert not asked
@@ -343,13 +329,10 @@ def test_parts_hold_the_ratio_against_free_running_writers(parted):
     assert abs(drawn - 2 * (4000 - 20)) <= 16
 
 
-# ---- priorities and states ----
-
-
 def test_rows_drawn_for_an_empty_replay_are_weighed_too(replays):
     """With the others, in one batch of beta_steps."""
-    prioritized = Prioritized(alpha=1.0, epsilon=0.0, beta=0.0, beta_steps=10)
-    mixture = Mixture(replays, [0.5, 0.5], 64, seed=0, prioritized=prioritized)
+    prioritized = mc.Prioritized(alpha=1.0, epsilon=0.0, beta=0.0, beta_steps=10)
+    mixture = mc.Mixture(replays, [0.5, 0.5], 64, seed=0, prioritized=prioritized)
     given = {}
     for batches in range(15):
         batch = mixture.sample()
@@ -363,7 +346,7 @@ def test_rows_drawn_for_an_empty_replay_are_weighed_too(replays):
 
 def test_priorities_go_back_to_the_replay_that_a_row_came_from(pair):
     """And weights are divided by the largest of their replay's rows."""
-    mixture = Mixture(pair, [0.5, 0.5], 64, seed=2, prioritized=Prioritized(alpha=1.0, epsilon=0.0, beta=0.5))
+    mixture = mc.Mixture(pair, [0.5, 0.5], 64, seed=2, prioritized=mc.Prioritized(alpha=1.0, epsilon=0.0, beta=0.5))
     given = [{}, {}]
     for _ in range(300):  # in which every row is drawn
         batch = mixture.sample()
@@ -385,25 +368,25 @@ def test_priorities_go_back_to_the_replay_that_a_row_came_from(pair):
 
 
 def test_a_mixture_and_its_samplers_serve_one_thread_together(pair):
-    mixture = Mixture(pair, [0.5, 0.5], 8)
+    mixture = mc.Mixture(pair, [0.5, 0.5], 8)
     mixture._inside[-1] = None  # another thread is in the middle of a call
     check_refused(mixture.samplers[1].sample, UsedByTwoThreads, "Sampler: expected one thread at a time")
 
 
 def test_updates_pass_over_uniform_replays(pair):
-    mixture = Mixture(pair, [0.5, 0.5], 64, seed=2, prioritized=[None, Prioritized()])
+    mixture = mc.Mixture(pair, [0.5, 0.5], 64, seed=2, prioritized=[None, mc.Prioritized()])
     batch = mixture.sample()
     assert (batch.weight[batch.source == 0] == 1).all()
     mixture.update_priorities(batch.index, np.ones(64))
     assert mixture.samplers[1].stats.ignored == 0
 
 
-def states_of(mixture: Mixture) -> dict[str, Any]:
+def states_of(mixture: mc.Mixture) -> dict[str, Any]:
     return {name: array.tolist() for name, array in mixture.state_dict().items()}
 
 
 def test_a_bad_priority_changes_nothing_in_any_replay(pair):
-    mixture = Mixture(pair, [0.5, 0.5], 8, seed=2, prioritized=Prioritized())
+    mixture = mc.Mixture(pair, [0.5, 0.5], 8, seed=2, prioritized=mc.Prioritized())
     batch, before = mixture.sample(), states_of(mixture)
     with pytest.raises(ValueError, match=r"^priority: expected finite numbers of at least 0, got nan in row 7, index"):
         mixture.update_priorities(batch.index, [5.0] * 7 + [np.nan])
@@ -412,7 +395,7 @@ def test_a_bad_priority_changes_nothing_in_any_replay(pair):
 
 def test_sequences_are_mixed_and_one_seed_gives_one_result(sources):
     sources.fill(0, 1, 2)
-    mixtures = [sources.mixture(seed=5, n_step=2, sequence=Sequence(6, burn_in=2)) for _ in range(2)]
+    mixtures = [sources.mixture(seed=5, n_step=2, sequence=mc.Sequence(6, burn_in=2)) for _ in range(2)]
     for _ in range(5):
         first, second = (mixture.sample() for mixture in mixtures)
         assert first.action.shape == first.mask.shape == (64, 6)
@@ -425,13 +408,13 @@ def test_sequences_are_mixed_and_one_seed_gives_one_result(sources):
 def test_a_mixture_continues_from_its_state(sources, tmp_path):
     """With the shares of a row; from a file that a replay was saved to with it."""
     sources.fill(0, 1, 2)
-    options = {"prioritized": [Prioritized(beta_steps=9), None, Prioritized()]}
+    options = {"prioritized": [mc.Prioritized(beta_steps=9), None, mc.Prioritized()]}
     mixture, other = (sources.mixture([0.3, 0.1, 0.6], 7, seed=seed, **options) for seed in (1, 2))
     for _ in range(4):
         batch = mixture.sample()
         mixture.update_priorities(batch.index, batch.action % 5)
     sources.replays[0].save(tmp_path / "with", mixture)
-    with ReplayBuffer.load(tmp_path / "with") as saved:
+    with mc.ReplayBuffer.load(tmp_path / "with") as saved:
         other.load_state_dict(saved.sampler_state)
     assert states_of(other) == states_of(mixture)
     for _ in range(10):
@@ -453,7 +436,7 @@ BAD_STATES = {
 @pytest.mark.parametrize("case", BAD_STATES)
 def test_a_bad_state_changes_nothing_in_any_replay(pair, case):
     name, value, message = BAD_STATES[case]
-    mixture, other = (Mixture(pair, [0.5, 0.5], 7, seed=s, prioritized=Prioritized()) for s in (1, 2))
+    mixture, other = (mc.Mixture(pair, [0.5, 0.5], 7, seed=s, prioritized=mc.Prioritized()) for s in (1, 2))
     mixture.sample()
     other.sample()
     before, state = states_of(mixture), other.state_dict()

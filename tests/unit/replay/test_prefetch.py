@@ -16,29 +16,17 @@ from meanwhile import soon
 from processes import until
 from refused import refused
 
-from marlcore import (
-    ClosedError,
-    Field,
-    Mixture,
-    NotEnoughData,
-    ParameterStore,
-    Prefetch,
-    Prioritized,
-    ReplayBuffer,
-    Sequence,
-    TransitionSpec,
-    Workers,
-)
+import marlcore as mc
 from marlcore.errors import TimedOut
 from marlcore.replay.prefetch_work import Work
 from marlcore.transitions import TorchBatch
 
-SPEC = TransitionSpec(Field((3,)), Field((), "int64"))
+SPEC = mc.TransitionSpec(mc.Field((3,)), mc.Field((), "int64"))
 
 
 @pytest.fixture
 def replay():
-    with ReplayBuffer.create(SPEC, 200) as replay:
+    with mc.ReplayBuffer.create(SPEC, 200) as replay:
         yield replay
 
 
@@ -85,7 +73,7 @@ class Counting:
 
 def test_batches_are_the_samplers_own_in_its_order(filled):
     plain = filled.sampler(8, seed=3)
-    with Prefetch(filled.sampler(8, seed=3), depth=3) as batches:
+    with mc.Prefetch(filled.sampler(8, seed=3), depth=3) as batches:
         for _ in range(50):
             batch, expected = batches.sample(), plain.sample()
             np.testing.assert_array_equal(batch.index, expected.index)
@@ -94,7 +82,7 @@ def test_batches_are_the_samplers_own_in_its_order(filled):
 
 
 def test_a_batch_that_is_held_is_not_written_over(filled):
-    with Prefetch(filled.sampler(8, seed=3)) as batches:
+    with mc.Prefetch(filled.sampler(8, seed=3)) as batches:
         held = [batches.sample() for _ in range(5)]
         copies = [batch.obs.copy() for batch in held]
         for _ in range(50):
@@ -105,7 +93,7 @@ def test_a_batch_that_is_held_is_not_written_over(filled):
 
 def test_no_more_than_depth_batches_are_drawn_ahead():
     sampler = Counting()
-    with Prefetch(sampler, depth=3) as batches:
+    with mc.Prefetch(sampler, depth=3) as batches:
         assert batches.sample() == 1
         batches._work.stop(threads()[0])  # when it has ended nothing is under way
     assert sampler.number <= 1 + 3
@@ -113,10 +101,10 @@ def test_no_more_than_depth_batches_are_drawn_ahead():
 
 def test_it_waits_for_data_as_its_sampler_does(replay):
     """A thread that found nothing so far finds new rows at once, also without a timeout."""
-    with Prefetch(replay.sampler(8)) as batches:
+    with mc.Prefetch(replay.sampler(8)) as batches:
         for sampler in (replay.sampler(8), batches):
             assert not sampler.can_sample()
-            for error, timeout in ((NotEnoughData, None), (TimedOut, 0.02), (TimedOut, 0)) * 2:
+            for error, timeout in ((mc.NotEnoughData, None), (TimedOut, 0.02), (TimedOut, 0)) * 2:
                 with pytest.raises(error, match="expected at least 8 transitions, got 0"):
                     sampler.sample(timeout)
         fill(replay)
@@ -126,26 +114,26 @@ def test_it_waits_for_data_as_its_sampler_does(replay):
 
 @pytest.mark.parametrize("timeout", [60, *(pytest.param(s, marks=pytest.mark.long) for s in (1e10, float("inf")))])
 def test_a_timeout_of_any_length_waits_for_a_writer(replay, timeout):
-    with Prefetch(replay.sampler(8)) as batches, soon(fill, replay):
+    with mc.Prefetch(replay.sampler(8)) as batches, soon(fill, replay):
         assert len(batches.sample(timeout)) == 8
 
 
 def test_the_threads_error_comes_once_behind_its_batches():
     """With its traceback."""
-    with Prefetch(Counting(fails_at=3)) as batches:
+    with mc.Prefetch(Counting(fails_at=3)) as batches:
         assert [batches.sample(), batches.sample()] == [1, 2]
         with pytest.raises(OSError, match="the disk is gone") as caught:
             batches.sample()
         assert "raise OSError" in "".join(traceback.format_exception(caught.value))
         for call in (batches.sample, batches.can_sample):
-            with pytest.raises(ClosedError, match="the prefetch ended: OSError: the disk is gone"):
+            with pytest.raises(mc.ClosedError, match="the prefetch ended: OSError: the disk is gone"):
                 call()
     assert not threads()
 
 
 def test_priorities_are_updated_between_draws():
     sampler = Counting()
-    with Prefetch(sampler, depth=2) as batches:
+    with mc.Prefetch(sampler, depth=2) as batches:
         for i in range(30):
             batches.sample()
             batches.update_priorities([i], [0.5])
@@ -159,14 +147,14 @@ def test_priorities_are_updated_between_draws():
 def test_its_thread_ends_with_it(replay, count, end):
     """Whether it waits for data or for room."""
     fill(replay, count)
-    batches = Prefetch(replay.sampler(8), depth=4)
+    batches = mc.Prefetch(replay.sampler(8), depth=4)
     if count:
         batches.sample()
     if end == "closed":
         batches.close()
         batches.close()
         for call in (batches.sample, batches.can_sample, lambda: batches.update_priorities([0], [1.0])):
-            with pytest.raises(ClosedError, match="the prefetch was closed"):
+            with pytest.raises(mc.ClosedError, match="the prefetch was closed"):
                 call()
     batches = None
     gc.collect()
@@ -191,7 +179,7 @@ def test_the_interpreter_exits_beside_the_thread(program, min_size):
 def test_pinning_is_a_bool_and_needs_an_accelerator(replay, monkeypatch):
     torch = pytest.importorskip("torch")
     with refused(TypeError, "pin_memory: expected a bool, got 'no'"):
-        Prefetch(replay.sampler(8), pin_memory="no")
+        mc.Prefetch(replay.sampler(8), pin_memory="no")
 
     def empty(*shape, pin_memory):
         raise RuntimeError("no\nallocator")
@@ -200,18 +188,21 @@ def test_pinning_is_a_bool_and_needs_an_accelerator(replay, monkeypatch):
     for label, option in {"pin_memory": True, "device": "cuda"}.items():
         line = f"{label}: expected an accelerator, which pins memory, got none (RuntimeError('no\\nallocator'))"
         with refused(RuntimeError, line):
-            Prefetch(replay.sampler(8), **{label: option})
+            mc.Prefetch(replay.sampler(8), **{label: option})
     assert not threads()
 
 
 def test_a_sampler_without_the_method_is_refused(filled):
-    with Prefetch(Counting()) as batches, pytest.raises(TypeError, match=r"^state_dict: expected a sampler that has"):
+    with (
+        mc.Prefetch(Counting()) as batches,
+        pytest.raises(TypeError, match=r"^state_dict: expected a sampler that has"),
+    ):
         filled.save("unused", batches)
 
 
 def test_a_saved_state_counts_ready_batches_as_drawn(filled, tmp_path):
-    plain = filled.sampler(8, seed=3, prioritized=Prioritized())
-    with Prefetch(filled.sampler(8, seed=3, prioritized=Prioritized()), depth=2) as batches:
+    plain = filled.sampler(8, seed=3, prioritized=mc.Prioritized())
+    with mc.Prefetch(filled.sampler(8, seed=3, prioritized=mc.Prioritized()), depth=2) as batches:
         batches.sample()
         while batches.stats.drawn < 3 * 8:  # then nothing is drawn until one is taken
             time.sleep(0.001)
@@ -219,14 +210,14 @@ def test_a_saved_state_counts_ready_batches_as_drawn(filled, tmp_path):
         drawn = batches.stats.drawn // 8
     for _ in range(drawn):
         plain.sample()
-    with ReplayBuffer.load(tmp_path / "save") as saved:
+    with mc.ReplayBuffer.load(tmp_path / "save") as saved:
         state = saved.sampler_state
     assert {k: v.tolist() for k, v in state.items()} == {k: v.tolist() for k, v in plain.state_dict().items()}
 
 
 def test_after_a_state_was_loaded_the_next_batch_is_its_first(filled):
     plain = filled.sampler(8, seed=7)
-    with Prefetch(filled.sampler(8, seed=3), depth=3) as batches:
+    with mc.Prefetch(filled.sampler(8, seed=3), depth=3) as batches:
         for _ in range(20):
             batches.sample()
             batches.load_state_dict(plain.state_dict())
@@ -270,10 +261,10 @@ def test_a_batch_on_its_way_while_a_state_is_loaded_is_dropped():
 def test_every_wait_refuses_what_is_no_timeout(filled):
     """Beside the adds' and the reader's, which have tests of their own."""
     weights = {"weight": np.zeros(2)}
-    store = ParameterStore.create(weights)
-    with store, Prefetch(filled.sampler(8)) as batches, Workers() as workers:
+    store = mc.ParameterStore.create(weights)
+    with store, mc.Prefetch(filled.sampler(8)) as batches, mc.Workers() as workers:
         subscriber = store.subscriber(weights)
-        optional = [filled.sampler(8).sample, Mixture([filled], [1.0], 8).sample, batches.sample, workers.wait]
+        optional = [filled.sampler(8).sample, mc.Mixture([filled], [1.0], 8).sample, batches.sample, workers.wait]
         refusals = [(wait, " or None") for wait in optional]
         refusals += [(subscriber.pull, ""), (partial(subscriber.wait, 0), "")]
         for wait, or_none in refusals:
@@ -357,11 +348,11 @@ def test_batches_for_a_device_are_the_samplers_field_by_field(filled, no_device,
 
     def make():
         if kind == "mixture":
-            return Mixture([filled, filled], [0.5, 0.5], 8, seed=3)
-        return filled.sampler(8, seed=3, sequence=Sequence(5, burn_in=2) if kind == "sequences" else None)
+            return mc.Mixture([filled, filled], [0.5, 0.5], 8, seed=3)
+        return filled.sampler(8, seed=3, sequence=mc.Sequence(5, burn_in=2) if kind == "sequences" else None)
 
     plain = make()
-    with Prefetch(make(), **options) as batches:
+    with mc.Prefetch(make(), **options) as batches:
         for _ in range(5):
             batch = batches.sample()
             assert isinstance(batch, TorchBatch)
@@ -379,10 +370,10 @@ def test_a_batch_on_a_device_is_the_samplers(filled, options):
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():
         with pytest.raises(RuntimeError):
-            Prefetch(filled.sampler(8), **options)
+            mc.Prefetch(filled.sampler(8), **options)
         return
     plain = filled.sampler(8, stack=2, seed=3)
-    with Prefetch(filled.sampler(8, stack=2, seed=3), **options) as batches:
+    with mc.Prefetch(filled.sampler(8, stack=2, seed=3), **options) as batches:
         for _ in range(20):
             batch, expected = batches.sample(), plain.sample()
             assert batch.obs.device.type == options.get("device", "cpu")

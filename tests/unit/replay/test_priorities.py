@@ -72,9 +72,6 @@ def assert_drawn_in_proportion(sampler, oracle: Priorities, batches: int = 150) 
     assert ((counts - expected) ** 2 / expected).sum() <= chi_square_limit(len(counts))
 
 
-# ---- how likely each is ----
-
-
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0])
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
 def test_each_is_drawn_in_proportion_to_its_mass(window, alpha, rng):
@@ -147,9 +144,6 @@ def test_without_epsilon_a_priority_of_zero_is_never_drawn(replay):
     assert sampler.sample().index.tolist() == [20] * 64
 
 
-# ---- first priorities ----
-
-
 @pytest.mark.parametrize("bad", [-1.0, -1e-30, np.inf, -np.inf])
 def test_an_actors_bad_priority_names_lane_and_ticket(bad):
     """Once; the row counts as the highest so far from then on. An overwritten one is no error."""
@@ -164,9 +158,6 @@ def test_an_actors_bad_priority_names_lane_and_ticket(bad):
         assert late.can_sample()
         write(replay, 50, 1, priority=np.ones(50))
         assert (late.sample().action < 50).all()
-
-
-# ---- updates ----
 
 
 def test_priorities_of_rows_that_never_were_are_ignored(replay):
@@ -213,9 +204,6 @@ def test_refuses_priorities_and_changes_nothing(replay, case):
     assert unchanged(sampler, before) and sampler.stats.ignored == 0
     if options is not None:
         sampler.update_priorities([], [])
-
-
-# ---- states ----
 
 
 HOSTILE = {

@@ -1,13 +1,10 @@
 """The replay through its public face: what goes in comes out, and what is wrong does not go in."""
 
-import multiprocessing
-import pickle
 from unittest.mock import ANY
 
 import numpy as np
 import pytest
 from mapped import Mapped
-from meanwhile import running
 from model import SPECS, Model, chi_square_limit, fill
 
 from marlcore import Field, NotEnoughData, RateLimiter, ReplayBuffer, SegmentCorrupt, TransitionSpec
@@ -42,9 +39,6 @@ def drawn(replay, count=400, **options):
     return {
         int(i) // replay.lanes: tuple(np.asarray(c)[k].tolist() for c in columns) for k, i in enumerate(batch.index)
     }
-
-
-# ---- adding ----
 
 
 def test_a_batch_as_long_as_the_lane_fits_and_wraps():
@@ -91,29 +85,6 @@ def test_strided_and_swapped_arrays_come_back(rng):
             assert (batch.obs[i] == (frame[:, ::2] if ticket == 0 else frame[:, 84:])).all()
             assert batch.action[i].tolist() == [0, 2, 4, 6]
 
-
-def add_in_a_child(replay):
-    """The order of named fields does not matter."""
-    with replay.writer() as writer:
-        writer.add({"goal": [2, 2], "position": [1, 1]}, 0, 0, terminated=True, log_prob=4, value=3)
-    assert replay.sampler(1).sample().extras["value"].tolist() == [3]
-    replay.close()
-
-
-@pytest.mark.long
-def test_a_replay_may_be_passed_to_a_process():
-    obs, extras = {"position": Field((2,)), "goal": Field((2,))}, {"value": Field(), "log_prob": Field()}
-    with ReplayBuffer.create(TransitionSpec(obs, Field(), extras), 4) as replay:
-        with running(multiprocessing.get_context("spawn").Process(target=add_in_a_child, args=(replay,))):
-            pass
-        batch = replay.sampler(1).sample()
-        fields = batch.obs | batch.extras
-        expected = {"position": [[1, 1]], "goal": [[2, 2]], "value": [3], "log_prob": [4]}
-        assert {name: values.tolist() for name, values in fields.items()} == expected
-        assert pickle.loads(pickle.dumps(replay.spec)) == replay.spec
-
-
-# ---- what follows what ----
 
 STEPS = [(0, 1, ""), (1, 2, ""), (2, 4, ""), (3, 8, "")]
 EXAMPLES = {  # the rows of each writer; n_step; by ticket (reward, discount, next_obs, terminated, truncated)
@@ -163,9 +134,6 @@ def test_rows_with_their_own_next_obs_stand_alone():
         assert drawn(replay, gamma=0.5) == {1: (2, 0.5, 6, False, True)}
         writer.add(1.0, 0, 2.0, terminated=True, next_obs=7.0)
         assert drawn(replay, gamma=0.5) == {2: (2, 0, 7, True, False)}
-
-
-# ---- drawing ----
 
 
 @pytest.mark.parametrize("options", [{}, {"stack": 3}, {"n_step": 4}])
@@ -241,9 +209,6 @@ def test_stats_count_rows():
         assert sampler.stats.lapped == 0
         assert sampler.stats.waited == 0
         assert 0 < sampler.stats.redrawn < 200  # one row of ten, the newest, has no successor yet
-
-
-# ---- batches ----
 
 
 def test_a_batch_stays_as_it_is_while_any_of_its_arrays_is_kept(rng):
@@ -335,9 +300,6 @@ def test_the_ends_of_one_batch_are_not_those_of_the_next():
         writer.add_batch(**rows)
         batch = replay.sampler(64, seed=0, min_size=1).sample()
         assert set(batch.index[batch.terminated].tolist()) == {1}
-
-
-# ---- clearing: what a cleared sampler draws, the replay machine checks ----
 
 
 def add_tickets(replay, first, end):

@@ -18,16 +18,7 @@ from mapped import Mapped
 from refused import check_refused
 from seams import patch, trusting
 
-from marlcore import (
-    ClosedError,
-    Field,
-    LayoutMismatch,
-    ReplayBuffer,
-    SegmentCorrupt,
-    SegmentNotFound,
-    SharedMemoryFull,
-    TransitionSpec,
-)
+import marlcore as mc
 from marlcore.memory import Segment
 from marlcore.testing.rows import filled
 from marlcore.transitions import RecordLayout
@@ -60,8 +51,8 @@ class State:
         return self.arrays
 
 
-def spec_of(words: int, **options) -> TransitionSpec:
-    return TransitionSpec(Field((words,), "uint64"), Field((), "int64"), **options)
+def spec_of(words: int, **options) -> mc.TransitionSpec:
+    return mc.TransitionSpec(mc.Field((words,), "uint64"), mc.Field((), "int64"), **options)
 
 
 def add_rows(writer, words: int, first: int, rows: int) -> None:
@@ -71,13 +62,13 @@ def add_rows(writer, words: int, first: int, rows: int) -> None:
     )
 
 
-def window(replay: ReplayBuffer) -> list[tuple[int, int]]:
+def window(replay: mc.ReplayBuffer) -> list[tuple[int, int]]:
     lo, hi = np.zeros((2, replay.lanes), np.int64)
     Mapped(replay).lanes.windows(lo, hi)()
     return list(zip(lo.tolist(), hi.tolist(), strict=True))
 
 
-def wrong_rows(replay: ReplayBuffer) -> int:
+def wrong_rows(replay: mc.ReplayBuffer) -> int:
     """Rows in the windows that are not the row of their ticket, whole; straight from the memory."""
     wrong, mapped = 0, Mapped(replay)
     for lane, (lo, hi) in enumerate(window(replay)):
@@ -90,16 +81,13 @@ def wrong_rows(replay: ReplayBuffer) -> int:
     return wrong
 
 
-# ---- the cut ----
-
-
 @pytest.mark.parametrize("words", WORDS.values(), ids=WORDS)
 @pytest.mark.parametrize("seed", range(20))
 def test_a_save_is_cut_when_it_begins(tmp_path, monkeypatch, words, seed):
     """Writers go on at each write to the file, so that what has to be in it is known to the row."""
     rng = np.random.default_rng(seed)
     rows = int(rng.integers(1, 30))
-    with ReplayBuffer.create(spec_of(words), 3 * rows, lanes=3) as replay:
+    with mc.ReplayBuffer.create(spec_of(words), 3 * rows, lanes=3) as replay:
         writers = [replay.writer(lane) for lane in range(3)]
         committed = [0, 0, 0]
 
@@ -128,7 +116,7 @@ def test_a_save_is_cut_when_it_begins(tmp_path, monkeypatch, words, seed):
         replay.save(tmp_path / "save")
         monkeypatch.undo()
         expected = [(max(lo, min(copied[lane][lane], hi)), hi) for lane, (lo, hi) in enumerate(cut)]
-        with ReplayBuffer.load(tmp_path / "save") as copy:
+        with mc.ReplayBuffer.load(tmp_path / "save") as copy:
             assert window(copy) == expected
             assert wrong_rows(copy) == 0
 
@@ -139,10 +127,7 @@ def test_a_save_is_cut_when_it_begins(tmp_path, monkeypatch, words, seed):
 def test_no_saved_row_is_torn_while_writers_lap(program, tmp_path, words, excluding):
     """The control: a save that keeps lapped rows has rows of other tickets."""
     seen, saved = Counter(), 0
-    with (
-        ReplayBuffer.create(spec_of(words), 2048, lanes=2) as replay,
-        nullcontext() if excluding else trusting(),
-    ):
+    with mc.ReplayBuffer.create(spec_of(words), 2048, lanes=2) as replay, nullcontext() if excluding else trusting():
         writers = [program(WRITER, args=[replay.handle.path, lane]) for lane in range(2)]
         assert [writer.line() for writer in writers] == ["ready", "ready"]
         mapped = Mapped(replay)
@@ -150,7 +135,7 @@ def test_no_saved_row_is_torn_while_writers_lap(program, tmp_path, words, exclud
             before = [mapped.committed(lane) for lane in range(2)]
             replay.save(tmp_path / "save")
             after = [mapped.committed(lane) for lane in range(2)]
-            with ReplayBuffer.attach(tmp_path / "save") as copy:
+            with mc.ReplayBuffer.attach(tmp_path / "save") as copy:
                 seen["wrong"] += wrong_rows(copy)
                 for lane, (lo, hi) in enumerate(window(copy)):
                     assert before[lane] <= hi <= after[lane]
@@ -164,7 +149,7 @@ def test_no_saved_row_is_torn_while_writers_lap(program, tmp_path, words, exclud
 
 
 def test_a_wholly_lapped_lane_is_saved_empty(tmp_path, monkeypatch):
-    with ReplayBuffer.create(spec_of(4), 8) as replay, replay.writer() as writer:
+    with mc.ReplayBuffer.create(spec_of(4), 8) as replay, replay.writer() as writer:
         add_rows(writer, 4, 0, 8)
         pwrite, late = os.pwrite, iter([(8, 8), (16, 8)])
 
@@ -176,7 +161,7 @@ def test_a_wholly_lapped_lane_is_saved_empty(tmp_path, monkeypatch):
 
         monkeypatch.setattr(os, "pwrite", lap)
         replay.save(tmp_path / "save")
-    with ReplayBuffer.load(tmp_path / "save") as copy:
+    with mc.ReplayBuffer.load(tmp_path / "save") as copy:
         assert window(copy) == [(8, 8)]
         assert len(copy) == 0
         with copy.writer() as writer:
@@ -184,16 +169,13 @@ def test_a_wholly_lapped_lane_is_saved_empty(tmp_path, monkeypatch):
         assert len(copy) == 1
 
 
-# ---- going on from a save ----
-
-
 def test_a_loaded_copy_is_apart_from_the_save_and_ends_with_it_closed(tmp_path):
-    with ReplayBuffer.create(spec_of(4), 20) as replay, replay.writer() as writer:
+    with mc.ReplayBuffer.create(spec_of(4), 20) as replay, replay.writer() as writer:
         add_rows(writer, 4, 0, 5)
         replay.save(tmp_path / "save")
         add_rows(writer, 4, 5, 5)
     for _ in range(2):
-        with ReplayBuffer.load(tmp_path / "save", name="again") as copy, copy.writer() as writer:
+        with mc.ReplayBuffer.load(tmp_path / "save", name="again") as copy, copy.writer() as writer:
             assert window(copy) == [(0, 5)]
             add_rows(writer, 4, 5, 15)
             path = Path(copy.handle.path)
@@ -203,23 +185,20 @@ def test_a_loaded_copy_is_apart_from_the_save_and_ends_with_it_closed(tmp_path):
 
 def test_a_save_opened_in_place_is_a_replay_in_a_file(tmp_path):
     """So each of its bytes is allocated."""
-    with ReplayBuffer.create(spec_of(4), 20) as replay, replay.writer() as writer:
+    with mc.ReplayBuffer.create(spec_of(4), 20) as replay, replay.writer() as writer:
         add_rows(writer, 4, 0, 5)
         replay.save(tmp_path / "save")
     assert (tmp_path / "save").stat().st_blocks * 512 >= (tmp_path / "save").stat().st_size
-    with ReplayBuffer.attach(tmp_path / "save") as in_place, in_place.writer() as writer:
+    with mc.ReplayBuffer.attach(tmp_path / "save") as in_place, in_place.writer() as writer:
         add_rows(writer, 4, 5, 5)
     (tmp_path / "link").symlink_to(tmp_path / "save")
-    with ReplayBuffer.load(tmp_path / "link", into=tmp_path / "copy") as copy:
+    with mc.ReplayBuffer.load(tmp_path / "link", into=tmp_path / "copy") as copy:
         assert window(copy) == [(0, 10)]
         assert copy.handle.path == str(tmp_path / "copy")
         copy.save(tmp_path / "again")
     for path in ("copy", "again"):
-        with ReplayBuffer.load(tmp_path / path) as copy:
+        with mc.ReplayBuffer.load(tmp_path / path) as copy:
             assert window(copy) == [(0, 10)] and wrong_rows(copy) == 0
-
-
-# ---- the sampler's state ----
 
 
 def test_a_samplers_state_is_saved_beside_the_rows(tmp_path):
@@ -230,7 +209,7 @@ def test_a_samplers_state_is_saved_beside_the_rows(tmp_path):
         "nothing": np.zeros((0, 3), np.uint8),
         "known": np.array([True, False]),
     }
-    with ReplayBuffer.create(spec_of(64), 20) as replay, replay.writer() as writer:
+    with mc.ReplayBuffer.create(spec_of(64), 20) as replay, replay.writer() as writer:
 
         class Late(State):
             def state_dict(self):
@@ -240,9 +219,9 @@ def test_a_samplers_state_is_saved_beside_the_rows(tmp_path):
         replay.save(tmp_path / "save", Late(**arrays))
         assert replay.sampler_state is None
     with (
-        ReplayBuffer.attach(tmp_path / "save") as in_place,
-        ReplayBuffer.load(tmp_path / "save") as loaded,
-        ReplayBuffer.attach(loaded.handle) as elsewhere,  # as in a learner's process
+        mc.ReplayBuffer.attach(tmp_path / "save") as in_place,
+        mc.ReplayBuffer.load(tmp_path / "save") as loaded,
+        mc.ReplayBuffer.attach(loaded.handle) as elsewhere,  # as in a learner's process
     ):
         for copy in (in_place, loaded, elsewhere):
             state = copy.sampler_state
@@ -254,13 +233,13 @@ def test_a_samplers_state_is_saved_beside_the_rows(tmp_path):
         loaded.save(tmp_path / "again")  # without a sampler: an old state would not fit rows written since
         elsewhere.save(tmp_path / "empty", State())
     for name, expected in (("again", None), ("empty", {})):
-        with ReplayBuffer.load(tmp_path / name) as copy:
+        with mc.ReplayBuffer.load(tmp_path / name) as copy:
             assert copy.sampler_state == expected
 
 
 NUMBERS = "sampler: state 'a': expected an array of numbers, got dtype"
 SWEPT = f"/dev/shm/marlcore-{os.getpid()}"
-REFUSED_SAVES: dict[str, tuple[Callable[[ReplayBuffer, Path], object], type[Exception], str]] = {
+REFUSED_SAVES: dict[str, tuple[Callable[[mc.ReplayBuffer, Path], object], type[Exception], str]] = {
     "objects": (lambda r, to: r.save(to / "a", State(a=np.array([None]))), TypeError, f"{NUMBERS} object"),
     "text": (lambda r, to: r.save(to / "a", State(a="text")), TypeError, f"{NUMBERS} <U4"),
     "another byte order": (lambda r, to: r.save(to / "a", State(a=np.zeros(2, ">i4"))), TypeError, f"{NUMBERS} >i4"),
@@ -287,27 +266,24 @@ REFUSED_SAVES: dict[str, tuple[Callable[[ReplayBuffer, Path], object], type[Exce
         "path: expected a name without 'marlcore-' in /dev/shm, ",
     ),
     "a replay with a name that is swept": (
-        lambda r, to: ReplayBuffer.create(r.spec, 40, path=SWEPT), ValueError,
+        lambda r, to: mc.ReplayBuffer.create(r.spec, 40, path=SWEPT), ValueError,
         "path: expected a name without 'marlcore-' in /dev/shm, ",
     ),
-    "a closed replay": (lambda r, to: (r.close(), r.save(to / "a")), ClosedError, "it was closed"),
-    "the state of a closed replay": (lambda r, to: (r.close(), r.sampler_state), ClosedError, "it was closed"),
+    "a closed replay": (lambda r, to: (r.close(), r.save(to / "a")), mc.ClosedError, "it was closed"),
+    "the state of a closed replay": (lambda r, to: (r.close(), r.sampler_state), mc.ClosedError, "it was closed"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", REFUSED_SAVES)
 def test_refuses_to_save(tmp_path, case):
     save, error, says = REFUSED_SAVES[case]
-    with ReplayBuffer.create(spec_of(4), 20) as replay:
+    with mc.ReplayBuffer.create(spec_of(4), 20) as replay:
         check_refused(lambda: save(replay, tmp_path), error, says)
     assert {path.name for path in tmp_path.iterdir()} <= {"pipe"} and not Path(SWEPT).exists()
 
 
-# ---- whole or not at all ----
-
-
 def test_a_saver_leaves_what_another_one_is_about_to_rename(tmp_path, monkeypatch):
-    with ReplayBuffer.create(spec_of(4), 20) as one, ReplayBuffer.create(spec_of(4), 40) as other:
+    with mc.ReplayBuffer.create(spec_of(4), 20) as one, mc.ReplayBuffer.create(spec_of(4), 40) as other:
         rename = os.replace
 
         def meanwhile(source, target):
@@ -322,7 +298,7 @@ def test_a_saver_leaves_what_another_one_is_about_to_rename(tmp_path, monkeypatc
 
 @pytest.mark.parametrize("then", ["replaced", "removed"])
 def test_a_save_replaced_while_it_is_opened_is_loaded(tmp_path, monkeypatch, then):
-    with ReplayBuffer.create(spec_of(4), 20) as replay, replay.writer() as writer:
+    with mc.ReplayBuffer.create(spec_of(4), 20) as replay, replay.writer() as writer:
         replay.save(tmp_path / "save")
         add_rows(writer, 4, 0, 5)
         status = os.fstat
@@ -337,17 +313,17 @@ def test_a_save_replaced_while_it_is_opened_is_loaded(tmp_path, monkeypatch, the
 
         monkeypatch.setattr(os, "fstat", before_the_lock)
         if then == "removed":
-            with pytest.raises(SegmentNotFound):
-                ReplayBuffer.load(tmp_path / "save")
+            with pytest.raises(mc.SegmentNotFound):
+                mc.ReplayBuffer.load(tmp_path / "save")
             return
-        with ReplayBuffer.load(tmp_path / "save") as copy:
+        with mc.ReplayBuffer.load(tmp_path / "save") as copy:
             assert window(copy) == [(0, 5)]
 
 
 @pytest.fixture
 def saved(tmp_path):
     """The path of a save of five rows, with a state."""
-    with ReplayBuffer.create(spec_of(4), 20) as replay, replay.writer() as writer:
+    with mc.ReplayBuffer.create(spec_of(4), 20) as replay, replay.writer() as writer:
         add_rows(writer, 4, 0, 5)
         replay.save(tmp_path / "save", State(priorities=np.arange(5.0)))
     return tmp_path / "save"
@@ -356,14 +332,15 @@ def saved(tmp_path):
 @pytest.mark.long
 @pytest.mark.parametrize("call", ["posix_fallocate", "pwrite", "fsync"])
 @pytest.mark.parametrize(
-    ("number", "error"), [(errno.ENOSPC, SharedMemoryFull), (errno.EDQUOT, SharedMemoryFull), (errno.EIO, OSError)]
+    ("number", "error"),
+    [(errno.ENOSPC, mc.SharedMemoryFull), (errno.EDQUOT, mc.SharedMemoryFull), (errno.EIO, OSError)],
 )
 def test_a_disk_that_is_full_or_fails_leaves_the_earlier_save(saved, monkeypatch, call, number, error):
     def fails(*arguments):
         raise OSError(number, os.strerror(number))
 
     before = saved.read_bytes()
-    with ReplayBuffer.create(spec_of(4), 20) as replay:
+    with mc.ReplayBuffer.create(spec_of(4), 20) as replay:
         monkeypatch.setattr(os, call, fails)
         with pytest.raises(error, match="the replay was not saved, the earlier save is kept") as caught:
             replay.save(saved)
@@ -376,15 +353,12 @@ def test_a_disk_that_is_full_or_fails_leaves_the_earlier_save(saved, monkeypatch
 
 
 def test_a_save_that_does_not_fit_is_refused_beforehand(saved, monkeypatch):
-    with ReplayBuffer.create(spec_of(4), 2000) as replay:
+    with mc.ReplayBuffer.create(spec_of(4), 2000) as replay:
         patch(monkeypatch, "memory", free_bytes=lambda directory: 50_000)
         says = f"the earlier save is kept ({saved.parent}: "
-        check_refused(lambda: replay.save(saved), SharedMemoryFull, says)
+        check_refused(lambda: replay.save(saved), mc.SharedMemoryFull, says)
     monkeypatch.undo()
-    ReplayBuffer.load(saved).close()
-
-
-# ---- what is loaded is checked ----
+    mc.ReplayBuffer.load(saved).close()
 
 
 def describe(path: Path, change) -> None:
@@ -435,11 +409,11 @@ def test_a_list_of_arrays_that_fits_is_read(saved):
     """So those refused below are refused for their fault, in place too."""
     fits = {"p": {"dtype": "float64", "shape": [5], "offset": 1536}}
     describe(saved, lambda description: description | {"sampler": fits})
-    with ReplayBuffer.attach(saved) as replay:
+    with mc.ReplayBuffer.attach(saved) as replay:
         assert replay.sampler_state["p"].tolist() == [0, 1, 2, 3, 4]
     describe(saved, lambda description: description | {"sampler": STATES["over the end"]})
-    with ReplayBuffer.attach(saved) as replay:
-        check_refused(lambda: replay.sampler_state, SegmentCorrupt, "the saved sampler state is damaged: ")
+    with mc.ReplayBuffer.attach(saved) as replay:
+        check_refused(lambda: replay.sampler_state, mc.SegmentCorrupt, "the saved sampler state is damaged: ")
 
 
 def holds(content: bytes) -> Callable[[Path], object]:
@@ -461,7 +435,7 @@ def of_another_kind(save: Path) -> None:
 
 def with_states(lane_rows: int) -> Callable[[Path], object]:
     def write(save: Path) -> None:
-        with ReplayBuffer.create(spec_of(4, extras={"h": Field((2,), every=4)}), 8) as replay:
+        with mc.ReplayBuffer.create(spec_of(4, extras={"h": mc.Field((2,), every=4)}), 8) as replay:
             replay.save(save)
         describe(save, lambda description: description | {"lane_rows": lane_rows})
 
@@ -481,36 +455,36 @@ BAD_LANES = [
 REFUSED: dict[str, tuple[Callable[[Path], object], Any, type[Exception], str]] = {
     # how the save is changed, the spec that is expected of it, the error and what it says
     **{
-        f"another {name}": (lambda save: None, spec, LayoutMismatch, says)
+        f"another {name}": (lambda save: None, spec, mc.LayoutMismatch, says)
         for name, spec, says in (
             ("shape", spec_of(5), f"{OBS} uint64 (5,)"),
             ("next_obs", spec_of(4, next_obs=True), "spec next_obs: expected False, got True"),
-            ("extra", spec_of(4, extras={"p": Field()}), "spec extras['p']: expected none, got float32 ()"),
-            ("form", TransitionSpec({"a": Field((4,), "uint64")}, Field((), "int64")), f"{OBS} none"),
-            ("action", TransitionSpec(Field((4,), "uint64"), Field()), "spec action: expected int64 (), got float32"),
+            ("extra", spec_of(4, extras={"p": mc.Field()}), "spec extras['p']: expected none, got float32 ()"),
+            ("form", mc.TransitionSpec({"a": mc.Field((4,), "uint64")}, mc.Field((), "int64")), f"{OBS} none"),
+            ("action", mc.TransitionSpec(mc.Field((4,), "uint64"), mc.Field()), "action: expected int64 ()"),
         )
     },
     "another interval": (
-        with_states(8), spec_of(4, extras={"h": Field((2,), every=8)}), LayoutMismatch,
+        with_states(8), spec_of(4, extras={"h": mc.Field((2,), every=8)}), mc.LayoutMismatch,
         "spec extras['h']: expected float32 (2,) every 4, got float32 (2,) every 8",
     ),
     "no spec": (lambda save: None, "S2", TypeError, "spec: expected a TransitionSpec or None, got 'S2'"),
-    "nothing": (holds(b""), None, SegmentCorrupt, "expected a marlcore segment, got another file"),
-    "text": (holds(b"import numpy\n" * 1000), None, SegmentCorrupt, "expected a marlcore segment, got another file"),
-    "a header alone": (cut(4096), None, SegmentCorrupt, " bytes, got 4096"),
-    "a byte less": (cut(-1), None, SegmentCorrupt, "expected a file of "),
-    "half a header": (cut(3000), None, SegmentCorrupt, "the file ends inside its header"),
-    "no file": (Path.unlink, None, SegmentNotFound, "no such segment"),
-    "a directory": (lambda save: (save.unlink(), save.mkdir()), None, SegmentCorrupt, "got Is a directory"),
-    "another kind": (of_another_kind, None, SegmentCorrupt, KIND),
-    "part of a state's interval": (with_states(7), None, SegmentCorrupt, KIND),
-    **{f"{change}": (described(**change), None, SegmentCorrupt, KIND) for change in BAD_LANES},
+    "nothing": (holds(b""), None, mc.SegmentCorrupt, "expected a marlcore segment, got another file"),
+    "text": (holds(b"import numpy\n" * 1000), None, mc.SegmentCorrupt, "expected a marlcore segment, got another file"),
+    "a header alone": (cut(4096), None, mc.SegmentCorrupt, " bytes, got 4096"),
+    "a byte less": (cut(-1), None, mc.SegmentCorrupt, "expected a file of "),
+    "half a header": (cut(3000), None, mc.SegmentCorrupt, "the file ends inside its header"),
+    "no file": (Path.unlink, None, mc.SegmentNotFound, "no such segment"),
+    "a directory": (lambda save: (save.unlink(), save.mkdir()), None, mc.SegmentCorrupt, "got Is a directory"),
+    "another kind": (of_another_kind, None, mc.SegmentCorrupt, KIND),
+    "part of a state's interval": (with_states(7), None, mc.SegmentCorrupt, KIND),
+    **{f"{change}": (described(**change), None, mc.SegmentCorrupt, KIND) for change in BAD_LANES},
     **{
-        f"description {text[:3]!r}": (described(text), None, SegmentCorrupt, "")
+        f"description {text[:3]!r}": (described(text), None, mc.SegmentCorrupt, "")
         for text in (b"{", b"[" * 3000, b"\xff\xfe", b"3")
     },
     **{
-        f"state: {name}": (described(sampler=state), None, SegmentCorrupt, "the saved sampler state is damaged: ")
+        f"state: {name}": (described(sampler=state), None, mc.SegmentCorrupt, "the saved sampler state is damaged: ")
         for name, state in STATES.items()
     },
 }  # fmt: skip
@@ -521,7 +495,7 @@ def test_refuses_to_load(saved, case):
     change, spec, error, says = REFUSED[case]
     change(saved)
     for part in (says, "" if error is TypeError else f"{saved}: "):
-        check_refused(lambda: ReplayBuffer.load(saved, spec), error, part)
+        check_refused(lambda: mc.ReplayBuffer.load(saved, spec), error, part)
 
 
 @pytest.mark.parametrize("counters", [(5, 4), (5, 26), (-1, 5), (5, -1), (HUGE, HUGE), (0, 21)])
@@ -530,8 +504,8 @@ def test_counters_that_contradict_one_another_are_refused(saved, counters):
     with saved.open("r+b") as file:
         file.seek(4096 + 256)
         file.write(struct.pack("<qq", *counters))
-    with pytest.raises(SegmentCorrupt, match="counters contradict one another"):
-        ReplayBuffer.load(saved)
+    with pytest.raises(mc.SegmentCorrupt, match="counters contradict one another"):
+        mc.ReplayBuffer.load(saved)
 
 
 def test_a_save_with_any_bit_flipped_is_refused(saved):
@@ -542,42 +516,39 @@ def test_a_save_with_any_bit_flipped_is_refused(saved):
         damaged = bytearray(whole)
         damaged[at] ^= 1 << chance.randrange(8)
         saved.write_bytes(damaged)
-        with pytest.raises(SegmentCorrupt, match=str(saved)):
-            ReplayBuffer.load(saved)
+        with pytest.raises(mc.SegmentCorrupt, match=str(saved)):
+            mc.ReplayBuffer.load(saved)
     saved.write_bytes(whole)
-    with ReplayBuffer.load(saved) as replay:
+    with mc.ReplayBuffer.load(saved) as replay:
         assert len(replay) == 5 and replay.sampler_state is not None
-
-
-# ---- a replay in a file ----
 
 
 @pytest.mark.long
 def test_a_replay_in_a_file_outlives_all_its_processes(program, tmp_path):
     path = tmp_path / "replay"
-    ReplayBuffer.create(spec_of(64), 3000, lanes=2, path=path).close()
+    mc.ReplayBuffer.create(spec_of(64), 3000, lanes=2, path=path).close()
     writers = [program(WRITER, args=[path, lane]) for lane in range(2)]
-    with ReplayBuffer.attach(path) as replay:
+    with mc.ReplayBuffer.attach(path) as replay:
         while min(hi for _, hi in window(replay)) < 4000:
             assert all(writer.running for writer in writers)
     for writer in writers:
         writer.kill()
-    with ReplayBuffer.attach(path, spec_of(64)) as replay:
+    with mc.ReplayBuffer.attach(path, spec_of(64)) as replay:
         assert [hi >= 4000 and hi - lo >= 1499 for lo, hi in window(replay)] == [True, True]
         assert wrong_rows(replay) == 0
         batch = replay.sampler(256, seed=0).sample()
         assert np.array_equal(batch.obs, filled(64, batch.index // 2))
         handle = replay.handle
-    ReplayBuffer.attach(handle).unlink()
-    with pytest.raises(SegmentNotFound):
-        ReplayBuffer.attach(handle)
+    mc.ReplayBuffer.attach(handle).unlink()
+    with pytest.raises(mc.SegmentNotFound):
+        mc.ReplayBuffer.attach(handle)
 
 
 @pytest.mark.long
 def test_a_sampler_loads_only_the_pages_that_it_touches(program, tmp_path):
     """What makes a replay larger than memory: its pages are the file's, and come and go."""
     path = tmp_path / "replay"
-    with ReplayBuffer.create(spec_of(4096), 2048, path=path) as replay, replay.writer() as writer:  # 67 MB
+    with mc.ReplayBuffer.create(spec_of(4096), 2048, path=path) as replay, replay.writer() as writer:  # 67 MB
         for first in range(0, 2048, 64):
             add_rows(writer, 4096, first, 64)
     fd = os.open(path, os.O_RDWR)

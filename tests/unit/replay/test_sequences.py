@@ -18,7 +18,7 @@ SPECS = model.SPECS | {
         {"image": Field((9, 31), "uint8"), "speed": Field((3,))},
         Field((), "int64"),
         {"h": Field((5,), every=EVERY), "c": Field((99,), "float64", every=EVERY), "log_prob": Field()},
-    ),
+    )
 }
 SHAPES = {
     1: [Sequence(1), Sequence(5), Sequence(5, 2), Sequence(5, 2, 5), Sequence(5, 0, 9), Sequence(8, 3, 2),
@@ -42,9 +42,6 @@ def write(replay: ReplayBuffer, rows: int, *last: int) -> None:
         for ticket in range(rows):
             extras = {"h": np.full(2, ticket)} if "h" in replay.spec.extras else {}
             writer.add(float(ticket), ticket, 1.0, terminated=ticket in last, **extras)
-
-
-# ---- against the oracle ----
 
 
 @pytest.mark.long
@@ -81,9 +78,6 @@ def test_the_oracle_notices_options_that_are_off_by_one(rng):
         for wrong in (Sequence(5, 2, 4), Sequence(5, 1, 3), Sequence(4, 1)):
             with pytest.raises((AssertionError, IndexError)):
                 oracle.check(batch, sequence=wrong)
-
-
-# ---- where a sequence begins and ends ----
 
 
 def test_without_a_period_each_transition_is_trained_on_once():
@@ -130,9 +124,6 @@ def test_an_episode_longer_than_any_age_has_sequences():
         # 2^24 - 4, where a state is stored, is 2 rows on.
         assert sorted(set(batch.index.tolist())) == [2, 6, 10]
         assert (batch.extras["h"][:, 0] == batch.index).all()
-
-
-# ---- stored recurrent states ----
 
 
 @pytest.mark.parametrize("prioritized", [None, Prioritized()], ids=["uniform", "prioritized"])

@@ -34,9 +34,6 @@ def body(replay):
     return Mapped(replay).body.tobytes()
 
 
-# ---- the same as single writers ----
-
-
 steps = st.lists(
     st.tuples(
         st.none() | st.lists(st.integers(0, LANES - 1), min_size=1, max_size=LANES, unique=True),  # lanes of the call
@@ -99,9 +96,6 @@ def test_large_arrays_are_lent_and_given_back():
         assert sys.getrefcount(frames) == before
 
 
-# ---- what is refused ----
-
-
 @pytest.mark.parametrize("damaged", range(3))
 def test_a_damaged_lane_is_found_before_anything_is_written(damaged):
     """And before it is claimed."""
@@ -116,9 +110,6 @@ def test_a_damaged_lane_is_found_before_anything_is_written(damaged):
         with pytest.raises(SegmentCorrupt):
             replay.vector_writer()
         replay.vector_writer([lane for lane in range(3) if lane != damaged]).close()
-
-
-# ---- lanes and lives ----
 
 
 def test_all_lanes_are_claimed_or_none():
@@ -151,9 +142,6 @@ def test_new_episodes_begin_in_all_lanes_or_in_those_named():
             successor.add(**rows(2))
         ages = [Mapped(replay).column(0, lane)[:5, :16].view(np.uint32)[:, 1].tolist() for lane in range(2)]
         assert ages == [[0, 1, 0, 1, 0], [0, 1, 0, 0, 0]]
-
-
-# ---- waiting ----
 
 
 def test_the_limiter_counts_every_row_of_a_call():

@@ -5,6 +5,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from importlib.util import find_spec
+from itertools import cycle, product
 from pathlib import Path
 from typing import Any
 
@@ -188,8 +189,12 @@ def stacked(rows: Any, step: int, stack: int) -> Any:
     return rows[:, np.arange(step - stack + 1, step + 1).clip(0)] if stack > 1 else rows[:, step]
 
 
-@pytest.mark.parametrize("ending", FORMATS)
-@pytest.mark.parametrize("kind", [kind if kind in QUICK else pytest.param(kind, marks=LONG) for kind in KINDS])
+OTHERS = zip([kind for kind in KINDS if kind not in QUICK], cycle(FORMATS), strict=False)
+
+
+@pytest.mark.parametrize(
+    ("kind", "ending"), [*product(QUICK, FORMATS), *(pytest.param(*pair, marks=LONG) for pair in OTHERS)]
+)
 def test_a_program_acts_as_its_policy(kind: str, ending: str, tmp_path: Path, program: Any) -> None:
     """On 1,000 observations: episodes side by side in the program, one after another in the policy."""
     policy, generator = policy_of(kind), np.random.default_rng(0)

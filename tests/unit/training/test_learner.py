@@ -242,8 +242,6 @@ def test_a_run_that_diverges_ends_in_one_line(tmp_path: Path, mode: Any) -> None
     assert all(tensor.isfinite().all() for tensor in saved["network"].values())
 
 
-# ---- compilation ----
-
 seen: list[Any] = []
 
 
@@ -269,9 +267,6 @@ def test_the_model_is_compiled_when_its_trainer_is_made(tmp_path: Path, monkeypa
     ((implementation, kind, of_target),) = seen
     assert modes == ["reduce-overhead"]
     assert implementation is not None and kind is AutogradPass and of_target is None
-
-
-# ---- normalization ----
 
 
 def normalized(rows: Any) -> tuple[torch.Tensor, dict[str, float]]:

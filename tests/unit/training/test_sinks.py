@@ -20,7 +20,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 from processes import until
-from refused import Refused, check_refused
+from refused import Refused, refusals
 from rich.console import Console
 
 import marlcore
@@ -105,9 +105,6 @@ def monitored(path: Path, *others: Background, total_steps: int = 1000) -> Itera
         yield Monitor(run, sinks, control, telemetry, None, total_steps, monitors.monotonic()), reporter.report, sinks
 
 
-# The same numbers everywhere
-
-
 def test_every_sink_gets_the_same_numbers(tmp_path):
     called: list[Metric] = []
     tensorboard = Background("tensorboard", lambda: TensorBoardSink(tmp_path / "run"))
@@ -146,16 +143,6 @@ def test_tensorboard_has_the_hyperparameters_and_the_final_returns(tmp_path):
     assert [(end.step, end.value) for end in final] == [(149, 99.5), (1149, 99.5)]
 
 
-def test_a_resumed_run_adds_to_tensorboard(tmp_path):
-    (tmp_path / "config.json").write_text("{}")
-    for part in (STREAM[:2], STREAM[2:]):
-        with closing(TensorBoardSink(tmp_path)) as sink:
-            for metric in part:
-                sink.record(metric)
-    assert len(list((tmp_path / "tensorboard").iterdir())) == 2
-    assert {("agent_0/loss", 10), ("agent_0/loss", 20)} <= events_of(tmp_path).keys()
-
-
 def test_a_flush_reaches_the_readers_of_a_live_run(tmp_path):
     run_dir = tmp_path / "run"
     with monitored(run_dir, Background("tensorboard", lambda: TensorBoardSink(run_dir))) as (*_, sinks):
@@ -163,9 +150,6 @@ def test_a_flush_reaches_the_readers_of_a_live_run(tmp_path):
         sinks.flush()
         assert len(read_metrics(run_dir / "metrics.csv")) == 1
         until(lambda: [*run_dir.glob("tensorboard/*")] and ("agent_0/loss", 10) in events_of(run_dir))
-
-
-# By time
 
 
 @pytest.fixture
@@ -253,9 +237,6 @@ def test_a_serial_run_of_slow_rounds_reports_by_time(tmp_path, clock, undrawn, m
     result = mc.train(Slow, "dqn", config, progress=False)
     times = [m.time_s for m in read_metrics(result.run_dir / "metrics.csv") if m.name == "env_steps_per_s"]
     assert len(times) > 5 and all(1.0 <= after - before <= 2.0 for before, after in pairwise(times[:-1]))
-
-
-# A sink that is slow or hangs
 
 
 def test_a_tick_returns_while_a_sink_hangs(tmp_path):
@@ -399,9 +380,6 @@ def test_a_hanging_sink_does_not_keep_the_interpreter(program):
     assert ends.finish() == ""
 
 
-# A sink that raises
-
-
 @pytest.mark.parametrize(
     ("fault", "taken", "closed"),
     [("make", 0, 0), ("record", 0, 1), ("flush", 1, 1), ("close", 1, 1), ("record close", 0, 1)],
@@ -477,8 +455,6 @@ def test_a_failed_start_leaves_no_directory_of_a_sink(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-# Configuration
-
 REFUSED: dict[str, Refused] = {
     "misspelt": (lambda: MetricsConfig(["csv", "tensorbord"]), ValueError, "got 'tensorbord'; did you mean tensorb"),
     "shortened": (lambda: MetricsConfig(["csv", "wanb"]), ValueError, "did you mean wandb?"),
@@ -503,11 +479,7 @@ REFUSED: dict[str, Refused] = {
         "metrics.sinks: expected module:Class, got 'math:pi', which is no class",
     ),
 }  # fmt: skip
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_a_wrong_sink_is_refused_in_one_line(case):
-    check_refused(*REFUSED[case])
+test_a_wrong_sink_is_refused_in_one_line = refusals(REFUSED)
 
 
 def test_sinks_are_options_and_come_back_from_json():
@@ -541,8 +513,6 @@ def test_the_documented_sink_writes_the_stream(tmp_path, monkeypatch):
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     assert [Metric(**json.loads(line)) for line in lines] == STREAM
 
-
-# Weights & Biases
 
 WANDB = """
 import json, sys

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from interrupts import at_instruction
-from refused import Refused, check_refused
+from refused import Refused, refusals
 
 from marlcore import LayoutMismatch, ParameterStore
 
@@ -216,11 +216,7 @@ REFUSED: dict[str, Refused] = {
     "a published array": (published(W), TypeError, "weights: expected a mapping of arrays, got array("),
     "published text": (published({"a": {"w": W}, "b": "x"}), TypeError, "weights b: expected an array of numbers"),
 }  # fmt: skip
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_refuses(case: str) -> None:
-    check_refused(*REFUSED[case])
+test_refuses = refusals(REFUSED)
 
 
 def test_mappings_need_no_torch() -> None:
