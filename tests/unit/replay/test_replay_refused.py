@@ -70,12 +70,12 @@ def limiter(samples_per_insert=1.0, min_size=1, tolerance=1.0) -> Callable[[], o
     return partial(mc.RateLimiter, samples_per_insert, min_size, tolerance)
 
 
-def limited(call: Callable[[mc.ReplayBuffer], object], capacity=64) -> Callable[[], object]:
+def limited(call: Callable[[mc.mc.ReplayBuffer], object], capacity=64) -> Callable[[], object]:
     return on(call, capacity=capacity, lanes=1, limiter=mc.RateLimiter(2.0, 4, 8.0))
 
 
-def sample_by(share: float) -> Callable[[ReplayBuffer], object]:
-    def call(replay: ReplayBuffer) -> object:
+def sample_by(share: float) -> Callable[[mc.ReplayBuffer], object]:
+    def call(replay: mc.ReplayBuffer) -> object:
         sampler = replay.sampler(1)
         sampler.limit_to(lambda _: share)
         return sampler.sample()
