@@ -10,7 +10,7 @@ import torch
 
 from ...checks import absolute, brief, check_whole, names_error
 from ...declared import By, Choice, Number, Rule, Whole, check_declared
-from ...weights.store import SLOTS
+from ...weights import SLOTS
 
 BUFFERS = (
     "Buffer",
