@@ -4,6 +4,7 @@ tyro only draws the help: it reports a wrong option as a box, and not in one lin
 """
 
 import inspect
+import shutil
 import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -208,9 +209,10 @@ def print_table(
 ) -> None:
     """Prints rows below these titles, each with its justification, and the caption.
 
-    Off a terminal, or without rich, it writes the rows and the total, if there is one, with tabs.
+    Off a terminal, on a very narrow one, or without rich, it writes the rows and the total, if there is one, with tabs.
     """
-    if not sys.stdout.isatty() or find_spec("rich") is None:
+    narrow = shutil.get_terminal_size().columns < 10 * len(columns)
+    if narrow or not sys.stdout.isatty() or find_spec("rich") is None:
         sys.stdout.writelines("\t".join(row) + "\n" for row in (*rows, total) if row)
         return
     from rich.console import Console

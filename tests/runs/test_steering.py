@@ -122,6 +122,8 @@ def test_a_callback_sees_evaluations_and_checkpoints(tmp_path: Path) -> None:
         evaluations: list[mc.EvaluationEvent] = []  # noqa: RUF012 of one test
         checkpoints: list[mc.CheckpointEvent] = []  # noqa: RUF012
 
+        on_metric = None  # as a class has it whose heirs may define it
+
         def on_evaluation(self, evaluation: mc.EvaluationEvent) -> None:
             self.evaluations.append(evaluation)
 

@@ -47,7 +47,7 @@ class CallbackSink:
 
     def __init__(self, callback: Callback, interrupts: Interrupts) -> None:
         self._interrupts = interrupts
-        self._methods = {name: getattr(callback, name) for name in METHODS if hasattr(callback, name)}
+        self._methods = {name: method for name in METHODS if callable(method := getattr(callback, name, None))}
         if callable(callback):
             self._methods.setdefault("on_metric", callback)
         self._failed = False

@@ -6,6 +6,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
+from marlcore.cli.options import print_table
 from marlcore.cli.top import COLUMNS, _table
 from marlcore.processes import Metric
 from marlcore.tables import FittedTable, print_fitted
@@ -108,3 +109,11 @@ def test_a_table_for_a_pipe_is_plain(rows, capsys):
     print_fitted(FittedTable(["a processor", "load 0.3"], "call", ["us", "bound " + "x" * 300], rows))
     lines = ["a processor  load 0.3", "call\tus\tbound " + "x" * 300, "add\t0.50\ta copy", "sample\t1,234.50\t"]
     assert capsys.readouterr().out.splitlines() == lines[: 1 if not rows else None]
+
+
+@pytest.mark.parametrize(("width", "plain"), [(20, True), (80, False)])
+def test_a_very_narrow_terminal_gets_findings_without_a_frame(width, plain, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    print_table({"check": "left", "state": "left", "found": "left"}, [["python", "ok", "3.11"]])
+    assert (capsys.readouterr().out == "python\tok\t3.11\n") == plain
