@@ -17,10 +17,9 @@ try:
     from .._core import ffi as _ffi
     from .._core import lib as _lib
 except ModuleNotFoundError as error:
-    folder = Path(__file__).parents[2]
     raise ImportError(
-        f"marlcore: expected a compiled core beside {folder / 'marlcore'}, got none: in the source folder run "
-        "`python -m pip install -e .`, or start Python in another folder to use an installed marlcore",
+        f"compiled core: expected one in {Path(__file__).parents[1]}, got none: run `python -m pip install -e .` in "
+        "the source folder, or start Python in another folder to use an installed marlcore",
         name=error.name,
     ) from None
 

@@ -1,6 +1,7 @@
 """What a user meets first: importing marlcore, and the README."""
 
 import re
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -75,6 +76,18 @@ def test_the_example_of_a_custom_algorithm_trains(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert re.search(r"updates: agent_0 [1-9]", done.stdout)
+
+
+def test_a_source_folder_without_its_core_is_one_line(tmp_path: Path) -> None:
+    """As a checkout that was never built, which shadows an installed package where it is the working directory."""
+    package = ROOT / "marlcore"
+    shutil.copytree(package, tmp_path / "marlcore", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    command = [sys.executable, "-m", "marlcore", "gc"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 2 and done.stderr.startswith(
+        f"marlcore: compiled core: expected one in {tmp_path / 'marlcore'}, got none: run `python -m pip install -e .`"
+    )
+    assert len(done.stderr.splitlines()) == 1
 
 
 def test_every_folder_of_the_package_is_installed() -> None:
