@@ -314,7 +314,7 @@ def test_an_empty_part_never_sets_the_writers_free(parted, monkeypatch):
 
 @pytest.mark.long
 def test_parts_hold_the_ratio_against_free_running_writers(parted):
-    mixture = Mixture([parted] * 3, [0.25, 0.5, 0.25], 16, seed=1, lanes=PARTS)
+    mixture = mc.Mixture([parted] * 3, [0.25, 0.5, 0.25], 16, seed=1, lanes=PARTS)
     threads = [threading.Thread(target=write, args=(parted, lane, 2000)) for lane in (0, 2)]
     for thread in threads:
         thread.start()
