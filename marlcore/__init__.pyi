@@ -57,6 +57,7 @@ from .spaces import Spaces as Spaces
 from .spec import Ragged as Ragged
 from .training import ActorConfig as ActorConfig
 from .training import CheckpointEvent as CheckpointEvent
+from .training import ClusterConfig as ClusterConfig
 from .training import Config as Config
 from .training import Constant as Constant
 from .training import Evaluation as Evaluation
