@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 # The libraries that the core does without, by the name that is imported: the extra that installs each.
 EXTRA_OF = dict.fromkeys(("gymnasium", "matplotlib", "rich", "tensorboard", "torch", "tyro", "yaml"), "train")
+EXTRA_OF |= dict.fromkeys(("ray", "lz4"), "cluster")
 _NAMES_A_LINE = 6
 
 
