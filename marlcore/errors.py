@@ -59,6 +59,10 @@ class ClosedError(MarlcoreError):
     """The object was closed."""
 
 
+class Fenced(MarlcoreError):
+    """A node's lease of its seat has ended, so nothing more that it sends in this epoch is taken."""
+
+
 class EnvironmentFailed(MarlcoreError):
     """An environment raised, or returned a value that its replay refuses; the original error is the `__cause__`."""
 
