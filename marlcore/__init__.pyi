@@ -87,11 +87,16 @@ from .training import train as train
 from .training import train_offline as train_offline
 
 # isort: split
+# Many machines
+from . import cluster as cluster
+
+# isort: split
 # Further errors
 from .errors import CallbackFailed as CallbackFailed
 from .errors import ClosedError as ClosedError
 from .errors import Diverged as Diverged
 from .errors import EnvironmentFailed as EnvironmentFailed
+from .errors import Fenced as Fenced
 from .errors import LayoutMismatch as LayoutMismatch
 from .errors import NotEnoughMemory as NotEnoughMemory
 from .errors import SegmentCorrupt as SegmentCorrupt

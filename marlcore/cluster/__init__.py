@@ -1,7 +1,7 @@
-"""Rows and weights between machines.
+"""Many machines: rows and weights between the shared memory of nodes, and the leases of the nodes' seats.
 
-A relay sends the rows of a node's replay or queue to the ingest beside a learner's, where each arrives once. Only
-`ray_rows.py` and `ray_weights.py` import Ray, when they are used. The room knows nothing of runs or algorithms.
+Within a node nothing changes. Between nodes, a relay sends the rows of a node's lanes to an ingest beside the learner,
+and a mirror copies the newest weights to a node. Ray carries both; only `ray_rows` and `ray_weights` import it.
 """
 
 from ..lazy import attach_stub
