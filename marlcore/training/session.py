@@ -13,7 +13,7 @@ from typing import Any
 from ..interfaces import QueueSource, ReplaySource
 from ..processes import PID, STEPS, Children, Control, Telemetry
 from ..weights import ParameterStore
-from .async_run import run_async, start_all, supervisor_of
+from .async_run import Elsewhere, run_async, start_all, supervisor_of
 from .config import EVALUATOR, AssignedPolicy, Config, StopConfig, actor_names, crews, learner_names, node_names
 from .evaluation import save_policies
 from .loops import build_model
@@ -57,6 +57,11 @@ class Session:
         self._children = children
         conditions = StopConditions(config.stop)
         with ExitStack() as stack:
+            self._fleet = None
+            if config.cluster.seats:
+                from .nodes import Fleet  # here, so that a run on one machine needs none of it
+
+                self._fleet = stack.enter_context(Fleet(config.cluster, env_fn, self.described["env"]))
             self.directory = self._open_directory(stack)
             if run_input.resume is not None and config.stop != StopConfig():
                 conditions.check_unmet(read_metrics(self.directory.path / "metrics.csv"))
@@ -177,12 +182,20 @@ class Session:
             fallback = config.supervision.serial_fallback and config.updates_per_step is not None
             fallback = fallback and not config.cluster.seats
             if config.mode == "async" and start_all(supervisor, interrupts, fallback):
-                run_async(supervisor, self.blueprint, self.control, self.monitor, interrupts)
+                run_async(supervisor, self.blueprint, self.control, self.monitor, interrupts, self._elsewhere(stack))
             else:
                 children.close()  # some may have been started
                 for notes in self.control.notes.values():
                     notes.store(PID, os.getpid())
                 run_serial(self.blueprint, self.monitor, interrupts)
+
+    def _elsewhere(self, stack: ExitStack) -> Elsewhere | None:
+        """The actors on other machines, which the stack ends; None on one machine."""
+        if self._fleet is None:
+            return None
+        from .nodes import Controller
+
+        return stack.enter_context(Controller(self._fleet, self.blueprint, self.control, self.telemetry))
 
     def __enter__(self) -> Session:
         return self
