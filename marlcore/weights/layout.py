@@ -43,7 +43,7 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class RowLayout:
-    """The places of a model's tensors, in its order, of the extras and of the version, each at a multiple of 64 bytes."""
+    """The places of a model's tensors, in its order, the extras and the version, each at a multiple of 64 bytes."""
 
     tensors: tuple[TensorSpec, ...]
     extras: Mapping[str, Field]
