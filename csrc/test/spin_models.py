@@ -95,6 +95,22 @@ MODELS = (
         sizes=((), ("MOST_RESTARTS=2",)),
         liveness=True,
     ),
+    Model(
+        "lease",
+        (
+            "EPOCH_REUSED",
+            "GRANTED_WHILE_HELD",
+            "RENEWED_WITHOUT_EPOCH",
+            "RENEWAL_REVIVES",
+            "ANOTHER_CLOCK",
+            "FENCED_LATER",
+            "NOT_CHECKED",
+            "SEAT_CHECKED_ALONE",
+            "CHECKED_WHEN_OPENED",
+            "TWO_INGESTS_AT_ONCE",
+        ),
+        sizes=((), ("SENDS=1",)),
+    ),
 )
 
 
