@@ -1,4 +1,4 @@
-"""The controller, in the driver: it seats agents, hears them, deals out the steps, and replaces agents that are lost."""
+"""The controller, in the driver: it seats agents, hears them, deals out the steps, and replaces lost agents."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Controller(Closing):
         self._deal()
 
     def _hear(self, seat: Seat, agent: Hired) -> None:
-        """Takes an agent's answer, if it came, and makes the next call, if it is due. Raises AgentLost, WorkerFailed."""
+        """Takes an agent's answer, if it came; makes the next call, if it is due. Raises AgentLost, WorkerFailed."""
         now = time.monotonic()
         if seat.call is not None:
             if not seat.call.wait():

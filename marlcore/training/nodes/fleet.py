@@ -173,10 +173,8 @@ class Fleet(Closing):
         if agent.found["error"]:
             what = f"expected an environment that can be made on {host}, got {brief(self._label)}"
             raise ValueError(f"env_fn: {what} ({agent.found['error']})")
-        if agent.found["nice"] >= LOWEST:
-            log.warning(
-                "%s: Ray gives actors niceness %d; start it with RAY_worker_niceness=0", host, agent.found["nice"]
-            )
+        if (nice := agent.found["nice"]) >= LOWEST:
+            log.warning("%s: expected actors of niceness 0, got %d; start Ray with RAY_worker_niceness=0", host, nice)
 
     def dismiss(self, agent: Hired) -> None:
         """Ends an agent that is lost, and has its machine, if it lives, end its processes and remove its segments."""

@@ -108,7 +108,8 @@ class Node(Closing):
         config, cluster = self._plan.config, self._plan.config.cluster
         mirror = Mirror(links.weights(policy.name), sync_seconds=cluster.sync_seconds, name=f"weights.{policy.index}")
         self._mirrors[policy.name] = stack.enter_context(mirror)
-        source = stack.enter_context(source_of_rows(policy, config, self._crew))
+        source = source_of_rows(policy, config, self._crew)
+        stack.callback(source.close)
         relay = Relay(
             source, links.rows(policy.name), seat=self._plan.seat, epoch=self._plan.epoch,
             flush_seconds=cluster.flush_seconds, compress=cluster.compress,
@@ -134,9 +135,10 @@ class Node(Closing):
     def beat(self, orders: Orders) -> Report:
         """Takes new orders; the report of what happened since the last one. Raises Fenced: the seat is lost."""
         self._order(orders)
-        for relay in self._relays:
-            if relay.error is not None:
-                raise relay.error
+        if self.error is not None:
+            raise self.error
+        for mirror in self._mirrors.values():
+            mirror.check()
         workers, notes, names = self._control.workers, self._control.notes, self._crew.names
         rest = sum(notes[name].load(SHARE) - min(workers[name].load(STEPS), notes[name].load(SHARE)) for name in names)
         return Report(
