@@ -45,8 +45,8 @@ class ClusterConfig(Declared):
     take its share of the steps."""
     sync_seconds: Annotated[float, Number(0)] = 0.05
     """Seconds between looks for newer weights on each machine."""
-    flush_seconds: Annotated[float, Number(0.001)] = 0.02
-    """Longest time that a machine collects rows before it sends them."""
+    flush_seconds: Annotated[float, Number(0.001)] = 0.1
+    """Longest time for which a machine collects rows before it sends them; few bytes wait a tenth of it."""
     lane_rows: Annotated[int, Whole(3)] = 1000
     """Rows of each environment copy that a machine keeps until they have arrived; beyond, the oldest are lost and
     counted, unless the learner holds actors back, who wait instead."""
