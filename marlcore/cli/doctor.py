@@ -19,10 +19,10 @@ from typing import Any, Literal
 
 from .. import __version__, cgroup
 from ..errors import MarlcoreError
+from ..shm import SHM_DIR
 from .linux_features import FEATURES
 from .options import CommandLine, print_table
 
-SHM_DIR = Path("/dev/shm")
 MOUNTS = Path("/proc/self/mountinfo")
 MACHINES = ("x86_64", "aarch64")
 ROWS, WARMUP = 100_000, 500  # of a default replay; without its warm-up, training never starts
