@@ -13,7 +13,7 @@ from threading import Condition, Lock
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checks import brief, check_timeout, check_whole
+from ..checks import brief, check_whole, is_number
 from ..closing import ClosedAfterError, Closing
 from ..errors import ClosedError, Fenced, LayoutMismatch
 from ..memory import AFTER, FIRST, LANE, ROWS
@@ -101,7 +101,8 @@ class Ingest(Closing):
         lanes = _lanes_of(seats, target.lanes)
         if bookings.lanes != target.lanes:
             raise ValueError(f"bookings: expected those of {target.lanes} lanes, got {bookings.lanes}")
-        check_timeout(wait_seconds, or_none=False)
+        if not is_number(wait_seconds) or not wait_seconds >= 0:
+            raise ValueError(f"wait_seconds: expected seconds of at least 0, got {brief(wait_seconds)}")
         self.stats = IngestStats()
         self._spec = target.spec
         self._bookings = bookings

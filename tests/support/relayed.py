@@ -75,7 +75,7 @@ class Home:
 
     def __init__(self, spec: TransitionSpec = SMALL, capacity: int = 1000, seats=(range(2),), target=None, **options):
         lanes = max(seat.stop for seat in seats)
-        self.target = target or ReplayBuffer.create(spec, capacity, lanes, name="home")
+        self.target = ReplayBuffer.create(spec, capacity, lanes, name="home") if target is None else target
         self.bookings = Bookings.create(self.target.lanes)
         self.seats, self.options = seats, options
         self.ingest = Ingest(self.target, self.bookings, seats, **options)

@@ -147,11 +147,13 @@ def test_an_episode_goes_on_behind_a_new_ingest(home, source) -> None:
 
 def test_a_relays_successor_continues_where_it_stopped(home, source) -> None:
     here, there = home(), source()
+    sent = 0
     for part in range(4):
         add_some(there, 0, 10 * part, 10)
         with here.relay(there) as relay:
             assert relay.drain(60.0)
-        assert relay.stats.rows == len(raw(there, 0)) - sum(earlier for earlier in [here.ingest.stats.rows]) or part
+        sent += relay.stats.rows
+    assert sent == len(raw(there, 0)) == here.ingest.stats.rows
     np.testing.assert_array_equal(raw(there, 0), raw(here.target, 0))
     assert here.ingest.stats.duplicates == 0
 
@@ -276,7 +278,7 @@ def test_few_bytes_wait_a_tenth_of_the_flush_and_many_not_at_all(home, source) -
     with here.relay(there, clock=lambda: now[0], flush_seconds=0.2) as relay, there.writer() as writer:
 
         def write(rows: int) -> None:
-            writer.add_batch(np.zeros((rows, 45, 9)), np.arange(rows), np.zeros(rows), n=np.zeros(rows))
+            writer.add_batch(np.zeros((rows, 45, 9), np.uint8), np.arange(rows), np.zeros(rows), n=np.zeros(rows))
 
         def sent_after(seconds: float) -> bool:
             now[0] += seconds
@@ -288,7 +290,7 @@ def test_few_bytes_wait_a_tenth_of_the_flush_and_many_not_at_all(home, source) -
         assert [sent_after(0.0), sent_after(0.19), sent_after(0.02)] == [False, False, True]
         write(20_000)  # 8.9 MB
         assert sent_after(0.0)
-        write(38_000)  # 17 MB: one message takes 16 of it
+        write(39_000)  # 17 MB: one message takes 16 MiB of it
         assert [sent_after(0.0), sent_after(0.0), sent_after(0.3)] == [True, False, True]
     assert relay.stats.messages == 5
 
@@ -299,8 +301,8 @@ REFUSED = {
     "epoch": lambda here, there: Relay(there, DirectLink(here.ingest), epoch=0),
     "flush_seconds": lambda here, there: Relay(there, DirectLink(here.ingest), flush_seconds=0),
     "compress": lambda here, there: Relay(there, DirectLink(here.ingest), compress="zip"),
-    "seats": lambda here, there: Ingest(there, here.bookings, [range(0, 2), range(1, 3)]),
-    "bookings": lambda here, there: Ingest(here.target, there, [range(1)]),
+    "seats": lambda here, there: Ingest(there, here.bookings, [range(2), range(1, 3)]),
+    "bookings": lambda here, there: Ingest(there, Bookings.create(3), [range(1)]),
     "wait_seconds": lambda here, there: Ingest(there, here.bookings, [range(1)], wait_seconds=-1.0),
     "spec obs": lambda here, there: here.ingest.open(0, 1, 2, FRAMES.to_dict()),
     "when_full": lambda here, there: Relay(TrajectoryQueue.create(SMALL, 9, when_full="drop_oldest"), None),
@@ -310,7 +312,9 @@ REFUSED = {
 
 @pytest.mark.parametrize("field", REFUSED)
 def test_bad_input_is_refused_in_one_line(field, home, source) -> None:
-    with pytest.raises((ValueError, TypeError, LayoutMismatch), match=f"^(seat 0: )?{field}.*: expected .*got") as error:
+    with pytest.raises(
+        (ValueError, TypeError, LayoutMismatch), match=f"^(seat 0: )?{field}.*: expected .*got"
+    ) as error:
         REFUSED[field](home(), source())
     assert "\n" not in str(error.value)
     del error
