@@ -185,11 +185,6 @@ class Fleet(Closing):
         gone = ray.remote(bury).options(num_cpus=0, **_there(agent.machine.id), max_retries=0)
         self._burials.append(gone.remote(agent.found.get("pid", 0), agent.found.get("began", "")))
 
-    @property
-    def here(self) -> dict[str, Any]:
-        """Options of Ray for an actor on this machine."""
-        return _there(self._own) | {"num_cpus": 0}
-
     @staticmethod
     def kill(handle: Any) -> None:
         import ray

@@ -76,11 +76,12 @@ class Home(Closing):
         with ExitStack() as stack:
             self.leases = stack.enter_context(Leases.create(config.cluster.seats, config.cluster.lease_seconds))
             targets = {policy.name: Target.of(policy, config, stack) for policy in blueprint.policies}
-            ingest = start_ingest(partial(make_ingests, targets, self.leases.handle), **fleet.here)
+            threads = max(8, config.cluster.seats * len(targets))
+            ingest = start_ingest(partial(make_ingests, targets, self.leases.handle), threads=threads)
             stack.callback(fleet.kill, ingest)
             porters = {policy.name: f"marlcore-{policy.weights.nonce}" for policy in blueprint.policies}
             for policy in blueprint.policies:
-                porter = PorterActor.start(policy.weights, porters[policy.name], **fleet.here)
+                porter = PorterActor.start(policy.weights, porters[policy.name])
                 stack.callback(fleet.kill, porter)
             self.links = RayLinks(ingest, porters, fleet.namespace)
             self._stack = stack.pop_all()
