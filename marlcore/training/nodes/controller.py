@@ -54,7 +54,7 @@ class Controller(Closing):
         self._config = config = blueprint.config
         self._beat_s = min(LONGEST_BEAT_S, config.cluster.lease_seconds / BEATS_A_LEASE)
         self._looked = 0.0
-        self._dealt_to: list[str] = []
+        self._dealt_to = node_names(config)  # by the session
         with ExitStack() as stack:
             self._home = stack.enter_context(Home(blueprint, fleet))
             stack.callback(fleet.end)
