@@ -130,6 +130,7 @@ class Session:
             "pid": os.getpid(),
             "total_steps": config.total_steps,
             "actors": [*actor_names(config), *node_names(config)],
+            "nodes": node_names(config),
             "learners": {worker: "" if shared else policy for worker, (policy, *_) in learners.items()},
             "policies": of_policies,
             "telemetry": asdict(self.telemetry.handle),

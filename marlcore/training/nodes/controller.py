@@ -168,6 +168,7 @@ class Controller(Closing):
         log.warning("%s on %s is lost (%s); others take its share of the steps", seat.name, agent.machine.host, why)
         seat.due = time.monotonic() + min(BACKOFF_S * 2**seat.failures, LONGEST_BACKOFF_S)
         seat.failures, seat.epoch, seat.report = seat.failures + 1, 0, Report(steps=seat.report.steps)
+        self._control.workers[seat.name].store(READY, 0)
         notes = self._control.notes[seat.name]
         notes.store(RESTARTS, notes.load(RESTARTS) + 1)
         self._fleet.dismiss(agent)
