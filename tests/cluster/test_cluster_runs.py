@@ -43,14 +43,14 @@ def test_nodes_learn_cartpole(
 # Faults: the test does what goes wrong, while the driver waits for the run to recover.
 
 RECOVERS = """
-run = mc.start(CARTPOLE, "dqn", configured(sys.argv[2], 10**9, updates_per_step=None, cluster={"lease_seconds": 3.0}))
-until(lambda: all(words(run, name)[0] > 100 for name in ("node-0", "node-1")), lambda: run.status().running)
+run = mc.start(slow, "dqn", configured(sys.argv[2], 10**9, updates_per_step=None, cluster={"lease_seconds": 3.0}))
+until(lambda: all(words(run, name)[0] > 20 for name in ("node-0", "node-1")), lambda: run.status().running)
 print("working", flush=True)
 sys.stdin.readline()
 if sys.argv[3] == "node":
     until(lambda: words(run, "node-0")[1] + words(run, "node-1")[1] >= 1, lambda: run.status().running)
 before = [words(run, name)[0] for name in ("actor-0", "node-0", "node-1")]
-recovered = lambda: sum(words(run, f"node-{i}")[0] > before[1 + i] + 500 for i in (0, 1))
+recovered = lambda: sum(words(run, f"node-{i}")[0] > before[1 + i] + 50 for i in (0, 1))
 until(lambda: recovered() >= int(sys.argv[4]), lambda: run.status().running)
 run.stop()
 told(run.wait())
@@ -89,9 +89,9 @@ def test_a_run_outlives_what_is_lost(fault: str, own_nodes: RayNodes, program: P
 
 JOINS = """
 config = configured(sys.argv[2], 10**9, nodes=3, cluster={"nodes_at_start": 2}, updates_per_step=None)
-run = mc.start(CARTPOLE, "dqn", config)
+run = mc.start(slow, "dqn", config)
 print("working", flush=True)
-until(lambda: words(run, "node-2")[0] > 500, lambda: run.status().running)
+until(lambda: words(run, "node-2")[0] > 50, lambda: run.status().running)
 run.stop()
 told(run.wait())
 """
@@ -113,7 +113,7 @@ def say():
     print("working", flush=True)
 
 threading.Thread(target=say, daemon=True).start()
-mc.train(CARTPOLE, "dqn", configured(sys.argv[2], 10**9, updates_per_step=None), progress=False)
+mc.train(slow, "dqn", configured(sys.argv[2], 10**9, updates_per_step=None), progress=False)
 """
 
 

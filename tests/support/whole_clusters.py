@@ -14,6 +14,17 @@ from processes import until
 ADDRESS = sys.argv[1]
 CARTPOLE = mc.NamedEnvironment("gymnasium:CartPole-v1")
 
+def slow():
+    """CartPole that leaves the machine's cores to the processes that start."""
+    import gymnasium, time
+
+    class Slow(gymnasium.Wrapper):
+        def step(self, action):
+            time.sleep(0.01)
+            return super().step(action)
+
+    return Slow(gymnasium.make("CartPole-v1"))
+
 def configured(run_dir, total_steps, nodes=2, cluster={}, **changes):
     settings = mc.ClusterConfig(ADDRESS, nodes=nodes, **cluster)
     usual = {"run_dir": run_dir, "learner": mc.LearnerConfig(device="cpu"), "cluster": settings}

@@ -13,7 +13,7 @@ from typing import Any
 
 from ... import __version__
 from ...envs import vectorize
-from ...errors import MarlcoreError, WorkerFailed, suppress_failed_calls
+from ...errors import WorkerFailed, suppress_failed_calls
 from ...memory import survey_segments
 from ...processes import failure_of
 from .node import Links, Node, Orders, Plan, Report
@@ -71,7 +71,7 @@ class Agent:
     def _work(self, plan: Plan, orders: Orders, links: Links) -> None:
         try:
             node = Node(plan, orders, links)
-        except (MarlcoreError, OSError, ValueError) as error:
+        except Exception as error:  # the algorithm's own code may raise anything
             self._failed = failure_of(f"node-{plan.seat}", error)
             return
         with self._lock:
