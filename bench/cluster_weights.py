@@ -9,12 +9,14 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import median
 from time import monotonic, sleep
 from typing import Any
 
 import numpy as np
+import torch
 from rich.table import Table
+from torch import nn
 
 from marlcore import ParameterStore
 from marlcore.cluster import Mirror, PorterActor, WeightsLink
@@ -51,7 +53,6 @@ class Follower:
 
     def __init__(self, name: str) -> None:
         self._mirror = Mirror(WeightsLink(name))
-        self._local = {"weights": np.zeros(0)}
         self._seen: list[tuple[int, float]] = []
 
     def follow(self, last: int, timeout: float) -> tuple[int, list[tuple[int, float]]]:
@@ -74,11 +75,11 @@ def turns(
     publisher: Any, source: np.ndarray, to: np.ndarray, rounds: int, pause_s: float
 ) -> Iterator[tuple[float, ...]]:
     """The time at which each publication began, its seconds, and those of a memcpy after it."""
-    for _ in range(rounds):
+    for turn in range(rounds):
         begin = monotonic()
         publisher.publish()
         middle = monotonic()
-        np.copyto(to, source)
+        np.copyto(to[turn % len(to)], source)
         yield begin, middle - begin, monotonic() - middle
         sleep(pause_s)
 
@@ -87,11 +88,11 @@ def measure(nodes: int, nbytes: int = 50_000_000, rounds: int = 200, pause_s: fl
     """The figures with a mirror on each of so many nodes; with none, what the learner does alone."""
     import ray
 
-    weights = {"weights": np.ones(nbytes, np.uint8)}
-    source, to = np.ones(nbytes, np.uint8), np.zeros(nbytes, np.uint8)
+    model = nn.ParameterList([torch.ones(nbytes // 4)])
+    source, to = np.ones(nbytes, np.uint8), np.ones((3, nbytes), np.uint8)  # as many as the store has slots
     with ExitStack() as stack:
-        store = stack.enter_context(ParameterStore.create(weights, "triple_buffer"))
-        publisher = stack.enter_context(store.publisher(weights))
+        store = stack.enter_context(ParameterStore.create(model, "triple_buffer"))
+        publisher = stack.enter_context(store.publisher(model))
         followers, porter = [], None
         if nodes:
             cluster = stack.enter_context(RayNodes(nodes))
@@ -107,11 +108,11 @@ def measure(nodes: int, nbytes: int = 50_000_000, rounds: int = 200, pause_s: fl
         began, published, copied = zip(*turns(publisher, source, to, rounds, pause_s), strict=True)
         answers = ray.get(seen) if nodes else []
         delays = [at - began[v - first] for _, arrivals in answers for v, at in arrivals if v >= first]
-        cuts = quantiles(delays, n=100) if delays else [0.0] * 99
+        p50, p99 = np.percentile(delays or [0.0], [50, 99]).tolist()
         copies = ray.get(porter.stats.remote())["copies"] if nodes else 0
         ray.get([follower.close.remote() for follower in followers]) if nodes else None
     fetched = sum(rows for rows, _ in answers)
-    return Figures(nodes, nbytes, rounds, median(published), median(copied), copies, fetched, (cuts[49], cuts[98]))
+    return Figures(nodes, nbytes, rounds, median(published), median(copied), copies, fetched, (p50, p99))
 
 
 def table(figures: list[Figures]) -> Table:

@@ -224,9 +224,9 @@ class ParameterStore(Shared):
             copied = copy(row)
             return (version, copied) if is_whole() else None
 
-        return self.until_whole(attempt, timeout)
+        return self._until_whole(attempt, timeout)
 
-    def until_whole(self, attempt: Callable[[], T | None], timeout: float) -> T:
+    def _until_whole(self, attempt: Callable[[], T | None], timeout: float) -> T:
         """What `attempt` returns, again after each None: a read that was lapped. Raises TimeoutError."""
         deadline = monotonic() + timeout
         pause, attempts = 0.0, 1
@@ -539,7 +539,7 @@ class Subscriber:
             committed = self._read_newest()
             return None if committed == -errno.ESTALE else committed
 
-        version = self._store.until_whole(attempt, timeout)
+        version = self._store._until_whole(attempt, timeout)
         if self._store.is_mirror and version > 0:
             version = int(self._scratch_version[0])
         if version <= 0:
