@@ -15,7 +15,7 @@ ADDRESS = sys.argv[1]
 CARTPOLE = mc.NamedEnvironment("gymnasium:CartPole-v1")
 
 def slow():
-    """CartPole that leaves the machine's cores to the processes that start."""
+    # CartPole that leaves the machine's cores to the processes that start
     import gymnasium, time
 
     class Slow(gymnasium.Wrapper):
