@@ -50,10 +50,11 @@ TRAINING = {
     "evaluation": ["workers"],
     "serial": ["workers"],
     "async_run": ["workers"],
+    "nodes": ["async_run"],
     "warmup": [],
     "offline": ["config"],
     "run_input": ["self_play", "warmup", "offline"],
-    "session": ["serial", "async_run", "evaluation", "run_input"],
+    "session": ["serial", "async_run", "nodes", "evaluation", "run_input"],
     "run": ["session"],
 }
 
