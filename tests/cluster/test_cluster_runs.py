@@ -88,7 +88,8 @@ def test_a_run_outlives_what_is_lost(fault: str, own_nodes: RayNodes, program: P
 
 
 JOINS = """
-config = configured(sys.argv[2], 10**9, nodes=3, cluster={"nodes_at_start": 2}, updates_per_step=None)
+actors = mc.ActorConfig(processes=0, envs=2)  # all of them are on other machines
+config = configured(sys.argv[2], 10**9, nodes=3, cluster={"nodes_at_start": 2}, updates_per_step=None, actor=actors)
 run = mc.start(slow, "dqn", config)
 print("working", flush=True)
 until(lambda: words(run, "node-2")[0] > 50, lambda: run.status().running)

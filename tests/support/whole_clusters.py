@@ -56,4 +56,5 @@ def called(nodes: RayNodes, title: str) -> list[int]:
 def left_on(nodes: RayNodes) -> dict[str, list[object]]:
     """What runs have left on the nodes: segments, and processes of agents; empty lists where there is nothing."""
     segments = [name for node in range(len(nodes.directories)) for name in nodes.segments(node)]
-    return {"segments": [*segments], "processes": [*called(nodes, "ray::Agent"), *called(nodes, "marlcore")]}
+    titles = "ray::Agent", "marlcore.training.nodes", "marlcore fork server", "marlcore actor"
+    return {"segments": [*segments], "processes": [pid for title in titles for pid in called(nodes, title)]}

@@ -16,7 +16,7 @@ from ...envs import vectorize
 from ...errors import WorkerFailed, suppress_failed_calls
 from ...memory import survey_segments
 from ...processes import failure_of
-from .node import Links, Node, Orders, Plan, Report
+from .node import SUPERVISOR, Links, Node, Orders, Plan, Report
 
 LOOK_S = 0.2  # between looks at its own state
 ABANDONED_S = 30.0  # without a word of the controller, after which the agent ends
@@ -61,16 +61,20 @@ class Agent:
             return None if self._node is None else self._node.beat(orders)
 
     def end(self) -> None:
-        """Ends the node's part, and removes its segments."""
+        """Ends the node's part, and removes its segments, and those of agents that were lost here."""
         self._ends = True
         with self._lock:
             node, self._node = self._node, None
             if node is not None:
                 node.close()
+        sweep()
 
     def _work(self, plan: Plan, orders: Orders, links: Links) -> None:
         try:
             node = Node(plan, orders, links)
+        except ConnectionError as error:
+            self._failed = WorkerFailed(SUPERVISOR, "death", str(error))  # another agent may have more luck
+            return
         except Exception as error:  # the algorithm's own code may raise anything
             self._failed = failure_of(f"node-{plan.seat}", error)
             return

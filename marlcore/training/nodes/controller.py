@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import cloudpickle
 
 from ...closing import Closing
-from ...errors import WorkerFailed
+from ...errors import Fenced, WorkerFailed
 from ...processes import EPISODES, READY, RESTARTS, SHARE, STEPS, Control, Reporter, Telemetry
 from ...weights import ParameterStore
 from ..config import AssignedPolicy, node_names
@@ -82,7 +82,7 @@ class Controller(Closing):
                 continue
             try:
                 self._hear(seat, seat.agent)
-            except AgentLost as error:
+            except (AgentLost, Fenced) as error:
                 self._lose(seat, str(error))
         self._fill()
         self._deal()

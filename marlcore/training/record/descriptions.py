@@ -37,6 +37,7 @@ FIXED = {
     ANCHORS: "its table of results has their order",
 }
 OF_ROWS = ("actor.processes", "actor.envs", "replay.capacity", "replay.mixture", "replay.prioritized")
+OF_ROWS += ("cluster.nodes", "cluster.actors_per_node")
 OF_PRIORITIES = ("learner.n_step", "replay.alpha")
 _NUMBERS = {"Discrete": ("n", "start"), "MultiDiscrete": ("nvec", "start"), "Box": ("low", "high")}
 

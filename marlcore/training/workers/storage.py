@@ -74,6 +74,11 @@ def create_storage(stack: ExitStack, policy: AssignedPolicy, config: Config, run
     if saved.exists():
         replay = stack.enter_context(ReplayBuffer.load(saved, spec, name=name, into=file))
         OwnerOf(policy.name).check(replay, saved)
+        if replay.lanes != lanes * config.replay.parts:
+            raise ValueError(
+                f"resume: expected a configuration that gives {policy.name} the {replay.lanes} lanes of its saved "
+                f"replay, got {lanes * config.replay.parts} (cluster.address)"
+            )
         if replay.limiter != limiter:
             raise ValueError(
                 f"resume: expected a configuration that gives {policy.name} the limiter of its saved replay, "
