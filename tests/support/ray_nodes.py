@@ -42,7 +42,7 @@ class RayNodes(Closing):
             self._process = subprocess.Popen(
                 [sys.executable, __file__, str(self._folder), str(self._segments), str(cpus)],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
-                env={**os.environ, MARK: str(self._folder)},
+                env={**os.environ, MARK: str(self._folder), "RAY_worker_niceness": "0"},  # as this process
             )  # fmt: skip
         try:
             for _ in range(count):
