@@ -20,6 +20,7 @@ class PorterActor:
     def __init__(self, handle: SegmentHandle) -> None:
         import ray
 
+        # Read-only: it looks every 10 ms by itself, so no publication has to wake it.
         self._porter = Porter(ParameterStore.watch(handle), ray.put)
         self._watch: asyncio.Future[bool] | None = None
 
