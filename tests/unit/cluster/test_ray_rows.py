@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 DRIVER = """
 from functools import partial
 import ray
@@ -36,6 +38,7 @@ link = RayLink(ingest, "policy")
 """
 
 
+@pytest.mark.long
 def test_rows_arrive_once_over_killed_ingests(program: Callable[..., Any]) -> None:
     """Few bytes go with the call, many through the object store; then a fenced epoch is told so."""
     program(
