@@ -76,6 +76,20 @@ MODELS = (
         ),
     ),
     Model(
+        "relay",
+        (
+            "CURSOR_AFTER_ROWS",
+            "CURSOR_BEFORE_ROWS",
+            "LOST_BEFORE_THE_OFFSET",
+            "OFFSET_BEFORE_THE_SEAM",
+            "BOOKED_AFTER_ROWS",
+            "EPOCH_BEFORE_ITS_OFFSET",
+            "NO_EPOCHS",
+            "GAPS_UNDECLARED",
+            "DUPLICATES_TAKEN",
+        ),
+    ),
+    Model(
         "supervisor",
         (
             "REPLACED_WHEN_STALE",

@@ -24,6 +24,7 @@ INLINE_BYTES = 90_000  # a transport carries so few at once with the call; above
 LEAST_BYTES, MOST_BYTES = 8 << 20, 16 << 20  # of a message that does not wait for the flush
 IN_FLIGHT = 2  # messages; while one is written, the next is on its way
 DELAYS = 1000
+LOOK_S = 0.002  # between two looks of `drain`
 LONGEST_FLUSH_S = 60.0
 MOST_ROOM = 1 << 40  # bytes
 PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0  # before a lost link is opened again
@@ -196,6 +197,7 @@ class Relay(Closing):
         self._rows.look()
         wanted = self._rows.hi.copy()
         self._hurry = True
+        self._wake.set()
         try:
             while True:
                 if self._thread is None:
@@ -207,8 +209,7 @@ class Relay(Closing):
                 if self._clock() >= deadline:
                     return False
                 if self._thread is not None:
-                    self._wake.set()
-                    time.sleep(0.001)
+                    time.sleep(LOOK_S)
         finally:
             self._hurry = False
 

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+import pytest
+import rows_over_ray
 
 DRIVER = """
 from functools import partial
@@ -26,7 +32,7 @@ def refused(call):
 
 
 assert refused(lambda: RayLink(None, "policy")).startswith("LinkLost: RayLink: this process is not connected")
-ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="error",
+ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="error",
          object_store_memory=100 << 20, namespace="test")
 node, home = (ReplayBuffer.create(SMALL, 60_000, 2, name=name) for name in ("node", "home"))
 bookings = Bookings.create(2)
@@ -36,6 +42,7 @@ link = RayLink(ingest, "policy")
 """
 
 
+@pytest.mark.long
 def test_rows_arrive_once_over_killed_ingests(program: Callable[..., Any]) -> None:
     """Few bytes go with the call, many through the object store; then a fenced epoch is told so."""
     program(
@@ -65,3 +72,23 @@ def test_rows_arrive_once_over_killed_ingests(program: Callable[..., Any]) -> No
         ray.shutdown()
         """,
     ).finish()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("source", ["queue", "replay"])
+def test_a_million_rows_arrive_whole_and_once_over_killed_ingests(source: str) -> None:
+    """Each is delivered, skipped at a seam, or counted as lost, which none is where writers wait."""
+    done = run(Path(rows_over_ray.__file__), "1000000", source, "3")
+    assert done.startswith("1000000 written")
+
+
+@pytest.mark.long
+def test_the_example_of_rows_between_nodes_runs() -> None:
+    example = Path(__file__).parents[3] / "examples" / "rows_between_nodes.py"
+    assert run(example, "local") == "1000 rows arrived; a batch of them has 32\n"
+
+
+def run(*command: object) -> str:
+    done = subprocess.run([sys.executable, *map(str, command)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
