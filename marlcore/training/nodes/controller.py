@@ -15,7 +15,7 @@ from ...processes import EPISODES, READY, RESTARTS, SHARE, STEPS, Control, Repor
 from ...weights import ParameterStore
 from ..config import AssignedPolicy, node_names
 from ..workers import Blueprint, deal_steps
-from .fleet import AgentLost, Call, Fleet, Hired, Machine
+from .fleet import START_S, AgentLost, Call, Fleet, Hired, Machine
 from .home import Home
 from .node import SUPERVISOR, Orders, Plan, Report
 
@@ -82,7 +82,7 @@ class Controller(Closing):
                 continue
             try:
                 self._hear(seat, seat.agent)
-            except (AgentLost, Fenced) as error:
+            except (AgentLost, Fenced, ValueError) as error:  # ValueError: its machine cannot do the work
                 self._lose(seat, str(error))
         self._fill()
         self._deal()
@@ -92,6 +92,8 @@ class Controller(Closing):
         now = time.monotonic()
         if seat.call is not None:
             if not seat.call.wait():
+                if not seat.epoch and now - seat.called > START_S:
+                    raise AgentLost(f"it did not start within {START_S:g} s")
                 return
             answer, call = None, seat.call
             seat.call = None

@@ -1,7 +1,9 @@
 """The crews of a run: whose lanes are whose, and how its steps are dealt out."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -82,3 +84,15 @@ def test_the_settings_of_a_cluster_survive_json() -> None:
     config = mc.Config(cluster=mc.ClusterConfig("head:6379", nodes=3, resources={"highmem": 1}, compress="lz4"))
     assert mc.Config.from_dict(config.to_dict()) == config
     assert config.cluster.reserved == {"CPU": 1.0, "highmem": 1.0}
+
+
+def test_a_run_on_one_machine_imports_nothing_of_clusters(program: Callable[..., Any], tmp_path: Path) -> None:
+    code = """
+    import sys
+    import marlcore as mc
+    learner = mc.LearnerConfig(batch_size=8, warmup=20, device="cpu")
+    config = mc.Config(60, mode="serial", run_dir=sys.argv[1], learner=learner)
+    mc.train("gymnasium:CartPole-v1", "dqn", config, progress=False)
+    assert not {"ray", "marlcore.cluster.relay", "marlcore.training.nodes"} & sys.modules.keys()
+    """
+    program(code, args=[tmp_path / "run"]).finish()
