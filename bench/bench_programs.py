@@ -9,7 +9,7 @@ import pytest
 from marlcore.processes import Metric
 from marlcore.testing import check_env
 
-from . import ablation, machine, planning, report, results, throughput
+from . import ablation, cluster_weights, machine, planning, report, results, throughput
 
 
 @pytest.mark.parametrize("program", [report, planning, throughput], ids=lambda program: program.__name__)
@@ -88,3 +88,10 @@ def test_the_curves_of_two_tasks_are_one_picture(tmp_path: Path) -> None:
 
     results._draw("ours", curves("agent_0"), "theirs", curves("agent_0"), tmp_path / "curves.png")
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.long
+def test_every_node_gets_the_last_weights() -> None:
+    figures = cluster_weights.measure(1, nbytes=100_000, rounds=20, pause_s=0.0)
+    assert 1 <= figures.fetched <= figures.copied + 1 <= 22 and figures.delays_s[1] > 0
+    assert len(cluster_weights.table([figures]).rows) == 1

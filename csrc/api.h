@@ -133,6 +133,37 @@ int64_t mc_lanes_transitions(const struct mc_lane *lanes, uint64_t n);
  * boundary rows per lane. -EUCLEAN, -ESTALE if a lane was lapped at every attempt. */
 int64_t mc_lanes_inserted(const struct mc_lane *lanes, uint64_t n);
 
+/* ---- raw rows: from the lanes of one segment to those of another with the same columns; see rows.c ---- */
+
+struct mc_span { /* consecutive rows of a lane, in a message */
+    int64_t lane;
+    int64_t after; /* the ticket before which its sender has sent or lost every row */
+    int64_t first; /* the first row's ticket */
+    int64_t rows;
+};
+struct mc_part { /* consecutive rows of a span, on their way into a lane */
+    int64_t lane;
+    int64_t offset; /* of the span's bytes */
+    int64_t rows;   /* of the span */
+    int64_t skip;   /* the span's first rows, which are not taken */
+    int64_t take;
+    int64_t seam; /* whether the first row taken does not follow the lane's last one */
+};
+
+/* Sets the offset of each of n spans that follow one another. Their bytes together, or -EINVAL if they are
+ * more than room. */
+int64_t mc_spans_place(const struct mc_lane *lanes, uint64_t n, const struct mc_span *spans, uint64_t room,
+                       int64_t *offsets);
+/* Any process. Copies the rows of n spans into dest, one span after another; a span that was lapped has no
+ * rows then. The bytes copied, or -EINVAL, -EAGAIN if rows are not committed. */
+int64_t mc_spans_read(const struct mc_lane *lanes, uint64_t n, struct mc_span *spans, uint8_t *dest);
+/* The holder of the lanes' locks, none of them shared. Appends the rows of n parts of the spans in source,
+ * each part whole. They keep their values and flags; their places in episodes count on from the lane's last
+ * row. 0, -EINVAL if more rows are taken than a lane has, -EUCLEAN; parts before the one at fault are
+ * appended. */
+int mc_parts_append(const struct mc_lane *lanes, uint64_t n, const struct mc_part *parts,
+                    const uint8_t *source);
+
 /* ---- events: waiting for a writer without spinning ---- */
 
 /* A waiter: announces its amount, at least 1. Then check how much is still missing: if less than announced,

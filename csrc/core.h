@@ -41,6 +41,15 @@ void mc_lane_commit(struct mc_lane *lane, uint64_t first, uint64_t n);
 /* After commits of n rows together, to any lanes of the segment. */
 void mc_lane_notify(const struct mc_lane *lane, uint64_t n);
 
+enum { MC_AGE_LIMIT = 1 << 24, MC_FLAGS_SHIFT = 24 };
+
+static inline int mc_row_flags(const struct mc_row *row) { return (int)(row->place >> MC_FLAGS_SHIFT); }
+static inline int mc_row_is_boundary(const struct mc_row *row) { return !!(mc_row_flags(row) & MC_BOUNDARY); }
+static inline uint32_t mc_row_age(const struct mc_row *row) { return row->place & (MC_AGE_LIMIT - 1); }
+/* The age of the row after one of this age, in the same episode. */
+uint32_t mc_age_after(const struct mc_lane *lane, uint32_t age);
+void mc_row_load(const struct mc_lane *lane, uint64_t ticket, struct mc_row *row);
+
 /* Parts of mc_writer_add, for a writer that holds its lane. */
 int mc_reward_finite(const uint8_t *record);
 /* Appends the staged transition without a wake-up: its ticket, or an error of mc_lane_reserve. */

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from cffi import FFI
 
-SOURCES = ["copy.c", "files.c", "futex.c", "lane.c", "locks.c", "mapping.c", "transition.c", "vector.c", "words.c"]
+PARTS = ["copy", "files", "futex", "lane", "locks", "mapping", "rows", "transition", "vector", "words"]
 
 root = Path(__file__).parent
 declarations = "\n".join(line for line in (root / "api.h").read_text().splitlines() if not line.startswith("#"))
@@ -15,7 +15,7 @@ ffi.cdef(declarations)
 ffi.set_source(
     "marlcore._core",
     '#include "api.h"',
-    sources=[f"csrc/{name}" for name in SOURCES],
+    sources=[f"csrc/{part}.c" for part in PARTS],
     include_dirs=["csrc"],
     depends=[f"csrc/{name}" for name in ["api.h", "atomics.h", "core.h"]],
     extra_compile_args=[

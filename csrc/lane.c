@@ -57,6 +57,16 @@ int mc_lane_reserve(struct mc_lane *lane, uint64_t n, uint64_t *first) {
     return 0;
 }
 
+static void mc_column_get(const struct mc_column *column, uint64_t row, uint64_t n, uint8_t *dest) {
+    const uint8_t *from = column->base + row * column->stride;
+    if (column->size == column->stride) {
+        mc_copy_out(dest, from, n * column->size);
+        return;
+    }
+    for (uint64_t i = 0; i < n; i++)
+        mc_copy_out(dest + i * column->size, from + i * column->stride, column->size);
+}
+
 static void mc_column_put(const struct mc_column *column, uint64_t row, uint64_t n, const uint8_t *source,
                           uint64_t pitch) {
     uint8_t *to = column->base + row * column->stride;
@@ -116,14 +126,16 @@ int mc_lane_read(const struct mc_lane *lane, uint64_t ticket, uint64_t n, void *
         return -EAGAIN;
     if (!mc_ticket_whole(ticket, lane->capacity, mc_load_reserved(counters)))
         return -ESTALE;
+    uint64_t row = ticket % lane->capacity;
+    uint64_t head = lane->capacity - row < n ? lane->capacity - row : n;
     for (uint64_t k = 0; k < lane->columns; k++) {
         const struct mc_column *column = &lane->column[k];
-        uint64_t row = ticket % lane->capacity;
         uint8_t *to = dests[k];
-        for (uint64_t i = 0; to && i < n; i++, to += column->size) {
-            mc_copy_out(to, column->base + row * column->stride, column->size);
-            row = row + 1 == lane->capacity ? 0 : row + 1;
-        }
+        if (!to)
+            continue;
+        mc_column_get(column, row, head, to);
+        if (head < n)
+            mc_column_get(column, 0, n - head, to + head * column->size);
     }
     mc_fence_read();
     return mc_ticket_whole(ticket, lane->capacity, mc_load_reserved(counters)) ? 0 : -ESTALE;

@@ -5,12 +5,9 @@
 
 #include "core.h"
 
-enum { MC_AGE_LIMIT = 1 << 24, MC_FLAGS_SHIFT = 24 };
 enum { MC_ATTEMPTS = 1000 }; /* to read rows of a lane, if each attempt is lapped */
 
-static int mc_row_flags(const struct mc_row *row) { return (int)(row->place >> MC_FLAGS_SHIFT); }
-
-static void mc_row_load(const struct mc_lane *lane, uint64_t ticket, struct mc_row *row) {
+void mc_row_load(const struct mc_lane *lane, uint64_t ticket, struct mc_row *row) {
     const struct mc_column *column = &lane->column[0];
     mc_copy_out(row, column->base + (ticket % lane->capacity) * column->stride, sizeof *row);
 }
@@ -27,18 +24,22 @@ int mc_writer_open(struct mc_writer *writer) {
     writer->ordinal = 0;
     if (c > 0) {
         mc_row_load(&writer->lane, (uint64_t)c - 1, &last);
-        writer->ordinal = last.ordinal + !(mc_row_flags(&last) & MC_BOUNDARY);
+        writer->ordinal = last.ordinal + !mc_row_is_boundary(&last);
     }
     return 0;
 }
 
 /* About half of MC_AGE_LIMIT, and a multiple of the columns' intervals, so that ages keep their phase. */
-static uint32_t mc_whole_intervals(const struct mc_writer *writer) {
+static uint32_t mc_whole_intervals(const struct mc_lane *lane) {
     uint32_t every = 1;
-    for (uint64_t k = 1; k < writer->lane.columns; k++)
-        if (writer->lane.column[k].every > every)
-            every = (uint32_t)writer->lane.column[k].every;
+    for (uint64_t k = 1; k < lane->columns; k++)
+        if (lane->column[k].every > every)
+            every = (uint32_t)lane->column[k].every;
     return MC_AGE_LIMIT / 2 / every * every;
+}
+
+uint32_t mc_age_after(const struct mc_lane *lane, uint32_t age) {
+    return age + 1 < MC_AGE_LIMIT ? age + 1 : MC_AGE_LIMIT - mc_whole_intervals(lane);
 }
 
 /* Takes the lane until mc_writer_leave. The previous writer of a shared lane may have been killed in the
@@ -73,8 +74,7 @@ static void mc_writer_head(struct mc_writer *writer, uint8_t *record, int flags)
     writer->ordinal += !(flags & MC_BOUNDARY);
     if (writer->lock_offset)
         return; /* rows of a shared lane follow no other row */
-    if (++writer->age == MC_AGE_LIMIT)
-        writer->age -= mc_whole_intervals(writer);
+    writer->age = mc_age_after(&writer->lane, writer->age);
 }
 
 /* Columns at intervals: writes the entry of the row just headed, if it is due. An episode's first row has
@@ -203,7 +203,7 @@ int64_t mc_lane_transitions(const struct mc_lane *lane) {
         mc_lanes_validate(lane, 1, &which, &lo, &ok);
         if (!ok)
             continue;
-        int64_t held = (uint32_t)(newest.ordinal + !(mc_row_flags(&newest) & MC_BOUNDARY) - oldest.ordinal);
+        int64_t held = (uint32_t)(newest.ordinal + !mc_row_is_boundary(&newest) - oldest.ordinal);
         return held <= hi - lo ? held : -EUCLEAN;
     }
     return -ESTALE;
@@ -224,7 +224,7 @@ static int64_t mc_lane_inserted(const struct mc_lane *lane) {
         mc_lanes_validate(lane, 1, &which, &ticket, &ok);
         if (!ok)
             continue;
-        uint32_t boundaries = (uint32_t)c - newest.ordinal - !(mc_row_flags(&newest) & MC_BOUNDARY);
+        uint32_t boundaries = (uint32_t)c - newest.ordinal - !mc_row_is_boundary(&newest);
         return boundaries <= c ? c - boundaries : -EUCLEAN;
     }
     return -ESTALE;

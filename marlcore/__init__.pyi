@@ -57,6 +57,7 @@ from .spaces import Spaces as Spaces
 from .spec import Ragged as Ragged
 from .training import ActorConfig as ActorConfig
 from .training import CheckpointEvent as CheckpointEvent
+from .training import ClusterConfig as ClusterConfig
 from .training import Config as Config
 from .training import Constant as Constant
 from .training import Evaluation as Evaluation
@@ -86,11 +87,16 @@ from .training import train as train
 from .training import train_offline as train_offline
 
 # isort: split
+# Many machines
+from . import cluster as cluster
+
+# isort: split
 # Further errors
 from .errors import CallbackFailed as CallbackFailed
 from .errors import ClosedError as ClosedError
 from .errors import Diverged as Diverged
 from .errors import EnvironmentFailed as EnvironmentFailed
+from .errors import Fenced as Fenced
 from .errors import LayoutMismatch as LayoutMismatch
 from .errors import NotEnoughMemory as NotEnoughMemory
 from .errors import SegmentCorrupt as SegmentCorrupt

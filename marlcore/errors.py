@@ -59,6 +59,14 @@ class ClosedError(MarlcoreError):
     """The object was closed."""
 
 
+class Fenced(MarlcoreError):
+    """A sender's epoch has lost its seat: what it sends is refused for ever."""
+
+
+class LinkLost(MarlcoreError, ConnectionError):
+    """The process at the other end of a link cannot be reached, at the moment or any more."""
+
+
 class EnvironmentFailed(MarlcoreError):
     """An environment raised, or returned a value that its replay refuses; the original error is the `__cause__`."""
 

@@ -12,13 +12,15 @@ if TYPE_CHECKING:
 
 # The libraries that the core does without, by the name that is imported: the extra that installs each.
 EXTRA_OF = dict.fromkeys(("gymnasium", "matplotlib", "rich", "tensorboard", "torch", "tyro", "yaml"), "train")
+EXTRA_OF |= dict.fromkeys(("lz4", "ray"), "cluster")
 _NAMES_A_LINE = 6
 
 
 def attach_stub(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """A package's `__getattr__` and `__dir__` (PEP 562), for the names in the stub beside `file`.
 
-    A line `from .room import Name as Name` of the stub says where a name comes from. A comment is the heading of a
+    A line `from .room import Name as Name` of the stub says where a name comes from, and `from . import room as room`
+    that it is a room. A comment is the heading of a
     group of names; if it names an extra, as `marlcore[train]`, then `dir` and `import *` show these names only where
     the extra is installed. The package's docstring lists all groups.
 
@@ -48,7 +50,8 @@ def attach_stub(package: str, file: str) -> tuple[Callable[[str], Any], Callable
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         try:
-            value = getattr(import_module(homes[name], package), name)
+            home = import_module(f".{name}" if homes[name] == "." else homes[name], package)
+            value = home if homes[name] == "." else getattr(home, name)
         except ModuleNotFoundError as error:
             raise missing(f"{package}.{name}", error) from None
         setattr(module, name, value)

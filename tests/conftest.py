@@ -40,7 +40,7 @@ failed = pytest.StashKey[bool]()
 left_out_key = pytest.StashKey[int]()
 
 # Of whole runs, or of parts of them: left out where the core is installed alone.
-OF_TRAINING = "crash runs unit/algos unit/cli unit/compat unit/envs unit/testing unit/training"
+OF_TRAINING = "cluster crash runs unit/algos unit/cli unit/compat unit/envs unit/testing unit/training"
 OF_TRAINING += " unit/processes/test_supervisor.py unit/test_spec.py"
 collect_ignore = [] if is_installed("train") else OF_TRAINING.split()
 
@@ -153,7 +153,8 @@ def _left() -> dict[str, set[str]]:
             target = os.readlink(f"/proc/self/fd/{fd}")
         except FileNotFoundError:
             continue  # the descriptor that listed the directory
-        if "/mpl-data/fonts/" not in target:  # matplotlib keeps each font that it drew with open for good
+        # matplotlib keeps each font that it drew with open for good, and Ray the log of each connection
+        if "/mpl-data/fonts/" not in target and "/ray/session_" not in target:
             descriptors.add(f"{fd} -> {target}")
     return {
         "segment": {path.name for path in Path("/dev/shm").glob("marlcore-*") if _orphaned(path)},

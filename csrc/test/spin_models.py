@@ -76,6 +76,20 @@ MODELS = (
         ),
     ),
     Model(
+        "relay",
+        (
+            "CURSOR_AFTER_ROWS",
+            "CURSOR_BEFORE_ROWS",
+            "LOST_BEFORE_THE_OFFSET",
+            "OFFSET_BEFORE_THE_SEAM",
+            "BOOKED_AFTER_ROWS",
+            "EPOCH_BEFORE_ITS_OFFSET",
+            "NO_EPOCHS",
+            "GAPS_UNDECLARED",
+            "DUPLICATES_TAKEN",
+        ),
+    ),
+    Model(
         "supervisor",
         (
             "REPLACED_WHEN_STALE",
@@ -94,6 +108,22 @@ MODELS = (
         ),
         sizes=((), ("MOST_RESTARTS=2",)),
         liveness=True,
+    ),
+    Model(
+        "lease",
+        (
+            "EPOCH_REUSED",
+            "GRANTED_WHILE_HELD",
+            "RENEWED_WITHOUT_EPOCH",
+            "RENEWAL_REVIVES",
+            "ANOTHER_CLOCK",
+            "FENCED_LATER",
+            "NOT_CHECKED",
+            "SEAT_CHECKED_ALONE",
+            "CHECKED_WHEN_OPENED",
+            "TWO_INGESTS_AT_ONCE",
+        ),
+        sizes=((), ("SENDS=1",)),
     ),
 )
 

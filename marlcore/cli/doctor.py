@@ -19,10 +19,11 @@ from typing import Any, Literal
 
 from .. import __version__, cgroup
 from ..errors import MarlcoreError
+from ..lazy import is_installed
+from ..shm import SHM_DIR
 from .linux_features import FEATURES
 from .options import CommandLine, print_table
 
-SHM_DIR = Path("/dev/shm")
 MOUNTS = Path("/proc/self/mountinfo")
 MACHINES = ("x86_64", "aarch64")
 ROWS, WARMUP = 100_000, 500  # of a default replay; without its warm-up, training never starts
@@ -46,7 +47,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class DoctorOptions:
-    """Check this machine: shared memory, memory limit, kernel, processors, threads, kernel cache, GPU.
+    """Check this machine: shared memory, memory limit, kernel, processors, threads, kernel cache, GPU, Ray's niceness.
 
     The exit code is 1 if there is a problem, otherwise 0.
     """
@@ -272,6 +273,17 @@ def check_gpu(torch: Any = None) -> Finding:
     return Finding("ok", ", ".join(map(" ".join, names.items())) or "none; learners train on the CPU")
 
 
+def check_niceness(ray: bool | None = None, environ: Environment = os.environ) -> Finding:
+    """Whether actors on other machines get their share of the cores: Ray gives its workers niceness 15."""
+    if not (is_installed("cluster") if ray is None else ray):
+        return Finding("ok", "Ray is not installed, which only runs on many machines need")
+    niceness = environ.get("RAY_worker_niceness", "15")
+    found = f"Ray, started from here, gives actors niceness {niceness}"
+    if niceness == "0":
+        return Finding("ok", found)
+    return Finding("warning", found, "start it with RAY_worker_niceness=0, or give it the machine alone")
+
+
 CHECKS: dict[str, Callable[[], Finding]] = {
     "python": check_python,
     "packages": check_packages,
@@ -284,4 +296,5 @@ CHECKS: dict[str, Callable[[], Finding]] = {
     "threads": check_threads,
     "numba cache": check_numba_cache,
     "gpu": check_gpu,
+    "niceness": check_niceness,
 }

@@ -39,6 +39,16 @@ COLUMNS = {  # of the table, the most important first; key of a worker's figures
     "waited_s": ",.1f",
     "pid": "d",
 }
+OF_NODES = {  # further ones of a run on a cluster
+    "rows_per_s": ",.0f",
+    "bytes_per_s": ",.0f",
+    "delay_ms_p50": ".3g",
+    "delay_ms_p99": ".3g",
+    "lag": ".0f",
+    "in_flight": ".0f",
+    "gaps": ",.0f",
+    "lease_age_s": ".2f",
+}
 RETURNS = 100  # episodes in an agent's mean return
 POLL_S = 0.2  # between looks for a run that is about to start
 REPORTED = ("policy_lag_p50", "policy_lag_p99", "lapped", "redrawn", "waited_s")
@@ -51,6 +61,10 @@ class TopOptions(Declared):
     It waits for a run that is about to start; Ctrl-C ends it. The return is the mean of an agent's last 100 episodes.
     The replay ratio is the transitions drawn per transition written. Policy lag counts versions of the weights, in the
     batch of the learner's last report. Lapped and redrawn rows and seconds waited count from the learner's start.
+
+    Of a run on a cluster, each node has a row with the steps of its actors, the rows and bytes that it sends, the delay
+    until a row has arrived in milliseconds, the versions by which its weights are behind, messages in flight, rows lost
+    in gaps, and the seconds since it was heard.
 
     A terminal too narrow for one table shows several, without the pids; --json has every figure.
     """
@@ -96,6 +110,7 @@ class WatchedRun:
     def __init__(self, control: Control) -> None:
         self.about = control.about
         self.policy_of: dict[str, str] = self.about["learners"]  # empty where a learner trains its share of policies
+        self._nodes: list[str] = self.about.get("nodes", [])
         self._control = control
         self._parent = Path(f"/proc/{self.about['pid']}")
         self._telemetry = Telemetry.watch(SegmentHandle(**self.about["telemetry"]))
@@ -137,13 +152,15 @@ class WatchedRun:
         pid, restarts = (self._control.notes[name].load(word) for word in (PID, RESTARTS))
         counters = self._control.workers[name]
         ready = counters.load(READY)
-        if pid:
-            state = "running" if ready == restarts + 1 else "starting"
+        if pid or (ready and name in self._nodes):
+            state = "running" if ready == restarts + 1 or not pid else "starting"
         else:
             state = "down" if restarts or ready else "starting"
         figures = {"state": state, "pid": pid, "restarts": restarts}
         if name in self.about["actors"]:
             figures |= self._counted("steps", name, counters.load(STEPS))
+            newest = self._newest.get("", {})
+            figures |= {label: newest[key] for label in OF_NODES if (key := f"{label}/{name}") in newest}
         elif policy := self.policy_of.get(name):
             figures |= policies[policy]
         elif name in self.policy_of:
@@ -213,11 +230,12 @@ def _table(figures: dict[str, Any], policy_of: Mapping[str, str], crop: bool = F
     returns = {agent: {"return": value} for agent, value in figures["returns"].items()}
     known = {name: row | returns.pop(policy_of.get(name, ""), {}) for name, row in figures["workers"].items()}
     known |= {name: row | returns.pop(name, {}) for name, row in shared.items()}
-    titles = [name.replace("_per_s", "/s").replace("_", " ") for name in COLUMNS]
+    forms = COLUMNS | {name: form for name, form in OF_NODES.items() if any(name in row for row in known.values())}
+    titles = [name.replace("_per_s", "/s").replace("_", " ") for name in forms]
     rows = {
         name: [
             format(row[column], form) if column in row and (column, row[column]) != ("pid", 0) else ""
-            for column, form in COLUMNS.items()
+            for column, form in forms.items()
         ]
         for name, row in (known | returns).items()
     }

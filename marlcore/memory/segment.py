@@ -28,7 +28,7 @@ from .guard import invalidate_after_fork
 from .header import CHECKSUM, Header
 from .native import is_locked, try_lock
 from .new_file import SEALED, Put, give_name, hold, lasting, open_nameless, write_header_and_body
-from .space import SHM_DIR, notice_spill, noticing_full
+from .space import SHM_DIR, check_shm_dir, notice_spill, noticing_full
 from .survey import PREFIX, sweep_once
 
 _NAME = re.compile(r"[A-Za-z0-9_.]+")
@@ -89,6 +89,7 @@ class Segment:
         if len(name) > _LONGEST_NAME:
             raise ValueError(f"name: expected at most {_LONGEST_NAME} characters, got {len(name)}")
         if path is None:
+            check_shm_dir()
             sweep_once()
         header = Header.build(secrets.randbits(64), description, body_bytes)
         in_shm = SHM_DIR / f"{PREFIX}{name}-{header.nonce:016x}"

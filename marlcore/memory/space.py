@@ -11,10 +11,15 @@ from pathlib import Path
 
 from .. import cgroup
 from ..errors import SharedMemoryFull
-
-SHM_DIR = Path("/dev/shm")
+from ..shm import SHM_DIR
 
 log = logging.getLogger(__name__)
+
+
+def check_shm_dir() -> None:
+    """Raises ValueError, in one line: segments have no directory."""
+    if not SHM_DIR.is_absolute() or not SHM_DIR.is_dir():
+        raise ValueError(f"MARLCORE_SHM_DIR: expected the absolute path of a directory, got '{SHM_DIR}'")
 
 
 def free_bytes(directory: Path) -> int:

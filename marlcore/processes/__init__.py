@@ -6,8 +6,8 @@ callables, and the names of modules to preload.
 """
 
 from .children import PRELOAD, Child, Children, check_picklable, failure_of, leave_if_forked
-from .control import BEATS, DONE, EPISODES, PID, READY, RESTARTS, STEPS, UPDATES, Control
-from .forkserver import ForkServer
+from .control import BEATS, DONE, EPISODES, PID, READY, RESTARTS, SHARE, STEPS, UPDATES, Control
+from .forkserver import ForkServer, start_child
 from .logs import opener, setup_logging, setup_worker
 from .pool import Pool
 from .serve import end_with_parent

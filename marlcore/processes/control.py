@@ -15,8 +15,8 @@ from ..memory import LINE, PREFIX, Segment, Shared, Words, described_workers
 # last process of an actor that ended any; 1 after an evaluator's first. DONE: nonzero once its work is complete, for
 # workers that wait for that
 STEPS, UPDATES, READY, BEATS, EPISODES, DONE = range(6)
-# Words of the parent's line for a worker
-PID, RESTARTS = range(2)
+# Words of the parent's line for a worker. SHARE: the steps at which an actor is done
+PID, RESTARTS, SHARE = range(3)
 
 # The parent's word for all workers
 _STOP, _FINISH = 1, 2

@@ -94,6 +94,11 @@ class Supervised:
         self._notes.store(RESTARTS, self.attempts - 1)
         self._beats, self._looked, self._silent = self._counters.load(BEATS), time.monotonic(), 0.0
 
+    def resume(self) -> None:
+        """After it ended well: it has more to do, and starts again at the next look."""
+        if not self.stands_down:
+            self.done, self.due = False, time.monotonic()
+
     def end(self) -> None:
         if self.process is not None:
             self._children.end(self.process)

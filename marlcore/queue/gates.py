@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from ..checks import deadline_of
 from ..errors import SegmentCorrupt, TimedOut
 from ..memory import ROOM_OFFSET, Event, sleep_until
-from ..transitions import LaneView
+from ..transitions import LaneView, share_of
 from .cursor import LONGEST, PASSED, WANTED, WHOLE, CursorLines
 
 _UNLIMITED = 1 << 62  # rows
@@ -36,11 +36,15 @@ class UnreadLimit:
             raise TimedOut(f"{path}: {self._most} transitions are still unread after {timeout} seconds")
         return deadline
 
-    def _missing(self) -> int:
-        """Transitions that the reader must take before a writer may add."""
+    def left(self) -> int:
+        """Transitions that writers may add now; not above 0 if they must wait."""
         passed = self._lines.word(PASSED)  # read first: changes between the two loads can only delay this writer
         unread = self._view.native.inserted() - passed
-        return max(0, unread + 1 - max(self._most, self._lines.word(WANTED)))
+        return max(self._most, self._lines.word(WANTED)) - unread
+
+    def _missing(self) -> int:
+        """Transitions that the reader must take before a writer may add."""
+        return max(0, 1 - self.left())
 
 
 class QueueGate:
@@ -164,3 +168,19 @@ class QueueGates:
             left_out[row] = not gate.wait(1, boundary, timeout, check_open, deadline)
             self._left[i] = gate.left
         return left_out
+
+
+class RowsRoom:
+    """The gate of raw rows in a queue that waits: room in each lane, and in all of them together."""
+
+    def __init__(self, view: LaneView, unread: UnreadLimit | None) -> None:
+        self._view = view
+        self._unread = unread
+        self._lines = CursorLines(view.segment, view.geometry)
+
+    def room_for(self, lanes: Ints, wanted: Ints) -> Ints:
+        """See transitions.RowsGate."""
+        numbers, capacity = lanes.tolist(), self._view.geometry.capacity
+        free = [self._lines.released(lane) + capacity - self._view.native.committed(lane) for lane in numbers]
+        allowed = np.clip(wanted, 0, free)
+        return allowed if self._unread is None else share_of(self._unread.left(), allowed)

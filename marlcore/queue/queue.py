@@ -13,10 +13,11 @@ from ..kernels.inorder import DROPPED, PASSED, SKIPPED
 from ..memory import Segment
 from ..observations import Pad
 from ..spec import TransitionSpec
-from ..transitions import Gate, TransitionLanes, VectorGate, VectorWriter, Writer
+from ..transitions import Gate, RowsGate, RowsReader, TransitionLanes, VectorGate, VectorWriter, Writer
 from .cursor import CursorLines
-from .gates import QueueGate, QueueGates, UnreadLimit
+from .gates import QueueGate, QueueGates, RowsRoom, UnreadLimit
 from .reader import TrajectoryReader, checked_window
+from .rows import QueueRows
 
 WHEN_FULL = ("wait", "drop_oldest", "drop_newest")
 LEAST_ROWS = 3  # a transition with its final_obs, plus the newest row
@@ -60,7 +61,7 @@ class TrajectoryQueue(TransitionLanes):
         self.max_unread: int | None = segment.description["max_unread"]
         super()._understand(segment)
         self._lines = CursorLines(segment, self._mapped.geometry)
-        self._readers: weakref.WeakSet[TrajectoryReader] = weakref.WeakSet()
+        self._readers: weakref.WeakSet[TrajectoryReader | QueueRows] = weakref.WeakSet()
 
     @classmethod
     def create(
@@ -178,6 +179,18 @@ class TrajectoryQueue(TransitionLanes):
         self._readers.add(reader)
         return reader
 
+    def rows_reader(self) -> RowsReader:
+        """Reads committed rows as they are, in the place of the queue's reader; what it releases makes room.
+
+        Raises: LaneBusy: the queue has a living reader. ValueError: its writers do not wait.
+        """
+        self._segment.check_open()
+        if self.when_full != "wait":
+            raise ValueError(f"when_full: expected 'wait' for a queue whose rows are sent, got {self.when_full!r}")
+        reader = QueueRows(self._mapped)
+        self._readers.add(reader)
+        return reader
+
     @property
     def dropped(self) -> NDArray[np.int64]:
         """Transitions lost in each lane, int64 [lanes]: overwritten before they were read, or refused for lack of room.
@@ -223,6 +236,11 @@ class TrajectoryQueue(TransitionLanes):
         numbers = list(lanes)
         gates = (QueueGate(self._mapped, lane, self.when_full, together=len(numbers)) for lane in numbers)
         return QueueGates(gates, self._unread_limit()).wait_each
+
+    def _rows_gate(self) -> RowsGate | None:
+        if self.when_full == "drop_newest":
+            raise ValueError("when_full: expected 'wait' or 'drop_oldest' for rows from elsewhere, got 'drop_newest'")
+        return None if self.when_full == "drop_oldest" else RowsRoom(self._mapped, self._unread_limit()).room_for
 
     def _unread_limit(self) -> UnreadLimit | None:
         if self.max_unread is None:

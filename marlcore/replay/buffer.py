@@ -13,7 +13,7 @@ from ..checks import brief
 from ..memory import Segment
 from ..observations import Pad
 from ..spec import Sequence, TransitionSpec
-from ..transitions import Gate, TransitionLanes, VectorGate, VectorWriter, Window, Writer
+from ..transitions import Gate, RowsGate, TransitionLanes, VectorGate, VectorWriter, Window, Writer
 from .episodes import Recorded, rows_taken
 from .hindsight import Hindsight
 from .limiter import SLOTS, RateLimiter, WriteGate
@@ -306,3 +306,6 @@ class ReplayBuffer(TransitionLanes):
 
     def _vector_gate(self, lanes: Iterable[int]) -> VectorGate | None:
         return None if self.limiter is None else WriteGate(self._mapped, self.limiter).wait_each
+
+    def _rows_gate(self) -> RowsGate | None:
+        return None if self.limiter is None else WriteGate(self._mapped, self.limiter).room_for

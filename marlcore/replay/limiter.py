@@ -22,7 +22,7 @@ from ..checks import deadline_of
 from ..declared import Number, Whole, check_declared
 from ..errors import MarlcoreError, NotEnoughData, TimedOut
 from ..memory import LINE, ROOM_OFFSET, Check, Event, File, Segment, Words, sleep_until, slot_lock
-from ..transitions import LaneView
+from ..transitions import LaneView, share_of
 
 SHARE = Number(above=0, high=1)
 SLOTS = 16
@@ -86,6 +86,10 @@ class RateLimiter:
         """Rows that samplers must draw before a writer may add `rows` transitions; 0 if it may add now."""
         over = self.balance(inserted + rows, sampled) - self.tolerance
         return 0 if inserted < self.min_size or over <= 0 else max(1, math.ceil(over))
+
+    def rows_allowed(self, inserted: int, sampled: int) -> int:
+        """The most transitions that a writer may add now."""
+        return math.floor((self.tolerance + sampled) / self.samples_per_insert) + self.min_size - inserted
 
     def balance(self, inserted: float, sampled: float) -> float:
         """Rows by which samplers are behind; negative if they are ahead."""
@@ -153,6 +157,12 @@ class WriteGate(_Side):
     def wait_each(self, which: Any, boundaries: Any, timeout: float | None, check_open: Check) -> bool:
         self.wait(len(which), int(np.count_nonzero(boundaries)), timeout, check_open)
         return False
+
+    def room_for(self, lanes: Any, wanted: Any) -> Any:
+        """The rows that may be added now, first come first served; see transitions.RowsGate."""
+        sampled = self._sampled()
+        room = self._limiter.rows_allowed(self._lanes.inserted(), sampled)
+        return share_of(room, wanted) if room < wanted.sum() and not self._any_starves() else wanted
 
     def _missing(self, rows: float) -> int:
         sampled = self._sampled()  # read first: changes between the two loads can only delay this writer

@@ -1,5 +1,6 @@
 from .config import EVALUATOR as EVALUATOR
 from .config import ActorConfig as ActorConfig
+from .config import ClusterConfig as ClusterConfig
 from .config import Config as Config
 from .config import Constant as Constant
 from .config import Custom as Custom

@@ -3,16 +3,19 @@
 import errno
 import logging
 import time
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from functools import partial
+from pathlib import Path
+from typing import Protocol
 
 import torch
 
 from ..errors import MarlcoreError, WorkerFailed, suppress_failed_calls
-from ..processes import Child, Children, Control, Interrupts, RestartPolicy, Supervisor, setup_worker
-from .config import EVALUATOR, actor_names, learner_names
+from ..processes import SHARE, STEPS, Child, Children, Control, Interrupts, RestartPolicy, Supervisor, setup_worker
+from .config import EVALUATOR, learner_names
 from .loops import run_seed
-from .record import Monitor, RunDirectory
+from .record import Monitor
 from .workers import ActorWorker, Blueprint, EvaluatorWorker, LearnerWorker
 
 POLL_S = 0.1
@@ -26,23 +29,38 @@ def run_worker(name: str, blueprint: Blueprint, attempt: int) -> None:
     config = blueprint.config
     torch.set_num_threads(config.learner.threads)
     torch.manual_seed(run_seed(config, f"torch-{name}", 0, attempt - 1))
-    kind = ActorWorker if name in actor_names(config) else EvaluatorWorker if name == EVALUATOR else LearnerWorker
+    kind = ActorWorker if name in blueprint.crew.names else EvaluatorWorker if name == EVALUATOR else LearnerWorker
     with closing(kind(name, blueprint, attempt)) as worker:
         worker.work()
     log.info("%s is done", name)
 
 
-def supervisor_of(blueprint: Blueprint, control: Control, run: RunDirectory, children: Children) -> Supervisor:
-    """The supervisor of a run's workers, none of which it has started."""
+class Elsewhere(Protocol):
+    """The actors of a run on other machines."""
+
+    @property
+    def done(self) -> bool:
+        """Whether they have taken their shares of the steps, and all rows of these have arrived."""
+
+    def tick(self) -> None:
+        """Makes the contact with them that is due. Raises WorkerFailed: one failed for good."""
+
+
+def supervisor_of(
+    blueprint: Blueprint, control: Control, names: Iterable[str], log_path: Callable[[str], Path | None],
+    children: Children,
+) -> Supervisor:  # fmt: skip
+    """The supervisor of these workers of a run, none of which it has started."""
 
     def start(name: str, attempt: int) -> Child:
         work = partial(run_worker, name, blueprint, attempt)
-        return children.start_worker(name, work, prepare=partial(setup_worker, run.log_path(name)))
+        return children.start_worker(name, work, prepare=partial(setup_worker, log_path(name)))
 
     config, settings = blueprint.config, blueprint.config.supervision
-    timeouts = dict.fromkeys(control.workers, settings.actor_timeout)
+    timeouts = dict.fromkeys(names, settings.actor_timeout)
     for name, policies in learner_names(config, [policy.name for policy in blueprint.policies]).items():
-        timeouts[name] = max(map(config.timeout_of, policies))
+        if name in timeouts:
+            timeouts[name] = max(map(config.timeout_of, policies))
     restarts = RestartPolicy(settings.max_restarts, settings.window, settings.backoff)
     return Supervisor(children, control, start, timeouts, restarts)
 
@@ -64,9 +82,17 @@ def start_all(supervisor: Supervisor, interrupts: Interrupts, fallback: bool) ->
     return True
 
 
+def resume_actors(supervisor: Supervisor, blueprint: Blueprint, control: Control) -> None:
+    """Has actors that were done start again, if their shares of the steps have grown meanwhile."""
+    for name in blueprint.crew.names:
+        if supervisor.workers[name].done and control.workers[name].load(STEPS) < control.notes[name].load(SHARE):
+            supervisor.workers[name].resume()
+
+
 def run_async(
-    supervisor: Supervisor, blueprint: Blueprint, control: Control, monitor: Monitor, interrupts: Interrupts
-) -> None:
+    supervisor: Supervisor, blueprint: Blueprint, control: Control, monitor: Monitor, interrupts: Interrupts,
+    elsewhere: Elsewhere | None = None,
+) -> None:  # fmt: skip
     """Watches the workers until all have ended. Raises WorkerFailed: one failed for good, or did not end in time.
 
     When the actors have taken all steps, or the run is to finish before, learners and evaluator have time for their
@@ -75,7 +101,9 @@ def run_async(
     that are still starting are killed. A second signal, a second after the first, kills all.
     """
     config, failed, ends_since, halted = blueprint.config, None, None, False
-    stepping = [supervisor.workers[name] for name in actor_names(config) or control.about["learners"]]
+    stepping = [
+        supervisor.workers[name] for name in (control.about["learners"] if config.offline else blueprint.crew.names)
+    ]
     grace = max(GRACE_S, *(config.timeout_of(policy.name) for policy in blueprint.policies))
     while supervisor.unfinished and not interrupts.again:
         if (failed or interrupts.stopping) and not halted:
@@ -87,7 +115,9 @@ def run_async(
             for worker in supervisor.running:
                 if not worker.ready:
                     worker.end()
-        elif ends_since is None and (interrupts.finishing or all(worker.done for worker in stepping)):
+        elif ends_since is None and (
+            interrupts.finishing or (all(worker.done for worker in stepping) and (elsewhere is None or elsewhere.done))
+        ):
             ends_since = time.monotonic()
             if interrupts.finishing:
                 monitor.say_stopping()
@@ -101,6 +131,9 @@ def run_async(
             break
         try:
             supervisor.watch(POLL_S)
+            if elsewhere is not None:
+                elsewhere.tick()
+                resume_actors(supervisor, blueprint, control)
         except WorkerFailed as error:
             failed = failed or error
         monitor.tick()

@@ -12,11 +12,11 @@ from functools import partial
 from typing import Any, cast
 
 from ..declared import changed
-from ..interfaces import ReplaySource
+from ..interfaces import QueueSource, ReplaySource
 from ..processes import PID, STEPS, Children, Control, Telemetry
 from ..weights import ParameterStore
-from .async_run import run_async, start_all, supervisor_of
-from .config import EVALUATOR, AssignedPolicy, Config, StopConfig, actor_names, learner_names
+from .async_run import Elsewhere, run_async, start_all, supervisor_of
+from .config import EVALUATOR, AssignedPolicy, Config, StopConfig, actor_names, crews, learner_names, node_names
 from .evaluation import save_policies
 from .loops import build_model
 from .record import (
@@ -39,7 +39,7 @@ from .record import (
 from .run_input import RunInput, share_of
 from .self_play import create_self_play, odds_fields, published_numbers
 from .serial import run_serial
-from .workers import Blueprint, PolicyBlueprint, create_storage
+from .workers import Blueprint, PolicyBlueprint, create_storage, deal_steps
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +59,11 @@ class Session:
         self._children = children
         conditions = StopConditions(config.stop)
         with ExitStack() as stack:
+            self._fleet = None
+            if config.cluster.seats:
+                from .nodes import Fleet  # here, so that a run on one machine needs none of it
+
+                self._fleet = stack.enter_context(Fleet(config.cluster, env_fn, self.described["env"]))
             self.directory = self._open_directory(stack)
             if run_input.resume is not None and config.stop != StopConfig():
                 conditions.check_unmet(read_metrics(self.directory.path / "metrics.csv"))
@@ -68,9 +73,10 @@ class Session:
             stack.callback(self.sinks.await_callback, lambda: interrupts.stopping)
             stack.callback(self.sinks.close)
             names = [policy.name for policy in policies]
-            workers = [*actor_names(config), *learner_names(config, names)]
+            self._workers = [*actor_names(config), *learner_names(config, names)]
             if config.evaluation.evaluates:
-                workers.append(EVALUATOR)
+                self._workers.append(EVALUATOR)
+            workers = [*self._workers, *node_names(config)]
             self.telemetry = stack.enter_context(closing(Telemetry.create(workers)))
             self.control = stack.enter_context(closing(Control.create(workers, names, **self._about())))
             blueprints = tuple(self._blueprint_of(stack, policy) for policy in policies)
@@ -83,8 +89,10 @@ class Session:
                         self.directory.replay_path(policy.name).unlink(missing_ok=True)
             save_policies(self.directory.path, env_fn, policies, config)
             began = time.monotonic() - _restore_progress(self.directory, self.control, config, names)
+            deal_steps(self.control, config, node_names(config))
             control, telemetry = self.control, self.telemetry
-            self.blueprint = Blueprint(env_fn, config, blueprints, control.handle, telemetry.handle, began, self_play)
+            handles = control.handle, telemetry.handle
+            self.blueprint = Blueprint(env_fn, config, blueprints, *handles, began, crews(config)[0], self_play)
             if table is None and run_input.progress:
                 table = stack.enter_context(Progress())
             self.monitor = Monitor(
@@ -124,7 +132,8 @@ class Session:
             "run_dir": str(self.directory.path.resolve()),
             "pid": os.getpid(),
             "total_steps": config.total_steps,
-            "actors": actor_names(config),
+            "actors": [*actor_names(config), *node_names(config)],
+            "nodes": node_names(config),
             "learners": {worker: "" if shared else policy for worker, (policy, *_) in learners.items()},
             "policies": of_policies,
             "telemetry": asdict(self.telemetry.handle),
@@ -165,6 +174,7 @@ class Session:
             saved_replay=saved if config.replay.save else None,
             transitions=transitions,
             weights=store.handle,
+            queued=isinstance(policy.source, QueueSource),
             replay_was_saved=saved.exists(),
         )
 
@@ -174,15 +184,24 @@ class Session:
         with ExitStack() as stack:
             children = stack.enter_context(closing(self._children))
             stack.callback(self.control.stop)
-            supervisor = supervisor_of(self.blueprint, self.control, self.directory, children)
+            supervisor = supervisor_of(self.blueprint, self.control, self._workers, self.directory.log_path, children)
             fallback = config.supervision.serial_fallback and config.updates_per_step is not None
+            fallback = fallback and not config.cluster.seats
             if config.mode == "async" and start_all(supervisor, interrupts, fallback):
-                run_async(supervisor, self.blueprint, self.control, self.monitor, interrupts)
+                run_async(supervisor, self.blueprint, self.control, self.monitor, interrupts, self._elsewhere(stack))
             else:
                 children.close()  # some may have been started
                 for notes in self.control.notes.values():
                     notes.store(PID, os.getpid())
                 run_serial(self.blueprint, self.monitor, interrupts)
+
+    def _elsewhere(self, stack: ExitStack) -> Elsewhere | None:
+        """The actors on other machines, which the stack ends; None on one machine."""
+        if self._fleet is None:
+            return None
+        from .nodes import Controller
+
+        return stack.enter_context(Controller(self._fleet, self.blueprint, self.control, self.telemetry))
 
     def __enter__(self) -> Session:
         return self
@@ -207,8 +226,8 @@ def _restore_progress(run: RunDirectory, control: Control, config: Config, polic
     Another number of workers that step, which are the actors or, without any, the learners, shares the steps equally.
     If the parent was killed, a learner's checkpoint may be newer: its steps count, so that schedules do not go back.
     """
-    saved, names = read_progress(run.path), actor_names(config) or [*learner_names(config, policies)]
-    kind = "learner-" if config.offline else "actor-"
+    names = [*learner_names(config, policies)] if config.offline else [*actor_names(config), *node_names(config)]
+    saved, kind = read_progress(run.path), ("learner-",) if config.offline else ("actor-", "node-")
     before = {name: int(count) for name, count in saved.get("steps", {}).items() if name.startswith(kind)}
     steps = {name: before[name] if before.keys() == {*names} else 0 for name in names}
     reached = max(int(load_checkpoint(run.checkpoint_path(name)).get("step", 0)) for name in policies)

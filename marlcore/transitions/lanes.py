@@ -14,6 +14,7 @@ from ..errors import LayoutMismatch
 from ..memory import LaneGeometry, Segment, SegmentHandle, Shared, claim
 from ..spec import Field, TransitionSpec
 from .layout import LaneView, RecordLayout
+from .rows import RowsGate, RowsReader, RowsWriter
 from .vector_writer import VectorWriter
 from .writer import Writer
 from .writer_base import Gate, VectorGate, WriterBase
@@ -21,7 +22,7 @@ from .writer_base import Gate, VectorGate, WriterBase
 MAX_ROWS = 2**32 - 1
 
 T = TypeVar("T", bound="TransitionLanes")
-W = TypeVar("W", bound=WriterBase)
+W = TypeVar("W", bound=WriterBase | RowsWriter)
 
 
 class TransitionLanes(Shared):
@@ -39,7 +40,7 @@ class TransitionLanes(Shared):
         geometry, layout = self._geometry_of(segment.description), RecordLayout.of(self.spec)
         self.capacity = self.lanes * geometry.capacity
         self._mapped = LaneView(segment, geometry, geometry.bind(segment.body), layout, self.spec)
-        self._writers: weakref.WeakSet[WriterBase] = weakref.WeakSet()
+        self._writers: weakref.WeakSet[WriterBase | RowsWriter] = weakref.WeakSet()
 
     @classmethod
     def _lane_rows(cls, spec: TransitionSpec, capacity: int, lanes: int) -> int:
@@ -87,6 +88,23 @@ class TransitionLanes(Shared):
             raise LayoutMismatch(f"{attached._segment.path}: {spec_difference(attached.spec, spec)}")
         return attached
 
+    def rows_reader(self) -> RowsReader:
+        """Reads committed rows as they are, to send them elsewhere; in a queue it takes the reader's place."""
+        self._segment.check_open()
+        return RowsReader(self._mapped)
+
+    def rows_writer(self, lanes: Iterable[int]) -> RowsWriter:
+        """Writes rows of other replays or queues of the same spec to these lanes, exclusively until it is closed.
+
+        Raises: LaneBusy: one of the lanes has a living writer. ValueError: a lane does not exist or comes twice.
+        """
+        numbers = self._checked_lanes(lanes)
+        claimed = claim(self._segment, self._mapped.native, *numbers)
+        with ClosedAfterError(claimed):
+            writer = RowsWriter(self._mapped, claimed, self._rows_gate())
+        self._writers.add(writer)
+        return writer
+
     def close(self) -> None:
         """Closes its writers and releases the memory; a segment in /dev/shm disappears when its creator closes it."""
         for writer in list(self._writers):
@@ -112,6 +130,9 @@ class TransitionLanes(Shared):
     def _vector_gate(self, lanes: Iterable[int], /) -> VectorGate | None:
         raise NotImplementedError
 
+    def _rows_gate(self) -> RowsGate | None:
+        raise NotImplementedError
+
     def _open_writer(self, lane: int, timeout: float | None, shared: bool = False) -> Writer:
         self._segment.check_open()
         if not self._has_lane(lane):
@@ -121,11 +142,7 @@ class TransitionLanes(Shared):
         return self._opened(make, [lane], timeout, shared)
 
     def _open_vector_writer(self, lanes: Iterable[int] | None, timeout: float | None) -> VectorWriter:
-        self._segment.check_open()
-        numbers = list(range(self.lanes) if lanes is None else lanes)
-        if not numbers or not all(map(self._has_lane, numbers)) or len(set(numbers)) < len(numbers):
-            raise ValueError(f"lanes: expected different numbers from 0 to {self.lanes - 1}, got {brief(lanes)}")
-        numbers = [int(lane) for lane in numbers]
+        numbers = self._checked_lanes(range(self.lanes) if lanes is None else lanes)
         make = partial(VectorWriter, self._mapped, numbers, gate=self._vector_gate(numbers))
         return self._opened(make, numbers, timeout)
 
@@ -136,6 +153,13 @@ class TransitionLanes(Shared):
             writer = make(claim=claimed, timeout=timeout)
         self._writers.add(writer)
         return writer
+
+    def _checked_lanes(self, lanes: Iterable[int]) -> list[int]:
+        self._segment.check_open()
+        numbers = list(lanes)
+        if not numbers or not all(map(self._has_lane, numbers)) or len(set(numbers)) < len(numbers):
+            raise ValueError(f"lanes: expected different numbers from 0 to {self.lanes - 1}, got {brief(lanes)}")
+        return [int(lane) for lane in numbers]
 
     def _has_lane(self, lane: object) -> bool:
         return isinstance(lane, (int, np.integer)) and bool(0 <= lane < self.lanes)

@@ -5,4 +5,4 @@ shows a reader a mix of two publications.
 """
 
 from .members import Members
-from .store import SLOTS, ParameterStore, Publisher, Subscriber
+from .store import SLOTS, MirrorWriter, Mode, ParameterStore, Publisher, Subscriber

@@ -43,22 +43,24 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class RowLayout:
-    """The places of a model's tensors, in its order, and of the extras after them, each at a multiple of 64 bytes."""
+    """The places of a model's tensors, in its order, the extras and the version, each at a multiple of 64 bytes."""
 
     tensors: tuple[TensorSpec, ...]
     extras: Mapping[str, Field]
     offsets: tuple[int, ...] = field(init=False)  # bytes from the row's start to each tensor
     extra_offsets: tuple[int, ...] = field(init=False)
     tensor_bytes: int = field(init=False)  # the offset of the first extra
+    version_offset: int = field(init=False)
     nbytes: int = field(init=False)
 
     def __post_init__(self) -> None:
         offsets, tensor_bytes = _place(0, [spec.nbytes for spec in self.tensors])
-        extra_offsets, nbytes = _place(tensor_bytes, [extra.nbytes for extra in self.extras.values()])
+        extra_offsets, version_offset = _place(tensor_bytes, [extra.nbytes for extra in self.extras.values()])
         object.__setattr__(self, "offsets", offsets)
         object.__setattr__(self, "extra_offsets", extra_offsets)
         object.__setattr__(self, "tensor_bytes", tensor_bytes)
-        object.__setattr__(self, "nbytes", max(nbytes, _ALIGNMENT))
+        object.__setattr__(self, "version_offset", version_offset)
+        object.__setattr__(self, "nbytes", version_offset + _ALIGNMENT)
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -86,6 +88,10 @@ class RowLayout:
             name: row[at : at + extra.nbytes].view(extra.dtype).reshape(extra.shape)
             for (name, extra), at in zip(self.extras.items(), self.extra_offsets, strict=True)
         }
+
+    def version_view(self, row: NDArray[np.uint8]) -> NDArray[np.int64]:
+        """The version of a row, int64 [1]."""
+        return row[self.version_offset : self.version_offset + 8].view(np.int64)
 
 
 def extra_field(name: str, extra: tuple[int, ...] | Field) -> Field:

@@ -2,6 +2,8 @@
 
 A store is one lane whose rows are whole models: publishing appends a row, readers use the newest row, and the version
 is the lane's committed count. Readers validate every read, whatever the number of slots.
+
+A mirror, such as a store on another node, has rows of its home store, perhaps not all: the version is in the row.
 """
 
 import errno
@@ -10,14 +12,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import monotonic, sleep
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..checks import brief, check_timeout, check_whole
 from ..closing import ClosedAfterError, Closing
-from ..errors import ClosedError, LaneBusy, NotEnoughData, SegmentCorrupt, TimedOut
+from ..errors import ClosedError, LaneBusy, MarlcoreError, NotEnoughData, SegmentCorrupt, TimedOut
 from ..memory import (
     Event,
     File,
@@ -26,6 +28,7 @@ from ..memory import (
     Put,
     Segment,
     Shared,
+    Words,
     claim,
     close_when_alone,
     one_thread,
@@ -40,6 +43,7 @@ if TYPE_CHECKING:
 
     from .modules import ModuleWeights
 
+T = TypeVar("T")
 Mode = Literal["snapshot", "double_buffer", "triple_buffer"]
 Model: TypeAlias = "torch.nn.Module | Mapping[Any, Any] | Sequence[Any]"  # arrays in mappings, lists and tuples
 Weights: TypeAlias = "TreeWeights | ModuleWeights"  # a caller's weights at one end of a store
@@ -64,6 +68,7 @@ class ParameterStore(Shared):
         slots: versions that the store holds.
         layout: the places of the tensors and extras in a row.
         begins_after: the version that the first publish follows; 0 unless the store continues another one.
+        is_mirror: whether its rows and versions are another store's; see `create_mirror`.
     """
 
     kind = "parameter store"
@@ -73,9 +78,12 @@ class ParameterStore(Shared):
         self.slots = _slots_of(self.mode)
         self.begins_after: int = segment.description["begins_after"]
         check_whole("begins_after", self.begins_after, 0, _MOST_VERSIONS)
+        self.is_mirror: bool = segment.description["is_mirror"] is True
         self.layout = RowLayout.from_dict(segment.description)
         self._geometry = LaneGeometry(1, self.slots, (self.layout.nbytes,))
         self._lanes = self._geometry.bind(segment.body)
+        self._event = Event(segment.body)
+        self._versions = Words(segment.body[self._geometry.column_offset(0) + self.layout.version_offset :])
 
     @classmethod
     def create(
@@ -108,7 +116,8 @@ class ParameterStore(Shared):
         layout = RowLayout(_specs_of(model), fields)
         check_whole("begins_after", begins_after, 0, _MOST_VERSIONS)
         described = mode if isinstance(mode, str) else slots
-        description = {"kind": cls.kind, "mode": described, "begins_after": int(begins_after), **layout.to_dict()}
+        about = {"mode": described, "begins_after": int(begins_after), "is_mirror": False}
+        description = {"kind": cls.kind, **about, **layout.to_dict()}
         geometry = LaneGeometry(1, slots, (layout.nbytes,))
 
         def fill(put: Put) -> None:
@@ -118,12 +127,132 @@ class ParameterStore(Shared):
 
         return cls(Segment.create(name, description, geometry.nbytes, path, fill if begins_after else None))
 
+    @classmethod
+    def create_mirror(
+        cls,
+        description: Mapping[str, Any],
+        mode: Mode | int = "double_buffer",
+        *,
+        name: str = "weights",
+        path: str | os.PathLike[str] | None = None,
+    ) -> "ParameterStore":
+        """A new store, without a version yet, for rows of another one, which it serves under their versions.
+
+        `mirror_writer` writes them; subscribers see a store like any other, in which versions may be missing.
+
+        Args:
+            description: the other store's `description`.
+            mode: as for `create`, with at least two slots.
+            name, path: as for `create`.
+
+        Raises:
+            ValueError: an argument is out of range, or not a store's description. SharedMemoryFull: no room for it.
+        """
+        slots = _slots_of(mode)
+        if slots < 2:  # a reader of the version must never meet the row that is being written
+            raise ValueError(f"mode: expected at least two slots for a mirror, got {mode!r}")
+        try:
+            layout = RowLayout.from_dict(dict(description))
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"description: expected a parameter store's, got {brief(description)}") from error
+        about = {"mode": mode if isinstance(mode, str) else slots, "begins_after": 0, "is_mirror": True}
+        body = LaneGeometry(1, slots, (layout.nbytes,)).nbytes
+        return cls(Segment.create(name, {"kind": cls.kind, **about, **layout.to_dict()}, body, path))
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """What `create_mirror` needs, in types of JSON."""
+        return {**self._segment.description}
+
     @property
     def version(self) -> int:
         """The newest published version; 0 before this store's first publish."""
+        return self._newest()[1]
+
+    def _newest(self) -> tuple[int, int]:
+        """The newest row's ticket and version; version 0 before this store's first publish."""
         self._segment.check_open()
         committed = self._lanes.committed(0)
-        return committed if committed > self.begins_after else 0
+        if committed <= self.begins_after:
+            return committed - 1, 0
+        if not self.is_mirror:
+            return committed - 1, committed
+        while True:  # until no row came meanwhile: while none does, the newest row is not written to
+            version = self._version_at(committed - 1)
+            before, committed = committed, self._lanes.committed(0)
+            if committed == before:
+                return committed - 1, version
+
+    def _version_at(self, ticket: int) -> int:
+        return self._versions.load(ticket % self.slots * (self.layout.nbytes // 8))
+
+    def _ticket_of(self, version: int) -> int:
+        """The only ticket that a version may have; a mirror that lacks it gives the next one, which is to come."""
+        if not self.is_mirror:
+            return version - 1
+        committed = self._lanes.committed(0)
+        held = range(max(0, committed - self.slots), committed)
+        return next((ticket for ticket in held if self._version_at(ticket) == version), committed)
+
+    def _whole(self, ticket: int) -> Callable[[], bool]:
+        """A callable that tells whether everything read so far of a ticket's row was this row."""
+        lapped = self._lanes.validator(np.zeros(1, np.int64), np.array([ticket]), np.zeros(1, np.uint8))
+        return lambda: lapped(1) == 0
+
+    def copy_newest(self, copy: Callable[[NDArray[np.uint8]], T], timeout: float = 1.0) -> tuple[int, T]:
+        """Copies the newest row out of shared memory, whole, for who moves rows and needs no model.
+
+        Args:
+            copy: called with the row in place, uint8 [layout.nbytes], read-only; again for the newest row if the
+                publisher overwrote it meanwhile. It must not keep the row.
+            timeout: seconds to keep trying.
+
+        Returns: the version, and what `copy` returned for it.
+
+        Raises:
+            NotEnoughData: no version was published yet. TimeoutError: every attempt was overwritten. ValueError: the
+            timeout is no number or negative.
+        """
+        check_timeout(timeout, or_none=False)
+
+        def attempt() -> tuple[int, T] | None:
+            ticket, version = self._newest()
+            if version == 0:
+                raise NotEnoughData(f"{self!r}: nothing was published yet")
+            is_whole, row = self._whole(ticket), self.slot_array(ticket % self.slots)
+            row.flags.writeable = False
+            copied = copy(row)
+            return (version, copied) if is_whole() else None
+
+        return self._until_whole(attempt, timeout)
+
+    def _until_whole(self, attempt: Callable[[], T | None], timeout: float) -> T:
+        """What `attempt` returns, again after each None: a read that was lapped. Raises TimeoutError."""
+        deadline = monotonic() + timeout
+        pause, attempts = 0.0, 1
+        while (result := attempt()) is None:
+            if not monotonic() < deadline:
+                raise TimedOut(
+                    f"{self!r}: each of {attempts} reads in {timeout} s was lapped: the publisher overwrites "
+                    "the slot before it is copied, or died while it did; give the store more slots "
+                    "(triple_buffer) or publish less often"
+                )
+            sleep(pause)
+            pause, attempts = min(2 * pause + 1e-6, _LONGEST_PAUSE_S), attempts + 1
+        return result
+
+    def wait(self, newer_than: int, timeout: float) -> bool:
+        """Sleeps until the store's version exceeds `newer_than`, at most `timeout` seconds; False if it does not.
+
+        Raises ValueError: the timeout is no number or negative.
+        """
+        check_timeout(timeout, or_none=False)
+        most = 1 if self.is_mirror else newer_than + 1  # one row of a mirror may bring many versions
+
+        def missing() -> int:
+            return max(0, min(newer_than + 1 - self.version, most))
+
+        return sleep_until(missing, self._event, monotonic() + timeout, self.check_open)
 
     def publisher(self, model: Model) -> "Publisher":
         """The publishing end, exclusively for this process until it closes it or dies.
@@ -133,13 +262,26 @@ class ParameterStore(Shared):
 
         Raises:
             LaneBusy: the store has a living publisher. LayoutMismatch: the model has other tensors than the store.
+            MarlcoreError: the store is a mirror.
         """
+        with ClosedAfterError(claimed := self._claimed(mirror=False)):
+            return Publisher(self, self._lanes, _weights_of(model, self.layout, fill=False), claimed)
+
+    def mirror_writer(self) -> "MirrorWriter":
+        """The writing end of a mirror, exclusively for this process until it closes it or dies.
+
+        Raises: LaneBusy: the store has a living writer. MarlcoreError: the store is not a mirror.
+        """
+        return MirrorWriter(self, self._lanes, self._claimed(mirror=True))
+
+    def _claimed(self, mirror: bool) -> File:
+        if mirror != self.is_mirror:
+            kinds = "one with a publisher", "a mirror"
+            raise MarlcoreError(f"{self!r}: expected {kinds[mirror]}, got {kinds[self.is_mirror]}")
         try:
-            claimed = claim(self._segment, self._lanes, 0)
+            return claim(self._segment, self._lanes, 0)
         except LaneBusy:
             raise LaneBusy(f"{self._segment.path}: the store has a living publisher") from None
-        with ClosedAfterError(claimed):
-            return Publisher(self, self._lanes, _weights_of(model, self.layout, fill=False), claimed)
 
     def subscriber(self, local_model: Model) -> "Subscriber":
         """A reading end that keeps `local_model` up to date; any number may live at once, in any process.
@@ -153,7 +295,7 @@ class ParameterStore(Shared):
         """
         self.check_open()
         local = _weights_of(local_model, self.layout, fill=True)
-        return Subscriber(self, self._lanes, Event(self._segment.body), local)
+        return Subscriber(self, self._lanes, local)
 
     def slot_tensor(self, slot: int) -> "torch.Tensor":
         """`slot_array` as a tensor."""
@@ -170,7 +312,8 @@ class ParameterStore(Shared):
         return self._segment.body[start : start + self.layout.nbytes]
 
     def __repr__(self) -> str:
-        return f"<ParameterStore {self._segment.path} mode={self.mode} row={self.layout.nbytes}>"
+        kind = "mirror" if self.is_mirror else "ParameterStore"
+        return f"<{kind} {self._segment.path} mode={self.mode} row={self.layout.nbytes}>"
 
 
 class Publisher(Closing):
@@ -194,6 +337,7 @@ class Publisher(Closing):
     def _stage(self, row: NDArray[np.uint8]) -> None:
         self._extras = self._weights.layout.extra_views(row)
         self._put(self._given)
+        self._version_in_row = self._weights.layout.version_view(row)
         self._append = self._lanes.appender(0, row)
         self._row = row  # last: if an interrupt comes earlier, the next publish stages again
 
@@ -228,6 +372,7 @@ class Publisher(Closing):
             self._stage(row)
         if extras or len(self._given) < len(self._extras):
             self._take(extras)
+        self._version_in_row[0] = max(self.version, self._store.begins_after) + 1
         self._append()
         self.version = self._lanes.committed(0)
         return self.version
@@ -250,6 +395,40 @@ class Publisher(Closing):
     def close(self) -> None:
         """Releases the store for a successor, once no other thread publishes; the model stays usable."""
         self._closed = True
+        close_when_alone(self._claim, self._inside)
+
+
+class MirrorWriter(Closing):
+    """A mirror's only writer; a context manager, for one thread at a time. Use `ParameterStore.mirror_writer`."""
+
+    def __init__(self, store: ParameterStore, lanes: NativeLanes, claimed: File) -> None:
+        self._store = store
+        self._lanes = lanes
+        self._claim = claimed
+        self._inside: dict[int, None] = {}  # see guard.py
+
+    @one_thread
+    def put(self, row: NDArray[np.uint8]) -> bool:
+        """Publishes a row of the home store, uint8 [layout.nbytes], under its version, as one unit.
+
+        Returns: False if the version is not newer than the newest here: nothing was published.
+
+        Raises:
+            ValueError: the row has another size or dtype, or no version. ClosedError: the writer or store was closed.
+        """
+        if self._claim.fd < 0:
+            raise ClosedError("the mirror's writer was closed")
+        nbytes, newest = self._store.layout.nbytes, self._store.version
+        if not isinstance(row, np.ndarray) or row.dtype != np.uint8 or row.shape != (nbytes,):
+            raise ValueError(f"row: expected uint8 ({nbytes},), got {brief(row)}")
+        version = int(self._store.layout.version_view(row)[0])
+        check_whole("row: version", version, 1, 2 * _MOST_VERSIONS)
+        if version > newest:
+            self._lanes.appender(0, row)()
+        return version > newest
+
+    def close(self) -> None:
+        """Releases the mirror for a successor, once no other thread writes."""
         close_when_alone(self._claim, self._inside)
 
 
@@ -289,14 +468,14 @@ class Subscriber:
             an array; empty before the first pull.
     """
 
-    def __init__(self, store: ParameterStore, lanes: NativeLanes, event: Event, local: Weights) -> None:
+    def __init__(self, store: ParameterStore, lanes: NativeLanes, local: Weights) -> None:
         self._store = store
         self._lanes = lanes
-        self._event = event
         self._local = local
         self._inside: dict[int, None] = {}  # see guard.py
         self._scratch = local.scratch()
         self._scratch_extras = local.layout.extra_views(self._scratch)
+        self._scratch_version = local.layout.version_view(self._scratch)
         self._read_newest = lanes.newest_reader(0, self._scratch)
         self._slots: dict[int, tuple[Any, dict[str, NDArray[Any]]]] = {}
         self.version = 0
@@ -340,7 +519,7 @@ class Subscriber:
         """
         check_whole("version", version)
         self._store.check_open()
-        if self._lanes.read(0, version - 1, 1, self._scratch) != 0:
+        if self._lanes.read(0, self._store._ticket_of(version), 1, self._scratch) != 0:
             return False
         self._take(version)
         return True
@@ -351,29 +530,22 @@ class Subscriber:
         self.version = version
 
     def _copy_newest(self, timeout: float) -> int:
-        deadline = monotonic() + timeout
-        pause, attempts = 0.0, 1
-        while (version := self._read_newest()) == -errno.ESTALE:
-            if not monotonic() < deadline:
-                raise TimedOut(
-                    f"{self._store!r}: each of {attempts} reads in {timeout} s was lapped: the publisher overwrites "
-                    "the slot before it is copied, or died while it did; give the store more slots "
-                    "(triple_buffer) or publish less often"
-                )
-            sleep(pause)
-            pause, attempts = min(2 * pause + 1e-6, _LONGEST_PAUSE_S), attempts + 1
+        """Copies the newest row into the scratch row; returns its version."""
+
+        def attempt() -> int | None:
+            committed = self._read_newest()
+            return None if committed == -errno.ESTALE else committed
+
+        version = self._store._until_whole(attempt, timeout)
+        if self._store.is_mirror and version > 0:
+            version = int(self._scratch_version[0])
         if version <= 0:
             raise SegmentCorrupt(f"{self._store!r}: the lane's counters are damaged")
         return version
 
     def wait(self, newer_than: int, timeout: float) -> bool:
-        """Sleeps until the store's version exceeds `newer_than`, at most `timeout` seconds; False if it does not.
-
-        Raises ValueError: the timeout is no number or negative.
-        """
-        check_timeout(timeout, or_none=False)
-        store, deadline = self._store, monotonic() + timeout
-        return sleep_until(lambda: max(0, newer_than + 1 - store.version), self._event, deadline, store.check_open)
+        """As `ParameterStore.wait`."""
+        return self._store.wait(newer_than, timeout)
 
     @contextmanager
     def in_place(self) -> Iterator[InPlaceView]:
@@ -381,12 +553,11 @@ class Subscriber:
 
         Raises: NotEnoughData: no version was published yet.
         """
-        version = self._store.version
+        ticket, version = self._store._newest()
         if version == 0:
             raise NotEnoughData(f"{self._store!r}: nothing was published yet")
-        views, extras = self._slot((version - 1) % self._store.slots)
-        lapped = self._lanes.validator(np.zeros(1, np.int64), np.array([version - 1]), np.zeros(1, np.uint8))
-        view = InPlaceView(version, self._local.named(views), _copied(extras), lambda: lapped(1) == 0)
+        views, extras = self._slot(ticket % self._store.slots)
+        view = InPlaceView(version, self._local.named(views), _copied(extras), self._store._whole(ticket))
         try:
             yield view
         finally:

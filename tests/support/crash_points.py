@@ -40,9 +40,11 @@ points = _load_core(sys.argv[3])
 
 from mapped import Mapped  # noqa: E402
 from processes import descriptors  # noqa: E402
+from relayed import AGE, heads, raw  # noqa: E402
 from seams import replace  # noqa: E402
 
 from marlcore import Field, LaneBusy, MarlcoreError, RateLimiter, ReplayBuffer, TransitionSpec  # noqa: E402
+from marlcore.cluster import Bookings, DirectLink, Ingest, Relay  # noqa: E402
 from marlcore.memory import Event, File, replace_file, survey  # noqa: E402
 from marlcore.memory.header import Header  # noqa: E402
 from marlcore.testing.rows import filled  # noqa: E402
@@ -499,11 +501,99 @@ class Publish:
         del self.store, self.subscriber
 
 
+class Ingesting:
+    """An ingest takes rows behind a gap in one lane, and some that it has already in another."""
+
+    def __init__(self, folder: Path) -> None:
+        self.node, self.home = (ReplayBuffer.create(SMALL, rows, 2, name="crash") for rows in (32, 200))
+        self.bookings = Bookings.create(2, name="crash")
+        self.send(BEFORE, BEFORE)
+        self.message(2)  # which the victim and its successor both take
+        self.add(20, 3)
+
+    def add(self, *counts: int) -> None:
+        for lane, count in enumerate(counts):
+            with self.node.writer(lane) as writer:
+                for _ in range(count):
+                    ticket = self.node._mapped.native.committed(lane)
+                    writer.add(**rows(ticket, SMALL), truncated=ticket % 5 == 4, final_obs=observations(ticket, SMALL)
+                               if ticket % 5 == 4 else None)  # fmt: skip
+
+    def message(self, count: int) -> None:
+        """More rows of the second lane, and a copy of the message that brings them."""
+        self.add(0, count)
+        kept = []
+        with Ingest(self.home, self.bookings, [range(2)]) as ingest:
+            link = DirectLink(ingest)
+            link.send = lambda message: kept.append(message.copy()) or DirectLink.send(link, message)
+            with Relay(self.node, link) as relay:
+                assert relay.drain(60.0)
+        self.repeated = kept[0]
+
+    def send(self, *counts: int) -> None:
+        self.add(*counts)
+        with Ingest(self.home, self.bookings, [range(2)]) as ingest, Relay(self.node, DirectLink(ingest)) as relay:
+            assert relay.drain(60.0)
+
+    def prepare(self) -> str:
+        self.own = [ReplayBuffer.attach(self.home.handle), Bookings.attach(self.bookings.handle)]
+        self.ingest = Ingest(*self.own, [range(2)])
+        self.relay = Relay(self.node_of_victim(), DirectLink(self.ingest))
+        return ""
+
+    def node_of_victim(self) -> ReplayBuffer:
+        self.own.append(ReplayBuffer.attach(self.node.handle))
+        return self.own[-1]
+
+    def act(self) -> None:
+        assert self.ingest.put(self.repeated)
+        assert self.relay.drain(60.0)
+
+    def release(self) -> None:
+        self.relay.close()
+        self.ingest.close()
+        for each in self.own:
+            each.close()
+        self.own = self.ingest = self.relay = None
+
+    def meet(self, path: str) -> None:
+        """Nothing new."""
+
+    def check(self, done: bool) -> None:
+        """The successor completes what is missing: each row once, the lost ones counted, with a seam behind them."""
+        if done:
+            self.look()
+        self.send(0, 0)
+        self.look()
+        self.send(3, 3)
+        self.look()
+
+    def look(self) -> None:
+        lost = [self.bookings.load(lane).lost for lane in range(2)]
+        sent = [self.node._mapped.native.committed(lane) for lane in range(2)]
+        held = [len(raw(self.home, lane)) for lane in range(2)]
+        assert [n + more for n, more in zip(held, lost, strict=True)] == sent and lost[0] and not lost[1], (held, lost)
+        for lane in range(2):
+            record = raw(self.home, lane)
+            transitions = record[(heads(self.home, lane)["place"] >> 24) & 4 == 0]
+            newest = raw(self.node, lane)[3:]  # a gap ends some rows behind the oldest one held
+            np.testing.assert_array_equal(record[-len(newest) :, 16:], newest[:, 16:])
+            tickets = np.ascontiguousarray(transitions[:, 16:24]).view(np.uint64)[:, 0]
+            jumps = np.flatnonzero(np.diff(tickets.astype(np.int64)) > 2) + 1
+            ages = (heads(self.home, lane)["place"] & AGE)[(heads(self.home, lane)["place"] >> 24) & 4 == 0]
+            assert (ages[jumps] == 0).all() and (np.diff(tickets.astype(np.int64)) > 0).all(), "torn or wrong: an order"
+
+    def close(self) -> None:
+        for each in (self.node, self.home, self.bookings):
+            each.close()
+        del self.node, self.home, self.bookings
+
+
 SCENARIOS = {
     "create": Create, "attach": Attach, "claim": Claim, "add": Add, "add_frame": AddFrame,
     "add_boundary": AddBoundary, "add_batch": AddBatch, "add_vector": AddVector, "add_shared": AddShared,
     "add_limited": AddLimited, "draw": Draw, "publish": Publish, "save": Save, "close": Close, "sweep": Sweep,
-    "create_file": CreateFile,
+    "create_file": CreateFile, "ingesting": Ingesting,
 }  # fmt: skip
 
 

@@ -23,18 +23,20 @@ BELOW = {
     "processes": ["memory"],
     "replay": ["transitions"],
     "queue": ["transitions"],
+    "cluster": ["replay", "queue", "weights", "processes"],
     "planning": ["processes", "kernels"],
     "spaces": [],
     "interfaces": ["replay", "spaces"],
     "tables": [],
     "algos": ["kernels", "interfaces"],
     "envs": ["interfaces"],
-    "training": ["replay", "queue", "weights", "processes", "algos", "envs", "tables"],
+    "training": ["cluster", "algos", "envs", "tables"],
     "cli": ["training", "planning"],
     "testing": ["cli"],
     "compat": ["training", "planning"],
 }
 TOP = {"cgroup", "checks", "closing", "declared", "errors", "lazy", "notices", "observations", "references", "spec"}
+TOP |= {"shm"}
 ABOVE_ALL = {"__init__", "__main__", "preload"}
 OPEN_ROOMS = {"kernels", "algos", "envs"}  # whose modules are what they offer
 
@@ -48,11 +50,12 @@ TRAINING = {
     "evaluation": ["workers"],
     "serial": ["workers"],
     "async_run": ["workers"],
+    "nodes": ["async_run"],
     "warmup": [],
     "offline": ["config"],
     "request": ["record", "offline"],
     "run_input": ["self_play", "warmup", "request"],
-    "session": ["serial", "async_run", "evaluation", "run_input"],
+    "session": ["serial", "async_run", "nodes", "evaluation", "run_input"],
     "run": ["session"],
     "seeds": ["run"],
     "doors": ["seeds"],

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import marlcore as mc
+from marlcore.cluster import Leases
 from marlcore.memory.header import Header
 from marlcore.processes import Control
 
@@ -29,7 +30,7 @@ def made(kind: str, path: Path) -> Any:
         return mc.ParameterStore.create(
             {"weight": np.zeros((3, 2), np.float32)}, extras={"epsilon": (2,)}, begins_after=4, path=path
         )
-    return Control.create(["actor-0"], ["left"])
+    return Control.create(["actor-0"], ["left"]) if kind == "control" else Leases.create(3)
 
 
 def numbers_in(plain: Any, keys: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -40,7 +41,7 @@ def numbers_in(plain: Any, keys: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ..
         yield keys
 
 
-@pytest.mark.parametrize("kind", ["replay", "queue", "store", "control"])
+@pytest.mark.parametrize("kind", ["replay", "queue", "store", "control", "leases"])
 def test_a_number_of_a_description_is_refused_in_one_line(kind: str, tmp_path: Path) -> None:
     with made(kind, tmp_path / "segment") as shared:
         header, body = shared._segment.description, bytes(shared._segment.body)

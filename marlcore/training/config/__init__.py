@@ -4,6 +4,7 @@ This room reads settings and relates them to an environment's agents and to an a
 process and imports no torch.
 """
 
+from .cluster import ClusterConfig
 from .config import (
     ActorConfig,
     Config,
@@ -15,11 +16,11 @@ from .config import (
     StopConfig,
     SupervisionConfig,
 )
+from .crews import Crew, actor_names, crews, node_names
 from .policies import (
     EVALUATOR,
     SCRIPT,
     AssignedPolicy,
-    actor_names,
     assign,
     check_applied,
     check_offline,

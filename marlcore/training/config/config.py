@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from ...checks import absolute, did_you_mean
 from ...declared import By, Declared, Whole, changed, flattened
+from .cluster import ClusterConfig
 from .schedules import Constant, Schedule, Scheduled, Stages, ascending
 from .sections import (
     ActorConfig,
@@ -82,11 +83,16 @@ class Config(Declared):
     self_play: SelfPlayConfig = field(default_factory=SelfPlayConfig)
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
     supervision: SupervisionConfig = field(default_factory=SupervisionConfig)
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.mode == "serial" and self.updates_per_step is None:
             raise ValueError("updates_per_step: expected a number in serial mode, got None")
+        if self.cluster.seats and self.mode == "serial":
+            raise ValueError("mode: expected async with cluster.address, got 'serial'")
+        if self.cluster.seats and self.self_play.pool:
+            raise ValueError(f"self_play.pool: expected 0 with cluster.address, got {self.self_play.pool}")
         if self.stage_names and len(self.stage_names) != len(self.stages):
             raise ValueError(
                 f"stage_names: expected {len(self.stages)}, one for each of `stages`, got {self.stage_names}"
@@ -118,7 +124,7 @@ class Config(Declared):
             raise ValueError(
                 f"replay.capacity: expected at least {lanes * need}, so that a lane holds stack + n_step = "
                 f"{replay.frames} + {learner.n_step} rows; rows of a lane are capacity / "
-                f"(processes x envs x agents of a policy x parts) = {replay.capacity} / {lanes}, got {replay.capacity}"
+                f"(actors x envs x agents of a policy x parts) = {replay.capacity} / {lanes}, got {replay.capacity}"
             )
         rows = replay.capacity // lanes * lanes
         if learner.warmup > rows:
@@ -151,7 +157,12 @@ class Config(Declared):
     @property
     def offline(self) -> bool:
         """Whether the run has no actors: its learners train on recorded data, and each update counts as a step."""
-        return not self.actor.processes
+        return not self.actors
+
+    @property
+    def actors(self) -> int:
+        """Actor processes of the run, on all machines."""
+        return self.actor.processes + self.cluster.actors
 
     @property
     def schedules(self) -> dict[str, Schedule]:
@@ -171,7 +182,7 @@ class Config(Declared):
     @property
     def lanes(self) -> int:
         """Lanes of each agent in its policy's replay: one for each environment copy of each actor."""
-        return self.actor.processes * self.actor.envs
+        return self.actors * self.actor.envs
 
     def to_dict(self) -> dict[str, Any]:
         """A form ready for JSON; schedules are text."""

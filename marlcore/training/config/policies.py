@@ -161,7 +161,7 @@ def check_offline(config: Config) -> None:
     usual, why = Config(), "a run on recorded data has no use for it"
     of_actor = [name for name in ActorConfig.__dataclass_fields__ if name != "device"]  # on which an evaluator acts
     of_replay = ("capacity", "save", "clear_at_stage", "mixture", "path", "hindsight")
-    _check_unused("", ("total_steps", *OF_RUN, "stages", "self_play"), config, usual, why)
+    _check_unused("", ("total_steps", *OF_RUN, "stages", "self_play", "cluster"), config, usual, why)
     _check_unused("actor.", of_actor, config.actor, usual.actor, why)
     _check_unused("replay.", of_replay, config.replay, usual.replay, why)
     _check_unused("exploration.", OF_EXPLORATION, config.exploration, usual.exploration, why)
@@ -198,13 +198,6 @@ def _check_unused(section: str, names: Iterable[str], chosen: Any, default: Any,
         value, usual = getattr(chosen, name), getattr(default, name)
         if value != usual:
             raise ValueError(f"{section}{name}: expected the default {usual!r}, since {why}, got {value!r}")
-
-
-# The names of a run's workers, which only these functions form
-
-
-def actor_names(config: Config) -> list[str]:
-    return [f"actor-{i}" for i in range(config.actor.processes)]
 
 
 def learner_names(config: Config, policies: Sequence[str]) -> dict[str, list[str]]:

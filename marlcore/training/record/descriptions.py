@@ -36,7 +36,10 @@ FIXED = {
     "replay.stack": "its networks take so many observations",
     ANCHORS: "its table of results has their order",
 }
-OF_ROWS = ("actor.processes", "actor.envs", "replay.capacity", "replay.mixture", "replay.prioritized")
+OF_ROWS = (
+    "actor.processes", "actor.envs", "cluster.nodes", "cluster.actors_per_node", "replay.capacity", "replay.mixture",
+    "replay.prioritized",
+)  # fmt: skip
 OF_PRIORITIES = ("learner.n_step", "replay.alpha")
 _NUMBERS = {"Discrete": ("n", "start"), "MultiDiscrete": ("nvec", "start"), "Box": ("low", "high")}
 

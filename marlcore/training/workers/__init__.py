@@ -7,5 +7,6 @@ worker that was killed is followed by one that continues from what shared memory
 from .actor_worker import ActorWorker
 from .evaluator_worker import EvaluatorWorker
 from .learner_worker import LearnerWorker
-from .storage import create_storage
+from .shares import deal_steps, dealt
+from .storage import attach_storage, create_storage, spec_of
 from .worker import Blueprint, PolicyBlueprint, Worker

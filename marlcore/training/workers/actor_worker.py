@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 
 from ...envs import checked, vectorize
 from ...interfaces import PRIORITY, QueueSource, ReplaySource, Turn
-from ...processes import EPISODES, READY, STEPS, Telemetry
+from ...processes import EPISODES, READY, SHARE, STEPS, Telemetry
 from ...references import resolve
 from ...weights import ParameterStore
-from ..config import SCRIPT, actor_names
+from ..config import SCRIPT
 from ..loops import (
     ByName,
     Ended,
@@ -36,9 +36,9 @@ class ActorWorker(Worker):
 
     def build(self) -> None:
         blueprint, config = self.blueprint, self.config
-        self._index = actor_names(config).index(self.name)
-        share, rest = divmod(config.total_steps, config.actor.processes)
-        self._share = share + (self._index < rest)
+        self._index = blueprint.crew.names.index(self.name)
+        self._number = blueprint.crew.first + self._index  # among the run's actors
+        self._notes = self.control.notes[self.name]
         self._steps: int = self.counters.load(STEPS)
         self.tell_environments()
         self._device = choose_device(config.actor.device_of(self._index))
@@ -48,7 +48,7 @@ class ActorWorker(Worker):
         self.seats: dict[str, Seat] = {}
         for policy, acting in zip(blueprint.policies, self.policies, strict=True):
             self.seats |= self._seats(policy, acting)
-        env.reset(run_seed(config, "env", self._index, self._steps))
+        env.reset(run_seed(config, "env", self._number, self._steps))
         self._assignment: Routes | Matches | None = None  # fills the seats' columns where an episode begins
         if blueprint.self_play is not None:
             self._assignment = self._matches(blueprint.self_play)
@@ -61,8 +61,8 @@ class ActorWorker(Worker):
         config, copies = self.config, self.env.copies
         device = self._device
         model = build_model(policy, config).acting.to(device)
-        use = self._index * len(self.blueprint.policies) + policy.index
-        exponents = config.exploration.exponents(config.actor.processes * copies)
+        use = self._number * len(self.blueprint.policies) + policy.index
+        exponents = config.exploration.exponents(config.actors * copies)
         subscriber = self.hold(ParameterStore.attach(policy.weights)).subscriber(model)
         acting = PublishedPolicy(
             policy.algorithm,
@@ -70,7 +70,7 @@ class ActorWorker(Worker):
             np.random.default_rng(run_seed(config, "actor", use, self._steps)),
             device,
             subscriber=subscriber,
-            exponents=np.array(exponents[self._index * copies : (self._index + 1) * copies]),
+            exponents=np.array(exponents[self._number * copies : (self._number + 1) * copies]),
             sync_interval=config.actor.sync_interval,
             max_lag=0 if isinstance(policy.source, QueueSource) else config.actor.max_policy_lag,
         )
@@ -91,8 +91,7 @@ class ActorWorker(Worker):
                 reward = acting.model.rewards(torch.tensor(reward, device=device)).numpy(force=True)
             return policy.algorithm.first_priority(before, reward, gamma, after)
 
-        shape = parts, len(policy.agents), config.actor.processes, self.env.copies
-        lanes = np.arange(np.prod(shape)).reshape(shape)[:, :, self._index]
+        lanes = self.blueprint.crew.lanes(parts, len(policy.agents), self.env.copies)[:, :, self._index]
         script, seats = config.exploration.script, {}
         for i, agent in enumerate(policy.agents):
             writer = self.hold(storage.vector_writer(lanes[:, i].ravel().tolist()))
@@ -108,7 +107,7 @@ class ActorWorker(Worker):
 
     def _matches(self, self_play: SelfPlay) -> Matches:
         (policy,), (acting,), config = self.blueprint.policies, self.policies, self.config
-        generator = np.random.default_rng(run_seed(config, "opponents", self._index, self.control.steps))
+        generator = np.random.default_rng(run_seed(config, "opponents", self._number, self.control.steps))
         pool = self.hold(ParameterStore.attach(self_play.pool))
         opponents = Opponents(policy, config, pool, self.env.copies, generator, self._device)
         results = self.hold(self.hold(Telemetry.attach(self_play.results)).reporter(self.name))
@@ -120,7 +119,7 @@ class ActorWorker(Worker):
     @property
     def done(self) -> bool:
         """Whether it has taken its share of the steps."""
-        return self._steps >= self._share
+        return self._steps >= self._notes.load(SHARE)
 
     def acting(self) -> bool:
         return not self.done and not self.control.stopping

@@ -17,8 +17,8 @@ from ...interfaces import RETURN, QueueSource, ReplaySource
 from ...memory import PREFIX, SegmentHandle, survey_segments
 from ...queue import TrajectoryQueue, TrajectoryReader, lane_rows_for
 from ...replay import Mixture, Prefetch, ReplayBuffer, Sampler
-from ...spec import Field
-from ..config import AssignedPolicy, Config
+from ...spec import Field, TransitionSpec
+from ..config import AssignedPolicy, Config, crews
 from ..loops import run_seed, with_functions_of
 from ..record import RunDirectory
 from .worker import PolicyBlueprint, Worker
@@ -43,14 +43,20 @@ class OwnerOf:
             raise ValueError(f"resume: expected a replay of {self.policy}, got {str(path)!r}, which is one of {got}")
 
 
+def spec_of(policy: AssignedPolicy, config: Config) -> TransitionSpec:
+    """What a row of a policy's transitions holds. Raises ValueError: an extra of the algorithm has a taken name."""
+    spec = policy.algorithm.transition(policy.spaces)
+    if config.learner_of(policy.name).reward_norm == "off":
+        return spec
+    if RETURN in spec.extras:
+        raise ValueError(f"transition of {policy.name}: {RETURN!r} is the extra of learner.reward_norm")
+    return replace(spec, extras={**spec.extras, RETURN: Field()})
+
+
 def create_storage(stack: ExitStack, policy: AssignedPolicy, config: Config, run: RunDirectory) -> SegmentHandle:
     """A policy's queue, or its replay, perhaps a saved one. Raises: ValueError: that does not fit. SharedMemoryFull."""
     source, lanes = policy.source, len(policy.agents) * config.lanes
-    spec = policy.algorithm.transition(policy.spaces)
-    if config.learner_of(policy.name).reward_norm != "off":
-        if RETURN in spec.extras:
-            raise ValueError(f"transition of {policy.name}: {RETURN!r} is the extra of learner.reward_norm")
-        spec = replace(spec, extras={**spec.extras, RETURN: Field()})
+    spec = spec_of(policy, config)
     if isinstance(source, QueueSource):
         rows = lane_rows_for(
             source.batch_size, lanes, config.actor.envs, source.length, config.replay.frames, spec.state_every
@@ -68,6 +74,11 @@ def create_storage(stack: ExitStack, policy: AssignedPolicy, config: Config, run
     if saved.exists():
         replay = stack.enter_context(ReplayBuffer.load(saved, spec, name=name, into=file))
         OwnerOf(policy.name).check(replay, saved)
+        if replay.lanes != lanes * config.replay.parts:
+            raise ValueError(
+                f"resume: expected a configuration that gives {policy.name} the {replay.lanes} lanes of its saved "
+                f"replay, got {lanes * config.replay.parts} (cluster.address)"
+            )
         if replay.limiter != limiter:
             raise ValueError(
                 f"resume: expected a configuration that gives {policy.name} the limiter of its saved replay, "
@@ -84,8 +95,7 @@ def create_storage(stack: ExitStack, policy: AssignedPolicy, config: Config, run
 
 def attach_storage(policy: PolicyBlueprint) -> ReplayBuffer | TrajectoryQueue:
     """A policy's transitions, in a worker."""
-    kind = TrajectoryQueue if isinstance(policy.source, QueueSource) else ReplayBuffer
-    return kind.attach(policy.transitions)
+    return (TrajectoryQueue if policy.queued else ReplayBuffer).attach(policy.transitions)
 
 
 def batches_of(
@@ -127,8 +137,8 @@ class ReplayBatches:
         self._sampler: Sampler | Mixture
         if config.replay.mixture:
             shares = np.array([*config.replay.mixture.values()])
-            size, fractions = len(policy.agents) * config.lanes, shares / shares.sum()
-            lanes = [range(part * size, (part + 1) * size) for part in range(len(shares))]
+            fractions = shares / shares.sum()
+            lanes = _lanes_of_parts(config, len(shares), len(policy.agents))
             options |= {"min_size": max(1, int(learner.warmup * fractions[fractions > 0].min())), "lanes": lanes}
             self._sampler = Mixture([replay] * len(shares), fractions.tolist(), learner.batch_size, **options)
         else:
@@ -175,6 +185,14 @@ class ReplayBatches:
         if again:
             saved |= _entries(fresh, "generator")
         self._sampler.load_state_dict(saved)
+
+
+def _lanes_of_parts(config: Config, parts: int, agents: int) -> list[list[int]]:
+    """The lanes of each part of a replay, in the blocks of all machines."""
+    shape = parts, agents, config.actor.envs
+    blocks = [(crew.lanes(*shape) + crew.block_begins(*shape)).reshape(parts, -1) for crew in crews(config)]
+    lanes: list[list[int]] = np.concatenate(blocks, axis=1).tolist()
+    return lanes
 
 
 def _entries(state: dict[str, Any], *names: str) -> dict[str, Any]:

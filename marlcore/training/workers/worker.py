@@ -12,7 +12,7 @@ import torch
 from ...envs import Looking, RunStep
 from ...memory import SegmentHandle
 from ...processes import Control, Telemetry, WorkerBase, fitting_name
-from ..config import AssignedPolicy, Config
+from ..config import AssignedPolicy, Config, Crew
 from ..self_play import SelfPlay
 
 GPU_S = 5.0  # between a worker's reports of its GPU's memory
@@ -27,6 +27,7 @@ class PolicyBlueprint(AssignedPolicy):
     saved_replay: Path | None  # None if the replay is not saved
     transitions: SegmentHandle  # its replay, or its queue
     weights: SegmentHandle
+    queued: bool  # whether the transitions are a queue
     replay_was_saved: bool = False  # by an earlier part of the run
 
     @property
@@ -44,6 +45,7 @@ class Blueprint:
     control: SegmentHandle
     telemetry: SegmentHandle
     began: float  # in time.monotonic, which all processes of a machine share
+    crew: Crew
     self_play: SelfPlay | None = None
 
 

@@ -154,6 +154,26 @@ def test_a_policy_named_as_a_shared_learner_keeps_its_own_row():
     assert {name: table.rows[name][at] for name in "012"} == {"0": "3", "1": "5", "2": "4"}
 
 
+def test_a_node_has_a_row_with_its_traffic(tmp_path):
+    about = {"run_dir": "runs/a", "pid": os.getpid(), "total_steps": 100, "actors": ["actor-0", "node-0", "node-1"],
+             "nodes": ["node-0", "node-1"], "learners": {}, "policies": {}}  # fmt: skip
+    with closing(Telemetry.create(["node-0", "node-1"])) as telemetry, ExitStack() as stack:
+        about["telemetry"] = vars(telemetry.handle)
+        control = stack.enter_context(Control.create(["actor-0", "node-0", "node-1"], **about))
+        run = stack.enter_context(closing(WatchedRun(Control.watch(control.handle))))
+        control.workers["node-0"].store(READY, 1)
+        reporter = stack.enter_context(closing(telemetry.reporter("node-0")))
+        for name, value in {"rows_per_s": 1234.4, "delay_ms_p99": 9.5, "lag": 2.0}.items():
+            reporter.report(Metric(0.0, 5, "", f"{name}/node-0", value))
+        figures = run.figures()
+        rows = figures["workers"]
+        assert (rows["node-0"]["state"], rows["node-1"]["state"]) == ("running", "starting")
+        assert rows["node-0"]["rows_per_s"] == 1234.4 and "lag" not in rows["node-1"]
+        table = _table(figures, {})
+        assert {"rows/s", "delay ms p99", "lag"} < {*table.titles} and "1,234" in table.rows["node-0"]
+
+
+@pytest.mark.long
 def test_a_run_that_is_about_to_start_is_waited_for(tmp_path, monkeypatch, capsys):
     """Its directory is not there at first, then it is, and only then what it has in shared memory."""
     path, looks = tmp_path / "run", []

@@ -502,3 +502,36 @@ def test_locks_are_of_one_byte_and_of_one_holder(segment):
     with closing(segment.lock(2)), closing(segment.lock(1)):
         assert segment.lock(1) is None
     segment.lock(1).close()
+
+
+HERE = """
+import sys
+from marlcore.memory import Segment, survey_segments
+segment = Segment.create("here", {}, 8)
+print(segment.path, *[file.name for file in survey_segments()])
+"""
+
+
+def test_a_node_may_have_a_directory_of_its_own(tmp_path, monkeypatch, program):
+    """Its processes create, list and sweep segments there alone."""
+    monkeypatch.setenv("MARLCORE_SHM_DIR", str(tmp_path))
+    left = program(HERE, "import os; os._exit(0)")
+    left.finish()
+    path, *names = program(HERE).finish().split()
+    assert os.path.dirname(path) == str(tmp_path) and names == [os.path.basename(path)], "the first one was swept"
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("wrong", ["", "relative", "/nowhere/at/all"])
+def test_a_directory_that_does_not_exist_is_refused(wrong, monkeypatch, program):
+    monkeypatch.setenv("MARLCORE_SHM_DIR", wrong)
+    code = """
+    from marlcore.memory import Segment
+    try:
+        Segment.create("x", {}, 8)
+    except ValueError as error:
+        print(error)
+    """
+    says = program(code).finish()
+    refused = f"MARLCORE_SHM_DIR: expected the absolute path of a directory, got '{wrong}'"
+    assert says == (refused if wrong else ""), "empty stands for /dev/shm"

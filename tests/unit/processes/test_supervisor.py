@@ -280,7 +280,7 @@ def test_a_learner_may_be_silent_as_long_as_its_policies() -> None:
     )  # fmt: skip
     blueprint: Any = SimpleNamespace(config=config, policies=[SimpleNamespace(name=name) for name in "abcd"])
     with Control.create(["actor-0", "learner-0", "learner-1"]) as control:
-        workers = supervisor_of(blueprint, control, Mock(), Mock()).workers
+        workers = supervisor_of(blueprint, control, control.workers, Mock(), Mock()).workers
     assert {name: worker.timeout for name, worker in workers.items()} == {"actor-0": 7, "learner-0": 60, "learner-1": 6}
 
 

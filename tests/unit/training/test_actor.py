@@ -20,8 +20,8 @@ import marlcore as mc
 from marlcore.cli import CommandLine
 from marlcore.declared import changed, hints_of
 from marlcore.envs import TreasureHunt, checked, vectorize
-from marlcore.processes import BEATS, Control, Telemetry
-from marlcore.training.config import AssignedPolicy
+from marlcore.processes import BEATS, SHARE, Control, Telemetry
+from marlcore.training.config import AssignedPolicy, crews
 from marlcore.training.loops import act, build_model, observe
 from marlcore.training.record import read_config
 from marlcore.training.workers import ActorWorker, Blueprint, PolicyBlueprint, Worker
@@ -39,14 +39,17 @@ class Scene:
         spaces = mc.Spaces(env.observation_spaces[AGENT], env.action_spaces[AGENT])
         policy = AssignedPolicy(AGENT, (AGENT,), spaces, mc.DQN())
         self.control = stack.enter_context(closing(Control.create(["actor-0"])))
+        self.control.notes["actor-0"].store(SHARE, CONFIG.total_steps)
         telemetry = stack.enter_context(closing(Telemetry.create(["actor-0"])))
         self.replay = stack.enter_context(mc.ReplayBuffer.create(policy.algorithm.transition(spaces), 500))
         self.network = build_model(policy, CONFIG).acting
         extras = {"epsilon": (), "updates": ()}
         self.store = stack.enter_context(mc.ParameterStore.create(self.network, "snapshot", extras))
         handles = {"transitions": self.replay.handle, "weights": self.store.handle}
-        placed = PolicyBlueprint(**vars(policy), checkpoint=Path(), saved_replay=None, **handles)
-        blueprint = Blueprint(HUNT, CONFIG, (placed,), self.control.handle, telemetry.handle, time.monotonic())
+        placed = PolicyBlueprint(**vars(policy), checkpoint=Path(), saved_replay=None, queued=False, **handles)
+        blueprint = Blueprint(
+            HUNT, CONFIG, (placed,), self.control.handle, telemetry.handle, time.monotonic(), crews(CONFIG)[0]
+        )
         self.actors: list[ActorWorker] = []
         self.thread = threading.Thread(
             target=lambda: self.actors.append(ActorWorker("actor-0", blueprint)), daemon=True

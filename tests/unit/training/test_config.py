@@ -49,6 +49,9 @@ WRONG = {
     "stop.episodes": 0, "stop.seconds": 0, "stop.metric": 3, "stop.threshold": math.inf, "stop.patience": 0,
     "stop.min_delta": -1, "stop.window": 0, "stop.minimize": 3,
     "metrics.sinks": ["wandb"], "metrics.wandb_mode": "on", "metrics.wandb_project": 3,
+    "cluster.address": "nowhere", "cluster.nodes": 0, "cluster.nodes_at_start": -1, "cluster.actors_per_node": 0,
+    "cluster.resources": {"CPU": 0}, "cluster.lease_seconds": 0, "cluster.sync_seconds": -1,
+    "cluster.flush_seconds": 0, "cluster.lane_rows": 2, "cluster.compress": "zip",
     "supervision.max_restarts": -1, "supervision.window": -1, "supervision.backoff": -1,
     "supervision.actor_timeout": math.inf, "supervision.learner_timeout": 0, "supervision.serial_fallback": 3,
 }  # fmt: skip

@@ -1,0 +1,9 @@
+"""Many machines: rows and weights between the shared memory of nodes, and the leases of the nodes' seats.
+
+Within a node nothing changes. Between nodes, a relay sends the rows of a node's lanes to an ingest beside the learner,
+and a mirror copies the newest weights to a node. Ray carries both; only `ray_rows` and `ray_weights` import it.
+"""
+
+from ..lazy import attach_stub
+
+__getattr__, __dir__ = attach_stub(__name__, __file__)

@@ -1,0 +1,262 @@
+"""The ingest: takes messages of rows from relays, and writes each row once to its lane at home.
+
+A lane's cursor is its booking's offset plus its own committed ticket (see bookings.py). A message that brings the rows
+at the cursor therefore changes no booking: the commit of the rows moves the cursor. Only a new epoch and a gap change
+bookings, before any row that follows them is written.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from threading import Condition, Lock
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..checks import brief, check_whole, is_number
+from ..closing import ClosedAfterError, Closing
+from ..errors import ClosedError, Fenced, LayoutMismatch
+from ..memory import AFTER, FIRST, LANE, ROWS
+from ..queue import TrajectoryQueue
+from ..replay import ReplayBuffer
+from ..spec import TransitionSpec
+from ..transitions import RowsWriter, spec_difference
+from .bookings import Booking, Bookings
+from .message import Message
+
+ORDER_S = 0.01  # wait for the message before one that came too early, on another thread
+
+Ints = NDArray[np.int64]
+
+
+class _Seat:
+    """A sender's place: its lanes, the newest epoch, whether all lanes have it, and whose turn it is."""
+
+    def __init__(self, lanes: range, bookings: Bookings) -> None:
+        self.lanes = lanes
+        epochs = {bookings.load(lane).epoch for lane in lanes}
+        self.epoch = max(epochs)
+        self.is_open = len(epochs) == 1  # an ingest may have died while it changed them
+        self.turn = Condition()
+
+
+@dataclass
+class IngestStats:
+    """An ingest's counters.
+
+    Attributes:
+        rows: written to the target, boundary rows included.
+        bytes: of messages, as they came.
+        messages: taken.
+        duplicates: rows that had been written before, and were left out.
+        gaps: rows that their senders had overwritten.
+        refused: messages of fenced epochs.
+        waited: seconds in which messages were written, or waited for room.
+    """
+
+    rows: int = 0
+    bytes: int = 0
+    messages: int = 0
+    duplicates: int = 0
+    gaps: int = 0
+    refused: int = 0
+    waited: float = 0.0
+
+
+class Ingest(Closing):
+    """Writes the rows that relays send to a replay or queue; it holds the writing ends of its seats' lanes.
+
+    Example:
+        bookings = mc.cluster.Bookings.create(replay.lanes)
+        ingest = mc.cluster.Ingest(replay, bookings, seats=[range(0, 8), range(8, 16)])
+
+    It may be killed at any moment: the next one with the same target and bookings continues with the same row. Any
+    thread may call `open` and `put`; calls of one seat follow one another.
+
+    Attributes:
+        stats: see IngestStats.
+    """
+
+    def __init__(
+        self,
+        target: ReplayBuffer | TrajectoryQueue,
+        bookings: Bookings,
+        seats: Sequence[range],
+        *,
+        holds: Callable[[int, int], bool] | None = None,
+        wait_seconds: float = 0.2,
+    ) -> None:
+        """
+        Args:
+            target: the replay or queue at home. A queue that drops the newest is refused.
+            bookings: of the target's lanes.
+            seats: by seat, the consecutive lanes of the target that take the rows of its sender.
+            holds: holds(seat, epoch) tells whether this epoch still has the seat's lease; None: the newest has.
+            wait_seconds: the longest wait of a `put` for room in a queue that waits, or for a limiter.
+
+        Raises:
+            LaneBusy: a lane has a living writer, such as another ingest.
+            ValueError: lanes that the target lacks or that two seats have; bookings of another number of lanes.
+        """
+        lanes = _lanes_of(seats, target.lanes)
+        if bookings.lanes != target.lanes:
+            raise ValueError(f"bookings: expected those of {target.lanes} lanes, got {bookings.lanes}")
+        if not is_number(wait_seconds) or not wait_seconds >= 0:
+            raise ValueError(f"wait_seconds: expected seconds of at least 0, got {brief(wait_seconds)}")
+        self.stats = IngestStats()
+        self._spec = target.spec
+        self._bookings = bookings
+        self._holds = holds
+        self._wait_seconds = wait_seconds
+        self._closed = False
+        self._counting = Lock()
+        self._writer: RowsWriter = target.rows_writer(lanes)
+        with ClosedAfterError(self._writer):
+            booked = [bookings.load(lane) for lane in range(target.lanes)]
+            self._committed = self._writer.committed()
+            self._next = np.array([booking.offset for booking in booked]) + self._committed
+            self._seam = np.array([booking.seam for booking in booked])
+            self._seats = [_Seat(lanes, bookings) for lanes in seats]
+
+    def open(self, seat: int, epoch: int, lanes: int, spec: dict[str, object]) -> Ints:
+        """The next ticket of each of the sender's lanes, int64 [lanes], from which its relay shall send.
+
+        Args:
+            seat: the sender's place.
+            epoch: the incarnation of the sender in this seat, at least 1; a higher one replaces it for ever.
+            lanes: of the sender's replay or queue. spec: its TransitionSpec, by `to_dict`.
+
+        Raises:
+            Fenced: the epoch is not the seat's, or no longer. ValueError: an unknown seat, or more lanes than it has.
+            LayoutMismatch: the target has another spec.
+        """
+        place = self._seat_of(seat)
+        check_whole("epoch", epoch)
+        check_whole("lanes", lanes, high=len(place.lanes))
+        theirs = TransitionSpec.from_dict(spec)
+        if theirs != self._spec:
+            raise LayoutMismatch(f"seat {seat}: {spec_difference(self._spec, theirs)}")
+        with place.turn:
+            self._check_epoch(place, seat, epoch)
+            place.epoch, place.is_open = epoch, False
+            for lane in place.lanes:
+                booking = self._bookings.load(lane)
+                if booking.epoch != epoch:
+                    committed = int(self._committed[lane])
+                    self._book(lane, Booking(epoch, -committed, committed, booking.lost))
+            place.is_open = True
+            return self._next[place.lanes[0] : place.lanes[0] + lanes].copy()
+
+    def put(self, message: NDArray[np.uint8]) -> bool:
+        """Writes the rows of a message that were not written before; see message.py for its form.
+
+        Returns: False if there was no room for all of them in `wait_seconds`, or a message before this one is missing:
+            the relay then continues at what `open` returns.
+
+        Raises: Fenced: as `open`; nothing was written. ValueError: the message is malformed; nothing was written.
+        """
+        sent = Message.of(message)
+        place = self._seat_of(sent.seat)
+        lane_numbers = sent.spans[:, LANE]
+        if len(sent.spans) and not (
+            lane_numbers[0] >= 0 and lane_numbers[-1] < len(place.lanes) and (np.diff(lane_numbers) > 0).all()
+        ):
+            raise ValueError(f"message: expected lanes from 0 to {len(place.lanes) - 1}, got {brief(lane_numbers)}")
+        offsets, total = self._writer.place(sent.spans, sent.row_bytes)
+        if total != sent.row_bytes:
+            raise ValueError(f"message: expected {total} bytes of rows in its spans, got {sent.row_bytes}")
+        with place.turn:
+            if not place.turn.wait_for(lambda: not self._is_early(place, sent), ORDER_S):
+                return False
+            self._check_epoch(place, sent.seat, sent.epoch)
+            whole = self._take(place, sent, offsets)
+            place.turn.notify_all()
+        self._count(messages=1, bytes=len(message))
+        return whole
+
+    def close(self) -> None:
+        """Gives the lanes back, once no call is inside. Repeated calls are harmless."""
+        self._closed = True
+        for place in self._seats:
+            with place.turn:
+                pass
+        self._writer.close()
+
+    def _take(self, place: _Seat, sent: Message, offsets: Ints) -> bool:
+        """Writes what is new of a message; whether all of it is written now."""
+        spans, lanes = sent.spans, place.lanes[0] + sent.spans[:, LANE]
+        skip = np.clip(self._next[lanes] - spans[:, FIRST], 0, spans[:, ROWS])
+        take = spans[:, ROWS] - skip
+        new = np.flatnonzero(take)
+        for i in np.flatnonzero((take > 0) & (spans[:, FIRST] > self._next[lanes])).tolist():
+            self._skip(int(lanes[i]), int(spans[i, FIRST]))
+        seam = self._seam[lanes] == self._committed[lanes]
+        parts = np.stack([lanes, offsets, spans[:, ROWS], skip, take, seam], axis=1)[new]
+        if not len(parts):
+            self._count(duplicates=int(skip.sum()))
+            return True
+        began = time.monotonic()
+        try:
+            taken = self._writer.append(parts, sent.plain_rows(), self._wait_seconds)
+        except BaseException:
+            self._look_again(lanes)
+            raise
+        self._next[lanes[new]] += taken
+        self._committed[lanes[new]] += taken
+        self._count(rows=int(taken.sum()), duplicates=int(skip.sum()), waited=time.monotonic() - began)
+        return bool((taken == take[new]).all())
+
+    def _is_early(self, place: _Seat, sent: Message) -> bool:
+        """Whether an earlier message of the sender is missing, or the ingest does not know its epoch yet."""
+        if sent.epoch != place.epoch or not place.is_open:
+            return sent.epoch >= place.epoch
+        return bool((sent.spans[:, AFTER] > self._next[place.lanes[0] + sent.spans[:, LANE]]).any())
+
+    def _check_epoch(self, place: _Seat, seat: int, epoch: int) -> None:
+        if epoch < place.epoch:
+            self._refuse(f"seat {seat}: expected the epoch {place.epoch}, got {epoch}")
+        if self._holds is not None and not self._holds(seat, epoch):
+            self._refuse(f"seat {seat}: epoch {epoch} has lost its lease")
+        if self._closed:
+            raise ClosedError("the ingest was closed")
+
+    def _refuse(self, why: str) -> None:
+        self._count(refused=1)
+        raise Fenced(why)
+
+    def _skip(self, lane: int, ticket: int) -> None:
+        """Continues a lane at a later ticket of its sender, after a seam."""
+        booking, lost = self._bookings.load(lane), ticket - int(self._next[lane])
+        committed = int(self._committed[lane])
+        self._book(lane, replace(booking, offset=ticket - committed, seam=committed, lost=booking.lost + lost))
+        self._count(gaps=lost)
+
+    def _book(self, lane: int, booking: Booking) -> None:
+        self._bookings.store(lane, booking)
+        self._next[lane] = booking.offset + self._committed[lane]
+        self._seam[lane] = booking.seam
+
+    def _look_again(self, lanes: Ints) -> None:
+        """After an append that failed: which of its rows were written?"""
+        committed = self._writer.committed()
+        self._next[lanes] += committed[lanes] - self._committed[lanes]
+        self._committed[lanes] = committed[lanes]
+
+    def _count(self, **amounts: float) -> None:
+        with self._counting:
+            for name, amount in amounts.items():
+                setattr(self.stats, name, getattr(self.stats, name) + amount)
+
+    def _seat_of(self, seat: int) -> _Seat:
+        if not 0 <= seat < len(self._seats):
+            raise ValueError(f"seat: expected 0 to {len(self._seats) - 1}, got {brief(seat)}")
+        return self._seats[seat]
+
+
+def _lanes_of(seats: Sequence[range], lanes: int) -> list[int]:
+    """The lanes of all seats. Raises ValueError: a seat is not a range of the target's lanes, or two share one."""
+    taken = [lane for seat in seats for lane in seat]
+    sane = all(isinstance(seat, range) and len(seat) and seat.step == 1 for seat in seats)
+    if not seats or not sane or len({*taken}) < len(taken) or not 0 <= min(taken) <= max(taken) < lanes:
+        raise ValueError(f"seats: expected distinct ranges within 0 to {lanes - 1}, got {brief(seats)}")
+    return taken

@@ -1,0 +1,172 @@
+"""Leases: which incarnation of a node holds each seat, and which may no longer be heard.
+
+A table in shared memory, a line of words a seat, which one process writes: the controller. An ingest loads one word to
+know whether an epoch's rows may be taken. Silence is measured by the clock of the table's machine alone.
+
+What makes it sound (csrc/test/spin/lease.pml): the word that the ingest checks is the holder's epoch itself, fencing is
+one store, an epoch never returns, and an ingest in the middle of a message finishes it before it hears a later epoch.
+"""
+
+from time import monotonic_ns
+
+from ..checks import brief, check_whole, is_number
+from ..errors import MarlcoreError
+from ..memory import LINE, File, Segment, Shared, Words
+
+# Words of a seat's line: the last epoch; the epoch that holds the seat, or 0; when the holder was last heard; the last
+# epoch that was fenced; how many were
+_EPOCH, _HOLDER, _HEARD, _FENCED, _FENCES = range(5)
+_WRITER_LOCK = 1  # a byte of the file
+_MOST_SEATS = 2**20
+
+
+class Leases(Shared):
+    """The seats of a run: who holds each, in which epoch, and how long the holder has been silent.
+
+    The process that creates the table is its only writer, in one thread at a time; ingests on the same machine `watch`
+    its handle and `check`. An epoch is the number of a seat's holder, from 1 on. It grows for ever: one that has ended
+    never holds the seat again.
+
+    Attributes:
+        seats: their number; a seat is an integer from 0 on.
+        lease_seconds: silence after which a lease ends.
+    """
+
+    kind = "leases"
+
+    def _understand(self, segment: Segment) -> None:
+        self.seats: int = segment.description["seats"]
+        self.lease_seconds: float = segment.description["lease_seconds"]
+        _check(self.seats, self.lease_seconds)
+        if self.seats * LINE > len(segment.body):
+            raise ValueError(f"body: expected {self.seats} lines, got {len(segment.body)} bytes")
+        self._lines = [Words(segment.body[seat * LINE :]) for seat in range(self.seats)]
+        self._claim: File | None = None
+        self._looked = monotonic_ns()
+
+    @classmethod
+    def create(cls, seats: int, lease_seconds: float = 2.0) -> "Leases":
+        """A table of free seats, of which this process is the writer.
+
+        Raises: ValueError: an argument is out of range. SharedMemoryFull: no room for the table.
+        """
+        _check(seats, lease_seconds)
+        description = {"kind": cls.kind, "seats": int(seats), "lease_seconds": float(lease_seconds)}
+        table = cls(Segment.create("leases", description, seats * LINE))
+        table._claim = table._segment.lock(_WRITER_LOCK)
+        return table
+
+    def grant(self, seat: int) -> int:
+        """Gives a seat that nobody holds to a new holder, who counts as heard now.
+
+        Returns: its epoch.
+
+        Raises: MarlcoreError: the seat is held. ValueError: there is no such seat.
+        """
+        words = self._written(seat)
+        if holder := words.load(_HOLDER):
+            raise MarlcoreError(f"seat: expected one that nobody holds, got seat {seat}, held in epoch {holder}")
+        epoch = words.load(_EPOCH) + 1
+        words.store(_EPOCH, epoch)
+        words.store(_HEARD, monotonic_ns())
+        words.store(_HOLDER, epoch)
+        return epoch
+
+    def renew(self, seat: int, epoch: int) -> bool:
+        """Notes that the holder was heard now. False: this epoch has ended, so its agent must stop."""
+        words = self._written(seat)
+        held = epoch > 0 and words.load(_HOLDER) == epoch
+        if held:
+            words.store(_HEARD, monotonic_ns())
+        return held
+
+    def release(self, seat: int, epoch: int) -> bool:
+        """Ends a lease in order, so that no more of its rows are taken. False: it had ended already."""
+        words = self._written(seat)
+        held = epoch > 0 and words.load(_HOLDER) == epoch
+        if held:
+            words.store(_HOLDER, 0)
+        return held
+
+    def fence(self, seat: int) -> bool:
+        """Ends the lease of a holder that is lost, so that no more of its rows are taken. False: the seat had none."""
+        words = self._written(seat)
+        epoch = words.load(_HOLDER)
+        if epoch:
+            words.store(_HOLDER, 0)
+            words.store(_FENCED, epoch)
+            words.add(_FENCES, 1)
+        return epoch != 0
+
+    def expire(self) -> list[int]:
+        """Fences each seat whose holder was silent for `lease_seconds`; call it a few times in that time.
+
+        Of the time between two calls, half of `lease_seconds` counts as silence at most: a controller that was itself
+        stopped first hears what came meanwhile.
+
+        Returns: the seats that it fenced.
+        """
+        lines = [self._written(seat) for seat in range(self.seats)]
+        now, lease = monotonic_ns(), int(self.lease_seconds * 1e9)
+        unwatched = max(0, now - self._looked - lease // 2)
+        self._looked = now
+        silent = []
+        for seat, words in enumerate(lines):
+            if words.load(_HOLDER):
+                if unwatched:
+                    words.store(_HEARD, min(now, words.load(_HEARD) + unwatched))
+                if now - words.load(_HEARD) >= lease:
+                    self.fence(seat)
+                    silent.append(seat)
+        return silent
+
+    def check(self, seat: int, epoch: int) -> bool:
+        """Whether this epoch holds the seat, so that its rows may be taken; for every process of this machine.
+
+        An ingest that checks must take the rows, or refuse them, before it looks at those of another epoch of the seat.
+        """
+        return epoch > 0 and self._line(seat).load(_HOLDER) == epoch
+
+    def epoch(self, seat: int) -> int:
+        """The seat's last epoch; 0 before the first."""
+        return self._line(seat).load(_EPOCH)
+
+    def state(self, seat: int) -> str:
+        """ "held", "fenced" if its last holder was, otherwise "free"."""
+        words = self._line(seat)
+        if words.load(_HOLDER):
+            return "held"
+        epoch = words.load(_EPOCH)
+        return "fenced" if epoch and words.load(_FENCED) == epoch else "free"
+
+    def age(self, seat: int) -> float:
+        """Seconds of silence: since the seat's last holder was heard."""
+        return (monotonic_ns() - self._line(seat).load(_HEARD)) / 1e9
+
+    def fenced(self, seat: int) -> int:
+        """How many leases of the seat ended by fencing."""
+        return self._line(seat).load(_FENCES)
+
+    def close(self) -> None:
+        """Releases the table. When its writer closes it, it disappears; processes that have it mapped keep it."""
+        if self._claim is not None:
+            self._claim.close()
+        super().close()
+
+    def _line(self, seat: int) -> Words:
+        self.check_open()
+        check_whole("seat", seat, 0, self.seats - 1)
+        return self._lines[seat]
+
+    def _written(self, seat: int) -> Words:
+        if self._claim is None:
+            raise MarlcoreError(
+                f"{self._segment.path}: expected the process that created the leases, got one that attached to them"
+            )
+        return self._line(seat)
+
+
+def _check(seats: object, lease_seconds: object) -> None:
+    check_whole("seats", seats, 1, _MOST_SEATS)
+    if not is_number(lease_seconds) or not 0 < lease_seconds < float("inf"):  # type: ignore[operator]
+        raise ValueError(f"lease_seconds: expected seconds above 0, got {brief(lease_seconds)}")

@@ -1,0 +1,131 @@
+"""Rows over Ray: an actor that hosts ingests, and a relay's link to one of them.
+
+A message of few bytes travels with the call; a larger one is put into the object store, from which the ingest reads it
+without a copy.
+"""
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import LinkLost
+from ..lazy import missing
+from .ingest import Ingest, IngestStats
+from .relay import INLINE_BYTES
+
+Ints = NDArray[np.int64]
+
+
+class IngestActor:
+    """The class of the Ray actor, which hosts an ingest for each policy; made by `start_ingest`."""
+
+    def __init__(self, make: Callable[[], Mapping[str, Ingest]]) -> None:
+        self._failure: Exception | None = None
+        try:
+            self._ingests = make()
+        except Exception as error:
+            self._failure = error  # raised by every call, since Ray passes on no exception of a constructor
+
+    def open(self, name: str, seat: int, epoch: int, lanes: int, spec: dict[str, Any]) -> Ints:
+        """See `Ingest.open`."""
+        return self._ingests_made()[name].open(seat, epoch, lanes, spec)
+
+    def put(self, name: str, message: NDArray[np.uint8]) -> bool:
+        """See `Ingest.put`."""
+        return self._ingests_made()[name].put(message)
+
+    def stats(self) -> dict[str, IngestStats]:
+        """The counters of each ingest since the actor's last start."""
+        return {name: ingest.stats for name, ingest in self._ingests_made().items()}
+
+    def _ingests_made(self) -> Mapping[str, Ingest]:
+        if self._failure is not None:
+            raise self._failure
+        return self._ingests
+
+
+def start_ingest(make: Callable[[], Mapping[str, Ingest]], *, threads: int = 8, **options: Any) -> Any:
+    """Starts an actor that hosts ingests, which Ray restarts when it dies; returns its handle once it has made them.
+
+    Args:
+        make: makes the ingests, by policy, in the actor's process, from the handles of targets and bookings.
+        threads: messages that may wait for room at once, each of another seat.
+        options: of the Ray actor, such as name and namespace; `scheduling_strategy` where the targets are on another
+            node than the caller.
+
+    Raises: what `make` raises. LinkLost: the actor did not start.
+    """
+    ray = _ray("start_ingest")
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as OnNode
+
+    here = OnNode(ray.get_runtime_context().get_node_id(), soft=False)
+    options = {"num_cpus": 0, "max_restarts": -1, "scheduling_strategy": here, **options}
+    actor = ray.remote(IngestActor).options(max_concurrency=threads, **options).remote(make)
+    try:
+        ray.get(actor.stats.remote())
+    except ray.exceptions.RayError as error:
+        ray.kill(actor)
+        raise _plain(error) from None
+    return actor
+
+
+class RayLink:
+    """A relay's link to one ingest of an IngestActor, from any process that is connected to the same Ray cluster."""
+
+    def __init__(self, actor: Any, name: str, *, timeout: float = 10.0) -> None:
+        """
+        Args:
+            actor: what `start_ingest` returned. name: the ingest's, a policy.
+            timeout: the longest wait for an answer in seconds; then the link counts as lost.
+        """
+        self._ray = _ray("RayLink")
+        self._actor, self._name, self._timeout = actor, name, timeout
+
+    def open(self, seat: int, epoch: int, lanes: int, spec: dict[str, Any]) -> Ints:
+        """See Link."""
+        try:
+            reference = self._actor.open.remote(self._name, seat, epoch, lanes, spec)
+            cursor: Ints = self._ray.get(reference, timeout=self._timeout)
+        except self._ray.exceptions.RayError as error:
+            raise _plain(error) from None
+        return cursor
+
+    def send(self, message: NDArray[np.uint8]) -> "Future[bool]":
+        """See Link."""
+        try:
+            carried = message if len(message) <= INLINE_BYTES else self._ray.put(message)
+            arrived = self._actor.put.remote(self._name, carried).future()
+        except self._ray.exceptions.RayError as error:
+            raise _plain(error) from None
+        answer: Future[bool] = Future()
+        arrived.add_done_callback(lambda done: _answer(answer, done))
+        return answer
+
+
+def _answer(answer: "Future[bool]", done: "Future[bool]") -> None:
+    error = done.exception()
+    if error is None:
+        answer.set_result(done.result())
+    else:
+        answer.set_exception(_plain(error))
+
+
+def _plain(error: BaseException) -> BaseException:
+    """What a method of the ingest raised, or LinkLost."""
+    cause = getattr(error, "cause", None)  # of a RayTaskError
+    if isinstance(cause, Exception):
+        return cause
+    return LinkLost(f"the ingest cannot be reached: {' '.join(str(error).split())[:200]}")
+
+
+def _ray(what: str) -> Any:
+    try:
+        import ray
+    except ModuleNotFoundError as error:
+        raise missing(f"marlcore.cluster.{what}", error) from None
+    if not ray.is_initialized():  # Ray would start a cluster of its own
+        raise LinkLost(f"{what}: this process is not connected to Ray; call ray.init first")
+    return ray

@@ -1,0 +1,331 @@
+"""The relay: reads the committed rows of a node's replay or queue, and sends each to the ingest until it has it."""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from threading import Event, Thread
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..checks import brief, check_timeout, check_whole, is_number
+from ..closing import Closing
+from ..errors import LinkLost
+from ..memory import AFTER, FIRST, LANE, ROWS
+from ..queue import TrajectoryQueue
+from ..replay import ReplayBuffer
+from .ingest import Ingest
+from .message import SPAN_WORDS, Compress, codec, rows_offset, seal
+
+INLINE_BYTES = 90_000  # a transport carries so few at once with the call; above, its cost jumps
+LEAST_BYTES, MOST_BYTES = 8 << 20, 16 << 20  # of a message that does not wait for the flush
+IN_FLIGHT = 2  # messages; while one is written, the next is on its way
+DELAYS = 1000
+LOOK_S = 0.002  # between two looks of `drain`
+LONGEST_FLUSH_S = 60.0
+MOST_ROOM = 1 << 40  # bytes
+PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0  # before a lost link is opened again
+
+Bytes = NDArray[np.uint8]
+Ints = NDArray[np.int64]
+
+
+class Link(Protocol):
+    """A relay's way to an ingest. Every method raises Fenced, or LinkLost where the ingest cannot be reached."""
+
+    def open(self, seat: int, epoch: int, lanes: int, spec: dict[str, Any]) -> Ints:
+        """See `Ingest.open`."""
+
+    def send(self, message: NDArray[np.uint8]) -> "Future[bool]":
+        """Sends a message to `Ingest.put`; the caller may change its memory after the return."""
+
+
+class DirectLink:
+    """The way to an ingest in this process."""
+
+    def __init__(self, ingest: Ingest) -> None:
+        self._ingest = ingest
+        self.open = ingest.open
+
+    def send(self, message: NDArray[np.uint8]) -> "Future[bool]":
+        taken: Future[bool] = Future()
+        taken.set_result(self._ingest.put(message))
+        return taken
+
+
+@dataclass
+class RelayStats:
+    """A relay's counters.
+
+    Attributes:
+        rows: that the ingest has, boundary rows included.
+        bytes: of messages sent; raw_bytes: the same before compression.
+        messages: sent. in_flight: of these, the ones not yet answered.
+        gaps: rows that were overwritten here before they were sent.
+        rewinds: how often the relay asked again where to continue.
+        delays: seconds from seeing a message's oldest row to the ingest's answer, of the last 1,000 messages.
+    """
+
+    rows: int = 0
+    bytes: int = 0
+    raw_bytes: int = 0
+    messages: int = 0
+    in_flight: int = 0
+    gaps: int = 0
+    rewinds: int = 0
+    delays: deque[float] = field(default_factory=lambda: deque(maxlen=DELAYS), repr=False)
+
+    def delay(self, percentile: float) -> float:
+        """Seconds that so many per cent of the delays do not exceed; 0 without messages."""
+        return float(np.percentile([*self.delays], percentile)) if self.delays else 0.0
+
+
+@dataclass(frozen=True)
+class _Sent:
+    """A message on its way: its spans, when its oldest row was seen, and the ingest's answer."""
+
+    spans: Ints
+    seen: float
+    taken: "Future[bool]"
+
+
+class Relay(Closing):
+    """Sends the rows of a replay or queue to an ingest, from a thread of its own between `start` and `close`.
+
+    Example:
+        with mc.cluster.Relay(replay, link, seat=0, epoch=1).start() as relay:
+            ...  # actors write to the replay, in any processes
+
+    Rows arrive once, in the order of each lane. A lane's rows are its memory of what was sent: after a lost message or
+    the death of the ingest, the relay reads them again. Of a ReplayBuffer that writers lap meanwhile, rows are lost;
+    they are counted as gaps, and nothing that is drawn at home spans one. A TrajectoryQueue with when_full="wait" makes
+    its writers wait instead; the relay is its reader.
+
+    Attributes:
+        stats: see RelayStats.
+        error: what ended the relay, such as Fenced; None while it works.
+    """
+
+    def __init__(
+        self,
+        source: ReplayBuffer | TrajectoryQueue,
+        link: Link,
+        *,
+        seat: int = 0,
+        epoch: int = 1,
+        flush_seconds: float = 0.2,
+        compress: Compress = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """
+        Args:
+            source: the node's replay or queue, whose lanes are the first ones of the seat.
+            link: the way to the ingest.
+            seat, epoch: see `Ingest.open`.
+            flush_seconds: the longest wait of a row for others that go with it; few bytes (90 KB) wait a tenth of it.
+            compress: "lz4" compresses messages, for frames.
+            clock: seconds that grow.
+
+        Raises: ValueError: an option is out of range, or the source is a queue that does not wait.
+            LaneBusy: the queue has a living reader.
+        """
+        check_whole("seat", seat, low=0)
+        check_whole("epoch", epoch)
+        if not is_number(flush_seconds) or not 0 < flush_seconds <= LONGEST_FLUSH_S:
+            raise ValueError(
+                f"flush_seconds: expected seconds above 0, to {LONGEST_FLUSH_S:g}, got {brief(flush_seconds)}"
+            )
+        if compress not in ("lz4", None):
+            raise ValueError(f"compress: expected 'lz4' or None, got {brief(compress)}")
+        if compress is not None:
+            codec()  # raises here rather than at the first message
+        self.stats = RelayStats()
+        self.error: Exception | None = None
+        self._link, self._seat, self._epoch = link, seat, epoch
+        self._flush_seconds, self._compress, self._clock = flush_seconds, compress, clock
+        self._spec = source.spec.to_dict()
+        self._rows = source.rows_reader()
+        self._next: Ints | None = None  # by lane, the ticket to send next; None until the link is open
+        self._lanes = source.lanes
+        self._acked: Ints | None = None  # by lane, the tickets below which the ingest has every row
+        self._flight: deque[_Sent] = deque()
+        self._seen: float | None = None  # when the oldest row that waits was seen
+        self._turn = 0  # the lane from which the next message begins
+        self._memory = np.empty(0, np.uint8)
+        self._hurry = False
+        self._thread: Thread | None = None
+        self._stopping, self._wake = Event(), Event()
+
+    def start(self) -> "Relay":
+        """Starts the thread. It opens the link again, with pauses, while LinkLost is raised."""
+        self._thread = Thread(target=self._run, name="relay", daemon=True)
+        self._thread.start()
+        return self
+
+    def poll(self) -> bool:
+        """One round without the thread, for callers with a loop of their own: answers, then the next message if due.
+
+        Returns: whether a message was sent. Raises: Fenced; LinkLost.
+        """
+        self._hear()
+        if self._next is None:
+            self._open()
+        assert self._next is not None
+        self._rows.look()
+        waiting = np.maximum(self._rows.hi - self._next, 0)
+        if not waiting.any():
+            self._seen = None
+            return False
+        now = self._clock()
+        self._seen = now if self._seen is None else self._seen
+        if len(self._flight) >= IN_FLIGHT or not self._is_due(int(waiting.sum()), now - self._seen):
+            return False
+        sent = self._send(waiting)
+        self._hear()
+        return sent
+
+    def drain(self, timeout: float) -> bool:
+        """Waits until the ingest has every row committed before the call; False at the timeout.
+
+        Raises: what ended the relay; without a thread, what `poll` raises.
+        """
+        check_timeout(timeout, or_none=False)
+        deadline = self._clock() + timeout
+        self._rows.look()
+        wanted = self._rows.hi.copy()
+        self._hurry = True
+        self._wake.set()
+        try:
+            while True:
+                if self._thread is None:
+                    self.poll()
+                if self._acked is not None and (self._acked >= wanted).all():
+                    return True
+                if self.error is not None:
+                    raise self.error
+                if self._clock() >= deadline:
+                    return False
+                if self._thread is not None:
+                    time.sleep(LOOK_S)
+        finally:
+            self._hurry = False
+
+    def close(self) -> None:
+        """Ends the thread, after the message that is being sent; rows that wait stay in the source."""
+        self._stopping.set()
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join()
+        self._rows.close()
+
+    def _run(self) -> None:
+        pause = PAUSE_S
+        while not self._stopping.is_set():
+            try:
+                sent = self.poll()
+                pause = PAUSE_S
+            except LinkLost:
+                self._rewind()
+                self._stopping.wait(pause)
+                pause = min(2 * pause, LONGEST_PAUSE_S)
+                continue
+            except Exception as error:
+                self.error = error
+                return
+            if not sent:
+                self._wake.wait(self._flush_seconds / 40)
+                self._wake.clear()
+
+    def _open(self) -> None:
+        """Asks the ingest where to continue."""
+        cursor = self._link.open(self._seat, self._epoch, self._lanes, self._spec)
+        if self._acked is None:  # what a predecessor sent is not counted
+            self._acked = cursor.copy()
+        self._next = cursor.copy()
+        self._acknowledge(np.arange(len(cursor)), cursor)
+
+    def _rewind(self) -> None:
+        """Forgets what is on its way; the next poll asks where to continue."""
+        self.stats.rewinds += self._next is not None
+        self.stats.in_flight = 0
+        self._flight.clear()
+        self._next = None
+
+    def _hear(self) -> None:
+        """Takes the answers that have come, in the order of the messages."""
+        while self._flight and self._flight[0].taken.done():
+            sent = self._flight.popleft()
+            self.stats.in_flight = len(self._flight)
+            if not sent.taken.result():
+                self._rewind()
+                return
+            spans = sent.spans
+            self.stats.delays.append(self._clock() - sent.seen)
+            gaps = int((spans[:, FIRST] - spans[:, AFTER]).sum())
+            self.stats.gaps += gaps
+            self.stats.rows -= gaps
+            self._acknowledge(spans[:, LANE], spans[:, FIRST] + spans[:, ROWS])
+
+    def _acknowledge(self, lanes: Ints, tickets: Ints) -> None:
+        assert self._acked is not None
+        tickets = np.maximum(self._acked[lanes], tickets)
+        self.stats.rows += int((tickets - self._acked[lanes]).sum())
+        self._acked[lanes] = tickets
+        self._rows.release(self._acked)
+
+    def _is_due(self, rows: int, waited: float) -> bool:
+        nbytes = rows * self._rows.row_bytes
+        wait = self._flush_seconds / 10 if nbytes <= INLINE_BYTES else self._flush_seconds
+        return self._hurry or nbytes >= LEAST_BYTES or waited >= wait
+
+    def _send(self, waiting: Ints) -> bool:
+        """Sends the next message; False if none of the waiting rows may be sent yet."""
+        assert self._next is not None and self._seen is not None
+        spans = self._spans(waiting)
+        if not len(spans):
+            return False
+        begin = rows_offset(len(spans))
+        needed = begin + self._rows.place(spans, MOST_ROOM)[1]
+        if needed > len(self._memory):
+            self._memory = np.empty(needed, np.uint8)
+        nbytes = self._rows.read(spans, self._memory[begin:])
+        read = spans[:, ROWS] > 0  # the others were lapped meanwhile
+        if not read.any():
+            return False
+        message = seal(self._memory, self._seat, self._epoch, spans, nbytes, self._compress)
+        self._flight.append(_Sent(spans[read], self._seen, self._link.send(message)))
+        self._flight[-1].taken.add_done_callback(lambda _: self._wake.set())
+        self._next[spans[read, LANE]] = (spans[:, FIRST] + spans[:, ROWS])[read]
+        self._seen = self._clock() if (self._next < self._rows.hi).any() else None
+        self.stats.messages += 1
+        self.stats.in_flight = len(self._flight)
+        self.stats.bytes += len(message)
+        self.stats.raw_bytes += begin + nbytes
+        return True
+
+    def _spans(self, waiting: Ints) -> Ints:
+        """The rows of the next message, int64 [n, 4]: those of one lane after another, from where the last ended."""
+        assert self._next is not None
+        order = np.roll(np.arange(len(waiting)), -self._turn)
+        order = order[waiting[order] > 0]
+        first = self._next[order].copy()
+        lapped = self._rows.lo[order] > first
+        for i in np.flatnonzero(lapped).tolist():
+            first[i] = self._after_gap(int(order[i]))
+        rows = self._rows.hi[order] - first
+        left = max(1, int(MOST_BYTES / self._rows.row_bytes)) - (np.cumsum(rows) - rows)
+        rows = np.clip(left, 0, rows)
+        sent = np.flatnonzero(rows > 0)
+        if not len(sent):
+            return np.empty((0, SPAN_WORDS), np.int64)
+        self._turn = int(order[sent[-1]])
+        spans = np.stack([order, self._next[order], first, rows], axis=1)[sent]
+        return np.ascontiguousarray(spans[np.argsort(spans[:, LANE])])
+
+    def _after_gap(self, lane: int) -> int:
+        """Where to continue in a lane whose writer is faster: some way off, so that it does not lap at once."""
+        lo, hi = int(self._rows.lo[lane]), int(self._rows.hi[lane])
+        return self._rows.first_to_send(lane, min(lo + (hi - lo) // 8, hi - 1))

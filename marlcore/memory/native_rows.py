@@ -1,0 +1,56 @@
+"""The C core's raw rows: spans of lanes in a message, and parts of them on their way into other lanes."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .native import Bytes, Ints, NativeLanes, error_of, ffi, lib, pointer_to
+
+# Words of a span and of a part: see csrc/api.h
+LANE, AFTER, FIRST, ROWS = range(4)
+PART_LANE, OFFSET, SPAN_ROWS, SKIP, TAKE, SEAM = range(6)
+
+
+class NativeRows:
+    """Raw rows of lanes, out of them and into them; `spans` are int64 [n, 4], `parts` int64 [n, 6]."""
+
+    def __init__(self, lanes: NativeLanes) -> None:
+        self._lanes = lanes
+
+    def place(self, spans: Ints, room: int) -> tuple[Ints, int]:
+        """The offset of each span's bytes, int64 [n], and their sum. Raises ValueError: it is more than `room`."""
+        offsets = np.empty(len(spans), np.int64)
+        raw, at = _pointer(spans, "struct mc_span *"), pointer_to(offsets, "int64_t[]")
+        total = int(lib.mc_spans_place(self._lanes.raw, len(spans), raw, room, at))
+        if total < 0:
+            raise ValueError(f"spans: expected rows of at most {room} bytes, got more")
+        return offsets, total
+
+    def read(self, spans: Ints, dest: Bytes) -> int:
+        """Copies the spans' rows into `dest`, which has room for them; returns the bytes.
+
+        A span whose rows were lapped has none then.
+        """
+        nbytes = int(lib.mc_spans_read(self._lanes.raw, len(spans), _pointer(spans, "struct mc_span *"),
+                                       pointer_to(dest)))  # fmt: skip
+        if nbytes < 0:
+            raise error_of(nbytes)
+        return nbytes
+
+    def append(self, parts: Ints, source: Bytes) -> None:
+        """For the holder of the lanes' locks: appends the parts of the spans in `source`, each part whole."""
+        code = lib.mc_parts_append(self._lanes.raw, len(parts), _pointer(parts, "struct mc_part *"), pointer_to(source))
+        if code:
+            raise error_of(code)
+
+    def committed(self) -> Ints:
+        """Rows committed to each lane since its creation, int64 [lanes]."""
+        lo, hi = np.zeros((2, self._lanes.count), np.int64)
+        self._lanes.windows(lo, hi)()
+        return hi
+
+
+def _pointer(words: NDArray[np.int64], ctype: str) -> Any:
+    """C-contiguous words as an array of structs; the result keeps the array alive."""
+    return ffi.from_buffer(f"{ctype[:-1].strip()}[]", words)

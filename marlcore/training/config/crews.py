@@ -1,0 +1,50 @@
+"""The crews of a run: the actors of each machine, and their lanes in the transitions of each policy.
+
+A policy's transitions have a block of lanes for each machine: first for this one, then for each seat of the cluster.
+Within a block, a lane is of a part of the replay, an agent, an actor and a copy of the environment. On another machine,
+a policy's transitions are the block of its crew alone.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .config import Config
+
+
+@dataclass(frozen=True)
+class Crew:
+    """The actors of one machine: `count` of the run's actors, from the number `first` on."""
+
+    first: int
+    count: int
+
+    @property
+    def names(self) -> list[str]:
+        return [f"actor-{self.first + i}" for i in range(self.count)]
+
+    def lanes(self, parts: int, agents: int, copies: int) -> NDArray[np.int64]:
+        """The lanes of its block, int64 [parts, agents, actors, copies], in a policy's transitions on its machine."""
+        shape = parts, agents, self.count, copies
+        return np.arange(np.prod(shape)).reshape(shape)
+
+    def block_begins(self, parts: int, agents: int, copies: int) -> int:
+        """The first lane of its block in the transitions beside the learner."""
+        return self.first * parts * agents * copies
+
+
+def crews(config: Config) -> list[Crew]:
+    """This machine's crew, and that of each seat of the cluster."""
+    own, each = config.actor.processes, config.cluster.actors_per_node
+    return [Crew(0, own), *(Crew(own + seat * each, each) for seat in range(config.cluster.seats))]
+
+
+def actor_names(config: Config) -> list[str]:
+    """The actors of this machine."""
+    return crews(config)[0].names
+
+
+def node_names(config: Config) -> list[str]:
+    """The seats of the cluster."""
+    return [f"node-{seat}" for seat in range(config.cluster.seats)]

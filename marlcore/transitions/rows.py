@@ -1,0 +1,131 @@
+"""Raw rows of lanes, boundary rows included: out of one replay or queue, and into another one of the same spec.
+
+Rows keep their values, flags and policy versions. Their places in episodes count on from the lane that takes them.
+"""
+
+import time
+from collections.abc import Callable
+from threading import Lock
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..closing import Closing
+from ..memory import ROOM_OFFSET, Event, File, NativeRows, sleep_until
+from .layout import LaneView
+
+PLACE_OFFSET, AGE = 4, 0xFFFFFF  # see csrc/api.h
+# Words of a part: see csrc/api.h
+SKIP, TAKE, SEAM = 3, 4, 5
+
+Ints = NDArray[np.int64]
+Bytes = NDArray[np.uint8]
+# Of rows for some lanes, int64 [n] each, the numbers of rows for which there is room now.
+RowsGate = Callable[[Ints, Ints], Ints]
+
+
+class RowsReader(Closing):
+    """Reads committed rows; made by the `rows_reader` of a replay or queue.
+
+    Attributes:
+        lo, hi: by lane, the range of tickets that `look` found, int64 [lanes].
+        row_bytes: of a row in a message, about.
+    """
+
+    def __init__(self, view: LaneView) -> None:
+        self._view = view
+        self._native = NativeRows(view.native)
+        self.lo, self.hi = np.zeros((2, view.geometry.lanes), np.int64)
+        self.look = view.native.windows(self.lo, self.hi)
+        self.row_bytes = sum(size / every for size, every in zip(*_columns(view), strict=True))
+        self.place = self._native.place
+        self.read = self._native.read
+
+    def first_to_send(self, lane: int, ticket: int) -> int:
+        """The first ticket from this one on that may follow lost rows, or the end of the lane's rows.
+
+        Where a spec stores recurrent states, they stay in step with the rows of whole episodes alone.
+        """
+        if self._view.spec.state_every == 1 or ticket >= self.hi[lane]:
+            return ticket
+        records = np.zeros((int(self.hi[lane]) - ticket, self._view.layout.record_bytes), np.uint8)
+        if self._view.native.read(lane, ticket, len(records), records):
+            return ticket  # it was lapped, and so will be the span
+        place = np.ascontiguousarray(records[:, PLACE_OFFSET : PLACE_OFFSET + 4]).view(np.uint32)[:, 0]
+        return ticket + int(np.argmax(np.append(place & AGE, 0) == 0))
+
+    def release(self, tickets: Ints) -> None:
+        """Lets writers that wait overwrite rows below these tickets, one per lane."""
+
+    def close(self) -> None:
+        """Lets another reader take its place."""
+
+
+class RowsWriter(Closing):
+    """Writes raw rows to lanes that it holds; made by the `rows_writer` of a replay or queue.
+
+    Threads may use it together, each for lanes of its own.
+    """
+
+    def __init__(self, view: LaneView, claim: File, gate: RowsGate | None) -> None:
+        self._view = view
+        self._claim = claim
+        self._gate = gate
+        self._native = NativeRows(view.native)
+        self._room = Event(view.segment.body, ROOM_OFFSET)
+        self._most = max(1, view.geometry.capacity - 1)  # rows of one append; the newest holds the lane's counts
+        self._pass = Lock()  # from looking for room until it is filled
+        self.place, self.committed = self._native.place, self._native.committed
+
+    def append(self, parts: Ints, source: Bytes, timeout: float) -> Ints:
+        """Writes parts of the spans in `source`, as far as there is room, or will be within `timeout` seconds.
+
+        Args:
+            parts: int64 [n, 6], of different lanes: see `mc_part` in csrc/api.h.
+
+        Returns: the rows written of each, int64 [n].
+        """
+        self._view.segment.check_open()
+        taken = np.zeros(len(parts), np.int64)
+        left, deadline = parts.copy(), time.monotonic() + timeout
+        while True:
+            taken += self._append_some(left, source)
+            if not left[:, TAKE].any():
+                return taken
+            if not sleep_until(lambda: int(not self._allowed(left).any()), self._room, deadline, self.check_open):
+                return taken
+
+    def check_open(self) -> None:
+        """Raises ClosedError after the target's `close`, StaleHandle in a forked child."""
+        self._view.segment.check_open()
+
+    def close(self) -> None:
+        """Gives the lanes back; no thread may be inside `append`."""
+        self._claim.close()
+
+    def _append_some(self, left: Ints, source: Bytes) -> Ints:
+        """Writes as many of the rows as there is room for now, and takes them from `left`; how many of each."""
+        with self._pass:
+            allowed = self._allowed(left)
+            now = left[allowed > 0]
+            now[:, TAKE] = allowed[allowed > 0]
+            if len(now):
+                self._native.append(now, source)
+        left[:, SKIP] += allowed
+        left[:, TAKE] -= allowed
+        left[allowed > 0, SEAM] = 0
+        return allowed
+
+    def _allowed(self, left: Ints) -> Ints:
+        wanted = np.minimum(left[:, TAKE], self._most)
+        return wanted if self._gate is None else self._gate(left[:, 0], wanted)
+
+
+def share_of(room: int, wanted: Ints) -> Ints:
+    """Room for `room` rows, given to the first ones of the wanted."""
+    share: Ints = np.clip(room - (np.cumsum(wanted) - wanted), 0, wanted)
+    return share
+
+
+def _columns(view: LaneView) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    return view.layout.columns, view.layout.every

@@ -1,0 +1,158 @@
+"""Whole runs on a cluster: they learn as on one machine, survive lost processes and nodes, and leave nothing behind."""
+
+import json
+import os
+import re
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import until
+from ray_nodes import RayNodes
+from whole_clusters import BEGINNING, called, left_on
+from whole_runs import LONG, values_of
+
+Programs = Callable[..., Any]
+NOTHING: dict[str, list[object]] = {"segments": [], "processes": []}
+RUN = "told(mc.train(CARTPOLE, sys.argv[3], configured(sys.argv[2], int(sys.argv[4])), progress=False))"
+
+
+def test_the_actors_of_all_nodes_work_for_one_learner(ray_nodes: RayNodes, program: Programs, tmp_path: Path) -> None:
+    run_dir, steps = tmp_path / "run", 6000
+    result = json.loads(program(BEGINNING, RUN, args=[ray_nodes.address, run_dir, "dqn", steps]).finish())
+    assert steps <= result["steps"] < steps + 50 and not result["stopped"]
+    assert result["updates"]["agent_0"] == pytest.approx((steps - 500) * 0.1, rel=0.02)
+    assert {name: count for name, count in result["restarts"].items() if count} == {}
+    for node in ("node-0", "node-1"):
+        assert sum(values_of(run_dir, f"rows_per_s/{node}")) > 0 == values_of(run_dir, f"gaps/{node}")[-1]
+    assert left_on(ray_nodes) == NOTHING
+
+
+@LONG
+@pytest.mark.parametrize("algorithm, steps, least", [("dqn", 20_000, 60), ("ppo", 60_000, 120)])
+def test_nodes_learn_cartpole(
+    algorithm: str, steps: int, least: float, ray_nodes: RayNodes, program: Programs, tmp_path: Path
+) -> None:
+    result = json.loads(program(BEGINNING, RUN, args=[ray_nodes.address, tmp_path / "run", algorithm, steps]).finish())
+    assert result["returns"]["agent_0"] > least
+    assert left_on(ray_nodes) == NOTHING
+
+
+# Faults: the test does what goes wrong, while the driver waits for the run to recover.
+
+RECOVERS = """
+run = mc.start(slow, "dqn", configured(sys.argv[2], 10**9, updates_per_step=None, cluster={"lease_seconds": 3.0}))
+until(lambda: all(words(run, name)[0] > 20 for name in ("node-0", "node-1")), lambda: run.status().running)
+print("working", flush=True)
+sys.stdin.readline()
+if sys.argv[3] == "node":
+    until(lambda: words(run, "node-0")[1] + words(run, "node-1")[1] >= 1, lambda: run.status().running)
+before = [words(run, name)[0] for name in ("actor-0", "node-0", "node-1")]
+recovered = lambda: sum(words(run, f"node-{i}")[0] > before[1 + i] + 50 for i in (0, 1))
+until(lambda: recovered() >= int(sys.argv[4]), lambda: run.status().running)
+run.stop()
+told(run.wait())
+"""
+
+
+def kill(title: str, signum: int = signal.SIGKILL) -> Callable[[RayNodes], None]:
+    return lambda nodes: os.kill(called(nodes, title)[0], signum)
+
+
+FAULTS: dict[str, tuple[Callable[[RayNodes], None], str, int]] = {
+    "agent": (kill("ray::Agent"), "node", 2),
+    "stopped agent": (kill("ray::Agent", signal.SIGSTOP), "node", 2),
+    "program": (kill("marlcore.training.nodes"), "node", 2),
+    "actor": (kill("marlcore actor"), "", 2),
+    "ingest": (kill("ray::IngestActor"), "", 2),
+    "porter": (kill("ray::PorterActor"), "", 2),
+    "raylet": (lambda nodes: os.kill(nodes.raylets[2], signal.SIGKILL), "node", 1),
+}  # fmt: skip
+
+
+@LONG
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_run_outlives_what_is_lost(fault: str, own_nodes: RayNodes, program: Programs, tmp_path: Path) -> None:
+    act, kind, recovered = FAULTS[fault]
+    driver = program(BEGINNING, RECOVERS, args=[own_nodes.address, tmp_path / "run", kind, recovered])
+    assert driver.line() == "working"
+    act(own_nodes)
+    driver.tell()
+    result = json.loads(driver.finish())
+    assert result["stopped"] == "the program stopped the run"
+    living = [] if fault == "raylet" else left_on(own_nodes)["segments"]
+    assert living == []
+    until(lambda: left_on(own_nodes)["processes"] == [])
+
+
+JOINS = """
+actors = mc.ActorConfig(processes=0, envs=2)  # all of them are on other machines
+config = configured(sys.argv[2], 10**9, nodes=3, cluster={"nodes_at_start": 2}, updates_per_step=None, actor=actors)
+run = mc.start(slow, "dqn", config)
+print("working", flush=True)
+until(lambda: words(run, "node-2")[0] > 50, lambda: run.status().running)
+run.stop()
+told(run.wait())
+"""
+
+
+@LONG
+def test_a_node_that_joins_later_is_used(own_nodes: RayNodes, program: Programs, tmp_path: Path) -> None:
+    driver = program(BEGINNING, JOINS, args=[own_nodes.address, tmp_path / "run"])
+    assert driver.line() == "working"
+    own_nodes.add()
+    driver.finish()
+    assert left_on(own_nodes) == NOTHING
+
+
+WORKS = """
+def say():
+    path = os.path.join(sys.argv[2], "metrics.csv")
+    until(lambda: os.path.exists(path) and "rows_per_s/node-1" in open(path).read())
+    print("working", flush=True)
+
+threading.Thread(target=say, daemon=True).start()
+mc.train(slow, "dqn", configured(sys.argv[2], 10**9, updates_per_step=None), progress=False)
+"""
+
+
+@LONG
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_run_that_a_signal_ends_leaves_nothing_on_any_node(
+    signum: int, own_nodes: RayNodes, program: Programs, tmp_path: Path
+) -> None:
+    driver = program(BEGINNING, WORKS, args=[own_nodes.address, tmp_path / "run"])
+    assert driver.line() == "working"
+    os.kill(driver.pid, signum)
+    until(lambda: not driver.running)
+    until(lambda: left_on(own_nodes)["processes"] == [])
+    if signum != signal.SIGKILL:  # after which the next start removes them
+        assert left_on(own_nodes) == NOTHING
+
+
+FAILS = """
+def failing():
+    import gymnasium, os
+
+    class Failing(gymnasium.Wrapper):
+        def step(self, action):
+            if os.environ.get("MARLCORE_SHM_DIR"):  # on a node
+                raise OSError("no screen here")
+            return super().step(action)
+
+    return Failing(gymnasium.make("CartPole-v1"))
+
+try:
+    mc.train(failing, "dqn", configured(sys.argv[2], 10**9, updates_per_step=None), progress=False)
+except mc.WorkerFailed as error:
+    print(error.worker, error.reason, "no screen here" in error.traceback)
+"""
+
+
+@LONG
+def test_a_failure_on_a_node_names_it(ray_nodes: RayNodes, program: Programs, tmp_path: Path) -> None:
+    said = program(BEGINNING, FAILS, args=[ray_nodes.address, tmp_path / "run"]).finish()
+    assert re.fullmatch(r"actor-[12] on node-[01], .* environment True", said), said
+    assert left_on(ray_nodes) == NOTHING

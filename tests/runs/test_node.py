@@ -1,0 +1,115 @@
+"""A node's part of a run, without Ray: its program, its actors, and the rows and weights between it and the learner."""
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from processes import generations, until
+
+import marlcore as mc
+from marlcore.cluster import Bookings, DirectLink, Ingest, Leases, Porter
+from marlcore.envs import vectorize
+from marlcore.errors import Fenced
+from marlcore.training.config import AssignedPolicy, crews, source_of
+from marlcore.training.loops import build_model
+from marlcore.training.nodes.node import Node, Orders, Plan
+from marlcore.training.workers import spec_of
+
+ENV = mc.NamedEnvironment("gymnasium:CartPole-v1")
+SETTINGS: dict[str, Any] = {
+    "total_steps": 400, "updates_per_step": None, "actor": mc.ActorConfig(processes=1, envs=2),
+    "cluster": mc.ClusterConfig("auto", actors_per_node=2, flush_seconds=0.05),
+}  # fmt: skip
+
+
+class Scene:
+    """The learner's end of a run of one policy, in this process."""
+
+    def __init__(self, stack: ExitStack, algorithm: Any = None, **changes: Any) -> None:
+        self.config = config = mc.Config(**{**SETTINGS, **changes})
+        with closing(vectorize(ENV, 1)) as env:
+            ((agent, spaces),) = env.spaces.items()
+        policy = AssignedPolicy(agent, (agent,), spaces, algorithm or mc.DQN())
+        self.policy = policy = AssignedPolicy(agent, (agent,), spaces, policy.algorithm, source_of(policy, config))
+        crew = crews(config)[1]
+        begins, lanes = crew.block_begins(1, 1, 2), crew.lanes(1, 1, 2).size
+        self.replay = stack.enter_context(mc.ReplayBuffer.create(spec_of(policy, config), 8000, config.lanes))
+        bookings = stack.enter_context(Bookings.create(config.lanes))
+        self.leases = stack.enter_context(Leases.create(1))
+        seats = [range(begins, begins + lanes)]
+        ingest = stack.enter_context(Ingest(self.replay, bookings, seats, holds=self.leases.check))
+        model = build_model(policy, config).acting
+        store = stack.enter_context(mc.ParameterStore.create(model, extras={"epsilon": (), "updates": ()}))
+        self.publisher = stack.enter_context(store.publisher(model))
+        self.version = self.publisher.publish(epsilon=1.0, updates=0)
+        self.links = SimpleNamespace(rows=lambda _: DirectLink(ingest), weights=lambda _: Porter(store))
+        self.epoch = self.leases.grant(0)
+        self.plan = Plan(ENV, config, (policy,), 0, self.epoch, 0, 0.0)
+        self._stack = stack
+
+    def node(self, share: int, **changes: Any) -> Node:
+        plan = Plan(**{**vars(self.plan), **changes})
+        return self._stack.enter_context(Node(plan, Orders(share, 0), self.links))
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as held:
+        yield held
+
+
+def finished(node: Node, orders: Orders) -> Any:
+    """The report once the node has done what the orders say."""
+
+    def look() -> Any:
+        report = node.beat(orders)
+        assert report.failed is None, report.failed
+        return report if report.done else None
+
+    return until(look)
+
+
+def test_a_nodes_rows_arrive_in_the_lanes_of_its_seat(stack: ExitStack) -> None:
+    scene = Scene(stack)
+    node = scene.node(100)
+    report = finished(node, Orders(100, 5))
+    assert 100 <= report.steps < 104 and report.restarts == 0 and report.versions == {scene.policy.name: 1}
+    assert {metric.name for metric in report.metrics} >= {"episode_return"} or not report.episodes
+    written = [scene.replay._mapped.native.written(lane) for lane in range(scene.config.lanes)]
+    assert written[:2] == [0, 0] and min(written[2:]) >= 20  # of 25 steps a copy, the last has no outcome yet
+    batch = scene.replay.sampler(32, min_size=1).sample()
+    assert (batch.policy_version == scene.version).all()
+    report = finished(node, Orders(160, 5))  # its share has grown
+    assert 160 <= report.steps < 164
+
+
+def test_a_successor_takes_the_steps_that_are_left(stack: ExitStack) -> None:
+    scene = Scene(stack)
+    assert 60 <= finished(scene.node(60, taken=40), Orders(60, 0)).steps < 64
+
+
+def test_a_fenced_node_learns_of_it_and_its_rows_are_refused(stack: ExitStack) -> None:
+    scene = Scene(stack)
+    node = scene.node(10**6)
+    until(lambda: node.beat(Orders(10**6, 0)).figures["rows"] > 50)
+    scene.leases.fence(0)
+    until(lambda: node.error is not None)
+    before = len(scene.replay)
+    with pytest.raises(Fenced):
+        node.beat(Orders(10**6, 0))
+    assert len(scene.replay) == before
+
+
+def test_a_dead_program_is_reported_and_takes_its_actors_along(stack: ExitStack) -> None:
+    node = Scene(stack).node(10**6)
+    until(lambda: node.beat(Orders(10**6, 0)).steps > 0)
+    program = node._program._process.pid
+    family = [pid for generation in generations(program) for pid in generation]
+    os.kill(program, signal.SIGKILL)
+    failed = until(lambda: node.beat(Orders(10**6, 0)).failed)
+    assert (failed.worker, failed.reason) == ("supervisor", "death")
+    until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in family))

@@ -1,0 +1,113 @@
+"""A Ray cluster of several nodes on this machine, each with a directory of its own for segments.
+
+The nodes run in other processes, as does each driver: a test starts one with the fixture `program` and gives it the
+address. As a program: python ray_nodes.py FOLDER CPUS, which adds a node for each line that it reads.
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from processes import until
+
+from marlcore.closing import Closing
+
+MARK = "MARLCORE_TEST_NODES"  # in the environment of every process of such a cluster
+OBJECT_STORE = 256 << 20  # bytes, of each node
+
+
+class RayNodes(Closing):
+    """The cluster; a context manager. Starts in some 10 seconds; at its end no process of it is left.
+
+    Node i has the resource `node<i>`, so that a task can be sent to it.
+
+    Attributes:
+        address: for `ray.init`.
+        raylets: each node's raylet's process; killing it loses the node.
+        directories: each node's directory of segments.
+    """
+
+    def __init__(self, count: int = 2, cpus: int = 2) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="rn", dir="/tmp"))  # the path of a socket in it must be short
+        self._segments = Path(tempfile.mkdtemp(prefix="nodes-", dir="/dev/shm"))
+        self.raylets: list[int] = []
+        self.directories: list[Path] = []
+        with open(self._folder / "log", "wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, __file__, str(self._folder), str(self._segments), str(cpus)],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
+                env={**os.environ, MARK: str(self._folder), "RAY_worker_niceness": "0"},  # as this process
+            )  # fmt: skip
+        try:
+            for _ in range(count):
+                self.add()
+        except BaseException:
+            self.close()
+            raise
+
+    def add(self) -> int:
+        """Starts one more node; its number."""
+        print(file=self._process.stdin, flush=True)
+        line = self._process.stdout.readline()
+        assert line, (self._folder / "log").read_text()
+        node = json.loads(line)
+        self.address: str = node["address"]
+        self.raylets.append(node["raylet"])
+        self.directories.append(Path(node["directory"]))
+        return len(self.raylets) - 1
+
+    def segments(self, node: int) -> list[str]:
+        """The names of a node's segments."""
+        return sorted(path.name for path in self.directories[node].glob("marlcore-*"))
+
+    def processes(self) -> list[int]:
+        """Every process of the cluster, of its drivers' actors too."""
+        mark, pids = f"{MARK}={self._folder}".encode(), []
+        for path in Path("/proc").glob("[0-9]*"):
+            try:
+                if mark in (path / "environ").read_bytes().split(b"\0"):
+                    pids.append(int(path.name))
+            except (FileNotFoundError, ProcessLookupError, PermissionError):
+                continue  # it has ended
+        return pids
+
+    def close(self) -> None:
+        for pid in self.processes():
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        self._process.wait()
+        until(lambda: not self.processes())
+        self._process.stdin.close()
+        self._process.stdout.close()
+        shutil.rmtree(self._folder)
+        shutil.rmtree(self._segments)
+
+
+def main(folder: str, segments: str, cpus: str) -> None:
+    from ray.cluster_utils import Cluster
+
+    out, sys.stdout = sys.stdout, sys.stderr  # Ray prints
+    cluster = Cluster()
+    for number, _ in enumerate(sys.stdin):
+        directory = Path(segments) / str(number)
+        directory.mkdir()
+        options: dict[str, Any] = {"temp_dir": folder, "include_dashboard": False} if number == 0 else {}
+        node = cluster.add_node(
+            num_cpus=int(cpus), num_gpus=0, object_store_memory=OBJECT_STORE, resources={f"node{number}": 1000},
+            env_vars={"MARLCORE_SHM_DIR": str(directory)}, **options,
+        )  # fmt: skip
+        raylet = node.all_processes["raylet"][0].process.pid
+        said = {"address": cluster.address, "raylet": raylet, "directory": str(directory)}
+        print(json.dumps(said), file=out, flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,60 @@
+"""Runs on a cluster of this machine: the programs of their drivers, and their processes on the nodes."""
+
+from pathlib import Path
+
+from ray_nodes import RayNodes
+
+BEGINNING = """
+import json, os, signal, sys, threading, time
+os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"  # without it Ray warns of a later version
+import marlcore as mc
+from marlcore.processes import RESTARTS, STEPS
+from processes import until
+
+ADDRESS = sys.argv[1]
+CARTPOLE = mc.NamedEnvironment("gymnasium:CartPole-v1")
+
+def slow():
+    # CartPole that leaves the machine's cores to the processes that start
+    import gymnasium, time
+
+    class Slow(gymnasium.Wrapper):
+        def step(self, action):
+            time.sleep(0.01)
+            return super().step(action)
+
+    return Slow(gymnasium.make("CartPole-v1"))
+
+def configured(run_dir, total_steps, nodes=2, cluster={}, **changes):
+    settings = mc.ClusterConfig(ADDRESS, nodes=nodes, **cluster)
+    usual = {"run_dir": run_dir, "learner": mc.LearnerConfig(device="cpu"), "cluster": settings}
+    return mc.Config(total_steps=total_steps, **{**usual, **changes})
+
+def words(run, name):
+    control = run._session.control
+    return control.workers[name].load(STEPS), control.notes[name].load(RESTARTS)
+
+def told(result):
+    print(json.dumps({"steps": result.steps, "restarts": result.restarts, "returns": result.returns,
+                      "updates": result.updates, "stopped": result.stopped}))
+"""
+
+
+def called(nodes: RayNodes, title: str) -> list[int]:
+    """The cluster's processes whose command line contains the title."""
+    found = []
+    for pid in nodes.processes():
+        try:
+            line = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it has ended
+        if title in line:
+            found.append(pid)
+    return found
+
+
+def left_on(nodes: RayNodes) -> dict[str, list[object]]:
+    """What runs have left on the nodes: segments, and processes of agents; empty lists where there is nothing."""
+    segments = [name for node in range(len(nodes.directories)) for name in nodes.segments(node)]
+    titles = "ray::Agent", "marlcore.training.nodes", "marlcore fork server", "marlcore actor"
+    return {"segments": [*segments], "processes": [pid for title in titles for pid in called(nodes, title)]}

@@ -1,0 +1,170 @@
+"""A mirror follows its home store: the newest version only, never torn, over lost porters and killed mirrors."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from filled import CYCLE, fill, tree, value_of, words
+from processes import until
+from refused import check_refused, refused
+
+from marlcore import ParameterStore
+from marlcore.cluster import Mirror, Porter
+
+
+@pytest.fixture
+def home() -> Iterator[ParameterStore]:
+    with ParameterStore.create(tree(), "triple_buffer") as store:
+        yield store
+
+
+class Link:
+    """A porter in this process, which may be lost, and waits for `asked` before each fetch."""
+
+    def __init__(self, porter: Porter) -> None:
+        self.porter, self.lost, self.asked = porter, False, threading.Semaphore(10**6)
+
+    def describe(self) -> dict[str, Any]:
+        if self.lost:
+            raise ConnectionError("the porter is gone")
+        return self.porter.describe()
+
+    def fetch(self, newer_than: int, timeout: float) -> Any:
+        if self.lost:
+            raise ConnectionError("the porter is gone")
+        return self.porter.fetch(newer_than, 0.01) if self.asked.acquire(timeout=0.01) else None
+
+
+def test_three_mirrors_share_each_copy(home: ParameterStore) -> None:
+    """A version that all of them want is copied once."""
+    porter, model = Porter(home), tree()
+    with home.publisher(model) as publisher, Mirror(porter) as a, Mirror(porter) as b, Mirror(porter) as c:
+        mirrors = (a, b, c)
+        for version in range(1, 6):
+            publisher.publish(fill(model, version))
+            until(lambda version=version: [m.fetched for m in mirrors] == [version] * 3)
+        assert (porter.copies, porter.requests) == (5, 15) and porter.nbytes == 5 * home.layout.nbytes
+        for mirror in mirrors:
+            local = tree()
+            assert mirror.store.subscriber(local).pull() and value_of(words(local)) == 5
+            assert (mirror.fetched, mirror.nbytes, mirror.lost) == (5, 5 * home.layout.nbytes, 0)
+
+
+def test_a_mirror_fetches_the_newest_and_no_backlog(home: ParameterStore) -> None:
+    link, model = Link(Porter(home)), tree()
+    link.asked = threading.Semaphore(0)
+    with home.publisher(model) as publisher, Mirror(link) as mirror:
+        for version in range(1, 101):
+            publisher.publish(fill(model, version))
+        link.asked.release()
+        until(lambda: mirror.fetched == 1)
+        assert mirror.version == 100 and link.porter.copies == 1
+
+
+def test_a_version_that_no_mirror_wants_is_not_copied(home: ParameterStore) -> None:
+    porter = Porter(home)
+    with home.publisher(tree()) as publisher:
+        publisher.publish()
+        assert porter.copies == 0 and porter.fetch(newer_than=1, timeout=0.0) is None
+        assert porter.fetch(0, 0.0) is porter.fetch(0, 0.0) and (porter.copies, porter.requests) == (1, 2)
+
+
+def test_sync_seconds_is_the_least_time_between_fetches(home: ParameterStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+
+    class Event(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            waits.append(timeout)
+            return super().wait(0.0)
+
+    monkeypatch.setattr("marlcore.cluster.mirror.Event", Event)
+    with home.publisher(tree()) as publisher, Mirror(Porter(home), sync_seconds=7.5) as mirror:
+        publisher.publish()
+        until(lambda: mirror.fetched == 1)
+        until(lambda: 7.5 in waits)
+        assert waits.count(7.5) == 1
+
+
+def test_a_lost_porter_is_found_again(home: ParameterStore) -> None:
+    link, model = Link(Porter(home)), tree()
+    with home.publisher(model) as publisher, Mirror(link) as mirror:
+        publisher.publish(fill(model, 1))
+        until(lambda: mirror.version == 1)
+        link.lost = True
+        until(lambda: mirror.lost > 0)
+        publisher.publish(fill(model, 2))
+        link.porter, link.lost = Porter(home), False  # a new one, which has copied nothing yet
+        until(lambda: mirror.version == 2)
+        mirror.check()
+
+
+def test_a_home_that_cannot_be_reached_is_an_error(home: ParameterStore) -> None:
+    link = Link(Porter(home))
+    link.lost = True
+    with refused(ConnectionError, "the porter is gone"):
+        Mirror(link, timeout=0.0)
+
+
+def test_a_porters_own_failure_is_told(home: ParameterStore) -> None:
+    """A mirror does not try again what cannot succeed."""
+    link = Link(Porter(home))
+    link.porter.fetch = lambda newer_than, timeout: np.zeros(3, np.uint8)
+    with Mirror(link) as mirror:
+        until(lambda: not mirror._thread.is_alive())
+        check_refused(mirror.check, ValueError, f"row: expected uint8 ({home.layout.nbytes},), got ")
+
+
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    **{f"sync {s!r}": ({"sync_seconds": s}, "sync_seconds: expected seconds of at least 0") for s in (-1, None, True)},
+    "infinite": ({"sync_seconds": float("inf")}, "sync_seconds: expected seconds of at least 0, got inf"),
+    "timeout": ({"timeout": -1.0}, "timeout: expected seconds of at least 0, got -1.0"),
+    "mode": ({"mode": "snapshot"}, "mode: expected at least two slots for a mirror, got 'snapshot'"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_bad_setting_is_refused(home: ParameterStore, case: str) -> None:
+    check_refused(lambda: Mirror(Porter(home), **BAD[case][0]), ValueError, BAD[case][1])
+
+
+MIRROR = """
+import sys
+from marlcore import ParameterStore
+from marlcore.cluster import Mirror, Porter
+from marlcore.memory import SegmentHandle
+porter = Porter(ParameterStore.attach(sys.argv[1]))
+target = ParameterStore.attach(sys.argv[2])
+"""
+FOLLOW = """
+with target.mirror_writer() as writer:
+    print("ready", flush=True)
+    while True:
+        row = porter.fetch(target.version, 1.0)
+        if row is not None:
+            writer.put(row)
+"""
+
+
+@pytest.mark.parametrize("kills", [6, pytest.param(60, marks=pytest.mark.long)])
+def test_killed_mirrors_tear_nothing_and_go_on(home: ParameterStore, program: Callable[..., Any], kills: int) -> None:
+    """Each is killed at any moment, most of which lie in a copy, while this process publishes and reads."""
+    model, local = tree(), tree()
+    with ParameterStore.create_mirror(home.description) as target, home.publisher(model) as publisher:
+        subscriber, last, rng = target.subscriber(local), 0, np.random.default_rng(0)
+        for _ in range(kills):
+            writer = program(MIRROR, FOLLOW, args=[home.handle.path, target.handle.path])
+            assert writer.line() == "ready"
+            start, pulled = target.version, 0
+            while pulled < 20 + rng.integers(20):
+                publisher.publish(fill(model, home.version + 1))
+                if subscriber.pull(60.0):
+                    assert value_of(words(local)) == subscriber.version % CYCLE
+                    assert subscriber.version > last
+                    last, pulled = subscriber.version, pulled + 1
+            assert last > start
+            writer.kill()
+        assert home.version >= target.version > 20 * kills

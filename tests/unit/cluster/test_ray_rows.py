@@ -1,0 +1,94 @@
+"""Rows over Ray: an ingest in an actor, which is killed; and what a relay is told."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import rows_over_ray
+
+DRIVER = """
+from functools import partial
+import ray
+from relayed import SMALL, add_some, raw
+from marlcore import ReplayBuffer
+from marlcore.cluster import Bookings, Ingest, RayLink, Relay, start_ingest
+from marlcore.errors import Fenced, LinkLost
+
+
+def make(target, bookings, seats):
+    return {"policy": Ingest(ReplayBuffer.attach(target), Bookings.attach(bookings), seats)}
+
+
+def refused(call):
+    try:
+        call()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
+assert refused(lambda: RayLink(None, "policy")).startswith("LinkLost: RayLink: this process is not connected")
+ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="error",
+         object_store_memory=100 << 20, namespace="test")
+node, home = (ReplayBuffer.create(SMALL, 60_000, 2, name=name) for name in ("node", "home"))
+bookings = Bookings.create(2)
+start = partial(start_ingest, partial(make, home.handle, bookings.handle, [range(2)]))
+ingest = start()
+link = RayLink(ingest, "policy")
+"""
+
+
+@pytest.mark.long
+def test_rows_arrive_once_over_killed_ingests(program: Callable[..., Any]) -> None:
+    """Few bytes go with the call, many through the object store; then a fenced epoch is told so."""
+    program(
+        DRIVER,
+        """
+        with Relay(node, link).start() as relay:
+            number = 0
+            for part in range(12):
+                for lane in range(2):
+                    add_some(node, lane, number, 2500 if part == 5 else 40)
+                number += 2500 if part == 5 else 40
+                if part in (4, 8):
+                    ray.kill(ingest, no_restart=False)
+                assert relay.drain(60.0)
+            for lane in range(2):
+                assert (raw(node, lane) == raw(home, lane)).all() and len(raw(home, lane)) >= number
+            assert relay.stats.bytes > 200_000 and relay.stats.rewinds and not bookings.lost
+            assert refused(lambda: link.open(0, 0, 2, SMALL.to_dict())).startswith("ValueError: epoch: expected")
+            link.open(0, 2, 2, SMALL.to_dict())
+            add_some(node, 0, number, 1)
+            assert refused(lambda: relay.drain(60.0)) == "Fenced: seat 0: expected the epoch 2, got 1"
+        said = refused(start)
+        assert said.startswith("LaneBusy: ") and said.endswith(": lane 0 has a living writer"), said
+        ray.kill(ingest)
+        said = refused(lambda: link.open(0, 2, 2, SMALL.to_dict()))
+        assert said.startswith("LinkLost: the ingest cannot be reached: ") and "\\n" not in said, said
+        ray.shutdown()
+        """,
+    ).finish()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("source", ["queue", "replay"])
+def test_a_million_rows_arrive_whole_and_once_over_killed_ingests(source: str) -> None:
+    """Each is delivered, skipped at a seam, or counted as lost, which none is where writers wait."""
+    done = run(Path(rows_over_ray.__file__), "1000000", source, "3")
+    assert done.startswith("1000000 written")
+
+
+@pytest.mark.long
+def test_the_example_of_rows_between_nodes_runs() -> None:
+    example = Path(__file__).parents[3] / "examples" / "rows_between_nodes.py"
+    assert run(example, "local") == "1000 rows arrived; a batch of them has 32\n"
+
+
+def run(*command: object) -> str:
+    done = subprocess.run([sys.executable, *map(str, command)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout

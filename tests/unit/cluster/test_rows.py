@@ -1,0 +1,364 @@
+"""Rows between two replays: each arrives once, as it was, in order; what is lost is counted, and becomes a seam."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+from relayed import AGE, FRAMES, SMALL, STATES, BadLink, Home, add_some, columns_of, heads, raw, row
+
+from marlcore import Field, ReplayBuffer, TrajectoryQueue, TransitionSpec
+from marlcore.cluster import Bookings, DirectLink, Ingest, Relay
+from marlcore.cluster.message import seal
+from marlcore.errors import ClosedError, Fenced, LaneBusy, LayoutMismatch, LinkLost
+
+NEXT_OBS = TransitionSpec(Field((3,), "int64"), Field((), "int64"), next_obs=True)
+
+
+@pytest.fixture
+def home():
+    made = []
+
+    def make(*args, **kwargs) -> Home:
+        made.append(Home(*args, **kwargs))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+@pytest.fixture
+def source():
+    made = []
+
+    def make(spec=SMALL, capacity=1000, lanes=2) -> ReplayBuffer:
+        made.append(ReplayBuffer.create(spec, capacity, lanes, name="node"))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def patient(relay: Relay) -> None:
+    """Polls until the ingest has everything, over a link that fails."""
+    relay._hurry = True
+    while True:
+        try:
+            relay.poll()
+            relay._rows.look()
+            if relay._acked is not None and (relay._acked >= relay._rows.hi).all() and not relay._flight:
+                return
+        except LinkLost:
+            relay._rewind()
+
+
+@pytest.mark.parametrize("compress", [None, "lz4"])
+@pytest.mark.parametrize("spec", [SMALL, FRAMES, STATES], ids=["small", "frames", "states"])
+def test_rows_arrive_as_they_were_written(spec, compress, home, source) -> None:
+    """Byte for byte, heads and all columns included: what can be drawn at home is what could be drawn at the node."""
+    here, there = home(spec), source(spec)
+    with here.relay(there, compress=compress) as relay:
+        written = [0, 0]
+        for part in range(12):
+            for lane in range(2):
+                written[lane] = add_some(there, lane, written[lane], 9 + part)
+            assert relay.drain(60.0)
+    for lane in range(2):
+        for ours, theirs in zip(columns_of(here.target, lane), columns_of(there, lane), strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+    assert relay.stats.rows == here.ingest.stats.rows == sum(len(raw(there, lane)) for lane in range(2))
+    assert relay.stats.gaps == here.ingest.stats.gaps == here.bookings.lost == 0
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_bad_links_neither_double_nor_lose_a_row(seed, home, source) -> None:
+    """Messages are lost, late, doubled and out of order, and ingests are replaced: the rows show nothing of it."""
+    here, there = home(STATES), source(STATES)
+    with here.relay(there, link=BadLink(here, seed)) as relay:
+        written = 0
+        for part in range(25):
+            for lane in range(2):
+                add_some(there, lane, written, 5 + part % 7)
+            written += 5 + part % 7
+            patient(relay)
+        assert relay.stats.rewinds
+    for lane in range(2):
+        for ours, theirs in zip(columns_of(here.target, lane), columns_of(there, lane), strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+    assert here.bookings.lost == 0
+
+
+@pytest.mark.parametrize("spec", [SMALL, STATES], ids=["small", "states"])
+def test_lapped_rows_are_counted_and_become_a_seam(spec, home, source) -> None:
+    """What arrives has ages that begin anew behind each gap; with recurrent states it begins with an episode."""
+    here, there = home(spec, capacity=4000), source(spec, capacity=80)
+    total = 0
+    with here.relay(there) as relay:
+        for part in range(6):
+            for lane in range(2):
+                add_some(there, lane, total, 25 + 40 * (part % 2))
+            total += 25 + 40 * (part % 2)
+            relay.drain(0.0 if spec is STATES else 60.0)
+    rows = [there._mapped.native.committed(lane) for lane in range(2)]
+    held = [heads(here.target, lane) for lane in range(2)]
+    gaps = [here.bookings.load(lane).lost for lane in range(2)]
+    assert all(gaps) and sum(gaps) == here.bookings.lost == relay.stats.gaps == here.ingest.stats.gaps
+    for lane in range(2):
+        actions = raw(here.target, lane)
+        assert len(actions) + gaps[lane] <= rows[lane]
+        assert spec is STATES or len(actions) + gaps[lane] == rows[lane]
+        rewards = held[lane]["reward"].astype(int)
+        boundary = (held[lane]["place"] >> 24) & 4 > 0
+        transitions = rewards[~boundary]
+        jumps = np.flatnonzero(np.diff(transitions) != 1) + 1
+        ages = (held[lane]["place"] & AGE)[~boundary]
+        assert len(jumps) and (ages[jumps] == 0).all()
+        np.testing.assert_array_equal(held[lane]["ordinal"][~boundary], np.arange(len(transitions)))
+
+
+def test_no_sample_spans_a_gap(home, source) -> None:
+    here, there = home(SMALL, seats=(range(1),)), source(SMALL, capacity=16, lanes=1)
+    with here.relay(there) as relay, there.writer() as writer:
+        for number in range(400):
+            writer.add(**row(SMALL, number))
+            if number % 50 < 10:
+                relay.drain(60.0)
+        relay.drain(60.0)
+    sampler = here.target.sampler(64, n_step=3, gamma=1.0, seed=0)
+    for _ in range(20):
+        batch = sampler.sample()
+        np.testing.assert_array_equal(batch.reward, 3 * batch.action + 3)
+    assert here.bookings.lost == 400 - len(here.target)
+
+
+def test_an_episode_goes_on_behind_a_new_ingest(home, source) -> None:
+    here, there = home(seats=(range(1),)), source(lanes=1)
+    with here.relay(there) as relay, there.writer() as writer:
+        for number in range(20):
+            writer.add(**row(SMALL, number))
+            relay.drain(60.0)
+            here.replace()
+            relay._link = DirectLink(here.ingest)
+    np.testing.assert_array_equal(heads(here.target, 0)["place"] & AGE, np.arange(20))
+
+
+def test_a_relays_successor_continues_where_it_stopped(home, source) -> None:
+    here, there = home(), source()
+    sent = 0
+    for part in range(4):
+        add_some(there, 0, 10 * part, 10)
+        with here.relay(there) as relay:
+            assert relay.drain(60.0)
+        sent += relay.stats.rows
+    assert sent == len(raw(there, 0)) == here.ingest.stats.rows
+    np.testing.assert_array_equal(raw(there, 0), raw(here.target, 0))
+    assert here.ingest.stats.duplicates == 0
+
+
+def test_an_epoch_that_lost_its_seat_is_refused(home, source) -> None:
+    """The rows of its successor, whose tickets begin anew, follow those of the fenced one, with a seam."""
+    here, zombie, heir = home(seats=(range(2), range(2, 4))), source(), source()
+    add_some(zombie, 0, 0, 10)
+    add_some(heir, 0, 100, 10)
+    with here.relay(zombie, epoch=1) as old, here.relay(heir, epoch=2) as new:
+        assert old.drain(60.0)
+        before = len(raw(here.target, 0))
+        add_some(zombie, 0, 10, 10)
+        assert new.drain(60.0)
+        with pytest.raises(Fenced, match="seat 0: expected the epoch 2, got 1"):
+            old.drain(60.0)
+        with pytest.raises(Fenced):
+            here.ingest.open(0, 1, 2, SMALL.to_dict())
+    assert (heads(here.target, 0)["place"] & AGE)[before] == 0
+    np.testing.assert_array_equal(raw(here.target, 0)[before:, 16:], raw(heir, 0)[:, 16:])
+    assert here.ingest.stats.refused == 2
+    here.replace()
+    with pytest.raises(Fenced):
+        here.ingest.open(0, 1, 2, SMALL.to_dict())
+
+
+def test_a_lost_lease_refuses_rows_before_its_heir_has_come(home, source) -> None:
+    held = {(0, 1)}
+    here, there = home(holds=lambda seat, epoch: (seat, epoch) in held), source()
+    with here.relay(there) as relay:
+        add_some(there, 0, 0, 10)
+        assert relay.drain(60.0)
+        rows = here.ingest.stats.rows
+        held.clear()
+        add_some(there, 0, 10, 10)
+        with pytest.raises(Fenced, match="seat 0: epoch 1 has lost its lease"):
+            relay.drain(60.0)
+    assert here.ingest.stats.rows == rows == len(raw(here.target, 0))
+
+
+def test_a_queue_at_home_makes_the_nodes_writers_wait(home) -> None:
+    """Both are queues that wait: no row is dropped between a writer that never rests and a reader that does."""
+    with TrajectoryQueue.create(SMALL, 40, 1, name="node") as there:
+        target = TrajectoryQueue.create(SMALL, 60, 1, max_unread=20, name="home")
+        here = home(seats=(range(1),), target=target, wait_seconds=0.0)
+        with target.reader(5) as reader, here.relay(there) as relay, there.writer(timeout=0.0) as writer:
+            read: list[int] = []
+            number = 0
+            while len(read) < 500:
+                while True:
+                    try:
+                        writer.add(**row(SMALL, number))
+                    except TimeoutError:
+                        break
+                    number += 1
+                relay.drain(0.0)
+                assert len(target) <= 20 + 10  # while it waits for more, its reader lets more in
+                read += reader.read(timeout=0.0).action.tolist() if len(target) > 5 else []
+        assert read == [*range(len(read))]
+        assert (target.dropped == 0).all() and here.bookings.lost == 0 and relay.stats.rewinds
+
+
+def test_a_full_lane_does_not_keep_rows_from_another(home) -> None:
+    with TrajectoryQueue.create(SMALL, 80, 2, name="node") as there:
+        target = TrajectoryQueue.create(SMALL, 40, 2, name="home")
+        here = home(target=target, wait_seconds=0.0)
+        with here.relay(there) as relay:
+            add_some(there, 0, 0, 20)
+            add_some(there, 1, 0, 3)
+            assert not relay.drain(0.0)
+            assert len(raw(target, 1)) == len(raw(there, 1))
+
+
+def test_a_limiter_lets_in_what_its_samplers_allow(home, source) -> None:
+    from marlcore import RateLimiter
+
+    limiter = RateLimiter(samples_per_insert=1.0, min_size=10, tolerance=20)
+    target = ReplayBuffer.create(SMALL, 1000, 1, limiter=limiter, name="home")
+    here, there = home(target=target, seats=(range(1),), wait_seconds=0.0), source(lanes=1)
+    with here.relay(there) as relay, there.writer() as writer:
+        sampler = target.sampler(8, seed=0)
+        for number in range(200):
+            writer.add(**row(SMALL, number))
+        assert not relay.drain(0.0)
+        assert len(target) == 30
+        sampler.sample()
+        assert not relay.drain(0.0)
+        assert len(target) == 38
+        while len(target) < 200:
+            sampler.sample()
+            relay.drain(0.0)
+    np.testing.assert_array_equal(raw(target, 0), raw(there, 0))
+
+
+def test_writers_and_a_relays_thread_work_together(home, source) -> None:
+    here, there = home(capacity=40_000), source(capacity=4000)
+    with here.relay(there, flush_seconds=0.02).start() as relay:
+        workers = [threading.Thread(target=add_some, args=(there, lane, 0, 10_000)) for lane in range(2)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        assert relay.drain(60.0)
+    for lane in range(2):
+        transitions = heads(here.target, lane)
+        assert len(transitions) + here.bookings.load(lane).lost == there._mapped.native.committed(lane)
+        np.testing.assert_array_equal(raw(here.target, lane)[-100:, 16:], raw(there, lane)[-100:, 16:])
+    assert relay.stats.delay(99) >= relay.stats.delay(50) > 0
+
+
+def test_a_thread_tells_what_ended_it(home, source) -> None:
+    here, there = home(), source()
+    here.ingest.open(0, 7, 2, SMALL.to_dict())
+    with here.relay(there, epoch=3).start() as relay, pytest.raises(Fenced):
+        relay.drain(60.0)
+    assert isinstance(relay.error, Fenced)
+
+
+def test_few_bytes_wait_a_tenth_of_the_flush_and_many_not_at_all(home, source) -> None:
+    now = [0.0]
+    here, there = home(FRAMES, capacity=60_000, seats=(range(1),)), source(FRAMES, capacity=60_000, lanes=1)
+    with here.relay(there, clock=lambda: now[0], flush_seconds=0.2) as relay, there.writer() as writer:
+
+        def write(rows: int) -> None:
+            writer.add_batch(np.zeros((rows, 45, 9), np.uint8), np.arange(rows), np.zeros(rows), n=np.zeros(rows))
+
+        def sent_after(seconds: float) -> bool:
+            now[0] += seconds
+            return relay.poll()
+
+        write(10)
+        assert [sent_after(0.0), sent_after(0.019), sent_after(0.002)] == [False, False, True]
+        write(1000)  # 0.45 MB
+        assert [sent_after(0.0), sent_after(0.19), sent_after(0.02)] == [False, False, True]
+        write(20_000)  # 8.9 MB
+        assert sent_after(0.0)
+        write(39_000)  # 17 MB: one message takes 16 MiB of it
+        assert [sent_after(0.0), sent_after(0.0), sent_after(0.3)] == [True, False, True]
+    assert relay.stats.messages == 5
+
+
+REFUSED = {
+    "lanes": lambda here, there: here.ingest.open(0, 1, 3, SMALL.to_dict()),
+    "seat": lambda here, there: here.ingest.open(2, 1, 2, SMALL.to_dict()),
+    "epoch": lambda here, there: Relay(there, DirectLink(here.ingest), epoch=0),
+    "flush_seconds": lambda here, there: Relay(there, DirectLink(here.ingest), flush_seconds=0),
+    "compress": lambda here, there: Relay(there, DirectLink(here.ingest), compress="zip"),
+    "seats": lambda here, there: Ingest(there, here.bookings, [range(2), range(1, 3)]),
+    "bookings": lambda here, there: Ingest(there, Bookings.create(3), [range(1)]),
+    "wait_seconds": lambda here, there: Ingest(there, here.bookings, [range(1)], wait_seconds=-1.0),
+    "spec obs": lambda here, there: here.ingest.open(0, 1, 2, FRAMES.to_dict()),
+    "when_full": lambda here, there: Relay(TrajectoryQueue.create(SMALL, 9, when_full="drop_oldest"), None),
+    "message": lambda here, there: here.ingest.put(np.zeros(9, np.uint8)),
+}
+
+
+@pytest.mark.parametrize("field", REFUSED)
+def test_bad_input_is_refused_in_one_line(field, home, source) -> None:
+    with pytest.raises(
+        (ValueError, TypeError, LayoutMismatch), match=f"^(seat 0: )?{field}.*: expected .*got"
+    ) as error:
+        REFUSED[field](home(), source())
+    assert "\n" not in str(error.value)
+    del error
+
+
+def test_malformed_messages_are_refused_and_change_nothing(home, source) -> None:
+    here, there = home(), source()
+    here.ingest.open(0, 1, 2, SMALL.to_dict())
+    spans = np.array([[0, 0, 0, 2], [1, 0, 0, 1]])
+    nbytes = 3 * there._mapped.layout.record_bytes
+
+    def message(spans, nbytes=nbytes, **kwargs):
+        return seal(np.zeros(4096, np.uint8), 0, 1, np.asarray(spans), nbytes, **kwargs)
+
+    for bad in (
+        message(spans[::-1]),
+        message(np.add(spans, [2, 0, 0, 0])),
+        message(np.subtract(spans, [1, 0, 0, 0])),
+        message(spans, nbytes + 8),
+        message(spans, nbytes - 8),
+        message(np.multiply(spans, [1, 1, 1, -1])),
+        message(np.multiply(spans, [1, 1, 1, 1 << 60])),
+        message(spans)[:-8],
+        message(spans)[:70],
+        message(spans).view(np.int64),
+    ):
+        with pytest.raises(ValueError, match="expected"):
+            here.ingest.put(bad)
+    assert here.ingest.put(message(spans))
+    assert [len(raw(here.target, lane)) for lane in range(2)] == [2, 1]
+
+
+def test_two_ingests_of_a_lane_are_refused(home) -> None:
+    here = home()
+    with pytest.raises(LaneBusy):
+        Ingest(here.target, here.bookings, [range(1)])
+    here.ingest.close()
+    with pytest.raises(ClosedError):
+        here.ingest.open(0, 1, 2, SMALL.to_dict())
+    Ingest(here.target, here.bookings, [range(1)]).close()
+
+
+def test_bookings_are_read_by_any_process_that_attaches(home) -> None:
+    here = home()
+    here.ingest.open(0, 5, 2, SMALL.to_dict())
+    with Bookings.attach(here.bookings.handle) as again:
+        assert again.load(1).epoch == 5

@@ -1,0 +1,98 @@
+"""The crews of a run: whose lanes are whose, and how its steps are dealt out."""
+
+from collections.abc import Callable, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from refused import check_refused
+
+import marlcore as mc
+from marlcore.processes import SHARE, STEPS, Control
+from marlcore.training.config import crews
+from marlcore.training.workers import deal_steps, dealt
+
+CLUSTER = mc.ClusterConfig("auto", nodes=2, actors_per_node=3)
+CONFIG = mc.Config(total_steps=700, actor=mc.ActorConfig(processes=1, envs=2), cluster=CLUSTER)
+
+
+def test_a_run_on_one_machine_has_one_crew() -> None:
+    config = mc.Config(actor=mc.ActorConfig(processes=2))
+    (own,) = crews(config)
+    assert own.names == ["actor-0", "actor-1"] and config.lanes == 8 and config.cluster.seats == 0
+
+
+@pytest.mark.parametrize("parts, agents", [(1, 1), (2, 3)])
+def test_the_blocks_of_the_crews_are_all_lanes_once(parts: int, agents: int) -> None:
+    shape = parts, agents, CONFIG.actor.envs
+    blocks = [(crew.lanes(*shape) + crew.block_begins(*shape)).ravel().tolist() for crew in crews(CONFIG)]
+    assert [*chain(*blocks)] == [*range(parts * agents * CONFIG.lanes)]
+
+
+def test_each_actor_of_a_cluster_has_a_number_of_its_own() -> None:
+    names = [crew.names for crew in crews(CONFIG)]
+    assert names == [["actor-0"], ["actor-1", "actor-2", "actor-3"], ["actor-4", "actor-5", "actor-6"]]
+
+
+@given(st.lists(st.tuples(st.integers(0, 500), st.integers(1, 9)), min_size=1, max_size=9), st.integers(0, 4000))
+def test_dealt_steps_add_up_and_follow_the_weights(each: Sequence[tuple[int, int]], total: int) -> None:
+    steps, weights = [taken for taken, _ in each], [weight for _, weight in each]
+    shares = dealt(total, steps, weights)
+    parts = [share - taken for share, taken in zip(shares, steps, strict=True)]
+    left = max(0, total - sum(steps))
+    assert sum(parts) == left
+    for part, weight in zip(parts, weights, strict=True):
+        assert left * weight // sum(weights) <= part <= left * weight // sum(weights) + 1
+
+
+def test_the_share_of_a_lost_node_goes_to_the_others() -> None:
+    with Control.create(["actor-0", "node-0", "node-1"]) as control:
+        shares = lambda: [control.notes[name].load(SHARE) for name in control.workers]  # noqa: E731
+        deal_steps(control, CONFIG, ["node-0", "node-1"])
+        assert shares() == [100, 300, 300]
+        control.workers["actor-0"].store(STEPS, 20)
+        control.workers["node-0"].store(STEPS, 80)
+        deal_steps(control, CONFIG, ["node-1"])  # node-0 is lost after 80 steps: 600 are left
+        assert shares() == [20 + 150, 0, 450]
+        control.workers["node-1"].store(STEPS, 250)
+        deal_steps(control, CONFIG, ["node-0", "node-1"])  # one has joined: 350 are left
+        assert shares() == [20 + 50, 80 + 150, 250 + 150]
+
+
+REFUSED = {
+    "nodes without an address": (lambda: mc.ClusterConfig(nodes=2), "address: expected auto or host:port with nodes"),
+    "Ray's client": (lambda: mc.ClusterConfig("ray://head:10001"), "address: expected auto or host:port"),
+    "more at the start": (lambda: mc.ClusterConfig("auto", nodes_at_start=2), "nodes_at_start: expected at most nodes"),
+    "in turn": (lambda: mc.Config(mode="serial", cluster=CLUSTER), "mode: expected async with cluster.address"),
+    "self-play": (
+        lambda: mc.Config(self_play=mc.SelfPlayConfig(pool=2), cluster=CLUSTER),
+        "self_play.pool: expected 0 with cluster.address",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_cluster_that_cannot_be_is_refused(case: str) -> None:
+    call, says = REFUSED[case]
+    check_refused(call, ValueError, says)
+
+
+def test_the_settings_of_a_cluster_survive_json() -> None:
+    config = mc.Config(cluster=mc.ClusterConfig("head:6379", nodes=3, resources={"highmem": 1}, compress="lz4"))
+    assert mc.Config.from_dict(config.to_dict()) == config
+    assert config.cluster.reserved == {"CPU": 1.0, "highmem": 1.0}
+
+
+def test_a_run_on_one_machine_imports_nothing_of_clusters(program: Callable[..., Any], tmp_path: Path) -> None:
+    code = """
+    import sys
+    import marlcore as mc
+    learner = mc.LearnerConfig(batch_size=8, warmup=20, device="cpu")
+    config = mc.Config(60, mode="serial", run_dir=sys.argv[1], learner=learner)
+    mc.train("gymnasium:CartPole-v1", "dqn", config, progress=False)
+    assert not {"ray", "marlcore.cluster.relay", "marlcore.training.nodes"} & sys.modules.keys()
+    """
+    program(code, args=[tmp_path / "run"]).finish()

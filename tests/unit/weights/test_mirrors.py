@@ -1,0 +1,189 @@
+"""Mirrors of a store: rows of a home store, some of them, under the home's versions, whole or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from filled import MODELS, fill, tree, value_of, words
+from mapped import Mapped
+from meanwhile import soon
+from refused import check_refused, refused
+
+from marlcore import ClosedError, LaneBusy, MarlcoreError, NotEnoughData, ParameterStore
+
+EXTRAS = {"epsilon": ()}
+
+
+@pytest.fixture
+def home() -> Iterator[ParameterStore]:
+    with ParameterStore.create(tree(), extras=EXTRAS) as store:
+        yield store
+
+
+@pytest.fixture
+def mirror(home: ParameterStore) -> Iterator[ParameterStore]:
+    with ParameterStore.create_mirror(home.description, 3) as store:
+        yield store
+
+
+def row_of(home: ParameterStore) -> tuple[int, np.ndarray]:
+    return home.copy_newest(np.copy)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_mirror_serves_the_homes_versions(kind: str) -> None:
+    """It never gets version 2 or 4; each pull is what the home's publisher published."""
+    model, local = MODELS[kind](), MODELS[kind]()
+    with ParameterStore.create(model, extras=EXTRAS) as home, ParameterStore.create_mirror(home.description) as mirror:
+        subscriber = mirror.subscriber(local)
+        with home.publisher(model) as publisher, mirror.mirror_writer() as writer:
+            assert mirror.version == 0 and not subscriber.pull()
+            for version in range(1, 7):
+                publisher.publish(**{"epsilon": version / 10} if fill(model, version) is model else {})
+                if version in (2, 4):
+                    continue
+                assert writer.put(row_of(home)[1])
+                assert mirror.version == version and subscriber.newest == version
+                assert subscriber.pull() and not subscriber.pull()
+                assert (subscriber.version, value_of(words(local))) == (version, version)
+                assert subscriber.extras["epsilon"] == version / 10
+                with subscriber.in_place() as view:
+                    assert (view.version, view.extras["epsilon"], view.valid()) == (version, version / 10, True)
+
+
+def test_versions_only_grow(home: ParameterStore, mirror: ParameterStore) -> None:
+    model = tree()
+    with home.publisher(model) as publisher, mirror.mirror_writer() as writer:
+        rows = [row_of(home)[1] for _ in range(4) if publisher.publish(fill(model, 7), epsilon=0.0)]
+        assert [writer.put(rows[i]) for i in (1, 0, 1, 3, 2, 3)] == [True, False, False, True, False, False]
+        assert mirror.version == 4
+    with mirror.mirror_writer() as successor:
+        assert not successor.put(rows[3]) and mirror.version == 4
+
+
+def test_held_versions_are_pulled_by_their_number(home: ParameterStore, mirror: ParameterStore) -> None:
+    """Of 3 slots; one that never came or was overwritten is refused, whatever stands in the slots."""
+    model, local = tree(), tree()
+    subscriber = mirror.subscriber(local)
+    with home.publisher(model) as publisher, mirror.mirror_writer() as writer:
+        assert not subscriber.pull_version(1)
+        for version in range(1, 12):
+            publisher.publish(fill(model, version), epsilon=0.0)
+            if version in (2, 3, 6, 7, 11):
+                writer.put(row_of(home)[1])
+        held = [version for version in range(1, 15) if subscriber.pull_version(version)]
+        assert held == [6, 7, 11] and value_of(words(local)) == 11
+        assert subscriber.pull_version(6) and (subscriber.version, value_of(words(local))) == (6, 6)
+
+
+def test_a_home_that_continues_a_run_has_its_versions(mirror: ParameterStore) -> None:
+    with ParameterStore.create(tree(), extras=EXTRAS, begins_after=41) as home, mirror.mirror_writer() as writer:
+        with home.publisher(tree()) as publisher:
+            publisher.publish(epsilon=0.0)
+        assert row_of(home)[0] == 42 and writer.put(row_of(home)[1]) and mirror.version == 42
+
+
+def test_a_mirror_of_a_mirror_serves_the_same(home: ParameterStore, mirror: ParameterStore) -> None:
+    with home.publisher(tree()) as publisher:
+        publisher.publish(epsilon=0.0)
+        publisher.publish(epsilon=0.5)
+    with ParameterStore.create_mirror(mirror.description) as second:
+        with mirror.mirror_writer() as writer:
+            writer.put(row_of(home)[1])
+        with second.mirror_writer() as writer:
+            writer.put(row_of(mirror)[1])
+        subscriber = second.subscriber(tree())
+        assert second.version == 2 and subscriber.pull() and subscriber.extras["epsilon"] == 0.5
+
+
+def test_a_version_that_brings_many_wakes_who_waits(
+    home: ParameterStore, mirror: ParameterStore, no_slices: None
+) -> None:
+    """One row moves a mirror from version 0 to 3."""
+    with home.publisher(tree()) as publisher, mirror.mirror_writer() as writer:
+        for _ in range(3):
+            publisher.publish(epsilon=0.0)
+        with soon(writer.put, row_of(home)[1]):
+            assert mirror.wait(newer_than=2, timeout=600.0)
+        assert not mirror.wait(newer_than=3, timeout=0.0)
+
+
+def test_a_copy_that_the_publisher_overwrites_is_made_again(home: ParameterStore) -> None:
+    model = tree()
+    with home.publisher(model) as publisher:
+        publisher.publish(fill(model, 1), epsilon=0.0)
+        left = [2, 2]  # publications during each of two copies: as many as there are slots
+
+        def copy(row: np.ndarray) -> np.ndarray:
+            assert not row.flags.writeable
+            half = row[: len(row) // 2].copy()
+            for _ in range(left.pop() if left else 0):
+                publisher.publish(fill(model, home.version + 1), epsilon=0.0)
+            return np.concatenate([half, row[len(row) // 2 :]])
+
+        version, row = home.copy_newest(copy)
+        assert version == 5 and value_of(part.view(np.float32) for _, part in home.layout.parts(row)) == 5
+        with pytest.raises(TimeoutError, match="was lapped: the publisher overwrites"):
+            left.append(2)
+            home.copy_newest(copy, timeout=0.0)
+
+
+def test_a_writer_killed_in_a_copy_leaves_the_last_version(home: ParameterStore, mirror: ParameterStore) -> None:
+    """As one that has reserved a row and written a part of it; its successor goes on."""
+    model, local = tree(), tree()
+    subscriber = mirror.subscriber(local)
+    with home.publisher(model) as publisher:
+        with mirror.mirror_writer() as writer:
+            publisher.publish(fill(model, 1), epsilon=0.0)
+            writer.put(row_of(home)[1])
+        Mapped(mirror).counters()[1] = 2
+        mirror.slot_array(1)[:] = 255
+        assert mirror.version == 1 and subscriber.pull() and value_of(words(local)) == 1
+        publisher.publish(fill(model, 2), epsilon=0.0)
+        with mirror.mirror_writer() as successor:
+            assert successor.put(row_of(home)[1]) and subscriber.pull() and value_of(words(local)) == 2
+
+
+def test_a_mirror_has_one_writer_and_no_publisher(home: ParameterStore, mirror: ParameterStore) -> None:
+    check_refused(lambda: mirror.publisher(tree()), MarlcoreError, "expected one with a publisher, got a mirror")
+    check_refused(home.mirror_writer, MarlcoreError, "expected a mirror, got one with a publisher")
+    check_refused(lambda: home.copy_newest(np.copy), NotEnoughData, "nothing was published yet")
+    with mirror.mirror_writer() as writer:
+        check_refused(mirror.mirror_writer, LaneBusy, "the store has a living publisher")
+    with refused(ClosedError, "the mirror's writer was closed"):
+        writer.put(np.zeros(mirror.layout.nbytes, np.uint8))
+
+
+def bad_rows(nbytes: int) -> dict[str, Any]:
+    return {
+        "bytes": b"\0" * nbytes, "short": np.zeros(nbytes - 1, np.uint8), "floats": np.zeros(nbytes // 4, np.float32),
+        "None": None,
+    }  # fmt: skip
+
+
+def test_what_is_no_row_is_refused(mirror: ParameterStore) -> None:
+    with mirror.mirror_writer() as writer:
+        for row in bad_rows(mirror.layout.nbytes).values():
+            says = f"row: expected uint8 ({mirror.layout.nbytes},), got "
+            check_refused(lambda row=row: writer.put(row), ValueError, says)
+        empty = np.zeros(mirror.layout.nbytes, np.uint8)
+        check_refused(lambda: writer.put(empty), ValueError, "row: version: expected an integer from 1 to ")
+        assert mirror.version == 0
+
+
+NO_STORE = "description: expected a parameter store's, got "
+BAD: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
+    "one slot": (lambda about: ParameterStore.create_mirror(about, "snapshot"), "expected at least two slots for a"),
+    "no mode": (lambda about: ParameterStore.create_mirror(about, "many"), "mode: expected snapshot, double_buffer,"),
+    "empty": (lambda _: ParameterStore.create_mirror({}), NO_STORE + "{}"),
+    "text": (lambda _: ParameterStore.create_mirror("store"), NO_STORE + "'store'"),
+    "shape": (lambda about: ParameterStore.create_mirror(about | {"tensors": [["w", [-1], "bool"]]}), NO_STORE),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_bad_argument_is_refused(home: ParameterStore, case: str) -> None:
+    check_refused(lambda: BAD[case][0](home.description), ValueError, BAD[case][1])
