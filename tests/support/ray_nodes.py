@@ -107,6 +107,9 @@ def main(folder: str, segments: str, cpus: str) -> None:
         raylet = node.all_processes["raylet"][0].process.pid
         said = {"address": cluster.address, "raylet": raylet, "directory": str(directory)}
         print(json.dumps(said), file=out, flush=True)
+    cluster.shutdown()  # the test was killed, so that nobody else removes what it had
+    for left in (folder, segments):
+        shutil.rmtree(left, ignore_errors=True)
 
 
 if __name__ == "__main__":
