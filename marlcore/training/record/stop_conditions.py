@@ -28,7 +28,7 @@ class StopConditions:
         self._episodes = Counter[str]()
         self._windows: dict[str, deque[float]] = {}  # by agent or policy
         self._best, self._best_step = -math.inf, 0  # of the metric, or of its negative
-        self._known = dict[str, None]()  # names of metrics, while the condition's has not come
+        self._known = dict[str, str]()  # while the condition's metric has not come, others' names, and an agent of each
         self._rows = 0
 
     def take(self, metric: Metric, event: Event | None = None) -> Stop | None:
@@ -52,12 +52,12 @@ class StopConditions:
 
     def _expect_metric(self, other: Metric, evaluated: bool) -> None:
         """Says once, when the condition's metric should have come, which ones have: it may be misspelt."""
-        self._known[other.name] = None
+        self._known[other.name] = other.agent
         self._rows += 1
         if self.config.of_evaluation and evaluated:
             self._rows = ROWS
         if self._rows == ROWS:
-            names = [*self._known, *(f"{other.agent}/{name}" for name in self._known if "/" in self.config.metric)]
+            names = [*self._known, *(f"{agent}/{name}" for name, agent in self._known.items())]
             hint = did_you_mean(self.config.metric, names)
             log.warning("stop.metric: no %r yet%s; these came: %s", self.config.metric, hint, ", ".join(self._known))
 

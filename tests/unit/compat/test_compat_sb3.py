@@ -130,7 +130,7 @@ def _seeded():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("obs", "action"), zip([*OBSERVATIONS, "dict"], cycle(ACTIONS), strict=False))
+@pytest.mark.parametrize(("obs", "action"), list(zip([*OBSERVATIONS, "dict"], cycle(ACTIONS), strict=False)))
 def test_the_same_transitions_are_drawn_as_from_its_own_buffer(obs, action):
     space = DICT if obs == "dict" else OBSERVATIONS[obs]
     theirs, ours = pair(400, space, ACTIONS[action], steps=stream(60, space, ACTIONS[action]))

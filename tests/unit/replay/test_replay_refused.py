@@ -70,7 +70,7 @@ def limiter(samples_per_insert=1.0, min_size=1, tolerance=1.0) -> Callable[[], o
     return partial(mc.RateLimiter, samples_per_insert, min_size, tolerance)
 
 
-def limited(call: Callable[[mc.mc.ReplayBuffer], object], capacity=64) -> Callable[[], object]:
+def limited(call: Callable[[mc.ReplayBuffer], object], capacity=64) -> Callable[[], object]:
     return on(call, capacity=capacity, lanes=1, limiter=mc.RateLimiter(2.0, 4, 8.0))
 
 
