@@ -55,7 +55,9 @@ class Driver:
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write(line + "\n")
         self._process.stdin.flush()
-        return json.loads(self._process.stdout.readline())
+        while not (answer := self._process.stdout.readline()).startswith(("[", "{")):
+            assert answer, "the driver died"  # others are Ray's words on lost processes, which begin with a colour
+        return json.loads(answer)
 
     def close(self) -> None:
         self._process.kill()
