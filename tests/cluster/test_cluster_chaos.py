@@ -1,6 +1,6 @@
 """Chaos on a cluster: every few seconds something is killed or stopped, and the run goes on.
 
-As a program: python tests/cluster/test_cluster_chaos.py SECONDS RUN_DIR, which prints how long each recovery took.
+python tests/long.py cluster_chaos SECONDS RUN_DIR
 """
 
 import json
@@ -104,7 +104,9 @@ def test_a_run_learns_on_whatever_is_killed(own_nodes: RayNodes, tmp_path: Path)
     assert left_on(own_nodes) == {"segments": [], "processes": []}
 
 
-if __name__ == "__main__":
-    with RayNodes(3) as cluster:
-        said = chaos(cluster, Path(sys.argv[2]), float(sys.argv[1]))
-        print(json.dumps({**said, "left": left_on(cluster)}, indent=1))
+def main(seconds: int = 300, run_dir: str = "runs/chaos") -> int:
+    with RayNodes(3) as nodes:
+        result = chaos(nodes, Path(run_dir), seconds)
+        left = left_on(nodes)
+        print(json.dumps({**result, "left": left}, indent=1))
+    return int(any(left.values()))
