@@ -26,6 +26,7 @@ VICTIMS = {
     "agent": "ray::Agent", "program": "marlcore.training.nodes", "ingest": "ray::IngestActor",
     "porter": "ray::PorterActor", "actor": "marlcore actor", "zombie": "ray::Agent",
 }  # fmt: skip
+LOSES_A_SEAT = ("agent", "program", "zombie")
 
 DRIVER = """
 supervision = mc.SupervisionConfig(max_restarts=10**6, backoff=0.1)
@@ -77,6 +78,10 @@ def steps(driver: Driver) -> list[int]:
     return [driver.ask()[0][name][0] for name in ("node-0", "node-1")]
 
 
+def restarts(driver: Driver) -> int:
+    return sum(driver.ask()[0][name][1] for name in ("node-0", "node-1"))
+
+
 def chaos(nodes: RayNodes, run_dir: Path, seconds: float, seed: int = 0) -> dict[str, Any]:
     """Kills or stops a random process every few seconds; by what died, the seconds until both nodes stepped again."""
     generator, recoveries = random.Random(seed), dict[str, list[float]]()
@@ -85,10 +90,12 @@ def chaos(nodes: RayNodes, run_dir: Path, seconds: float, seed: int = 0) -> dict
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             what = generator.choice(sorted(VICTIMS))
-            pids = called(nodes, VICTIMS[what])
-            if pids:
-                os.kill(generator.choice(pids), signal.SIGSTOP if what == "zombie" else signal.SIGKILL)
-            began, before = time.monotonic(), steps(run)
+            pids, lost = until(lambda what=what: called(nodes, VICTIMS[what])), restarts(run)
+            os.kill(generator.choice(pids), signal.SIGSTOP if what == "zombie" else signal.SIGKILL)
+            began = time.monotonic()
+            if what in LOSES_A_SEAT:
+                until(lambda lost=lost: restarts(run) > lost)
+            before = steps(run)
             until(lambda before=before: all(now > then + 10 for now, then in zip(steps(run), before, strict=True)))
             recoveries.setdefault(what, []).append(time.monotonic() - began)
             time.sleep(max(0.0, EVERY_S - (time.monotonic() - began)))
@@ -101,12 +108,14 @@ def chaos(nodes: RayNodes, run_dir: Path, seconds: float, seed: int = 0) -> dict
 def test_a_run_learns_on_whatever_is_killed(own_nodes: RayNodes, tmp_path: Path) -> None:
     result = chaos(own_nodes, tmp_path / "run", 60.0)
     assert result["updates"]["agent_0"] > 0 and sum(map(len, result["recoveries"].values())) > 0
-    assert left_on(own_nodes) == {"segments": [], "processes": []}
+    until(lambda: not left_on(own_nodes)["processes"])
+    assert not left_on(own_nodes)["segments"]
 
 
 def main(seconds: int = 300, run_dir: str = "runs/chaos") -> int:
     with RayNodes(3) as nodes:
         result = chaos(nodes, Path(run_dir), seconds)
+        until(lambda: not left_on(nodes)["processes"])
         left = left_on(nodes)
         print(json.dumps({**result, "left": left}, indent=1))
     return int(any(left.values()))
