@@ -53,7 +53,7 @@ class Controller(Closing):
         self._fleet, self._blueprint, self._control = fleet, blueprint, control
         self._config = config = blueprint.config
         self._beat_s = min(LONGEST_BEAT_S, config.cluster.lease_seconds / BEATS_A_LEASE)
-        self._looked = 0.0
+        self._looked = self._ticked = self._patient_until = 0.0
         self._dealt_to = node_names(config)  # by the session
         with ExitStack() as stack:
             self._home = stack.enter_context(Home(blueprint, fleet))
@@ -75,8 +75,10 @@ class Controller(Closing):
         return ended and self._control.steps >= self._config.total_steps
 
     def tick(self) -> None:
-        for number in self._home.leases.expire():
-            self._lose(self.seats[number], f"it was silent for {self._config.cluster.lease_seconds:g} s")
+        now, lease = time.monotonic(), self._config.cluster.lease_seconds
+        if now - self._ticked > lease / 2:  # this process was held up, and heard nobody meanwhile
+            self._patient_until = now + lease
+        self._ticked = now
         for seat in self.seats:
             if seat.agent is None:
                 continue
@@ -84,6 +86,9 @@ class Controller(Closing):
                 self._hear(seat, seat.agent)
             except (AgentLost, Fenced, ValueError) as error:  # ValueError: its machine cannot do the work
                 self._lose(seat, str(error))
+        if now >= self._patient_until:
+            for number in self._home.leases.expire():
+                self._lose(self.seats[number], f"it was silent for {lease:g} s")
         self._fill()
         self._deal()
 
