@@ -31,7 +31,8 @@ LOSES_A_SEAT = ("agent", "program", "zombie")
 DRIVER = """
 supervision = mc.SupervisionConfig(max_restarts=10**6, backoff=0.1)
 learner = mc.LearnerConfig(device="cpu", warmup=100, publish_interval=2)
-config = configured(sys.argv[2], 10**9, updates_per_step=0.5, supervision=supervision, learner=learner)
+config = configured(sys.argv[2], 10**9, updates_per_step=0.5, supervision=supervision, learner=learner,
+                    cluster={"lease_seconds": 3.0})
 run = mc.start(slow, "dqn", config)
 until(lambda: all(words(run, name)[0] > 20 for name in ("node-0", "node-1")), lambda: run.status().running)
 for line in sys.stdin:  # each asks for the state

@@ -19,8 +19,7 @@ from .fleet import START_S, AgentLost, Call, Fleet, Hired, Machine
 from .home import Home
 from .node import SUPERVISOR, Orders, Plan, Report
 
-BEATS_A_LEASE = 8
-LONGEST_BEAT_S = 0.25
+BEATS_A_LEASE = 8  # so that some may be lost
 FIGURES_S = 1.0  # between metrics of the nodes' traffic
 LOOK_S = 1.0  # between looks for machines
 BACKOFF_S, LONGEST_BACKOFF_S = 0.5, 30.0  # before a seat's next agent, doubled after each that had done no step
@@ -52,7 +51,7 @@ class Controller(Closing):
     def __init__(self, fleet: Fleet, blueprint: Blueprint, control: Control, telemetry: Telemetry) -> None:
         self._fleet, self._blueprint, self._control = fleet, blueprint, control
         self._config = config = blueprint.config
-        self._beat_s = min(LONGEST_BEAT_S, config.cluster.lease_seconds / BEATS_A_LEASE)
+        self._beat_s = config.cluster.lease_seconds / BEATS_A_LEASE
         self._looked = self._ticked = self._patient_until = 0.0
         self._dealt_to = node_names(config)  # by the session
         with ExitStack() as stack:
