@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import until
+from processes import sweep, until
 from ray_nodes import RayNodes
 from whole_clusters import BEGINNING, called, left_on
 from whole_runs import LONG, values_of
@@ -135,7 +135,10 @@ def test_a_run_that_a_signal_ends_leaves_nothing_on_any_node(
     os.kill(driver.pid, signum)
     until(lambda: not driver.running)
     until(lambda: left_on(own_nodes)["processes"] == [])
-    if signum != signal.SIGKILL:  # after which the next start removes them
+    if signum == signal.SIGKILL:  # after which the next start removes the segments
+        until(lambda: not called(own_nodes, "ray::IngestActor") and not called(own_nodes, "ray::PorterActor"))
+        sweep()
+    else:
         assert left_on(own_nodes) == NOTHING
 
 
