@@ -63,7 +63,7 @@ class Session:
             if config.cluster.seats:
                 from .nodes import Fleet  # here, so that a run on one machine needs none of it
 
-                self._fleet = stack.enter_context(Fleet(config.cluster, env_fn, self.described["env"]))
+                self._fleet = stack.enter_context(Fleet(config.cluster, env_fn, self.described["env"], interrupts))
             self.directory = self._open_directory(stack)
             if run_input.resume is not None and config.stop != StopConfig():
                 conditions.check_unmet(read_metrics(self.directory.path / "metrics.csv"))

@@ -29,7 +29,7 @@ SETTINGS: dict[str, Any] = {
 class Scene:
     """The learner's end of a run of one policy, in this process."""
 
-    def __init__(self, stack: ExitStack, algorithm: Any = None, **changes: Any) -> None:
+    def __init__(self, stack: ExitStack, algorithm: Any = None, fences: bool = True, **changes: Any) -> None:
         self.config = config = mc.Config(**{**SETTINGS, **changes})
         with closing(vectorize(ENV, 1)) as env:
             ((agent, spaces),) = env.spaces.items()
@@ -41,7 +41,7 @@ class Scene:
         bookings = stack.enter_context(Bookings.create(config.lanes))
         self.leases = stack.enter_context(Leases.create(1))
         seats = [range(begins, begins + lanes)]
-        ingest = stack.enter_context(Ingest(self.replay, bookings, seats, holds=self.leases.check))
+        ingest = stack.enter_context(Ingest(self.replay, bookings, seats, holds=self.leases.check if fences else None))
         model = build_model(policy, config).acting
         store = stack.enter_context(mc.ParameterStore.create(model, extras={"epsilon": (), "updates": ()}))
         self.publisher = stack.enter_context(store.publisher(model))
@@ -102,6 +102,16 @@ def test_a_fenced_node_learns_of_it_and_its_rows_are_refused(stack: ExitStack) -
     with pytest.raises(Fenced):
         node.beat(Orders(10**6, 0))
     assert len(scene.replay) == before
+
+
+def test_without_a_fence_its_rows_would_be_taken(stack: ExitStack) -> None:
+    """The control of the test above: what it sees is the fence."""
+    scene = Scene(stack, fences=False)
+    node = scene.node(10**6)
+    until(lambda: node.beat(Orders(10**6, 0)).figures["rows"] > 50)
+    scene.leases.fence(0)
+    before = len(scene.replay)
+    until(lambda: node.beat(Orders(10**6, 0)) and len(scene.replay) > before + 50)
 
 
 def test_a_dead_program_is_reported_and_takes_its_actors_along(stack: ExitStack) -> None:

@@ -26,7 +26,8 @@ def slow():
     return Slow(gymnasium.make("CartPole-v1"))
 
 def configured(run_dir, total_steps, nodes=2, cluster={}, **changes):
-    settings = mc.ClusterConfig(ADDRESS, nodes=nodes, **cluster)
+    usual = {"lease_seconds": 60.0}  # however slow this machine is
+    settings = mc.ClusterConfig(ADDRESS, nodes=nodes, **{**usual, **cluster})
     usual = {"run_dir": run_dir, "learner": mc.LearnerConfig(device="cpu"), "cluster": settings}
     return mc.Config(total_steps=total_steps, **{**usual, **changes})
 

@@ -19,8 +19,7 @@ from .fleet import START_S, AgentLost, Call, Fleet, Hired, Machine
 from .home import Home
 from .node import SUPERVISOR, Orders, Plan, Report
 
-BEATS_A_LEASE = 8
-LONGEST_BEAT_S = 0.25
+BEATS_A_LEASE = 8  # so that some may be lost
 FIGURES_S = 1.0  # between metrics of the nodes' traffic
 LOOK_S = 1.0  # between looks for machines
 BACKOFF_S, LONGEST_BACKOFF_S = 0.5, 30.0  # before a seat's next agent, doubled after each that had done no step
@@ -52,8 +51,8 @@ class Controller(Closing):
     def __init__(self, fleet: Fleet, blueprint: Blueprint, control: Control, telemetry: Telemetry) -> None:
         self._fleet, self._blueprint, self._control = fleet, blueprint, control
         self._config = config = blueprint.config
-        self._beat_s = min(LONGEST_BEAT_S, config.cluster.lease_seconds / BEATS_A_LEASE)
-        self._looked = 0.0
+        self._beat_s = config.cluster.lease_seconds / BEATS_A_LEASE
+        self._looked = self._ticked = self._patient_until = 0.0
         self._dealt_to = node_names(config)  # by the session
         with ExitStack() as stack:
             self._home = stack.enter_context(Home(blueprint, fleet))
@@ -75,8 +74,10 @@ class Controller(Closing):
         return ended and self._control.steps >= self._config.total_steps
 
     def tick(self) -> None:
-        for number in self._home.leases.expire():
-            self._lose(self.seats[number], f"it was silent for {self._config.cluster.lease_seconds:g} s")
+        now, lease = time.monotonic(), self._config.cluster.lease_seconds
+        if now - self._ticked > lease / 2:  # this process was held up, and heard nobody meanwhile
+            self._patient_until = now + lease
+        self._ticked = now
         for seat in self.seats:
             if seat.agent is None:
                 continue
@@ -84,6 +85,9 @@ class Controller(Closing):
                 self._hear(seat, seat.agent)
             except (AgentLost, Fenced, ValueError) as error:  # ValueError: its machine cannot do the work
                 self._lose(seat, str(error))
+        if now >= self._patient_until:
+            for number in self._home.leases.expire():
+                self._lose(self.seats[number], f"it was silent for {lease:g} s")
         self._fill()
         self._deal()
 

@@ -21,11 +21,13 @@ from ...checks import brief
 from ...closing import ClosedAfterError, Closing
 from ...errors import MarlcoreError
 from ...lazy import missing
+from ...processes import Interrupts
 from ..config import ClusterConfig
 from .agent import Agent, bury
 
 CONNECT_S = 5.0
 START_S = 120.0  # for Ray to start an agent, and for this to import what a run needs
+LOOK_S = 0.2  # between looks at signals meanwhile
 END_S = 15.0  # for an agent to end in order
 LOWEST = 15  # the niceness that Ray gives its workers
 _KINDS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
@@ -99,8 +101,10 @@ class Fleet(Closing):
     and nothing was left running.
     """
 
-    def __init__(self, config: ClusterConfig, env_fn: Callable[[], Any], label: str) -> None:
-        self._config, self._label = config, label
+    def __init__(
+        self, config: ClusterConfig, env_fn: Callable[[], Any], label: str, interrupts: Interrupts | None = None
+    ) -> None:
+        self._config, self._label, self._interrupts = config, label, interrupts or Interrupts()
         self._check = [path for path in sys.path if path], cloudpickle.dumps(env_fn)
         self._burials: list[Any] = []
         self._owns = _connect(str(config.address))
@@ -125,7 +129,10 @@ class Fleet(Closing):
         calls = [(agent, self.checked(agent)) for agent in [self.hire(machine) for machine in fit[:count]]]
         deadline = time.monotonic() + START_S
         for agent, call in calls:
-            if not call.wait(max(0.0, deadline - time.monotonic())):
+            while not call.wait(LOOK_S):
+                self._interrupts.deliver()  # raises what a signal came for
+                if time.monotonic() < deadline:
+                    continue
                 raise ValueError(
                     f"cluster.nodes: expected an agent on {agent.machine.host} within {START_S:g} s, got none; "
                     f"{_amounts(reserved)} may be in use there"
