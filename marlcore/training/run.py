@@ -16,18 +16,10 @@ from ..checks import check_timeout
 from ..errors import SegmentNotFound, TimedOut
 from ..processes import Children
 from .evaluation import LoadedPolicy, SavedRun, published_policy
-from .record import (
-    Status,
-    Table,
-    final_returns,
-    plot_run,
-    read_metrics,
-)
+from .record import Status, Table, final_returns, plot_run, read_metrics
 from .run_input import RunInput, warn_of_few_samples
 from .self_play import PAYOFF, plot_payoff
 from .session import Session
-
-POLL_S = 0.1  # between looks at runs beside each other
 
 log = logging.getLogger(__name__)
 

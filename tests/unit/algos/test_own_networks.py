@@ -479,3 +479,8 @@ def test_the_guide_s_network_is_one():
     exec("class Torso" + guide.split("class Torso")[1].split("mc.train")[0], scope)
     model = mc.PPO(network=scope["Torso"]).make_model(box_spaces((4,)))
     assert model.acting.head.in_features == model.critic.head.in_features == 64
+
+
+def test_a_transformer_does_not_see_the_order_of_entities(examples):
+    network, obs = examples.EntityTransformer(EXAMPLES["EntityTransformer"]), torch.randn(3, 27, 5)
+    torch.testing.assert_close(network(obs.flip(1)), network(obs), rtol=1e-4, atol=1e-5)

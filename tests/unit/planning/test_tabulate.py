@@ -5,6 +5,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from time import sleep
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from world_models import Slippery
 
 from marlcore import CallbackFailed, WorkerFailed
-from marlcore.planning import Graph, Policies, backward_induction, build_graph
+from marlcore.planning import Graph, Policies, backward_induction, batches, build_graph
 from marlcore.planning.batches import stays_equal
 
 
@@ -91,11 +92,23 @@ def test_workers_evaluate_what_takes_long(graph: Graph, tmp_path: Path, dies: bo
         others = len({*goal.log.pids} - {os.getpid()})
 
 
-def test_what_is_quick_is_evaluated_here(graph: Graph, tmp_path: Path, python_is: Any) -> None:
+def evaluated_by(goal: Slow, graph: Graph, monkeypatch: pytest.MonkeyPatch, seconds: float) -> set[int]:
+    """The processes, where this one's clock goes on by so much whenever it is read."""
+    ticks = count(step=seconds)
+    with monkeypatch.context() as patch:
+        patch.setattr(batches, "perf_counter", lambda: next(ticks))
+        planned(graph, goal, workers=3)
+    return {*goal.log.pids}
+
+
+def test_what_is_quick_is_evaluated_here(
+    graph: Graph, tmp_path: Path, python_is: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     python_is("/nowhere/python")  # no worker could start
     goal = Slow(Log(tmp_path / "log", owner=0))
-    planned(graph, goal, workers=3)
-    assert {*goal.log.pids} == {os.getpid()}
+    assert evaluated_by(goal, graph, monkeypatch, 1e-6) == {os.getpid()}
+    with pytest.raises(OSError, match="nowhere"):
+        evaluated_by(goal, graph, monkeypatch, 1.0)
 
 
 class Locked:
