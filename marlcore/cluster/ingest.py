@@ -24,6 +24,7 @@ from ..transitions import RowsWriter, spec_difference
 from .bookings import Booking, Bookings
 from .message import Message
 
+LIMIT = 1 << 62  # of tickets
 ORDER_S = 0.01  # wait for the message before one that came too early, on another thread
 
 Ints = NDArray[np.int64]
@@ -157,11 +158,10 @@ class Ingest(Closing):
         """
         sent = Message.of(message)
         place = self._seat_of(sent.seat)
-        lane_numbers = sent.spans[:, LANE]
-        if len(sent.spans) and not (
-            lane_numbers[0] >= 0 and lane_numbers[-1] < len(place.lanes) and (np.diff(lane_numbers) > 0).all()
-        ):
-            raise ValueError(f"message: expected lanes from 0 to {len(place.lanes) - 1}, got {brief(lane_numbers)}")
+        lane, after, first, _ = sent.spans.T
+        in_order = (np.diff(lane, prepend=-1, append=len(place.lanes)) > 0).all()
+        if not in_order or not ((after >= 0) & (after <= first) & (first < LIMIT)).all():
+            raise ValueError(f"message: expected spans of lanes 0 to {len(place.lanes) - 1}, got {brief(sent.spans)}")
         offsets, total = self._writer.place(sent.spans, sent.row_bytes)
         if total != sent.row_bytes:
             raise ValueError(f"message: expected {total} bytes of rows in its spans, got {sent.row_bytes}")

@@ -5,6 +5,7 @@ Rows keep their values, flags and policy versions. Their places in episodes coun
 
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from threading import Lock
 
 import numpy as np
@@ -37,7 +38,8 @@ class RowsReader(Closing):
         self._native = NativeRows(view.native)
         self.lo, self.hi = np.zeros((2, view.geometry.lanes), np.int64)
         self.look = view.native.windows(self.lo, self.hi)
-        self.row_bytes = sum(size / every for size, every in zip(*_columns(view), strict=True))
+        layout = view.layout
+        self.row_bytes = sum(size / every for size, every in zip(layout.columns, layout.every, strict=True))
         self.place = self._native.place
         self.read = self._native.read
 
@@ -74,7 +76,7 @@ class RowsWriter(Closing):
         self._native = NativeRows(view.native)
         self._room = Event(view.segment.body, ROOM_OFFSET)
         self._most = max(1, view.geometry.capacity - 1)  # rows of one append; the newest holds the lane's counts
-        self._pass = Lock()  # from looking for room until it is filled
+        self._pass = nullcontext() if gate is None else Lock()  # from looking for room until it is filled
         self.place, self.committed = self._native.place, self._native.committed
 
     def append(self, parts: Ints, source: Bytes, timeout: float) -> Ints:
@@ -125,7 +127,3 @@ def share_of(room: int, wanted: Ints) -> Ints:
     """Room for `room` rows, given to the first ones of the wanted."""
     share: Ints = np.clip(room - (np.cumsum(wanted) - wanted), 0, wanted)
     return share
-
-
-def _columns(view: LaneView) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    return view.layout.columns, view.layout.every

@@ -78,7 +78,6 @@ def test_a_nodes_rows_arrive_in_the_lanes_of_its_seat(stack: ExitStack) -> None:
     node = scene.node(100)
     report = finished(node, Orders(100, 5))
     assert 100 <= report.steps < 104 and report.restarts == 0 and report.versions == {scene.policy.name: 1}
-    assert {metric.name for metric in report.metrics} >= {"episode_return"} or not report.episodes
     written = [scene.replay._mapped.native.written(lane) for lane in range(scene.config.lanes)]
     assert written[:2] == [0, 0] and min(written[2:]) >= 20  # of 25 steps a copy, the last has no outcome yet
     batch = scene.replay.sampler(32, min_size=1).sample()

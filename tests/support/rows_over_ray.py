@@ -1,16 +1,15 @@
 """Rows that prove themselves, from a writer's process over Ray to a reader, while the ingest is killed now and then.
 
-    python tests/support/rows_over_ray.py ROWS queue|replay SECONDS
+    python tests/support/rows_over_ray.py ROWS queue|replay KILLS
 
-The node has a queue, whose writer waits, or a replay, whose writer laps. SECONDS lie between two kills. It prints the
-rows written, delivered, skipped and lost, and the kills.
+The node has a queue, whose writer waits, or a replay, whose writer laps. It prints the rows written, delivered, skipped
+and lost, and the kills.
 """
 
 from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from functools import partial
 
 import numpy as np
@@ -52,7 +51,7 @@ def check(batch, newest: np.ndarray) -> None:
         newest[lane] = got[-1]
 
 
-def carry(rows: int, mode: str, seconds: float) -> None:
+def carry(rows: int, mode: str, kill_count: int) -> None:
     import ray
 
     ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="error",
@@ -63,12 +62,12 @@ def carry(rows: int, mode: str, seconds: float) -> None:
     newest, delivered, kills = np.full(LANES, -1), 0, 0
     writer = subprocess.Popen([sys.executable, __file__, "write", node.handle.path, str(rows), mode])
     with home.reader(BATCH) as reader, Relay(node, RayLink(ingest, "rows"), flush_seconds=0.02).start() as relay:
-        kill_at = time.monotonic() + seconds
+        kill_at = rows // (kill_count + 1)  # rows that have arrived, so that each ingest takes some
         while writer.poll() is None or not relay.drain(0.0) or len(home) >= BATCH + LANES:
             assert relay.error is None, relay.error
-            if time.monotonic() > kill_at:
+            if relay.stats.rows + relay.stats.gaps > kill_at:
                 ray.kill(ingest, no_restart=False)
-                kill_at, kills = time.monotonic() + seconds, kills + 1
+                kill_at, kills = kill_at + rows // (kill_count + 1), kills + 1
             if len(home) >= BATCH + LANES:
                 batch = reader.read(timeout=60.0)
                 check(batch, newest)
@@ -90,4 +89,4 @@ if __name__ == "__main__":
     if sys.argv[1] == "write":
         write(sys.argv[2], int(sys.argv[3]), sys.argv[4])
     else:
-        carry(int(sys.argv[1]), sys.argv[2], float(sys.argv[3]))
+        carry(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]))

@@ -143,12 +143,14 @@ inline take() {
 #ifdef LOST_BEFORE_THE_OFFSET
             lost = lost + first - next;
             d_step { offset = offset + first - next; seam = committed }
-#elif defined(OFFSET_BEFORE_THE_SEAM)
+#else
+#ifdef OFFSET_BEFORE_THE_SEAM
             d_step { lost = lost + first - next; offset = offset + first - next };
             seam = committed
 #else
 #ifndef BOOKED_AFTER_ROWS
             d_step { lost = lost + first - next; offset = offset + first - next; seam = committed }
+#endif
 #endif
 #endif
         :: else

@@ -93,6 +93,8 @@ class Config(Declared):
             raise ValueError("mode: expected async with cluster.address, got 'serial'")
         if self.cluster.seats and self.self_play.pool:
             raise ValueError(f"self_play.pool: expected 0 with cluster.address, got {self.self_play.pool}")
+        if self.cluster.seats and self.replay.mixture:
+            raise ValueError(f"replay.mixture: expected none with cluster.address, got {self.replay.mixture}")
         if self.stage_names and len(self.stage_names) != len(self.stages):
             raise ValueError(
                 f"stage_names: expected {len(self.stages)}, one for each of `stages`, got {self.stage_names}"

@@ -18,7 +18,7 @@ from ...memory import PREFIX, SegmentHandle, survey_segments
 from ...queue import TrajectoryQueue, TrajectoryReader, lane_rows_for
 from ...replay import Mixture, Prefetch, ReplayBuffer, Sampler
 from ...spec import Field, TransitionSpec
-from ..config import AssignedPolicy, Config, crews
+from ..config import AssignedPolicy, Config
 from ..loops import run_seed, with_functions_of
 from ..record import RunDirectory
 from .worker import PolicyBlueprint, Worker
@@ -137,8 +137,8 @@ class ReplayBatches:
         self._sampler: Sampler | Mixture
         if config.replay.mixture:
             shares = np.array([*config.replay.mixture.values()])
-            fractions = shares / shares.sum()
-            lanes = _lanes_of_parts(config, len(shares), len(policy.agents))
+            size, fractions = len(policy.agents) * config.lanes, shares / shares.sum()
+            lanes = [range(part * size, (part + 1) * size) for part in range(len(shares))]
             options |= {"min_size": max(1, int(learner.warmup * fractions[fractions > 0].min())), "lanes": lanes}
             self._sampler = Mixture([replay] * len(shares), fractions.tolist(), learner.batch_size, **options)
         else:
@@ -185,14 +185,6 @@ class ReplayBatches:
         if again:
             saved |= _entries(fresh, "generator")
         self._sampler.load_state_dict(saved)
-
-
-def _lanes_of_parts(config: Config, parts: int, agents: int) -> list[list[int]]:
-    """The lanes of each part of a replay, in the blocks of all machines."""
-    shape = parts, agents, config.actor.envs
-    blocks = [(crew.lanes(*shape) + crew.block_begins(*shape)).reshape(parts, -1) for crew in crews(config)]
-    lanes: list[list[int]] = np.concatenate(blocks, axis=1).tolist()
-    return lanes
 
 
 def _entries(state: dict[str, Any], *names: str) -> dict[str, Any]:

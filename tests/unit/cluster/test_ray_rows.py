@@ -78,7 +78,7 @@ def test_rows_arrive_once_over_killed_ingests(program: Callable[..., Any]) -> No
 @pytest.mark.parametrize("source", ["queue", "replay"])
 def test_a_million_rows_arrive_whole_and_once_over_killed_ingests(source: str) -> None:
     """Each is delivered, skipped at a seam, or counted as lost, which none is where writers wait."""
-    done = run(Path(rows_over_ray.__file__), "1000000", source, "3")
+    done = run(Path(rows_over_ray.__file__), "1000000", source, "4")
     assert done.startswith("1000000 written")
 
 

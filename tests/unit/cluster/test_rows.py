@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import Future
 
 import numpy as np
 import pytest
@@ -94,12 +95,13 @@ def test_bad_links_neither_double_nor_lose_a_row(seed, home, source) -> None:
 @pytest.mark.parametrize("spec", [SMALL, STATES], ids=["small", "states"])
 def test_lapped_rows_are_counted_and_become_a_seam(spec, home, source) -> None:
     """What arrives has ages that begin anew behind each gap; with recurrent states it begins with an episode."""
-    here, there = home(spec, capacity=4000), source(spec, capacity=80)
+    here, there, whole = home(spec, capacity=4000), source(spec, capacity=80), source(spec, capacity=4000)
     total = 0
     with here.relay(there) as relay:
         for part in range(6):
             for lane in range(2):
-                add_some(there, lane, total, 25 + 40 * (part % 2))
+                for replay in (there, whole):
+                    add_some(replay, lane, total, 25 + 40 * (part % 2))
             total += 25 + 40 * (part % 2)
             relay.drain(0.0 if spec is STATES else 60.0)
     rows = [there._mapped.native.committed(lane) for lane in range(2)]
@@ -117,6 +119,36 @@ def test_lapped_rows_are_counted_and_become_a_seam(spec, home, source) -> None:
         ages = (held[lane]["place"] & AGE)[~boundary]
         assert len(jumps) and (ages[jumps] == 0).all()
         np.testing.assert_array_equal(held[lane]["ordinal"][~boundary], np.arange(len(transitions)))
+        if spec is STATES:
+            written = heads(whole, lane)
+            written = written[(written["place"] >> 24) & 4 == 0]
+            np.testing.assert_array_equal(ages, (written["place"] & AGE)[transitions])
+
+
+def test_more_rows_than_a_lane_holds_pass_through_it_without_a_seam(home, source) -> None:
+    here, there = home(capacity=20, seats=(range(1),)), source(lanes=1, capacity=200)
+    with here.relay(there) as relay, there.writer() as writer:
+        for number in range(100):
+            writer.add(**row(SMALL, number))
+        assert relay.drain(60.0)
+    np.testing.assert_array_equal(heads(here.target, 0)["place"] & AGE, np.arange(80, 100))
+
+
+def test_a_message_whose_predecessor_is_missing_is_refused(home, source) -> None:
+    """No gap is counted for rows that the sender still has; in their order, both are taken."""
+    here, there = home(), source()
+    kept: list[np.ndarray] = []
+    link = DirectLink(here.ingest)
+    link.send = lambda message: kept.append(message.copy()) or Future()
+    with here.relay(there, link=link) as relay:
+        for part in range(2):
+            add_some(there, 0, 10 * part, 10)
+            relay._hurry = True
+            assert relay.poll()
+    assert not here.ingest.put(kept[1]) and not here.ingest.stats.rows
+    assert here.ingest.put(kept[0]) and here.ingest.put(kept[1])
+    np.testing.assert_array_equal(raw(here.target, 0), raw(there, 0))
+    assert here.bookings.lost == 0
 
 
 def test_no_sample_spans_a_gap(home, source) -> None:
@@ -337,6 +369,9 @@ def test_malformed_messages_are_refused_and_change_nothing(home, source) -> None
         message(spans, nbytes - 8),
         message(np.multiply(spans, [1, 1, 1, -1])),
         message(np.multiply(spans, [1, 1, 1, 1 << 60])),
+        message(np.add(spans, [0, 1, 0, 0])),
+        message(np.add(spans, [0, 0, 1 << 62, 0])),
+        message(np.subtract(spans, [0, 1, 1, 0])),
         message(spans)[:-8],
         message(spans)[:70],
         message(spans).view(np.int64),

@@ -67,6 +67,10 @@ REFUSED = {
     "Ray's client": (lambda: mc.ClusterConfig("ray://head:10001"), "address: expected auto or host:port"),
     "more at the start": (lambda: mc.ClusterConfig("auto", nodes_at_start=2), "nodes_at_start: expected at most nodes"),
     "in turn": (lambda: mc.Config(mode="serial", cluster=CLUSTER), "mode: expected async with cluster.address"),
+    "a mixture": (
+        lambda: mc.Config(replay=mc.ReplayConfig(mixture={"a": 1}), cluster=CLUSTER),
+        "replay.mixture: expected none with cluster.address",
+    ),
     "self-play": (
         lambda: mc.Config(self_play=mc.SelfPlayConfig(pool=2), cluster=CLUSTER),
         "self_play.pool: expected 0 with cluster.address",
