@@ -101,6 +101,14 @@ def test_deaths_seen_while_this_process_expands_a_state_are_an_error() -> None:
     assert caught.value.reason == "death"
 
 
+class Slow(Slippery):
+    """Its graph takes so long that each worker still has states to expand when it is seen."""
+
+    def transition_probabilities(self, state: Any, profile: Any) -> Any:
+        time.sleep(0.0005)
+        return super().transition_probabilities(state, profile)
+
+
 def test_a_stopped_worker_is_waited_for_until_it_dies() -> None:
     before = frozenset(planners())
 
@@ -112,7 +120,7 @@ def test_a_stopped_worker_is_waited_for_until_it_dies() -> None:
 
     thread = threading.Thread(target=stop_then_kill)
     thread.start()
-    with build_graph(MODEL, workers=2, batch=5) as graph, build_graph(MODEL, workers=1) as alone:
+    with build_graph(Slow(2, 6, 10), workers=2, batch=5) as graph, build_graph(MODEL, workers=1) as alone:
         thread.join()
         assert bytes(graph._segment.body) == bytes(alone._segment.body)
 
