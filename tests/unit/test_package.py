@@ -82,8 +82,12 @@ def test_a_source_folder_without_its_core_is_one_line(tmp_path: Path) -> None:
     """As a checkout that was never built, which shadows an installed package where it is the working directory."""
     package = ROOT / "marlcore"
     shutil.copytree(package, tmp_path / "marlcore", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
-    command = [sys.executable, "-m", "marlcore", "gc"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    code = (  # the finder of an editable install would find the core that this folder lacks
+        "import runpy, sys; sys.argv[1:] = ['gc'];"
+        "sys.meta_path = [it for it in sys.meta_path if 'editable' not in getattr(it, '__module__', '')];"
+        "runpy.run_module('marlcore', run_name='__main__', alter_sys=True)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 2 and done.stderr.startswith(
         f"marlcore: compiled core: expected one in {tmp_path / 'marlcore'}, got none: run `python -m pip install -e .`"
     )
