@@ -5,6 +5,7 @@
  *
  * Usage: stress_lane [--reads N | --seconds S] [--readers N] [--capacity ROWS] [--row BYTES] [--frame BYTES]
  *                    [--append ROWS] [--newest] [--no-validation] [--until-torn]
+ * A reader reads its share of N, and on until a row was accepted.
  * --frame adds a second column; --newest reads the newest row only, as a subscriber to weights does;
  * --until-torn stops at the first torn row.
  * The status is 1 when a torn row was accepted, 2 for wrong arguments. */
@@ -120,7 +121,7 @@ static void *read_rows(void *argument) {
         for (int k = 0; k < 2; k++)
             copies[i][k] = allocate((k ? options.frame : options.row) + 8);
     uint64_t share = options.reads / options.readers;
-    while (!finished && (options.seconds || reader->reads < share)) {
+    while (!finished && (options.seconds || reader->reads < share || !reader->accepted)) {
         if (options.newest)
             read_newest(reader, copies[0]);
         else

@@ -47,7 +47,7 @@ def test_the_tests_of_the_core_pass_on_aarch64(name: str, tmp_path: Path):
 @pytest.mark.long
 def test_lapped_readers_accept_no_torn_row_on_aarch64(tmp_path: Path):
     stress = build("stress_lane", tmp_path)
-    for shape in ("--row 40 --capacity 4", "--row 40 --frame 567 --capacity 8 --append 3"):
+    for shape in ("--row 40 --capacity 64", "--row 40 --frame 567 --capacity 64 --append 3"):
         done = run([EMULATOR, stress, "--reads", "20000", "--readers", "2", *shape.split()])
         assert done.returncode == 0, done.stdout + done.stderr
         assert " torn 0 " in done.stdout and " accepted 0 " not in done.stdout, done.stdout
