@@ -1,6 +1,9 @@
 """The programs that compare whole tasks, once in their smallest form; and that a busy machine is refused."""
 
 import os
+import subprocess
+import sys
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
@@ -9,7 +12,9 @@ import pytest
 from marlcore.processes import Metric
 from marlcore.testing import check_env
 
-from . import ablation, cluster_weights, machine, planning, report, results, throughput
+from . import ablation, cluster_peers, cluster_weights, machine, planning, report, results, throughput
+from .cpu_time import TreeTime
+from .peers import rllib
 
 
 @pytest.mark.parametrize("program", [report, planning, throughput], ids=lambda program: program.__name__)
@@ -95,3 +100,42 @@ def test_every_node_gets_the_last_weights() -> None:
     figures = cluster_weights.measure(1, nbytes=100_000, rounds=20, pause_s=0.0)
     assert 1 <= figures.fetched <= figures.copied + 1 <= 22 and figures.delays_s[1] > 0
     assert len(cluster_weights.table([figures]).rows) == 1
+
+
+BUSY = """
+import sys, time
+while time.process_time() < 0.3:
+    pass
+print("busy no more", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_the_cpu_time_of_a_tree_includes_the_dead() -> None:
+    time = TreeTime(os.getpid())
+    before = time.look()
+    child = subprocess.Popen([sys.executable, "-c", BUSY], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert child.stdout is not None and child.stdout.readline()
+    spent = time.look() - before
+    child.communicate()
+    assert 0.25 < spent <= time.look() - before
+
+
+def test_what_rllib_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rllib, "find_spec", lambda name: None if name in ("tree", "pandas") else name)
+    assert rllib.missing() == 'RLlib lacks dm_tree, pandas; `pip install "ray[rllib]"` installs it'
+
+
+def test_rates_are_those_between_two_moments() -> None:
+    first, last = cluster_peers.Mark(10.0, 7.0, 100, 50, 9.0), cluster_peers.Mark(14.0, 9.0, 500, 450, 30.0)
+    figures = cluster_peers.Figures.between("ours", "PPO", first, last)
+    assert (figures.sampled_per_s, figures.trained_per_s, figures.sampled_per_cpu_s) == (100.0, 100.0, 200.0)
+    assert (figures.cores, figures.start_cpu_s, figures.returns) == (0.5, 7.0, 30.0)
+
+
+@pytest.mark.long
+def test_our_side_trains_what_it_samples() -> None:
+    work = cluster_peers.Work(512, 512, hidden=16, copies=4)
+    first, last = cluster_peers.measure(partial(cluster_peers.train_ours, work), 0.0, 3.0)
+    assert last.sampled > first.sampled and last.cpu_s > first.cpu_s
+    assert 0 < first.trained < last.trained

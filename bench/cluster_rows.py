@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -21,6 +20,7 @@ from rich.table import Table
 import marlcore as mc
 from marlcore.cluster import Bookings, Ingest, RayLink, Relay, start_ingest
 
+from .cpu_time import cpu_of_descendants
 from .machine import describe_machine, parse_if_idle, publish
 
 FRAMES = mc.TransitionSpec(mc.Field((84, 84), "uint8"), mc.Field((), "int64"))
@@ -30,7 +30,6 @@ LIST_ROWS, LISTS = 1000, 100
 MESSAGE, PIECES = 16 << 20, 14  # together as many bytes as the frames
 TIMES = 4  # that all rows are sent in a round, since an idle cluster takes CPU time too
 DELAY_RATE, DELAY_S = 20_000, 10.0  # rows a second, and for how long
-TICKS = os.sysconf("SC_CLK_TCK")
 
 Measured = tuple[int, float]  # bytes or rows, and seconds
 
@@ -128,21 +127,7 @@ class Sender:
 
 def cpu_seconds() -> float:
     """Of this process's descendants, which are the cluster's."""
-    spent, parents = {}, {}
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            fields = (path / "stat").read_text().rpartition(")")[2].split()
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        pid = int(path.name)
-        parents[pid], spent[pid] = int(fields[1]), (int(fields[11]) + int(fields[12])) / TICKS
-
-    def ours(pid: int) -> bool:
-        while pid > 1 and pid != os.getpid():
-            pid = parents.get(pid, 0)
-        return pid == os.getpid()
-
-    return sum(seconds for pid, seconds in spent.items() if pid != os.getpid() and ours(pid))
+    return sum(cpu_of_descendants(os.getpid()).values())
 
 
 @contextmanager

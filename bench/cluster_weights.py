@@ -25,7 +25,7 @@ from .machine import describe_machine, parse_if_idle, publish
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
 
-from ray_nodes import RayNodes
+from ray_nodes import RayNodes, driver
 
 MOST = 1.2  # of memcpy's time, which a publication may take
 
@@ -96,8 +96,7 @@ def measure(nodes: int, nbytes: int = 50_000_000, rounds: int = 200, pause_s: fl
         followers, porter = [], None
         if nodes:
             cluster = stack.enter_context(RayNodes(nodes))
-            ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
-            stack.callback(ray.shutdown)
+            stack.enter_context(driver(cluster.address))
             porter = PorterActor.start(store.handle, "porter")
             actor = ray.remote(num_cpus=0)(Follower)
             followers = [actor.options(resources={f"node{i}": 1}).remote("porter") for i in range(nodes)]

@@ -21,6 +21,7 @@ from .leases import Leases as Leases
 # On Ray, with pip install "marlcore[cluster]"
 from .ray_rows import IngestActor as IngestActor
 from .ray_rows import RayLink as RayLink
+from .ray_rows import end_actor as end_actor
 from .ray_rows import start_ingest as start_ingest
 from .ray_weights import PorterActor as PorterActor
 from .ray_weights import WeightsLink as WeightsLink

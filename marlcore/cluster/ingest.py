@@ -33,8 +33,8 @@ Ints = NDArray[np.int64]
 class _Seat:
     """A sender's place: its lanes, the newest epoch, whether all lanes have it, and whose turn it is."""
 
-    def __init__(self, lanes: range, bookings: Bookings) -> None:
-        self.lanes = lanes
+    def __init__(self, lanes: Sequence[int], bookings: Bookings) -> None:
+        self.lanes = np.array(lanes)
         epochs = {bookings.load(lane).epoch for lane in lanes}
         self.epoch = max(epochs)
         self.is_open = len(epochs) == 1  # an ingest may have died while it changed them
@@ -82,7 +82,7 @@ class Ingest(Closing):
         self,
         target: ReplayBuffer | TrajectoryQueue,
         bookings: Bookings,
-        seats: Sequence[range],
+        seats: Sequence[Sequence[int]],
         *,
         holds: Callable[[int, int], bool] | None = None,
         wait_seconds: float = 0.2,
@@ -91,7 +91,7 @@ class Ingest(Closing):
         Args:
             target: the replay or queue at home. A queue that drops the newest is refused.
             bookings: of the target's lanes.
-            seats: by seat, the consecutive lanes of the target that take the rows of its sender.
+            seats: by seat, the lanes of the target that take the rows of its sender's lanes, in their order.
             holds: holds(seat, epoch) tells whether this epoch still has the seat's lease; None: the newest has.
             wait_seconds: the longest wait of a `put` for room in a queue that waits, or for a limiter.
 
@@ -140,13 +140,14 @@ class Ingest(Closing):
         with place.turn:
             self._check_epoch(place, seat, epoch)
             place.epoch, place.is_open = epoch, False
-            for lane in place.lanes:
+            for lane in place.lanes.tolist():
                 booking = self._bookings.load(lane)
                 if booking.epoch != epoch:
                     committed = int(self._committed[lane])
                     self._book(lane, Booking(epoch, -committed, committed, booking.lost))
             place.is_open = True
-            return self._next[place.lanes[0] : place.lanes[0] + lanes].copy()
+            cursor: Ints = self._next[place.lanes[:lanes]]
+            return cursor
 
     def put(self, message: NDArray[np.uint8]) -> bool:
         """Writes the rows of a message that were not written before; see message.py for its form.
@@ -184,7 +185,7 @@ class Ingest(Closing):
 
     def _take(self, place: _Seat, sent: Message, offsets: Ints) -> bool:
         """Writes what is new of a message; whether all of it is written now."""
-        spans, lanes = sent.spans, place.lanes[0] + sent.spans[:, LANE]
+        spans, lanes = sent.spans, place.lanes[sent.spans[:, LANE]]
         skip = np.clip(self._next[lanes] - spans[:, FIRST], 0, spans[:, ROWS])
         take = spans[:, ROWS] - skip
         new = np.flatnonzero(take)
@@ -210,7 +211,7 @@ class Ingest(Closing):
         """Whether an earlier message of the sender is missing, or the ingest does not know its epoch yet."""
         if sent.epoch != place.epoch or not place.is_open:
             return sent.epoch >= place.epoch
-        return bool((sent.spans[:, AFTER] > self._next[place.lanes[0] + sent.spans[:, LANE]]).any())
+        return bool((sent.spans[:, AFTER] > self._next[place.lanes[sent.spans[:, LANE]]]).any())
 
     def _check_epoch(self, place: _Seat, seat: int, epoch: int) -> None:
         if epoch < place.epoch:
@@ -253,10 +254,9 @@ class Ingest(Closing):
         return self._seats[seat]
 
 
-def _lanes_of(seats: Sequence[range], lanes: int) -> list[int]:
-    """The lanes of all seats. Raises ValueError: a seat is not a range of the target's lanes, or two share one."""
+def _lanes_of(seats: Sequence[Sequence[int]], lanes: int) -> list[int]:
+    """The lanes of all seats. Raises ValueError: a seat has none, or one that the target lacks or that comes twice."""
     taken = [lane for seat in seats for lane in seat]
-    sane = all(isinstance(seat, range) and len(seat) and seat.step == 1 for seat in seats)
-    if not seats or not sane or len({*taken}) < len(taken) or not 0 <= min(taken) <= max(taken) < lanes:
-        raise ValueError(f"seats: expected distinct ranges within 0 to {lanes - 1}, got {brief(seats)}")
+    if not seats or not all(map(len, seats)) or len({*taken}) < len(taken) or not {*taken} <= {*range(lanes)}:
+        raise ValueError(f"seats: expected distinct lanes of 0 to {lanes - 1}, got {brief(seats)}")
     return taken

@@ -127,6 +127,14 @@ class Leases(Shared):
         """
         return epoch > 0 and self._line(seat).load(_HOLDER) == epoch
 
+    def follow(self, seat: int, ended: int) -> None:
+        """For a table of another machine than the controller's: its epochs to this one have ended; see `allows`."""
+        self._written(seat).store(_FENCED, ended)
+
+    def allows(self, seat: int, epoch: int) -> bool:
+        """As `check`, in a table that follows the controller's, where an epoch may be heard before its grant is."""
+        return epoch > self._line(seat).load(_FENCED)
+
     def epoch(self, seat: int) -> int:
         """The seat's last epoch; 0 before the first."""
         return self._line(seat).load(_EPOCH)

@@ -1,6 +1,7 @@
 """The mirror: keeps a store of this node at the newest version of its home store."""
 
-from threading import Event, Thread
+from collections.abc import Mapping
+from threading import Event, Lock, Thread
 from time import monotonic
 from typing import Any, Protocol
 
@@ -22,14 +23,16 @@ class WeightsSource(Protocol):
 class Mirror(Closing):
     """A store of this node that serves the versions of its home store; a context manager.
 
-    A thread fetches the newest row whenever there is a newer one, never a backlog, and publishes it here under the same
-    version. Actors of this node subscribe to `store` as to any other. A lost porter is tried again until `close`.
+    A thread fetches the newest row whenever there is a newer one, never a backlog (or each row, of a porter that gives
+    out `every` one), and publishes it here under the same version. Actors of this node subscribe to `store` as to any
+    other. A lost porter is tried again until `close`.
 
     Args:
         link: to the home store's porter.
         mode: slots of the store here, at least two.
         sync_seconds: the least time between two fetches; 0: none.
         timeout: seconds to wait for the porter's description of the home store.
+        description: of the home store, where the caller knows it; then the porter may come later.
         name: part of the segment's name.
 
     Attributes:
@@ -48,21 +51,23 @@ class Mirror(Closing):
         mode: Mode | int = "double_buffer",
         sync_seconds: float = 0.0,
         timeout: float = 60.0,
+        description: Mapping[str, Any] | None = None,
         name: str = "weights",
     ) -> None:
         if not is_number(sync_seconds) or not 0 <= sync_seconds < float("inf"):
             raise ValueError(f"sync_seconds: expected seconds of at least 0, got {brief(sync_seconds)}")
         check_timeout(timeout, or_none=False)
         self._link = link
+        self._moving = Lock()
         self._sync_seconds = sync_seconds
         self._closing = Event()
         self._failure: Exception | None = None
         self.fetched = self.nbytes = self.lost = 0
-        self.store = ParameterStore.create_mirror(self._describe(monotonic() + timeout), mode, name=name)
+        described = self._describe(monotonic() + timeout) if description is None else description
+        self.store = ParameterStore.create_mirror(described, mode, name=name)
         with ClosedAfterError(self.store):
             self._writer = self.store.mirror_writer()
-            self._thread = Thread(target=self._run, name=f"mirror of {name}", daemon=True)
-            self._thread.start()
+            self._thread = self._started(link)
 
     @property
     def version(self) -> int:
@@ -73,6 +78,15 @@ class Mirror(Closing):
         """Raises what ended the thread, if anything did: the porter failed, or gave something other than a row."""
         if self._failure is not None:
             raise self._failure
+
+    def move(self, link: WeightsSource) -> None:
+        """Continues with the porter of another store of this layout; no row of the earlier one comes after the return.
+
+        Rows here stay until one of a higher version comes.
+        """
+        with self._moving:
+            self._link = link
+        self._thread = self._started(link)  # the earlier one may wait for an answer, which it drops
 
     def close(self) -> None:
         """Ends the thread and closes the store. Repeated calls are harmless."""
@@ -91,23 +105,30 @@ class Mirror(Closing):
                     raise
             self._closing.wait(_RETRY_S)
 
-    def _run(self) -> None:
-        try:
-            while not self._closing.is_set():
-                self._closing.wait(self._sync_seconds if self._fetch() else 0.0)
-        except Exception as error:
-            self._failure = error
+    def _started(self, link: WeightsSource) -> Thread:
+        thread = Thread(target=self._run, args=(link,), name="mirror", daemon=True)
+        thread.start()
+        return thread
 
-    def _fetch(self) -> bool:
+    def _run(self, link: WeightsSource) -> None:
+        try:
+            while link is self._link and not self._closing.is_set():
+                self._closing.wait(self._sync_seconds if self._fetch(link) else 0.0)
+        except Exception as error:
+            if link is self._link:
+                self._failure = error
+
+    def _fetch(self, link: WeightsSource) -> bool:
         """Whether a row came."""
         try:
-            row = self._link.fetch(self.store.version, _ASK_S)
+            row = link.fetch(self.store.version, _ASK_S)
         except ConnectionError:
             self.lost += 1
             self._closing.wait(_RETRY_S)
             return False
-        if row is None or not self._writer.put(row):
-            return False
+        with self._moving:
+            if row is None or link is not self._link or not self._writer.put(row):
+                return False
         self.fetched += 1
         self.nbytes += self.store.layout.nbytes
         return True

@@ -1,4 +1,4 @@
-"""The porter: takes the newest weights out of a store for the nodes that ask, in a process that is not the learner."""
+"""The porter: takes weights out of a store for the nodes that ask, in a process that is not the learner."""
 
 from collections.abc import Callable
 from threading import Lock
@@ -11,25 +11,27 @@ from ..weights import ParameterStore
 
 
 class Porter:
-    """Gives out the newest row of a store: one copy a publication that any node wants, however many ask.
+    """Gives out the newest row of a store, or every row: one copy of each that any node wants, however many ask.
 
     Its methods may be called by many threads at once. A mirror in the same process takes a Porter as its link.
 
     Args:
         store: the home store.
         put: copies a row, read-only uint8 [layout.nbytes], out of shared memory; `fetch` returns its result.
+        every: give out each version that the store still holds, in order, instead of the newest alone.
 
     Attributes:
-        version: of the newest copy; 0 before the first.
+        version: of the last copy; 0 before the first.
         copies, nbytes: rows copied, and their bytes.
         requests: rows given out.
     """
 
-    def __init__(self, store: ParameterStore, put: Callable[[Any], Any] = np.copy) -> None:
+    def __init__(self, store: ParameterStore, put: Callable[[Any], Any] = np.copy, *, every: bool = False) -> None:
         self.store = store
         self._put = put
+        self._every = every
         self._lock = Lock()
-        self._newest: Any = None
+        self._last: Any = None
         self.version = self.copies = self.nbytes = self.requests = 0
 
     def describe(self) -> dict[str, Any]:
@@ -37,16 +39,27 @@ class Porter:
         return self.store.description
 
     def fetch(self, newer_than: int, timeout: float) -> Any:
-        """The newest row, once its version exceeds `newer_than`; None if that takes more than `timeout` seconds."""
+        """The newest row, or with `every` the next one, once there is a version above `newer_than`.
+
+        None if that takes more than `timeout` seconds.
+        """
         if not self.store.wait(newer_than, timeout):
             return None
         with self._lock:
-            if self.store.version > self.version:
-                try:
-                    self.version, self._newest = self.store.copy_newest(self._put)
-                except TimedOut:
+            if self.version != (newer_than + 1 if self._every else self.store.version):
+                copied = self._copied(newer_than)
+                if copied is None:
                     return None  # the publisher overwrote it each time
+                self.version, self._last = copied
                 self.copies += 1
                 self.nbytes += self.store.layout.nbytes
             self.requests += 1
-            return self._newest
+            return self._last
+
+    def _copied(self, newer_than: int) -> tuple[int, Any] | None:
+        if self._every:
+            return self.store.copy_next(newer_than, self._put)
+        try:
+            return self.store.copy_newest(self._put)
+        except TimedOut:
+            return None

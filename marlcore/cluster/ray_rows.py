@@ -72,22 +72,29 @@ def start_ingest(make: Callable[[], Mapping[str, Ingest]], *, threads: int = 8, 
     return actor
 
 
+def end_actor(actor: Any) -> None:
+    """Ends an actor for good; one that has ended stays so."""
+    _ray("end_actor").kill(actor)
+
+
 class RayLink:
     """A relay's link to one ingest of an IngestActor, from any process that is connected to the same Ray cluster."""
 
-    def __init__(self, actor: Any, name: str, *, timeout: float = 10.0) -> None:
+    def __init__(self, actor: Any, name: str, *, namespace: str | None = None, timeout: float = 10.0) -> None:
         """
         Args:
-            actor: what `start_ingest` returned. name: the ingest's, a policy.
+            actor: what `start_ingest` returned, or the name that its options gave the actor.
+            name: the ingest's, a policy.
+            namespace: of an actor that is given by its name; None: this job's.
             timeout: the longest wait for an answer in seconds; then the link counts as lost.
         """
         self._ray = _ray("RayLink")
-        self._actor, self._name, self._timeout = actor, name, timeout
+        self._actor, self._name, self._namespace, self._timeout = actor, name, namespace, timeout
 
     def open(self, seat: int, epoch: int, lanes: int, spec: dict[str, Any]) -> Ints:
         """See Link."""
         try:
-            reference = self._actor.open.remote(self._name, seat, epoch, lanes, spec)
+            reference = self._found().open.remote(self._name, seat, epoch, lanes, spec)
             cursor: Ints = self._ray.get(reference, timeout=self._timeout)
         except self._ray.exceptions.RayError as error:
             raise _plain(error) from None
@@ -97,12 +104,21 @@ class RayLink:
         """See Link."""
         try:
             carried = message if len(message) <= INLINE_BYTES else self._ray.put(message)
-            arrived = self._actor.put.remote(self._name, carried).future()
+            arrived = self._found().put.remote(self._name, carried).future()
         except self._ray.exceptions.RayError as error:
             raise _plain(error) from None
         answer: Future[bool] = Future()
         arrived.add_done_callback(lambda done: _answer(answer, done))
         return answer
+
+    def _found(self) -> Any:
+        """The actor, which a name may not have yet, or not any more. Raises LinkLost."""
+        if isinstance(self._actor, str):
+            try:
+                self._actor = self._ray.get_actor(self._actor, self._namespace)
+            except ValueError as error:
+                raise _plain(error) from None
+        return self._actor
 
 
 def _answer(answer: "Future[bool]", done: "Future[bool]") -> None:

@@ -17,20 +17,21 @@ _ANSWER_S = 30.0  # beyond what a mirror waits for: an answer, and the row's way
 class PorterActor:
     """A porter as an actor of Ray; `start` makes it. One thread watches the store, however many mirrors wait."""
 
-    def __init__(self, handle: SegmentHandle) -> None:
+    def __init__(self, handle: SegmentHandle, every: bool = False) -> None:
         import ray
 
         # Read-only: it looks every 10 ms by itself, so no publication has to wake it.
-        self._porter = Porter(ParameterStore.watch(handle), ray.put)
+        self._porter = Porter(ParameterStore.watch(handle), ray.put, every=every)
         self._watch: asyncio.Future[bool] | None = None
 
     @classmethod
-    def start(cls, handle: SegmentHandle, name: str, **options: Any) -> Any:
+    def start(cls, handle: SegmentHandle, name: str, *, every: bool = False, **options: Any) -> Any:
         """Starts a porter on this node; Ray restarts it when it dies.
 
         Args:
             handle: of the home store, on the porter's node.
             name: of the actor, in this job's namespace.
+            every: see `Porter`.
             options: further ones of Ray's `options`; `scheduling_strategy` where the store is on another node.
 
         Returns: the actor's handle. The actor lives as long as the handle and its job.
@@ -40,7 +41,7 @@ class PorterActor:
 
         here = OnNode(ray.get_runtime_context().get_node_id(), soft=False)
         options = {"num_cpus": 0, "max_restarts": -1, "scheduling_strategy": here, **options}
-        return ray.remote(cls).options(name=name, **options).remote(handle)
+        return ray.remote(cls).options(name=name, **options).remote(handle, every)
 
     async def describe(self) -> dict[str, Any]:
         return self._porter.describe()

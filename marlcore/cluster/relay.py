@@ -155,7 +155,7 @@ class Relay(Closing):
         self._seen: float | None = None  # when the oldest row that waits was seen
         self._turn = 0  # the lane from which the next message begins
         self._memory = np.empty(0, np.uint8)
-        self._hurry = False
+        self._hurry = self._moved = False
         self._thread: Thread | None = None
         self._stopping, self._wake = Event(), Event()
 
@@ -170,6 +170,9 @@ class Relay(Closing):
 
         Returns: whether a message was sent. Raises: Fenced; LinkLost.
         """
+        if self._moved:
+            self._moved = False
+            self._rewind()
         self._hear()
         if self._next is None:
             self._open()
@@ -212,6 +215,11 @@ class Relay(Closing):
                     time.sleep(LOOK_S)
         finally:
             self._hurry = False
+
+    def move(self, link: Link) -> None:
+        """Continues with another ingest, which takes the rows that the lanes still hold and it lacks."""
+        self._link, self._moved = link, True
+        self._wake.set()
 
     def close(self) -> None:
         """Ends the thread, after the message that is being sent; rows that wait stay in the source."""
@@ -264,7 +272,9 @@ class Relay(Closing):
                 return
             spans = sent.spans
             self.stats.delays.append(self._clock() - sent.seen)
-            gaps = int((spans[:, FIRST] - spans[:, AFTER]).sum())
+            assert self._acked is not None  # rows that an earlier ingest had are no gap
+            after = np.maximum(spans[:, AFTER], self._acked[spans[:, LANE]])
+            gaps = int(np.maximum(spans[:, FIRST] - after, 0).sum())
             self.stats.gaps += gaps
             self.stats.rows -= gaps
             self._acknowledge(spans[:, LANE], spans[:, FIRST] + spans[:, ROWS])
@@ -312,7 +322,7 @@ class Relay(Closing):
         order = np.roll(np.arange(len(waiting)), -self._turn)
         order = order[waiting[order] > 0]
         first = self._next[order].copy()
-        lapped = self._rows.lo[order] > first
+        lapped = self._least()[order] > first
         for i in np.flatnonzero(lapped).tolist():
             first[i] = self._after_gap(int(order[i]))
         rows = self._rows.hi[order] - first
@@ -327,5 +337,9 @@ class Relay(Closing):
 
     def _after_gap(self, lane: int) -> int:
         """Where to continue in a lane whose writer is faster: some way off, so that it does not lap at once."""
-        lo, hi = int(self._rows.lo[lane]), int(self._rows.hi[lane])
-        return self._rows.first_to_send(lane, min(lo + (hi - lo) // 8, hi - 1))
+        lo, hi, least = int(self._rows.lo[lane]), int(self._rows.hi[lane]), int(self._least()[lane])
+        return self._rows.first_to_send(lane, least if least > lo else min(lo + (hi - lo) // 8, hi - 1))
+
+    def _least(self) -> Ints:
+        """By lane, the lowest ticket that may be sent: a queue's rows are not sent again to another ingest."""
+        return np.maximum(self._rows.lo, self._acked) if self._rows.once and self._acked is not None else self._rows.lo

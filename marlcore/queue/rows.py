@@ -15,6 +15,8 @@ _BOUNDARY_SHIFT, _BOUNDARY = 24, 4  # see csrc/api.h
 class QueueRows(RowsReader):
     """Reads committed rows in a reader's place; made by `TrajectoryQueue.rows_reader`."""
 
+    once = True
+
     def __init__(self, view: LaneView) -> None:
         super().__init__(view)
         self._claim = claim_reader(view.segment, view.geometry)

@@ -36,11 +36,15 @@ def run_worker(name: str, blueprint: Blueprint, attempt: int) -> None:
 
 
 class Elsewhere(Protocol):
-    """The actors of a run on other machines."""
+    """The actors and learners of a run on other machines."""
 
     @property
     def done(self) -> bool:
-        """Whether they have taken their shares of the steps, and all rows of these have arrived."""
+        """Whether its actors have taken their shares of the steps, and all rows of these have arrived."""
+
+    @property
+    def unfinished(self) -> list[str]:
+        """Its learners that have not published and saved their last weights."""
 
     def tick(self) -> None:
         """Makes the contact with them that is due. Raises WorkerFailed: one failed for good."""
@@ -89,6 +93,11 @@ def resume_actors(supervisor: Supervisor, blueprint: Blueprint, control: Control
             supervisor.workers[name].resume()
 
 
+def grace_of(blueprint: Blueprint) -> float:
+    """Seconds in which learners must write their last checkpoints."""
+    return max(GRACE_S, *(blueprint.config.timeout_of(policy.name) for policy in blueprint.policies))
+
+
 def run_async(
     supervisor: Supervisor, blueprint: Blueprint, control: Control, monitor: Monitor, interrupts: Interrupts,
     elsewhere: Elsewhere | None = None,
@@ -104,8 +113,12 @@ def run_async(
     stepping = [
         supervisor.workers[name] for name in (control.about["learners"] if config.offline else blueprint.crew.names)
     ]
-    grace = max(GRACE_S, *(config.timeout_of(policy.name) for policy in blueprint.policies))
-    while supervisor.unfinished and not interrupts.again:
+    grace = grace_of(blueprint)
+
+    def unfinished() -> list[str]:
+        return [*(elsewhere.unfinished if elsewhere else ()), *(worker.name for worker in supervisor.unfinished)]
+
+    while unfinished() and not interrupts.again:
         if (failed or interrupts.stopping) and not halted:
             halted, ends_since = True, ends_since or time.monotonic()
             if interrupts.stopping:
@@ -123,7 +136,7 @@ def run_async(
                 monitor.say_stopping()
             control.finish()
         if ends_since is not None and time.monotonic() - ends_since > grace:
-            late = supervisor.unfinished[0].name
+            late = unfinished()[0]
             if late != EVALUATOR:  # the last of the workers
                 failed = failed or WorkerFailed(late, "hang", f"it did not end within {grace:g} s")
             else:

@@ -8,6 +8,7 @@ import math
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -16,7 +17,7 @@ from ..checks import check_timeout
 from ..errors import SegmentNotFound, TimedOut
 from ..processes import Children
 from .evaluation import LoadedPolicy, SavedRun, published_policy
-from .record import Status, Table, final_returns, plot_run, read_metrics
+from .record import RemoteCopy, Status, Table, final_returns, plot_run, read_metrics
 from .run_input import RunInput, warn_of_few_samples
 from .self_play import PAYOFF, plot_payoff
 from .session import Session
@@ -57,10 +58,15 @@ def work(
     begun: Callable[[Session], None] = lambda session: None,
 ) -> Result:
     """Makes a run, which `children.interrupts` stops; calls `begun` once nothing of its input can be refused."""
-    with children, Session(run_input, children, table) as session:
-        begun(session)
-        session.work()
-    return _result(session)
+    with ExitStack() as stack:
+        if remote := run_input.remote:
+            copy = stack.enter_context(RemoteCopy(remote, new=run_input.resume is None))
+        with children, Session(run_input, children, table) as session:
+            if remote:
+                copy.follow(session.directory.path)
+            begun(session)
+            session.work()
+        return _result(session)
 
 
 class Run:

@@ -23,7 +23,7 @@ from ..spaces import Spaces
 from .config import SCRIPT, AssignedPolicy, Config, assign, check_applied, source_of
 from .loops import ScriptedPlayer, choose_device, with_functions_of
 from .offline import OFFLINE
-from .record import RUNS, Callback, check_callback, initial_states
+from .record import RUNS, Callback, check_callback, fetch_run, initial_states, is_address
 from .request import Algorithms, Request
 from .self_play import check_self_play, policies_in_self_play
 from .warmup import compile_before_a_run
@@ -45,6 +45,7 @@ class RunInput:
     replays: Mapping[str, SegmentHandle]  # recorded data, by policy
     initial: Mapping[str, Mapping[str, Any]]  # by policy: the state of a checkpoint from which it starts
     init_strict: bool
+    remote: str | None  # the address to which the run's directory is copied
 
     @classmethod
     def checked(cls, request: Request) -> RunInput:
@@ -60,12 +61,17 @@ class RunInput:
             weights = brief(request.init_from)
             raise ValueError(f"init_from: expected None, since a resumed run has its weights, got {weights}")
         config = config or (Config() if data is None else OFFLINE)
+        remote = config.run_dir if request.resume is None else request.resume
+        if not is_address(remote):
+            remote = None
+        if is_address(config.run_dir):
+            config = replace(config, run_dir=None)
         config = config.with_absolute_paths()  # first: an environment may change the working directory
         if data is not None:
             config = data.configured(config)
         elif config.offline:
             raise ValueError("actor.processes: expected an integer of at least 1, got 0; see train_offline")
-        resume = None if request.resume is None else absolute(request.resume)
+        resume = None if request.resume is None or remote else absolute(request.resume)
         runs = absolute(RUNS) if resume is None and config.run_dir is None else Path(RUNS)
         with shown_with(request.progress):
             if data is not None and isinstance(env_fn, Spaces):
@@ -82,8 +88,11 @@ class RunInput:
             initial = initial_states(request.init_from, names)
             if wrong := config.learners.keys() - names:
                 raise ValueError(f"learners: expected the policies {names}, got {min(wrong)!r}")
+            if wrong := config.cluster.learners.keys() - names:
+                raise ValueError(f"cluster.learners: expected the policies {names}, got {min(wrong)!r}")
             for policy in policies:
-                choose_device(config.learner_of(policy.name).device)
+                if policy.name not in config.cluster.learners:  # whose machine is asked
+                    choose_device(config.learner_of(policy.name).device)
             if data is None and any(getattr(policy.algorithm, "imitates", False) for policy in policies):
                 raise ValueError(
                     "algorithm: expected one that learns from rewards; this one imitates: use train_offline"
@@ -100,8 +109,10 @@ class RunInput:
                 check_picklable(env_fn=make_env)
             _warn_of_short_run(config, policies)
             compile_before_a_run()
+        if remote and request.resume is not None:  # last, since it may take long
+            resume = fetch_run(remote, absolute(RUNS))
         callback, progress, strict = request.callback, request.progress, request.init_strict
-        return cls(make_env, policies, config, runs, resume, callback, progress, replays, initial, strict)
+        return cls(make_env, policies, config, runs, resume, callback, progress, replays, initial, strict, remote)
 
 
 def _assigned(

@@ -11,7 +11,7 @@ from pathlib import Path
 from ..checks import absolute, check_whole
 from ..processes import Children, Interrupts
 from .config import Config
-from .record import RUNS, Progress, SharedProgress, Table, plot_runs, read_config, read_metrics
+from .record import RUNS, Progress, SharedProgress, Table, is_address, plot_runs, read_config, read_metrics
 from .request import Request
 from .run import Result, Run, work
 from .run_input import RunInput
@@ -27,6 +27,8 @@ def work_seeds(request: Request, seeds: Sequence[int], parallel: int, children: 
     check_whole("parallel", parallel)
     if parallel > 1 and config.mode == "serial":
         raise ValueError(f"parallel: expected 1 in serial mode, whose runs work in this process, got {parallel}")
+    if is_address(config.run_dir):
+        raise ValueError(f"run_dir: expected a directory of this machine for several seeds, got {config.run_dir!r}")
     folder = absolute(config.run_dir or f"{RUNS}/{time.strftime('%Y%m%d-%H%M%S')}-seeds")
     config = config.with_absolute_paths()
     inputs = {

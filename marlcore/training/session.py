@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from dataclasses import asdict, replace
 from functools import partial
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from ..declared import changed
 from ..interfaces import QueueSource, ReplaySource
 from ..processes import PID, STEPS, Children, Control, Telemetry
-from ..weights import ParameterStore
 from .async_run import Elsewhere, run_async, start_all, supervisor_of
 from .config import EVALUATOR, AssignedPolicy, Config, StopConfig, actor_names, crews, learner_names, node_names
 from .evaluation import save_policies
 from .loops import build_model
 from .record import (
     CallbackSink,
+    Hold,
     Monitor,
     Progress,
     RunDirectory,
@@ -37,9 +38,12 @@ from .record import (
     save_checkpoint,
 )
 from .run_input import RunInput, share_of
-from .self_play import create_self_play, odds_fields, published_numbers
+from .self_play import create_self_play, make_beside_anchors
 from .serial import run_serial
-from .workers import Blueprint, PolicyBlueprint, create_storage, deal_steps
+from .workers import Blueprint, PolicyBlueprint, create_storage, create_weights, deal_steps
+
+if TYPE_CHECKING:
+    from .nodes import Fleet, Traffic
 
 log = logging.getLogger(__name__)
 
@@ -58,13 +62,12 @@ class Session:
         self.interrupts = interrupts = children.interrupts
         self._children = children
         conditions = StopConditions(config.stop)
+        if run_input.resume is not None:
+            check_resumed(run_input.resume, self.described, policies)  # first, so that a refused run stays unchanged
         with ExitStack() as stack:
-            self._fleet = None
-            if config.cluster.seats:
-                from .nodes import Fleet  # here, so that a run on one machine needs none of it
-
-                self._fleet = stack.enter_context(Fleet(config.cluster, env_fn, self.described["env"], interrupts))
             self.directory = self._open_directory(stack)
+            self._fleet = stack.enter_context(self._hired()) if config.cluster.seats else None
+            self._traffic: dict[str, Traffic] = {}
             if run_input.resume is not None and config.stop != StopConfig():
                 conditions.check_unmet(read_metrics(self.directory.path / "metrics.csv"))
             csv, path, callback = self.directory.csv, self.directory.path, run_input.callback
@@ -73,15 +76,19 @@ class Session:
             stack.callback(self.sinks.await_callback, lambda: interrupts.stopping)
             stack.callback(self.sinks.close)
             names = [policy.name for policy in policies]
-            self._workers = [*actor_names(config), *learner_names(config, names)]
+            learners = learner_names(config, names)
+            apart = learner_names(config, [name for name in names if name in config.cluster.learners])
+            self._workers = [*actor_names(config), *(name for name in learners if name not in apart)]
             if config.evaluation.evaluates:
                 self._workers.append(EVALUATOR)
-            workers = [*self._workers, *node_names(config)]
+            workers = [*self._workers, *node_names(config), *apart]
             self.telemetry = stack.enter_context(closing(Telemetry.create(workers)))
             self.control = stack.enter_context(closing(Control.create(workers, names, **self._about())))
             blueprints = tuple(self._blueprint_of(stack, policy) for policy in policies)
             self_play = create_self_play(stack, policies, config, self.directory.path)
             if run_input.resume is not None:  # last, when no check can fail any more
+                if self._fleet is not None:
+                    self._fleet.sweep()
                 self.described["init_from"] = read_config(self.directory.path).get("init_from", {})
                 self.directory.replace_config(self.described)
                 if not config.replay.save:  # they would be older than the next checkpoints
@@ -101,11 +108,28 @@ class Session:
             stack.callback(self.monitor.tick, last=True)
             self._stack = stack.pop_all()
 
+    def _hired(self) -> Fleet:
+        """The machines of the run, each of which has been checked."""
+        from .nodes import Fleet, try_learner  # here, so that a run on one machine needs none of it
+
+        config, token = self.input.config, secrets.token_hex(8)
+        names, trials = [policy.name for policy in self.input.policies], {}
+        self._holds = {name: Hold(self.directory.checkpoint_path(name), token, 0) for name in names}
+        for name, hold in self._holds.items():  # after which a learner of an earlier part of the run writes no more
+            if name in config.cluster.learners:
+                hold.take()
+                trials[name] = partial(try_learner, hold, config.learner_of(name).device, config.replay.path)
+            else:
+                hold.end()
+        anchors, make = [*config.self_play.anchors], self.input.env_fn
+        if anchors:
+            make = partial(make_beside_anchors, make, anchors)
+        return Fleet(config.cluster, make, self.described["env"], self.interrupts, trials)
+
     def _open_directory(self, stack: ExitStack) -> RunDirectory:
         config, resume = self.input.config, self.input.resume
         if resume is None:
             return stack.enter_context(RunDirectory.create(config.run_dir, self.described, self.input.runs))
-        check_resumed(resume, self.described, self.input.policies)  # first, so that a refused run stays unchanged
         run = stack.enter_context(RunDirectory.resume(resume))
         before, now = read_config(resume).get("env"), self.described["env"]
         if before != now and "<" not in f"{before}{now}":  # else it is a local function's name or an object's
@@ -143,7 +167,6 @@ class Session:
         """A policy's memory and weights, whose versions continue, since a saved replay's rows refer to them."""
         config, run = self.input.config, self.directory
         name, checkpoint, saved = policy.name, run.checkpoint_path(policy.name), run.replay_path(policy.name)
-        transitions = self.input.replays.get(name) or create_storage(stack, policy, config, run)
         model = build_model(policy, config)
         state = load_checkpoint(checkpoint)
         if state:
@@ -164,15 +187,19 @@ class Session:
             if left_out:
                 log.warning("init_from: %s starts without %s", name, ", ".join(left_out))
             save_checkpoint(checkpoint, {"updates": 0, "version": 0, "step": 0, "stage": 0, **model.saved()})
-        extras = published_numbers(policy.algorithm, config) | odds_fields(config.self_play)
-        mode, before = config.learner_of(name).publish_mode, state.get("version", 0)
-        store = ParameterStore.create(model.acting, mode, extras, begins_after=before, name=f"weights.{policy.index}")
-        stack.enter_context(store)
+        store = stack.enter_context(create_weights(policy, config, model, state.get("version", 0)))
+        if name in config.cluster.learners:
+            from .nodes import Traffic
+
+            traffic = Traffic(policy, config, crews(config)[0], store.description, config.cluster.seats, 1)
+            store.close()  # its learner's machine has one
+            self._traffic[name] = stack.enter_context(traffic)
+            return traffic.blueprint(self._holds[name])
         return PolicyBlueprint(
             **vars(policy),
             checkpoint=checkpoint,
             saved_replay=saved if config.replay.save else None,
-            transitions=transitions,
+            transitions=self.input.replays.get(name) or create_storage(stack, policy, config, saved),
             weights=store.handle,
             queued=isinstance(policy.source, QueueSource),
             replay_was_saved=saved.exists(),
@@ -201,7 +228,8 @@ class Session:
             return None
         from .nodes import Controller
 
-        return stack.enter_context(Controller(self._fleet, self.blueprint, self.control, self.telemetry))
+        controller = Controller(self._fleet, self.blueprint, self.control, self.telemetry, self._traffic)
+        return stack.enter_context(controller)
 
     def __enter__(self) -> Session:
         return self

@@ -31,7 +31,10 @@ class RowsReader(Closing):
     Attributes:
         lo, hi: by lane, the range of tickets that `look` found, int64 [lanes].
         row_bytes: of a row in a message, about.
+        once: whether rows below those of `release` have been consumed.
     """
+
+    once = False
 
     def __init__(self, view: LaneView) -> None:
         self._view = view

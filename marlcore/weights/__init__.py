@@ -5,4 +5,7 @@ shows a reader a mix of two publications.
 """
 
 from .members import Members
-from .store import SLOTS, MirrorWriter, Mode, ParameterStore, Publisher, Subscriber
+from .publisher import MirrorWriter, Publisher
+from .rows import SLOTS, Mode
+from .store import ParameterStore
+from .subscriber import Subscriber

@@ -1,6 +1,9 @@
 """Chaos on a cluster: every few seconds something is killed or stopped, and the run goes on.
 
 python tests/long.py cluster_chaos SECONDS RUN_DIR
+
+Every observation names its environment and its moment and carries a checksum, so that the learner's replay, which holds
+the whole run, shows each row that is torn or there twice.
 """
 
 import json
@@ -17,32 +20,70 @@ from typing import Any
 
 import numpy as np
 import pytest
-from processes import until
+from processes import generations, until
 from ray_nodes import RayNodes
-from whole_clusters import BEGINNING, called, left_on
+from whole_clusters import BEGINNING, called, left_on, title_of
 
 EVERY_S = 5.0
-VICTIMS = {
-    "agent": "ray::Agent", "program": "marlcore.training.nodes", "ingest": "ray::IngestActor",
-    "porter": "ray::PorterActor", "actor": "marlcore actor", "zombie": "ray::Agent",
+PAUSE_S = 2.0  # for which a process is stopped; an agent, until it has lost its seat
+TITLES = {
+    "agent and its relay": "ray::Agent", "program": "marlcore.training.nodes", "ingest": "ray::IngestActor",
+    "porter": "ray::PorterActor", "actor": "marlcore actor", "learner": "marlcore learner", "raylet": "",
 }  # fmt: skip
-LOSES_A_SEAT = ("agent", "program", "zombie")
 
 DRIVER = """
+import zlib
+import numpy as np
+from relayed import raw
+
+answers = open(int(sys.argv[3]), "w")  # since Ray prints of lost processes
+
+def marked():
+    # CartPole, slowed down, whose observations also name the copy and the moment, with a checksum
+    import gymnasium, numpy, os, time, zlib
+
+    class Marked(gymnasium.ObservationWrapper):
+        def __init__(self, env):
+            super().__init__(env)
+            self.observation_space = gymnasium.spaces.Box(-numpy.inf, numpy.inf, (8,), numpy.float32)
+            self.name = [int.from_bytes(os.urandom(3), "little") / 2**24 for _ in range(2)]
+            self.moment = 0
+
+        def step(self, action):
+            time.sleep(0.01)
+            return super().step(action)
+
+        def observation(self, observation):
+            self.moment += 1
+            told = numpy.array([*observation, *self.name, self.moment / 2**24, 0], numpy.float32)
+            told[7] = (zlib.crc32(told[:7].tobytes()) >> 8) / 2**24
+            return told
+
+    return Marked(gymnasium.make("CartPole-v1"))
+
+def faults():
+    # Of all rows that have arrived: their number, those that are torn, and those that are there twice
+    with mc.ReplayBuffer.attach(run._session.blueprint.policies[0].transitions) as replay:
+        (place,) = replay._mapped.layout.of_role("obs")
+        rows = np.concatenate([place.views(raw(replay, lane)) for lane in range(replay.lanes)])
+    sums = [(zlib.crc32(row[:7].tobytes()) >> 8) / 2**24 for row in rows]
+    torn = int((rows[:, 7] != np.array(sums, np.float32)).sum())
+    return {"rows": len(rows), "torn": torn, "twice": len(rows) - len(np.unique(rows[:, 4:7], axis=0))}
+
 supervision = mc.SupervisionConfig(max_restarts=10**6, backoff=0.1)
 learner = mc.LearnerConfig(device="cpu", warmup=100, publish_interval=2)
 config = configured(sys.argv[2], 10**9, updates_per_step=0.5, supervision=supervision, learner=learner,
-                    cluster={"lease_seconds": 3.0})
-run = mc.start(slow, "dqn", config)
+                    replay=mc.ReplayConfig(capacity=10**6), cluster={"lease_seconds": 3.0})
+run = mc.start(marked, "dqn", config)
 until(lambda: all(words(run, name)[0] > 20 for name in ("node-0", "node-1")), lambda: run.status().running)
 for line in sys.stdin:  # each asks for the state
     if not line.strip():
         break
-    metrics = run.status().metrics
-    state = {name: words(run, name) for name in ("actor-0", "node-0", "node-1")}
-    print(json.dumps([state, run.status().updates["agent_0"], metrics.get(("agent_0", "rows"), 0)]), flush=True)
+    state = {name: words(run, name) for name in ("node-0", "node-1")}
+    print(json.dumps([state, run.status().updates["agent_0"]]), file=answers, flush=True)
+print(json.dumps(faults()), file=answers, flush=True)
 run.stop()
-told(run.wait())
+told(run.wait(), answers)
 """
 
 
@@ -50,20 +91,37 @@ class Driver:
     """The run's driver, in a process of its own."""
 
     def __init__(self, address: str, run_dir: Path) -> None:
-        command = [sys.executable, "-c", BEGINNING + DRIVER, address, str(run_dir)]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        answers, theirs = os.pipe()
+        command = [sys.executable, "-c", BEGINNING + DRIVER, address, str(run_dir), str(theirs)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[theirs], text=True)
+        os.close(theirs)
+        self._answers = os.fdopen(answers)
+        self.pid = self._process.pid
 
     def ask(self, line: str = "state") -> Any:
-        assert self._process.stdin is not None and self._process.stdout is not None
+        assert self._process.stdin is not None
         self._process.stdin.write(line + "\n")
         self._process.stdin.flush()
-        while not (answer := self._process.stdout.readline()).startswith(("[", "{")):
-            assert answer, "the driver died"  # others are Ray's words on lost processes, which begin with a colour
+        return self.hear()
+
+    def hear(self) -> Any:
+        answer = self._answers.readline()
+        assert answer, "the driver died"
         return json.loads(answer)
+
+    def progress(self) -> list[int]:
+        """The nodes' steps, and the learner's updates."""
+        nodes, updates = self.ask()
+        return [nodes["node-0"][0], nodes["node-1"][0], updates]
+
+    def lost(self) -> int:
+        """Agents that seats have lost."""
+        return sum(restarts for _, restarts in self.ask()[0].values())
 
     def close(self) -> None:
         self._process.kill()
         self._process.communicate()
+        self._answers.close()
 
 
 @contextmanager
@@ -75,48 +133,65 @@ def driver(address: str, run_dir: Path) -> Iterator[Driver]:
         made.close()
 
 
-def steps(driver: Driver) -> list[int]:
-    return [driver.ask()[0][name][0] for name in ("node-0", "node-1")]
+def candidates(what: str, nodes: RayNodes, run: Driver) -> list[int]:
+    if what == "raylet":
+        return nodes.raylets[1:]  # without the driver's node no run goes on
+    if what == "learner":
+        family = [pid for generation in generations(run.pid) for pid in generation]
+        return [pid for pid in family if TITLES[what] in title_of(pid)]
+    return called(nodes, TITLES[what])
 
 
-def restarts(driver: Driver) -> int:
-    return sum(driver.ask()[0][name][1] for name in ("node-0", "node-1"))
+def strike(what: str, kills: bool, pid: int, nodes: RayNodes, run: Driver) -> None:
+    """Kills or stops a process; returns when what is lost with it is known to be."""
+    lost = run.lost()
+    os.kill(pid, signal.SIGKILL if kills else signal.SIGSTOP)
+    if what == "raylet" and kills:
+        nodes.restart(nodes.raylets.index(pid))
+    if what.startswith("agent") or (kills and what in ("program", "raylet")):
+        until(lambda: run.lost() > lost)
+    elif not kills:
+        time.sleep(PAUSE_S)
+        os.kill(pid, signal.SIGCONT)
 
 
 def chaos(nodes: RayNodes, run_dir: Path, seconds: float, seed: int = 0) -> dict[str, Any]:
-    """Kills or stops a random process every few seconds; by what died, the seconds until both nodes stepped again."""
+    """Strikes at random; by what was struck, the seconds until both nodes stepped and the learner learned again."""
     generator, recoveries = random.Random(seed), dict[str, list[float]]()
     with driver(nodes.address, run_dir) as run:
-        run.ask()
+        until(lambda: run.progress()[2] > 0)
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
-            what = generator.choice(sorted(VICTIMS))
-            pids, lost = until(lambda what=what: called(nodes, VICTIMS[what])), restarts(run)
-            os.kill(generator.choice(pids), signal.SIGSTOP if what == "zombie" else signal.SIGKILL)
+            what, kills = generator.choice([*TITLES]), generator.random() < 0.7
+            pid = generator.choice(until(lambda what=what: candidates(what, nodes, run)))
             began = time.monotonic()
-            if what in LOSES_A_SEAT:
-                until(lambda lost=lost: restarts(run) > lost)
-            before = steps(run)
-            until(lambda before=before: all(now > then + 10 for now, then in zip(steps(run), before, strict=True)))
-            recoveries.setdefault(what, []).append(time.monotonic() - began)
+            strike(what, kills, pid, nodes, run)
+            before = run.progress()
+            until(lambda before=before: (np.subtract(run.progress(), before) > 10).all())
+            recoveries.setdefault(f"{what} {'killed' if kills else 'stopped'}", []).append(time.monotonic() - began)
             time.sleep(max(0.0, EVERY_S - (time.monotonic() - began)))
-        result = run.ask("")
+        found = run.ask("")
+        result = run.hear()
     each = np.concatenate([*recoveries.values()])
-    return result | {"recoveries": recoveries, "p50": np.percentile(each, 50), "p99": np.percentile(each, 99)}
+    p50, p99 = np.percentile(each, [50, 99]).round(2).tolist()
+    rounded = {name: [round(s, 1) for s in times] for name, times in sorted(recoveries.items())}
+    return result | found | {"recoveries": rounded, "strikes": len(each), "p50": p50, "p99": p99}
 
 
 @pytest.mark.long
 def test_a_run_learns_on_whatever_is_killed(own_nodes: RayNodes, tmp_path: Path) -> None:
     result = chaos(own_nodes, tmp_path / "run", 60.0)
-    assert result["updates"]["agent_0"] > 0 and sum(map(len, result["recoveries"].values())) > 0
+    print(result)
+    assert result["updates"]["agent_0"] > 0 and result["strikes"] > 0 and result["rows"] > 0
+    assert result["torn"] == result["twice"] == 0
     until(lambda: not left_on(own_nodes)["processes"])
     assert not left_on(own_nodes)["segments"]
 
 
-def main(seconds: int = 300, run_dir: str = "runs/chaos") -> int:
+def main(seconds: int = 300, run_dir: str = "runs/chaos", seed: int = 0) -> int:
     with RayNodes(3) as nodes:
-        result = chaos(nodes, Path(run_dir), seconds)
+        result = chaos(nodes, Path(run_dir), seconds, seed)
         until(lambda: not left_on(nodes)["processes"])
         left = left_on(nodes)
         print(json.dumps({**result, "left": left}, indent=1))
-    return int(any(left.values()))
+    return int(any(left.values()) or result["torn"] + result["twice"] > 0)

@@ -11,24 +11,17 @@ from typing import Any
 import pytest
 from processes import generations, sweep, until
 from ray_nodes import RayNodes
-from whole_clusters import BEGINNING, called, left_on
+from whole_clusters import BEGINNING, NOTHING, called, left_on, result_of
 from whole_runs import LONG, values_of
 
 Programs = Callable[..., Any]
-NOTHING: dict[str, list[object]] = {"segments": [], "processes": []}
-
-
-def told(driver: Any) -> Any:
-    """What a driver tells at its end, after what Ray may print of lost processes."""
-    return json.loads(driver.finish().splitlines()[-1])
-
 
 RUN = "told(mc.train(CARTPOLE, sys.argv[3], configured(sys.argv[2], int(sys.argv[4])), progress=False))"
 
 
 def test_the_actors_of_all_nodes_work_for_one_learner(ray_nodes: RayNodes, program: Programs, tmp_path: Path) -> None:
     run_dir, steps = tmp_path / "run", 6000
-    result = told(program(BEGINNING, RUN, args=[ray_nodes.address, run_dir, "dqn", steps]))
+    result = result_of(program(BEGINNING, RUN, args=[ray_nodes.address, run_dir, "dqn", steps]))
     assert steps <= result["steps"] < steps + 50 and not result["stopped"]
     assert result["updates"]["agent_0"] == pytest.approx((steps - 500) * 0.1, rel=0.02)
     assert {name: count for name, count in result["restarts"].items() if count} == {}
@@ -44,7 +37,7 @@ def test_the_actors_of_all_nodes_work_for_one_learner(ray_nodes: RayNodes, progr
 def test_nodes_learn_cartpole(
     algorithm: str, steps: int, least: float, ray_nodes: RayNodes, program: Programs, tmp_path: Path
 ) -> None:
-    result = told(program(BEGINNING, RUN, args=[ray_nodes.address, tmp_path / "run", algorithm, steps]))
+    result = result_of(program(BEGINNING, RUN, args=[ray_nodes.address, tmp_path / "run", algorithm, steps]))
     assert result["returns"]["agent_0"] > least
     assert left_on(ray_nodes) == NOTHING
 
@@ -89,7 +82,7 @@ def test_a_run_outlives_what_is_lost(fault: str, own_nodes: RayNodes, program: P
     assert driver.line() == "working"
     act(own_nodes)
     driver.tell()
-    result = told(driver)
+    result = result_of(driver)
     assert result["stopped"] == "the program stopped the run"
     living = [] if fault == "raylet" else left_on(own_nodes)["segments"]
     assert living == []

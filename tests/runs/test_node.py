@@ -36,7 +36,7 @@ class Scene:
         policy = AssignedPolicy(agent, (agent,), spaces, algorithm or mc.DQN())
         self.policy = policy = AssignedPolicy(agent, (agent,), spaces, policy.algorithm, source_of(policy, config))
         crew = crews(config)[1]
-        begins, lanes = crew.block_begins(1, 1, 2), crew.lanes(1, 1, 2).size
+        begins, lanes = crew.block_begins(1, 2), crew.count * 2
         self.replay = stack.enter_context(mc.ReplayBuffer.create(spec_of(policy, config), 8000, config.lanes))
         bookings = stack.enter_context(Bookings.create(config.lanes))
         self.leases = stack.enter_context(Leases.create(1))
@@ -46,14 +46,14 @@ class Scene:
         store = stack.enter_context(mc.ParameterStore.create(model, extras={"epsilon": (), "updates": ()}))
         self.publisher = stack.enter_context(store.publisher(model))
         self.version = self.publisher.publish(epsilon=1.0, updates=0)
-        self.links = SimpleNamespace(rows=lambda _: DirectLink(ingest), weights=lambda _: Porter(store))
+        self.home = SimpleNamespace(rows=lambda _: DirectLink(ingest), weights=lambda _: Porter(store))
         self.epoch = self.leases.grant(0)
-        self.plan = Plan(ENV, config, (policy,), 0, self.epoch, 0, 0.0)
+        self.plan = Plan(ENV, config, (policy,), 0, self.epoch, 0, 0.0, {policy.name: store.description})
         self._stack = stack
 
     def node(self, share: int, **changes: Any) -> Node:
         plan = Plan(**{**vars(self.plan), **changes})
-        return self._stack.enter_context(Node(plan, Orders(share, 0), self.links))
+        return self._stack.enter_context(Node(plan, Orders(share, 0, {self.policy.name: self.home})))
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from arena import ANCHOR, SIDES, Arena, Counted, Marking, episodes_of, weak
+from arena_games import check_opponents, check_parts, check_table, marks, rows_of, sides_of
 from refused import check_refused
 from whole_runs import LONG, Runs, change_checkpoint, metrics_of, opponents_of, saved_replay
 
@@ -39,44 +40,6 @@ def acts_of(tmp_path: Path) -> list[list[float]]:
     return [acted[side] for acted in episodes_of(tmp_path / "notes").values() for side in SIDES]
 
 
-def marks(run_dir: Path) -> dict[int, float]:
-    """By number: the weight of each opponent that was admitted."""
-    states = {number: torch.load(path, weights_only=True) for number, path in opponents_of(run_dir).items()}
-    return {number: float(state["acting"]["model.mark"][0]) for number, state in states.items()}
-
-
-def rows_of(run_dir: Path, parts: int = 2) -> list[Counter[tuple[int, int, int, int]]]:
-    """Of each part of the replay: how often each (environment, episode, side, round) lies in it."""
-    counters = []
-    with saved_replay(run_dir, "main") as replay:
-        size = replay.lanes // parts
-        for part in range(parts):
-            counter: Counter[tuple[int, int, int, int]] = Counter()
-            for lane in range(part * size, (part + 1) * size):
-                if replay._mapped.native.transitions(lane):
-                    sampler = replay.sampler(4096, lanes=range(lane, lane + 1), min_size=1, seed=0)
-                    seen = {tuple(map(int, obs)) for _ in range(3) for obs in sampler.sample().obs}
-                    counter.update(seen)  # a row is drawn with a probability beyond doubt
-            counters.append(counter)
-    return counters
-
-
-def kind_of(acted: dict[str, list[float]], side: str, frozen: set[float]) -> str:
-    """Who played a side: the learning policy's actions all lie a quarter above whole numbers."""
-    values = set(acted[side])
-    if values == {ANCHOR}:
-        return "anchor"
-    if all(value % 1 == 0.25 for value in values):
-        return "learner"
-    assert len(values) == 1 and values <= frozen, values
-    return "pool"
-
-
-def sides_of(result: mc.Result, folder: Path) -> dict[tuple[int, int], dict[str, str]]:
-    frozen = set(marks(result.run_dir).values())
-    return {key: {side: kind_of(acted, side, frozen) for side in SIDES} for key, acted in episodes_of(folder).items()}
-
-
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[mc.Result, Path]:
     folder = tmp_path_factory.mktemp("self_play")
@@ -95,20 +58,14 @@ def played(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def test_opponents_act_with_exactly_the_weights_that_were_admitted(played: tuple[mc.Result, Path]) -> None:
     """And with the same ones throughout an episode, whatever was admitted meanwhile."""
     result, folder = played
-    admitted = marks(result.run_dir)
-    assert list(admitted) == list(range(1, len(admitted) + 1)) and len(admitted) > 8
-    assert admitted[1] == 0.0 and sorted(admitted.values()) == list(admitted.values())
-    kinds = Counter(frozenset(one.values()) for one in sides_of(result, folder).values())
-    assert kinds.keys() == {frozenset({"learner"}), frozenset({"learner", "pool"}), frozenset({"learner", "anchor"})}
-    played_by = {mark for acted in episodes_of(folder).values() for side in SIDES for mark in acted[side]}
-    assert len(played_by & set(admitted.values())) > len(admitted) / 2, "many of them were drawn"
+    check_opponents(result.run_dir, folder)
 
 
 def test_the_learner_takes_the_sides_in_turn(run: tuple[mc.Result, Path]) -> None:
     """In each copy, episode by episode; half of the copies begin on the left."""
     result, folder = run
     begins: dict[int, set[int]] = {}
-    for (number, episode), kinds in sides_of(result, folder).items():
+    for (number, episode), kinds in sides_of(result.run_dir, folder).items():
         if set(kinds.values()) != {"learner"}:
             side = next(i for i, side in enumerate(SIDES) if kinds[side] == "learner")
             begins.setdefault(number, set()).add((side + episode) % 2)
@@ -117,7 +74,9 @@ def test_the_learner_takes_the_sides_in_turn(run: tuple[mc.Result, Path]) -> Non
 
 def test_shares_of_episodes_are_as_configured(run: tuple[mc.Result, Path]) -> None:
     result, folder = run
-    kinds = Counter(next(iter(set(one.values()) - {"learner"}), "latest") for one in sides_of(result, folder).values())
+    kinds = Counter(
+        next(iter(set(one.values()) - {"learner"}), "latest") for one in sides_of(result.run_dir, folder).values()
+    )
     total = sum(kinds.values())
     for kind, share in {"latest": 0.2, "anchor": 0.2, "pool": 0.6}.items():
         assert abs(kinds[kind] - share * total) < 4 * math.sqrt(total * share * (1 - share)), kinds
@@ -126,38 +85,12 @@ def test_shares_of_episodes_are_as_configured(run: tuple[mc.Result, Path]) -> No
 def test_every_row_of_an_episode_lies_in_its_tags_part(played: tuple[mc.Result, Path]) -> None:
     """And none of a frozen opponent or an anchor lies anywhere."""
     result, folder = played
-    anchor, pool = rows_of(result.run_dir)
-    assert set(anchor.values()) == set(pool.values()) == {1}
-    sides, rounds = sides_of(result, folder), episodes_of(folder)
-    expected: tuple[set[Any], set[Any]] = set(), set()
-    for (number, episode), kinds in sides.items():
-        part = expected[0 if "anchor" in kinds.values() else 1]
-        for i, side in enumerate(SIDES):
-            if kinds[side] == "learner":
-                part.update((number, episode, i, turn) for turn in range(len(rounds[number, episode][side])))
-    ended = set(sides)
-    for found, wanted in zip((anchor, pool), expected, strict=True):
-        assert {row for row in found if row[:2] in ended} == wanted  # the last episodes did not end
+    check_parts(result.run_dir, folder)
 
 
 def test_the_payoff_table_counts_every_game(played: tuple[mc.Result, Path]) -> None:
     result, folder = played
-    number_of = {mark: number for number, mark in marks(result.run_dir).items()}
-    expected: dict[str, Counter[str]] = {}
-    episodes = episodes_of(folder)
-    for key, kinds in sides_of(result, folder).items():
-        acted = episodes[key]
-        learner = [side for side in SIDES if kinds[side] == "learner"]
-        if len(learner) == 1:
-            (mine,), (other,) = learner, [side for side in SIDES if side != learner[0]]
-            name = "anchor:weak" if kinds[other] == "anchor" else f"pool:{number_of[acted[other][0]]}"
-            difference = sum(acted[mine]) - sum(acted[other])
-            expected.setdefault(name, Counter())["wins" if difference > 0 else "losses"] += 1
-    table = json.loads((result.run_dir / "payoff.json").read_text())["opponents"]
-    assert table.keys() == expected.keys()
-    for name, counts in expected.items():
-        assert {key: table[name][key] for key in ("wins", "losses")} == {key: counts[key] for key in ("wins", "losses")}
-        assert table[name]["games"] == sum(counts.values()) and table[name]["draws"] == 0
+    check_table(result.run_dir, folder)
 
 
 def test_win_rates_and_the_pools_size_are_metrics(run: tuple[mc.Result, Path]) -> None:

@@ -1,6 +1,5 @@
 """Self-play under SIGKILL: of the learner, of an actor, and of everything; the payoff table and the pool survive."""
 
-import json
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from arena import SIDES, Arena, Marking, episodes_of
+from arena_games import played, table
 from processes import kill_once, sweep, until
 from whole_runs import Runs, checkpoint, kill, opponents_of, steps_of
 
@@ -31,22 +31,6 @@ def saved(run_dir: Path) -> dict[str, Any]:
 
 def games(run_dir: Path) -> int:
     return sum(sum(counts) for counts in saved(run_dir).values())
-
-
-def played(folder: Path) -> Counter[str]:
-    """Games that the environments saw the learning policy win, and not: it explores, so it adds a quarter."""
-    games: Counter[str] = Counter()
-    for acted in episodes_of(folder).values():
-        (learning,) = (side for side in SIDES if acted[side][0] % 1 == 0.25)
-        (frozen,) = (side for side in SIDES if side != learning)
-        games["wins" if sum(acted[learning]) > sum(acted[frozen]) else "losses"] += 1
-    return games
-
-
-def table(run_dir: Path) -> Counter[str]:
-    rows = json.loads((run_dir / "payoff.json").read_text())["opponents"].values()
-    assert not any(row["draws"] for row in rows)
-    return Counter({kind: sum(row[kind] for row in rows) for kind in ("wins", "losses")})
 
 
 @pytest.mark.parametrize(("victim", "lost"), [("learner-main", 0), ("actor-0", 4)])

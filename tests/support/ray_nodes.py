@@ -1,7 +1,7 @@
 """A Ray cluster of several nodes on this machine, each with a directory of its own for segments.
 
 The nodes run in other processes, as does each driver: a test starts one with the fixture `program` and gives it the
-address. As a program: python ray_nodes.py FOLDER CPUS, which adds a node for each line that it reads.
+address. As a program: python ray_nodes.py FOLDER SEGMENTS CPUS, which adds a node for each line that it reads.
 """
 
 import json
@@ -11,6 +11,8 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +35,7 @@ class RayNodes(Closing):
         directories: each node's directory of segments.
     """
 
-    def __init__(self, count: int = 2, cpus: int = 2) -> None:
+    def __init__(self, count: int = 2, cpus: int = 2, **env: str) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="rn", dir="/tmp"))  # the path of a socket in it must be short
         self._segments = Path(tempfile.mkdtemp(prefix="nodes-", dir="/dev/shm"))
         self.raylets: list[int] = []
@@ -42,7 +44,10 @@ class RayNodes(Closing):
             self._process = subprocess.Popen(
                 [sys.executable, __file__, str(self._folder), str(self._segments), str(cpus)],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
-                env={**os.environ, MARK: str(self._folder), "RAY_worker_niceness": "0"},  # as this process
+                env={
+                    **os.environ, MARK: str(self._folder), "RAY_TMPDIR": str(self._folder), "RAY_worker_niceness": "0",
+                    **env,
+                },
             )  # fmt: skip
         try:
             for _ in range(count):
@@ -51,16 +56,24 @@ class RayNodes(Closing):
             self.close()
             raise
 
-    def add(self) -> int:
-        """Starts one more node; its number."""
-        print(file=self._process.stdin, flush=True)
-        line = self._process.stdout.readline()
-        assert line, (self._folder / "log").read_text()
-        node = json.loads(line)
+    def add(self, **env: str) -> int:
+        """Starts one more node, whose processes have this environment too; its number."""
+        node = self._started(len(self.raylets), env)
         self.address: str = node["address"]
         self.raylets.append(node["raylet"])
         self.directories.append(Path(node["directory"]))
         return len(self.raylets) - 1
+
+    def restart(self, node: int) -> None:
+        """Starts Ray again on the machine of a node whose raylet was killed."""
+        self.raylets[node] = self._started(node, {})["raylet"]
+
+    def _started(self, machine: int, env: dict[str, str]) -> dict[str, Any]:
+        print(json.dumps([machine, env]), file=self._process.stdin, flush=True)
+        line = self._process.stdout.readline()
+        assert line, (self._folder / "log").read_text()
+        started: dict[str, Any] = json.loads(line)
+        return started
 
     def segments(self, node: int) -> list[str]:
         """The names of a node's segments."""
@@ -68,14 +81,7 @@ class RayNodes(Closing):
 
     def processes(self) -> list[int]:
         """Every process of the cluster, of its drivers' actors too."""
-        mark, pids = f"{MARK}={self._folder}".encode(), []
-        for path in Path("/proc").glob("[0-9]*"):
-            try:
-                if mark in (path / "environ").read_bytes().split(b"\0"):
-                    pids.append(int(path.name))
-            except (FileNotFoundError, ProcessLookupError, PermissionError):
-                continue  # it has ended
-        return pids
+        return marked(f"{MARK}={self._folder}".encode())
 
     def close(self) -> None:
         for pid in self.processes():
@@ -91,18 +97,47 @@ class RayNodes(Closing):
         shutil.rmtree(self._segments)
 
 
+@contextmanager
+def driver(address: str) -> Iterator[None]:
+    """Connects this process with a cluster, and keeps its handlers of signals: Ray's make a fork outlive SIGTERM."""
+    import ray
+
+    before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level="error")
+        yield
+    finally:
+        ray.shutdown()
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+
+
+def marked(mark: bytes) -> list[int]:
+    """The processes that have this in their environment."""
+    pids = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark in (path / "environ").read_bytes().split(b"\0"):
+                pids.append(int(path.name))
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            continue  # it has ended
+    return pids
+
+
 def main(folder: str, segments: str, cpus: str) -> None:
     from ray.cluster_utils import Cluster
 
     out, sys.stdout = sys.stdout, sys.stderr  # Ray prints
     cluster = Cluster()
-    for number, _ in enumerate(sys.stdin):
+    (Path(folder) / "ray").mkdir()  # RAY_TMPDIR's, where the address is written before the first node has made it
+    for line in sys.stdin:
+        number, env = json.loads(line)
         directory = Path(segments) / str(number)
-        directory.mkdir()
-        options: dict[str, Any] = {"temp_dir": folder, "include_dashboard": False} if number == 0 else {}
+        directory.mkdir(exist_ok=True)
+        options: dict[str, Any] = {"include_dashboard": False} if number == 0 else {}
         node = cluster.add_node(
             num_cpus=int(cpus), num_gpus=0, object_store_memory=OBJECT_STORE, resources={f"node{number}": 1000},
-            env_vars={"MARLCORE_SHM_DIR": str(directory)}, **options,
+            env_vars={"MARLCORE_SHM_DIR": str(directory), **env}, **options,
         )  # fmt: skip
         raylet = node.all_processes["raylet"][0].process.pid
         said = {"address": cluster.address, "raylet": raylet, "directory": str(directory)}

@@ -74,7 +74,7 @@ class Home:
     """A replay at home with its bookings and an ingest, which can be replaced."""
 
     def __init__(self, spec: TransitionSpec = SMALL, capacity: int = 1000, seats=(range(2),), target=None, **options):
-        lanes = max(seat.stop for seat in seats)
+        lanes = 1 + max(lane for seat in seats for lane in seat)
         self.target = ReplayBuffer.create(spec, capacity, lanes, name="home") if target is None else target
         self.bookings = Bookings.create(self.target.lanes)
         self.seats, self.options = seats, options

@@ -1,6 +1,8 @@
 """Runs on a cluster of this machine: the programs of their drivers, and their processes on the nodes."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 from ray_nodes import RayNodes
 
@@ -35,23 +37,31 @@ def words(run, name):
     control = run._session.control
     return control.workers[name].load(STEPS), control.notes[name].load(RESTARTS)
 
-def told(result):
+def told(result, file=None):
     print(json.dumps({"steps": result.steps, "restarts": result.restarts, "returns": result.returns,
-                      "updates": result.updates, "stopped": result.stopped}))
+                      "updates": result.updates, "stopped": result.stopped}), file=file, flush=True)
 """
+
+
+NOTHING: dict[str, list[object]] = {"segments": [], "processes": []}
+
+
+def title_of(pid: int) -> str:
+    """A process's command line; empty if it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def result_of(driver: Any) -> Any:
+    """What a driver tells at its end, after what Ray may print of lost processes."""
+    return json.loads(driver.finish().splitlines()[-1])
 
 
 def called(nodes: RayNodes, title: str) -> list[int]:
     """The cluster's processes whose command line contains the title."""
-    found = []
-    for pid in nodes.processes():
-        try:
-            line = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-        except (FileNotFoundError, ProcessLookupError):
-            continue  # it has ended
-        if title in line:
-            found.append(pid)
-    return found
+    return [pid for pid in nodes.processes() if title in title_of(pid)]
 
 
 def left_on(nodes: RayNodes) -> dict[str, list[object]]:

@@ -134,7 +134,14 @@ def test_the_source_distribution_has_its_tests_files(tmp_path: Path) -> None:
     kinds = {".c", ".cpp", ".h", ".md", ".pml", ".png", ".py", ".pyi", ".typed"}
     files = {file for folder in folders for file in (ROOT / folder).rglob("*") if file.suffix in kinds}
     wanted = {str(file.relative_to(ROOT)) for file in files - {ROOT / "marlcore" / "_core.c"}}
-    assert sorted({*wanted, "CHANGELOG.md", "LICENSE", "README.md", "constraints.txt"} - listed) == []
+    wanted |= {"CHANGELOG.md", "CITATION.cff", "LICENSE", "README.md", "SECURITY.md", "constraints.txt"}
+    assert sorted(wanted - listed) == []
+
+
+def test_the_package_and_its_citation_name_one_version() -> None:
+    (declared,) = re.findall(r'^version = "(.*)"$', (ROOT / "pyproject.toml").read_text(), re.M)
+    (cited,) = re.findall(r"^version: (.*)$", (ROOT / "CITATION.cff").read_text(), re.M)
+    assert cited == declared == marlcore.__version__
 
 
 def test_the_constraints_pin_every_package_once_for_each_python(tmp_path: Path) -> None:

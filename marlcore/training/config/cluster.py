@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from ...checks import brief, is_number
 from ...declared import By, Declared, Number, Whole
@@ -17,12 +17,30 @@ def _resources(label: str, value: Any) -> dict[str, float]:
     return {name: float(amount) for name, amount in value.items()}
 
 
+def _by_policy(label: str, value: Any) -> dict[str, dict[str, float]]:
+    """Amounts by policy, each also as text such as GPU=1,CPU=4. Raises ValueError, TypeError."""
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{label}: expected resources by policy, got {brief(value)}")
+    try:
+        texts = {policy: each.split(",") for policy, each in value.items() if isinstance(each, str)}
+        read = {policy: {part.split("=")[0]: float(part.split("=")[1]) for part in texts[policy]} for policy in texts}
+    except (ValueError, IndexError):
+        raise ValueError(f"{label}: expected resources such as GPU=1,CPU=4, got {brief(dict(value))}") from None
+    return {policy: _resources(label, each) for policy, each in (dict(value) | read).items()}
+
+
 def _address(label: str, value: Any) -> Any:
     host, colon, port = str(value).rpartition(":")
     if value != "auto" and not (host and colon and port.isdigit() and "/" not in host):
         where = "of a Ray cluster that this machine is part of"
         raise ValueError(f"{label}: expected auto or host:port {where}, got {brief(value)}")
     return value
+
+
+if TYPE_CHECKING:
+    Learners: TypeAlias = Mapping[str, str | Mapping[str, float]]
+else:
+    Learners = dict[str, str]  # what the command line reads
 
 
 @dataclass(frozen=True)
@@ -40,6 +58,10 @@ class ClusterConfig(Declared):
     resources: Annotated[dict[str, float], By(_resources)] = field(default_factory=dict)
     """What Ray reserves on each machine, by name, such as CPU 8 highmem 1; a machine that lacks it is not used. Without
     an entry for CPU: one for each actor."""
+    learners: Annotated[Learners, By(_by_policy)] = field(default_factory=dict)
+    """By policy, what Ray reserves for its learner on a machine that has it, such as agent_0 GPU=1,CPU=4: the policy's
+    learner and replay are there, while those of other policies are on this machine. In Python and files also
+    {"agent_0": {"GPU": 1}}. Without an entry for CPU: one. The run's directory must be on a shared file system."""
     lease_seconds: Annotated[float, Number(0.2)] = 2.0
     """Seconds without a sign of life after which a machine is given up: its later rows are refused, and other machines
     take its share of the steps."""
@@ -65,6 +87,10 @@ class ClusterConfig(Declared):
     def seats(self) -> int:
         """Places for machines beside this one; 0 without a cluster."""
         return 0 if self.address is None else self.nodes
+
+    def reserved_for(self, policy: str) -> dict[str, float]:
+        """What Ray reserves for a learner that is not on this machine."""
+        return {"CPU": 1.0, **self.learners[policy]}  # type: ignore[dict-item]  # text was read
 
     @property
     def actors(self) -> int:

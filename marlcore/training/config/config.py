@@ -62,7 +62,8 @@ class Config(Declared):
     """Updates that a learner may lag behind updates_per_step before its actors wait; it never leads. They are those of
     a schedule's highest number: at a lower one, fewer."""
     run_dir: str | None = None
-    """Directory for the results, new or empty. By default runs/<date and time>."""
+    """Directory for the results, new or empty: a path, or an address of fsspec, such as s3://bucket/demo, to which they
+    are copied (marlcore[remote]). By default runs/<date and time>."""
     stages: Annotated[tuple[int, ...], By(ascending)] = ()
     """Steps of the run at which its stages 1, 2, ... begin; the stage is published with the weights, and is one of the
     numbers of an algorithm's `explore`."""
@@ -91,10 +92,10 @@ class Config(Declared):
             raise ValueError("updates_per_step: expected a number in serial mode, got None")
         if self.cluster.seats and self.mode == "serial":
             raise ValueError("mode: expected async with cluster.address, got 'serial'")
-        if self.cluster.seats and self.self_play.pool:
-            raise ValueError(f"self_play.pool: expected 0 with cluster.address, got {self.self_play.pool}")
-        if self.cluster.seats and self.replay.mixture:
-            raise ValueError(f"replay.mixture: expected none with cluster.address, got {self.replay.mixture}")
+        if self.cluster.learners and self.learner.processes is not None:
+            raise ValueError(f"learner.processes: expected None with cluster.learners, got {self.learner.processes}")
+        if self.cluster.learners and self.self_play.pool:
+            raise ValueError(f"self_play.pool: expected 0 with cluster.learners, got {self.self_play.pool}")
         if self.stage_names and len(self.stage_names) != len(self.stages):
             raise ValueError(
                 f"stage_names: expected {len(self.stages)}, one for each of `stages`, got {self.stage_names}"

@@ -1,8 +1,8 @@
 """The crews of a run: the actors of each machine, and their lanes in the transitions of each policy.
 
-A policy's transitions have a block of lanes for each machine: first for this one, then for each seat of the cluster.
-Within a block, a lane is of a part of the replay, an agent, an actor and a copy of the environment. On another machine,
-a policy's transitions are the block of its crew alone.
+In each part of a policy's transitions is a block of lanes for each machine: first for this one, then for each seat of
+the cluster. Within a block, a lane is of an agent, an actor and a copy of the environment. On another machine, a
+policy's transitions have the blocks of its crew alone.
 """
 
 from dataclasses import dataclass
@@ -24,14 +24,18 @@ class Crew:
     def names(self) -> list[str]:
         return [f"actor-{self.first + i}" for i in range(self.count)]
 
-    def lanes(self, parts: int, agents: int, copies: int) -> NDArray[np.int64]:
-        """The lanes of its block, int64 [parts, agents, actors, copies], in a policy's transitions on its machine."""
-        shape = parts, agents, self.count, copies
-        return np.arange(np.prod(shape)).reshape(shape)
+    def lanes(self, parts: int, agents: int, copies: int, of_part: int) -> NDArray[np.int64]:
+        """The lanes of its blocks, int64 [parts, agents, actors, copies], in transitions with `of_part` lanes a part.
 
-    def block_begins(self, parts: int, agents: int, copies: int) -> int:
-        """The first lane of its block in the transitions beside the learner."""
-        return self.first * parts * agents * copies
+        Those on its own machine; beside the learner, `block_begins` lanes further.
+        """
+        block = np.arange(agents * self.count * copies)
+        lanes: NDArray[np.int64] = of_part * np.arange(parts)[:, None] + block
+        return lanes.reshape(parts, agents, self.count, copies)
+
+    def block_begins(self, agents: int, copies: int) -> int:
+        """The first lane of its block in each part of the transitions beside the learner."""
+        return self.first * agents * copies
 
 
 def crews(config: Config) -> list[Crew]:

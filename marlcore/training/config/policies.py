@@ -33,6 +33,11 @@ class AssignedPolicy:
     source: ReplaySource | QueueSource = field(default_factory=ReplaySource)  # of its batches, by `source_of`
     index: int = 0  # among the run's policies; seeds and devices follow it
 
+    @classmethod
+    def of(cls, policy: "AssignedPolicy") -> "AssignedPolicy":
+        """The policy alone, of one that is placed in memory."""
+        return cls(**{field.name: getattr(policy, field.name) for field in dataclasses.fields(AssignedPolicy)})
+
 
 def assign(
     spaces: Mapping[str, Spaces],

@@ -1,4 +1,4 @@
-"""`python -m marlcore.training.nodes PARENT RESULT`: the program of a node's agent, which supervises its actors.
+"""`python -m marlcore.training.nodes PARENT RESULT`: the program of an agent, which supervises its actors or learner.
 
 It reads a path and a blueprint from standard input, works until the control block says stop, and writes the failure
 that ended it, if one did, to the descriptor RESULT.
@@ -12,15 +12,18 @@ from contextlib import closing
 
 from ...errors import WorkerFailed
 from ...processes import Children, Control, end_with_parent
-from ..async_run import POLL_S, resume_actors, supervisor_of
+from ..async_run import POLL_S, grace_of, resume_actors, supervisor_of
+from ..config import learner_names
 from ..workers import Blueprint
 
 GRACE_S = 5.0  # for actors to end by themselves
 
 
 def supervise(blueprint: Blueprint) -> WorkerFailed | None:
-    """Runs the actors of a node until they are told to stop; returns what failed for good before."""
-    names = blueprint.crew.names
+    """Runs the workers of a node until they are told to stop; returns what failed for good."""
+    config, policies = blueprint.config, [policy.name for policy in blueprint.policies]
+    names = blueprint.crew.names or [*learner_names(config, policies)]
+    grace = GRACE_S if blueprint.crew.names else grace_of(blueprint)
     with closing(Control.attach(blueprint.control)) as control, closing(Children()) as children:
         supervisor = supervisor_of(blueprint, control, names, lambda name: None, children)
         try:
@@ -31,10 +34,14 @@ def supervise(blueprint: Blueprint) -> WorkerFailed | None:
                 resume_actors(supervisor, blueprint, control)
         except WorkerFailed as error:
             return error
-        supervisor.stand_down()
-        deadline = time.monotonic() + GRACE_S
-        while supervisor.running and time.monotonic() < deadline:
-            supervisor.watch(POLL_S)
+        if not control.finishing:  # else a learner that dies is restarted
+            supervisor.stand_down()
+        deadline = time.monotonic() + grace
+        try:
+            while supervisor.unfinished and time.monotonic() < deadline:
+                supervisor.watch(POLL_S)
+        except WorkerFailed as error:
+            return error
     return None
 
 

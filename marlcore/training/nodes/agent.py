@@ -7,16 +7,16 @@ import signal
 import sys
 import threading
 import time
-from contextlib import closing
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from ... import __version__
 from ...envs import vectorize
-from ...errors import WorkerFailed, suppress_failed_calls
+from ...errors import Fenced, WorkerFailed, suppress_failed_calls
 from ...memory import survey_segments
 from ...processes import failure_of
-from .node import SUPERVISOR, Links, Node, Orders, Plan, Report
+from .node import SUPERVISOR, Report
 
 LOOK_S = 0.2  # between looks at its own state
 ABANDONED_S = 30.0  # without a word of the controller, after which the agent ends
@@ -29,30 +29,30 @@ class Agent:
     def __init__(self) -> None:
         sweep()
         self._lock = threading.Lock()
-        self._node: Node | None = None
+        self._node: Any = None  # a Node or a LearnerNode
         self._failed: WorkerFailed | None = None
         self._ends = False
         self._heard = time.monotonic()
         self._abandoned_s = ABANDONED_S
 
-    def check(self, path: list[str], task: bytes) -> dict[str, Any]:
-        """Imports what a run needs, and makes a copy of its environment; says what it found, or what it lacks."""
+    def check(self, path: list[str], trial: bytes) -> dict[str, Any]:
+        """Calls what shows whether the machine can do the work; says what it found, or what it lacks."""
         sys.path += [entry for entry in path if entry not in sys.path]
         found = {"pid": os.getpid(), "began": began(os.getpid()), "version": __version__, "nice": os.nice(0)}
         try:
-            with closing(vectorize(pickle.loads(task), 1)):
-                return found | {"error": ""}
+            pickle.loads(trial)()
+            return found | {"error": ""}
         except Exception as error:  # the environment's own code may raise anything
             return found | {"error": f"{type(error).__name__}: {' '.join(str(error).split())}"}
 
-    def begin(self, task: bytes, orders: Orders, links: Links) -> None:
-        """Starts to make the node's part of a run."""
+    def begin(self, task: bytes, orders: Any) -> None:
+        """Starts to make the node's part of a run, by its plan."""
         plan = pickle.loads(task)
         self._heard = time.monotonic()
         self._abandoned_s = max(ABANDONED_S, 10 * plan.config.cluster.lease_seconds)
-        threading.Thread(target=self._work, args=(plan, orders, links), name="marlcore-node", daemon=True).start()
+        threading.Thread(target=self._work, args=(plan, orders), name="marlcore-node", daemon=True).start()
 
-    def beat(self, orders: Orders) -> Report | None:
+    def beat(self, orders: Any) -> Report | None:
         """The report of the node's part; None while it is being made."""
         self._heard = time.monotonic()
         with self._lock:
@@ -69,14 +69,14 @@ class Agent:
                 node.close()
         sweep()
 
-    def _work(self, plan: Plan, orders: Orders, links: Links) -> None:
+    def _work(self, plan: Any, orders: Any) -> None:
         try:
-            node = Node(plan, orders, links)
-        except ConnectionError as error:
+            node = plan.start(orders)
+        except (ConnectionError, Fenced) as error:
             self._failed = WorkerFailed(SUPERVISOR, "death", str(error))  # another agent may have more luck
             return
         except Exception as error:  # the algorithm's own code may raise anything
-            self._failed = failure_of(f"node-{plan.seat}", error)
+            self._failed = failure_of("agent", error)
             return
         with self._lock:
             self._node = node
@@ -87,6 +87,11 @@ class Agent:
             if node.error is not None or time.monotonic() - self._heard > self._abandoned_s:
                 self.end()
                 os._exit(1)  # the controller has given this agent up
+
+
+def make_once(env_fn: Callable[[], Any]) -> None:
+    """Makes a copy of an environment, to see whether this machine can."""
+    vectorize(env_fn, 1).close()
 
 
 def began(pid: int) -> str:

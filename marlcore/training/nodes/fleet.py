@@ -9,9 +9,11 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import cloudpickle
@@ -23,7 +25,7 @@ from ...errors import MarlcoreError
 from ...lazy import missing
 from ...processes import Interrupts
 from ..config import ClusterConfig
-from .agent import Agent, bury
+from .agent import Agent, bury, make_once
 
 CONNECT_S = 5.0
 START_S = 120.0  # for Ray to start an agent, and for this to import what a run needs
@@ -53,6 +55,25 @@ class Machine:
         return ", ".join(f"{self.resources.get(name, 0.0):g} of {reserved[name]:g} {name}" for name in short)
 
 
+@dataclass(frozen=True)
+class Job:
+    """What agents are hired for.
+
+    Attributes:
+        label: the setting that asks for them.
+        reserved: what Ray reserves for each.
+        trial: pickled, a function without arguments that each machine calls first, and that raises what it lacks.
+        wants: what the trial is for, in words; empty if its error says all.
+        exclusive: whether a machine may have one of them only; and this machine none.
+    """
+
+    label: str
+    reserved: dict[str, float]
+    trial: bytes
+    wants: str = ""
+    exclusive: bool = False
+
+
 class Call:
     """A call of an agent whose answer may still come."""
 
@@ -80,8 +101,8 @@ class Call:
 class Hired:
     """An agent on a machine; what it `found` there is known once it has been checked."""
 
-    def __init__(self, machine: Machine, handle: Any) -> None:
-        self.machine = machine
+    def __init__(self, machine: Machine, handle: Any, job: Job) -> None:
+        self.machine, self.job = machine, job
         self.found: dict[str, Any] = {}
         self._handle = handle
 
@@ -102,10 +123,19 @@ class Fleet(Closing):
     """
 
     def __init__(
-        self, config: ClusterConfig, env_fn: Callable[[], Any], label: str, interrupts: Interrupts | None = None
-    ) -> None:
-        self._config, self._label, self._interrupts = config, label, interrupts or Interrupts()
-        self._check = [path for path in sys.path if path], cloudpickle.dumps(env_fn)
+        self, config: ClusterConfig, env_fn: Callable[[], Any], label: str, interrupts: Interrupts | None = None,
+        trials: Mapping[str, Callable[[], None]] | None = None,
+    ) -> None:  # fmt: skip
+        """`trials`: by policy of `config.learners`, what its learner's machine must be able to do."""
+        self._interrupts = interrupts or Interrupts()
+        self._path = [path for path in sys.path if path]
+        trial, wants = partial(make_once, env_fn), f"an environment that can be made there, got {brief(label)}"
+        self.acting = Job("cluster.nodes", config.reserved, cloudpickle.dumps(trial), f"env_fn: expected {wants}", True)
+        self.learning = {
+            policy: Job(f"cluster.learners: {policy}", config.reserved_for(policy), cloudpickle.dumps(trial))
+            for policy, trial in (trials or {}).items()
+        }
+        self._losses: Counter[str] = Counter()  # of agents, by machine
         self._burials: list[Any] = []
         self._owns = _connect(str(config.address))
         self.hired: list[Hired] = []
@@ -115,88 +145,122 @@ class Fleet(Closing):
             context = ray.get_runtime_context()
             self.namespace: str = context.namespace
             self._own = context.get_node_id()
-            self._hire_first(config.nodes if config.nodes_at_start is None else config.nodes_at_start)
+            first = config.nodes if config.nodes_at_start is None else config.nodes_at_start
+            self._hire_first(first)
 
-    def _hire_first(self, count: int) -> None:
-        machines, reserved = self.machines(), self._config.reserved
-        fit = [machine for machine in machines if not machine.lacks(reserved)]
-        if len(fit) < count:
-            short = "; ".join(f"{each.host} has {lack}" for each in machines if (lack := each.lacks(reserved)))
-            raise ValueError(
-                f"cluster.nodes: expected {count} beside this machine with {_amounts(reserved)}, "
-                f"got {len(fit)}{f' ({short})' if short else ''}"
+    def _hire_first(self, least: int) -> None:
+        """Hires an agent for each learner, then as many for actors; those that fewest machines suit come first."""
+        for job in sorted(self.learning.values(), key=lambda job: len([*self.free(job)])):
+            machine = next(self.free(job), None)
+            if machine is None:
+                raise ValueError(
+                    f"{job.label}: expected a machine with {_amounts(job.reserved)}, got none{self._short(job)}"
+                )
+            self.hire(machine, job)
+        fit = [*self.free()]
+        if len(fit) < least:
+            expected = (
+                f"{self.acting.label}: expected {least} beside this machine with {_amounts(self.acting.reserved)}"
             )
-        calls = [(agent, self.checked(agent)) for agent in [self.hire(machine) for machine in fit[:count]]]
+            raise ValueError(f"{expected}, got {len(fit)}{self._short(self.acting)}")
+        for machine in fit[:least]:
+            self.hire(machine, self.acting)
+        calls = [(agent, self.checked(agent)) for agent in self.hired]
         deadline = time.monotonic() + START_S
         for agent, call in calls:
+            job, host = agent.job, agent.machine.host
             while not call.wait(LOOK_S):
                 self._interrupts.deliver()  # raises what a signal came for
                 if time.monotonic() < deadline:
                     continue
                 raise ValueError(
-                    f"cluster.nodes: expected an agent on {agent.machine.host} within {START_S:g} s, got none; "
-                    f"{_amounts(reserved)} may be in use there"
+                    f"{job.label}: expected an agent on {host} within {START_S:g} s, got none; "
+                    f"{_amounts(job.reserved)} may be in use there"
                 )
             try:
                 self.check(agent, call)
             except AgentLost as error:
-                raise ValueError(f"cluster.nodes: expected an agent on {agent.machine.host}, got {error}") from None
+                raise ValueError(f"{job.label}: expected an agent on {host}, got {error}") from None
 
     def machines(self) -> list[Machine]:
-        """The living machines beside this one."""
+        """The living machines, with what is left there beside this run's agents."""
         import ray
 
-        return [
-            Machine(node["NodeID"], f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})", node["Resources"])
-            for node in ray.nodes()
-            if node["Alive"] and node["NodeID"] != self._own
-        ]
+        found = []
+        for node in ray.nodes():
+            if node["Alive"]:
+                left = Counter(node["Resources"])
+                for agent in self.hired:
+                    if agent.machine.id == node["NodeID"]:
+                        left.subtract(agent.job.reserved)
+                host = f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})"
+                found.append(Machine(node["NodeID"], host, dict(left)))
+        return found
 
-    def free(self) -> Iterator[Machine]:
-        """Machines that have enough, and no agent of this run."""
-        taken = {agent.machine.id for agent in self.hired}
-        return (each for each in self.machines() if each.id not in taken and not each.lacks(self._config.reserved))
+    def free(self, job: Job | None = None) -> Iterator[Machine]:
+        """Machines that may take another agent, by default for actors.
 
-    def hire(self, machine: Machine) -> Hired:
+        Those that lost fewest agents come first, then others than this one, then those that have fewest.
+        """
+        job = job or self.acting
+        taken = {agent.machine.id for agent in self.hired if agent.job is job}
+        agents, losses = Counter(agent.machine.id for agent in self.hired), self._losses
+        for machine in sorted(
+            self.machines(), key=lambda each: (losses[each.id], each.id == self._own, agents[each.id])
+        ):
+            if not machine.lacks(job.reserved) and not (job.exclusive and machine.id in {*taken, self._own}):
+                yield machine
+
+    def _short(self, job: Job) -> str:
+        """What each machine that a job could be on lacks, in words."""
+        could = [each for each in self.machines() if not (job.exclusive and each.id == self._own)]
+        lacking = "; ".join(f"{each.host} has {lack}" for each in could if (lack := each.lacks(job.reserved)))
+        return f" ({lacking})" if lacking else ""
+
+    def hire(self, machine: Machine, job: Job) -> Hired:
         """Starts an agent on a machine, which is not restarted when it dies."""
         import ray
 
-        reserved = self._config.reserved
-        options: dict[str, Any] = {_KINDS[name]: amount for name, amount in reserved.items() if name in _KINDS}
-        options["resources"] = {name: amount for name, amount in reserved.items() if name not in _KINDS}
+        options: dict[str, Any] = {_KINDS[name]: amount for name, amount in job.reserved.items() if name in _KINDS}
+        options["resources"] = {name: amount for name, amount in job.reserved.items() if name not in _KINDS}
         handle = ray.remote(Agent).options(**options, **_there(machine.id), max_restarts=0, max_concurrency=4).remote()
-        self.hired.append(Hired(machine, handle))
+        self.hired.append(Hired(machine, handle, job))
         return self.hired[-1]
 
     def checked(self, agent: Hired) -> Call:
         """Has an agent check its machine; `check` reads the answer."""
-        return agent.call("check", *self._check)
+        return agent.call("check", self._path, agent.job.trial)
 
     def check(self, agent: Hired, call: Call) -> None:
         """Raises ValueError: the agent's machine cannot do the work. AgentLost."""
-        agent.found, host = call.answer(), agent.machine.host
+        agent.found, host, job = call.answer(), agent.machine.host, agent.job
         if agent.found["version"] != __version__:
             raise ValueError(f"cluster: expected marlcore {__version__} on {host}, got {agent.found['version']}")
-        if agent.found["error"]:
-            what = f"expected an environment that can be made on {host}, got {brief(self._label)}"
-            raise ValueError(f"env_fn: {what} ({agent.found['error']})")
+        if error := agent.found["error"]:
+            lacks = error.removeprefix("ValueError: ")
+            raise ValueError(f"{job.wants} ({host}: {error})" if job.wants else f"{lacks} ({job.label}, {host})")
         if (nice := agent.found["nice"]) >= LOWEST:
-            log.warning("%s: expected actors of niceness 0, got %d; start Ray with RAY_worker_niceness=0", host, nice)
+            log.warning("%s: expected workers of niceness 0, got %d; start Ray with RAY_worker_niceness=0", host, nice)
 
     def dismiss(self, agent: Hired) -> None:
         """Ends an agent that is lost, and has its machine, if it lives, end its processes and remove its segments."""
-        import ray
-
         self.hired.remove(agent)
+        self._losses[agent.machine.id] += 1
         agent.kill()
-        gone = ray.remote(bury).options(num_cpus=0, **_there(agent.machine.id), max_retries=0)
-        self._burials.append(gone.remote(agent.found.get("pid", 0), agent.found.get("began", "")))
+        self._bury(agent.machine, agent.found)
 
-    @staticmethod
-    def kill(handle: Any) -> None:
+    def sweep(self) -> None:
+        """Has the machines without an agent of this run remove what those of a killed driver left there."""
+        taken = {agent.machine.id for agent in self.hired}
+        for machine in self.machines():
+            if machine.id not in taken:
+                self._bury(machine, {})
+
+    def _bury(self, machine: Machine, found: dict[str, Any]) -> None:
         import ray
 
-        ray.kill(handle)
+        gone = ray.remote(bury).options(num_cpus=0, **_there(machine.id), max_retries=0)
+        self._burials.append(gone.remote(found.get("pid", 0), found.get("began", "")))
 
     def end(self) -> None:
         """Ends all agents in order, or those that do not answer as lost ones."""
@@ -250,7 +314,8 @@ def _connect(address: str) -> bool:
             ray.init(address, namespace=namespace, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
         ray.shutdown()
-        raise ValueError(f"{expected}, got {_one_line(error)}") from None
+        told = str(error.__cause__ or "").splitlines()[-1:]  # such as that the token is refused
+        raise ValueError(f"{expected}, got {_one_line(' '.join([str(error), *told]))}") from None
     return True
 
 
@@ -272,5 +337,5 @@ def _amounts(resources: dict[str, float]) -> str:
     return ", ".join(f"{name} {amount:g}" for name, amount in resources.items())
 
 
-def _one_line(error: BaseException) -> str:
+def _one_line(error: object) -> str:
     return " ".join(str(error).split())[:300]

@@ -8,24 +8,22 @@ import pickle
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import cloudpickle
 
 from ...closing import Closing
-from ...cluster import Mirror, Relay
+from ...cluster import Mirror
 from ...errors import WorkerFailed, suppress_failed_calls
-from ...interfaces import QueueSource
 from ...processes import EPISODES, RESTARTS, SHARE, STEPS, Control, Metric, Telemetry, start_child
-from ...queue import TrajectoryQueue
-from ...replay import ReplayBuffer
 from ..config import AssignedPolicy, Config, Crew, crews
-from ..workers import Blueprint, PolicyBlueprint, dealt, spec_of
+from ..self_play import SelfPlay, results_in
+from ..workers import Blueprint, dealt
+from .traffic import Address, Traffic
 
 SUPERVISOR = "supervisor"  # the worker that failed where a node's program died
 ELSEWHERE = "elsewhere"  # counts the steps of all other actors of the run
@@ -43,10 +41,15 @@ class Plan:
     epoch: int
     taken: int  # steps of the seat's earlier holders
     elapsed: float  # seconds since the run began
+    descriptions: Mapping[str, Mapping[str, Any]]  # of the stores of weights, by policy
+    opponents: Any = None  # the way to the pool of opponents, in self-play
 
     @property
     def crew(self) -> Crew:
         return crews(self.config)[1 + self.seat]
+
+    def start(self, orders: Orders) -> Node:
+        return Node(self, orders)
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,7 @@ class Orders:
 
     share: int  # the seat's steps, earlier holders' included, at which its actors are done
     elsewhere: int  # steps that the run's other actors have taken
+    homes: Mapping[str, Address | None] = field(default_factory=dict)  # of their learners, by policy
 
 
 @dataclass(frozen=True)
@@ -66,23 +70,18 @@ class Report:
     restarts: int = 0  # of its actors
     done: bool = False  # whether the actors have taken their share, and all of its rows have arrived
     metrics: Sequence[Metric] = ()
+    results: Sequence[tuple[int, int]] = ()  # of games: the opponent, and how it ended
     figures: dict[str, float] = field(default_factory=dict)  # of its traffic, by name
     versions: dict[str, int] = field(default_factory=dict)  # of the weights that it has, by policy
+    homes: dict[str, Address | None] = field(default_factory=dict)  # from which such weights may come, by policy
     failed: WorkerFailed | None = None  # what ended its work
-
-
-class Links(Protocol):
-    """The ways to a policy's home, by the policy's name."""
-
-    def rows(self, policy: str) -> Any: ...
-    def weights(self, policy: str) -> Any: ...
 
 
 class Node(Closing):
     """A node's part of a run. The program with its actors dies with this process, and its segments go with `close`."""
 
-    def __init__(self, plan: Plan, orders: Orders, links: Links) -> None:
-        """Raises SharedMemoryFull, ConnectionError: no room, or no weights can be had."""
+    def __init__(self, plan: Plan, orders: Orders) -> None:
+        """Raises SharedMemoryFull."""
         self._plan, self._crew, config = plan, plan.crew, plan.config
         self._episodes = dict.fromkeys(self._crew.names, (0, 0))  # ended before, and the last count
         with ExitStack() as stack:
@@ -91,40 +90,37 @@ class Node(Closing):
             each = [1] * self._crew.count
             for name, steps in zip(self._crew.names, dealt(plan.taken, [0] * len(each), each), strict=True):
                 self._control.workers[name].store(STEPS, steps)
-            self._mirrors: dict[str, Mirror] = {}
-            self._relays: list[Relay] = []
-            placed = tuple(self._placed(stack, policy, links) for policy in plan.policies)
+            self._traffic = [stack.enter_context(self._traffic_of(policy)) for policy in plan.policies]
+            placed = tuple(traffic.blueprint() for traffic in self._traffic)
+            self._pool: Mirror | None = None
+            self._results: Telemetry | None = None
+            self_play = self._self_play(stack)
             began = time.monotonic() - plan.elapsed
             handles = self._control.handle, self._telemetry.handle
-            blueprint = Blueprint(plan.env_fn, config, placed, *handles, began, self._crew)
+            blueprint = Blueprint(plan.env_fn, config, placed, *handles, began, self._crew, self_play)
             self._order(orders)
             self._program = Program(blueprint)
             stack.callback(self._program.close)
             stack.callback(self._control.stop)
             self._stack = stack.pop_all()
 
-    def _placed(self, stack: ExitStack, policy: AssignedPolicy, links: Links) -> PolicyBlueprint:
-        """A policy's transitions and weights on this node, with their traffic."""
-        config, cluster = self._plan.config, self._plan.config.cluster
-        mirror = Mirror(links.weights(policy.name), sync_seconds=cluster.sync_seconds, name=f"weights.{policy.index}")
-        self._mirrors[policy.name] = stack.enter_context(mirror)
-        source = source_of_rows(policy, config, self._crew)
-        stack.callback(source.close)
-        relay = Relay(
-            source, links.rows(policy.name), seat=self._plan.seat, epoch=self._plan.epoch,
-            flush_seconds=cluster.flush_seconds, compress=cluster.compress,
-        )  # fmt: skip
-        self._relays.append(stack.enter_context(relay.start()))
-        return PolicyBlueprint(
-            **vars(policy),
-            checkpoint=Path(),
-            saved_replay=None,
-            transitions=source.handle,
-            weights=mirror.store.handle,
-            queued=isinstance(source, TrajectoryQueue),
-        )
+    def _traffic_of(self, policy: AssignedPolicy) -> Traffic:
+        plan = self._plan
+        return Traffic(policy, plan.config, self._crew, plan.descriptions[policy.name], plan.seat, plan.epoch)
+
+    def _self_play(self, stack: ExitStack) -> SelfPlay | None:
+        """The opponents on this node, each of which comes from the learner's, and its games; None without self-play."""
+        link, size, cluster = self._plan.opponents, self._plan.config.self_play.pool, self._plan.config.cluster
+        if link is None:
+            return None
+        pool = Mirror(link, mode=max(2, size), sync_seconds=cluster.sync_seconds, name="opponents")
+        self._pool = stack.enter_context(pool)
+        self._results = stack.enter_context(Telemetry.create(self._crew.names))
+        return SelfPlay(pool.store.handle, self._results.handle)
 
     def _order(self, orders: Orders) -> None:
+        for traffic in self._traffic:
+            traffic.move(orders.homes.get(traffic.policy.name, traffic.home))
         workers, names = self._control.workers, self._crew.names
         workers[ELSEWHERE].store(STEPS, orders.elsewhere)
         if orders.share != sum(self._control.notes[name].load(SHARE) for name in names):
@@ -135,27 +131,30 @@ class Node(Closing):
     def beat(self, orders: Orders) -> Report:
         """Takes new orders; the report of what happened since the last one. Raises Fenced: the seat is lost."""
         self._order(orders)
-        if self.error is not None:
-            raise self.error
-        for mirror in self._mirrors.values():
-            mirror.check()
+        for traffic in self._traffic:
+            traffic.check()
+        if self._pool is not None:
+            self._pool.check()
         workers, notes, names = self._control.workers, self._control.notes, self._crew.names
         rest = sum(notes[name].load(SHARE) - min(workers[name].load(STEPS), notes[name].load(SHARE)) for name in names)
         return Report(
             steps=sum(workers[name].load(STEPS) for name in names),
             episodes=sum(map(self._ended, names)),
             restarts=sum(notes[name].load(RESTARTS) for name in names),
-            done=not rest and all(relay.drain(0.0) for relay in self._relays),
+            done=not rest and all(traffic.drained() for traffic in self._traffic),
             metrics=self._telemetry.tail(),
+            results=[] if self._results is None else results_in(self._results),
             figures=self._figures(),
-            versions={policy: mirror.version for policy, mirror in self._mirrors.items()},
+            homes={traffic.policy.name: traffic.home for traffic in self._traffic},
+            versions={traffic.policy.name: traffic.mirror.version for traffic in self._traffic},
             failed=self._program.failure(),
         )
 
     @property
     def error(self) -> BaseException | None:
         """What ended a relay, such as Fenced; None while all work."""
-        return next((relay.error for relay in self._relays if relay.error is not None), None)
+        errors = (traffic.relay.error for traffic in self._traffic)
+        return next((error for error in errors if error is not None), None)
 
     def _ended(self, actor: str) -> int:
         """Episodes of an actor; the process that follows a dead one counts from 0 again."""
@@ -165,33 +164,16 @@ class Node(Closing):
         return before + count
 
     def _figures(self) -> dict[str, float]:
-        stats = [relay.stats for relay in self._relays]
+        stats = [traffic.relay.stats for traffic in self._traffic]
         sums = ("rows", "bytes", "raw_bytes", "messages", "in_flight", "gaps", "rewinds")
         figures = {name: float(sum(getattr(each, name) for each in stats)) for name in sums}
+        if self._results is not None:
+            figures["games_lost"] = float(self._results.lost)
         return figures | {f"delay_ms_p{p}": 1000 * max(each.delay(p) for each in stats) for p in (50, 99)}
 
     def close(self) -> None:
         """Ends the actors, then the traffic, and removes the segments."""
         self._stack.close()
-
-
-def source_of_rows(policy: AssignedPolicy, config: Config, crew: Crew) -> ReplayBuffer | TrajectoryQueue:
-    """A policy's transitions on a node. Where the learner holds actors back, a queue whose writers wait for the relay.
-
-    So many rows may be on their way as the run on one machine would have its actors ahead.
-    """
-    queued, copies = isinstance(policy.source, QueueSource), config.actor.envs
-    parts = 1 if queued else config.replay.parts
-    lanes = crew.lanes(parts, len(policy.agents), copies).size
-    spec, rows, name = spec_of(policy, config), config.cluster.lane_rows, f"rows.{policy.index}"
-    if isinstance(policy.source, QueueSource):
-        source = policy.source
-        ahead = source.ahead * source.batch_size * (source.length or 1) * crew.count // config.actors
-    elif (limiter := config.limiter(policy.name, len(policy.agents) * config.lanes)) is not None:
-        ahead = int(limiter.tolerance / limiter.samples_per_insert)
-    else:
-        return ReplayBuffer.create(spec, rows * lanes, lanes, name=name)
-    return TrajectoryQueue.create(spec, rows * lanes, lanes, max_unread=max(ahead, lanes), name=name)
 
 
 class Program(Closing):

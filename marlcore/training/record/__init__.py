@@ -17,8 +17,10 @@ from .descriptions import (
 )
 from .events import CHECKPOINT_S, EVALUATION_S, CheckpointEvent, EvaluationEvent
 from .files import check_trusted, read_json, read_sealed, write_atomically, write_json, write_sealed
+from .hold import Hold
 from .monitor import Monitor, Status
 from .progress import Progress, SharedProgress, Table, final_returns, summary
+from .remote import RemoteCopy, fetch_run, is_address
 from .run_directory import (
     RUNS,
     RunDirectory,

@@ -12,6 +12,7 @@ import torch
 from ...checks import absolute, brief
 from .descriptions import policies_of
 from .files import ZIP, read_sealed, write_sealed
+from .hold import Hold
 from .run_directory import checkpoint_path
 
 Weights: TypeAlias = str | Path | Mapping[str, torch.Tensor]
@@ -56,11 +57,11 @@ def kept_steps(run_dir: Path, policy: str, prefix: str = "") -> list[int]:
     return sorted(int(name) for name in names if name.isdecimal())
 
 
-def save_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
-    """Writes a checkpoint, which `torch.load` can read too."""
+def save_checkpoint(path: Path, state: Mapping[str, Any], hold: Hold | None = None) -> None:
+    """Writes a checkpoint, which `torch.load` can read too. Raises Fenced: the hold has ended."""
     data = io.BytesIO()
     torch.save(dict(state), data)
-    write_sealed(path, data.getvalue())
+    write_sealed(path, data.getvalue(), check=hold and hold.check)
 
 
 def load_checkpoint(path: Path, *, own_name: bool = True, label: str = "resume") -> dict[str, Any]:

@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from ...references import reference_to
 from ...spaces import Spaces, is_text
 from ..config import AssignedPolicy, Config, is_custom
 from .files import check_trusted, read_json, write_json
+from .remote import fetch_run, is_address
 from .run_directory import read_config, steps_taken
 
 POLICIES = "checkpoints/policies.json"
@@ -78,6 +80,12 @@ def _plain(value: Any) -> Any:
 
 def described_run(run_dir: str | Path, *, trust: bool = False) -> tuple[str, Algorithm | dict[str, Algorithm], Config]:
     """The inverse of `describe`, which imports what config.json names. Raises ValueError: it cannot, or may not."""
+    if is_address(run_dir):
+        if not trust:
+            expected = "trust: expected trust=True or --trust for a run elsewhere, since loading it executes code"
+            raise ValueError(f"{expected}, got {run_dir!r} without it")
+        with TemporaryDirectory() as folder:
+            return described_run(fetch_run(run_dir, Path(folder), "config.json"), trust=True)
     described = read_config(check_trusted(run_dir, trust))
     try:
         config, env, name = Config.from_dict(described), described["env"], described["algorithm"]
@@ -126,7 +134,7 @@ def check_resumed(run_dir: str | Path, described: dict[str, Any], policies: tupl
         fixed |= dict.fromkeys(OF_ROWS, "its saved replays have such rows; it can change without checkpoints/*.replay")
         if now["replay.prioritized"]:
             fixed |= dict.fromkeys(OF_PRIORITIES, "the priorities of its saved replays depend on it")
-    if not (before.get("actor.processes") and now["actor.processes"]):
+    if not (_acts(before) and _acts(now)):
         fixed["actor.processes"] = "a run on recorded data has no actors, and its steps are updates"
     for label, reason in fixed.items():
         for name, old, new in _each(label, before, now):
@@ -140,6 +148,11 @@ def check_resumed(run_dir: str | Path, described: dict[str, Any], policies: tupl
             f"total_steps: {complete}expected more than the {taken:,} steps that the run has taken, "
             f"got {now['total_steps']}"
         )
+
+
+def _acts(settings: Mapping[str, Any]) -> bool:
+    """Whether a run of these settings has actors, here or on other machines."""
+    return bool(settings.get("actor.processes") or settings.get("cluster.address"))
 
 
 def _as_json(described: dict[str, Any]) -> Any:

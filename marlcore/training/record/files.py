@@ -13,7 +13,7 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from glob import escape
 from itertools import chain
@@ -39,10 +39,18 @@ def make_directory(path: Path) -> None:
     path.mkdir(mode=0o755)
 
 
-def write_atomically(path: Path, *data: bytes | memoryview) -> None:
-    """Makes `path` hold `data`: even after a crash or an OSError, a reader sees all of it or the old content."""
-    for left in path.parent.glob(f".{escape(path.name)}.*.new"):  # by a killed process: each file has one writer
+def remove_unfinished(path: Path) -> None:
+    """Removes what a killed process left of a write to `path`; one that still lives fails. Each file has one writer."""
+    for left in path.parent.glob(f".{escape(path.name)}.*.new"):
         left.unlink(missing_ok=True)
+
+
+def write_atomically(path: Path, *data: bytes | memoryview, check: Callable[[], None] | None = None) -> None:
+    """Makes `path` hold `data`: even after a crash or an OSError, a reader sees all of it or the old content.
+
+    `check` is called last; its error keeps the old content.
+    """
+    remove_unfinished(path)
     aside = path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")
     kept = "the earlier one is kept" if path.exists() else "there is no earlier one"
     try:
@@ -51,20 +59,22 @@ def write_atomically(path: Path, *data: bytes | memoryview) -> None:
                 file.writelines(data)
                 file.flush()
                 os.fsync(file.fileno())
+            if check is not None:
+                check()
             os.replace(aside, path)
     finally:
         aside.unlink(missing_ok=True)
 
 
-def write_sealed(path: Path, data: bytes) -> None:
+def write_sealed(path: Path, data: bytes, **options: Any) -> None:
     """Writes a pickle or a zip with a seal; see `write_atomically`."""
     start = f', "file": {json.dumps(path.name)}, "sha256": "'.encode()
     end = b'"}\n'
     if data.startswith(ZIP):  # the seal becomes its comment, whose length ends a zip
         length = (len(start) + _DIGITS + len(end)).to_bytes(2, "little")
-        _write_sealed(path, memoryview(data)[:-2], length + start, end)
+        _write_sealed(path, memoryview(data)[:-2], length + start, end, **options)
     else:
-        _write_sealed(path, data, start, end)
+        _write_sealed(path, data, start, end, **options)
 
 
 def write_json(path: Path, members: Mapping[str, Any], indent: int | None = None) -> None:
@@ -75,10 +85,10 @@ def write_json(path: Path, members: Mapping[str, Any], indent: int | None = None
     _write_sealed(path, start, b"", quote + end)
 
 
-def _write_sealed(path: Path, data: bytes | memoryview, start: bytes, end: bytes) -> None:
+def _write_sealed(path: Path, data: bytes | memoryview, start: bytes, end: bytes, **options: Any) -> None:
     digest = hashlib.sha256(data)
     digest.update(start)
-    write_atomically(path, data, start, digest.hexdigest().encode(), end)
+    write_atomically(path, data, start, digest.hexdigest().encode(), end, **options)
 
 
 def read_sealed(path: Path, *, own_name: bool = True) -> bytes:

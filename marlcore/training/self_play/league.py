@@ -40,7 +40,7 @@ class League:
 
     config: SelfPlayConfig
     pool: Pool
-    results: Telemetry  # one lane for each actor, which reports each game there
+    results: Telemetry  # one lane for each actor and other machine, which report each game there
     run_dir: Path  # of payoff.json
     report: Callable[[str, float], None]
     state: InitVar[Mapping[str, Any]]  # of a checkpoint; empty without one

@@ -80,17 +80,32 @@ def make_anchors(
     """The anchors' players. Raises ValueError, TypeError: one cannot be imported, or is of another network."""
     anchors: list[Player] = []
     for reference, name in zip(config.self_play.anchors, config.self_play.names, strict=True):
-        if reference.endswith(".pt"):
-            if not Path(reference).exists():
-                raise ValueError(f"self_play.anchors: expected a checkpoint, got {reference!r}, which does not exist")
+        source = _source_of(reference)
+        if isinstance(source, Path):
             model = build_model(policy, config)
             expected = f"self_play.anchors: expected a checkpoint of {policy.name}'s network"
-            load_opponent(Path(reference), model, expected, own_name=False)  # users copy checkpoints under other names
+            load_opponent(source, model, expected, own_name=False)  # users copy checkpoints under other names
             acting = Policy(policy.algorithm, model.to(device).acting, generator, device)
             anchors.append(PolicyPlayer(acting, policy.spaces, copies, config.replay.pad))
         else:
-            anchors.append(ScriptedPlayer(name, resolve("self_play.anchors", reference), policy.spaces, copies))
+            anchors.append(ScriptedPlayer(name, source, policy.spaces, copies))
     return anchors
+
+
+def make_beside_anchors(env_fn: Callable[[], Any], anchors: Sequence[str]) -> Any:
+    """Makes an environment on a machine that has the anchors too. Raises ValueError: it lacks one."""
+    for reference in anchors:
+        _source_of(reference)
+    return env_fn()
+
+
+def _source_of(reference: str) -> Any:
+    """The path of an anchor's checkpoint, or its script. Raises ValueError: it is not there."""
+    if not reference.endswith(".pt"):
+        return resolve("self_play.anchors", reference)
+    if not Path(reference).exists():
+        raise ValueError(f"self_play.anchors: expected a checkpoint, got {reference!r}, which does not exist")
+    return Path(reference)
 
 
 def name_of(number: int, anchors: Sequence[str]) -> str:

@@ -11,7 +11,7 @@ from ...interfaces import Algorithm
 from ...memory import SegmentHandle
 from ...processes import Telemetry
 from ...spec import Field
-from ..config import BOTH, AssignedPolicy, Config, SelfPlayConfig, actor_names, policy_names, schedules_of
+from ..config import BOTH, AssignedPolicy, Config, SelfPlayConfig, actor_names, node_names, policy_names, schedules_of
 from ..loops import LATEST, build_model, part_of_tag
 from .opponent_games import fewest_games
 from .opponents import make_anchors, name_of
@@ -25,7 +25,7 @@ class SelfPlay:
     """The shared memory of self-play, in a run's blueprint."""
 
     pool: SegmentHandle  # of frozen opponents
-    results: SegmentHandle  # of games, a lane for each actor
+    results: SegmentHandle  # of games, a lane for each actor and each other machine
 
 
 def policies_in_self_play(config: Config, agents: tuple[str, ...]) -> dict[str, str]:
@@ -82,5 +82,5 @@ def create_self_play(
     model = build_model(policy, config)
     pool = pool_store(model, settings.pool, published_numbers(policy.algorithm, config), run_dir, policy.name)
     stack.enter_context(pool)
-    results = stack.enter_context(closing(Telemetry.create(actor_names(config))))
+    results = stack.enter_context(closing(Telemetry.create([*actor_names(config), *node_names(config)])))
     return SelfPlay(pool.handle, results.handle)

@@ -8,5 +8,5 @@ from .actor_worker import ActorWorker
 from .evaluator_worker import EvaluatorWorker
 from .learner_worker import LearnerWorker
 from .shares import deal_steps, dealt
-from .storage import attach_storage, create_storage, spec_of
+from .storage import attach_storage, create_storage, create_weights, spec_of
 from .worker import Blueprint, PolicyBlueprint, Worker

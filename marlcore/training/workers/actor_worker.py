@@ -91,7 +91,8 @@ class ActorWorker(Worker):
                 reward = acting.model.rewards(torch.tensor(reward, device=device)).numpy(force=True)
             return policy.algorithm.first_priority(before, reward, gamma, after)
 
-        lanes = self.blueprint.crew.lanes(parts, len(policy.agents), self.env.copies)[:, :, self._index]
+        of_part = storage.lanes // parts
+        lanes = self.blueprint.crew.lanes(parts, len(policy.agents), self.env.copies, of_part)[:, :, self._index]
         script, seats = config.exploration.script, {}
         for i, agent in enumerate(policy.agents):
             writer = self.hold(storage.vector_writer(lanes[:, i].ravel().tolist()))
@@ -109,6 +110,9 @@ class ActorWorker(Worker):
         (policy,), (acting,), config = self.blueprint.policies, self.policies, self.config
         generator = np.random.default_rng(run_seed(config, "opponents", self._number, self.control.steps))
         pool = self.hold(ParameterStore.attach(self_play.pool))
+        newest = int(acting.subscriber.extras["opponents"].max())  # on another machine it may still be on its way
+        while not self.control.stopping and not pool.wait(newest - 1, WAIT_S):
+            self.beat()
         opponents = Opponents(policy, config, pool, self.env.copies, generator, self._device)
         results = self.hold(self.hold(Telemetry.attach(self_play.results)).reporter(self.name))
         return Matches(

@@ -57,7 +57,8 @@ class LearnerWorker(Worker):
             further = batches.save()  # before the checkpoint
             if league is not None:
                 further |= {"self_play": league.state_dict()}
-            save_checkpoint(policy.checkpoint, {**state, **model.saved(), **further, "torch": torch.get_rng_state()})
+            state = {**state, **model.saved(), **further, "torch": torch.get_rng_state()}
+            save_checkpoint(policy.checkpoint, state, policy.hold)
             if league is not None:
                 league.write()
             self.report(policy.name, CHECKPOINT_S, time.monotonic() - began, state["step"])

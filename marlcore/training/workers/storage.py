@@ -18,9 +18,10 @@ from ...memory import PREFIX, SegmentHandle, survey_segments
 from ...queue import TrajectoryQueue, TrajectoryReader, lane_rows_for
 from ...replay import Mixture, Prefetch, ReplayBuffer, Sampler
 from ...spec import Field, TransitionSpec
+from ...weights import ParameterStore
 from ..config import AssignedPolicy, Config
-from ..loops import run_seed, with_functions_of
-from ..record import RunDirectory
+from ..loops import PolicyModel, run_seed, with_functions_of
+from ..self_play import odds_fields, published_numbers
 from .worker import PolicyBlueprint, Worker
 
 TRANSIENT = f"{PREFIX}of-a-run-"  # files in replay.path that no longer matter when no process holds them
@@ -53,7 +54,7 @@ def spec_of(policy: AssignedPolicy, config: Config) -> TransitionSpec:
     return replace(spec, extras={**spec.extras, RETURN: Field()})
 
 
-def create_storage(stack: ExitStack, policy: AssignedPolicy, config: Config, run: RunDirectory) -> SegmentHandle:
+def create_storage(stack: ExitStack, policy: AssignedPolicy, config: Config, saved: Path) -> SegmentHandle:
     """A policy's queue, or its replay, perhaps a saved one. Raises: ValueError: that does not fit. SharedMemoryFull."""
     source, lanes = policy.source, len(policy.agents) * config.lanes
     spec = spec_of(policy, config)
@@ -65,7 +66,7 @@ def create_storage(stack: ExitStack, policy: AssignedPolicy, config: Config, run
         unread = source.ahead * source.batch_size * (source.length or 1)
         queue = TrajectoryQueue.create(spec, rows * lanes, lanes, max_unread=unread, name=f"queue.{policy.index}")
         return stack.enter_context(queue).handle
-    saved, limiter, name = run.replay_path(policy.name), config.limiter(policy.name, lanes), f"replay.{policy.index}"
+    limiter, name = config.limiter(policy.name, lanes), f"replay.{policy.index}"
     file = None
     if config.replay.path is not None:
         directory = Path(config.replay.path)
@@ -91,6 +92,13 @@ def create_storage(stack: ExitStack, policy: AssignedPolicy, config: Config, run
     if file is not None:
         stack.callback(replay.unlink)
     return replay.handle
+
+
+def create_weights(policy: AssignedPolicy, config: Config, model: PolicyModel, begins_after: int) -> ParameterStore:
+    """A store for a policy's weights, whose versions follow a given one. Raises SharedMemoryFull."""
+    extras = published_numbers(policy.algorithm, config) | odds_fields(config.self_play)
+    mode, name = config.learner_of(policy.name).publish_mode, f"weights.{policy.index}"
+    return ParameterStore.create(model.acting, mode, extras, begins_after=begins_after, name=name)
 
 
 def attach_storage(policy: PolicyBlueprint) -> ReplayBuffer | TrajectoryQueue:
@@ -124,7 +132,7 @@ class ReplayBatches:
         self._replay = replay
         self._policy = policy
         self._fastest = config.pace.bounds[1] if config.pace else 1.0
-        self._steps_per_row = sum(len(other.agents) for other in worker.blueprint.policies) / len(policy.agents)
+        self._steps_per_row = 1.0 / worker.control.about["policies"][policy.name]["share"]
         self.prioritized = source.prioritized is not None
         options: dict[str, Any] = {
             "stack": config.replay.frames, "n_step": source.n_step, "gamma": learner.gamma,

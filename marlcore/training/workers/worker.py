@@ -13,6 +13,7 @@ from ...envs import Looking, RunStep
 from ...memory import SegmentHandle
 from ...processes import Control, Telemetry, WorkerBase, fitting_name
 from ..config import AssignedPolicy, Config, Crew
+from ..record import Hold
 from ..self_play import SelfPlay
 
 GPU_S = 5.0  # between a worker's reports of its GPU's memory
@@ -29,6 +30,7 @@ class PolicyBlueprint(AssignedPolicy):
     weights: SegmentHandle
     queued: bool  # whether the transitions are a queue
     replay_was_saved: bool = False  # by an earlier part of the run
+    hold: Hold | None = None  # on the checkpoint, where its learner may be followed by one on another machine
 
     @property
     def run_dir(self) -> Path:

@@ -202,3 +202,9 @@ def test_a_bad_argument_is_refused(case: str) -> None:
 def test_a_seat_that_does_not_exist_is_refused(leases: Leases, seat: Any) -> None:
     for call in (leases.grant, leases.epoch, leases.state, leases.age, leases.fenced, lambda s: leases.check(s, 1)):
         check_refused(lambda call=call: call(seat), ValueError, f"seat: expected an integer from 0 to 2, got {seat!r}")
+
+
+def test_a_table_that_follows_refuses_what_has_ended_and_takes_what_it_has_not_heard_of(leases: Leases) -> None:
+    assert leases.allows(1, 1)
+    leases.follow(1, 2)
+    assert [epoch for epoch in range(5) if leases.allows(1, epoch)] == [3, 4] and leases.allows(0, 1)

@@ -65,6 +65,41 @@ def test_a_mirror_fetches_the_newest_and_no_backlog(home: ParameterStore) -> Non
         assert mirror.version == 100 and link.porter.copies == 1
 
 
+def test_a_mirror_of_every_version_gets_those_that_are_held_in_order(home: ParameterStore) -> None:
+    """One that comes late too; two share a copy of what both want next."""
+    porter, model = Porter(home, every=True), tree()
+    with home.publisher(model) as publisher:
+        for version in range(1, 6):
+            publisher.publish(fill(model, version))
+        with Mirror(porter, mode=3) as late, Mirror(Porter(home), mode=3) as newest:
+            until(lambda: late.version == newest.version == 5)
+            held = late.store.subscriber(local := tree())
+            for version in (3, 4, 5):
+                assert held.pull_version(version) and value_of(words(local)) == version
+            assert not newest.store.subscriber(tree()).pull_version(4), "the control"
+            with Mirror(porter, mode=3) as other:
+                until(lambda: other.version == 5)
+                copies = porter.copies
+                publisher.publish(fill(model, 6))
+                until(lambda: late.version == other.version == 6)
+                assert porter.copies == copies + 1
+
+
+def test_a_version_that_is_overwritten_meanwhile_is_passed_over(home: ParameterStore) -> None:
+    model = tree()
+    with home.publisher(model) as publisher:
+        for version in range(1, 4):
+            publisher.publish(fill(model, version))
+
+        def copy(row: np.ndarray) -> float:
+            if home.version == 3:
+                publisher.publish(fill(model, 4))  # over the row of the first
+            return value_of(part.view(np.float32) for _, part in home.layout.parts(row))
+
+        assert home.copy_next(0, copy) == (2, 2.0)
+        assert home.copy_next(4, copy) is None
+
+
 def test_a_version_that_no_mirror_wants_is_not_copied(home: ParameterStore) -> None:
     porter = Porter(home)
     with home.publisher(tree()) as publisher:
@@ -168,3 +203,33 @@ def test_killed_mirrors_tear_nothing_and_go_on(home: ParameterStore, program: Ca
             assert last > start
             writer.kill()
         assert home.version >= target.version > 20 * kills
+
+
+def test_a_mirror_that_moved_takes_no_row_of_the_earlier_home(home: ParameterStore) -> None:
+    """Not even one that was on its way; of the next home, the first of a higher version."""
+    early, late = threading.Event(), threading.Event()
+
+    class Slow(Link):
+        def fetch(self, newer_than: int, timeout: float) -> Any:
+            row = super().fetch(newer_than, timeout)
+            if row is not None and newer_than:
+                early.set()
+                late.wait()
+            return row
+
+    model = tree()
+    with (
+        home.publisher(model) as publisher,
+        ParameterStore.create(tree(), begins_after=5) as store, store.publisher(model) as successor,
+        Mirror(Slow(Porter(home)), description=home.description) as mirror,
+    ):  # fmt: skip
+        publisher.publish(fill(model, 1))
+        until(lambda: mirror.version == 1)
+        publisher.publish(fill(model, 2))
+        early.wait()
+        mirror.move(Porter(store))
+        late.set()
+        successor.publish(fill(model, 6))
+        until(lambda: mirror.version == 6)
+        mirror.check()
+        assert mirror.fetched == 2  # versions 1 and 6

@@ -76,8 +76,12 @@ def test_rows_arrive_as_they_were_written(spec, compress, home, source) -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_bad_links_neither_double_nor_lose_a_row(seed, home, source) -> None:
-    """Messages are lost, late, doubled and out of order, and ingests are replaced: the rows show nothing of it."""
-    here, there = home(STATES), source(STATES)
+    """Messages are lost, late, doubled and out of order, and ingests are replaced: the rows show nothing of it.
+
+    A seat's lanes are any at home, as those of several parts of a replay are.
+    """
+    lanes = [3, 1] if seed % 2 else [0, 1]
+    here, there = home(STATES, capacity=500 * (1 + max(lanes)), seats=(lanes,)), source(STATES)
     with here.relay(there, link=BadLink(here, seed)) as relay:
         written = 0
         for part in range(25):
@@ -87,7 +91,7 @@ def test_bad_links_neither_double_nor_lose_a_row(seed, home, source) -> None:
             patient(relay)
         assert relay.stats.rewinds
     for lane in range(2):
-        for ours, theirs in zip(columns_of(here.target, lane), columns_of(there, lane), strict=True):
+        for ours, theirs in zip(columns_of(here.target, lanes[lane]), columns_of(there, lane), strict=True):
             np.testing.assert_array_equal(ours, theirs)
     assert here.bookings.lost == 0
 
@@ -397,3 +401,21 @@ def test_bookings_are_read_by_any_process_that_attaches(home) -> None:
     here.ingest.open(0, 5, 2, SMALL.to_dict())
     with Bookings.attach(here.bookings.handle) as again:
         assert again.load(1).epoch == 5
+
+
+@pytest.mark.parametrize("waits", [False, True], ids=["replay", "queue"])
+def test_a_relay_that_moves_sends_the_next_home_what_it_may(waits, home) -> None:
+    """Of a replay, the rows that its lanes hold; of a queue, those that no home has consumed: they are used once."""
+    make = TrajectoryQueue if waits else ReplayBuffer
+    options = {"max_unread": 40} if waits else {}
+    first, second = home(), home()
+    with make.create(SMALL, 100, 1, name="node", **options) as node, first.relay(node) as relay:
+        number = add_some(node, 0, 0, 20)
+        assert relay.drain(0.0)
+        relay.move(DirectLink(second.ingest))
+        add_some(node, 0, number, 10)
+        assert relay.drain(0.0)
+        kept, came = raw(first.target, 0), heads(second.target, 0)
+        rows = len(raw(node, 0))
+        assert len(came) == (rows - len(kept) if waits else rows)
+        assert relay.stats.rows == rows and relay.stats.gaps == 0

@@ -2,16 +2,23 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack, nullcontext
-from types import SimpleNamespace
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
+import cloudpickle
 import pytest
 
 import marlcore as mc
-from marlcore.processes import RESTARTS, SHARE, STEPS, Control, Telemetry
+from marlcore.processes import DONE, RESTARTS, SHARE, STEPS, UPDATES, Control, Telemetry
 from marlcore.training.nodes import controller
-from marlcore.training.nodes.fleet import AgentLost
-from marlcore.training.nodes.node import Report
+from marlcore.training.nodes.fleet import START_S, AgentLost
+from marlcore.training.nodes.home import RayAddress
+from marlcore.training.nodes.learner_node import LearnerReport
+from marlcore.training.nodes.node import SUPERVISOR, Report
+from marlcore.training.record import Hold
+from marlcore.training.self_play import results_in
 from marlcore.training.workers import deal_steps
 
 NODES = ["node-0", "node-1"]
@@ -20,6 +27,8 @@ CONFIG = mc.Config(total_steps=300, cluster=mc.ClusterConfig("auto", nodes=2, le
 
 class Agent:
     """Answers each call at once, unless it is silent."""
+
+    job = "acting"
 
     def __init__(self, name: str) -> None:
         self.machine = SimpleNamespace(id=name, host=name)
@@ -38,25 +47,46 @@ class Agent:
         return self.report if method == "beat" else None
 
 
+class Learner(Agent):
+    job = "learning"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.report = LearnerReport()
+
+
 class Scene:
-    def __init__(self, stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(
+        self, stack: ExitStack, monkeypatch: pytest.MonkeyPatch, config: mc.Config = CONFIG, policies: Any = (),
+        traffic: Any = MappingProxyType({}),
+    ) -> None:  # fmt: skip
         self.now, self.silent, self.fenced = 100.0, list[int](), list[int]()
-        self.control = stack.enter_context(Control.create(["actor-0", *NODES]))
-        telemetry = stack.enter_context(Telemetry.create(NODES))
-        self.agents = [Agent("a"), Agent("b")]
+        about = {"policies": {"a": {"share": 1.0}}}
+        workers = [*NODES, *(f"learner-{name}" for name in traffic)]
+        self.control = stack.enter_context(Control.create(["actor-0", *workers], [*traffic], **about))
+        telemetry = stack.enter_context(Telemetry.create(workers))
+        self.games = stack.enter_context(Telemetry.create(NODES))
+        self.agents = [Agent("a"), Agent("b"), *map(Learner, traffic)]
         self.spare = [Agent("c")]
-        leases = SimpleNamespace(
-            grant=lambda seat: 1, renew=lambda seat, epoch: True, expire=lambda: self.silent, fence=self.fenced.append
-        )
-        fleet: Any = SimpleNamespace(
-            hired=[*self.agents], end=lambda: None, dismiss=lambda agent: None, free=lambda: [*self.spare],
-            hire=lambda machine: self.spare.pop(), checked=lambda agent: agent.call("check"), check=lambda *_: None,
+        self.leases = leases = SimpleNamespace(
+            grant=lambda seat: 1, renew=lambda seat, epoch: True, expire=lambda: self.silent, fence=self.fenced.append,
+            lease_seconds=2.0, epoch=lambda seat: 4, state=lambda seat: "held",
         )  # fmt: skip
-        monkeypatch.setattr(controller, "Home", lambda *_: nullcontext(SimpleNamespace(leases=leases, links=None)))
+        fleet: Any = SimpleNamespace(
+            hired=[*self.agents], end=lambda: None, dismiss=lambda agent: None, free=lambda job: [*self.spare],
+            namespace="", acting="acting", learning=dict.fromkeys(traffic, "learning"),
+            hire=lambda machine, job: self.spare.pop(), checked=lambda agent: agent.call("check"),
+            check=lambda *_: None,
+        )  # fmt: skip
+        home = SimpleNamespace(addresses={}, opponents=None)
+        monkeypatch.setattr(controller, "Home", lambda *_, **__: nullcontext(home))
+        monkeypatch.setattr(controller.Leases, "create", lambda *_: nullcontext(leases))
+        monkeypatch.setattr(controller.ParameterStore, "attach", lambda _: nullcontext(SimpleNamespace(description={})))
         monkeypatch.setattr(controller.time, "monotonic", lambda: self.now)
-        deal_steps(self.control, CONFIG, NODES)
-        blueprint: Any = SimpleNamespace(config=CONFIG, policies=(), env_fn=None, began=0.0)
-        self.controller = stack.enter_context(controller.Controller(fleet, blueprint, self.control, telemetry))
+        deal_steps(self.control, config, NODES)
+        self_play = SimpleNamespace(results=self.games.handle, pool=None)
+        blueprint: Any = SimpleNamespace(config=config, policies=policies, env_fn=None, began=0.0, self_play=self_play)
+        self.controller = stack.enter_context(controller.Controller(fleet, blueprint, self.control, telemetry, traffic))
 
     def tick(self, seconds: float = 0.3, times: int = 1) -> None:
         for _ in range(times):
@@ -83,6 +113,25 @@ def test_reports_are_counted_and_the_end_is_seen(scene: Scene) -> None:
     assert not scene.controller.done  # this machine's actor has steps to take
     scene.control.workers["actor-0"].store(STEPS, 100)
     assert scene.controller.done
+
+
+def test_each_game_is_told_to_the_learner_once(scene: Scene) -> None:
+    """Also those of a program that has died since; those of an agent that lost its lease never are."""
+    for won, report in ((1, Report(40)), (-1, Report(failed=mc.WorkerFailed(SUPERVISOR, "death", "killed")))):
+        scene.agents[0].report = replace(report, results=[(3, won), (-1, 0)])
+        games: list[tuple[int, int]] = []
+        for _ in range(8):
+            scene.tick(0.25)
+            if games := results_in(scene.games):
+                break
+        assert sorted(games) == [(-1, 0), (3, won)]
+        scene.agents[0].report = Report(40)
+        scene.tick(times=4)
+        assert not results_in(scene.games)
+    assert scene.fenced == [0]
+    scene.agents[1].report, scene.leases.renew = Report(results=[(3, 1)]), lambda seat, epoch: False
+    scene.tick(times=8)
+    assert scene.fenced[-1] == 1 and not results_in(scene.games)
 
 
 @pytest.mark.parametrize("how", ["silence", "its death", "its machine"])
@@ -116,7 +165,7 @@ def test_an_agent_that_never_starts_is_given_up(scene: Scene) -> None:
     scene.agents[0].report = AgentLost("gone")
     scene.tick(times=8)
     assert scene.controller.seats[0].agent is late
-    scene.tick(controller.START_S)
+    scene.tick(START_S)
     assert scene.controller.seats[0].agent is None and scene.fenced == [0, 0]
 
 
@@ -124,3 +173,70 @@ def test_a_failure_on_a_node_ends_the_run(scene: Scene) -> None:
     scene.agents[1].report = Report(failed=mc.WorkerFailed("actor-2", "environment", "Traceback: no screen"))
     with pytest.raises(mc.WorkerFailed, match="actor-2 on node-1, b's environment failed: Traceback: no screen"):
         scene.tick(times=8)
+
+
+HOME = RayAddress("ingest", "porter", "")
+
+
+class Apart(Scene):
+    """A run whose policy's learner is on a further machine."""
+
+    def __init__(self, stack: ExitStack, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+        self.mirror, hold = SimpleNamespace(version=6), Hold(folder / "a.pt", "run", 0)
+        self.moved: list[Any] = []
+        traffic = SimpleNamespace(
+            mirror=self.mirror, move=self.moved.append, drained=lambda: True, check=lambda: None
+        )  # fmt: skip
+        described = {"agents": ("agent_0",), "spaces": None, "algorithm": None, "source": None, "index": 0}
+        policy = SimpleNamespace(name="a", weights=None, hold=hold, **described)
+        config = replace(CONFIG, cluster=replace(CONFIG.cluster, learners={"a": "CPU=1"}))
+        super().__init__(stack, monkeypatch, config, (policy,), {"a": traffic})
+        self.learner, self.spare = self.agents[2], [Learner("d")]
+
+    def nodes_report(self, home: RayAddress | None, *versions: int) -> None:
+        for agent, version in zip(self.agents, versions, strict=False):
+            agent.report = Report(1, homes={"a": home}, versions={"a": version})
+        self.tick(times=4)
+
+
+@pytest.fixture
+def apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Apart]:
+    with ExitStack() as stack:
+        yield Apart(stack, monkeypatch, tmp_path)
+
+
+def test_a_learners_successor_begins_when_no_machine_takes_the_earlier_ones_weights(apart: Apart) -> None:
+    apart.learner.report = LearnerReport(ready=True, updates=70, version=7, home=HOME)
+    apart.nodes_report(HOME, 7, 9)
+    (_, orders) = apart.agents[0].asked[-1]
+    assert orders.homes == {"a": HOME} and apart.moved[-1] == HOME and apart.control.tallies["a"].load(UPDATES) == 70
+    successor = apart.spare[0]
+    apart.learner.report = AgentLost("gone")
+    apart.tick(times=12)
+    assert apart.fenced == [2] and apart.control.notes["learner-a"].load(RESTARTS) == 1
+    assert apart.agents[0].asked[-1][1].homes == {"a": None} and apart.moved[-1] is None
+    assert [method for method, *_ in successor.asked] == ["check"]  # the nodes have not said that they moved
+    apart.nodes_report(None, 7, 9)
+    (_, plan, orders) = successor.asked[1]
+    assert cloudpickle.loads(plan).version == 9 and orders.ended == [3, 3]
+
+
+def test_a_run_ends_when_a_learners_last_weights_have_come(apart: Apart) -> None:
+    apart.control.finish()
+    apart.learner.report = LearnerReport(ready=True, done=True, version=7, home=HOME)
+    apart.tick(times=4)
+    assert apart.controller.unfinished == ["learner-a"]  # of version 6 are those here
+    apart.mirror.version = 7
+    apart.tick(times=4)
+    assert apart.controller.unfinished == [] and apart.control.workers["learner-a"].load(DONE)
+
+
+def test_a_learner_that_is_lost_before_its_last_weights_is_replaced_unless_the_run_is_stopped(apart: Apart) -> None:
+    apart.control.finish()
+    apart.learner.report = AgentLost("gone")
+    apart.nodes_report(None, 0, 0)
+    apart.tick(times=8)
+    assert apart.controller.unfinished == ["learner-a"] and apart.controller.learners[0].agent is not None
+    apart.controller.learners[0].lose("again")
+    apart.control.stop()
+    assert apart.controller.unfinished == []

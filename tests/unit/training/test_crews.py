@@ -1,5 +1,6 @@
 """The crews of a run: whose lanes are whose, and how its steps are dealt out."""
 
+import json
 from collections.abc import Callable, Sequence
 from itertools import chain
 from pathlib import Path
@@ -11,7 +12,10 @@ from hypothesis import strategies as st
 from refused import check_refused
 
 import marlcore as mc
+from marlcore.cli.options import CommandLine
+from marlcore.declared import hints_of
 from marlcore.processes import SHARE, STEPS, Control
+from marlcore.training import read_settings
 from marlcore.training.config import crews
 from marlcore.training.workers import deal_steps, dealt
 
@@ -26,10 +30,13 @@ def test_a_run_on_one_machine_has_one_crew() -> None:
 
 
 @pytest.mark.parametrize("parts, agents", [(1, 1), (2, 3)])
-def test_the_blocks_of_the_crews_are_all_lanes_once(parts: int, agents: int) -> None:
-    shape = parts, agents, CONFIG.actor.envs
-    blocks = [(crew.lanes(*shape) + crew.block_begins(*shape)).ravel().tolist() for crew in crews(CONFIG)]
-    assert [*chain(*blocks)] == [*range(parts * agents * CONFIG.lanes)]
+def test_the_blocks_of_the_crews_are_the_lanes_of_each_part_once(parts: int, agents: int) -> None:
+    """So a part's lanes lie side by side, as a sampler of it needs them."""
+    shape, of_part = (agents, CONFIG.actor.envs), agents * CONFIG.lanes
+    blocks = [crew.lanes(parts, *shape, of_part) + crew.block_begins(*shape) for crew in crews(CONFIG)]
+    for part in range(parts):
+        lanes = [*chain(*(block[part].ravel().tolist() for block in blocks))]
+        assert lanes == [*range(part * of_part, (part + 1) * of_part)]
 
 
 def test_each_actor_of_a_cluster_has_a_number_of_its_own() -> None:
@@ -67,14 +74,6 @@ REFUSED = {
     "Ray's client": (lambda: mc.ClusterConfig("ray://head:10001"), "address: expected auto or host:port"),
     "more at the start": (lambda: mc.ClusterConfig("auto", nodes_at_start=2), "nodes_at_start: expected at most nodes"),
     "in turn": (lambda: mc.Config(mode="serial", cluster=CLUSTER), "mode: expected async with cluster.address"),
-    "a mixture": (
-        lambda: mc.Config(replay=mc.ReplayConfig(mixture={"a": 1}), cluster=CLUSTER),
-        "replay.mixture: expected none with cluster.address",
-    ),
-    "self-play": (
-        lambda: mc.Config(self_play=mc.SelfPlayConfig(pool=2), cluster=CLUSTER),
-        "self_play.pool: expected 0 with cluster.address",
-    ),
 }  # fmt: skip
 
 
@@ -88,6 +87,22 @@ def test_the_settings_of_a_cluster_survive_json() -> None:
     config = mc.Config(cluster=mc.ClusterConfig("head:6379", nodes=3, resources={"highmem": 1}, compress="lz4"))
     assert mc.Config.from_dict(config.to_dict()) == config
     assert config.cluster.reserved == {"CPU": 1.0, "highmem": 1.0}
+
+
+def test_what_a_learner_needs_is_text_or_amounts(tmp_path: Path) -> None:
+    """The same on the command line, in a settings file, in Python, and in a run's config.json."""
+    needs = {"red": {"GPU": 1.0, "CPU": 4.0}, "blue": {"highmem": 0.5}}
+    text = ["red", "GPU=1,CPU=4", "blue", "highmem=0.5"]
+    read = CommandLine("train", ["--cluster.learners", *text]).read(hints_of(mc.Config))["cluster.learners"]
+    plain = "cluster: {address: auto, learners: {red: {GPU: 1, CPU: 4}, blue: highmem=0.5}}"
+    (tmp_path / "run.yaml").write_text(plain)
+    of_file = read_settings(tmp_path / "run.yaml").config.cluster
+    for cluster in (mc.ClusterConfig("auto", learners=read), of_file, mc.ClusterConfig("auto", learners=needs)):
+        assert cluster.learners == needs
+        config = mc.Config(cluster=cluster)
+        assert mc.Config.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+    assert cluster.reserved_for("red") == {"CPU": 4.0, "GPU": 1.0}
+    assert cluster.reserved_for("blue") == {"CPU": 1.0, "highmem": 0.5}
 
 
 def test_a_run_on_one_machine_imports_nothing_of_clusters(program: Callable[..., Any], tmp_path: Path) -> None:

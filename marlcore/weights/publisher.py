@@ -1,0 +1,135 @@
+"""The writing ends of a store: a learner's publisher, and the writer of a mirror."""
+
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..checks import brief, check_whole
+from ..closing import Closing
+from ..errors import ClosedError
+from ..memory import File, NativeLanes, close_when_alone, one_thread
+from .layout import MOST_VERSIONS, OWN, fitted_extra
+from .rows import VersionedRows
+from .trees import TreeWeights
+
+if TYPE_CHECKING:
+    from .modules import ModuleWeights
+
+Weights: TypeAlias = "TreeWeights | ModuleWeights"  # a caller's weights at one end of a store
+
+
+class Publisher(Closing):
+    """The store's only writer; a context manager, for one thread at a time. Use `ParameterStore.publisher`.
+
+    Attributes:
+        version: of the store's last publish; 0 if there was none.
+    """
+
+    def __init__(self, store: VersionedRows, lanes: NativeLanes, weights: Weights, claimed: File) -> None:
+        self._store = store
+        self._lanes = lanes
+        self._weights = weights
+        self._claim = claimed
+        self._closed = False
+        self._inside: dict[int, None] = {}  # see guard.py
+        self.version = store.version
+        self._given: dict[str, NDArray[Any]] = {}  # each extra's last value
+        self._stage(weights.staged())
+
+    def _stage(self, row: NDArray[np.uint8]) -> None:
+        self._extras = self._weights.layout.extra_views(row)
+        self._put(self._given)
+        self._version_in_row = self._weights.layout.version_view(row)
+        self._append = self._lanes.appender(0, row)
+        self._row = row  # last: if an interrupt comes earlier, the next publish stages again
+
+    @one_thread
+    def publish(self, /, weights: Any = OWN, **extras: Any) -> int:
+        """Publishes the model's current weights as one unit.
+
+        For a module on the CPU this is one copy and one atomic store; from an accelerator, a copy to the host comes
+        first, on the current stream. Tensors that replaced the module's, by `.to(...)`, `load_state_dict(assign=True)`
+        or assignment, are moved into the row and published. Arrays of a mapping are first copied into one row.
+
+        Args:
+            weights: for a publisher of a mapping: these arrays instead of those of the mapping that it was made with.
+                NumPy's, JAX's, or whatever `np.asarray` takes; on the CPU without a further copy.
+            extras: by name; the publisher's first publish gives all, a later one those that changed. NaN is allowed.
+
+        Returns: the version: 1 for the store's first publish, or `begins_after` + 1.
+
+        Raises:
+            LayoutMismatch: a tensor of the model was added or removed, or changed its name, shape or dtype.
+            ValueError, TypeError: an extra is missing, unknown, of another shape or does not fit its dtype; or
+                `weights` hold a part that is no array, or are given to the publisher of a module.
+            ClosedError, StaleHandle: the publisher or its store was closed, or this is a forked child.
+            UsedByTwoThreads: another thread is publishing.
+            After an error, nothing was published and the extras are unchanged.
+        """
+        self._store.check_open()
+        if self._closed:
+            raise ClosedError("the publisher was closed")
+        row = self._weights.staged(weights)
+        if row is not self._row:
+            self._stage(row)
+        if extras or len(self._given) < len(self._extras):
+            self._take(extras)
+        self._version_in_row[0] = max(self.version, self._store.begins_after) + 1
+        self._append()
+        self.version = self._lanes.committed(0)
+        return self.version
+
+    def _take(self, extras: dict[str, Any]) -> None:
+        fields = self._weights.layout.extras
+        if len(self._given) < len(fields) or not extras.keys() <= fields.keys():
+            unknown = sorted(extras.keys() - fields.keys())
+            missing = sorted(fields.keys() - self._given.keys() - extras.keys())
+            if unknown or missing:
+                raise ValueError(f"extras: expected {sorted(fields)}, got unknown {unknown}, missing {missing}")
+        fitted = {name: fitted_extra(name, value, fields[name]) for name, value in extras.items()}
+        self._given.update(fitted)
+        self._put(fitted)
+
+    def _put(self, fitted: dict[str, NDArray[Any]]) -> None:
+        for name, value in fitted.items():
+            self._extras[name][...] = value
+
+    def close(self) -> None:
+        """Releases the store for a successor, once no other thread publishes; the model stays usable."""
+        self._closed = True
+        close_when_alone(self._claim, self._inside)
+
+
+class MirrorWriter(Closing):
+    """A mirror's only writer; a context manager, for one thread at a time. Use `ParameterStore.mirror_writer`."""
+
+    def __init__(self, store: VersionedRows, lanes: NativeLanes, claimed: File) -> None:
+        self._store = store
+        self._lanes = lanes
+        self._claim = claimed
+        self._inside: dict[int, None] = {}  # see guard.py
+
+    @one_thread
+    def put(self, row: NDArray[np.uint8]) -> bool:
+        """Publishes a row of the home store, uint8 [layout.nbytes], under its version, as one unit.
+
+        Returns: False if the version is not newer than the newest here: nothing was published.
+
+        Raises:
+            ValueError: the row has another size or dtype, or no version. ClosedError: the writer or store was closed.
+        """
+        if self._claim.fd < 0:
+            raise ClosedError("the mirror's writer was closed")
+        nbytes, newest = self._store.layout.nbytes, self._store.version
+        if not isinstance(row, np.ndarray) or row.dtype != np.uint8 or row.shape != (nbytes,):
+            raise ValueError(f"row: expected uint8 ({nbytes},), got {brief(row)}")
+        version = int(self._store.layout.version_view(row)[0])
+        check_whole("row: version", version, 1, 2 * MOST_VERSIONS)
+        if version > newest:
+            self._lanes.appender(0, row)()
+        return version > newest
+
+    def close(self) -> None:
+        """Releases the mirror for a successor, once no other thread writes."""
+        close_when_alone(self._claim, self._inside)

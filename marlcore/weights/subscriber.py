@@ -1,0 +1,157 @@
+"""The reading end of a store: it copies the newest weights into a local model, or lends them in place."""
+
+import errno
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
+
+from ..checks import check_timeout, check_whole
+from ..errors import NotEnoughData, SegmentCorrupt
+from ..memory import NativeLanes, one_thread
+from .publisher import Weights
+from .rows import VersionedRows
+
+
+@dataclass(eq=False)
+class InPlaceView:
+    """The newest weights in place, in shared memory. Use `Subscriber.in_place`.
+
+    Attributes:
+        version: of these weights.
+        tensors: a module's under all its names for them, for `torch.func.functional_call`; a mapping's read-only
+            arrays, nested as it is. They are the publisher's memory: do not write to them (a BatchNorm in training mode
+            would).
+        extras: by name, floats and arrays, copied.
+    """
+
+    version: int
+    tensors: Mapping[str, Any]
+    extras: Mapping[str, Any]
+    _whole: Callable[[], bool]
+    _final: bool | None = None
+
+    def valid(self) -> bool:
+        """Whether everything read so far, extras included, was this version; after the block, the answer at its end."""
+        return self._whole() if self._final is None else self._final
+
+    def end(self) -> None:
+        """Fixes the answer: later changes of the slot do not matter."""
+        self._final = self.valid()
+
+
+class Subscriber:
+    """Keeps a local model up to date, for one thread at a time. Use `ParameterStore.subscriber`.
+
+    Attributes:
+        version: of the local model's weights, 0 before the first pull.
+        extras: published with these weights: a float for shape () (the result of `item` for other dtypes), otherwise
+            an array; empty before the first pull.
+    """
+
+    def __init__(self, store: VersionedRows, lanes: NativeLanes, local: Weights) -> None:
+        self._store = store
+        self._lanes = lanes
+        self._local = local
+        self._inside: dict[int, None] = {}  # see guard.py
+        self._scratch = local.scratch()
+        self._scratch_extras = local.layout.extra_views(self._scratch)
+        self._scratch_version = local.layout.version_view(self._scratch)
+        self._read_newest = lanes.newest_reader(0, self._scratch)
+        self._slots: dict[int, tuple[Any, dict[str, NDArray[Any]]]] = {}
+        self.version = 0
+        self.extras: Mapping[str, Any] = {}
+
+    @property
+    def newest(self) -> int:
+        """The newest published version; 0 before the store's first publish."""
+        return self._store.version
+
+    @one_thread
+    def pull(self, timeout: float = 1.0) -> bool:
+        """Copies the newest weights into the local model, whole or not at all; False if none are newer.
+
+        Do not pull between a forward pass and its backward pass: autograd does not notice that weights changed.
+
+        Args:
+            timeout: seconds to keep trying while the publisher overwrites the row being copied.
+
+        Raises:
+            TimeoutError: every attempt was overwritten. LayoutMismatch: a tensor of the local model was added or
+            removed, or changed its name, shape or dtype. UsedByTwoThreads: another thread is pulling. ValueError: the
+            timeout is no number or negative. Each leaves the model unchanged.
+        """
+        check_timeout(timeout, or_none=False)
+        if self._store.version == self.version:
+            return False
+        self._take(self._copy_newest(timeout))
+        return True
+
+    @one_thread
+    def pull_version(self, version: int) -> bool:
+        """Copies this version into the local model, whole or not at all.
+
+        Args:
+            version: of the last ones published, as many as the store has slots.
+
+        Returns: False if the store does not hold it: it was overwritten, or is still to come; the model is unchanged.
+
+        Raises: LayoutMismatch, UsedByTwoThreads: as `pull`.
+        """
+        check_whole("version", version)
+        self._store.check_open()
+        if self._lanes.read(0, self._store._ticket_of(version), 1, self._scratch) != 0:
+            return False
+        self._take(version)
+        return True
+
+    def _take(self, version: int) -> None:
+        self._local.load()
+        self.extras = _copied(self._scratch_extras)
+        self.version = version
+
+    def _copy_newest(self, timeout: float) -> int:
+        """Copies the newest row into the scratch row; returns its version."""
+
+        def attempt() -> int | None:
+            committed = self._read_newest()
+            return None if committed == -errno.ESTALE else committed
+
+        version = self._store._until_whole(attempt, timeout)
+        if self._store.is_mirror and version > 0:
+            version = int(self._scratch_version[0])
+        if version <= 0:
+            raise SegmentCorrupt(f"{self._store!r}: the lane's counters are damaged")
+        return version
+
+    def wait(self, newer_than: int, timeout: float) -> bool:
+        """As `ParameterStore.wait`."""
+        return self._store.wait(newer_than, timeout)
+
+    @contextmanager
+    def in_place(self) -> Iterator[InPlaceView]:
+        """The newest weights without a copy; call `view.valid()` after reading, and discard the result if it is False.
+
+        Raises: NotEnoughData: no version was published yet.
+        """
+        ticket, version = self._store._newest()
+        if version == 0:
+            raise NotEnoughData(f"{self._store!r}: nothing was published yet")
+        views, extras = self._slot(ticket % self._store.slots)
+        view = InPlaceView(version, self._local.named(views), _copied(extras), self._store._whole(ticket))
+        try:
+            yield view
+        finally:
+            view.end()
+
+    def _slot(self, slot: int) -> tuple[Any, dict[str, NDArray[Any]]]:
+        if slot not in self._slots:
+            row = self._store.slot_array(slot)
+            self._slots[slot] = self._local.views(row), self._local.layout.extra_views(row)
+        return self._slots[slot]
+
+
+def _copied(extras: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
+    return {name: array.copy() if array.ndim else array.item() for name, array in extras.items()}

@@ -1,0 +1,237 @@
+"""Self-play and mixtures on a cluster: opponents reach every machine, and every game the learner's table."""
+
+import os
+import re
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from arena import SIDES, Arena, Marking, episodes_of
+from arena_games import check_opponents, check_parts, check_table, marks, played, table
+from processes import until
+from ray_nodes import RayNodes
+from refused import check_refused
+from whole_clusters import BEGINNING, NOTHING, called, left_on, result_of
+from whole_runs import LONG, checkpoint, opponents_of, steps_of, values_of
+
+import marlcore as mc
+from marlcore.cluster import Bookings, DirectLink, Ingest, Porter
+from marlcore.envs import vectorize
+from marlcore.processes import BEATS
+from marlcore.training.config import AssignedPolicy, source_of
+from marlcore.training.loops import build_model
+from marlcore.training.nodes.node import Node, Orders, Plan
+from marlcore.training.self_play import make_beside_anchors, odds_fields, published_numbers
+from marlcore.training.workers import spec_of
+
+Programs = Callable[..., Any]
+EXAMPLES = str(Path(__file__).parents[2] / "examples")
+
+LEAGUE = """
+from functools import partial
+from pathlib import Path
+from arena import Arena, Marking, weak
+
+settings = {"pool": 64, "admit_updates": 25, "latest": 0.2, "anchors": {weak: 0.2}, "draw": "uniform"}
+
+def league(steps, resume=None, **changes):
+    config = configured(
+        sys.argv[2], steps, actor=mc.ActorConfig(processes=0, envs=4, sync_interval=5),
+        learner=mc.LearnerConfig(
+            device="cpu", n_step=1, publish_interval=5, batch_size=16, warmup=50, checkpoint_interval=40
+        ),
+        supervision=mc.SupervisionConfig(max_restarts=100, backoff=0.0),
+        replay=mc.ReplayConfig(capacity=48_000, save=True, mixture={"anchor": 0.25, "pool": 0.75}),
+        self_play=mc.SelfPlayConfig(**{**settings, **changes}),
+    )
+    return mc.start(partial(Arena, Path(sys.argv[3])), Marking(), config, resume=resume)
+"""
+
+
+@LONG
+def test_a_league_of_machines_plays_as_one(ray_nodes: RayNodes, program: Programs, tmp_path: Path) -> None:
+    """All actors are on other machines: what they noted is what the learner's table, pool and replay have."""
+    run_dir, notes = tmp_path / "run", tmp_path / "notes"
+    notes.mkdir()
+    result = result_of(
+        program(BEGINNING, LEAGUE, "told(league(8_000).wait())", args=[ray_nodes.address, run_dir, notes])
+    )
+    assert result["steps"] >= 8_000 and not any(result["restarts"].values())
+    check_opponents(run_dir, notes)
+    check_table(run_dir, notes)
+    check_parts(run_dir, notes)
+    assert not any(sum(values_of(run_dir, f"games_lost/node-{i}")) for i in (0, 1))
+    assert left_on(ray_nodes) == NOTHING
+
+
+KILLED = """
+run = league(40_000, admit_updates=100, latest=0.0, anchors={})
+until(lambda: all(words(run, name)[0] > 2_000 for name in ("node-0", "node-1")), lambda: run.status().running)
+print("working", flush=True)
+told(run.wait())
+"""
+# A killed actor loses at most a result of each of its copies; an agent those since its last answer; a porter none.
+LOSES = {"marlcore actor": 4, "marlcore.training.nodes": 40_000, "ray::PorterActor": 0}
+
+
+@LONG
+@pytest.mark.parametrize("victim", LOSES)
+def test_no_game_counts_twice_whatever_is_killed(
+    victim: str, own_nodes: RayNodes, program: Programs, tmp_path: Path
+) -> None:
+    run_dir, notes = tmp_path / "run", tmp_path / "notes"
+    notes.mkdir()
+    driver = program(BEGINNING, LEAGUE, KILLED, args=[own_nodes.address, run_dir, notes])
+    assert driver.line() == "working"
+    for pid in called(own_nodes, victim)[-2:] if victim == "ray::PorterActor" else called(own_nodes, victim)[:1]:
+        os.kill(pid, signal.SIGKILL)
+    assert result_of(driver)["steps"] >= 40_000
+    seen, counted = played(notes), table(run_dir)
+    assert all(0 <= seen[kind] - counted[kind] <= LOSES[victim] for kind in seen), (seen, counted)
+    frozen = {acted[0] for sides in episodes_of(notes).values() for acted in sides.values() if acted[0] % 1 == 0}
+    assert len(frozen) > 10 and frozen <= {*marks(run_dir).values()}
+    until(lambda: left_on(own_nodes) == NOTHING)
+
+
+GOES_ON = "told(league(int(sys.argv[4]), sys.argv[2], latest=0.0, anchors={}).wait())"
+
+
+@LONG
+def test_a_league_goes_on_after_its_driver_was_killed(own_nodes: RayNodes, program: Programs, tmp_path: Path) -> None:
+    """With the table of the last checkpoint, and with the opponents, which reach the machines again."""
+    run_dir, notes, later = tmp_path / "run", tmp_path / "notes", tmp_path / "later"
+    notes.mkdir()
+    later.mkdir()
+
+    def saved() -> dict[int, list[int]]:
+        path = run_dir / "checkpoints" / "main.pt"
+        return checkpoint(run_dir, "main")["self_play"]["payoff"]["totals"] if path.exists() else {}
+
+    driver = program(BEGINNING, LEAGUE, "league(10**9, latest=0.0, anchors={}).wait()",
+                     args=[own_nodes.address, run_dir, notes])  # fmt: skip
+    until(lambda: sum(map(sum, saved().values())) > 200 and len(opponents_of(run_dir)) > 4, lambda: driver.running)
+    driver.kill()
+    before, admitted = saved(), {*marks(run_dir).values()}
+    steps = max(steps_of(run_dir), checkpoint(run_dir, "main")["step"]) + 6_000
+    result = result_of(program(BEGINNING, LEAGUE, GOES_ON, args=[own_nodes.address, run_dir, later, steps]))
+    assert result["steps"] >= steps
+    counts = {kind: sum(one[i] for one in before.values()) for i, kind in enumerate(("wins", "draws", "losses"))}
+    assert table(run_dir) == Counter({kind: counts[kind] + played(later)[kind] for kind in ("wins", "losses")})
+    acted = {acted[0] for sides in episodes_of(later).values() for acted in sides.values()}
+    assert len(admitted & acted) > 2, "restored opponents have played, with their own weights"
+    until(lambda: left_on(own_nodes)["processes"] == [])
+
+
+LEARNS = """
+from puck import chaser, idle, two_player_puck
+
+config = configured(
+    sys.argv[2], 40_000, updates_per_step=0.25, actor=mc.ActorConfig(envs=4, sync_interval=10),
+    learner=mc.LearnerConfig(warmup=1000, device="cpu"),
+    exploration=mc.ExplorationConfig(epsilon=mc.Linear(1.0, 0.05, 15_000)),
+    self_play=mc.SelfPlayConfig(pool=8, admit_updates=1000, anchors={idle: 0.1, chaser: 0.1}),
+)
+told(mc.train(two_player_puck, mc.DQN(learning_rate=1e-3, reward_scale=1.0), config, progress=False))
+"""
+
+
+@LONG
+def test_a_league_of_machines_learns_as_one_machine_does(
+    ray_nodes: RayNodes, program: Programs, tmp_path: Path
+) -> None:
+    """As tests/runs/test_self_play_games.py has it: the latest policy wins 90 % of 200 games against the first."""
+    run_dir = tmp_path / "run"
+    result_of(
+        program(f"import sys; sys.path.append({EXAMPLES!r})", BEGINNING, LEARNS, args=[ray_nodes.address, run_dir])
+    )
+    first, wins = mc.load_policy(run_dir, "main", "opponent-1"), 0
+    for agent, other in (("player_1", "player_2"), ("player_2", "player_1")):
+        wins += int((mc.evaluate(run_dir, 100, policies={other: first}).returns[agent] > 0.5).sum())
+    assert wins >= 180
+
+
+LACKED = """
+try:
+    league(1_000, anchors={sys.argv[4]: 0.2})
+except ValueError as error:
+    print(error)
+"""
+
+
+@LONG
+def test_an_anchor_that_a_machine_lacks_is_refused(ray_nodes: RayNodes, program: Programs, tmp_path: Path) -> None:
+    """In one line that names it and the machine, before the run has a directory."""
+    (tmp_path / "only_here.py").write_text("def bot(obs): ...")
+    here = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import only_here; sys.path.pop(0)"
+    args = [ray_nodes.address, tmp_path / "run", tmp_path, "only_here:bot"]
+    said = program(here, BEGINNING, LEAGUE, LACKED, args=args).finish()
+    assert re.fullmatch(
+        r"env_fn: expected an environment that .*\(.*self_play\.anchors: .* got 'only_here:bot' .*", said
+    ), said
+    assert not (tmp_path / "run").exists() and left_on(ray_nodes) == NOTHING
+
+
+def test_a_machine_needs_the_checkpoints_of_anchors(tmp_path: Path) -> None:
+    checkpoint, make = str(tmp_path / "bot.pt"), partial(make_beside_anchors, lambda: "made")
+    says = f"self_play.anchors: expected a checkpoint, got {checkpoint!r}, which does not exist"
+    check_refused(lambda: make(["arena:weak", checkpoint]), ValueError, says)
+    Path(checkpoint).touch()
+    assert make(["arena:weak", checkpoint]) == "made"
+
+
+class Held(Porter):
+    """A porter that gives out nothing until it is released."""
+
+    released = False
+
+    def fetch(self, newer_than: int, timeout: float) -> Any:
+        return super().fetch(newer_than, timeout) if self.released else time.sleep(0.01)
+
+
+def test_a_node_awaits_the_opponents_that_its_weights_name(tmp_path: Path) -> None:
+    """No game is played against another one meanwhile, and its report has each game once."""
+    make = partial(Arena, tmp_path)
+    cluster = mc.ClusterConfig("auto", flush_seconds=0.05)
+    settings = mc.SelfPlayConfig(pool=2, latest=0.0)
+    config = mc.Config(2_000, updates_per_step=None, actor=mc.ActorConfig(envs=2), self_play=settings, cluster=cluster)
+    with closing(vectorize(make, 1)) as env:
+        policy = AssignedPolicy("main", SIDES, env.spaces["left"], Marking())
+    policy = replace(policy, source=source_of(policy, config))
+    with ExitStack() as stack:
+        replay = stack.enter_context(mc.ReplayBuffer.create(spec_of(policy, config), 8_000, 2 * config.lanes))
+        bookings = stack.enter_context(Bookings.create(replay.lanes))
+        ingest = stack.enter_context(Ingest(replay, bookings, [range(4, 8)]))
+        model, numbers = build_model(policy, config).acting, published_numbers(policy.algorithm, config)
+        store = stack.enter_context(mc.ParameterStore.create(model, extras=numbers | odds_fields(settings)))
+        pool = Held(stack.enter_context(mc.ParameterStore.create(model, 2, numbers)), every=True)
+        zeros = dict.fromkeys(numbers, 0.0)
+        for each, extras in ((store, {"opponents": [0, 1, 0], "odds": [0.0, 1.0, 0.0]}), (pool.store, {})):
+            with each.publisher(model) as publisher:
+                publisher.publish(**zeros, **extras)
+        home: Any = SimpleNamespace(rows=lambda _: DirectLink(ingest), weights=lambda _: Porter(store))
+        orders, described = Orders(2_000, 0, {policy.name: home}), {policy.name: store.description}
+        node = stack.enter_context(Node(Plan(make, config, (policy,), 0, 1, 0, 0.0, described, pool), orders))
+        until(lambda: node._control.workers["actor-1"].load(BEATS) > 5, lambda: node.beat(orders).failed is None)
+        assert node.beat(orders).steps == 0
+        pool.released = True
+        games: list[tuple[int, int]] = []
+
+        def ended() -> bool:
+            report = node.beat(orders)
+            games.extend(report.results)
+            assert report.failed is None and not report.figures["games_lost"]
+            return report.done
+
+        until(ended)
+    seen = played(tmp_path)
+    assert {opponent for opponent, _ in games} == {1}
+    assert Counter({1: seen["wins"], -1: seen["losses"]}) == Counter(result for _, result in games)
+    assert sum(seen.values()) > 50

@@ -1,0 +1,228 @@
+"""Policies whose learners are on other machines: they learn as on one, survive the loss of these, and leave nothing."""
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import until
+from ray_nodes import RayNodes
+from whole_clusters import BEGINNING, left_on
+from whole_runs import LONG, values_of
+
+pytestmark = LONG
+Programs = Callable[..., Any]
+NOTHING: dict[str, list[object]] = {"segments": [], "processes": []}
+
+
+def told(driver: Any) -> Any:
+    """What a driver tells at its end, after what Ray may print of lost processes."""
+    return json.loads(driver.finish().splitlines()[-1])
+
+
+SETTINGS = """
+POLICIES = {"agent_0": "apart", "agent_1": "here", "agent_2": "here"}
+
+def of_hunt(learners={"apart": {"CPU": 1}}, total_steps=3000, cluster={}, **changes):
+    learner = mc.LearnerConfig(device="cpu", warmup=100, batch_size=16, checkpoint_interval=5, publish_interval=2)
+    usual = {"policies": POLICIES, "learner": learner}
+    return configured(sys.argv[2], total_steps, cluster={"learners": learners, **cluster}, **{**usual, **changes})
+
+def hired(run):  # the agent of the learner that is not here, once it has been checked
+    fleet = run._session._fleet
+    return next((agent for agent in fleet.hired if agent.job is not fleet.acting and agent.found), None)
+
+def place(agent):  # the number of its node
+    return next(int(name[4:]) for name in agent.machine.resources if name[:4] == "node" and name[4:].isdigit())
+"""
+HUNT = "told(mc.train('treasure_hunt', 'dqn', of_hunt(), progress=False))"
+
+
+def test_one_of_two_learners_is_on_another_machine(ray_nodes: RayNodes, program: Programs, tmp_path: Path) -> None:
+    result = told(program(BEGINNING, SETTINGS, HUNT, args=[ray_nodes.address, tmp_path / "run"]))
+    assert result["steps"] == 3000 and not result["stopped"] and not any(result["restarts"].values())
+    assert result["updates"]["apart"] == pytest.approx((1000 - 100) * 0.1, rel=0.05)
+    assert result["updates"]["here"] == pytest.approx((2000 - 100) * 0.1, rel=0.05)
+    for node in ("node-0", "node-1"):
+        assert not any(values_of(tmp_path / "run", f"gaps/{node}"))
+    assert left_on(ray_nodes) == NOTHING
+
+
+PPO = """
+actors = mc.ActorConfig(processes=0)  # all of them are on other machines
+config = configured(sys.argv[2], 20_000, cluster={"learners": {"agent_0": "CPU=1"}}, actor=actors,
+                    evaluation=mc.EvaluationConfig(interval=10_000, episodes=2))
+told(mc.train(CARTPOLE, "ppo", config, progress=False))
+"""
+
+
+def test_the_only_learner_learns_on_policy_on_another_machine(
+    ray_nodes: RayNodes, program: Programs, tmp_path: Path
+) -> None:
+    result = told(program(BEGINNING, PPO, args=[ray_nodes.address, tmp_path / "run"]))
+    assert result["steps"] >= 20_000 and not any(result["restarts"].values())
+    assert result["returns"]["agent_0"] > 40  # of a random policy: 22
+    assert any(values_of(tmp_path / "run", "eval_return"))
+    assert left_on(ray_nodes) == NOTHING
+
+
+BOTH = """
+from dataclasses import replace
+from pathlib import Path
+from marlcore.training.record import checkpoint_path, load_checkpoint
+
+learners = {"apart": mc.LearnerConfig(device="cpu", warmup=100, batch_size=16)}
+config = of_hunt(learners={"apart": "CPU=1", "here": {"CPU": 0.5}}, total_steps=6000,
+                 learner=mc.LearnerConfig(device="cpu"))
+config = replace(config, learners=learners)
+algorithms = {"apart": "dqn", "here": "ppo"}
+
+def saved():
+    states = {policy: load_checkpoint(checkpoint_path(Path(sys.argv[2]), policy)) for policy in algorithms}
+    return {policy: [state["updates"], state["version"]] for policy, state in states.items()}
+
+mc.train("treasure_hunt", algorithms, config, progress=False)
+before = saved()
+result = mc.train("treasure_hunt", algorithms, replace(config, total_steps=12_000), resume=sys.argv[2], progress=False)
+print(json.dumps({"before": before, "after": saved(), "steps": result.steps}))
+"""
+
+
+def test_each_learner_is_on_a_machine_that_has_room_and_a_resumed_run_continues(
+    ray_nodes: RayNodes, program: Programs, tmp_path: Path
+) -> None:
+    """Were both on one of the machines of two cores, no room would be left there for its actor."""
+    result = told(program(BEGINNING, SETTINGS, BOTH, args=[ray_nodes.address, tmp_path / "run"]))
+    assert result["steps"] >= 12_000
+    for policy in ("apart", "here"):
+        assert all(
+            after > before > 0 for after, before in zip(result["after"][policy], result["before"][policy], strict=True)
+        )
+    assert left_on(ray_nodes) == NOTHING
+
+
+LOST = """
+from marlcore.training.record import checkpoint_path, load_checkpoint
+from pathlib import Path
+import contextlib
+from marlcore.processes import READY, UPDATES
+
+algorithm, limited = sys.argv[3], sys.argv[4] != "free"
+cluster = {"lease_seconds": 3.0}
+if algorithm == "ppo":
+    env, total, updates = CARTPOLE, 150_000, {}
+    learner = mc.LearnerConfig(device="cpu", checkpoint_interval=5)
+    config = configured(sys.argv[2], total, cluster={"learners": {"agent_0": "CPU=1"}, **cluster}, learner=learner)
+else:
+    total = 30_000 if limited else 10**9
+    ratio = 0.1 if limited else None
+    env, config = "treasure_hunt", of_hunt(total_steps=total, cluster=cluster, updates_per_step=ratio)
+policy = "agent_0" if algorithm == "ppo" else "apart"
+name = f"learner-{policy}"
+path = checkpoint_path(Path(sys.argv[2]), policy)
+run = mc.start(env, algorithm, config)
+living = lambda: run.status().running
+saved = lambda: load_checkpoint(path).get("updates", 0)
+until(lambda: saved() > 20 and hired(run), living)
+agent, before = hired(run), saved()
+mirror = run._session._traffic[policy].mirror
+print(json.dumps([agent.found["pid"], place(agent)]), flush=True)
+versions, updates, others = [], [], []
+# Not of `status`, which may be a second old and then the first learner's.
+learned_now = lambda: {each: tally.load(UPDATES) for each, tally in run._session.control.tallies.items()}
+lost = lambda: words(run, name)[1] > 0 and run._session.control.workers[name].load(READY)
+while living():
+    with contextlib.suppress(mc.ClosedError):  # the run ends
+        versions.append(mirror.version)
+    if lost():
+        learned = learned_now()
+        updates.append(learned.pop(policy))
+        others.append(sum(learned.values()))
+    if total == 10**9 and updates and updates[-1] > max(before, updates[0]) + 50 and others[-1] > others[0] + 50:
+        run.stop()
+    time.sleep(0.05)
+result = run.wait()
+print(json.dumps({"steps": result.steps, "restarts": result.restarts, "before": before, "least": min(updates),
+                  "last": result.updates[policy], "falls": versions != sorted(versions), "moved": max(versions),
+                  "returns": result.returns}))
+"""
+
+
+def kill_agent(nodes: RayNodes, pid: int, node: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+
+
+def stop_agent(nodes: RayNodes, pid: int, node: int) -> None:
+    os.kill(pid, signal.SIGSTOP)
+
+
+def kill_machine(nodes: RayNodes, pid: int, node: int) -> None:
+    os.kill(nodes.raylets[node], signal.SIGKILL)
+    os.kill(pid, signal.SIGKILL)  # which Ray would end some 15 s later
+
+
+@pytest.mark.parametrize("algorithm, limited", [("dqn", "free"), ("dqn", "limited"), ("ppo", "")])
+@pytest.mark.parametrize("act", [kill_agent, stop_agent, kill_machine])
+def test_another_machine_continues_from_the_last_checkpoint(
+    act: Callable[[RayNodes, int, int], None], algorithm: str, limited: str,
+    own_nodes: RayNodes, program: Programs, tmp_path: Path,
+) -> None:  # fmt: skip
+    driver = program(BEGINNING, SETTINGS, LOST, args=[own_nodes.address, tmp_path / "run", algorithm, limited])
+    pid, node = json.loads(driver.line())
+    act(own_nodes, pid, node)
+    result = told(driver)
+    name = "agent_0" if algorithm == "ppo" else "apart"
+    assert result["restarts"][f"learner-{name}"] == 1 and not result["falls"]
+    assert result["last"] > result["least"] >= result["before"] > 20
+    assert limited == "free" or result["steps"] >= (150_000 if algorithm == "ppo" else 30_000)
+    until(lambda: left_on(own_nodes)["processes"] == [])
+    if act is not kill_machine:
+        assert left_on(own_nodes) == NOTHING
+
+
+REFUSED = """
+from dataclasses import replace
+
+def refusal(call):
+    try:
+        call()
+    except ValueError as error:
+        return str(error)
+
+def gpu():  # on the learner's machine
+    learners = {"apart": mc.LearnerConfig(device="cuda:7")}
+    mc.train("treasure_hunt", "dqn", replace(of_hunt(), learners=learners), progress=False)
+
+def train(**changes):
+    return lambda: mc.train("treasure_hunt", "dqn", of_hunt(**changes), progress=False)
+
+print(refusal(train(learners={"apart": "GPU=1"})))
+print(refusal(train(learners={"apart": "CPU=2,node1=1", "here": "CPU=1,node1=1"})))
+print(refusal(train(learners={"absent": "CPU=1"})))
+print(refusal(train(learners={"apart": "CPU"})))
+print(refusal(train(learner=mc.LearnerConfig(processes=1))))
+print(refusal(gpu))
+print(os.path.exists(sys.argv[2]))
+os.chdir(os.path.dirname(sys.argv[2]))
+sys.argv[2] = "/proc/self/cwd/run"  # another place in each process
+print(refusal(train(learners={"apart": "CPU=1"})))
+print(os.path.exists(sys.argv[2]))
+"""
+SAYS = (
+    "cluster.learners: apart: expected a machine with CPU 1, GPU 1, got none (",
+    "cluster.learners: here: expected a machine with CPU 1, node1 1, got none (",
+    "cluster.learners: expected the policies ['apart', 'here'], got 'absent'",
+    "learners: expected resources such as GPU=1,CPU=4, got {'apart': 'CPU'}",
+    "learner.processes: expected None with cluster.learners",
+    "'cuda:7' (there are 0 CUDA devices) (cluster.learners: apart, ", "False",
+    "run_dir: expected a directory that each learner's machine reaches, got '/proc/self/cwd/run'", "False",
+)  # fmt: skip
+
+
+def test_what_no_machine_can_do_is_refused_in_one_line(ray_nodes: RayNodes, program: Programs, tmp_path: Path) -> None:
+    lines = program(BEGINNING, SETTINGS, REFUSED, args=[ray_nodes.address, tmp_path / "run"]).finish().splitlines()
+    assert len(lines) == len(SAYS) and all(says in line for says, line in zip(SAYS, lines, strict=True)), lines
+    assert left_on(ray_nodes) == NOTHING

@@ -1,0 +1,77 @@
+"""Refused tokens and versions of real nodes: one line each, before a run begins, and nothing is left."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import until
+from ray_nodes import MARK, RayNodes, marked
+from whole_clusters import BEGINNING, left_on
+
+from marlcore import __version__
+
+pytestmark = pytest.mark.long
+
+RIGHT, WRONG = "ab" * 32, "cd" * 32
+TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": RIGHT}
+ENV = "import json, os, sys; os.environ.update(json.loads(sys.argv[3]))"
+OTHER_RAY = "import ray; ray.__version__ = '9.9'"
+REFUSED = """
+try:
+    mc.train(CARTPOLE, "dqn", configured(sys.argv[2], 500, nodes=1), progress=False)
+except ValueError as error:
+    print(json.dumps([str(error), os.path.exists(sys.argv[2])]))
+"""
+
+
+def patched(folder: Path, code: str) -> str:
+    """A PYTHONPATH with which every program begins with this code."""
+    (folder / "sitecustomize.py").write_text(code)
+    return os.pathsep.join([str(folder), os.environ["PYTHONPATH"]])
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayNodes]:
+    """A head, and a node with another version of marlcore; both demand a token."""
+    other = patched(tmp_path_factory.mktemp("other"), "import marlcore; marlcore.__version__ = '9.9'")
+    with RayNodes(1, **TOKEN) as nodes:
+        nodes.add(PYTHONPATH=other)
+        yield nodes
+
+
+CASES: dict[str, tuple[dict[str, str], str, list[str]]] = {
+    "another marlcore": ({}, "", [f"cluster: expected marlcore {__version__} on ", "got 9.9"]),
+    "a wrong token": ({"RAY_AUTH_TOKEN": WRONG}, "", ["InvalidAuthToken: Authentication token is missing"]),
+    "no token": ({"RAY_AUTH_TOKEN": ""}, "", ["no authentication token was found"]),
+    "tokens off": ({"RAY_AUTH_MODE": "disabled"}, "", ["InvalidAuthToken"]),
+    "another Ray": ({}, OTHER_RAY, ["Version mismatch: The cluster was started with: Ray: ", "Ray: 9.9"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_run_is_refused(case: str, guarded: RayNodes, program: Callable[..., Any], tmp_path: Path) -> None:
+    """With the right token the run reaches the node, so that it is the token that the others lack."""
+    env, code, says = CASES[case]
+    args = [guarded.address, tmp_path / "run", json.dumps({**TOKEN, "HOME": str(tmp_path), **env})]
+    driver = program(ENV, BEGINNING, code, REFUSED, args=args)
+    (line,) = driver.finish().splitlines()
+    error, has_directory = json.loads(line)
+    assert "\n" not in error and all(part in error for part in says), error
+    assert case == "another marlcore" or error.startswith("cluster.address: expected a Ray cluster at"), error
+    assert not has_directory
+    until(lambda: left_on(guarded) == {"segments": [], "processes": []})
+
+
+def test_a_node_of_another_ray_does_not_join(guarded: RayNodes, tmp_path: Path) -> None:
+    """Ray itself refuses it, in the words that the page on deployment quotes."""
+    mark = f"{MARK}={tmp_path}".encode()
+    env = {**os.environ, **TOKEN, "PYTHONPATH": patched(tmp_path, OTHER_RAY), MARK: str(tmp_path)}
+    command = [sys.executable, "-m", "ray.scripts.scripts", "start", f"--address={guarded.address}"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert done.returncode and "Version mismatch: The cluster was started with" in done.stdout + done.stderr
+    assert not marked(mark)

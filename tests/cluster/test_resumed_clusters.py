@@ -1,0 +1,163 @@
+"""Runs on a cluster whose driver was killed, or ended: they go on, on the same cluster, another one, or one machine."""
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium.spaces import Box, Discrete
+from processes import generations, sweep, until
+from ray_nodes import RayNodes
+from refused import check_refused
+from whole_clusters import BEGINNING, NOTHING, called, left_on, result_of
+from whole_runs import LONG, checkpoint, finished, marlcore, saved_replay, steps_of
+
+import marlcore as mc
+from marlcore.spaces import Spaces
+from marlcore.training.config import assign
+from marlcore.training.record import RunDirectory, check_resumed, describe
+
+CARTPOLE = mc.NamedEnvironment("gymnasium:CartPole-v1")
+POLICIES = assign({"agent_0": Spaces(Box(-1, 1, (3,)), Discrete(2))}, None, mc.DQN(), stack=1)
+Programs = Callable[..., Any]
+
+BEGINS = """
+learner = mc.LearnerConfig(device="cpu", warmup=100, publish_interval=5, checkpoint_interval=20)
+replay = mc.ReplayConfig(capacity=12_000, save=sys.argv[3] == "saved")
+mc.train(CARTPOLE, "dqn", configured(sys.argv[2], 10**9, learner=learner, replay=replay), progress=False)
+"""
+RESUMES = """
+more = int(sys.argv[3])
+learner = mc.LearnerConfig(device="cpu", warmup=100, publish_interval=5)
+actor = mc.ActorConfig(processes=int(sys.argv[4]))
+cluster, nodes = {"actors_per_node": 2, "lease_seconds": 50.0}, int(sys.argv[5])
+config = configured(sys.argv[2], more, nodes, cluster, learner=learner, actor=actor)
+told(mc.train(CARTPOLE, "dqn", config, progress=False, resume=sys.argv[2]))
+"""
+
+
+def killed_run(nodes: RayNodes, program: Programs, run_dir: Path, saves: str = "") -> dict[str, Any]:
+    """Kills a run's driver once nodes have stepped and the learner has saved that; returns the checkpoint."""
+    driver = program(BEGINNING, BEGINS, args=[nodes.address, run_dir, saves])
+    until(
+        lambda: steps_of(run_dir) > 1000 and (run_dir / "checkpoints" / "agent_0.pt").exists(), lambda: driver.running
+    )
+    until(lambda: checkpoint(run_dir)["updates"] > 50, lambda: driver.running)
+    family = [pid for generation in generations(driver.pid) for pid in generation]
+    driver.kill()
+    until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in family))
+    return checkpoint(run_dir)
+
+
+# ---- what can change ----
+
+NODES = mc.ClusterConfig("auto", nodes=2)
+ALONE = mc.ActorConfig(processes=1)
+NONE_HERE = mc.ActorConfig(processes=0)
+CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "another cluster": ({"cluster": NODES}, {"cluster": replace(NODES, address="head:6379", lease_seconds=9.0)}),
+    "other machines": ({"cluster": NODES}, {"cluster": mc.ClusterConfig("auto", nodes=9, actors_per_node=3)}),
+    "one machine": ({"cluster": NODES, "actor": NONE_HERE}, {"actor": ALONE}),
+    "a cluster": ({"actor": ALONE}, {"cluster": NODES, "actor": NONE_HERE}),
+}  # fmt: skip
+OF_ROWS = "its saved replays have such rows; it can change without checkpoints"
+
+
+def resumed(run_dir: Path, before: dict[str, Any], now: dict[str, Any], saved: bool = False) -> None:
+    """Checks whether a run of these settings, perhaps with a saved replay, may go on with others."""
+    with RunDirectory.create(run_dir, describe(CARTPOLE, POLICIES, mc.Config(**before))) as run:
+        run.keep()
+        if saved:
+            run.replay_path("agent_0").touch()
+    check_resumed(run_dir, describe(CARTPOLE, POLICIES, mc.Config(**now)), POLICIES)
+
+
+@pytest.mark.parametrize("case", CHANGES)
+def test_a_run_may_change_its_machines(case: str, tmp_path: Path) -> None:
+    resumed(tmp_path / "run", *CHANGES[case])
+
+
+@pytest.mark.parametrize("name, now", [("nodes 2", 9), ("actors_per_node 1", 3)])
+def test_saved_replays_keep_the_machines_of_their_lanes(name: str, now: int, tmp_path: Path) -> None:
+    label = name.partition(" ")[0]
+    changed = {"cluster": replace(NODES, **{label: now})}
+    says = f"resume: expected cluster.{name}, as the run had it, got {now}: {OF_ROWS}"
+    check_refused(lambda: resumed(tmp_path / "run", {"cluster": NODES}, changed, saved=True), ValueError, says)
+
+
+# ---- whole runs ----
+
+
+def ended(nodes: RayNodes) -> None:
+    """Waits until what Ray ends after a driver's death has ended, and removes what this left beside the driver."""
+    until(lambda: not any(called(nodes, title) for title in ("ray::IngestActor", "ray::PorterActor")))
+    sweep()
+
+
+@LONG
+def test_a_run_whose_driver_was_killed_goes_on_from_its_checkpoints(
+    own_nodes: RayNodes, program: Programs, tmp_path: Path
+) -> None:
+    """At once, while agents of the killed driver may still work: their rows are nowhere, and their segments go."""
+    run_dir = tmp_path / "run"
+    before = killed_run(own_nodes, program, run_dir, "saved")
+    taken = max(steps_of(run_dir), before["step"])
+    code, said = finished(marlcore("train", "--resume", run_dir, "--total-steps", taken + 3000, cwd=tmp_path))
+    assert code == 0, said
+    after = checkpoint(run_dir)
+    assert taken + 3000 <= steps_of(run_dir) < taken + 3050
+    assert after["version"] > before["version"] and after["updates"] > before["updates"]
+    assert after["updates"] == pytest.approx((steps_of(run_dir) - 100) * 0.1, rel=0.05)
+    with saved_replay(run_dir) as replay:
+        batch = replay.sampler(4096, min_size=1, seed=0).sample()
+        tickets, lanes = np.divmod(batch.index, replay.lanes)
+        order = np.lexsort((tickets, lanes))
+        later = np.diff(lanes[order]) == 0
+        assert len({*lanes.tolist()}) == replay.lanes
+        assert (np.diff(batch.policy_version[order].astype(np.int64))[later] >= 0).all(), (
+            "versions never fall in a lane"
+        )
+        assert {*batch.policy_version.tolist()} & {*range(1, before["version"] + 1)}, "rows from before came back"
+        assert batch.policy_version.max() > before["version"]
+    until(lambda: left_on(own_nodes) == NOTHING)  # the kernel ends the last processes meanwhile
+    ended(own_nodes)
+
+
+@LONG
+def test_a_run_goes_on_on_another_cluster_and_then_on_one_machine(program: Programs, tmp_path: Path) -> None:
+    """The first cluster is lost with the driver; the next has another number of machines and actors."""
+    run_dir = tmp_path / "run"
+    with RayNodes(3) as nodes:
+        before = killed_run(nodes, program, run_dir)
+    sweep()
+    taken = max(steps_of(run_dir), before["step"])
+    with RayNodes(2) as nodes:
+        driver = program(BEGINNING, RESUMES, args=[nodes.address, run_dir, taken + 3000, 0, 1])
+        result = result_of(driver)
+        assert taken + 3000 <= result["steps"] < taken + 3050 and not any(result["restarts"].values())
+        assert left_on(nodes) == NOTHING
+    between = checkpoint(run_dir)
+    assert between["version"] > before["version"]
+    alone = "--cluster.address", "None", "--cluster.nodes", "1", "--cluster.actors-per-node", "1"
+    rest = "--cluster.lease-seconds", "2", "--actor.processes", "2", "--total-steps", taken + 5000
+    code, said = finished(marlcore("train", "--resume", run_dir, *alone, *rest, cwd=tmp_path))
+    assert code == 0, said
+    assert taken + 5000 <= steps_of(run_dir) < taken + 5050 and checkpoint(run_dir)["version"] > between["version"]
+
+
+@LONG
+def test_a_node_that_a_resumed_run_leaves_out_is_swept_too(
+    own_nodes: RayNodes, program: Programs, tmp_path: Path
+) -> None:
+    run_dir = tmp_path / "run"
+    before = killed_run(own_nodes, program, run_dir)
+    until(lambda: not left_on(own_nodes)["processes"])
+    assert left_on(own_nodes)["segments"], "the control: what a killed driver's agents leave"
+    steps = max(steps_of(run_dir), before["step"]) + 500
+    result = result_of(program(BEGINNING, RESUMES, args=[own_nodes.address, run_dir, steps, 1, 1]))
+    assert not result["stopped"]
+    until(lambda: left_on(own_nodes) == NOTHING)  # the kernel ends the last processes meanwhile
+    ended(own_nodes)

@@ -1,0 +1,87 @@
+"""A learner on a machine of its own, without Ray: its program, its versions, and the learner that follows it."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from processes import until
+
+import marlcore as mc
+from marlcore.envs import vectorize
+from marlcore.training.config import AssignedPolicy, source_of
+from marlcore.training.nodes import learner_node
+from marlcore.training.nodes.learner_node import LearnerNode, LearnerOrders, LearnerPlan, LearnerReport
+from marlcore.training.record import Hold, load_checkpoint
+from marlcore.training.workers import attach_storage
+
+ENV = mc.NamedEnvironment("gymnasium:CartPole-v1")
+CONFIG = mc.Config(
+    total_steps=1000, updates_per_step=None, cluster=mc.ClusterConfig("auto", learners={"agent_0": "CPU=1"}),
+    learner=mc.LearnerConfig(device="cpu", warmup=50, batch_size=8, checkpoint_interval=5, publish_interval=2),
+)  # fmt: skip
+
+
+class Scene:
+    """The machines of a policy's learners, one after another, with a run directory that they share."""
+
+    def __init__(self, stack: ExitStack, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+        self._stack = stack
+        self.placed: list[Any] = []  # by machine
+        with closing(vectorize(ENV, 1)) as env:
+            policy = AssignedPolicy("agent_0", ("agent_0",), env.spaces["agent_0"], mc.DQN())
+        policy = replace(policy, source=source_of(policy, CONFIG))
+        (folder / "checkpoints").mkdir()
+        self.hold = Hold(folder / "checkpoints" / "agent_0.pt", "run", 0)
+        self.plan = LearnerPlan(ENV, CONFIG, policy, 1.0, self.hold, 0, 0.0, "")
+        monkeypatch.setattr(learner_node, "Home", self._home)
+
+    def _home(self, policies: Any, *_: Any, **__: Any) -> Any:
+        self.placed += policies
+        return nullcontext(SimpleNamespace(addresses={"agent_0": len(self.placed)}))
+
+    def begin(self, version: int) -> LearnerNode:
+        """The next machine, with rows in its replay."""
+        self.hold = replace(self.hold, epoch=self.hold.epoch + 1)
+        self.hold.take()
+        plan = replace(self.plan, hold=self.hold, version=version)
+        node = self._stack.enter_context(LearnerNode(plan, LearnerOrders(0, [0])))
+        with attach_storage(self.placed[-1]) as replay, replay.writer(lane=0) as writer:
+            for i in range(100):
+                writer.add(np.ones(4, np.float32), i % 2, 1.0)
+        return node
+
+    @property
+    def saved(self) -> int:
+        return int(load_checkpoint(self.hold.checkpoint).get("updates", 0))
+
+
+@pytest.fixture
+def scene(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Scene]:
+    with ExitStack() as stack:
+        yield Scene(stack, monkeypatch, tmp_path)
+
+
+def report(node: LearnerNode, **orders: Any) -> LearnerReport:
+    told = node.beat(LearnerOrders(10, [0], **orders))
+    assert told.failed is None, told.failed
+    return told
+
+
+def test_a_learner_continues_its_predecessor_of_another_machine(scene: Scene) -> None:
+    """From the last checkpoint, with versions above all others, while the earlier one, which lives, saves no more."""
+    first = scene.begin(0)
+    until(lambda: report(first).updates > 20 and scene.saved > 20)
+    before = scene.saved
+    second = scene.begin(10**6)
+    begun = until(lambda: (told := report(second)).ready and told)
+    assert begun.updates >= before and begun.version > 10**6 and begun.home == 2
+    failed = until(lambda: first.beat(LearnerOrders(10, [0])).failed)
+    assert "another learner has taken this policy over" in failed.traceback
+    until(lambda: report(second).updates > begun.updates + 20)
+    last = until(lambda: (told := report(second, stopping=True, finishing=True)).done and told)
+    assert scene.saved == last.updates and load_checkpoint(scene.hold.checkpoint)["version"] == last.version

@@ -1,0 +1,50 @@
+"""The hold on a policy's checkpoint: after another learner has it, no earlier one replaces the file."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from marlcore.errors import Fenced
+from marlcore.training.record import Hold, files, load_checkpoint, save_checkpoint
+
+
+@pytest.fixture
+def hold(tmp_path: Path) -> Hold:
+    first = Hold(tmp_path / "agent_0.pt", "run", 1)
+    first.take()
+    save_checkpoint(first.checkpoint, {"updates": 1}, first)
+    return first
+
+
+def test_an_earlier_learner_saves_nothing(hold: Hold) -> None:
+    later = replace(hold, epoch=2)
+    later.take()
+    with pytest.raises(Fenced, match="another learner has taken this policy over"):
+        save_checkpoint(hold.checkpoint, {"updates": 2}, hold)
+    save_checkpoint(hold.checkpoint, {"updates": 3}, later)
+    assert load_checkpoint(hold.checkpoint) == {"updates": 3}
+    assert sorted(path.name for path in hold.checkpoint.parent.iterdir()) == ["agent_0.holder", "agent_0.pt"]
+
+
+def test_a_save_that_was_checked_too_early_fails(hold: Hold, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A learner stops between the check and the rename; the next one takes the policy over and reads."""
+    rename = files.os.replace
+
+    def late(*paths: Any) -> None:
+        monkeypatch.setattr(files.os, "replace", rename)
+        later = replace(hold, epoch=2)
+        later.take()
+        later.begin()
+        rename(*paths)
+
+    monkeypatch.setattr(files.os, "replace", late)
+    with pytest.raises(FileNotFoundError):
+        save_checkpoint(hold.checkpoint, {"updates": 2}, hold)
+    assert load_checkpoint(hold.checkpoint) == {"updates": 1}
+
+
+def test_a_machine_sees_whether_the_directory_is_that_of_the_run(hold: Hold) -> None:
+    assert hold.is_seen() and replace(hold, epoch=7).is_seen()
+    assert not replace(hold, run="another").is_seen() and not replace(hold, checkpoint=Path("/no/a.pt")).is_seen()
