@@ -1,0 +1,170 @@
+"""The pages of the algorithms: one each, whose example runs, whose metrics are logged, and a table that is true."""
+
+import re
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces as gym
+from puck import two_player_puck
+from whole_runs import Runs
+
+import marlcore as mc
+from marlcore.algos import ALGORITHMS
+from marlcore.replay import Hindsight, Prioritized
+
+pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
+
+FOLDER = Path(__file__).parents[2] / "docs" / "algorithms"
+OBS = gym.Box(-1, 1, (3,), np.float32)
+ACTIONS: dict[str, gymnasium.Space[Any]] = {
+    "Discrete": gym.Discrete(3),
+    "MultiDiscrete": gym.MultiDiscrete([3, 2]),
+    "MultiBinary": gym.MultiBinary(3),
+    "bounded Box": gym.Box(-2, 2, (2,), np.float32),
+    "unbounded Box": gym.Box(-np.inf, np.inf, (2,), np.float32),
+}
+EVERYTHING = mc.ReplaySource(3, Prioritized(), hindsight=Hindsight(compute_reward=np.where))
+# Smaller than by default, so that a few hundred steps are enough.
+ON_POLICY = {"batch_size": 128, "minibatch_size": 128, "epochs": 1}
+WINDOWS = {"units": 8, "length": 8, "burn_in": 2, "period": 4}
+SMALL = {"mappo": ON_POLICY, "ppo": ON_POLICY, "recurrentppo": ON_POLICY, "r2d2": WINDOWS}
+
+
+def page_of(name: str) -> str:
+    return (FOLDER / f"{name}.md").read_text()
+
+
+def claims() -> dict[str, dict[str, str]]:
+    """The table of what each algorithm takes: its cells by algorithm and row."""
+    (table,) = re.findall(r"^## Which algorithm takes what\n\n(.*?)\n\n", page_of("index"), re.M | re.S)
+    head, _, *rows = [[cell.strip() for cell in line[1:-1].split("|")] for line in table.split("\n")]
+    algorithms = re.findall(r"\[(\w+)\]\(\1\.md\)", " ".join(head))
+    return {name: {row[0]: row[1:][at] for row in rows} for at, name in enumerate(algorithms)}
+
+
+def takes(algorithm: Any, action: gymnasium.Space[Any], masked: bool = False) -> bool:
+    try:
+        algorithm.transition(mc.Spaces(OBS, action, masked))
+    except ValueError:
+        return False
+    return True
+
+
+def facts(algorithm: Any) -> dict[str, str]:
+    """What the code says of all rows that need no run."""
+    spaces = [space for space in ACTIONS.values() if takes(algorithm, space)]
+    state = algorithm.transition(mc.Spaces(OBS, spaces[0])).extras.keys() & {"previous_reward"}
+    source = algorithm.source(EVERYTHING)
+    replay = isinstance(source, mc.ReplaySource)
+    rewards = replay and not getattr(algorithm, "imitates", False)
+    found = {name: takes(algorithm, space) for name, space in ACTIONS.items()}
+    found["masks"] = all(takes(algorithm, ACTIONS[name], masked=True) for name in ("Discrete", "MultiDiscrete"))
+    found["memory"] = bool(state)
+    found["priorities"] = replay and source.prioritized is not None
+    found["n-step"] = rewards
+    found["sequences"] = replay and source.sequence is not None
+    found["hindsight"] = rewards and source.sequence is None and source.hindsight is not None
+    found["recorded data"] = replay
+    words = {name: "yes" if value else "-" for name, value in found.items()}
+    if rewards and source.n_step != 3:
+        words["n-step"] = "own"
+    if replay and not rewards:
+        words["recorded data"] = "only"
+    return words
+
+
+def test_every_algorithm_has_a_page_in_the_overview() -> None:
+    assert {path.stem for path in FOLDER.glob("*.md")} == {*ALGORITHMS, "index"}
+    (listed,) = re.findall(r"```\{toctree\}\n:maxdepth: 1\n(.*?)```", page_of("index"), re.S)
+    assert sorted(listed.split()) == sorted(ALGORITHMS) == [*claims()]
+    for name in ALGORITHMS:
+        assert f"```{{include}} ../reference/parameters/{name}.md\n```" in page_of(name)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_the_overview_says_what_the_code_says(name: str) -> None:
+    found = facts(ALGORITHMS[name]())
+    told = claims()[name]
+    assert {row: told[row] for row in found} == found
+    assert told.keys() - found.keys() == {"shared policy", "self-play"}
+
+
+PLAY = {"pool": 3, "admit_updates": 5}
+runs = Runs(total_steps=400, actor={"envs": 4}, learner=mc.LearnerConfig(device="cpu"))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_the_overview_is_right_about_several_agents(tmp_path: Path, name: str) -> None:
+    """In self-play both agents share a policy; an algorithm of recorded data has none."""
+    told = claims()[name]
+    env_fn = partial(two_player_puck, told["Discrete"] == "yes")
+    kind: Any = ALGORITHMS[name]
+    algorithm = kind(**SMALL.get(name, {}))
+    assert told["shared policy"] == "yes"
+    if told["recorded data"] == "only":
+        assert told["self-play"] == "-"
+        with pytest.raises(ValueError, match=r"^algorithm: expected one that learns from rewards"):
+            runs.train(tmp_path, env_fn, algorithm, self_play=PLAY)
+        assert imitated_by_both(tmp_path, env_fn, algorithm).updates == {"both": 20}
+        return
+    assert told["self-play"] == "yes"
+    learner = {"warmup": 100, "batch_size": 8} if told["priorities"] == "yes" else {}
+    assert runs.train(tmp_path, env_fn, algorithm, learner=learner, self_play=PLAY).updates["main"] > 0
+
+
+def imitated_by_both(folder: Path, env_fn: Any, algorithm: Any) -> mc.Result:
+    env = env_fn()
+    agents = env.possible_agents
+    spaces = mc.Spaces(env.observation_space(agents[0]), env.action_space(agents[0]))
+    config = mc.Config(mode="serial", run_dir=str(folder / "run"), policies=dict.fromkeys(agents, "both"))
+    with mc.ReplayBuffer.create(algorithm.transition(spaces), 100) as replay:
+        with replay.writer() as writer:
+            for _ in range(50):
+                writer.add(np.zeros(spaces.observation.shape), 0, 0.0, terminated=True)
+        return mc.train_offline(replay, algorithm, 20, env_fn, config, progress=False)
+
+
+def documented_metrics(name: str) -> set[str]:
+    page = page_of(name)
+    if "They are [PPO's](ppo.md#metrics)" in page:
+        page = page_of("ppo")
+    (section,) = re.findall(r"^## Metrics\n(.*?)^## ", page, re.M | re.S)
+    return {metric for cell in re.findall(r"^\| (`.*?) \|", section, re.M) for metric in re.findall(r"`(\w+)`", cell)}
+
+
+@pytest.mark.long  # ten seconds for all of them, on an idle machine
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_pages_example_runs_and_its_metrics_are_logged(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The block as it stands; its trainer returns exactly the metrics on the page, schedules aside."""
+    if name == "mappo":
+        pytest.importorskip("mpe2", reason='needs pip install "marlcore[envs]"')
+    kind: Any = ALGORITHMS[name]
+    make_trainer, logged = kind.make_trainer, set[str]()
+
+    def spied(self: Any, model: Any) -> Any:
+        trainer = make_trainer(self, model)
+        update = trainer.update
+
+        def noted(batch: Any) -> mc.Update:
+            result: mc.Update = update(batch)
+            logged.update(result.metrics)
+            return result
+
+        trainer.update = noted
+        return trainer
+
+    monkeypatch.setattr(kind, "make_trainer", spied)
+    monkeypatch.chdir(tmp_path)
+    (block,) = re.findall(r"^```python\n(.*?)^```", page_of(name), re.M | re.S)
+    names: dict[str, Any] = {"__name__": name}
+    exec(compile(block, f"{name}.md", "exec"), names)
+    assert all(count > 0 for count in names["result"].updates.values())
+    told = documented_metrics(name)
+    assert {"loss"} <= logged <= told <= logged | {"epsilon"} | kind().schedules().keys()

@@ -1,0 +1,39 @@
+"""The documentation's site, and the programs that its pages show."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import marlcore as mc
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = sorted({*DOCS.glob("*.md"), *DOCS.glob("algorithms/*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"})
+BLOCKS = [
+    pytest.param(text, id=f"{page.name}:{number}")
+    for page in PAGES
+    for number, text in enumerate(re.findall(r"^```python\n(.*?)^```", page.read_text(), re.M | re.S))
+]
+
+
+@pytest.mark.parametrize("text", BLOCKS)
+def test_every_program_on_a_page_compiles(text: str) -> None:
+    compile(text, "page", "exec")
+
+
+@pytest.mark.long  # half a minute
+def test_the_site_builds_without_a_warning_and_has_every_public_name(tmp_path: Path) -> None:
+    pytest.importorskip("sphinx", reason="needs sphinx: pip install marlcore[docs]")
+    from sphinx.util.inventory import InventoryFile
+
+    command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-E", str(DOCS), str(tmp_path / "site")]
+    built = subprocess.run(command, capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr
+    with open(tmp_path / "site" / "objects.inv", "rb") as file:
+        inventory = InventoryFile.load(file, "", lambda base, path: path)
+    named = {name for kind in ("py:class", "py:function", "py:exception") for name in inventory.get(kind, {})}
+    assert [name for name in dir(mc) if f"marlcore.{name}" not in named and name != "cluster"] == []
+    assert (tmp_path / "site" / "searchindex.js").stat().st_size > 10_000
