@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from processes import handlers
 
 from .work import FULL, SMALL, Scale
 
@@ -21,3 +22,11 @@ def one_torch_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True)
+def handlers_are_kept() -> Iterator[None]:
+    """As the tests' `leaves_nothing_behind`, for the part that other tests in the same process depend on."""
+    before = handlers()
+    yield
+    assert handlers() == before

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
-from processes import children
+from processes import children, handlers
 
 from marlcore.lazy import is_installed
 from marlcore.memory import interrupt_waits_with, try_lock
@@ -31,7 +31,6 @@ os.environ["PYTHONPATH"] = os.pathsep.join([SUPPORT, *filter(None, [os.environ.g
 os.environ["OMP_NUM_THREADS"] = "1"
 
 MOST_WORKERS = 4  # each imports everything, and has a fork server and kernels of its own
-HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # a fork inherits the handlers, and may never end by one
 CLONE_NEWNS, MS_REC, MS_PRIVATE = 0x20000, 0x4000, 0x40000  # linux/sched.h, linux/mount.h
 
 settings.register_profile("marlcore", deadline=None)  # no test fails by the clock
@@ -161,7 +160,7 @@ def _left() -> dict[str, set[str]]:
         "segment": {path.name for path in Path("/dev/shm").glob("marlcore-*") if _orphaned(path)},
         "process": set(map(str, children(os.getpid()))),
         "descriptor": descriptors,
-        "signal's handler": {f"{signum}: {signal.getsignal(signum)}" for signum in HANDLED},
+        "signal's handler": handlers(),
     }
 
 

@@ -26,6 +26,11 @@ def children(pid: int) -> list[int]:
     return pids
 
 
+def handlers() -> set[str]:
+    """This process's handlers of the stop signals. A fork inherits them, and may then outlive such a signal."""
+    return {f"{signum}: {signal.getsignal(signum)}" for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+
+
 def generations(pid: int) -> list[list[int]]:
     """The processes that a process led to: its children, their children, and so on."""
     pids = []
