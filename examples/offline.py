@@ -5,7 +5,7 @@
 A script balances CartPole for 20 episodes. `mc.BC` imitates it. Another script lets the pole fall after some 40 steps:
 from its rows, half of them of random actions, `mc.CQL` learns to balance it several times as long, which `mc.BC`
 cannot. Then a mixture draws a quarter of each batch from demonstrations, and the rest from rows that an actor adds.
-docs/training.md says more.
+docs/guides/recorded-data.md says more.
 """
 
 from collections.abc import Callable, Iterable, Iterator

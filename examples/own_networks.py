@@ -6,8 +6,8 @@
         --algorithm.network own_networks:EntityTransformer
     python examples/own_networks.py
 
-(the first two from the folder examples; `pip install minigrid` for the first one). docs/training.md says what a network
-gets, and what it returns.
+(the first two from the folder examples; `pip install minigrid` for the first one). docs/guides/own-network.md says
+what a network gets, and what it returns.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class Hyperparameters(Algorithm):
 
     network: Network = None
     """Your own network in place of the first layers, or of all: a function that gets the mc.Spaces and returns a
-    torch.nn.Module from observations to features [B, n], or its module:function; docs/training.md says more."""
+    torch.nn.Module from observations to features [B, n], or its module:function. See docs/guides/own-network.md."""
     activation: Activation = "relu"
     """After each fully connected layer."""
     layer_norm: bool = False

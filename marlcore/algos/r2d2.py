@@ -49,7 +49,7 @@ class R2D2(QLearning):
     """Adam's step size, above 0; a number or a schedule."""
     cell: Cell = "lstm"
     """The recurrent layer before the last of the layers `hidden`: an lstm, a gru, which on a CPU takes twice the time,
-    or your own, a function of inputs and units or its module:name; docs/training.md says more."""
+    or your own, a function of inputs and units or its module:name; docs/guides/own-network.md says more."""
     units: AtLeast1 = 64
     """Units of the recurrent layer, at least 1; rows store its state at intervals."""
     length: AtLeast1 = 40

@@ -32,7 +32,7 @@ class RecurrentPPO(PPO):
 
     cell: Cell = "lstm"
     """The recurrent layer: an lstm, a gru, which on a CPU takes twice the time, or your own, a function of inputs and
-    units or its module:name; docs/training.md says more."""
+    units or its module:name; docs/guides/own-network.md says more."""
     units: AtLeast1 = 64
     """Units of the recurrent layer, at least 1; rows store its state."""
     unroll: AtLeast1 = 16

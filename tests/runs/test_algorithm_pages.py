@@ -1,4 +1,4 @@
-"""The pages of the algorithms: one each, whose example runs, whose metrics are logged, and a table that is true."""
+"""The pages of the algorithms: one each, and a table that is true. test_page_programs.py runs their examples."""
 
 import re
 from functools import partial
@@ -127,44 +127,3 @@ def imitated_by_both(folder: Path, env_fn: Any, algorithm: Any) -> mc.Result:
             for _ in range(50):
                 writer.add(np.zeros(spaces.observation.shape), 0, 0.0, terminated=True)
         return mc.train_offline(replay, algorithm, 20, env_fn, config, progress=False)
-
-
-def documented_metrics(name: str) -> set[str]:
-    page = page_of(name)
-    if "They are [PPO's](ppo.md#metrics)" in page:
-        page = page_of("ppo")
-    (section,) = re.findall(r"^## Metrics\n(.*?)^## ", page, re.M | re.S)
-    return {metric for cell in re.findall(r"^\| (`.*?) \|", section, re.M) for metric in re.findall(r"`(\w+)`", cell)}
-
-
-@pytest.mark.long  # ten seconds for all of them, on an idle machine
-@pytest.mark.parametrize("name", ALGORITHMS)
-def test_a_pages_example_runs_and_its_metrics_are_logged(
-    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The block as it stands; its trainer returns exactly the metrics on the page, schedules aside."""
-    if name == "mappo":
-        pytest.importorskip("mpe2", reason='needs pip install "marlcore[envs]"')
-    kind: Any = ALGORITHMS[name]
-    make_trainer, logged = kind.make_trainer, set[str]()
-
-    def spied(self: Any, model: Any) -> Any:
-        trainer = make_trainer(self, model)
-        update = trainer.update
-
-        def noted(batch: Any) -> mc.Update:
-            result: mc.Update = update(batch)
-            logged.update(result.metrics)
-            return result
-
-        trainer.update = noted
-        return trainer
-
-    monkeypatch.setattr(kind, "make_trainer", spied)
-    monkeypatch.chdir(tmp_path)
-    (block,) = re.findall(r"^```python\n(.*?)^```", page_of(name), re.M | re.S)
-    names: dict[str, Any] = {"__name__": name}
-    exec(compile(block, f"{name}.md", "exec"), names)
-    assert all(count > 0 for count in names["result"].updates.values())
-    told = documented_metrics(name)
-    assert {"loss"} <= logged <= told <= logged | {"epsilon"} | kind().schedules().keys()

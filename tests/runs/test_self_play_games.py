@@ -113,9 +113,9 @@ def test_the_latest_policy_beats_the_first_of_its_pool(tmp_path: Path) -> None:
 
 
 def test_the_documented_run_uses_every_setting_of_opponents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """docs/training.md's example, with fewer steps."""
+    """The guide's example, with fewer steps."""
     pytest.importorskip("trueskill")
-    guide = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
+    guide = (Path(__file__).parents[2] / "docs" / "guides" / "self-play.md").read_text()
     (code,) = (
         block for block in re.findall(r"```python\n(.*?)```", guide, re.DOTALL) if "import two_player_puck" in block
     )

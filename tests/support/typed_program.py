@@ -1,4 +1,4 @@
-"""The examples of docs/training.md as a user's program that mypy --strict accepts; nothing runs it."""
+"""Examples of docs/training.md and the guides as a user's program that mypy --strict accepts; nothing runs it."""
 
 from pathlib import Path
 

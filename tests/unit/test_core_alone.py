@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from pages import programs_of
 
 import marlcore
 from marlcore.lazy import EXTRA_OF
@@ -141,7 +142,9 @@ def test_commands_of_the_core_need_no_extra(case: str, tmp_path: Path) -> None:
 
 
 def test_the_readmes_first_examples_run(tmp_path: Path) -> None:
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert len(blocks[0].splitlines()) <= 15
-    printed = alone("".join(blocks[:3]) + "print(batch.obs.shape, batch.mask.shape)\n", tmp_path)
-    assert printed.endswith("(32, 80, 4, 84, 84) (32, 80)")
+    """Its replay, and the guide to processes of one's own, which need no library beside the core's."""
+    first, *_ = programs_of(ROOT / "README.md")
+    assert len(first.code.splitlines()) <= 15
+    guide = "".join(program.code for program in programs_of(ROOT / "docs" / "guides" / "own-loop.md"))
+    printed = alone(first.code + guide, tmp_path)
+    assert printed.startswith("(32, 2, 4)") and printed.endswith("(16, 32, 4) (16, 32)")

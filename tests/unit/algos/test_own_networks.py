@@ -474,9 +474,9 @@ def test_an_example_learns_what_it_is_told(examples, name):
 
 
 def test_the_guide_s_network_is_one():
-    guide = (FILE.parents[1] / "docs" / "training.md").read_text()
+    guide = (FILE.parents[1] / "docs" / "guides" / "own-network.md").read_text()
     scope = {"torch": torch}
-    exec("class Torso" + guide.split("class Torso")[1].split("mc.train")[0], scope)
+    exec("class Torso" + guide.split("class Torso")[1].split("\nalgorithm = ")[0], scope)
     model = mc.PPO(network=scope["Torso"]).make_model(box_spaces((4,)))
     assert model.acting.head.in_features == model.critic.head.in_features == 64
 
