@@ -4,14 +4,22 @@ Pages are Markdown, which reads well on its own, too. The reference is made from
 stubs, settings from their classes, commands from their --help.
 """
 
+import builtins
+import dataclasses
+import inspect
 import re
 import sys
 from pathlib import Path
+from typing import get_type_hints
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(Path(__file__).parent))
 import reference  # noqa: E402
 from sphinx.application import Sphinx  # noqa: E402
+from sphinx.domains.python import PyObject  # noqa: E402
+
+from marlcore import errors  # noqa: E402
+from marlcore.declared import Declared  # noqa: E402
 
 project = "marlcore"
 author = copyright = "The marlcore authors"
@@ -41,7 +49,9 @@ python_use_unqualified_type_names = True
 copybutton_prompt_text = "$ "
 
 
-OF_ATTRIBUTES: dict[str, list[str]] = {}
+WHOLE: dict[str, list[str]] = {}  # texts of attributes and properties
+PUBLIC = {f"{kind.__module__}.{kind.__qualname__}": path for path, kind in reference.public_classes().items()}
+ERRORS = {name for home in (builtins, errors) for name, kind in vars(home).items() if reference.is_error(kind)}
 
 
 def plain(text: str) -> str:
@@ -52,6 +62,24 @@ def plain(text: str) -> str:
     return re.sub(r"^ +\w+(, \w+)+: ", lambda names: names[0].replace(", ", "/"), text, flags=re.M)
 
 
+def raised(text: str) -> str:
+    """A paragraph "Raises: LaneBusy: why. ValueError: why.", also one of several lines, as a field for each error."""
+    head, _, rest = text.partition(":")
+    lines = [line for line in rest.split("\n") if line.strip()]
+    indent = min(len(line) - len(line.lstrip()) for line in lines[1:] or [""])
+    items: list[str] = []
+    for i, line in enumerate(lines):
+        begins = i == 0 or len(line) - len(line.lstrip()) == indent
+        items[len(items) - (not begins) :] = [line.strip() if begins else f"{items[-1]} {line.strip()}"]
+    fields = []
+    for part in (part for item in items for part in re.split(r"(?<=[.;]) (?=[A-Z]\w+(?:, [A-Z]\w+)*: )", item)):
+        names, colon, why = part.partition(": ")
+        if not colon or not ERRORS.issuperset(names.split(", ")):
+            return plain(text)
+        fields += [f":raises {name}: {plain(why)}" for name in names.split(", ")]
+    return "\n".join(fields)
+
+
 def plain_outside_code(app: object, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
     paragraphs, before, program = "\n".join(lines).split("\n\n"), "", False
     for i, text in enumerate(paragraphs):
@@ -60,18 +88,48 @@ def plain_outside_code(app: object, what: str, name: str, obj: object, options: 
         program = begins or (program and indented)
         if begins:
             paragraphs[i] = ".. code-block:: python\n\n" + text.removeprefix("Example:\n")
+        elif text.startswith("Raises:"):
+            paragraphs[i] = raised(text)
+        elif text.startswith("Returns: "):
+            paragraphs[i] = plain(f":returns: {' '.join(text[9:].split())}")
         elif not program:
             paragraphs[i] = plain(text)
         before = text
     lines[:] = "\n\n".join(paragraphs).split("\n")
-    if what == "attribute":
-        OF_ATTRIBUTES[name] = list(lines)
+    if what in ("attribute", "property"):
+        WHOLE[name] = list(lines)
 
 
 def whole_attributes(app: object, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
     """Napoleon takes an attribute's text up to its first colon for a type."""
-    if what == "attribute":
-        lines[:] = OF_ATTRIBUTES[name]
+    if what in ("attribute", "property"):
+        lines[:] = WHOLE[name]
+
+
+def short_signature(
+    app: object, what: str, name: str, obj: object, options: object, arguments: str | None, returned: str | None
+) -> tuple[str | None, str | None]:
+    """Without arguments that no caller gives, nor types that the list of a dataclass's fields has."""
+    if what == "class" and (getattr(obj, "_is_protocol", False) or (arguments or "").startswith("(segment:")):
+        return None, None
+    if what == "class" and dataclasses.is_dataclass(obj) and arguments:
+        fields = inspect.signature(obj).parameters.values()
+        return f"({', '.join(str(field.replace(annotation=field.empty)) for field in fields)})", None
+
+    def short(text: str | None) -> str | None:
+        text = text and re.sub(r"marlcore(\.\w+)+", lambda path: PUBLIC.get(path[0], path[0]), text)
+        text = text and text.replace("ndarray[tuple[Any, ...], dtype", "NDArray[")
+        return re.sub(r"~(\w+\.)*~?", "", text) if text and "Concatenate" in text else text  # Sphinx cannot parse it
+
+    return short(arguments), short(returned)
+
+
+def without_rules(kind: type) -> None:
+    """Types of fields without the ranges that `Annotated` gives them, which are in their texts."""
+    for base in kind.__mro__:
+        if issubclass(base, Declared) and "__annotations__" in vars(base):
+            hints = get_type_hints(base)
+            base.__annotations__ = {name: hints[name] for name in base.__annotations__}
 
 
 def links_out_of_the_site(app: object, name: str, source: list[str]) -> None:
@@ -81,5 +139,11 @@ def links_out_of_the_site(app: object, name: str, source: list[str]) -> None:
 def setup(app: Sphinx) -> None:
     app.connect("autodoc-process-docstring", plain_outside_code, priority=400)  # napoleon's is 500
     app.connect("autodoc-process-docstring", whole_attributes, priority=600)
+    app.connect("autodoc-process-signature", short_signature)
     app.connect("source-read", links_out_of_the_site)
+    for field in PyObject.doc_field_types:
+        if field.name == "variable":
+            field.label = "Attributes"
     reference.write(Path(__file__).parent / "reference")
+    for kind in reference.public_classes().values():
+        without_rules(kind)
