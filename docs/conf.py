@@ -33,7 +33,8 @@ extensions = [
 ]
 html_theme = "furo"
 html_title = f"marlcore {version}"
-html_static_path: list[str] = []
+html_static_path = ["static"]
+html_css_files = ["site.css"]
 exclude_patterns = ["reference/parameters/*"]  # parts of other pages
 templates_path: list[str] = []
 default_role = "code"  # docstrings mark code by single backticks, as Markdown does
@@ -50,6 +51,7 @@ copybutton_prompt_text = "$ "
 
 
 WHOLE: dict[str, list[str]] = {}  # texts of attributes and properties
+ARRAY = re.compile(r"~?numpy\.ndarray\[tuple\[~?typing\.Any, \.\.\.\], ~?numpy\.dtype\[([^\[\]]*)\]\]")
 PUBLIC = {f"{kind.__module__}.{kind.__qualname__}": path for path, kind in reference.public_classes().items()}
 ERRORS = {name for home in (builtins, errors) for name, kind in vars(home).items() if reference.is_error(kind)}
 
@@ -60,6 +62,14 @@ def plain(text: str) -> str:
     text = "".join(part if i % 2 else re.sub(r"([*_])", r"\\\1", part) for i, part in enumerate(parts))
     # Napoleon takes the first of several names for a type.
     return re.sub(r"^ +\w+(, \w+)+: ", lambda names: names[0].replace(", ", "/"), text, flags=re.M)
+
+
+def separate(text: str) -> str:
+    """A section of arguments or attributes with one of them on a line."""
+    pattern = r"^( +)(.*?)(?<=\.) (?=[a-z]\w+: )"
+    while text != (further := re.sub(pattern, r"\1\2\n\1", text, flags=re.M)):
+        text = further
+    return text
 
 
 def raised(text: str) -> str:
@@ -93,7 +103,7 @@ def plain_outside_code(app: object, what: str, name: str, obj: object, options: 
         elif text.startswith("Returns: "):
             paragraphs[i] = plain(f":returns: {' '.join(text[9:].split())}")
         elif not program:
-            paragraphs[i] = plain(text)
+            paragraphs[i] = plain(separate(text) if text.startswith(("Args:", "Attributes:")) else text)
         before = text
     lines[:] = "\n\n".join(paragraphs).split("\n")
     if what in ("attribute", "property"):
@@ -111,14 +121,14 @@ def short_signature(
 ) -> tuple[str | None, str | None]:
     """Without arguments that no caller gives, nor types that the list of a dataclass's fields has."""
     if what == "class" and (getattr(obj, "_is_protocol", False) or (arguments or "").startswith("(segment:")):
-        return None, None
+        return "", None
     if what == "class" and dataclasses.is_dataclass(obj) and arguments:
         fields = inspect.signature(obj).parameters.values()
         return f"({', '.join(str(field.replace(annotation=field.empty)) for field in fields)})", None
 
     def short(text: str | None) -> str | None:
         text = text and re.sub(r"marlcore(\.\w+)+", lambda path: PUBLIC.get(path[0], path[0]), text)
-        text = text and text.replace("ndarray[tuple[Any, ...], dtype", "NDArray[")
+        text = text and ARRAY.sub(r"~numpy.typing.NDArray[\1]", text)
         return re.sub(r"~(\w+\.)*~?", "", text) if text and "Concatenate" in text else text  # Sphinx cannot parse it
 
     return short(arguments), short(returned)

@@ -120,10 +120,7 @@ def settings_rows(kind: type, prefix: str = "") -> list[str]:
     for field in dataclasses.fields(kind):  # type: ignore[arg-type]
         if dataclasses.is_dataclass(field.default_factory):
             continue
-        default: Any = field.default
-        if default is dataclasses.MISSING:
-            default = field.default_factory() if callable(field.default_factory) else "required"
-        rows.append(f"| `{prefix}{field.name}` | `{cell(str(default))}` | {cell(texts.get(field.name, ''))} |")
+        rows.append(f"| `{prefix}{field.name}` | {default_of(field)} | {cell(texts.get(field.name, ''))} |")
     return rows
 
 
@@ -152,6 +149,7 @@ def commands_page() -> str:
         lines += [f"## marlcore {name}", "", "```text", f"marlcore {name} {usage}".rstrip(), "```", ""]
         for label, kind in vars(module).items():
             if label.endswith("Options") and kind.__module__ == module.__name__:
+                lines += ["### marlcore train --resume RUN", ""] if label == "ResumeOptions" else []
                 lines += [markdown(inspect.getdoc(kind) or ""), "", *option_rows(kind), ""]
         if name == "train":
             lines += ["Every [setting](settings.md) is an option too, such as `--actor.envs 16`, and so is every parameter"]
@@ -169,9 +167,17 @@ def option_rows(kind: type) -> list[str]:
     rows, texts = [], documented_fields(kind)
     for field in dataclasses.fields(kind):  # type: ignore[arg-type]
         words = "RUN" if field.name == "run_dir" else f"--{field.name.replace('_', '-')}"
-        default = "required" if field.default is dataclasses.MISSING else f"`{field.default}`"
-        rows.append(f"| `{words}` | {default if default != '`()`' else 'none'} | {cell(markdown(texts[field.name]))} |")
+        rows.append(f"| `{words}` | {default_of(field)} | {cell(markdown(texts[field.name]))} |")
     return ["| option | default | what it is |", "|---|---|---|", *rows] if rows else []
+
+
+def default_of(field: dataclasses.Field[Any]) -> str:
+    value: Any = field.default
+    if value is dataclasses.MISSING:
+        value = field.default_factory() if callable(field.default_factory) else value
+    if value is dataclasses.MISSING:
+        return "required"
+    return "none" if value is None or value in ("", (), {}) else f"`{cell(str(value))}`"
 
 
 def errors_page() -> str:
