@@ -4,6 +4,7 @@ Pages are Markdown, which reads well on its own, too. The reference is made from
 stubs, settings from their classes, commands from their --help.
 """
 
+import ast
 import builtins
 import dataclasses
 import inspect
@@ -74,7 +75,7 @@ def separate(text: str) -> str:
 
 def raised(text: str) -> str:
     """A paragraph "Raises: LaneBusy: why. ValueError: why.", also one of several lines, as a field for each error."""
-    head, _, rest = text.partition(":")
+    rest = text.partition(":")[2]
     lines = [line for line in rest.split("\n") if line.strip()]
     indent = min(len(line) - len(line.lstrip()) for line in lines[1:] or [""])
     items: list[str] = []
@@ -90,6 +91,14 @@ def raised(text: str) -> str:
     return "\n".join(fields)
 
 
+def lexer(text: str) -> str:
+    try:
+        ast.parse(inspect.cleandoc(text.removeprefix("Example:")))
+    except SyntaxError:
+        return "text"
+    return "python"
+
+
 def plain_outside_code(app: object, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
     paragraphs, before, program = "\n".join(lines).split("\n\n"), "", False
     for i, text in enumerate(paragraphs):
@@ -97,7 +106,7 @@ def plain_outside_code(app: object, what: str, name: str, obj: object, options: 
         begins = head or (indented and i > 0 and not before.rpartition("\n")[2].startswith(" "))
         program = begins or (program and indented)
         if begins:
-            paragraphs[i] = ".. code-block:: python\n\n" + text.removeprefix("Example:\n")
+            paragraphs[i] = f".. code-block:: {lexer(text)}\n\n" + text.removeprefix("Example:\n")
         elif text.startswith("Raises:"):
             paragraphs[i] = raised(text)
         elif text.startswith("Returns: "):
@@ -126,7 +135,13 @@ def short_signature(
         fields = inspect.signature(obj).parameters.values()
         return f"({', '.join(str(field.replace(annotation=field.empty)) for field in fields)})", None
 
+    def own(word: re.Match[str]) -> str:
+        homes = (getattr(obj, "__module__", ""), "marlcore")
+        paths = [path for home in homes if (path := f"{home}.{word[0]}") in PUBLIC or path in PUBLIC.values()]
+        return f"~{paths[0]}" if paths else word[0]
+
     def short(text: str | None) -> str | None:
+        text = text and re.sub(r"(?<![\w.])[A-Z]\w+", own, text)  # quoted in the source, so without a module
         text = text and re.sub(r"marlcore(\.\w+)+", lambda path: PUBLIC.get(path[0], path[0]), text)
         text = text and ARRAY.sub(r"~numpy.typing.NDArray[\1]", text)
         return re.sub(r"~(\w+\.)*~?", "", text) if text and "Concatenate" in text else text  # Sphinx cannot parse it

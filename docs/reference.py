@@ -21,6 +21,7 @@ ROOMS = {  # a page each: its title, and its modules
         [f"marlcore.compat.{library}" for library in ("cpprb", "empo", "sorrel", "stable_baselines3", "torchrl")],
     ),
 }
+PAGES = (*ROOMS, "settings", "commands", "errors", "contributing")  # all that `write` writes, but for parameters
 TITLES = {"core": "Core", "training": "Training"}  # of the sections of marlcore's stub
 NAMES = {"marlcore.envs": ["make", "adapt", "vectorize", "TwoPlayer"]}  # of modules that export more
 
@@ -152,8 +153,10 @@ def commands_page() -> str:
                 lines += ["### marlcore train --resume RUN", ""] if label == "ResumeOptions" else []
                 lines += [markdown(inspect.getdoc(kind) or ""), "", *option_rows(kind), ""]
         if name == "train":
-            lines += ["Every [setting](settings.md) is an option too, such as `--actor.envs 16`, and so is every parameter"]
-            lines += ["of the [algorithm](../algorithms/index.md), such as `--algorithm.learning-rate 1e-3`.", ""]
+            lines += [
+                "Every [setting](settings.md) is an option too, such as `--actor.envs 16`, and so is every parameter of"
+            ]
+            lines += ["the [algorithm](../algorithms/index.md), such as `--algorithm.learning-rate 1e-3`.", ""]
     return "\n".join(lines)
 
 
