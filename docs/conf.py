@@ -157,15 +157,17 @@ def without_rules(kind: type) -> None:
             base.__annotations__ = {name: hints[name] for name in base.__annotations__}
 
 
-def links_out_of_the_site(app: object, name: str, source: list[str]) -> None:
+def site_links(app: object, name: str, source: list[str]) -> None:
+    """Links by the title of a page, which a repository shows by its file."""
     source[0] = source[0].replace("](../CONTRIBUTING.md", "](reference/contributing.md")
+    source[0] = re.sub(r"\[[\w-]+\.md\]\(([\w/.-]+\.md)", r"[](\1", source[0])
 
 
 def setup(app: Sphinx) -> None:
     app.connect("autodoc-process-docstring", plain_outside_code, priority=400)  # napoleon's is 500
     app.connect("autodoc-process-docstring", whole_attributes, priority=600)
     app.connect("autodoc-process-signature", short_signature)
-    app.connect("source-read", links_out_of_the_site)
+    app.connect("source-read", site_links)
     for field in PyObject.doc_field_types:
         if field.name == "variable":
             field.label = "Attributes"
