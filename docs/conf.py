@@ -133,7 +133,8 @@ def short_signature(
         return "", None
     if what == "class" and dataclasses.is_dataclass(obj) and arguments:
         fields = inspect.signature(obj).parameters.values()
-        return f"({', '.join(str(field.replace(annotation=field.empty)) for field in fields)})", None
+        shown = ", ".join(str(field.replace(annotation=field.empty)) for field in fields)
+        return f"({shown.replace('<factory>', '...')})", None
 
     def own(word: re.Match[str]) -> str:
         homes = (getattr(obj, "__module__", ""), "marlcore")

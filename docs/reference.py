@@ -150,7 +150,7 @@ def commands_page() -> str:
         lines += [f"## marlcore {name}", "", "```text", f"marlcore {name} {usage}".rstrip(), "```", ""]
         for label, kind in vars(module).items():
             if label.endswith("Options") and kind.__module__ == module.__name__:
-                lines += ["### marlcore train --resume RUN", ""] if label == "ResumeOptions" else []
+                lines += ["### `marlcore train --resume RUN`", ""] if label == "ResumeOptions" else []
                 lines += [markdown(inspect.getdoc(kind) or ""), "", *option_rows(kind), ""]
         if name == "train":
             lines += [

@@ -5,6 +5,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 from urllib.parse import urlsplit
+from xml.etree import ElementTree
 
 import pytest
 
@@ -72,6 +73,14 @@ def test_every_external_link_is_well_formed_and_https(name: str) -> None:
 @pytest.mark.parametrize("name", PAGES)
 def test_every_picture_has_an_alternative_text(name: str) -> None:
     assert re.findall(r"!\[\s*\]\([^)]*\)", prose(PAGES[name])) == []
+
+
+@pytest.mark.parametrize("name", [path.name for path in sorted((DOCS / "pictures").glob("*.svg"))])
+def test_a_picture_is_whole_by_itself_and_on_a_page(name: str) -> None:
+    text = (DOCS / "pictures" / name).read_text()
+    assert ElementTree.fromstring(text)[0].text  # its title
+    assert re.findall(r"https?://|@import|url\((?!#)", text) == ["http://"]  # the namespace
+    assert any(f"pictures/{name})" in page.read_text() for page in PAGES.values())
 
 
 @pytest.mark.parametrize("name", PAGES)
