@@ -47,5 +47,12 @@ def test_every_metric_on_the_page_is_logged_by_some_code() -> None:
     assert [name for name, start in names.items() if not re.search(rf"\"{start}[\"/_{{]", SOURCE)] == []
 
 
+def test_the_page_has_every_metric_of_the_algorithms_pages() -> None:
+    """Another test compares these pages with what trainers return."""
+    pages = "".join(page.read_text() for page in (ROOT / "docs" / "algorithms").glob("*.md"))
+    rows = re.findall(r"^\| (`\w.*?`) \|", "".join(re.findall(r"^## Metrics\n(.*?)^## ", pages, re.M | re.S)), re.M)
+    assert rows and {name for row in rows for name in re.findall(r"`(\w+)`", row)} <= set(explained())
+
+
 def test_no_metric_has_two_rows() -> None:
     assert len(explained()) == len(set(explained()))
