@@ -10,6 +10,7 @@ import dataclasses
 import inspect
 import re
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import get_type_hints
 
@@ -18,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import reference  # noqa: E402
 from sphinx.application import Sphinx  # noqa: E402
 from sphinx.domains.python import PyObject  # noqa: E402
+from sphinx.util.typing import stringify_annotation  # noqa: E402
 
 from marlcore import errors  # noqa: E402
 from marlcore.declared import Declared  # noqa: E402
@@ -52,7 +54,7 @@ copybutton_prompt_text = "$ "
 
 
 WHOLE: dict[str, list[str]] = {}  # texts of attributes and properties
-ARRAY = re.compile(r"~?numpy\.ndarray\[tuple\[~?typing\.Any, \.\.\.\], ~?numpy\.dtype\[([^\[\]]*)\]\]")
+ARRAY = re.compile(r"~?numpy\.ndarray\[tuple\[(?:~?typing\.)?Any, \.\.\.\], ~?numpy\.dtype\[([^\[\]]*)\]\]")
 PUBLIC = {f"{kind.__module__}.{kind.__qualname__}": path for path, kind in reference.public_classes().items()}
 ERRORS = {name for home in (builtins, errors) for name, kind in vars(home).items() if reference.is_error(kind)}
 
@@ -158,6 +160,17 @@ def without_rules(kind: type) -> None:
             base.__annotations__ = {name: hints[name] for name in base.__annotations__}
 
 
+def short_arrays(kind: type) -> None:
+    """Properties that are arrays say so as in the source; their signatures pass no event."""
+    for thing in vars(kind).values():
+        if isinstance(thing, property):
+            notes = thing.fget.__annotations__
+            with suppress(NameError):  # a type of another library, which is imported for checkers alone
+                said = stringify_annotation(get_type_hints(thing.fget)["return"])
+                if "ndarray" in said:
+                    notes["return"] = ARRAY.sub(r"NDArray[\1]", said).replace("numpy.", "")
+
+
 def site_links(app: object, name: str, source: list[str]) -> None:
     """Links by the title of a page, which a repository shows by its file."""
     source[0] = source[0].replace("](../CONTRIBUTING.md", "](reference/contributing.md")
@@ -175,3 +188,4 @@ def setup(app: Sphinx) -> None:
     reference.write(Path(__file__).parent / "reference")
     for kind in reference.public_classes().values():
         without_rules(kind)
+        short_arrays(kind)
