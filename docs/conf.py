@@ -79,7 +79,7 @@ def raised(text: str) -> str:
     """A paragraph "Raises: LaneBusy: why. ValueError: why.", also one of several lines, as a field for each error."""
     rest = text.partition(":")[2]
     lines = [line for line in rest.split("\n") if line.strip()]
-    indent = min(len(line) - len(line.lstrip()) for line in lines[1:] or [""])
+    indent = -1 if rest.split("\n")[0] else min(len(line) - len(line.lstrip()) for line in lines)
     items: list[str] = []
     for i, line in enumerate(lines):
         begins = i == 0 or len(line) - len(line.lstrip()) == indent
@@ -87,8 +87,8 @@ def raised(text: str) -> str:
     fields = []
     for part in (part for item in items for part in re.split(r"(?<=[.;]) (?=[A-Z]\w+(?:, [A-Z]\w+)*: )", item)):
         names, colon, why = part.partition(": ")
-        if not colon or not ERRORS.issuperset(names.split(", ")):
-            return plain(text)
+        if not colon or not all("." in name or name in ERRORS for name in names.split(", ")):
+            return plain(text if indent >= 0 else " ".join(text.split()))
         fields += [f":raises {name}: {plain(why)}" for name in names.split(", ")]
     return "\n".join(fields)
 

@@ -23,9 +23,8 @@ ON_POLICY = {"batch_size": 64, "minibatch_size": 64, "epochs": 1}
 GAMES: dict[str, Any] = {"pool": 3, "admit_updates": 20, "rating": "elo", "anchors": {"puck:idle": 0.5}}
 CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
     "evaluation and stages": ("dqn", {"evaluation": {"interval": 200, "episodes": 2}, "stages": (100,)}),
-    "a schedule of the ratio": ("dqn", {"updates_per_step": "linear(0.1, 0.2, 400)"}),
     "on-policy": (mc.PPO(**ON_POLICY), {"learner": {"batch_size": 64, "warmup": 500}}),
-    "continuous": ("sac", {"learner": {"warmup": 100}}),
+    "continuous": ("sac", {"learner": {"warmup": 100}, "updates_per_step": "linear(0.1, 0.2, 400)"}),
     "self-play": ("dqn", {"self_play": GAMES, "evaluation": {"interval": 200, "episodes": 4}}),
 }
 runs = Runs(total_steps=400, learner={"warmup": 50, "log_interval": 5})
