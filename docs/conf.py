@@ -4,14 +4,25 @@ Pages are Markdown, which reads well on its own, too. The reference is made from
 stubs, settings from their classes, commands from their --help.
 """
 
+import ast
+import builtins
+import dataclasses
+import inspect
 import re
 import sys
+from contextlib import suppress
 from pathlib import Path
+from typing import get_type_hints
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(Path(__file__).parent))
 import reference  # noqa: E402
 from sphinx.application import Sphinx  # noqa: E402
+from sphinx.domains.python import PyObject  # noqa: E402
+from sphinx.util.typing import stringify_annotation  # noqa: E402
+
+from marlcore import errors  # noqa: E402
+from marlcore.declared import Declared  # noqa: E402
 
 project = "marlcore"
 author = copyright = "The marlcore authors"
@@ -25,7 +36,8 @@ extensions = [
 ]
 html_theme = "furo"
 html_title = f"marlcore {version}"
-html_static_path: list[str] = []
+html_static_path = ["static"]
+html_css_files = ["site.css"]
 exclude_patterns = ["reference/parameters/*"]  # parts of other pages
 templates_path: list[str] = []
 default_role = "code"  # docstrings mark code by single backticks, as Markdown does
@@ -41,7 +53,10 @@ python_use_unqualified_type_names = True
 copybutton_prompt_text = "$ "
 
 
-OF_ATTRIBUTES: dict[str, list[str]] = {}
+WHOLE: dict[str, list[str]] = {}  # texts of attributes and properties
+ARRAY = re.compile(r"~?numpy\.ndarray\[tuple\[(?:~?typing\.)?Any, \.\.\.\], ~?numpy\.dtype\[([^\[\]]*)\]\]")
+PUBLIC = {f"{kind.__module__}.{kind.__qualname__}": path for path, kind in reference.public_classes().items()}
+ERRORS = {name for home in (builtins, errors) for name, kind in vars(home).items() if reference.is_error(kind)}
 
 
 def plain(text: str) -> str:
@@ -52,6 +67,40 @@ def plain(text: str) -> str:
     return re.sub(r"^ +\w+(, \w+)+: ", lambda names: names[0].replace(", ", "/"), text, flags=re.M)
 
 
+def separate(text: str) -> str:
+    """A section of arguments or attributes with one of them on a line."""
+    pattern = r"^( +)(.*?)(?<=\.) (?=[a-z]\w+: )"
+    while text != (further := re.sub(pattern, r"\1\2\n\1", text, flags=re.M)):
+        text = further
+    return text
+
+
+def raised(text: str) -> str:
+    """A paragraph "Raises: LaneBusy: why. ValueError: why.", also one of several lines, as a field for each error."""
+    rest = text.partition(":")[2]
+    lines = [line for line in rest.split("\n") if line.strip()]
+    indent = -1 if rest.split("\n")[0] else min(len(line) - len(line.lstrip()) for line in lines)
+    items: list[str] = []
+    for i, line in enumerate(lines):
+        begins = i == 0 or len(line) - len(line.lstrip()) == indent
+        items[len(items) - (not begins) :] = [line.strip() if begins else f"{items[-1]} {line.strip()}"]
+    fields = []
+    for part in (part for item in items for part in re.split(r"(?<=[.;]) (?=[A-Z]\w+(?:, [A-Z]\w+)*: )", item)):
+        names, colon, why = part.partition(": ")
+        if not colon or not all("." in name or name in ERRORS for name in names.split(", ")):
+            return plain(text if indent >= 0 else " ".join(text.split()))
+        fields += [f":raises {name}: {plain(why)}" for name in names.split(", ")]
+    return "\n".join(fields)
+
+
+def lexer(text: str) -> str:
+    try:
+        ast.parse(inspect.cleandoc(text.removeprefix("Example:")))
+    except SyntaxError:
+        return "text"
+    return "python"
+
+
 def plain_outside_code(app: object, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
     paragraphs, before, program = "\n".join(lines).split("\n\n"), "", False
     for i, text in enumerate(paragraphs):
@@ -59,27 +108,84 @@ def plain_outside_code(app: object, what: str, name: str, obj: object, options: 
         begins = head or (indented and i > 0 and not before.rpartition("\n")[2].startswith(" "))
         program = begins or (program and indented)
         if begins:
-            paragraphs[i] = ".. code-block:: python\n\n" + text.removeprefix("Example:\n")
+            paragraphs[i] = f".. code-block:: {lexer(text)}\n\n" + text.removeprefix("Example:\n")
+        elif text.startswith("Raises:"):
+            paragraphs[i] = raised(text)
+        elif text.startswith("Returns: "):
+            paragraphs[i] = plain(f":returns: {' '.join(text[9:].split())}")
         elif not program:
-            paragraphs[i] = plain(text)
+            paragraphs[i] = plain(separate(text) if text.startswith(("Args:", "Attributes:")) else text)
         before = text
     lines[:] = "\n\n".join(paragraphs).split("\n")
-    if what == "attribute":
-        OF_ATTRIBUTES[name] = list(lines)
+    if what in ("attribute", "property"):
+        WHOLE[name] = list(lines)
 
 
 def whole_attributes(app: object, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
     """Napoleon takes an attribute's text up to its first colon for a type."""
-    if what == "attribute":
-        lines[:] = OF_ATTRIBUTES[name]
+    if what in ("attribute", "property"):
+        lines[:] = WHOLE[name]
 
 
-def links_out_of_the_site(app: object, name: str, source: list[str]) -> None:
+def short_signature(
+    app: object, what: str, name: str, obj: object, options: object, arguments: str | None, returned: str | None
+) -> tuple[str | None, str | None]:
+    """Without arguments that no caller gives, nor types that the list of a dataclass's fields has."""
+    if what == "class" and (getattr(obj, "_is_protocol", False) or (arguments or "").startswith("(segment:")):
+        return "", None
+    if what == "class" and dataclasses.is_dataclass(obj) and arguments:
+        fields = inspect.signature(obj).parameters.values()
+        shown = ", ".join(str(field.replace(annotation=field.empty)) for field in fields)
+        return f"({shown.replace('<factory>', '...')})", None
+
+    def own(word: re.Match[str]) -> str:
+        homes = (getattr(obj, "__module__", ""), "marlcore")
+        paths = [path for home in homes if (path := f"{home}.{word[0]}") in PUBLIC or path in PUBLIC.values()]
+        return f"~{paths[0]}" if paths else word[0]
+
+    def short(text: str | None) -> str | None:
+        text = text and re.sub(r"(?<![\w.])[A-Z]\w+", own, text)  # quoted in the source, so without a module
+        text = text and re.sub(r"marlcore(\.\w+)+", lambda path: PUBLIC.get(path[0], path[0]), text)
+        text = text and ARRAY.sub(r"~numpy.typing.NDArray[\1]", text)
+        return re.sub(r"~(\w+\.)*~?", "", text) if text and "Concatenate" in text else text  # Sphinx cannot parse it
+
+    return short(arguments), short(returned)
+
+
+def without_rules(kind: type) -> None:
+    """Types of fields without the ranges that `Annotated` gives them, which are in their texts."""
+    for base in kind.__mro__:
+        if issubclass(base, Declared) and "__annotations__" in vars(base):
+            hints = get_type_hints(base)
+            base.__annotations__ = {name: hints[name] for name in base.__annotations__}
+
+
+def short_arrays(kind: type) -> None:
+    """Properties that are arrays say so as in the source; their signatures pass no event."""
+    for thing in vars(kind).values():
+        if isinstance(thing, property):
+            notes = thing.fget.__annotations__
+            with suppress(NameError):  # a type of another library, which is imported for checkers alone
+                said = stringify_annotation(get_type_hints(thing.fget)["return"])
+                if "ndarray" in said:
+                    notes["return"] = ARRAY.sub(r"NDArray[\1]", said).replace("numpy.", "")
+
+
+def site_links(app: object, name: str, source: list[str]) -> None:
+    """Links by the title of a page, which a repository shows by its file."""
     source[0] = source[0].replace("](../CONTRIBUTING.md", "](reference/contributing.md")
+    source[0] = re.sub(r"\[[\w-]+\.md\]\(([\w/.-]+\.md)", r"[](\1", source[0])
 
 
 def setup(app: Sphinx) -> None:
     app.connect("autodoc-process-docstring", plain_outside_code, priority=400)  # napoleon's is 500
     app.connect("autodoc-process-docstring", whole_attributes, priority=600)
-    app.connect("source-read", links_out_of_the_site)
+    app.connect("autodoc-process-signature", short_signature)
+    app.connect("source-read", site_links)
+    for field in PyObject.doc_field_types:
+        if field.name == "variable":
+            field.label = "Attributes"
     reference.write(Path(__file__).parent / "reference")
+    for kind in reference.public_classes().values():
+        without_rules(kind)
+        short_arrays(kind)

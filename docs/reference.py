@@ -3,32 +3,42 @@
 import ast
 import dataclasses
 import inspect
-import os
 import re
-import subprocess
-import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-ROOMS = {  # a page each: its title, its module, and the stub that lists its names
-    "core": ("The core", "marlcore"),
-    "training": ("Training", "marlcore"),
-    "cluster": ("Many machines", "marlcore.cluster"),
-    "planning": ("Planning", "marlcore.planning"),
-    "testing": ("Tools for tests", "marlcore.testing"),
+ROOMS = {  # a page each: its title, and its modules
+    "core": ("The core", ["marlcore"]),
+    "training": ("Training", ["marlcore"]),
+    "environments": ("Environments", ["marlcore.envs", "marlcore.testing"]),
+    "parts": ("Parts of models", ["marlcore.algos.parts"]),
+    "cluster": ("Many machines", ["marlcore.cluster"]),
+    "planning": ("Planning", ["marlcore.planning"]),
+    "compat": (
+        "Drop-ins",
+        [f"marlcore.compat.{library}" for library in ("cpprb", "empo", "sorrel", "stable_baselines3", "torchrl")],
+    ),
 }
+PAGES = (*ROOMS, "settings", "commands", "errors", "contributing")  # all that `write` writes, but for parameters
+TITLES = {"core": "Core", "training": "Training"}  # of the sections of marlcore's stub
+NAMES = {"marlcore.envs": ["make", "adapt", "vectorize", "TwoPlayer"]}  # of modules that export more
 
 
 def version() -> str:
     return str(import_module("marlcore").__version__)
 
 
+def is_error(kind: object) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Exception)
+
+
 def sections(module: str) -> dict[str, list[str]]:
-    """The names that a room's stub lists, by the comment above them; the first ones by ""."""
-    folder = ROOT.joinpath(*module.split("."))
-    stub = folder / "__init__.pyi"
+    """The names of a module: those of its stub, by the comment above them, or those that it defines by ""."""
+    stub = ROOT.joinpath(*module.split("."), "__init__.pyi")
+    if not stub.exists():
+        return {"": NAMES.get(module) or defined(module)}
     found: dict[str, list[str]] = {"": []}
     title = ""
     for line in stub.read_text().splitlines():
@@ -39,19 +49,52 @@ def sections(module: str) -> dict[str, list[str]]:
     return {title: names for title, names in found.items() if names}
 
 
-def api_page(title: str, module: str, chosen: dict[str, list[str]]) -> str:
-    lines = [f"# {title}", "", f"`import {module}{' as mc' if module == 'marlcore' else ''}`", ""]
-    home = import_module(module)
-    for heading, names in chosen.items():
-        lines += [f"## {heading}", ""] if len(chosen) > 1 and heading else []
-        for name in names:
-            thing = getattr(home, name)
-            kind = "autofunction" if inspect.isfunction(thing) else "autoclass"
-            if inspect.ismodule(thing) or (inspect.isclass(thing) and issubclass(thing, Exception)):
-                continue  # it has a page of its own
-            lines += ["```{eval-rst}", f".. {kind}:: {module}.{name}"]
-            lines += [] if kind == "autofunction" else ["   :members:"]
-            lines += ["```", ""]
+def defined(module: str) -> list[str]:
+    things = vars(import_module(module)).items()
+    own = {name: thing for name, thing in things if getattr(thing, "__module__", "").startswith(module)}
+    return [name for name, thing in own.items() if not name.startswith("_") and not is_error(thing)]
+
+
+def public_classes() -> dict[str, type]:
+    """The classes of all pages, by their public paths."""
+    modules = {module for _, modules in ROOMS.values() for module in modules}
+    paths = {f"{m}.{name}": (m, name) for m in sorted(modules) for names in sections(m).values() for name in names}
+    things = {path: getattr(import_module(module), name) for path, (module, name) in paths.items()}
+    return {path: thing for path, thing in things.items() if isinstance(thing, type)}
+
+
+def entry(module: str, name: str, thing: object) -> list[str]:
+    """The directive of a name; that of an algorithm leaves its parameters and methods to the algorithm's page."""
+    algorithm = name.lower() in import_module("marlcore.algos").ALGORITHMS
+    kind = "autoclass" if inspect.isclass(thing) else "autofunction"
+    lines = ["```{eval-rst}", f".. {kind}:: {module}.{name}"]
+    if kind == "autoclass" and not algorithm:
+        lines.append("   :members:")
+    lines += ["```", ""]
+    return [*lines, f"Parameters and an example: [{name}](../algorithms/{name.lower()}.md)", ""] if algorithm else lines
+
+
+def api_page(name: str, title: str, modules: list[str]) -> str:
+    lines = [f"# {title}", ""]
+    for module in modules:
+        home, chosen = import_module(module), sections(module)
+        if name in TITLES:
+            chosen = {"": chosen[TITLES[name]]}
+        if len(modules) > 1:
+            lines += [f"## {module}", "", *(inspect.getdoc(home) or "").partition("\n\n")[0].splitlines(), ""]
+        lines += [f"`import {module}{' as mc' if module == 'marlcore' else ''}`", ""]
+        for heading, names in chosen.items():
+            things = {label: getattr(home, label) for label in names}
+            things = {label: t for label, t in things.items() if not inspect.ismodule(t) and not is_error(t)}
+            lines += [f"## {heading}", ""] if len(chosen) > 1 and heading else []
+            if len(things) > 2:
+                lines += ["| name | what it is |", "|---|---|"]
+                for label, thing in things.items():
+                    said = " ".join((inspect.getdoc(thing) or "").partition("\n\n")[0].split())
+                    lines.append(f"| {{py:obj}}`~{module}.{label}` | {cell(said)} |")
+                lines.append("")
+            for label, thing in things.items():
+                lines += entry(module, label, thing)
     return "\n".join(lines)
 
 
@@ -78,10 +121,7 @@ def settings_rows(kind: type, prefix: str = "") -> list[str]:
     for field in dataclasses.fields(kind):  # type: ignore[arg-type]
         if dataclasses.is_dataclass(field.default_factory):
             continue
-        default: Any = field.default
-        if default is dataclasses.MISSING:
-            default = field.default_factory() if callable(field.default_factory) else "required"
-        rows.append(f"| `{prefix}{field.name}` | `{cell(str(default))}` | {cell(texts.get(field.name, ''))} |")
+        rows.append(f"| `{prefix}{field.name}` | {default_of(field)} | {cell(texts.get(field.name, ''))} |")
     return rows
 
 
@@ -104,21 +144,50 @@ def settings_page() -> str:
 
 
 def commands_page() -> str:
-    commands = import_module("marlcore.__main__").COMMANDS
-    lines = ["# The command line", ""]
-    for name in commands:
-        wide = {**os.environ, "COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
-        command = [sys.executable, "-m", "marlcore", name, "--help"]
-        shown = subprocess.run(command, capture_output=True, text=True, check=True, env=wide, cwd=ROOT).stdout
-        lines += [f"## marlcore {name}", "", "```text", shown.rstrip(), "```", ""]
+    lines = ["# The command line", "", "`marlcore COMMAND --help` shows the same.", ""]
+    for name, (usage, _) in import_module("marlcore.__main__").COMMANDS.items():
+        module = import_module(f"marlcore.cli.{name}")
+        lines += [f"## marlcore {name}", "", "```text", f"marlcore {name} {usage}".rstrip(), "```", ""]
+        for label, kind in vars(module).items():
+            if label.endswith("Options") and kind.__module__ == module.__name__:
+                lines += ["### `marlcore train --resume RUN`", ""] if label == "ResumeOptions" else []
+                lines += [markdown(inspect.getdoc(kind) or ""), "", *option_rows(kind), ""]
+        if name == "train":
+            lines += [
+                "Every [setting](settings.md) is an option too, such as `--actor.envs 16`, and so is every parameter of"
+            ]
+            lines += ["the [algorithm](../algorithms/index.md), such as `--algorithm.learning-rate 1e-3`.", ""]
     return "\n".join(lines)
+
+
+def markdown(text: str) -> str:
+    """A help text for a page: options and files are code, and no < begins a tag."""
+    text = re.sub(r"(?<![\w`-])(--[a-z][\w.-]*)(?![^`\n]*`)", r"`\1`", text)
+    return re.sub(r"(?<!\()docs/(\w+)\.md", r"[\1.md](../\1.md)", text).replace("<", "&lt;")
+
+
+def option_rows(kind: type) -> list[str]:
+    rows, texts = [], documented_fields(kind)
+    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
+        words = "RUN" if field.name == "run_dir" else f"--{field.name.replace('_', '-')}"
+        rows.append(f"| `{words}` | {default_of(field)} | {cell(markdown(texts[field.name]))} |")
+    return ["| option | default | what it is |", "|---|---|---|", *rows] if rows else []
+
+
+def default_of(field: dataclasses.Field[Any]) -> str:
+    value: Any = field.default
+    if value is dataclasses.MISSING:
+        value = field.default_factory() if callable(field.default_factory) else value
+    if value is dataclasses.MISSING:
+        return "required"
+    return "none" if value is None or value in ("", (), {}) else f"`{cell(str(value))}`"
 
 
 def errors_page() -> str:
     marlcore, errors = import_module("marlcore"), import_module("marlcore.errors")
     lines = ["# Errors", "", *(inspect.getdoc(errors) or "").splitlines(), ""]
     for name, kind in vars(errors).items():
-        if isinstance(kind, type) and issubclass(kind, errors.MarlcoreError):
+        if is_error(kind) and issubclass(kind, errors.MarlcoreError):
             home = "marlcore" if name in dir(marlcore) else "marlcore.errors"
             lines += ["```{eval-rst}", f".. autoexception:: {home}.{name}", "   :show-inheritance:", "```", ""]
     return "\n".join(lines)
@@ -136,18 +205,15 @@ def parameters_table(algorithm: type) -> str:
 
 
 def write(folder: Path) -> None:
-    """Writes every page whose text has changed."""
+    """Writes every page whose text has changed, and removes those of an earlier program."""
     algorithms = import_module("marlcore.algos").ALGORITHMS
     pages = {f"parameters/{name}": parameters_table(kind) for name, kind in algorithms.items()}
     pages |= {"settings": settings_page(), "commands": commands_page(), "errors": errors_page()}
     pages["contributing"] = contributing_page()
-    for name, (title, module) in ROOMS.items():
-        chosen = sections(module)
-        if module == "marlcore":
-            wanted = ["Core"] if name == "core" else ["Training"]
-            chosen = {heading: names for heading, names in chosen.items() if heading in wanted}
-        pages[name] = api_page(title, module, chosen)
+    pages |= {name: api_page(name, title, modules) for name, (title, modules) in ROOMS.items()}
     (folder / "parameters").mkdir(parents=True, exist_ok=True)
+    for earlier in set(folder.rglob("*.md")) - {folder / f"{name}.md" for name in pages}:
+        earlier.unlink()
     for name, text in pages.items():
         path = folder / f"{name}.md"
         if not path.exists() or path.read_text() != text:

@@ -1,6 +1,7 @@
 """The errors of marlcore: all its own errors derive from MarlcoreError.
 
-Bad arguments raise ValueError or TypeError, as usual in Python.
+Bad arguments raise ValueError or TypeError, as usual in Python. A message says what was expected,
+what came, and where.
 """
 
 from __future__ import annotations
@@ -12,75 +13,135 @@ from typing import Any
 
 
 class MarlcoreError(Exception):
-    """Base of marlcore's errors."""
+    """Base of marlcore's errors.
+
+    It also comes by itself where no program needs to tell the causes apart: writers overwrite every draw (use a larger
+    capacity), processes cannot be started, descriptors run out. The message names the remedy.
+    """
 
 
 class SharedMemoryFull(MarlcoreError, MemoryError):
-    """The file system or the memory limit has no room for a segment; nothing was created."""
+    """The file system or the memory limit has no room for a segment; nothing was created.
+
+    Choose a smaller capacity, give the container a larger /dev/shm (Docker: `--shm-size=8g`), put the segment into an
+    ordinary file (`path=`, `replay.path`), or remove what killed programs left there: `marlcore gc`.
+    """
 
 
 class SegmentNotFound(MarlcoreError, FileNotFoundError):
-    """No segment has this name: it was unlinked or never created."""
+    """No segment has this name: it was unlinked or never created.
+
+    Its creator has ended or has not begun: create the segment before other processes attach, and call `unlink` last.
+    """
 
 
 class SegmentCorrupt(MarlcoreError):
-    """A file is not a segment of this version of marlcore, or its header or counters are damaged."""
+    """A file is not a segment of this version of marlcore, or its header or counters are damaged.
+
+    Segments in /dev/shm belong to one version: let all programs use the same one. Restore a damaged save from a copy.
+    """
 
 
 class LayoutMismatch(MarlcoreError, ValueError):
-    """A segment, model or replay has another layout than the caller expects."""
+    """A segment, model or replay has another layout than the caller expects.
+
+    Both sides must have equal specs, stacks and models. The message names the first field that differs.
+    """
 
 
 class LaneBusy(MarlcoreError):
-    """The lane has a living writer, as proved by its kernel lock."""
+    """The lane has a living writer, as proved by its kernel lock.
+
+    Choose another lane, close the first writer, or open the lane with `shared=True`. The lock of a dead writer does not
+    last; a stopped process (SIGSTOP, a debugger) lives and keeps its lane.
+    """
 
 
 class NotEnoughData(MarlcoreError):
-    """The replay holds too few transitions to sample from."""
+    """The replay holds too few transitions to sample from.
+
+    Wait with `sample(timeout=...)`, ask `can_sample()` first, or lower `min_size`. With n-step returns, stacks or
+    sequences, more rows than a batch has are needed; see docs/options.md.
+    """
 
 
 class NotEnoughMemory(MarlcoreError, MemoryError):
-    """The machine or the memory limit has less free memory than the caller wants to be left."""
+    """The machine or the memory limit has less free memory than the caller wants to be left.
+
+    Free memory, raise the limit, or lower `min_free_memory_fraction`.
+    """
 
 
 class StaleHandle(MarlcoreError):
-    """A handle names a segment that was replaced, or an object crossed a fork."""
+    """A handle names a segment that was replaced, or an object crossed a fork.
+
+    Pass the new handle on. In a forked child, attach again: `ReplayBuffer.attach(handle)`.
+    """
 
 
 class TimedOut(MarlcoreError, TimeoutError):
-    """A wait of marlcore took longer than its timeout; a TimeoutError of a signal handler is another error."""
+    """A wait of marlcore took longer than its timeout; a TimeoutError of a signal handler is another error.
+
+    The other side is slow or dead: `marlcore top` shows a run's processes. Otherwise raise the timeout.
+    """
 
 
 class UsedByTwoThreads(MarlcoreError, RuntimeError):
-    """A thread called an object while another thread was inside it; the call had no effect."""
+    """A thread called an object while another thread was inside it; the call had no effect.
+
+    Give each thread a writer, sampler or reader of its own, or hold a lock around the calls.
+    """
 
 
 class ClosedError(MarlcoreError):
-    """The object was closed."""
+    """The object was closed.
+
+    In a worker whose run ends this is the ordinary way out of a wait: let the function return, or the error pass.
+    """
 
 
 class Fenced(MarlcoreError):
-    """A sender's epoch has lost its seat: what it sends is refused for ever."""
+    """A sender's epoch has lost its seat: what it sends is refused for ever.
+
+    Its machine was silent for longer than `cluster.lease_seconds`, and another process took its place. Let the sender
+    end; with slow networks or busy machines raise `cluster.lease_seconds`.
+    """
 
 
 class LinkLost(MarlcoreError, ConnectionError):
-    """The process at the other end of a link cannot be reached, at the moment or any more."""
+    """The process at the other end of a link cannot be reached, at the moment or any more.
+
+    Relays and mirrors try again by themselves. A link of your own raises it, so that they do.
+    """
 
 
 class EnvironmentFailed(MarlcoreError):
-    """An environment raised, or returned a value that its replay refuses; the original error is the `__cause__`."""
+    """An environment raised, or returned a value that its replay refuses; the original error is the `__cause__`.
+
+    Play the environment alone with `marlcore.testing.check_env`. In a run, logs/ has the whole traceback.
+    """
 
 
 class Diverged(MarlcoreError):
-    """A learner's loss, weights or state are no longer finite; it is not restarted, since it would diverge again."""
+    """A learner's loss, weights or state are no longer finite; it is not restarted, since it would diverge again.
+
+    Lower `learning_rate`, scale rewards (`reward_scale`, `learner.reward_norm`), and look for NaN in observations and
+    rewards (`marlcore.testing.check_env`). The last checkpoint is from before.
+    """
 
 
 class StopRun(MarlcoreError):
-    """Raised by a callback to end its run in order; the message is the reason that `Result.stopped` has."""
+    """Raised by a callback to end its run in order; the message is the reason that `Result.stopped` has.
+
+    `train` does not raise it, but returns the result.
+    """
 
 
 class WorkerFailed(MarlcoreError):
     """A worker raised, died or hung more often than the run allows.
+
+    Look at `reason` and `traceback`, and at logs/ of the run's directory. A SIGKILL without a message is often the
+    kernel's out-of-memory killer. `supervision` sets the restarts and time-outs.
 
     Attributes:
         worker: the worker's name, such as "actor-0" or "learner-agent_1".
@@ -106,6 +167,8 @@ class WorkerFailed(MarlcoreError):
 class WorldModelFailed(WorkerFailed):
     """A world model raised; if it was in this process, the original error is the `__cause__`.
 
+    Ask the model for `state` and `profile` in a program of its own; `set_state` must restore all that it depends on.
+
     Attributes:
         state, profile: those for which the model was asked.
         worker: the process. reason: "environment". traceback: the formatted traceback.
@@ -127,6 +190,8 @@ class WorldModelFailed(WorkerFailed):
 
 class CallbackFailed(WorkerFailed):
     """A function that the caller gave to a planner raised; if it was in this process, the error is the `__cause__`.
+
+    Call the function for `state` in a program of its own.
 
     Attributes:
         what: the function, in words. state: the state that it was called for.

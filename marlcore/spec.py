@@ -219,9 +219,11 @@ class Ragged:
 
     Rows store arrays of the maximal shape, zero behind the length, and the length.
 
-        outcomes = Ragged("outcomes", 50, {"profile": Field((2,), "uint8"), "probability": Field()})
+        fields = {"profile": Field((2,), "uint8"), "probability": Field()}
+        outcomes = Ragged("outcomes", 50, fields)
         spec = TransitionSpec(obs, action, extras=outcomes.fields)
-        writer.add(..., **outcomes.pad(profile=[(0, 1), (0, 2)], probability=[0.9, 0.1]))
+        padded = outcomes.pad(profile=[(0, 1), (0, 2)], probability=[0.9, 0.1])
+        writer.add(obs, action, reward, **padded)
         outcomes.mask(batch.extras)  # bool [B, 50]
 
     Attributes:

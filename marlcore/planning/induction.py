@@ -39,7 +39,8 @@ def backward_induction(
     """Computes for each agent and goal how likely the agent achieves the goal, and its soft policy, in every state.
 
         V = 0 where the state is terminal or the goal achieved; otherwise
-        Q(a) = expectation of 1 where the successor achieves the goal, else of e^(-rho D) V(successor)
+        Q(a) = expectation of 1 where the successor achieves the goal,
+               else of e^(-rho D) V(successor)
         pi = softmax(beta Q), V = sum of pi(a) Q(a)
 
     Where its goal is achieved, an agent takes its first possible action. Actions that no possible profile has are never

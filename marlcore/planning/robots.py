@@ -60,8 +60,11 @@ def robot_induction(
 ) -> RobotPolicy:
     """Computes the policy of all agents that are no people: what they do so that people can attain their goals.
 
-        Q(r) = expectation of e^(-rho D) V(successor), where people act by the mean of their policies over goals
-        pi = softmax(beta Q), V = sum of pi(r) Q(r) + aggregate(what people can attain under pi)
+        Q(r) = expectation of e^(-rho D) V(successor)
+        pi = softmax(beta Q)
+        V = sum of pi(r) Q(r) + aggregate(what people can attain under pi)
+
+    People act by the mean of their policies over goals.
 
     Args:
         graph: the one that `people` were computed for.

@@ -81,7 +81,7 @@ class Workers:
     """Functions that run in their own processes for the duration of a block.
 
         with mc.Workers() as workers:
-            workers.start(actor, replay, lane)    # calls actor(context, replay, lane) in a new process
+            workers.start(actor, replay, lane)  # actor(context, replay, lane) runs in a new process
             ...
 
     - **End.** When the block ends, for any reason, `context.stopping` becomes True in every worker; a worker that has

@@ -32,7 +32,8 @@ class TrajectoryQueue(TransitionLanes):
         added == delivered + queue.dropped.sum() + queue.skipped.sum() + len(queue)
 
     Example:
-        queue = TrajectoryQueue.create(spec, capacity=4096, lanes=2)  # pass it, or its handle, to other processes
+        queue = TrajectoryQueue.create(spec, capacity=4096, lanes=2)
+        # pass it, or its handle, to other processes
 
         with queue.writer(lane=0, timeout=60.0) as writer:  # in an actor
             writer.add(obs, action, reward, log_prob=0.1)

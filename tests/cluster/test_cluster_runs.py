@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from metric_names import unexplained
 from processes import generations, sweep, until
 from ray_nodes import RayNodes
 from whole_clusters import BEGINNING, NOTHING, called, left_on, result_of
@@ -29,6 +30,7 @@ def test_the_actors_of_all_nodes_work_for_one_learner(ray_nodes: RayNodes, progr
     for node in ("node-0", "node-1"):
         assert taken[node] == pytest.approx(steps / 3, rel=0.02)
         assert not any(values_of(run_dir, f"gaps/{node}"))
+    assert unexplained(run_dir) == []
     assert left_on(ray_nodes) == NOTHING
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import empo_phase2 as phase2
 import pytest
+from metric_names import unexplained
 from whole_runs import checkpoint, metrics_of
 
 import marlcore as mc
@@ -35,6 +36,7 @@ def test_parts_are_trained_from_their_stages_on(tmp_path):
     for metric in metrics_of(tmp_path / "run"):
         began.setdefault(metric.name, metric.step)
     parts = ("rnd", "ability", "power", "robot")
+    assert unexplained(tmp_path / "run", schedules=("beta",)) == []
     steps = [(began[f"loss_{part}"], began[f"grad_norm_{part}"]) for part in parts]
     assert max(steps[:2])[0] < 150 <= steps[2][0] < 300 <= steps[3][0], steps
     table = model.counts.table

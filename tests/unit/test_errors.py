@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import os
 import signal
 import weakref
@@ -14,11 +15,16 @@ from typing import Any
 import pytest
 
 import marlcore
-from marlcore.errors import suppress_failed_calls
+from marlcore import errors
+from marlcore.errors import MarlcoreError, suppress_failed_calls
 from marlcore.planning.batches import stays_equal
 from marlcore.planning.exploration import expand
 from marlcore.planning.tabulate import answers
 from marlcore.processes import check_picklable
+
+
+def is_marlcores(kind: object) -> bool:
+    return isinstance(kind, type) and issubclass(kind, MarlcoreError)
 
 
 class Limit:
@@ -73,6 +79,13 @@ def test_a_failed_call_keeps_no_caller_alive() -> None:
         return weakref.ref(held)
 
     assert failing()() is None
+
+
+@pytest.mark.parametrize("kind", [kind for kind in vars(errors).values() if is_marlcores(kind)])
+def test_an_errors_text_says_what_to_do(kind: type[Exception]) -> None:
+    """The first paragraph says when it comes, the second one what to do; the reference shows both."""
+    when, *more = inspect.cleandoc(kind.__doc__ or "").split("\n\n")
+    assert when and more and not more[0].startswith("Attributes:")
 
 
 def test_a_wait_raises_marlcores_own_error() -> None:
