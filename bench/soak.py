@@ -1,0 +1,230 @@
+"""Memory, descriptors and rates of long work, minute by minute, and whether any of them creeps: `python -m bench.soak`.
+
+A process's resident memory and its descriptors may not grow: from its first minutes after the warm-up to its last
+ones, at most MOST_MB_AN_HOUR and no descriptor. Ctrl-C ends the soak early, and reports what was seen until then.
+"""
+
+import argparse
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from .cpu_time import cpu_of_descendants, title
+from .figures import today, write
+from .machine import describe_machine
+from .report import table_of
+from .soak_work import PROGRAMS, Counts
+
+EVERY_S = 10.0
+WARM_UP = 0.1  # of the time: memory is touched for the first time, kernels are compiled
+MOST_MB_AN_HOUR = 4.0
+LEAST_MB = 1.0  # of growth is no growth, however short the soak: the kernel counts pages in bundles
+
+
+@dataclass(frozen=True)
+class Process:
+    """One process of a sample."""
+
+    rss_mb: float
+    descriptors: int
+    cpu_s: float
+
+
+@dataclass(frozen=True)
+class Sample:
+    seconds: float
+    load: float
+    processes: dict[str, Process]  # by title and number
+    counts: dict[str, int]  # calls until now, by name
+
+
+@dataclass(frozen=True)
+class Soak:
+    """The samples, and what follows from them."""
+
+    samples: list[Sample] = field(default_factory=list)
+
+    @property
+    def settled(self) -> list[Sample]:
+        """Those after the warm-up."""
+        begin = self.samples[0].seconds + WARM_UP * (self.samples[-1].seconds - self.samples[0].seconds)
+        return [sample for sample in self.samples if sample.seconds >= begin]
+
+    def lasting(self) -> list[str]:
+        """The processes that lived from the end of the warm-up to the end of the soak."""
+        return [name for name in self.settled[0].processes if all(name in s.processes for s in self.settled)]
+
+    def growth(self, name: str) -> tuple[float, float]:
+        """(MB, descriptors) from the first tenth of a process's settled samples to the last one, medians of each."""
+        processes = [sample.processes[name] for sample in self.settled]
+        part = max(1, len(processes) // 10)
+        first, last = processes[:part], processes[-part:]
+        return (
+            median(p.rss_mb for p in last) - median(p.rss_mb for p in first),
+            median(p.descriptors for p in last) - median(p.descriptors for p in first),
+        )
+
+    def creeping(self) -> list[str]:
+        """A line for each process whose memory or descriptors grew by more than they may."""
+        hours = (self.settled[-1].seconds - self.settled[0].seconds) / 3600
+        most_mb = max(LEAST_MB, MOST_MB_AN_HOUR * hours)
+        lines = []
+        for name in self.lasting():
+            megabytes, descriptors = self.growth(name)
+            if megabytes > most_mb:
+                lines.append(
+                    f"{name}: expected resident memory to grow by at most {most_mb:.1f} MB, got {megabytes:.1f}"
+                )
+            if descriptors > 0:
+                lines.append(f"{name}: expected no further descriptor, got {descriptors:g}")
+        return lines
+
+    def minutes(self) -> list[tuple[Sample, Sample]]:
+        """Each minute's first and last sample; the last of one is the first of the next."""
+        edges, due = [], 0.0
+        for sample in self.samples:
+            if sample.seconds >= due:
+                edges.append(sample)
+                due = sample.seconds + 60.0 - EVERY_S / 2
+        return list(pairwise(edges))
+
+    def rates(self) -> dict[str, list[float]]:
+        """Calls a second in each minute, by name."""
+        return {
+            name: [(b.counts.get(name, 0) - a.counts.get(name, 0)) / (b.seconds - a.seconds) for a, b in self.minutes()]
+            for name in self.samples[-1].counts
+        }
+
+
+def look(root: int) -> dict[str, Process]:
+    """The process and its descendants, by title; those of the same title are numbered by their age."""
+    found: dict[str, Process] = {}
+    numbers: Counter[str] = Counter()
+    ages = sorted(cpu_of_descendants(root).items(), key=lambda item: item[0][1])
+    for (pid, _), cpu_s in [((root, 0), time.process_time()), *ages]:
+        try:
+            status = Path(f"/proc/{pid}/status").read_text()
+            descriptors = len(os.listdir(f"/proc/{pid}/fd"))
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            continue  # it has ended
+        if "VmRSS:" not in status:
+            continue  # it is ending
+        name = "parent" if pid == root else title(pid)
+        numbers[name] += 1
+        rss_mb = int(status.partition("VmRSS:")[2].split()[0]) / 1024
+        found[f"{name} {numbers[name]}" if numbers[name] > 1 else name] = Process(rss_mb, descriptors, cpu_s)
+    return found
+
+
+def take(counts: Counts, seconds: float) -> Soak:
+    soak, began, due = Soak(), time.monotonic(), 0.0
+    while (passed := time.monotonic() - began) <= seconds + 1.0:
+        soak.samples.append(Sample(passed, os.getloadavg()[0], look(os.getpid()), dict(counts())))
+        due += EVERY_S
+        try:
+            time.sleep(max(0.0, began + due - time.monotonic()))
+        except (KeyboardInterrupt, SystemExit):
+            break
+    return soak
+
+
+def figures_of(soak: Soak) -> dict[str, Any]:
+    """A sample a minute, as columns; a process that did not live then has None."""
+    minutes = soak.minutes()
+    samples = [minutes[0][0], *(last for _, last in minutes)]
+    names = dict.fromkeys(name for sample in samples for name in sample.processes)
+
+    def column(name: str, field: str, digits: int) -> list[float | None]:
+        processes = [sample.processes.get(name) for sample in samples]
+        return [None if process is None else round(getattr(process, field), digits) for process in processes]
+
+    return {
+        "seconds": [round(sample.seconds, 1) for sample in samples],
+        "load": [round(sample.load, 1) for sample in samples],
+        "counts": {name: [sample.counts.get(name, 0) for sample in samples] for name in samples[-1].counts},
+        "rss_mb": {name: column(name, "rss_mb", 2) for name in names},
+        "descriptors": {name: column(name, "descriptors", 0) for name in names},
+        "cpu_s": {name: column(name, "cpu_s", 2) for name in names},
+        "growth": {name: [round(value, 2) for value in soak.growth(name)] for name in soak.lasting()},
+    }
+
+
+def spread(rates: list[float]) -> tuple[float, float, float]:
+    """The 5th percentile, the median and the 95th percentile."""
+    low, middle, high = np.percentile(rates, [5, 50, 95])
+    return float(low), float(middle), float(high)
+
+
+def tables(soak: Soak) -> list[Any]:
+    rates = table_of("calls a second in each minute", "call", "5th percentile", "median", "95th percentile")
+    for name, values in soak.rates().items():
+        rates.add_row(name, *(f"{value:,.1f}" for value in spread(values)))
+    growth = table_of("growth after the warm-up", "process", "resident MB", "descriptors")
+    for name in soak.lasting():
+        growth.add_row(name, *(f"{value:+.2f}" for value in soak.growth(name)))
+    return [rates, growth]
+
+
+def draw(path: Path, figures: Mapping[str, Any]) -> None:
+    """Resident memory, descriptors, rates and load over the minutes."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot as plt
+
+    seconds, minutes = figures["seconds"], [at / 60 for at in figures["seconds"]]
+    figure, panels = plt.subplots(4, figsize=(9, 11), sharex=True, layout="constrained")
+    for axes, measure in zip(panels, ("rss_mb", "descriptors"), strict=False):
+        for name, values in figures[measure].items():
+            axes.plot(minutes, [float("nan") if value is None else value for value in values], label=name)
+    for name, counts in figures["counts"].items():
+        rates = [(b - a) / (d - c) for a, b, c, d in zip(counts, counts[1:], seconds, seconds[1:], strict=False)]
+        middle = median(rates)
+        panels[2].plot(
+            minutes[1:], [rate / middle if middle else 0.0 for rate in rates], label=f"{name}, {middle:,.3g}/s"
+        )
+    panels[3].plot(minutes, figures["load"], color="#555555", label="load of the machine")
+    titles = "resident MB", "descriptors", "rate / its median", "load"
+    for axes, title_ in zip(panels, titles, strict=True):
+        axes.set_ylabel(title_)
+        axes.set_ylim(bottom=0)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize=8)
+    panels[3].set_xlabel("minutes")
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.soak", description=(__doc__ or "").partition(":")[0] + ".")
+    parser.add_argument("--minutes", type=float, default=60.0)
+    parser.add_argument("--program", choices=list(PROGRAMS), default="core")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the figures")
+    options = parser.parse_args()
+    machine = describe_machine()
+    with PROGRAMS[options.program]() as counts:
+        soak = take(counts, 60.0 * options.minutes)
+    figures = {"machine": machine, "date": today(), "program": options.program, **figures_of(soak)}
+    Console().print(*tables(soak), *machine.values(), sep="\n")
+    if options.json:
+        write(options.json, figures)
+    if options.plot:
+        draw(options.plot, figures)
+    creeping = soak.creeping()
+    sys.stderr.writelines(f"{line}\n" for line in creeping)
+    return 1 if creeping else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
