@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import cycle
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 import torch
@@ -99,7 +100,7 @@ def measure(shapes: dict[str, Shape], effort: Effort) -> dict[str, dict[str, flo
     for name, (open_work, times) in WORKS.items():
         opened = {label: partial(_opened, shape=shape, open_work=open_work) for label, shape in shapes.items()}
         seconds = time_row(Row(name, opened), FULL, effort.rounds, effort.round_s)
-        figures[name] = {label: spent / times for label, spent in seconds.items()}
+        figures[name] = {label: median(rounds) / times for label, rounds in seconds.items()}
     return figures
 
 
