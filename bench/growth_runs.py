@@ -34,7 +34,7 @@ class RunFigures:
 
 def measure(copies: int, agents: int, actor_cpu_s: float = MEASURED_CPU_S) -> RunFigures:
     side = max(11, round(4 * agents**0.5))
-    rows = (300_000 + 60_000 * copies) // agents  # more than the actor writes while it is measured
+    rows = (300_000 + 60_000 * copies) // agents // copies * copies  # more than the actor writes while it is measured
     with tempfile.TemporaryDirectory() as folder:
         config = mc.Config(
             total_steps=10**9,

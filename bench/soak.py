@@ -9,20 +9,17 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import numpy as np
 from rich.console import Console
 
 from .cpu_time import cpu_of_descendants, title
 from .figures import today, write
 from .machine import describe_machine
-from .report import table_of
+from .soak_figures import draw, tables
 from .soak_work import PROGRAMS, Counts
 
 EVERY_S = 10.0
@@ -35,6 +32,7 @@ LEAST_MB = 1.0  # of growth is no growth, however short the soak: the kernel cou
 class Process:
     """One process of a sample."""
 
+    pid: int
     rss_mb: float
     descriptors: int
     cpu_s: float
@@ -62,7 +60,8 @@ class Soak:
 
     def lasting(self) -> list[str]:
         """The processes that lived from the end of the warm-up to the end of the soak."""
-        return [name for name in self.settled[0].processes if all(name in s.processes for s in self.settled)]
+        pids = [{name: process.pid for name, process in sample.processes.items()} for sample in self.settled]
+        return [name for name, pid in pids[0].items() if all(later.get(name) == pid for later in pids)]
 
     def growth(self, name: str) -> tuple[float, float]:
         """(MB, descriptors) from the first tenth of a process's settled samples to the last one, medians of each."""
@@ -89,21 +88,14 @@ class Soak:
                 lines.append(f"{name}: expected no further descriptor, got {descriptors:g}")
         return lines
 
-    def minutes(self) -> list[tuple[Sample, Sample]]:
-        """Each minute's first and last sample; the last of one is the first of the next."""
-        edges, due = [], 0.0
+    def minutes(self) -> list[Sample]:
+        """A sample a minute."""
+        samples, due = [], 0.0
         for sample in self.samples:
             if sample.seconds >= due:
-                edges.append(sample)
+                samples.append(sample)
                 due = sample.seconds + 60.0 - EVERY_S / 2
-        return list(pairwise(edges))
-
-    def rates(self) -> dict[str, list[float]]:
-        """Calls a second in each minute, by name."""
-        return {
-            name: [(b.counts.get(name, 0) - a.counts.get(name, 0)) / (b.seconds - a.seconds) for a, b in self.minutes()]
-            for name in self.samples[-1].counts
-        }
+        return samples
 
 
 def look(root: int) -> dict[str, Process]:
@@ -122,7 +114,7 @@ def look(root: int) -> dict[str, Process]:
         name = "parent" if pid == root else title(pid)
         numbers[name] += 1
         rss_mb = int(status.partition("VmRSS:")[2].split()[0]) / 1024
-        found[f"{name} {numbers[name]}" if numbers[name] > 1 else name] = Process(rss_mb, descriptors, cpu_s)
+        found[f"{name} {numbers[name]}" if numbers[name] > 1 else name] = Process(pid, rss_mb, descriptors, cpu_s)
     return found
 
 
@@ -140,8 +132,7 @@ def take(counts: Counts, seconds: float) -> Soak:
 
 def figures_of(soak: Soak) -> dict[str, Any]:
     """A sample a minute, as columns; a process that did not live then has None."""
-    minutes = soak.minutes()
-    samples = [minutes[0][0], *(last for _, last in minutes)]
+    samples = soak.minutes()
     names = dict.fromkeys(name for sample in samples for name in sample.processes)
 
     def column(name: str, field: str, digits: int) -> list[float | None]:
@@ -159,52 +150,6 @@ def figures_of(soak: Soak) -> dict[str, Any]:
     }
 
 
-def spread(rates: list[float]) -> tuple[float, float, float]:
-    """The 5th percentile, the median and the 95th percentile."""
-    low, middle, high = np.percentile(rates, [5, 50, 95])
-    return float(low), float(middle), float(high)
-
-
-def tables(soak: Soak) -> list[Any]:
-    rates = table_of("calls a second in each minute", "call", "5th percentile", "median", "95th percentile")
-    for name, values in soak.rates().items():
-        rates.add_row(name, *(f"{value:,.1f}" for value in spread(values)))
-    growth = table_of("growth after the warm-up", "process", "resident MB", "descriptors")
-    for name in soak.lasting():
-        growth.add_row(name, *(f"{value:+.2f}" for value in soak.growth(name)))
-    return [rates, growth]
-
-
-def draw(path: Path, figures: Mapping[str, Any]) -> None:
-    """Resident memory, descriptors, rates and load over the minutes."""
-    import matplotlib
-
-    matplotlib.use("agg")
-    from matplotlib import pyplot as plt
-
-    seconds, minutes = figures["seconds"], [at / 60 for at in figures["seconds"]]
-    figure, panels = plt.subplots(4, figsize=(9, 11), sharex=True, layout="constrained")
-    for axes, measure in zip(panels, ("rss_mb", "descriptors"), strict=False):
-        for name, values in figures[measure].items():
-            axes.plot(minutes, [float("nan") if value is None else value for value in values], label=name)
-    for name, counts in figures["counts"].items():
-        rates = [(b - a) / (d - c) for a, b, c, d in zip(counts, counts[1:], seconds, seconds[1:], strict=False)]
-        middle = median(rates)
-        panels[2].plot(
-            minutes[1:], [rate / middle if middle else 0.0 for rate in rates], label=f"{name}, {middle:,.3g}/s"
-        )
-    panels[3].plot(minutes, figures["load"], color="#555555", label="load of the machine")
-    titles = "resident MB", "descriptors", "rate / its median", "load"
-    for axes, title_ in zip(panels, titles, strict=True):
-        axes.set_ylabel(title_)
-        axes.set_ylim(bottom=0)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize=8)
-    panels[3].set_xlabel("minutes")
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.soak", description=(__doc__ or "").partition(":")[0] + ".")
     parser.add_argument("--minutes", type=float, default=60.0)
@@ -216,7 +161,7 @@ def main() -> int:
     with PROGRAMS[options.program]() as counts:
         soak = take(counts, 60.0 * options.minutes)
     figures = {"machine": machine, "date": today(), "program": options.program, **figures_of(soak)}
-    Console().print(*tables(soak), *machine.values(), sep="\n")
+    Console().print(*tables(figures), *machine.values(), sep="\n")
     if options.json:
         write(options.json, figures)
     if options.plot:
