@@ -66,6 +66,8 @@ def test_a_process_that_was_replaced_does_not_count() -> None:
 def test_rates_are_those_of_each_minute() -> None:
     figures = {"seconds": [0.0, 60.0, 180.0], "counts": {"adds": [0, 600, 600]}}
     assert soak_figures.rates(figures) == {"adds": [10.0, 0.0]}
+    spent = {"adder-0": [0.0, 1.0, 2.0], "adder-1": [0.0, 2.0, 3.0], "parent": [0.0, 9.0, 9.0]}
+    assert soak_figures.cpu_rates({**figures, "cpu_s": spent}) == {"adds": [200.0, 0.0]}
     assert soak_figures.spread([float(i) for i in range(101)]) == [5.0, 50.0, 95.0]
 
 

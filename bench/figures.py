@@ -13,13 +13,21 @@ def load(name: str) -> Any:
 
 
 def write(path: Path, figures: dict[str, Any]) -> None:
-    """One entry a line, so that a renewed file differs where its figures do."""
+    """One entry a line, so that a renewed file differs where its figures do; four digits of each fraction."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(_lines(figures, "", 2) + "\n")
+    path.write_text(_lines(_rounded(figures), "", 2) + "\n")
 
 
 def today() -> str:
     return datetime.now(timezone.utc).strftime("%Y-%m-%d")
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _rounded(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [_rounded(entry) for entry in value]
+    return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
 def _lines(value: Any, indent: str, depth: int) -> str:

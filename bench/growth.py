@@ -6,6 +6,7 @@ Calls with lanes and with rows, 4 x float32 each, in CPU time; runs with copies 
 
 import argparse
 import logging
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -180,13 +181,15 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     logging.getLogger("marlcore").setLevel(logging.ERROR)  # who acts alone learns nothing, as it would warn
-    machine = describe_machine()
+    machine, before = describe_machine(), os.getloadavg()[0]
     with Console().status("measuring"):
         calls = {name: measure(shapes, QUICK if options.quick else THOROUGH) for name, shapes in SWEEPS.items()}
         runs = measure_runs()
     tables = [growth_table(*sweep) for sweep in calls.items()] + [runs_table(*sweep) for sweep in runs.items()]
     plain = {name: {size: asdict(figures) for size, figures in sweep.items()} for name, sweep in runs.items()}
-    figures = {"machine": machine, "date": today(), "seconds": calls, "runs": plain}
+    loads = f"{before:.0f} to {os.getloadavg()[0]:.0f}"
+    command = "python -m bench.growth" + " --quick" * options.quick
+    figures = {"command": command, "machine": machine, "date": today(), "load": loads, "seconds": calls, "runs": plain}
     for path in [options.json] * bool(options.json) + [FOLDER / "growth.json"] * options.store:
         write(path, figures)
     Console().print(*tables, *machine.values(), sep="\n")

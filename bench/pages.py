@@ -15,7 +15,7 @@ from statistics import median
 from typing import Any
 
 from .figures import FOLDER, load
-from .soak_figures import rates, spread
+from .soak_figures import cpu_rates, rates, spread
 
 PAGES = [FOLDER.parent / name for name in ("performance.md", "reliability.md")]
 REGION = re.compile(r"(<!-- figures: (\w+) ?(\w*) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -39,14 +39,14 @@ def rounded(value: float) -> float | int:
     return int(f"{value:.0f}") if abs(value) >= 100 else float(f"{value:.3g}")
 
 
-def origin(figures: Mapping[str, Any], command: str = "") -> str:
+def origin(figures: Mapping[str, Any]) -> str:
     """A paragraph: what made the figures, when and where."""
     where = figures["machine"].values() if isinstance(figures["machine"], dict) else [figures["machine"]]
     load_ = [f"load {figures['load']}"] if isinstance(figures.get("load"), str) else []
     rest = [figures[name] for name in ("software", "note") if name in figures]
     commit = [f"commit {figures['commit']}"] if "commit" in figures else []
-    command = command or figures.get("command", "")
-    return "; ".join([*([f"`{command}`"] * bool(command)), figures["date"], *commit, *where, *load_, *rest]) + ".\n"
+    command = [f"`{figures['command']}`"] if "command" in figures else []
+    return "; ".join([*command, figures["date"], *commit, *where, *load_, *rest]) + ".\n"
 
 
 def table(name: str) -> str:
@@ -65,8 +65,7 @@ def ratios(_: str) -> str:
             [work, *(rounded(row[peer][1]) if peer in row else None for peer in peers)]
             for work, row in stored["ratios"].items()
         ]
-        command = "python -m bench.report" + " --quick" * stored["quick"]
-        parts.append(markdown(["work", *peers], rows) + "\n" + origin(stored, command))
+        parts.append(markdown(["work", *peers], rows) + "\n" + origin(stored))
     return "\n".join(parts)
 
 
@@ -79,21 +78,21 @@ def growth(_: str) -> str:
     columns = "start, s", "its CPU time, s", "steps in a CPU second of the actor", "memory of all processes, MB"
     for name, sizes in stored["runs"].items():
         parts.append(markdown([name, *columns], ([size, *map(rounded, run.values())] for size, run in sizes.items())))
-    return "\n".join([*parts, origin(stored, "python -m bench.growth --quick")])
+    return "\n".join([*parts, origin(stored)])
 
 
 def instructions(_: str) -> str:
-    rows = [
-        [call, count, compiler]
-        for compiler, stored in load("instructions").items()
-        for call, count in stored["counts"].items()
-    ]
-    return markdown(["call", "instructions", "compiler"], rows)
+    parts = []
+    for compiler, stored in load("instructions").items():
+        parts.append(markdown(["call", "instructions"], stored["counts"].items()))
+        parts.append(f"`python -m bench.instructions`; {stored['date']}; {compiler}.\n")
+    return "\n".join(parts)
 
 
 def soak_rates(name: str) -> str:
     stored = load(f"soak-{name}")
     rows = [[f"{call}/s", *map(rounded, spread(values))] for call, values in rates(stored).items()]
+    rows += [[f"{call} in a CPU second", *map(rounded, spread(by_cpu))] for call, by_cpu in cpu_rates(stored).items()]
     return markdown(["by minute", "5th percentile", "median", "95th percentile"], rows) + "\n" + _origin_of_soak(stored)
 
 
@@ -109,9 +108,8 @@ def soak_growth(name: str) -> str:
 
 def _origin_of_soak(stored: Mapping[str, Any]) -> str:
     loads = stored["load"]
-    command = f"python -m bench.soak --program {stored['program']} --minutes {stored['seconds'][-1] / 60:.0f}"
     between = f"{min(loads):.0f} to {max(loads):.0f}, median {median(loads):.0f}"
-    return origin({**stored, "load": between}, command)
+    return origin({**stored, "load": between})
 
 
 RENDERERS: dict[str, Callable[[str], str]] = {

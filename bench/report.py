@@ -55,7 +55,7 @@ def measure(row: Row, effort: Effort) -> Result:
     times = {name: median(seconds) for name, seconds in rounds.items()}
     ours = times["marlcore"]
     ratios = {
-        name: [float(f"{ratio:.4g}") for ratio in np.percentile(np.divide(seconds, rounds["marlcore"]), [5, 50, 95])]
+        name: np.percentile(np.divide(seconds, rounds["marlcore"]), [5, 50, 95]).tolist()
         for name, seconds in rounds.items()
         if name != "marlcore"
     }
@@ -114,7 +114,7 @@ def main() -> None:
     if options.compare:
         tables.append(comparison(results, load(name_of_machine())["ratios"]))
     figures: dict[str, Any] = {
-        "microseconds": {r.row: {n: float(f"{t * 1e6:.4g}") for n, t in r.times.items()} for r in results},
+        "microseconds": {r.row: {name: time * 1e6 for name, time in r.times.items()} for r in results},
         "ratios": {r.row: r.ratios for r in results},
         "budgets": {r.row: r.budgets for r in results},
         "adds_per_s": {name: asdict(r) for name, r in rates.items()},
@@ -122,7 +122,8 @@ def main() -> None:
     }
     publish(machine, tables, 200, options.json, **figures)
     if options.store:
-        write(stored_file, {"machine": machine, "date": today(), "quick": options.quick, **figures})
+        command = "python -m bench.report" + " --quick" * options.quick
+        write(stored_file, {"command": command, "machine": machine, "date": today(), **figures})
     if options.plot:
         draw(options.plot, machine, results)
 

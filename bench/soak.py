@@ -17,7 +17,7 @@ from typing import Any
 from rich.console import Console
 
 from .cpu_time import cpu_of_descendants, title
-from .figures import today, write
+from .figures import FOLDER, today, write
 from .machine import describe_machine
 from .soak_figures import draw, tables
 from .soak_work import PROGRAMS, Counts
@@ -63,15 +63,15 @@ class Soak:
         pids = [{name: process.pid for name, process in sample.processes.items()} for sample in self.settled]
         return [name for name, pid in pids[0].items() if all(later.get(name) == pid for later in pids)]
 
-    def growth(self, name: str) -> tuple[float, float]:
-        """(MB, descriptors) from the first tenth of a process's settled samples to the last one, medians of each."""
+    def growth(self, name: str) -> list[float]:
+        """[MB, descriptors] from the first tenth of a process's settled samples to the last one, medians of each."""
         processes = [sample.processes[name] for sample in self.settled]
         part = max(1, len(processes) // 10)
         first, last = processes[:part], processes[-part:]
-        return (
+        return [
             median(p.rss_mb for p in last) - median(p.rss_mb for p in first),
             median(p.descriptors for p in last) - median(p.descriptors for p in first),
-        )
+        ]
 
     def creeping(self) -> list[str]:
         """A line for each process whose memory or descriptors grew by more than they may."""
@@ -135,18 +135,17 @@ def figures_of(soak: Soak) -> dict[str, Any]:
     samples = soak.minutes()
     names = dict.fromkeys(name for sample in samples for name in sample.processes)
 
-    def column(name: str, field: str, digits: int) -> list[float | None]:
-        processes = [sample.processes.get(name) for sample in samples]
-        return [None if process is None else round(getattr(process, field), digits) for process in processes]
+    def columns(measure: str) -> dict[str, list[float | None]]:
+        return {name: [getattr(sample.processes.get(name), measure, None) for sample in samples] for name in names}
 
     return {
-        "seconds": [round(sample.seconds, 1) for sample in samples],
-        "load": [round(sample.load, 1) for sample in samples],
+        "seconds": [sample.seconds for sample in samples],
+        "load": [sample.load for sample in samples],
         "counts": {name: [sample.counts.get(name, 0) for sample in samples] for name in samples[-1].counts},
-        "rss_mb": {name: column(name, "rss_mb", 2) for name in names},
-        "descriptors": {name: column(name, "descriptors", 0) for name in names},
-        "cpu_s": {name: column(name, "cpu_s", 2) for name in names},
-        "growth": {name: [round(value, 2) for value in soak.growth(name)] for name in soak.lasting()},
+        "rss_mb": columns("rss_mb"),
+        "descriptors": columns("descriptors"),
+        "cpu_s": columns("cpu_s"),
+        "growth": {name: soak.growth(name) for name in soak.lasting()},
     }
 
 
@@ -156,11 +155,16 @@ def main() -> int:
     parser.add_argument("--program", choices=list(PROGRAMS), default="core")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the figures")
+    parser.add_argument("--store", action="store_true", help="renew docs/figures/soak-PROGRAM.json and docs/soak.png")
     options = parser.parse_args()
+    if options.store:
+        options.json = options.json or FOLDER / f"soak-{options.program}.json"
+        options.plot = options.plot or FOLDER.parent / "soak.png"
     machine = describe_machine()
     with PROGRAMS[options.program]() as counts:
         soak = take(counts, 60.0 * options.minutes)
-    figures = {"machine": machine, "date": today(), "program": options.program, **figures_of(soak)}
+    command = f"python -m bench.soak --program {options.program} --minutes {soak.samples[-1].seconds / 60:.0f}"
+    figures = {"command": command, "machine": machine, "date": today(), **figures_of(soak)}
     Console().print(*tables(figures), *machine.values(), sep="\n")
     if options.json:
         write(options.json, figures)

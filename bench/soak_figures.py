@@ -11,14 +11,30 @@ from rich.table import Table
 
 Figures = Mapping[str, Any]
 
+CALLERS = {"adds": "adder", "samples": "sampler", "publishes": "publisher", "pulls": "subscriber"}  # workers' titles
+
 
 def rates(figures: Figures) -> dict[str, list[float]]:
     """Calls a second in each minute, by name."""
-    spans = [after - before for before, after in pairwise(figures["seconds"])]
-    return {
-        name: [(after - before) / span for (before, after), span in zip(pairwise(counts), spans, strict=True)]
-        for name, counts in figures["counts"].items()
+    return {name: _changes(counts, figures["seconds"]) for name, counts in figures["counts"].items()}
+
+
+def cpu_rates(figures: Figures) -> dict[str, list[float]]:
+    """Calls in a second of their processes' CPU time, which other programs change less; of the core's calls."""
+    callers = {
+        name: [cpu_s for process, cpu_s in figures["cpu_s"].items() if process.startswith(f"{CALLERS[name]}-")]
+        for name in figures["counts"]
+        if name in CALLERS
     }
+    return {
+        name: _changes(figures["counts"][name], [sum(each) for each in zip(*cpu_s, strict=True)])
+        for name, cpu_s in callers.items()
+    }
+
+
+def _changes(counts: list[int], spent: list[float]) -> list[float]:
+    steps = zip(pairwise(counts), pairwise(spent), strict=True)
+    return [(after - before) / (end - begin) for (before, after), (begin, end) in steps]
 
 
 def spread(values: list[float]) -> list[float]:
