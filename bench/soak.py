@@ -155,11 +155,13 @@ def main() -> int:
     parser.add_argument("--program", choices=list(PROGRAMS), default="core")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the figures")
-    parser.add_argument("--store", action="store_true", help="renew docs/figures/soak-PROGRAM.json and docs/soak.png")
+    parser.add_argument(
+        "--store", action="store_true", help="renew docs/figures/soak-PROGRAM.json and docs/soak-PROGRAM.png"
+    )
     options = parser.parse_args()
     if options.store:
         options.json = options.json or FOLDER / f"soak-{options.program}.json"
-        options.plot = options.plot or FOLDER.parent / "soak.png"
+        options.plot = options.plot or FOLDER.parent / f"soak-{options.program}.png"
     machine = describe_machine()
     with PROGRAMS[options.program]() as counts:
         soak = take(counts, 60.0 * options.minutes)
