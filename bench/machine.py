@@ -47,6 +47,10 @@ def describe_machine() -> dict[str, str]:
     }
 
 
+def load_since(before: float) -> str:
+    return f"{before:.0f} to {os.getloadavg()[0]:.0f}"
+
+
 def processor() -> str:
     """The model and the cores, of which figures on the same machine have the same."""
     named = (line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name"))

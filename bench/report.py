@@ -5,6 +5,7 @@ of the same round, since a busy machine changes both.
 """
 
 import argparse
+import os
 import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ from rich.table import Table
 from . import adding_work, params_work, queue_work, sampling_work, save_work
 from .adding_while_sampled import LIBRARIES, Rates, measure_rates
 from .figures import FOLDER, load, today, write
-from .machine import describe_machine, parse_if_idle, processor, publish
+from .machine import describe_machine, load_since, parse_if_idle, processor, publish
 from .save_work import SaveFigures
 from .work import FULL, Row, time_row
 
@@ -97,7 +98,7 @@ def main() -> None:
         parser.error(f"compare: expected a stored run of {processor()}, got none; --store makes one")
     effort = QUICK if options.quick else THOROUGH
     torch.set_num_threads(1)  # an actor and a learner have a core each
-    machine = describe_machine()
+    machine, before = describe_machine(), os.getloadavg()[0]
     with Console().status("measuring") as status:
         results = []
         for row in ROWS:
@@ -114,6 +115,7 @@ def main() -> None:
     if options.compare:
         tables.append(comparison(results, load(name_of_machine())["ratios"]))
     figures: dict[str, Any] = {
+        "load": load_since(before),
         "microseconds": {r.row: {name: time * 1e6 for name, time in r.times.items()} for r in results},
         "ratios": {r.row: r.ratios for r in results},
         "budgets": {r.row: r.budgets for r in results},
@@ -122,7 +124,7 @@ def main() -> None:
     }
     publish(machine, tables, 200, options.json, **figures)
     if options.store:
-        command = "python -m bench.report" + " --quick" * options.quick
+        command = "python -m bench.report" + " --quick" * options.quick + " --anyway" * options.anyway
         write(stored_file, {"command": command, "machine": machine, "date": today(), **figures})
     if options.plot:
         draw(options.plot, machine, results)
