@@ -39,11 +39,12 @@ def test_numbers_and_lists_are_cells() -> None:
 
 def soaked(
     rss_mb: Callable[[int], float] = lambda i: 100.0,
+    anonymous_mb: Callable[[int], float] = lambda i: 50.0,
     descriptors: Callable[[int], int] = lambda i: 9,
     pid: Callable[[int], int] = lambda i: 7,
 ) -> soak.Soak:
     """An hour of one process."""
-    processes = [soak.Process(pid(i), rss_mb(i), descriptors(i), 0.0) for i in range(361)]
+    processes = [soak.Process(pid(i), rss_mb(i), anonymous_mb(i), descriptors(i), 0.0) for i in range(361)]
     return soak.Soak([soak.Sample(10.0 * i, 1.0, {"a": process}, {}) for i, process in enumerate(processes)])
 
 
@@ -54,8 +55,10 @@ def test_memory_that_does_not_grow_is_no_creep() -> None:
 
 def test_memory_and_descriptors_that_creep_are_named() -> None:
     assert soaked(rss_mb=lambda i: 100.0 + i / 40).creeping() == [
-        "a: expected resident memory to grow by at most 3.6 MB, got 7.3"
+        "a: expected at most 3.6 MB more resident memory, got 7.3"
     ]
+    falling = soaked(rss_mb=lambda i: 100.0 - i / 40, anonymous_mb=lambda i: 50.0 + i / 40)
+    assert falling.creeping() == ["a: expected at most 3.6 MB more anonymous memory, got 7.3"]
     assert soaked(descriptors=lambda i: 9 + i // 300).creeping() == ["a: expected no further descriptor, got 1"]
 
 

@@ -34,6 +34,9 @@ class Process:
 
     pid: int
     rss_mb: float
+    anonymous_mb: (
+        float  # of it, what belongs to no file: the kernel takes back pages of libraries, and these hide growth
+    )
     descriptors: int
     cpu_s: float
 
@@ -64,14 +67,14 @@ class Soak:
         return [name for name, pid in pids[0].items() if all(later.get(name) == pid for later in pids)]
 
     def growth(self, name: str) -> list[float]:
-        """[MB, descriptors] from the first tenth of a process's settled samples to the last one, medians of each."""
-        processes = [sample.processes[name] for sample in self.settled]
-        part = max(1, len(processes) // 10)
-        first, last = processes[:part], processes[-part:]
-        return [
-            median(p.rss_mb for p in last) - median(p.rss_mb for p in first),
-            median(p.descriptors for p in last) - median(p.descriptors for p in first),
-        ]
+        """[resident MB, descriptors] from the end of the warm-up to the end."""
+        return [self._change(name, "rss_mb"), self._change(name, "descriptors")]
+
+    def _change(self, name: str, measure: str) -> float:
+        """From the first tenth of a process's settled samples to the last one, medians of each."""
+        values = [getattr(sample.processes[name], measure) for sample in self.settled]
+        part = max(1, len(values) // 10)
+        return float(median(values[-part:]) - median(values[:part]))
 
     def creeping(self) -> list[str]:
         """A line for each process whose memory or descriptors grew by more than they may."""
@@ -79,13 +82,11 @@ class Soak:
         most_mb = max(LEAST_MB, MOST_MB_AN_HOUR * hours)
         lines = []
         for name in self.lasting():
-            megabytes, descriptors = self.growth(name)
-            if megabytes > most_mb:
-                lines.append(
-                    f"{name}: expected resident memory to grow by at most {most_mb:.1f} MB, got {megabytes:.1f}"
-                )
-            if descriptors > 0:
-                lines.append(f"{name}: expected no further descriptor, got {descriptors:g}")
+            for measure, memory in (("rss_mb", "resident"), ("anonymous_mb", "anonymous")):
+                if (grown := self._change(name, measure)) > most_mb:
+                    lines.append(f"{name}: expected at most {most_mb:.1f} MB more {memory} memory, got {grown:.1f}")
+            if (more := self._change(name, "descriptors")) > 0:
+                lines.append(f"{name}: expected no further descriptor, got {more:g}")
         return lines
 
     def minutes(self) -> list[Sample]:
@@ -113,8 +114,10 @@ def look(root: int) -> dict[str, Process]:
             continue  # it is ending
         name = "parent" if pid == root else title(pid)
         numbers[name] += 1
-        rss_mb = int(status.partition("VmRSS:")[2].split()[0]) / 1024
-        found[f"{name} {numbers[name]}" if numbers[name] > 1 else name] = Process(pid, rss_mb, descriptors, cpu_s)
+        rss_mb, anonymous_mb = (int(status.partition(f"{key}:")[2].split()[0]) / 1024 for key in ("VmRSS", "RssAnon"))
+        found[f"{name} {numbers[name]}" if numbers[name] > 1 else name] = Process(
+            pid, rss_mb, anonymous_mb, descriptors, cpu_s
+        )
     return found
 
 
@@ -133,7 +136,8 @@ def take(counts: Counts, seconds: float) -> Soak:
 def figures_of(soak: Soak) -> dict[str, Any]:
     """A sample a minute, as columns; a process that did not live then has None."""
     samples = soak.minutes()
-    names = dict.fromkeys(name for sample in samples for name in sample.processes)
+    seen = Counter(name for sample in samples for name in sample.processes)
+    names = [name for name, times in seen.items() if times > 1]  # others had not yet taken their title
 
     def columns(measure: str) -> dict[str, list[float | None]]:
         return {name: [getattr(sample.processes.get(name), measure, None) for sample in samples] for name in names}
@@ -143,6 +147,7 @@ def figures_of(soak: Soak) -> dict[str, Any]:
         "load": [sample.load for sample in samples],
         "counts": {name: [sample.counts.get(name, 0) for sample in samples] for name in samples[-1].counts},
         "rss_mb": columns("rss_mb"),
+        "anonymous_mb": columns("anonymous_mb"),
         "descriptors": columns("descriptors"),
         "cpu_s": columns("cpu_s"),
         "growth": {name: soak.growth(name) for name in soak.lasting()},

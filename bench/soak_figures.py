@@ -21,15 +21,12 @@ def rates(figures: Figures) -> dict[str, list[float]]:
 
 def cpu_rates(figures: Figures) -> dict[str, list[float]]:
     """Calls in a second of their processes' CPU time, which other programs change less; of the core's calls."""
-    callers = {
-        name: [cpu_s for process, cpu_s in figures["cpu_s"].items() if process.startswith(f"{CALLERS[name]}-")]
-        for name in figures["counts"]
-        if name in CALLERS
-    }
-    return {
-        name: _changes(figures["counts"][name], [sum(each) for each in zip(*cpu_s, strict=True)])
-        for name, cpu_s in callers.items()
-    }
+    cpu_rates = {}
+    for name in (name for name in CALLERS if name in figures["counts"]):
+        callers = [cpu_s for process, cpu_s in figures["cpu_s"].items() if process.startswith(f"{CALLERS[name]}-")]
+        spent = [sum(cpu_s or 0.0 for cpu_s in each) for each in zip(*callers, strict=True)]
+        cpu_rates[name] = _changes(figures["counts"][name], spent)
+    return cpu_rates
 
 
 def _changes(counts: list[int], spent: list[float]) -> list[float]:
