@@ -100,6 +100,7 @@ def training() -> Iterator[Counts]:
             total_steps=10**9,
             run_dir=str(Path(folder) / "run"),
             actor=mc.ActorConfig(processes=2),
+            replay=mc.ReplayConfig(capacity=8_000),  # full, so that all its memory is touched, before the warm-up ends
             learner=mc.LearnerConfig(device="cpu"),
             supervision=mc.SupervisionConfig(max_restarts=10, window=KILL_S),
         )
