@@ -28,6 +28,14 @@ def cpu_of_descendants(root: int) -> dict[tuple[int, int], float]:
     return {process: seconds for process, seconds in spent.items() if descends(process[0])}
 
 
+def title(pid: int) -> str:
+    """The name that the kernel shows for a process, such as that of a worker; empty if it has ended."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
 class TreeTime:
     """The CPU time of all descendants of a process that were alive at a `look`.
 

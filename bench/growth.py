@@ -1,11 +1,20 @@
-"""How the cost of a call grows with lanes and with rows, 4 x float32 each: `python -m bench.growth`."""
+"""How costs grow: `python -m bench.growth`.
+
+Calls with lanes and with rows, 4 x float32 each, in CPU time; runs with copies of the environment and with agents.
+`--store` renews the figures and the picture of docs/.
+"""
 
 import argparse
-from collections.abc import Callable, Iterator
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from functools import partial
 from itertools import cycle
 from pathlib import Path
+from statistics import median
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +24,9 @@ from rich.table import Table
 import marlcore as mc
 from marlcore.transitions import Writer
 
-from .machine import describe_machine, publish
+from . import growth_runs
+from .figures import FOLDER, today, write
+from .machine import describe_machine, load_since
 from .report import QUICK, THOROUGH, Effort, table_of
 from .transitions import BATCH, VECTOR, check_sample, fields_of, fill, spec_of
 from .work import FULL, Row, Scale, Work, time_row
@@ -99,12 +110,21 @@ def measure(shapes: dict[str, Shape], effort: Effort) -> dict[str, dict[str, flo
     for name, (open_work, times) in WORKS.items():
         opened = {label: partial(_opened, shape=shape, open_work=open_work) for label, shape in shapes.items()}
         seconds = time_row(Row(name, opened), FULL, effort.rounds, effort.round_s)
-        figures[name] = {label: spent / times for label, spent in seconds.items()}
+        figures[name] = {label: median(rounds) / times for label, rounds in seconds.items()}
     return figures
 
 
+def measure_runs() -> dict[str, dict[str, growth_runs.RunFigures]]:
+    """By sweep and size."""
+    copies, agents = growth_runs.BASE_COPIES, growth_runs.BASE_AGENTS
+    return {
+        f"copies, {agents} agents": {f"{n}": growth_runs.measure(n, agents) for n in growth_runs.COPIES},
+        f"agents, {copies} copies": {f"{n}": growth_runs.measure(copies, n) for n in growth_runs.AGENTS},
+    }
+
+
 def growth_table(name: str, figures: dict[str, dict[str, float]]) -> Table:
-    title = f"median time in microseconds, and as a multiple of the first: {name}"
+    title = f"median CPU time in microseconds, and as a multiple of the first: {name}"
     table = table_of(title, "work", *next(iter(figures.values())), show_edge=False)
     for work, seconds in figures.items():
         first = next(iter(seconds.values()))
@@ -112,16 +132,75 @@ def growth_table(name: str, figures: dict[str, dict[str, float]]) -> Table:
     return table
 
 
+def runs_table(name: str, figures: dict[str, growth_runs.RunFigures]) -> Table:
+    table = table_of(f"a run of treasure_hunt by {name}", "", "start s", "its CPU s", "steps / CPU s", "memory MB")
+    for size, f in figures.items():
+        table.add_row(
+            size, f"{f.start_s:.1f}", f"{f.start_cpu_s:.1f}", f"{f.steps_per_cpu_s:,.0f}", f"{f.memory_mb:,.0f}"
+        )
+    return table
+
+
+def draw(path: Path, figures: Mapping[str, Any]) -> None:
+    """A panel a sweep: calls as multiples of the first size, runs' rates and memory."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot as plt
+
+    panels = plt.subplots(2, 2, figsize=(10, 7), layout="constrained")
+    axes = iter(panels[1].flat)
+    for (name, works), panel in zip(figures["seconds"].items(), axes, strict=False):
+        for work, seconds in works.items():
+            values = [*seconds.values()]
+            panel.plot([*seconds], [value / values[0] for value in values], "o-", label=work)
+        panel.set(xlabel=name, ylabel="CPU time / that of the first", ylim=(0, None))
+        panel.legend(frameon=False, fontsize=8)
+    copies, agents = figures["runs"].items()
+    rates, memory = next(axes), next(axes)
+    rates.plot([*copies[1]], [size["steps_per_cpu_s"] for size in copies[1].values()], "o-", color="#0b6e4f")
+    rates.set(xlabel=copies[0], ylabel="steps in a second of the actor's CPU time", ylim=(0, None))
+    for label, name, factor in (
+        ("memory of all processes, MB", "memory_mb", 1),
+        ("CPU time of the start, hundredths of a second", "start_cpu_s", 100),
+    ):
+        memory.plot([*agents[1]], [size[name] * factor for size in agents[1].values()], "o-", label=label)
+    memory.set(xlabel=agents[0], ylim=(0, None))
+    memory.legend(frameon=False, fontsize=8)
+    for panel in panels[1].flat:
+        panel.spines[["top", "right"]].set_visible(False)
+    panels[0].savefig(path, dpi=110)
+    plt.close(panels[0])
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.growth", description=__doc__.partition(":")[0] + ".")
+    parser = argparse.ArgumentParser(prog="python -m bench.growth", description=(__doc__ or "").partition(":")[0] + ".")
     parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds: noisier figures")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
+    parser.add_argument("--store", action="store_true", help="renew docs/figures/growth.json and docs/growth.png")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    machine = describe_machine()
+    logging.getLogger("marlcore").setLevel(logging.ERROR)  # who acts alone learns nothing, as it would warn
+    machine, before = describe_machine(), os.getloadavg()[0]
     with Console().status("measuring"):
-        figures = {name: measure(shapes, QUICK if options.quick else THOROUGH) for name, shapes in SWEEPS.items()}
-    publish(machine, (growth_table(*sweep) for sweep in figures.items()), 120, options.json, seconds=figures)
+        calls = {name: measure(shapes, QUICK if options.quick else THOROUGH) for name, shapes in SWEEPS.items()}
+        runs = measure_runs()
+    tables = [growth_table(*sweep) for sweep in calls.items()] + [runs_table(*sweep) for sweep in runs.items()]
+    plain = {name: {size: asdict(figures) for size, figures in sweep.items()} for name, sweep in runs.items()}
+    command = "python -m bench.growth" + " --quick" * options.quick
+    figures = {
+        "command": command,
+        "machine": machine,
+        "date": today(),
+        "load": load_since(before),
+        "seconds": calls,
+        "runs": plain,
+    }
+    for path in [options.json] * bool(options.json) + [FOLDER / "growth.json"] * options.store:
+        write(path, figures)
+    Console().print(*tables, *machine.values(), sep="\n")
+    if options.store:
+        draw(FOLDER.parent / "growth.png", figures)
 
 
 if __name__ == "__main__":

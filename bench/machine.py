@@ -1,7 +1,6 @@
 """The machine on which a benchmark runs: what its figures depend on, and whether it is idle enough for them."""
 
 import argparse
-import json
 import os
 import platform
 from collections.abc import Iterable
@@ -13,6 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 from rich.console import Console
+
+from .figures import today, write
 
 MOST_LOAD = 0.5  # a core, of other programs: above it a figure says more of them than of marlcore
 
@@ -37,16 +38,24 @@ def busy() -> str:
 
 def describe_machine() -> dict[str, str]:
     """The conditions of the figures, by name."""
-    named = (line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name"))
-    model = next(named, "").partition(":")[2].strip() or platform.machine()
-    cores = len(os.sched_getaffinity(0))
     return {
-        "machine": f"{model}, {cores} cores, {platform.system()} {platform.release()}, "
+        "machine": f"{processor()}, {platform.system()} {platform.release()}, "
         f"load {os.getloadavg()[0]:.1f} at the start",
         "software": f"Python {platform.python_version()}, NumPy {np.__version__}, torch {torch.__version__}, "
         f"{torch.get_num_threads()} torch thread, "
         + ", ".join(f"{name} {_version(name) or 'not installed'}" for name in ("cpprb", "torchrl")),
     }
+
+
+def load_since(before: float) -> str:
+    return f"{before:.0f} to {os.getloadavg()[0]:.0f}"
+
+
+def processor() -> str:
+    """The model and the cores, of which figures on the same machine have the same."""
+    named = (line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name"))
+    model = next(named, "").partition(":")[2].strip() or platform.machine()
+    return f"{model}, {len(os.sched_getaffinity(0))} cores"
 
 
 def _version(package: str) -> str | None:
@@ -59,4 +68,4 @@ def publish(machine: dict[str, str], parts: Iterable[object], width: int, file: 
     console.width = max(console.width, width)
     console.print(*parts, *machine.values(), sep="\n")
     if file:
-        file.write_text(json.dumps({"machine": machine, **figures}, indent=2) + "\n")
+        write(file, {"machine": machine, "date": today(), **figures})

@@ -4,6 +4,7 @@ The writer writes flat out; what is timed is the reader, from full pipes on, so 
 have 128 steps, and so have the reader's batches; step t's action is t, its obs that of the same place in any episode.
 """
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -152,8 +153,8 @@ AT_ONCE = {
 ONE, MANY = Budget("mp.Queue", 1 / 5), Budget("mp.Queue 128", 1)
 TOTAL = READS * STEPS
 ROWS = (
-    Row(f"pass on {TOTAL} steps, 4 x float32", EACH, (ONE, MANY), (VECTOR,)),
-    Row(f"pass on {TOTAL}, 128 at once, 4 x float32", AT_ONCE, (MANY,), (VECTOR,)),
-    Row(f"pass on {TOTAL} steps, 84 x 84", EACH, (ONE, MANY), (FRAME,)),
-    Row(f"pass on {TOTAL}, 128 at once, 84 x 84", AT_ONCE, (MANY,), (FRAME,)),
+    Row(f"pass on {TOTAL} steps, 4 x float32", EACH, (ONE, MANY), (VECTOR,), time.perf_counter),
+    Row(f"pass on {TOTAL}, 128 at once, 4 x float32", AT_ONCE, (MANY,), (VECTOR,), time.perf_counter),
+    Row(f"pass on {TOTAL} steps, 84 x 84", EACH, (ONE, MANY), (FRAME,), time.perf_counter),
+    Row(f"pass on {TOTAL}, 128 at once, 84 x 84", AT_ONCE, (MANY,), (FRAME,), time.perf_counter),
 )

@@ -1,17 +1,26 @@
-"""All rows of the benchmark, the libraries taking turns: `python -m bench.report`."""
+"""All rows of the benchmark, the libraries taking turns: `python -m bench.report`.
+
+`--store` keeps the figures as those of this machine, and `--compare` puts a run beside them: by ratios, each of times
+of the same round, since a busy machine changes both.
+"""
 
 import argparse
+import os
+import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
+import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
 
 from . import adding_work, params_work, queue_work, sampling_work, save_work
 from .adding_while_sampled import LIBRARIES, Rates, measure_rates
-from .machine import describe_machine, parse_if_idle, publish
+from .figures import FOLDER, load, today, write
+from .machine import describe_machine, load_since, parse_if_idle, processor, publish
 from .save_work import SaveFigures
 from .work import FULL, Row, time_row
 
@@ -34,28 +43,62 @@ THOROUGH = Effort(rounds=100, round_s=0.005, rate_rounds=15, rate_s=0.5)
 
 @dataclass(frozen=True)
 class Result:
-    """A row's median times in seconds by library, and each budget with whether it was reached."""
+    """A row's median times in seconds by library, ratios to marlcore's, and each budget with whether it was reached."""
 
     row: str
     times: dict[str, float]
+    ratios: dict[str, list[float]]  # by peer, 5th percentile, median and 95th percentile of the rounds' ratios
     budgets: dict[str, bool]
 
 
 def measure(row: Row, effort: Effort) -> Result:
-    times = time_row(row, FULL, effort.rounds, effort.round_s)
+    rounds = time_row(row, FULL, effort.rounds, effort.round_s)
+    times = {name: median(seconds) for name, seconds in rounds.items()}
     ours = times["marlcore"]
+    ratios = {
+        name: np.percentile(np.divide(seconds, rounds["marlcore"]), [5, 50, 95]).tolist()
+        for name, seconds in rounds.items()
+        if name != "marlcore"
+    }
     reached = {str(b): ours <= b.limit * times[b.peer] for b in row.budgets if b.peer in times}
-    return Result(row.name, times, reached)
+    return Result(row.name, times, ratios, reached)
+
+
+def name_of_machine() -> str:
+    """The stored figures of this machine: report-<processor and cores>."""
+    return "report-" + re.sub(r"[^a-z0-9]+", "-", processor().lower()).strip("-")
+
+
+def comparison(results: list[Result], stored: dict[str, dict[str, list[float]]]) -> Table:
+    """The peers' times as multiples of marlcore's: a median outside the stored rounds' spread is marked."""
+    table = table_of(
+        "ratios to marlcore's time", "work", "peer", "stored", "their 5 to 95 %", "now", "now / stored", ""
+    )
+    for result in results:
+        for peer, (_, now, _) in result.ratios.items():
+            if peer not in stored.get(result.row, {}):
+                table.add_row(result.row, peer, "", "", _number(now), "", "not stored")
+                continue
+            low, middle, high = stored[result.row][peer]
+            mark = "" if low <= now <= high else "[red]outside[/]"
+            spread = f"{_number(low)} to {_number(high)}"
+            table.add_row(result.row, peer, _number(middle), spread, _number(now), f"{now / middle:.2f}", mark)
+    return table
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.report", description=__doc__.partition(":")[0] + ".")
     parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds: noisier figures, and no saves")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the figures")
+    parser.add_argument("--store", action="store_true", help="keep the figures as this machine's, in docs/figures")
+    parser.add_argument("--compare", action="store_true", help="compare with those kept of this machine")
     options = parse_if_idle(parser)
+    stored_file = FOLDER / f"{name_of_machine()}.json"
+    if options.compare and not stored_file.exists():
+        parser.error(f"compare: expected a stored run of {processor()}, got none; --store makes one")
     effort = QUICK if options.quick else THOROUGH
     torch.set_num_threads(1)  # an actor and a learner have a core each
-    machine = describe_machine()
+    machine, before = describe_machine(), os.getloadavg()[0]
     with Console().status("measuring") as status:
         results = []
         for row in ROWS:
@@ -69,12 +112,20 @@ def main() -> None:
             rows = save_work.GIGABYTE_ROWS
             saves = {name: save_work.measure_saves(name, rows, SAVE_ROUNDS) for name in save_work.LIBRARIES}
     tables = [times_table(results), rates_table(rates), *([saves_table(saves)] if saves else [])]
-    publish(
-        machine, tables, 200, options.json,
-        seconds=[asdict(result) for result in results],
-        adds_per_s={name: asdict(r) for name, r in rates.items()},
-        saves={name: asdict(figures) for name, figures in saves.items()},
-    )  # fmt: skip
+    if options.compare:
+        tables.append(comparison(results, load(name_of_machine())["ratios"]))
+    figures: dict[str, Any] = {
+        "load": load_since(before),
+        "microseconds": {r.row: {name: time * 1e6 for name, time in r.times.items()} for r in results},
+        "ratios": {r.row: r.ratios for r in results},
+        "budgets": {r.row: r.budgets for r in results},
+        "adds_per_s": {name: asdict(r) for name, r in rates.items()},
+        "saves": {name: asdict(figures) for name, figures in saves.items()},
+    }
+    publish(machine, tables, 200, options.json, **figures)
+    if options.store:
+        command = "python -m bench.report" + " --quick" * options.quick + " --anyway" * options.anyway
+        write(stored_file, {"command": command, "machine": machine, "date": today(), **figures})
     if options.plot:
         draw(options.plot, machine, results)
 

@@ -8,10 +8,11 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from functools import partial
 from itertools import cycle
-from statistics import median
 from typing import Any
 
 import numpy as np
+
+Clock = Callable[[], float]
 
 
 @dataclass(frozen=True)
@@ -44,8 +45,8 @@ class Work:
         for _ in range(runs):
             self.once()
 
-    def seconds(self, runs: int) -> float:
-        spent, clock, run = 0.0, time.perf_counter, self.run
+    def seconds(self, runs: int, clock: Clock = time.thread_time) -> float:
+        spent, run = 0.0, self.run
         if not self.prepare:
             began = clock()
             for _ in range(runs):
@@ -77,36 +78,41 @@ Open = Callable[..., AbstractContextManager[Work]]
 
 @dataclass(frozen=True)
 class Row:
-    """One kind of work, and how each library does it: library(scale, *sizes)."""
+    """One kind of work, and how each library does it: library(scale, *sizes).
+
+    Its time is the thread's CPU time, which is that of the clock on an idle machine, and changes little on a busy one;
+    where it waits for another process, it is the clock's.
+    """
 
     name: str
     libraries: Mapping[str, Open]
     budgets: tuple[Budget, ...] = ()
     sizes: tuple[Any, ...] = ()
+    clock: Clock = time.thread_time
 
     def open(self, library: str, scale: Scale) -> AbstractContextManager[Work]:
         return self.libraries[library](scale, *self.sizes)
 
 
-def time_row(row: Row, scale: Scale, rounds: int, round_s: float) -> dict[str, float]:
-    """Each library's median time of one run, in seconds; the libraries take turns, round by round."""
+def time_row(row: Row, scale: Scale, rounds: int, round_s: float) -> dict[str, list[float]]:
+    """Each library's time of one run in each round, in seconds; the libraries take turns, round by round."""
     with ExitStack() as stack:
         works = {name: stack.enter_context(row.open(name, scale)) for name in row.libraries}
         runs = {}
         for name, work in works.items():
             work.warm_up(scale.warm_runs)
             work.check(work.once())
-            runs[name] = max(1, int(round_s / work.seconds(8)))
+            runs[name] = max(1, int(round_s / work.seconds(8, row.clock)))
         times: dict[str, list[float]] = {name: [] for name in works}
         gc.collect()
         gc.disable()
         try:
             for _ in range(rounds):
                 for name, work in works.items():
-                    times[name].append(work.seconds(runs[name]))
+                    times[name].append(work.seconds(runs[name], row.clock))
         finally:
             gc.enable()
-    return {name: median(seconds) for name, seconds in times.items()}
+    return times
 
 
 def shared_bytes(nbytes: int) -> memoryview:

@@ -1,0 +1,111 @@
+"""Figures that renew themselves: generated pages, the verdict on a soak, and comparisons with earlier runs."""
+
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from . import growth_runs, pages, report, soak, soak_figures, soak_work
+
+
+@pytest.mark.parametrize("page", pages.PAGES, ids=lambda page: page.name)
+def test_a_page_shows_the_stored_figures(page: Path) -> None:
+    """`python -m bench.pages` renews it."""
+    assert pages.filled(page.read_text()) == page.read_text()
+
+
+def test_a_figure_that_was_typed_is_replaced() -> None:
+    """The positive control."""
+    region = "text\n<!-- figures: table while_sampled -->\n{}<!-- end -->\nmore\n"
+    filled = pages.filled(region.format(""))
+    assert filled.startswith("text\n") and filled.endswith("more\n") and "| 0.99 |" in filled
+    assert pages.filled(filled.replace("0.99", "1.00")) == pages.filled(filled) == filled
+
+
+def test_no_measured_number_is_typed_on_the_page_of_performance() -> None:
+    """Outside code, links and what is generated: no fraction, thousands or per cent."""
+    text = pages.REGION.sub("", (pages.FOLDER.parent / "performance.md").read_text())
+    prose = re.sub(r"`[^`]*`|\]\([^)]*\)|Python [\d.]+", "", text)
+    assert re.findall(r"\d[.,]\d+|\d+ ?%|\d+ (?:us|ms|microseconds|seconds|MB|steps/s)\b", prose) == []
+
+
+def test_numbers_and_lists_are_cells() -> None:
+    lines = pages.markdown(["a", "b"], [["x", [1234, 0.5]], [None, 2.0]]).splitlines()
+    assert lines == ["| a | b |", "| --- | --- |", "| x | 1,234; 0.5 |", "| | 2.0 |"]
+
+
+def soaked(
+    rss_mb: Callable[[int], float] = lambda i: 100.0,
+    anonymous_mb: Callable[[int], float] = lambda i: 50.0,
+    descriptors: Callable[[int], int] = lambda i: 9,
+    pid: Callable[[int], int] = lambda i: 7,
+) -> soak.Soak:
+    """An hour of one process."""
+    processes = [soak.Process(pid(i), rss_mb(i), anonymous_mb(i), descriptors(i), 0.0) for i in range(361)]
+    return soak.Soak([soak.Sample(10.0 * i, 1.0, {"a": process}, {}) for i, process in enumerate(processes)])
+
+
+def test_memory_that_does_not_grow_is_no_creep() -> None:
+    assert soaked().creeping() == []
+    assert soaked(rss_mb=lambda i: 100.0 + (40.0 if i > 20 else 0.0)).creeping() == []  # in the warm-up
+
+
+def test_memory_and_descriptors_that_creep_are_named() -> None:
+    assert soaked(rss_mb=lambda i: 100.0 + i / 40).creeping() == [
+        "a: expected at most 3.6 MB more resident memory, got 7.3"
+    ]
+    falling = soaked(rss_mb=lambda i: 100.0 - i / 40, anonymous_mb=lambda i: 50.0 + i / 40)
+    assert falling.creeping() == ["a: expected at most 3.6 MB more anonymous memory, got 7.3"]
+    assert soaked(descriptors=lambda i: 9 + i // 300).creeping() == ["a: expected no further descriptor, got 1"]
+
+
+def test_a_process_that_was_replaced_does_not_count() -> None:
+    assert soaked(rss_mb=lambda i: 100.0 + i / 40, pid=lambda i: i // 200).creeping() == []
+
+
+def test_rates_are_those_of_each_minute() -> None:
+    figures = {"seconds": [0.0, 60.0, 180.0], "counts": {"adds": [0, 600, 600]}}
+    assert soak_figures.rates(figures) == {"adds": [10.0, 0.0]}
+    spent = {"adder-0": [0.0, 1.0, 2.0], "adder-1": [0.0, 2.0, 3.0], "parent": [0.0, 9.0, 9.0]}
+    assert soak_figures.cpu_rates({**figures, "cpu_s": spent}) == {"adds": [200.0, 0.0]}
+    assert soak_figures.spread([float(i) for i in range(101)]) == [5.0, 50.0, 95.0]
+
+
+def test_a_ratio_outside_the_stored_spread_is_marked() -> None:
+    results = [report.Result(name, {}, {"memcpy": [ratio] * 3}, {}) for name, ratio in (("add", 2.1), ("draw", 3.0))]
+    table = report.comparison([*results, report.Result("new", {}, {"memcpy": [1.0] * 3}, {})], {
+        name: {"memcpy": [1.8, 2.0, 2.2]} for name in ("add", "draw")
+    })  # fmt: skip
+    console = Console(width=200)
+    with console.capture() as printed:
+        console.print(table)
+    lines = {line.split("│")[1].strip(): line for line in printed.get().splitlines() if "memcpy" in line}
+    assert "1.05" in lines["add"] and "outside" not in lines["add"]
+    assert "1.50" in lines["draw"] and "outside" in lines["draw"]
+    assert "not stored" in lines["new"]
+
+
+def test_the_stored_machines_are_named_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "processor", lambda: "Intel(R) Xeon(R) Processor, 2 cores")
+    assert report.name_of_machine() == "report-intel-r-xeon-r-processor-2-cores"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("program", soak_work.PROGRAMS)
+def test_a_short_soak_sees_every_process_and_call(program: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(soak, "EVERY_S", 0.5)
+    with soak_work.PROGRAMS[program]() as counts:
+        while not any(counts().values()):
+            time.sleep(0.1)
+        taken = soak.take(counts, 1.0)
+    assert {"parent", "fork server"} < taken.samples[-1].processes.keys()
+    assert len(taken.samples[-1].processes) > 6
+
+
+@pytest.mark.long
+def test_the_growth_of_a_run_is_measured() -> None:
+    figures = growth_runs.measure(copies=2, agents=1, actor_cpu_s=0.2)
+    assert figures.steps_per_cpu_s > 0 and figures.start_cpu_s > 0 and figures.memory_mb > 100

@@ -1,0 +1,38 @@
+"""The stored figures of docs/figures, which the pages show: one JSON file a program, and for some one a machine."""
+
+import json
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).parents[1] / "docs" / "figures"
+
+
+def load(name: str) -> Any:
+    return json.loads((FOLDER / f"{name}.json").read_text())
+
+
+def write(path: Path, figures: dict[str, Any]) -> None:
+    """One entry a line, so that a renewed file differs where its figures do; four digits of each fraction."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(_lines(_rounded(figures), "", 2) + "\n")
+
+
+def today() -> str:
+    return datetime.now(timezone.utc).strftime("%Y-%m-%d")
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _rounded(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [_rounded(entry) for entry in value]
+    return float(f"{value:.4g}") if isinstance(value, float) else value
+
+
+def _lines(value: Any, indent: str, depth: int) -> str:
+    if not (isinstance(value, dict) and value and depth):
+        return json.dumps(value)
+    inner = indent + "  "
+    entries = (f"{inner}{json.dumps(key)}: {_lines(entry, inner, depth - 1)}" for key, entry in value.items())
+    return "{\n" + ",\n".join(entries) + f"\n{indent}}}"

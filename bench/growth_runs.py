@@ -1,0 +1,80 @@
+"""How runs grow with the copies of an actor's environment, and with the agents, each of which has a learner process.
+
+Actors act alone: learners wait for their warm-up. Rates are steps in a second of the actor's CPU time, and the start is
+the CPU time of all processes until the first step, which other programs change little.
+"""
+
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import marlcore as mc
+from marlcore.envs import TreasureHunt
+
+from .cpu_time import cpu_of_descendants, title
+
+COPIES = (1, 4, 16, 64)
+AGENTS = (1, 3, 10, 30, 100)
+BASE_COPIES, BASE_AGENTS = 4, 3
+MEASURED_CPU_S = 3.0  # of the actor
+LIMIT_S = 300.0
+
+
+@dataclass(frozen=True)
+class RunFigures:
+    start_s: float  # from the call to the first step, by the clock
+    start_cpu_s: float  # the same, of all processes
+    steps_per_cpu_s: float  # of the actor; a step is one action of one agent
+    memory_mb: float  # of all processes together, a page that several share counted once
+
+
+def measure(copies: int, agents: int, actor_cpu_s: float = MEASURED_CPU_S) -> RunFigures:
+    side = max(11, round(4 * agents**0.5))
+    rows = (300_000 + 60_000 * copies) // agents // copies * copies  # more than the actor writes while it is measured
+    with tempfile.TemporaryDirectory() as folder:
+        config = mc.Config(
+            total_steps=10**9,
+            run_dir=str(Path(folder) / "run"),
+            updates_per_step=None,
+            actor=mc.ActorConfig(envs=copies),
+            replay=mc.ReplayConfig(capacity=rows),
+            learner=mc.LearnerConfig(warmup=rows, device="cpu"),
+        )
+        cpu_s, began = _cpu_of_all(), time.monotonic()
+        with mc.start(partial(TreasureHunt, agents=agents, size=side), "dqn", config) as run:
+            _wait(lambda: run.status().steps > 0)
+            start_s, start_cpu_s = time.monotonic() - began, _cpu_of_all() - cpu_s
+            _wait(lambda: _cpu_of_actor() > 1.0)  # its kernels are compiled, its memory is touched
+            steps, spent = run.status().steps, _cpu_of_actor()
+            _wait(lambda: _cpu_of_actor() > spent + actor_cpu_s)
+            rate = (run.status().steps - steps) / (_cpu_of_actor() - spent)
+            memory = sum(map(_pss_mb, [os.getpid(), *(pid for pid, _ in cpu_of_descendants(os.getpid()))]))
+    return RunFigures(start_s, start_cpu_s, rate, memory)
+
+
+def _wait(until: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not until():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"expected a run to get on within {LIMIT_S:g} s")
+        time.sleep(0.1)
+
+
+def _cpu_of_all() -> float:
+    return time.process_time() + sum(cpu_of_descendants(os.getpid()).values())
+
+
+def _cpu_of_actor() -> float:
+    return sum(cpu_s for (pid, _), cpu_s in cpu_of_descendants(os.getpid()).items() if title(pid) == "actor-0")
+
+
+def _pss_mb(pid: int) -> float:
+    try:
+        rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0.0  # it has ended
+    return int(rollup.partition("\nPss:")[2].split()[0]) / 1024

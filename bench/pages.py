@@ -1,0 +1,138 @@
+"""Figures of docs/figures on the pages of docs: `python -m bench.pages` renews what stands between two marks.
+
+    <!-- figures: table calls -->
+    ...
+    <!-- end -->
+
+`--check` changes nothing, and fails if a page differs from what the figures give.
+"""
+
+import argparse
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from statistics import median
+from typing import Any
+
+from .figures import FOLDER, load
+from .soak_figures import cpu_rates, rates, spread
+
+PAGES = [FOLDER.parent / name for name in ("performance.md", "reliability.md")]
+REGION = re.compile(r"(<!-- figures: (\w+) ?(\w*) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def markdown(columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
+    lines = [[*columns], *([cell(value) for value in row] for row in rows)]
+    lines.insert(1, ["---"] * len(lines[0]))
+    return "".join(f"| {' | '.join(line)} |\n".replace("|  |", "| |").replace("|  |", "| |") for line in lines)
+
+
+def cell(value: Any) -> str:
+    """Text as it is, numbers with commas, several with semicolons between them; None is empty."""
+    if isinstance(value, list):
+        return "; ".join(map(cell, value))
+    return "" if value is None else value if isinstance(value, str) else f"{value:,}"
+
+
+def rounded(value: float) -> float | int:
+    """Three digits, without a fraction from 100 on."""
+    return int(f"{value:.0f}") if abs(value) >= 100 else float(f"{value:.3g}")
+
+
+def origin(figures: Mapping[str, Any]) -> str:
+    """A paragraph: what made the figures, when and where."""
+    where = figures["machine"].values() if isinstance(figures["machine"], dict) else [figures["machine"]]
+    load_ = [f"load {figures['load']}"] if isinstance(figures.get("load"), str) else []
+    rest = [figures[name] for name in ("software", "note") if name in figures]
+    commit = [f"commit {figures['commit']}"] if "commit" in figures else []
+    command = [f"`{figures['command']}`"] if "command" in figures else []
+    return "; ".join([*command, figures["date"], *commit, *where, *load_, *rest]) + ".\n"
+
+
+def table(name: str) -> str:
+    """A table that was measured before its command stored figures."""
+    stored = load("earlier")[name]
+    return markdown(stored["columns"], stored["rows"]) + "\n" + origin(stored["origin"])
+
+
+def ratios(_: str) -> str:
+    """By machine with a stored run: the peers' times as multiples of marlcore's, medians of the rounds' ratios."""
+    parts = []
+    for path in sorted(FOLDER.glob("report-*.json")):
+        stored = load(path.stem)
+        peers = list(dict.fromkeys(peer for row in stored["ratios"].values() for peer in row))
+        rows = [
+            [work, *(rounded(row[peer][1]) if peer in row else None for peer in peers)]
+            for work, row in stored["ratios"].items()
+        ]
+        parts.append(markdown(["work", *peers], rows) + "\n" + origin(stored))
+    return "\n".join(parts)
+
+
+def growth(_: str) -> str:
+    stored, parts = load("growth"), []
+    for name, works in stored["seconds"].items():
+        sizes = list(next(iter(works.values())))
+        rows = [[work, *(rounded(seconds * 1e6) for seconds in by_size.values())] for work, by_size in works.items()]
+        parts.append(markdown([f"microseconds of CPU time, by {name}", *sizes], rows))
+    columns = "start, s", "its CPU time, s", "steps in a CPU second of the actor", "memory of all processes, MB"
+    for name, sizes in stored["runs"].items():
+        parts.append(markdown([name, *columns], ([size, *map(rounded, run.values())] for size, run in sizes.items())))
+    return "\n".join([*parts, origin(stored)])
+
+
+def instructions(_: str) -> str:
+    parts = []
+    for compiler, stored in load("instructions").items():
+        parts.append(markdown(["call", "instructions"], stored["counts"].items()))
+        parts.append(f"`python -m bench.instructions`; {stored['date']}; {compiler}.\n")
+    return "\n".join(parts)
+
+
+def soak_rates(name: str) -> str:
+    stored = load(f"soak-{name}")
+    rows = [[f"{call}/s", *map(rounded, spread(values))] for call, values in rates(stored).items()]
+    rows += [[f"{call} in a CPU second", *map(rounded, spread(by_cpu))] for call, by_cpu in cpu_rates(stored).items()]
+    return markdown(["by minute", "5th percentile", "median", "95th percentile"], rows) + "\n" + _origin_of_soak(stored)
+
+
+def soak_growth(name: str) -> str:
+    """What the processes had at the end, and by how much it grew after the warm-up."""
+    stored, rows = load(f"soak-{name}"), []
+    for process, (megabytes, descriptors) in stored["growth"].items():
+        held, opened = stored["rss_mb"][process][-1], stored["descriptors"][process][-1]
+        rows.append([process, rounded(held), f"{megabytes:+.2f}", opened, f"{descriptors:+g}"])
+    columns = "process", "resident MB", "grown by", "descriptors", "grown by"
+    return markdown(columns, rows) + "\n" + _origin_of_soak(stored)
+
+
+def _origin_of_soak(stored: Mapping[str, Any]) -> str:
+    loads = stored["load"]
+    between = f"{min(loads):.0f} to {max(loads):.0f}, median {median(loads):.0f}"
+    return origin({**stored, "load": between})
+
+
+RENDERERS: dict[str, Callable[[str], str]] = {
+    renderer.__name__: renderer for renderer in (table, ratios, growth, instructions, soak_rates, soak_growth)
+}
+
+
+def filled(text: str) -> str:
+    """The page with every region as the stored figures give it."""
+    return REGION.sub(lambda region: f"{region[1]}\n{RENDERERS[region[2]](region[3])}\n{region[4]}", text)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.pages", description=(__doc__ or "").partition(":")[0] + ".")
+    parser.add_argument("--check", action="store_true", help="change nothing, and fail if a page would change")
+    options = parser.parse_args()
+    stale = [page for page in PAGES if filled(page.read_text()) != page.read_text()]
+    for page in stale:
+        sys.stderr.write(f"{page.name}: {'differs from' if options.check else 'renewed by'} the stored figures\n")
+        if not options.check:
+            page.write_text(filled(page.read_text()))
+    return int(options.check and bool(stale))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
