@@ -13,12 +13,13 @@ from processes import generations, sweep, until
 from ray_nodes import RayNodes
 from refused import check_refused
 from whole_clusters import BEGINNING, NOTHING, called, left_on, result_of
-from whole_runs import LONG, checkpoint, finished, marlcore, saved_replay, steps_of
+from whole_runs import LONG, Runs, checkpoint, finished, marlcore, saved_replay, steps_of
 
 import marlcore as mc
+from marlcore.errors import Fenced
 from marlcore.spaces import Spaces
 from marlcore.training.config import assign
-from marlcore.training.record import RunDirectory, check_resumed, describe
+from marlcore.training.record import Hold, RunDirectory, check_resumed, describe
 
 CARTPOLE = mc.NamedEnvironment("gymnasium:CartPole-v1")
 POLICIES = assign({"agent_0": Spaces(Box(-1, 1, (3,)), Discrete(2))}, None, mc.DQN(), stack=1)
@@ -86,6 +87,17 @@ def test_saved_replays_keep_the_machines_of_their_lanes(name: str, now: int, tmp
     changed = {"cluster": replace(NODES, **{label: now})}
     says = f"resume: expected cluster.{name}, as the run had it, got {now}: {OF_ROWS}"
     check_refused(lambda: resumed(tmp_path / "run", {"cluster": NODES}, changed, saved=True), ValueError, says)
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_learner_elsewhere_saves_no_more_once_a_run_goes_on_here(tmp_path: Path) -> None:
+    runs = Runs(total_steps=100)
+    runs.train(tmp_path, CARTPOLE)
+    hold = Hold(tmp_path / "run" / "checkpoints" / "agent_0.pt", "run", 1)
+    hold.take()
+    runs.train(tmp_path, CARTPOLE, resume=True, total_steps=200)
+    with pytest.raises(Fenced):
+        hold.check()
 
 
 # ---- whole runs ----
