@@ -30,13 +30,15 @@ print(refusal(lambda: connected(nodes=3)))
 print(refusal(lambda: connected(actors_per_node=9)))
 print(refusal(lambda: connected(resources={"highmem": 2})))
 print(refusal(lambda: connected(address="127.0.0.1:1")))
+print(refusal(lambda: connected(address="a" * 70 + ":6379")))
 print(refusal(lambda: connected(broken_env)))
 fleet.__version__ = "9.9"
 print(refusal(connected))
 """
 SAYS = (
     "expected 3 beside this machine with CPU 1, got 2", "has 2 of 9 CPU", "has 0 of 2 highmem",
-    "cluster.address: expected a Ray cluster at", "OSError: no such game", "cluster: expected marlcore 9.9 on",
+    "cluster.address: expected a Ray cluster at '1", "cluster.address: expected a Ray cluster at 'aaaa",
+    "OSError: no such game", "cluster: expected marlcore 9.9 on",
 )  # fmt: skip
 
 

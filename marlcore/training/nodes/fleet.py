@@ -306,7 +306,7 @@ def _connect(address: str) -> bool:
         host, _, port = address.rpartition(":")
         try:
             socket.create_connection((host, int(port)), CONNECT_S).close()  # Ray would try for a minute
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # UnicodeError: of a host that is no name
             raise ValueError(f"{expected}, got {error}") from None
     namespace = f"marlcore-{secrets.token_hex(4)}"
     try:
