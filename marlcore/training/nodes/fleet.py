@@ -99,14 +99,21 @@ class Call:
 
 
 class Hired:
-    """An agent on a machine; what it `found` there is known once it has been checked."""
+    """An agent on a machine.
+
+    Attributes:
+        found: what it found there, once it has been checked.
+        has_begun: whether it may hold anything there.
+    """
 
     def __init__(self, machine: Machine, handle: Any, job: Job) -> None:
         self.machine, self.job = machine, job
         self.found: dict[str, Any] = {}
+        self.has_begun = False
         self._handle = handle
 
     def call(self, method: str, *args: Any) -> Call:
+        self.has_begun |= method == "begin"
         return Call(getattr(self._handle, method).remote(*args))
 
     def kill(self) -> None:
@@ -266,10 +273,10 @@ class Fleet(Closing):
         """Ends all agents in order, or those that do not answer as lost ones."""
         import ray
 
-        ends = {agent: agent.call("end") for agent in self.hired}
+        ends = {agent: agent.call("end") if agent.has_begun else None for agent in self.hired}
         deadline = time.monotonic() + END_S
         for agent, call in ends.items():
-            if call.wait(max(0.0, deadline - time.monotonic())):
+            if call is None or call.wait(max(0.0, deadline - time.monotonic())):
                 self.hired.remove(agent)
                 agent.kill()
             else:

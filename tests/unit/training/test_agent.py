@@ -10,6 +10,7 @@ from processes import until
 
 from marlcore.errors import Fenced
 from marlcore.training.nodes import agent
+from marlcore.training.nodes.fleet import Fleet, Hired
 from marlcore.training.nodes.node import SUPERVISOR
 
 
@@ -68,3 +69,22 @@ def test_a_part_that_another_agent_may_make_counts_as_lost(plan: Plan) -> None:
     made.begin(b"", None)
     assert until(lambda: made.beat(None)).failed.worker == SUPERVISOR
     made.end()
+
+
+class Idle(Hired):
+    """Answers nothing, such as while its machine still checks whether it can do the work."""
+
+    killed = False
+
+    def call(self, method: str, *args: Any) -> Any:
+        raise AssertionError(f"{method} would wait for the check")
+
+    def kill(self) -> None:
+        self.killed = True
+
+
+def test_an_agent_that_has_not_begun_is_killed_at_once() -> None:
+    fleet, idle = Fleet.__new__(Fleet), Idle(Any, None, Any)
+    fleet.hired, fleet._burials = [idle], []
+    fleet.end()
+    assert idle.killed and not fleet.hired
