@@ -160,9 +160,7 @@ class Fleet(Closing):
         for job in sorted(self.learning.values(), key=lambda job: len([*self.free(job)])):
             machine = next(self.free(job), None)
             if machine is None:
-                raise ValueError(
-                    f"{job.label}: expected a machine with {_amounts(job.reserved)}, got none{self._short(job)}"
-                )
+                raise ValueError(self.lack(job))
             self.hire(machine, job)
         fit = [*self.free()]
         if len(fit) < least:
@@ -217,6 +215,10 @@ class Fleet(Closing):
         ):
             if not machine.lacks(job.reserved) and not (job.exclusive and machine.id in {*taken, self._own}):
                 yield machine
+
+    def lack(self, job: Job) -> str:
+        """Says that no machine may take an agent for a job, and what each lacks."""
+        return f"{job.label}: expected a machine with {_amounts(job.reserved)}, got none{self._short(job)}"
 
     def _short(self, job: Job) -> str:
         """What each machine that a job could be on lacks, in words."""
