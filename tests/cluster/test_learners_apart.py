@@ -164,7 +164,7 @@ def kill_machine(nodes: RayNodes, pid: int, node: int) -> None:
 @pytest.mark.parametrize(
     "algorithm, limited, acts",
     [
-        ("dqn", "free", [kill_agent, stop_agent, kill_machine]),
+        ("dqn", "free", [kill_machine, kill_agent, stop_agent]),
         ("dqn", "limited", [stop_agent]),
         ("ppo", "", [kill_machine]),
     ],
