@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -178,9 +179,9 @@ def test_another_machine_continues_from_the_last_checkpoint(
     driver = program(BEGINNING, SETTINGS, LOST, args=args)
 
     def told() -> str:
-        """The next line with an agent; Ray prints others, of lost processes."""
+        """The next line if it names an agent; Ray prints others, of lost processes."""
         line = driver.line()
-        return line if line.startswith("[") else ""
+        return line if re.fullmatch(r"\[\d+, \d+\]", line) else ""
 
     for act in acts:
         act(ray_nodes, *json.loads(until(told, lambda: driver.running)))
