@@ -20,7 +20,7 @@ from ..memory import SHM_DIR, SegmentHandle
 from ..notices import say
 from ..processes import PID, READY, RESTARTS, STEPS, UPDATES, Control, Telemetry
 from ..tables import FittedTable, print_fitted
-from ..training import agent_order, has_ended
+from ..training import agent_order, has_ended, is_address
 from .options import CommandLine
 
 COLUMNS = {  # of the table, the most important first; key of a worker's figures: format
@@ -184,6 +184,8 @@ class WatchedRun:
 
 def _find(run_dir: str, once: bool) -> WatchedRun:
     """The run of that directory, or the only live one; unless `once`, waits until there is one. Raises ValueError."""
+    if is_address(run_dir):
+        raise ValueError(f"run_dir: expected the run's directory on this machine, got {run_dir!r}")
     notified = False
     while not (runs := _live(run_dir)):
         if run_dir and has_ended(run_dir):

@@ -164,10 +164,11 @@ class ForkServer:
 
     def close(self) -> None:
         """Kills the server; the kernel then kills every process it forked."""
+        if self._process is not None:
+            self._process.kill()  # first: it would complain of a channel that closes with its answer unread
         if self._channel is not None:
             self._channel.close()
         if self._process is not None:
-            self._process.kill()
             try:
                 self._process.wait(KILL_S)
             except subprocess.TimeoutExpired as error:

@@ -38,6 +38,7 @@ from .record import best_run as best_run
 from .record import described_run as described_run
 from .record import has_all_steps as has_all_steps
 from .record import has_ended as has_ended
+from .record import is_address as is_address
 from .record import read_metrics as read_metrics
 from .record import summary as summary
 from .run import Result as Result

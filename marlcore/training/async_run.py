@@ -118,7 +118,7 @@ def run_async(
     def unfinished() -> list[str]:
         return [*(elsewhere.unfinished if elsewhere else ()), *(worker.name for worker in supervisor.unfinished)]
 
-    while unfinished() and not interrupts.again:
+    while (waiting := unfinished()) and not interrupts.again:
         if (failed or interrupts.stopping) and not halted:
             halted, ends_since = True, ends_since or time.monotonic()
             if interrupts.stopping:
@@ -136,7 +136,7 @@ def run_async(
                 monitor.say_stopping()
             control.finish()
         if ends_since is not None and time.monotonic() - ends_since > grace:
-            late = unfinished()[0]
+            late = waiting[0]
             if late != EVALUATOR:  # the last of the workers
                 failed = failed or WorkerFailed(late, "hang", f"it did not end within {grace:g} s")
             else:

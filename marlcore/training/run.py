@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import logging
 import math
+import shutil
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -61,7 +62,11 @@ def work(
     with ExitStack() as stack:
         if remote := run_input.remote:
             copy = stack.enter_context(RemoteCopy(remote, new=run_input.resume is None))
+        undo = stack.enter_context(ExitStack())
+        if remote and run_input.resume is not None:
+            undo.callback(shutil.rmtree, run_input.resume)  # which was copied here
         with children, Session(run_input, children, table) as session:
+            undo.pop_all()
             if remote:
                 copy.follow(session.directory.path)
             begun(session)

@@ -113,14 +113,11 @@ class Session:
         from .nodes import Fleet, try_learner  # here, so that a run on one machine needs none of it
 
         config, token = self.input.config, secrets.token_hex(8)
-        names, trials = [policy.name for policy in self.input.policies], {}
-        self._holds = {name: Hold(self.directory.checkpoint_path(name), token, 0) for name in names}
-        for name, hold in self._holds.items():  # after which a learner of an earlier part of the run writes no more
-            if name in config.cluster.learners:
-                hold.take()
-                trials[name] = partial(try_learner, hold, config.learner_of(name).device, config.replay.path)
-            else:
-                hold.end()
+        self._holds = {name: Hold(self.directory.checkpoint_path(name), token, 0) for name in config.cluster.learners}
+        trials = {}
+        for name, hold in self._holds.items():
+            hold.take()
+            trials[name] = partial(try_learner, hold, config.learner_of(name).device, config.replay.path)
         anchors, make = [*config.self_play.anchors], self.input.env_fn
         if anchors:
             make = partial(make_beside_anchors, make, anchors)
@@ -135,6 +132,7 @@ class Session:
         if before != now and "<" not in f"{before}{now}":  # else it is a local function's name or an object's
             log.warning("resume: the environment is %s instead of %s, with the same spaces", now, before)
         for policy in self.input.policies:
+            Hold(run.checkpoint_path(policy.name), "", 0).end()  # a learner that still lives elsewhere saves no more
             if not run.checkpoint_path(policy.name).exists():
                 log.warning("resume: %s has no checkpoint yet, its learner starts from scratch", policy.name)
         own = [policy for policy in self.input.policies if policy.name not in self.input.replays]

@@ -6,15 +6,8 @@ import pytest
 from ray_nodes import RayNodes
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def ray_nodes() -> Iterator[RayNodes]:
-    """A cluster that the tests of a module share, and that they leave as it was."""
-    with RayNodes(3) as nodes:
-        yield nodes
-
-
-@pytest.fixture
-def own_nodes() -> Iterator[RayNodes]:
-    """A cluster of the test's own, whose nodes it may kill."""
+    """A cluster that all tests share, and that each leaves as it was: whoever loses a node starts it again."""
     with RayNodes(3) as nodes:
         yield nodes

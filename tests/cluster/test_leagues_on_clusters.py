@@ -78,34 +78,37 @@ until(lambda: all(words(run, name)[0] > 2_000 for name in ("node-0", "node-1")),
 print("working", flush=True)
 told(run.wait())
 """
-# A killed actor loses at most a result of each of its copies; an agent those since its last answer; a porter none.
-LOSES = {"marlcore actor": 4, "marlcore.training.nodes": 40_000, "ray::PorterActor": 0}
+# A killed actor loses at most a result of each of its copies; porters none; a program those since its last answer.
+LOSES = {"porters and an actor": 4, "a program": 40_000}
 
 
 @LONG
-@pytest.mark.parametrize("victim", LOSES)
+@pytest.mark.parametrize("killed", LOSES)
 def test_no_game_counts_twice_whatever_is_killed(
-    victim: str, own_nodes: RayNodes, program: Programs, tmp_path: Path
+    killed: str, ray_nodes: RayNodes, program: Programs, tmp_path: Path
 ) -> None:
     run_dir, notes = tmp_path / "run", tmp_path / "notes"
     notes.mkdir()
-    driver = program(BEGINNING, LEAGUE, KILLED, args=[own_nodes.address, run_dir, notes])
+    driver = program(BEGINNING, LEAGUE, KILLED, args=[ray_nodes.address, run_dir, notes])
     assert driver.line() == "working"
-    for pid in called(own_nodes, victim)[-2:] if victim == "ray::PorterActor" else called(own_nodes, victim)[:1]:
+    victims = called(ray_nodes, "marlcore.training.nodes")[:1]
+    if killed != "a program":
+        victims = [*called(ray_nodes, "ray::PorterActor"), called(ray_nodes, "marlcore actor")[0]]
+    for pid in victims:
         os.kill(pid, signal.SIGKILL)
     assert result_of(driver)["steps"] >= 40_000
     seen, counted = played(notes), table(run_dir)
-    assert all(0 <= seen[kind] - counted[kind] <= LOSES[victim] for kind in seen), (seen, counted)
+    assert all(0 <= seen[kind] - counted[kind] <= LOSES[killed] for kind in seen), (seen, counted)
     frozen = {acted[0] for sides in episodes_of(notes).values() for acted in sides.values() if acted[0] % 1 == 0}
     assert len(frozen) > 10 and frozen <= {*marks(run_dir).values()}
-    until(lambda: left_on(own_nodes) == NOTHING)
+    until(lambda: left_on(ray_nodes) == NOTHING)
 
 
 GOES_ON = "told(league(int(sys.argv[4]), sys.argv[2], latest=0.0, anchors={}).wait())"
 
 
 @LONG
-def test_a_league_goes_on_after_its_driver_was_killed(own_nodes: RayNodes, program: Programs, tmp_path: Path) -> None:
+def test_a_league_goes_on_after_its_driver_was_killed(ray_nodes: RayNodes, program: Programs, tmp_path: Path) -> None:
     """With the table of the last checkpoint, and with the opponents, which reach the machines again."""
     run_dir, notes, later = tmp_path / "run", tmp_path / "notes", tmp_path / "later"
     notes.mkdir()
@@ -116,18 +119,18 @@ def test_a_league_goes_on_after_its_driver_was_killed(own_nodes: RayNodes, progr
         return checkpoint(run_dir, "main")["self_play"]["payoff"]["totals"] if path.exists() else {}
 
     driver = program(BEGINNING, LEAGUE, "league(10**9, latest=0.0, anchors={}).wait()",
-                     args=[own_nodes.address, run_dir, notes])  # fmt: skip
+                     args=[ray_nodes.address, run_dir, notes])  # fmt: skip
     until(lambda: sum(map(sum, saved().values())) > 200 and len(opponents_of(run_dir)) > 4, lambda: driver.running)
     driver.kill()
     before, admitted = saved(), {*marks(run_dir).values()}
     steps = max(steps_of(run_dir), checkpoint(run_dir, "main")["step"]) + 6_000
-    result = result_of(program(BEGINNING, LEAGUE, GOES_ON, args=[own_nodes.address, run_dir, later, steps]))
+    result = result_of(program(BEGINNING, LEAGUE, GOES_ON, args=[ray_nodes.address, run_dir, later, steps]))
     assert result["steps"] >= steps
     counts = {kind: sum(one[i] for one in before.values()) for i, kind in enumerate(("wins", "draws", "losses"))}
     assert table(run_dir) == Counter({kind: counts[kind] + played(later)[kind] for kind in ("wins", "losses")})
     acted = {acted[0] for sides in episodes_of(later).values() for acted in sides.values()}
     assert len(admitted & acted) > 2, "restored opponents have played, with their own weights"
-    until(lambda: left_on(own_nodes)["processes"] == [])
+    until(lambda: left_on(ray_nodes)["processes"] == [])
 
 
 LEARNS = """

@@ -1,4 +1,4 @@
-"""Runs on a cluster whose driver was killed, or ended: they go on, on the same cluster, another one, or one machine."""
+"""Runs on a cluster whose driver was killed, or ended: they go on, on a cluster or on one machine."""
 
 import os
 from collections.abc import Callable
@@ -13,12 +13,13 @@ from processes import generations, sweep, until
 from ray_nodes import RayNodes
 from refused import check_refused
 from whole_clusters import BEGINNING, NOTHING, called, left_on, result_of
-from whole_runs import LONG, checkpoint, finished, marlcore, saved_replay, steps_of
+from whole_runs import LONG, Runs, checkpoint, finished, marlcore, saved_replay, steps_of
 
 import marlcore as mc
+from marlcore.errors import Fenced
 from marlcore.spaces import Spaces
 from marlcore.training.config import assign
-from marlcore.training.record import RunDirectory, check_resumed, describe
+from marlcore.training.record import Hold, RunDirectory, check_resumed, describe
 
 CARTPOLE = mc.NamedEnvironment("gymnasium:CartPole-v1")
 POLICIES = assign({"agent_0": Spaces(Box(-1, 1, (3,)), Discrete(2))}, None, mc.DQN(), stack=1)
@@ -88,6 +89,17 @@ def test_saved_replays_keep_the_machines_of_their_lanes(name: str, now: int, tmp
     check_refused(lambda: resumed(tmp_path / "run", {"cluster": NODES}, changed, saved=True), ValueError, says)
 
 
+@pytest.mark.usefixtures("undrawn")
+def test_a_learner_elsewhere_saves_no_more_once_a_run_goes_on_here(tmp_path: Path) -> None:
+    runs = Runs(total_steps=100)
+    runs.train(tmp_path, CARTPOLE)
+    hold = Hold(tmp_path / "run" / "checkpoints" / "agent_0.pt", "run", 1)
+    hold.take()
+    runs.train(tmp_path, CARTPOLE, resume=True, total_steps=200)
+    with pytest.raises(Fenced):
+        hold.check()
+
+
 # ---- whole runs ----
 
 
@@ -99,11 +111,11 @@ def ended(nodes: RayNodes) -> None:
 
 @LONG
 def test_a_run_whose_driver_was_killed_goes_on_from_its_checkpoints(
-    own_nodes: RayNodes, program: Programs, tmp_path: Path
+    ray_nodes: RayNodes, program: Programs, tmp_path: Path
 ) -> None:
     """At once, while agents of the killed driver may still work: their rows are nowhere, and their segments go."""
     run_dir = tmp_path / "run"
-    before = killed_run(own_nodes, program, run_dir, "saved")
+    before = killed_run(ray_nodes, program, run_dir, "saved")
     taken = max(steps_of(run_dir), before["step"])
     code, said = finished(marlcore("train", "--resume", run_dir, "--total-steps", taken + 3000, cwd=tmp_path))
     assert code == 0, said
@@ -122,23 +134,24 @@ def test_a_run_whose_driver_was_killed_goes_on_from_its_checkpoints(
         )
         assert {*batch.policy_version.tolist()} & {*range(1, before["version"] + 1)}, "rows from before came back"
         assert batch.policy_version.max() > before["version"]
-    until(lambda: left_on(own_nodes) == NOTHING)  # the kernel ends the last processes meanwhile
-    ended(own_nodes)
+    until(lambda: left_on(ray_nodes) == NOTHING)  # the kernel ends the last processes meanwhile
+    ended(ray_nodes)
 
 
 @LONG
-def test_a_run_goes_on_on_another_cluster_and_then_on_one_machine(program: Programs, tmp_path: Path) -> None:
-    """The first cluster is lost with the driver; the next has another number of machines and actors."""
+def test_a_run_goes_on_on_fewer_machines_and_then_on_one(
+    ray_nodes: RayNodes, program: Programs, tmp_path: Path
+) -> None:
+    """The machine that it leaves out is swept too. Each time it is another cluster to it, since its driver is new."""
     run_dir = tmp_path / "run"
-    with RayNodes(3) as nodes:
-        before = killed_run(nodes, program, run_dir)
-    sweep()
+    before = killed_run(ray_nodes, program, run_dir)
+    until(lambda: not left_on(ray_nodes)["processes"])
+    assert left_on(ray_nodes)["segments"], "the control: what a killed driver's agents leave"
     taken = max(steps_of(run_dir), before["step"])
-    with RayNodes(2) as nodes:
-        driver = program(BEGINNING, RESUMES, args=[nodes.address, run_dir, taken + 3000, 0, 1])
-        result = result_of(driver)
-        assert taken + 3000 <= result["steps"] < taken + 3050 and not any(result["restarts"].values())
-        assert left_on(nodes) == NOTHING
+    result = result_of(program(BEGINNING, RESUMES, args=[ray_nodes.address, run_dir, taken + 3000, 0, 1]))
+    assert taken + 3000 <= result["steps"] < taken + 3050 and not any(result["restarts"].values())
+    until(lambda: left_on(ray_nodes) == NOTHING)  # the kernel ends the last processes meanwhile
+    ended(ray_nodes)
     between = checkpoint(run_dir)
     assert between["version"] > before["version"]
     alone = "--cluster.address", "None", "--cluster.nodes", "1", "--cluster.actors-per-node", "1"
@@ -146,18 +159,3 @@ def test_a_run_goes_on_on_another_cluster_and_then_on_one_machine(program: Progr
     code, said = finished(marlcore("train", "--resume", run_dir, *alone, *rest, cwd=tmp_path))
     assert code == 0, said
     assert taken + 5000 <= steps_of(run_dir) < taken + 5050 and checkpoint(run_dir)["version"] > between["version"]
-
-
-@LONG
-def test_a_node_that_a_resumed_run_leaves_out_is_swept_too(
-    own_nodes: RayNodes, program: Programs, tmp_path: Path
-) -> None:
-    run_dir = tmp_path / "run"
-    before = killed_run(own_nodes, program, run_dir)
-    until(lambda: not left_on(own_nodes)["processes"])
-    assert left_on(own_nodes)["segments"], "the control: what a killed driver's agents leave"
-    steps = max(steps_of(run_dir), before["step"]) + 500
-    result = result_of(program(BEGINNING, RESUMES, args=[own_nodes.address, run_dir, steps, 1, 1]))
-    assert not result["stopped"]
-    until(lambda: left_on(own_nodes) == NOTHING)  # the kernel ends the last processes meanwhile
-    ended(own_nodes)

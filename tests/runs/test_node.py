@@ -16,6 +16,7 @@ from marlcore.envs import vectorize
 from marlcore.errors import Fenced
 from marlcore.training.config import AssignedPolicy, crews, source_of
 from marlcore.training.loops import build_model
+from marlcore.training.nodes import node as node_part
 from marlcore.training.nodes.node import Node, Orders, Plan
 from marlcore.training.workers import spec_of
 
@@ -122,3 +123,14 @@ def test_a_dead_program_is_reported_and_takes_its_actors_along(stack: ExitStack)
     failed = until(lambda: node.beat(Orders(10**6, 0)).failed)
     assert (failed.worker, failed.reason) == ("supervisor", "death")
     until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in family))
+
+
+def test_a_program_that_does_not_start_leaves_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `leaves_nothing_behind` sees."""
+
+    def fail(_: Any) -> None:
+        raise OSError("no process is left")
+
+    monkeypatch.setattr(node_part, "start_child", fail)
+    with pytest.raises(OSError, match="no process is left"):
+        node_part.Program(SimpleNamespace())

@@ -1,5 +1,6 @@
 """Runs whose directory is an address of fsspec: everything is there at the end, and another machine may go on."""
 
+import shutil
 import sys
 from collections.abc import Iterator
 from functools import partial
@@ -14,7 +15,7 @@ from whole_runs import SMALL, changed, checkpoint, metrics_of, steps_of
 
 import marlcore as mc
 from marlcore.training import train_seeds
-from marlcore.training.record import RemoteCopy, described_run
+from marlcore.training.record import RemoteCopy, described_run, fetch_run
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
@@ -80,13 +81,63 @@ def test_what_changes_is_copied_and_what_goes_is_removed(memory: Any, tmp_path: 
             patch.setattr(memory, "put_file", lambda path, to: (order.append(Path(to).name), put(path, to)))
             patch.setattr(memory, "pipe_file", lambda to, data: (order.append(Path(to).name), pipe(to, data)))
             copy.push()
-        assert order == ["a.pt", "a.replay", "metrics.csv", "run.json"] and held(memory).keys() == {*names[:-1]}
+        assert order == ["a.replay", "metrics.csv", "a.pt", "run.json"] and held(memory).keys() == {*names[:-1]}
         (run / "checkpoints" / "a.replay").unlink()
         (run / "metrics.csv").write_bytes(b"12")
         copy.push()
         assert held(memory) == {"metrics.csv": b"12", "checkpoints/run.json": b"1", "checkpoints/a.pt": b"1"}
         (run / "late").write_bytes(b"3")
     assert held(memory)["late"] == b"3"
+
+
+def test_a_checkpoint_there_is_never_newer_than_its_replay(memory: Any, tmp_path: Path) -> None:
+    """Else, a run that was killed between the two could not go on: its priorities would be those of other rows."""
+    (tmp_path / "a.pt").write_bytes(b"1")
+    (tmp_path / "a.replay").write_bytes(b"1")
+
+    def meanwhile(path: str, to: str) -> None:
+        (tmp_path / "a.pt").write_bytes(b"22")
+        files.put_file(path, to)
+
+    files: Any = fsspec.filesystem("memory", skip_instance_cache=True)
+    with RemoteCopy(ADDRESS, new=True) as copy:
+        copy._path = tmp_path
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(memory, "put_file", meanwhile)
+            copy.push()
+        assert held(memory) == {"a.pt": b"1", "a.replay": b"1"}
+        copy._path = None
+
+
+def test_a_place_that_was_removed_is_told_and_filled_again(memory: Any, tmp_path: Path) -> None:
+    place, run = tmp_path / "there", tmp_path / "run"
+    run.mkdir()
+    (run / "config.json").touch()
+    with RemoteCopy(f"file://{place}", new=True) as copy:
+        copy.follow(run)
+        copy.push()
+        shutil.rmtree(place)
+        (run / "late").touch()
+        with pytest.raises(FileNotFoundError):
+            copy.push()
+    assert {path.name for path in place.iterdir()} == {"config.json", "late"}
+
+
+def test_a_run_that_does_not_go_on_leaves_no_copy(memory: Any) -> None:
+    first = train()
+    with pytest.raises(ValueError, match="total_steps"):
+        train(total_steps=200, resume=ADDRESS)
+    assert [*Path("runs").absolute().iterdir()] == [first.run_dir]
+
+
+@pytest.mark.parametrize("name", ["../outside", "checkpoints/../../outside", "/outside"])
+def test_a_file_of_no_run_is_not_fetched(name: str, memory: Any, tmp_path: Path) -> None:
+    """The files at an address may be anybody's, and their names too."""
+    for each in ("config.json", name):
+        memory.store[f"/bucket/demo/{each}"] = memory.open("/file", "wb")
+    with pytest.raises(ValueError, match=rf"resume: .*expected files of a run, got .*{name}"):
+        fetch_run(ADDRESS, tmp_path / "runs")
+    assert [*tmp_path.iterdir()] == [tmp_path / "runs"] and not [*(tmp_path / "runs").iterdir()]
 
 
 def test_a_copy_that_fails_says_where_the_run_is(memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,7 @@
 """A Ray cluster of several nodes on this machine, each with a directory of its own for segments.
 
 The nodes run in other processes, as does each driver: a test starts one with the fixture `program` and gives it the
-address. As a program: python ray_nodes.py FOLDER SEGMENTS CPUS, which adds a node for each line that it reads.
+address. As a program: python ray_nodes.py FOLDER SEGMENTS CPUS, and a line for each change of its nodes.
 """
 
 import json
@@ -16,9 +16,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from processes import until
+from processes import PATIENCE_S, until
 
 from marlcore.closing import Closing
+from marlcore.memory import survey_segments
 
 MARK = "MARLCORE_TEST_NODES"  # in the environment of every process of such a cluster
 OBJECT_STORE = 256 << 20  # bytes, of each node
@@ -64,12 +65,25 @@ class RayNodes(Closing):
         self.directories.append(Path(node["directory"]))
         return len(self.raylets) - 1
 
+    def remove(self, node: int) -> None:
+        """Ends Ray in order on the machine of a node; `restart` starts it again."""
+        self._asked("remove", node)
+
     def restart(self, node: int) -> None:
-        """Starts Ray again on the machine of a node whose raylet was killed."""
+        """Starts Ray again on the machine of a node whose raylet was killed, or that was removed."""
         self.raylets[node] = self._started(node, {})["raylet"]
 
+    def settle(self) -> None:
+        """Waits until Ray knows of each node that was killed, and removes what runs have left on the machines."""
+        self._asked("settle", 0)
+        for directory in self.directories:
+            survey_segments(directory, remove=True)
+
     def _started(self, machine: int, env: dict[str, str]) -> dict[str, Any]:
-        print(json.dumps([machine, env]), file=self._process.stdin, flush=True)
+        return self._asked("add", machine, env)
+
+    def _asked(self, what: str, machine: int, env: dict[str, str] | None = None) -> dict[str, Any]:
+        print(json.dumps([what, machine, env or {}]), file=self._process.stdin, flush=True)
         line = self._process.stdout.readline()
         assert line, (self._folder / "log").read_text()
         started: dict[str, Any] = json.loads(line)
@@ -128,10 +142,17 @@ def main(folder: str, segments: str, cpus: str) -> None:
     from ray.cluster_utils import Cluster
 
     out, sys.stdout = sys.stdout, sys.stderr  # Ray prints
-    cluster = Cluster()
+    cluster, nodes = Cluster(), {}
     (Path(folder) / "ray").mkdir()  # RAY_TMPDIR's, where the address is written before the first node has made it
     for line in sys.stdin:
-        number, env = json.loads(line)
+        what, number, env = json.loads(line)
+        if what == "settle":
+            cluster.wait_for_nodes(timeout=PATIENCE_S)
+        elif number in nodes:  # also what is left of one that was killed
+            cluster.remove_node(nodes.pop(number))
+        if what != "add":
+            print("{}", file=out, flush=True)
+            continue
         directory = Path(segments) / str(number)
         directory.mkdir(exist_ok=True)
         options: dict[str, Any] = {"include_dashboard": False} if number == 0 else {}
@@ -139,6 +160,7 @@ def main(folder: str, segments: str, cpus: str) -> None:
             num_cpus=int(cpus), num_gpus=0, object_store_memory=OBJECT_STORE, resources={f"node{number}": 1000},
             env_vars={"MARLCORE_SHM_DIR": str(directory), **env}, **options,
         )  # fmt: skip
+        nodes[number] = node
         raylet = node.all_processes["raylet"][0].process.pid
         said = {"address": cluster.address, "raylet": raylet, "directory": str(directory)}
         print(json.dumps(said), file=out, flush=True)

@@ -9,12 +9,17 @@ from ...declared import By, Declared, Number, Whole
 
 
 def _resources(label: str, value: Any) -> dict[str, float]:
-    """Amounts by name. Raises ValueError, TypeError."""
+    """Amounts by name, as Ray takes them. Raises ValueError, TypeError."""
     if not isinstance(value, Mapping):
         raise TypeError(f"{label}: expected amounts by name, got {brief(value)}")
-    if not all(isinstance(name, str) and is_number(amount) and amount > 0 for name, amount in value.items()):
-        raise ValueError(f"{label}: expected numbers above 0 by name, got {brief(dict(value))}")
+    if not all(isinstance(name, str) and name and _is_amount(amount) for name, amount in value.items()):
+        expected = "expected numbers above 0 by name, whole ones above 1"
+        raise ValueError(f"{label}: {expected}, got {brief(dict(value))}")
     return {name: float(amount) for name, amount in value.items()}
+
+
+def _is_amount(value: Any) -> bool:
+    return is_number(value) and 0 < value < 2**53 and (value < 1 or value % 1 == 0)
 
 
 def _by_policy(label: str, value: Any) -> dict[str, dict[str, float]]:
@@ -22,16 +27,25 @@ def _by_policy(label: str, value: Any) -> dict[str, dict[str, float]]:
     if not isinstance(value, Mapping):
         raise TypeError(f"{label}: expected resources by policy, got {brief(value)}")
     try:
-        texts = {policy: each.split(",") for policy, each in value.items() if isinstance(each, str)}
-        read = {policy: {part.split("=")[0]: float(part.split("=")[1]) for part in texts[policy]} for policy in texts}
-    except (ValueError, IndexError):
+        read = {policy: _read(each) if isinstance(each, str) else each for policy, each in value.items()}
+    except ValueError:
         raise ValueError(f"{label}: expected resources such as GPU=1,CPU=4, got {brief(dict(value))}") from None
-    return {policy: _resources(label, each) for policy, each in (dict(value) | read).items()}
+    return {policy: _resources(label, each) for policy, each in read.items()}
+
+
+def _read(text: str) -> dict[str, float]:
+    """Amounts of a text. Raises ValueError: it has another form, or names one twice."""
+    parts = [part.split("=") for part in text.split(",")]
+    read = {name.strip(): float(amount) for name, amount in parts}
+    if len(read) < len(parts):
+        raise ValueError(text)
+    return read
 
 
 def _address(label: str, value: Any) -> Any:
-    host, colon, port = str(value).rpartition(":")
-    if value != "auto" and not (host and colon and port.isdigit() and "/" not in host):
+    host, _, port = str(value).rpartition(":")
+    is_port = port.isascii() and port.isdigit() and 0 < int(port) < 2**16
+    if value != "auto" and not (host and is_port and "/" not in host):
         where = "of a Ray cluster that this machine is part of"
         raise ValueError(f"{label}: expected auto or host:port {where}, got {brief(value)}")
     return value
@@ -67,8 +81,9 @@ class ClusterConfig(Declared):
     take its share of the steps."""
     sync_seconds: Annotated[float, Number(0)] = 0.05
     """Seconds between looks for newer weights on each machine."""
-    flush_seconds: Annotated[float, Number(0.001)] = 0.1
-    """Longest time for which a machine collects rows before it sends them; few bytes wait a tenth of it."""
+    flush_seconds: Annotated[float, Number(0.001, 60)] = 0.1
+    """Longest time, at most 60 s, for which a machine collects rows before it sends them; few bytes wait a tenth of
+    it."""
     lane_rows: Annotated[int, Whole(3)] = 1000
     """Rows of each environment copy that a machine keeps until they have arrived; beyond, the oldest are lost and
     counted, unless the learner holds actors back, who wait instead."""

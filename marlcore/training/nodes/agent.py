@@ -29,6 +29,7 @@ class Agent:
     def __init__(self) -> None:
         sweep()
         self._lock = threading.Lock()
+        self._making = threading.Lock()  # held while the node's part is made, whose segments nobody else knows
         self._node: Any = None  # a Node or a LearnerNode
         self._failed: WorkerFailed | None = None
         self._ends = False
@@ -63,30 +64,35 @@ class Agent:
     def end(self) -> None:
         """Ends the node's part, and removes its segments, and those of agents that were lost here."""
         self._ends = True
-        with self._lock:
+        with self._making, self._lock:
             node, self._node = self._node, None
             if node is not None:
                 node.close()
         sweep()
 
     def _work(self, plan: Any, orders: Any) -> None:
-        try:
-            node = plan.start(orders)
-        except (ConnectionError, Fenced) as error:
-            self._failed = WorkerFailed(SUPERVISOR, "death", str(error))  # another agent may have more luck
-            return
-        except Exception as error:  # the algorithm's own code may raise anything
-            self._failed = failure_of("agent", error)
-            return
-        with self._lock:
-            self._node = node
-        if self._ends:  # meanwhile
-            self.end()
+        with self._making:
+            if self._ends or (node := self._made(plan, orders)) is None:
+                return
         while not self._ends:
             time.sleep(LOOK_S)
             if node.error is not None or time.monotonic() - self._heard > self._abandoned_s:
                 self.end()
                 os._exit(1)  # the controller has given this agent up
+
+    def _made(self, plan: Any, orders: Any) -> Any:
+        """The node's part; None if that failed."""
+        try:
+            node = plan.start(orders)
+        except (ConnectionError, Fenced) as error:
+            self._failed = WorkerFailed(SUPERVISOR, "death", str(error))  # another agent may have more luck
+            return None
+        except Exception as error:  # the algorithm's own code may raise anything
+            self._failed = failure_of("agent", error)
+            return None
+        with self._lock:
+            self._node = node
+        return node
 
 
 def make_once(env_fn: Callable[[], Any]) -> None:

@@ -115,6 +115,8 @@ class Controller(Closing):
         for post in empty:
             if (machine := next(iter(self._fleet.free(post.job)), None)) is not None:
                 post.hire(machine)
+            elif isinstance(post, LearnerPost):
+                post.say_waiting()
 
     def _deal(self) -> None:
         """Deals the steps out anew where other nodes work than before."""

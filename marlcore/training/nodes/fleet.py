@@ -99,14 +99,21 @@ class Call:
 
 
 class Hired:
-    """An agent on a machine; what it `found` there is known once it has been checked."""
+    """An agent on a machine.
+
+    Attributes:
+        found: what it found there, once it has been checked.
+        has_begun: whether it may hold anything there.
+    """
 
     def __init__(self, machine: Machine, handle: Any, job: Job) -> None:
         self.machine, self.job = machine, job
         self.found: dict[str, Any] = {}
+        self.has_begun = False
         self._handle = handle
 
     def call(self, method: str, *args: Any) -> Call:
+        self.has_begun |= method == "begin"
         return Call(getattr(self._handle, method).remote(*args))
 
     def kill(self) -> None:
@@ -153,9 +160,7 @@ class Fleet(Closing):
         for job in sorted(self.learning.values(), key=lambda job: len([*self.free(job)])):
             machine = next(self.free(job), None)
             if machine is None:
-                raise ValueError(
-                    f"{job.label}: expected a machine with {_amounts(job.reserved)}, got none{self._short(job)}"
-                )
+                raise ValueError(self.lack(job))
             self.hire(machine, job)
         fit = [*self.free()]
         if len(fit) < least:
@@ -210,6 +215,10 @@ class Fleet(Closing):
         ):
             if not machine.lacks(job.reserved) and not (job.exclusive and machine.id in {*taken, self._own}):
                 yield machine
+
+    def lack(self, job: Job) -> str:
+        """Says that no machine may take an agent for a job, and what each lacks."""
+        return f"{job.label}: expected a machine with {_amounts(job.reserved)}, got none{self._short(job)}"
 
     def _short(self, job: Job) -> str:
         """What each machine that a job could be on lacks, in words."""
@@ -266,10 +275,10 @@ class Fleet(Closing):
         """Ends all agents in order, or those that do not answer as lost ones."""
         import ray
 
-        ends = {agent: agent.call("end") for agent in self.hired}
+        ends = {agent: agent.call("end") if agent.has_begun else None for agent in self.hired}
         deadline = time.monotonic() + END_S
         for agent, call in ends.items():
-            if call.wait(max(0.0, deadline - time.monotonic())):
+            if call is None or call.wait(max(0.0, deadline - time.monotonic())):
                 self.hired.remove(agent)
                 agent.kill()
             else:
@@ -306,7 +315,7 @@ def _connect(address: str) -> bool:
         host, _, port = address.rpartition(":")
         try:
             socket.create_connection((host, int(port)), CONNECT_S).close()  # Ray would try for a minute
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # UnicodeError: of a host that is no name
             raise ValueError(f"{expected}, got {error}") from None
     namespace = f"marlcore-{secrets.token_hex(4)}"
     try:

@@ -61,6 +61,8 @@ class LearnerReport(Report):
 class LearnerNode(Closing):
     """A policy's learner and all that lies beside it. Its program dies with this process; segments go with `close`."""
 
+    error: BaseException | None = None  # it has no relay, which could fail
+
     def __init__(self, plan: LearnerPlan, orders: LearnerOrders) -> None:
         """Raises SharedMemoryFull; Fenced: the policy has a later learner; ValueError: see `create_storage`."""
         policy, config = plan.policy, plan.config
@@ -123,8 +125,6 @@ class LearnerNode(Closing):
             version=self._store.version,
             home=self._home.addresses[policy],
         )
-
-    error: BaseException | None = None  # of a relay, which it has not
 
     def close(self) -> None:
         """Ends the learner, then the ways to it, and removes the segments."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,6 +14,8 @@ from .home import RayAddress
 from .learner_node import LearnerOrders, LearnerPlan, LearnerReport
 from .post import Office, Post
 from .traffic import Traffic
+
+log = logging.getLogger(__name__)
 
 
 class LearnerPost(Post):
@@ -29,6 +32,7 @@ class LearnerPost(Post):
         self._policy, self._traffic, self._newest = policy, traffic, newest
         self._seats = office.blueprint.config.cluster.seats
         self._saved = False  # the last weights, which have also arrived here
+        self._waits = False  # for a machine, which was said
         self._move(None)
 
     @property
@@ -71,7 +75,14 @@ class LearnerPost(Post):
 
     def lose(self, why: str) -> None:
         self._move(None)
+        self._waits = False
         super().lose(why)
+
+    def say_waiting(self) -> None:
+        """Says once after a loss that no machine has the resources."""
+        if not self._waits:
+            self._waits = True
+            log.warning("%s; the run waits for one", self.office.fleet.lack(self.job))
 
     def _move(self, home: RayAddress | None) -> None:
         """Has the policy's rows and weights pass to and from this home alone."""

@@ -186,6 +186,9 @@ class Program(Closing):
         self._failed: WorkerFailed | None = None
         try:
             process: Any = start_child(start)
+        except BaseException:
+            os.close(self._result)
+            raise
         finally:
             os.close(theirs)
         self._process = process

@@ -40,7 +40,7 @@ def make_directory(path: Path) -> None:
 
 
 def remove_unfinished(path: Path) -> None:
-    """Removes what a killed process left of a write to `path`; one that still lives fails. Each file has one writer."""
+    """Removes what a killed process left of a write to `path`; a write of one that still lives fails."""
     for left in path.parent.glob(f".{escape(path.name)}.*.new"):
         left.unlink(missing_ok=True)
 
@@ -48,9 +48,10 @@ def remove_unfinished(path: Path) -> None:
 def write_atomically(path: Path, *data: bytes | memoryview, check: Callable[[], None] | None = None) -> None:
     """Makes `path` hold `data`: even after a crash or an OSError, a reader sees all of it or the old content.
 
-    `check` is called last; its error keeps the old content.
+    Without `check`, the file has one writer. `check` is called last; its error keeps the old content.
     """
-    remove_unfinished(path)
+    if check is None:
+        remove_unfinished(path)
     aside = path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")
     kept = "the earlier one is kept" if path.exists() else "there is no earlier one"
     try:

@@ -1,5 +1,6 @@
 """Who may write a policy's checkpoint, where learners on several machines can reach the run's directory."""
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,8 +12,9 @@ from .files import remove_unfinished, write_atomically
 class Hold:
     """The right of a policy's learner to write its checkpoint, until a later one has it.
 
-    A checkpoint is written beside its file, then the hold is checked, then it replaces the file. Its next holder first
-    has the hold, then removes what is being written, and then reads: so no earlier learner replaces the file any more.
+    A checkpoint is written beside its file, then the hold is checked, then it replaces the file. The next holder first
+    takes the hold, then removes what is being written, and then reads: so no earlier learner replaces the file any
+    more. A save removes nothing of other writes, which may be the next holder's.
     """
 
     checkpoint: Path
@@ -29,17 +31,23 @@ class Hold:
         remove_unfinished(self.checkpoint)
 
     def check(self) -> None:
-        """Raises Fenced: another learner has the hold. OSError: the file cannot be read."""
-        if self._path.read_bytes() != self._text:
+        """Raises Fenced: another learner has the hold, or none has. OSError: the file cannot be read."""
+        if self._held() != self._text:
             raise Fenced(f"{str(self._path)!r}: another learner has taken this policy over")
 
     def is_seen(self) -> bool:
         """Whether this machine sees that a learner of this part of the run has a hold."""
-        return self._path.exists() and self._path.read_bytes().startswith(f"{self.run} ".encode())
+        return self._held().startswith(f"{self.run} ".encode())
 
     def end(self) -> None:
-        """Ends every hold of this policy's checkpoint."""
+        """Ends every hold of this policy's checkpoint, for a learner without one, before it reads."""
         self._path.unlink(missing_ok=True)
+        remove_unfinished(self.checkpoint)
+
+    def _held(self) -> bytes:
+        with suppress(FileNotFoundError):
+            return self._path.read_bytes()
+        return b""
 
     @property
     def _path(self) -> Path:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+import os
+import shutil
 import tempfile
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Container
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -16,7 +19,6 @@ from ...lazy import missing
 from .sinks.csv import PROGRESS
 
 PUSH_S = 5.0  # between looks at what has changed
-_ORDER = {".pt": 0, ".replay": 1}  # a saved replay newer than its checkpoint does no harm
 
 log = logging.getLogger(__name__)
 
@@ -29,20 +31,31 @@ def is_address(run_dir: Any) -> TypeGuard[str]:
 def fetch_run(address: str, runs: Path, only: str = "") -> Path:
     """Copies a run, or `only` one of its files, to a new directory in `runs`. Raises ValueError: there is no run."""
     files, root = _opened("resume", address)
-    try:
-        names = [name for name in files.find(root) if name.startswith(f"{root}/")]
-        if f"{root}/config.json" not in names:
-            raise FileNotFoundError("no config.json")
-        runs.mkdir(parents=True, exist_ok=True)
-        local = Path(tempfile.mkdtemp(prefix=time.strftime("%Y%m%d-%H%M%S-"), dir=runs))
-        for name in names if not only else [f"{root}/{only}"]:
-            to = local / name.removeprefix(f"{root}/")
-            to.parent.mkdir(parents=True, exist_ok=True)
-            files.get_file(name, str(to))
-            to.chmod(0o600)  # as a saved replay must be
-    except Exception as error:  # a file system may raise anything
-        raise ValueError(f"resume: expected the address of a run, got {address!r} ({brief(error)})") from None
+    with ExitStack() as undo:
+        try:
+            names = [name for name in files.find(root) if name.startswith(f"{root}/")]
+            if f"{root}/config.json" not in names:
+                raise FileNotFoundError("no config.json")
+            runs.mkdir(parents=True, exist_ok=True)
+            local = Path(tempfile.mkdtemp(prefix=time.strftime("%Y%m%d-%H%M%S-"), dir=runs))
+            undo.callback(shutil.rmtree, local)
+            for name in names if not only else [f"{root}/{only}"]:
+                to = _inside(local, name.removeprefix(f"{root}/"))
+                to.parent.mkdir(parents=True, exist_ok=True)
+                files.get_file(name, str(to))
+                to.chmod(0o600)  # as a saved replay must be
+        except Exception as error:  # a file system may raise anything
+            raise ValueError(f"resume: expected the address of a run, got {address!r} ({brief(error)})") from None
+        undo.pop_all()
     return local
+
+
+def _inside(folder: Path, name: str) -> Path:
+    """The path of a file of a folder. Raises ValueError: the name, which may come from anybody, leads out of it."""
+    path = Path(os.path.normpath(folder / name))
+    if Path(os.path.normpath(folder)) not in path.parents:
+        raise ValueError(f"expected files of a run, got {name!r}")
+    return path
 
 
 class RemoteCopy(Closing):
@@ -77,18 +90,26 @@ class RemoteCopy(Closing):
 
     def push(self) -> None:
         """Copies the files that have changed, and removes those that are gone. Raises what the file system does."""
+        try:
+            self._push()
+        except FileNotFoundError:  # the place was removed
+            self._sent, self._folders = {}, set()
+            raise
+
+    def _push(self) -> None:
         if self._path is None:
             return
         path, now = self._path, self._look()
-        # Read first and written last: metrics.csv, of which it has a digest, is never older.
-        progress = (path / PROGRESS).read_bytes() if PROGRESS in now else b""
-        for name in sorted(now.keys() - {PROGRESS}, key=lambda name: (_ORDER.get(Path(name).suffix, 2), name)):
-            if now[name] != self._sent.get(name):
+        changed = sorted(name for name in now if now[name] != self._sent.get(name))
+        # Read first and written last, so that none is newer there than the files that it refers to.
+        last = {name: (path / name).read_bytes() for name in changed if _refers(name, now)}
+        for name in changed:
+            if name not in last:
                 self._put(path / name, name)
                 self._sent[name] = now[name]
-        if progress and now[PROGRESS] != self._sent.get(PROGRESS):
-            self._files.pipe_file(f"{self._root}/{PROGRESS}", progress)
-            self._sent[PROGRESS] = now[PROGRESS]
+        for name, data in last.items():
+            self._files.pipe_file(self._place(name), data)
+            self._sent[name] = now[name]
         for name in self._sent.keys() - now.keys():
             with suppress(FileNotFoundError):
                 self._files.rm_file(f"{self._root}/{name}")
@@ -125,12 +146,24 @@ class RemoteCopy(Closing):
         return found
 
     def _put(self, path: Path, name: str) -> None:
-        to = f"{self._root}/{name}"
-        if (folder := to.rpartition("/")[0]) not in self._folders:
+        try:
+            self._files.put_file(str(path), self._place(name))
+        except FileNotFoundError:
+            if path.exists():  # else it was removed meanwhile
+                raise
+
+    def _place(self, name: str) -> str:
+        """A file's address, whose folder exists."""
+        folder = f"{self._root}/{name}".rpartition("/")[0]
+        if folder not in self._folders:
             self._files.makedirs(folder, exist_ok=True)
             self._folders.add(folder)
-        with suppress(FileNotFoundError):  # it was removed meanwhile
-            self._files.put_file(str(path), to)
+        return f"{self._root}/{name}"
+
+
+def _refers(name: str, names: Container[str]) -> bool:
+    """Whether a file has a digest of metrics.csv, or the priorities of a saved replay's rows."""
+    return name == PROGRESS or (name.endswith(".pt") and f"{name.removesuffix('.pt')}.replay" in names)
 
 
 def _opened(label: str, address: str) -> tuple[Any, str]:

@@ -39,6 +39,8 @@ class LearnerWorker(Worker):
         device = choose_device(settings.device, policy.index, settings.device_per_agent)
         model = build_model(policy, config).to(device)
         store = self.hold(ParameterStore.attach(policy.weights))
+        if policy.hold is not None:
+            policy.hold.begin()
         state = load_checkpoint(policy.checkpoint)
         updates = _restore(model, store, state)
         batches = batches_of(policy, self, updates, device, state)
@@ -54,6 +56,8 @@ class LearnerWorker(Worker):
 
         def save(state: dict[str, Any]) -> None:
             began = time.monotonic()
+            if policy.hold is not None:
+                policy.hold.check()  # also before the replay is replaced
             further = batches.save()  # before the checkpoint
             if league is not None:
                 further |= {"self_play": league.state_dict()}

@@ -384,3 +384,14 @@ def test_an_error_in_a_fork_ends_that_alone(fork_server: ForkServer, capfd: pyte
         assert child.status() == 1
     with closing(Child(fork_server, end, 0)) as child:
         assert child.status() == 0
+
+
+def test_a_server_that_nobody_asked_ends_without_a_word(capfd: pytest.CaptureFixture[str]) -> None:
+    """As that of a run which is refused meanwhile: its answer, that it is ready, stays unread."""
+    with closing(ForkServer()) as server:
+        server.begin()
+        while not server.ready:
+            time.sleep(0.01)
+        kill = server._process.kill
+        server._process.kill = lambda: (time.sleep(0.3), kill())
+    assert capfd.readouterr() == ("", "")

@@ -76,7 +76,7 @@ class Scene:
             hired=[*self.agents], end=lambda: None, dismiss=lambda agent: None, free=lambda job: [*self.spare],
             namespace="", acting="acting", learning=dict.fromkeys(traffic, "learning"),
             hire=lambda machine, job: self.spare.pop(), checked=lambda agent: agent.call("check"),
-            check=lambda *_: None,
+            check=lambda *_: None, lack=lambda job: f"no machine for {job}",
         )  # fmt: skip
         home = SimpleNamespace(addresses={}, opponents=None)
         monkeypatch.setattr(controller, "Home", lambda *_, **__: nullcontext(home))
@@ -240,3 +240,12 @@ def test_a_learner_that_is_lost_before_its_last_weights_is_replaced_unless_the_r
     apart.controller.learners[0].lose("again")
     apart.control.stop()
     assert apart.controller.unfinished == []
+
+
+def test_a_learner_that_no_machine_can_have_is_told_once(apart: Apart, caplog: pytest.LogCaptureFixture) -> None:
+    apart.spare.clear()
+    for loss in (1, 2):
+        apart.controller.learners[0].agent = apart.learner
+        apart.controller.learners[0].lose("gone")
+        apart.tick(10.0, times=12)
+        assert caplog.text.count("no machine for learning; the run waits for one") == loss

@@ -69,10 +69,21 @@ def test_the_share_of_a_lost_node_goes_to_the_others() -> None:
         assert shares() == [20 + 50, 80 + 150, 250 + 150]
 
 
+def learners(text: str) -> mc.ClusterConfig:
+    return mc.ClusterConfig("auto", learners={"red": text})
+
+
 REFUSED = {
     "nodes without an address": (lambda: mc.ClusterConfig(nodes=2), "address: expected auto or host:port with nodes"),
     "Ray's client": (lambda: mc.ClusterConfig("ray://head:10001"), "address: expected auto or host:port"),
     "more at the start": (lambda: mc.ClusterConfig("auto", nodes_at_start=2), "nodes_at_start: expected at most nodes"),
+    "no port": (lambda: mc.ClusterConfig("head:65536"), "address: expected auto or host:port"),
+    "half a core more": (lambda: mc.ClusterConfig("auto", resources={"CPU": 1.5}), "resources: expected numbers ab"),
+    "a text with more": (lambda: learners("GPU=1=7"), "learners: expected resources such as GPU=1,CPU=4"),
+    "an amount twice": (lambda: learners("GPU=1,GPU=2"), "learners: expected resources such as GPU=1,CPU=4"),
+    "no name": (lambda: learners("=1"), "learners: expected numbers above 0 by name, whole ones above 1"),
+    "no end": (lambda: learners("GPU=inf"), "learners: expected numbers above 0 by name, whole ones above 1"),
+    "a long flush": (lambda: mc.ClusterConfig("auto", flush_seconds=61), "flush_seconds: expected a number"),
     "in turn": (lambda: mc.Config(mode="serial", cluster=CLUSTER), "mode: expected async with cluster.address"),
 }  # fmt: skip
 

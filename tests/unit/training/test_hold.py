@@ -45,6 +45,32 @@ def test_a_save_that_was_checked_too_early_fails(hold: Hold, monkeypatch: pytest
     assert load_checkpoint(hold.checkpoint) == {"updates": 1}
 
 
+def test_a_save_leaves_what_another_learner_is_writing(hold: Hold, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An earlier learner that still lives removes nothing of the next one's."""
+    rename = files.os.replace
+
+    def meanwhile(*paths: Any) -> None:
+        monkeypatch.setattr(files.os, "replace", rename)
+        with pytest.raises(Fenced):
+            save_checkpoint(hold.checkpoint, {"updates": 2}, hold)
+        rename(*paths)
+
+    later = replace(hold, epoch=2)
+    later.take()
+    monkeypatch.setattr(files.os, "replace", meanwhile)
+    save_checkpoint(hold.checkpoint, {"updates": 3}, later)
+    assert load_checkpoint(hold.checkpoint) == {"updates": 3}
+
+
+def test_a_hold_that_ended_is_nobodys(hold: Hold) -> None:
+    unfinished = hold.checkpoint.with_name(".agent_0.pt.1.new")
+    unfinished.touch()
+    hold.end()
+    assert not unfinished.exists()
+    with pytest.raises(Fenced):
+        save_checkpoint(hold.checkpoint, {"updates": 2}, hold)
+
+
 def test_a_machine_sees_whether_the_directory_is_that_of_the_run(hold: Hold) -> None:
     assert hold.is_seen() and replace(hold, epoch=7).is_seen()
     assert not replace(hold, run="another").is_seen() and not replace(hold, checkpoint=Path("/no/a.pt")).is_seen()
