@@ -21,7 +21,18 @@ from marlcore.training import preset_names
 
 DOCS = Path(__file__).parents[1] / "docs"
 PANELS = 5  # in a row of the picture
-ELSEWHERE = {"pong-dqn": "[-15.5 after 358,000 steps, one seed](results.md#pixels)"}  # figures of earlier runs
+EARLIER = {  # figures of docs/results.md with a preset's settings: what it says, the seeds, its section
+    "connect-four-dqn": ("155 of 200 games against an untrained policy", 1, "self-play"),
+    "pendulum-sac": ("-151", 5, "continuous-actions"),
+    "pendulum-td3": ("-151", 5, "continuous-actions"),
+    "pong-dqn": ("-15.5 after 358,000 steps, exploring", 1, "pixels"),
+    "recall-r2d2": ("1", 5, "memory"),
+    "recall-recurrentppo": ("1", 5, "memory"),
+    "simple-spread-mappo": ("-18.5, exploring", 5, "on-policy"),
+    "simple-spread-ppo": ("-17.6, exploring", 5, "on-policy"),
+    "tictactoe-dqn": ("176 of 200 games against an untrained policy", 3, "self-play"),
+    "treasure-hunt-iqn": ("97.1, exploring", 5, "default-settings"),
+}
 RL_ZOO = {  # one run each, in thousands of steps; HalfCheetah and Hopper are -v3 there, LunarLander is -v2
     "acrobot-ppo": (-73.5, 1000), "bipedalwalker-ppo": (213.3, 5000), "breakout-dqn": (358.3, 10_000),
     "cartpole-dqn": (500, 50), "cartpole-ppo": (500, 100), "halfcheetah-sac": (9535, 1000),
@@ -71,7 +82,9 @@ def row_of(preset: str, record: Mapping[str, Any] | None) -> list[str]:
     threshold = threshold_of(env)
     names = [preset, env.rpartition(":")[2], type(algorithm).__name__, f"{config.total_steps:,}"]
     if record is None:
-        return [*names, "", "", ELSEWHERE.get(preset, "not run"), "", _number(threshold), "", beside, "", ""]
+        said, seeds, section = EARLIER.get(preset, ("not run", "", ""))
+        earlier = f"median {said} ([earlier](results.md#{section}))" if section else said
+        return [*names, str(seeds), "", earlier, "", _number(threshold), "", beside, "", ""]
     runs = list(record["runs"].values())
     last = [run["last"] for run in runs]
     mean, low, high = interquartile_mean(last)
