@@ -36,10 +36,12 @@ def test_stored_figures_are_of_the_presets_present_settings(preset: str) -> None
 
 
 def test_the_page_is_that_of_the_stored_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for the ends of intervals, which other versions of SciPy may draw otherwise."""
     written = (zoo_page.DOCS / "zoo.md").read_text()
     (tmp_path / "zoo.md").write_text(re.sub(r"(?m)^\| cartpole-ppo .*\n", "", written))
     monkeypatch.setattr(zoo_page, "DOCS", tmp_path)
     zoo_page.write(FIGURES)
-    assert (tmp_path / "zoo.md").read_text() == written
+    ends = re.compile(r" \[-?[\d.e+]+, -?[\d.e+]+\]")
+    assert ends.sub("", (tmp_path / "zoo.md").read_text()) == ends.sub("", written)
     assert all(f"| {name} |" in written for name in preset_names())
     assert 5_000 < (tmp_path / "zoo" / "curves.png").stat().st_size < 120_000

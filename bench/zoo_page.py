@@ -21,8 +21,8 @@ from marlcore.training import preset_names
 
 DOCS = Path(__file__).parents[1] / "docs"
 PANELS = 5  # in a row of the picture
-EARLIER = {  # figures of docs/results.md with a preset's settings: what it says, the seeds, its section
-    "connect-four-dqn": ("155 of 200 games against an untrained policy", 1, "self-play"),
+EARLIER = {  # medians of docs/results.md with a preset's settings: figure, seeds, section
+    "connect-four-dqn": ("155 of 200 games won against the untrained policy, with random openings", 1, "self-play"),
     "pendulum-sac": ("-151", 5, "continuous-actions"),
     "pendulum-td3": ("-151", 5, "continuous-actions"),
     "pong-dqn": ("-15.5 after 358,000 steps, exploring", 1, "pixels"),
@@ -30,7 +30,7 @@ EARLIER = {  # figures of docs/results.md with a preset's settings: what it says
     "recall-recurrentppo": ("1", 5, "memory"),
     "simple-spread-mappo": ("-18.5, exploring", 5, "on-policy"),
     "simple-spread-ppo": ("-17.6, exploring", 5, "on-policy"),
-    "tictactoe-dqn": ("176 of 200 games against an untrained policy", 3, "self-play"),
+    "tictactoe-dqn": ("176 of 200 games won against the untrained policy, with random openings", 3, "self-play"),
     "treasure-hunt-iqn": ("97.1, exploring", 5, "default-settings"),
 }
 RL_ZOO = {  # one run each, in thousands of steps; HalfCheetah and Hopper are -v3 there, LunarLander is -v2
@@ -83,7 +83,7 @@ def row_of(preset: str, record: Mapping[str, Any] | None) -> list[str]:
     names = [preset, env.rpartition(":")[2], type(algorithm).__name__, f"{config.total_steps:,}"]
     if record is None:
         said, seeds, section = EARLIER.get(preset, ("not run", "", ""))
-        earlier = f"median {said} ([earlier](results.md#{section}))" if section else said
+        earlier = f"{said} ([earlier](results.md#{section}))" if section else said
         return [*names, str(seeds), "", earlier, "", _number(threshold), "", beside, "", ""]
     runs = list(record["runs"].values())
     last = [run["last"] for run in runs]
@@ -102,9 +102,9 @@ def row_of(preset: str, record: Mapping[str, Any] | None) -> list[str]:
 
 
 def threshold_of(env: str) -> float | None:
-    kind, _, id = env.partition(":")
-    threshold = gymnasium.spec(id).reward_threshold if kind == "gymnasium" else None
-    return None if threshold is None else float(threshold)
+    """What Gymnasium's registry calls solved; None for environments without a threshold, and of other packages."""
+    spec = gymnasium.registry.get(env.partition(":")[2])
+    return None if spec is None or spec.reward_threshold is None else float(spec.reward_threshold)
 
 
 def draw(figures: Mapping[str, Any], path: Path) -> None:

@@ -1,6 +1,7 @@
 """Presets: the files of tuned settings, and how Python and the command line take them."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -61,3 +62,19 @@ def test_options_override_a_preset(tmp_path: Path, capsys: pytest.CaptureFixture
     chosen = json.loads((run_dir / "config.json").read_text())
     assert (chosen["total_steps"], chosen["actor"]["envs"]) == (1200, 8)
     assert (chosen["hyperparameters"]["batch_size"], chosen["hyperparameters"]["gae_lambda"]) == (512, 0.9)
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("undrawn")
+@pytest.mark.filterwarnings("ignore:builtin type:DeprecationWarning")  # Box2D's: as an error, it ends the process
+@pytest.mark.parametrize("name", preset_names())
+def test_each_preset_begins_to_train(name: str, tmp_path: Path) -> None:
+    """Its environment is made, and its networks fit the environment's spaces."""
+    env, algorithm, config = mc.preset(name)
+    short = {"total_steps": 200, "mode": "serial", "run_dir": str(tmp_path / "run")}
+    sinks = {"evaluation": mc.EvaluationConfig(), "metrics": mc.MetricsConfig(("csv",))}
+    try:
+        result = mc.train(env, algorithm, replace(config, **short, **sinks), progress=False)
+    except mc.EnvironmentFailed as error:
+        pytest.skip(str(error))  # which names the package that is missing
+    assert result.steps >= 200
