@@ -16,8 +16,10 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from importlib import metadata
 from multiprocessing import get_context
 from pathlib import Path
+from platform import python_version
 from statistics import fmean
 from typing import Any
 
@@ -91,8 +93,9 @@ def binned(run_dir: Path, steps: int) -> list[float | None]:
 
 def record_of(figures: Mapping[str, Any], preset: str) -> dict[str, Any]:
     """A preset's record with the runs that still count."""
-    machine, software = (describe_machine()[name] for name in ("machine", "software"))
-    of_now = {"settings": digest_of(preset), "machine": machine.partition(", load")[0], "software": software}
+    machine = describe_machine()["machine"].partition(", load")[0]
+    software = ", ".join(f"{package} {metadata.version(package)}" for package in ("gymnasium", "numpy", "torch"))
+    of_now = {"settings": digest_of(preset), "machine": machine, "software": f"Python {python_version()}, {software}"}
     record = figures.get(preset, {})
     if {name: record.get(name) for name in of_now} == of_now:
         return dict(record)
