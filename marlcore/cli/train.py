@@ -45,7 +45,7 @@ class TrainOptions:
     init_strict: bool = True
     """Refuse weights that do not fit the network; --no-init-strict leaves them out."""
     preset: str | None = None
-    """Tuned settings by name, such as cartpole-ppo, with their environment and algorithm; options override them. The
+    """Settings by name, such as cartpole-ppo, with their environment and algorithm; options override them. The
     name list prints all names."""
     settings: str | None = None
     """A YAML file of settings, with these options' names as its keys; options override it."""

@@ -1,4 +1,4 @@
-"""Tuned settings that the package brings along, as the arguments of `train`."""
+"""Settings that the package brings along, as the arguments of `train`."""
 
 from typing import NamedTuple
 
