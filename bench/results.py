@@ -40,16 +40,16 @@ def train(task: Task, seed: int, run_dir: Path, mode: Any, evaluate: bool) -> di
     if task.peer is not None:
         return train_peer(task, seed, run_dir)
     began = time.monotonic()
-    config = mc.Config(seed=seed, mode=mode, run_dir=str(run_dir), **task.settings)
+    config = replace(task.config, seed=seed, mode=mode, run_dir=str(run_dir))
     result = mc.train(task.env, task.algorithm, config, progress=False)
     seconds = time.monotonic() - began
     results = {"return": fmean(result.returns.values()), "seconds": seconds, "updates": result.updates}
     return results if not evaluate else {**results, "greedy": fmean(mc.evaluate(run_dir, EPISODES).mean.values())}
 
 
-def play_randomly(task: Task, steps: int = 20_000) -> float:
+def play_randomly(env_fn: Any, steps: int = 20_000) -> float:
     """The mean return of an agent's episodes under uniform random actions that are allowed."""
-    env = vectorize(factory(task.env), 4)
+    env = vectorize(factory(env_fn), 4)
     for number, spaces in enumerate(env.spaces.values()):
         spaces.action.seed(number)
     env.reset(0)
@@ -75,7 +75,7 @@ def play_randomly(task: Task, steps: int = 20_000) -> float:
 
 def train_peer(task: Task, seed: int, run_dir: Path) -> dict[str, Any]:
     """The same of a task's peer."""
-    steps = mc.Config(**task.settings).total_steps
+    steps = task.config.total_steps
     episodes: list[tuple[int, float]] = []
     began = time.monotonic()
     assert task.peer is not None
@@ -119,7 +119,7 @@ def _report(task: str, seeds: list[int], folder: Path, mode: str, evaluate: bool
     """Writes a task's row of the table; returns the metrics of its runs, each of which has a process of its own."""
     folders = {seed: folder / f"{_file_name(task)}-{seed}" for seed in seeds}
     is_peer = TASKS[task].peer is not None
-    chance = "" if is_peer else f"{play_randomly(TASKS[task]):.4g}"
+    chance = "" if is_peer else f"{play_randomly(TASKS[task].env):.4g}"
     runs = []
     for seed in seeds:
         with ProcessPoolExecutor(1, get_context("spawn")) as pool:

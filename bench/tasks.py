@@ -1,6 +1,6 @@
-"""The tasks of `bench.results`: what is trained, on what, with which settings beside the defaults."""
+"""The tasks of `bench.results`: what is trained, on what, with which settings. Those of some are presets."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +13,6 @@ from .peers import plain_dqn
 from .training_work import Setting
 
 CELLS = 10
-PENDULUM = {"total_steps": 20_000, "updates_per_step": 1.0}
 
 
 @dataclass(frozen=True)
@@ -22,7 +21,7 @@ class Task:
 
     env: str | Callable[[], Any]
     algorithm: Any
-    settings: Mapping[str, Any] = field(default_factory=dict)  # of mc.Config, where they are not the default
+    config: mc.Config = field(default_factory=mc.Config)
     # Instead of marlcore: trains with a seed for so many steps, and tells each episode's last step and return
     peer: Callable[[int, int, Callable[[int, float], object]], object] | None = None
 
@@ -53,20 +52,10 @@ def _plain_loop(seed: int, steps: int, tell: Callable[[int, float], object]) -> 
     plain_dqn.train(setting, steps, seed, tell)
 
 
-def _shared(count: int) -> dict[str, Any]:
-    return {"policies": {f"agent_{i}": "all" for i in range(count)}}
-
-
-# Three agents' moves mix in each reward: batches of 64 episodes, and a short reach of the advantages, average them out.
-NEAR: dict[str, Any] = {"learner": mc.LearnerConfig(gamma=0.95), "actor": mc.ActorConfig(envs=32)}
-SHORT: dict[str, Any] = {
-    "learning_rate": 7e-4, "batch_size": 4800, "minibatch_size": 600, "gae_lambda": 0.9, "entropy_coefficient": 0.01,
-}  # fmt: skip
-SPREAD = "pettingzoo-parallel:mpe2.simple_spread_v3"
+SPREAD = mc.preset("simple-spread-ppo")
 # Memory: the same settings with it and without.
-WINDOWS = {"total_steps": 40_000, "learner": mc.LearnerConfig(batch_size=16)}
-ON_POLICY = {"total_steps": 120_000, "actor": mc.ActorConfig(envs=64)}
-OF_PPO = {"batch_size": 2688, "minibatch_size": 336, "learning_rate": 1e-3, "entropy_coefficient": 0.02}
+R2D2, RECURRENT_PPO = mc.preset("recall-r2d2"), mc.preset("recall-recurrentppo")
+SHARED = ("batch_size", "minibatch_size", "learning_rate", "entropy_coefficient")
 
 
 TASKS = {
@@ -74,17 +63,19 @@ TASKS = {
     "CartPole-v1, plain loop": Task("gymnasium:CartPole-v1", "dqn", peer=_plain_loop),
     "LunarLander-v3": Task("gymnasium:LunarLander-v3", "dqn"),
     "simple_spread_v3": Task("pettingzoo:mpe2.simple_spread_v3", "dqn"),
-    "simple_spread_v3, dqn, one policy": Task(SPREAD, "dqn", settings=_shared(3)),
-    "simple_spread_v3, ippo, one policy": Task(SPREAD, mc.PPO(**SHORT), settings=_shared(3) | NEAR),
-    "simple_spread_v3, mappo, one policy": Task(SPREAD, mc.MAPPO(**SHORT), settings=_shared(3) | NEAR),
+    "simple_spread_v3, dqn, one policy": Task(SPREAD.env, "dqn", mc.Config(policies=SPREAD.config.policies)),
+    "simple_spread_v3, ippo, one policy": Task(*SPREAD),
+    "simple_spread_v3, mappo, one policy": Task(*mc.preset("simple-spread-mappo")),
     "CartPole-v1, ppo": Task("gymnasium:CartPole-v1", "ppo"),
     "treasure_hunt": Task("treasure_hunt", "iqn"),
-    "Pendulum-v1, td3": Task("gymnasium:Pendulum-v1", "td3", settings=PENDULUM),
-    "Pendulum-v1, sac": Task("gymnasium:Pendulum-v1", "sac", settings=PENDULUM),
-    "corridor of 10 cells": Task(Corridor, "dqn", settings={"total_steps": 80_000}),
-    "recall, r2d2": Task("recall", "r2d2", settings=WINDOWS),
-    "recall, dqn": Task("recall", "dqn", settings=WINDOWS),
-    "recall, recurrent ppo": Task("recall", mc.RecurrentPPO(unroll=32, **OF_PPO), settings=ON_POLICY),
-    "recall, ppo": Task("recall", mc.PPO(**OF_PPO), settings=ON_POLICY),
+    "Pendulum-v1, td3": Task(*mc.preset("pendulum-td3")),
+    "Pendulum-v1, sac": Task(*mc.preset("pendulum-sac")),
+    "corridor of 10 cells": Task(Corridor, "dqn", mc.Config(total_steps=80_000)),
+    "recall, r2d2": Task(*R2D2),
+    "recall, dqn": Task("recall", "dqn", R2D2.config),
+    "recall, recurrent ppo": Task(*RECURRENT_PPO),
+    "recall, ppo": Task(
+        "recall", mc.PPO(**{name: getattr(RECURRENT_PPO.algorithm, name) for name in SHARED}), RECURRENT_PPO.config
+    ),
 }
 """By name. A task of `marlcore train` alone has no other settings than its command line gives."""

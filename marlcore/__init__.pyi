@@ -82,6 +82,7 @@ from .training import SupervisionConfig as SupervisionConfig
 from .training import best_run as best_run
 from .training import evaluate as evaluate
 from .training import load_policy as load_policy
+from .training import preset as preset
 from .training import start as start
 from .training import train as train
 from .training import train_offline as train_offline

@@ -8,9 +8,18 @@ from typing import Annotated, Any
 from .. import algos
 from ..checks import brief, did_you_mean
 from ..declared import changed, hints_of
-from ..training import Config, Settings, described_run, read_settings, summary, train_seeds
+from ..training import (
+    Config,
+    Settings,
+    described_run,
+    preset_names,
+    read_preset,
+    read_settings,
+    summary,
+    train_seeds,
+)
 from ..training import train as run
-from .options import CommandLine
+from .options import CommandLine, print_table
 
 
 @dataclass(frozen=True)
@@ -35,6 +44,9 @@ class TrainOptions:
     """A run's directory or a checkpoint, from whose weights the policies start."""
     init_strict: bool = True
     """Refuse weights that do not fit the network; --no-init-strict leaves them out."""
+    preset: str | None = None
+    """Settings by name, such as cartpole-ppo, with their environment and algorithm; options override them. The
+    name list prints all names."""
     settings: str | None = None
     """A YAML file of settings, with these options' names as its keys; options override it."""
 
@@ -58,6 +70,9 @@ class ResumeOptions:
 def main(arguments: list[str]) -> int:
     sys.path.append(os.getcwd())  # for modules of --env and --algo; workers use the same path
     line = CommandLine("train", arguments)
+    if line.word("preset") == "list":
+        _list_presets()
+        return 0
     resume, start = None, dict[str, Any]()
     if "resume" in line.words:
         resume, env, algorithm, config = _resumed(line)
@@ -106,8 +121,7 @@ def _resumed(line: CommandLine) -> tuple[str, str, Any, Config]:
 
 def _read(line: CommandLine) -> tuple[TrainOptions, str, Any, Config]:
     """The options of the command itself, the environment, the algorithm and the settings."""
-    file = line.word("settings")
-    settings = read_settings(file) if file else Settings(Config())
+    settings = _chosen_settings(line)
     name = line.word("algo") or settings.algo or TrainOptions.algo
     kind: Any = algos.find(name)
     own, of_algorithm = hints_of(TrainOptions), hints_of(kind, "algorithm.") if is_dataclass(kind) else {}
@@ -132,6 +146,25 @@ def _read(line: CommandLine) -> tuple[TrainOptions, str, Any, Config]:
     if sections:
         algorithm = changed(algorithm, sections)
     return options, env, algorithm, changed(settings.config, values)
+
+
+def _chosen_settings(line: CommandLine) -> Settings:
+    """Those of a preset, of a file, or the defaults. Raises ValueError: they cannot be read, or both are named."""
+    file, preset = line.word("settings"), line.word("preset")
+    if file and preset:
+        raise ValueError(f"settings: expected none with --preset {preset}, got {file!r}")
+    if preset:
+        return read_preset(preset)
+    return read_settings(file) if file else Settings(Config())
+
+
+def _list_presets() -> None:
+    presets = {name: read_preset(name) for name in preset_names()}
+    columns = {"preset": "left", "environment": "left", "algorithm": "left", "steps": "right"}
+    print_table(
+        columns,
+        [(name, str(one.env), str(one.algo), f"{one.config.total_steps:,}") for name, one in presets.items()],
+    )
 
 
 def _show_help(line: CommandLine, name: str, algorithm: Any, settings: Settings) -> None:

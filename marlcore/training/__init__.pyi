@@ -17,6 +17,8 @@ from .config import SelfPlayConfig as SelfPlayConfig
 from .config import Settings as Settings
 from .config import StopConfig as StopConfig
 from .config import SupervisionConfig as SupervisionConfig
+from .config import preset_names as preset_names
+from .config import read_preset as read_preset
 from .config import read_settings as read_settings
 from .doors import start as start
 from .doors import train as train
@@ -28,6 +30,8 @@ from .evaluation import evaluate as evaluate
 from .evaluation import load_policy as load_policy
 from .loops import Evaluation as Evaluation
 from .loops import play as play
+from .presets import Preset as Preset
+from .presets import preset as preset
 from .record import CheckpointEvent as CheckpointEvent
 from .record import EvaluationEvent as EvaluationEvent
 from .record import Sink as Sink

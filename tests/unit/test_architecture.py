@@ -54,6 +54,7 @@ TRAINING = {
     "warmup": [],
     "offline": ["config"],
     "request": ["record", "offline"],
+    "presets": ["config"],
     "run_input": ["self_play", "warmup", "request"],
     "session": ["serial", "async_run", "nodes", "evaluation", "run_input"],
     "run": ["session"],

@@ -32,4 +32,4 @@ from .policies import (
 from .schedules import PUBLISHED, Constant, Custom, Exponential, Linear, Piecewise, Schedule, is_custom
 from .sections import EPSILON, EVALUATED, SINKS
 from .self_play import BOTH, SelfPlayConfig, absolute_anchors
-from .settings_file import Settings, read_settings
+from .settings_file import PRESETS, Settings, preset_names, read_preset, read_settings

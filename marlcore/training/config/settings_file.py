@@ -11,6 +11,7 @@ from ...checks import did_you_mean
 from ...declared import flattened, hints_of
 from .config import Config, LearnerConfig
 
+PRESETS = Path(__file__).parents[2] / "presets"
 _NULL = "tag:yaml.org,2002:null"
 
 
@@ -62,6 +63,18 @@ def read_settings(path: str | Path) -> Settings:
         return Settings(Config.from_dict(plain), plain.get("env"), plain.get("algo"), hyperparameters)
     except (ValueError, TypeError) as error:
         raise ValueError(f"{path}: {error}") from None
+
+
+def preset_names() -> list[str]:
+    return sorted(path.stem for path in PRESETS.glob("*.yaml"))
+
+
+def read_preset(name: str) -> Settings:
+    """The settings of a file that the package brings along. Raises ValueError: none has this name."""
+    names = preset_names()
+    if name not in names:
+        raise ValueError(f"preset: expected one of {', '.join(names)}, got {name!r}{did_you_mean(name, names)}")
+    return read_settings(PRESETS / f"{name}.yaml")
 
 
 def _check_names(plain: Any) -> None:

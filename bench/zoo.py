@@ -1,0 +1,137 @@
+"""`python -m bench.zoo --only PRESET`: trains presets, and stores what they learned in docs/zoo/figures.json.
+
+Each run is in a process of its own. Afterwards its last and its best weights play 100 greedy episodes. Runs that are
+stored stay, and a seed that is trained again replaces its own; a preset whose settings have changed loses its earlier
+ones. `--page` writes docs/zoo.md and its picture from the stored figures, without training.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from importlib import metadata
+from multiprocessing import get_context
+from pathlib import Path
+from platform import python_version
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+import marlcore as mc
+from marlcore.training import preset_names, read_metrics
+from marlcore.training.config import PRESETS
+from marlcore.training.record.curves import returns_of
+
+from . import zoo_page
+from .machine import describe_machine
+from .results import EPISODES, play_randomly
+
+FIGURES = Path(__file__).parents[1] / "docs" / "zoo" / "figures.json"
+BINS = 30  # of a stored curve
+
+
+class RandomPlayer:
+    """Plays any allowed action."""
+
+    def __init__(self) -> None:
+        self._rng = np.random.default_rng(0)
+
+    def act(self, obs: Any) -> int:
+        return int(self._rng.choice(np.flatnonzero(obs["action_mask"])))
+
+
+def read_figures(path: Path) -> dict[str, Any]:
+    """The records by preset; none without the file."""
+    return dict(json.loads(path.read_text())) if path.exists() else {}
+
+
+def digest_of(preset: str) -> str:
+    """What tells whether figures are of a preset's present settings."""
+    return hashlib.sha256((PRESETS / f"{preset}.yaml").read_bytes()).hexdigest()[:16]
+
+
+def train(preset: str, seed: int, run_dir: Path) -> dict[str, Any]:
+    """One run, in this process."""
+    env, algorithm, config = mc.preset(preset)
+    load, began, used = os.getloadavg()[0], time.monotonic(), _cpu_seconds()
+    mc.train(env, algorithm, replace(config, seed=seed, run_dir=str(run_dir)), progress=False)
+    seconds, cpu = time.monotonic() - began, _cpu_seconds() - used
+    if config.self_play.pool:
+        scores = {"last": win_rate(run_dir)}
+    else:
+        kept = ["last", "best"] if config.evaluation.evaluates else ["last"]
+        scores = {which: fmean(mc.evaluate(run_dir, EPISODES, which=which).mean.values()) for which in kept}
+    curve = binned(run_dir, config.total_steps)
+    return {**scores, "seconds": round(seconds), "cpu": round(cpu), "load": round(load, 1), "curve": curve}
+
+
+def win_rate(run_dir: Path) -> float:
+    """Against random play, from both sides; a draw counts half."""
+    agents = json.loads((run_dir / "config.json").read_text())["policies"]
+    returns = [
+        mc.evaluate(run_dir, EPISODES // 2, policies={other: RandomPlayer}, seed=seed).returns[agent]
+        for seed, (agent, other) in enumerate(zip(agents, reversed(agents), strict=True))
+    ]
+    return float((1 + np.sign(np.concatenate(returns))).mean() / 2)
+
+
+def binned(run_dir: Path, steps: int) -> list[float | None]:
+    """The mean return of the run's own episodes that end in each part of it, over all agents; None without any."""
+    episodes = np.concatenate([*returns_of(read_metrics(run_dir / "metrics.csv")).values()])
+    places = np.minimum(episodes[:, 0] * BINS // steps, BINS - 1)
+    parts = [episodes[places == place, 1] for place in range(BINS)]
+    return [float(f"{part.mean():.4g}") if len(part) else None for part in parts]
+
+
+def record_of(figures: Mapping[str, Any], preset: str) -> dict[str, Any]:
+    """A preset's record with the runs that still count."""
+    machine = describe_machine()["machine"].partition(", load")[0]
+    software = ", ".join(f"{package} {metadata.version(package)}" for package in ("gymnasium", "numpy", "torch"))
+    of_now = {"settings": digest_of(preset), "machine": machine, "software": f"Python {python_version()}, {software}"}
+    record = figures.get(preset, {})
+    if {name: record.get(name) for name in of_now} == of_now:
+        return dict(record)
+    env, _, config = mc.preset(preset)
+    chance = {} if config.self_play.pool else {"random": float(f"{play_randomly(env):.4g}")}
+    return {**of_now, **chance, "runs": {}}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.zoo", description=__doc__.partition(":")[2].strip())
+    parser.add_argument("--only", nargs="+", choices=preset_names(), metavar="PRESET", help="by default all")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
+    parser.add_argument("--figures", type=Path, default=FIGURES, help="the file of the stored figures")
+    parser.add_argument("--page", action="store_true", help="write docs/zoo.md, and train nothing")
+    options = parser.parse_args()
+    figures = read_figures(options.figures)
+    if options.page:
+        zoo_page.write(figures)
+        return
+    for preset in options.only or preset_names():
+        figures[preset] = record_of(figures, preset)
+        for seed in options.seeds:
+            with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(1, get_context("spawn")) as pool:
+                run = pool.submit(train, preset, seed, Path(folder) / "run").result()
+            figures[preset]["runs"][str(seed)] = run
+            shown = {name: value for name, value in run.items() if name != "curve"}
+            sys.stdout.write(f"{preset} {seed} {json.dumps(shown)}\n")
+            sys.stdout.flush()
+            options.figures.write_text(json.dumps(figures, indent=1, sort_keys=True) + "\n")
+
+
+def _cpu_seconds() -> float:
+    """Of this process and of all that it has waited for."""
+    usages = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+
+
+if __name__ == "__main__":
+    main()

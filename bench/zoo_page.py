@@ -1,0 +1,136 @@
+"""The page of the zoo, docs/zoo.md, and its picture, from stored figures."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import gymnasium
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter
+from scipy.stats import bootstrap, trim_mean
+
+import marlcore as mc
+from marlcore.training import preset_names
+
+DOCS = Path(__file__).parents[1] / "docs"
+PANELS = 5  # in a row of the picture
+EARLIER = {  # medians of docs/results.md with a preset's settings: figure, seeds, section
+    "connect-four-dqn": ("155 of 200 games won against the untrained policy, with random openings", 1, "self-play"),
+    "pendulum-sac": ("-151", 5, "continuous-actions"),
+    "pendulum-td3": ("-151", 5, "continuous-actions"),
+    "pong-dqn": ("-15.5 after 358,000 steps, exploring", 1, "pixels"),
+    "recall-r2d2": ("1", 5, "memory"),
+    "recall-recurrentppo": ("1", 5, "memory"),
+    "simple-spread-mappo": ("-18.5, exploring", 5, "on-policy"),
+    "simple-spread-ppo": ("-17.6, exploring", 5, "on-policy"),
+    "tictactoe-dqn": ("176 of 200 games won against the untrained policy, with random openings", 3, "self-play"),
+    "treasure-hunt-iqn": ("97.1, exploring", 5, "default-settings"),
+}
+RL_ZOO = {  # one run each, in thousands of steps; HalfCheetah and Hopper are -v3 there, LunarLander is -v2
+    "acrobot-ppo": (-73.5, 1000), "bipedalwalker-ppo": (213.3, 5000), "breakout-dqn": (358.3, 10_000),
+    "cartpole-dqn": (500, 50), "cartpole-ppo": (500, 100), "halfcheetah-sac": (9535, 1000),
+    "hopper-td3": (3606, 1000), "lunarlander-dqn": (154.4, 100), "lunarlander-ppo": (242.1, 1000),
+    "mountaincar-dqn": (-100.8, 120), "pendulum-sac": (-157.0, 20), "pendulum-td3": (-151.9, 20),
+    "pong-dqn": (20.6, 10_000),
+}  # fmt: skip
+BETWEEN = re.compile("(?<=<!-- figures -->\n).*(?=<!-- end of figures -->)", re.S)
+COLUMNS = (
+    "preset", "environment", "algorithm", "steps", "seeds", "random", "last", "best", "threshold", "solved", "RL Zoo",
+    "seconds", "CPU seconds",
+)  # fmt: skip
+
+
+def interquartile_mean(scores: Sequence[float]) -> tuple[float, float, float]:
+    """The mean without the lowest and the highest quarter, and its interval of 95 % by the percentile bootstrap."""
+    mean = partial(trim_mean, proportiontocut=0.25)
+    if len(scores) < 2:
+        return float(mean(scores)), math.nan, math.nan
+    drawn = bootstrap((scores,), mean, n_resamples=20_000, method="percentile", rng=np.random.default_rng(0))
+    return float(mean(scores)), *map(float, drawn.confidence_interval)
+
+
+def write(figures: Mapping[str, Any]) -> None:
+    """Writes what of the page comes from figures, between its marks, and the picture."""
+    rows = [row_of(name, figures.get(name)) for name in preset_names()]
+    table = [f"| {' | '.join(cells)} |" for cells in (COLUMNS, ["---"] * len(COLUMNS), *rows)]
+    picture = "![Return over the steps of each preset's runs: means, and lowest to highest](zoo/curves.png)"
+    page = DOCS / "zoo.md"
+    text = "\n".join(["", *table, "", conditions(figures), "", picture, "", ""])
+    page.write_text(BETWEEN.sub(lambda _: text, page.read_text()))
+    draw({name: figures[name] for name in preset_names() if name in figures}, DOCS / "zoo" / "curves.png")
+
+
+def conditions(figures: Mapping[str, Any]) -> str:
+    loads = [run["load"] for record in figures.values() for run in record["runs"].values()]
+    machines = sorted({f"{record['machine']}; {record['software']}" for record in figures.values()})
+    return "\n".join([f"Machine: {machine}." for machine in machines]) + (
+        f"\nRuns followed each other at a low priority (nice 10), at a load of {min(loads):g} to {max(loads):g}."
+    )
+
+
+def row_of(preset: str, record: Mapping[str, Any] | None) -> list[str]:
+    env, algorithm, config = mc.preset(preset)
+    reference = RL_ZOO.get(preset)
+    beside = "" if reference is None else f"{reference[0]:g} ({reference[1]:,}k)"
+    threshold = threshold_of(env)
+    names = [preset, env.rpartition(":")[2], type(algorithm).__name__, f"{config.total_steps:,}"]
+    if record is None:
+        said, seeds, section = EARLIER.get(preset, ("not run", "", ""))
+        earlier = f"{said} ([earlier](results.md#{section}))" if section else said
+        return [*names, str(seeds), "", earlier, "", _number(threshold), "", beside, "", ""]
+    runs = list(record["runs"].values())
+    last = [run["last"] for run in runs]
+    mean, low, high = interquartile_mean(last)
+    interval = "" if math.isnan(low) else f" [{low:.4g}, {high:.4g}]"
+    best = [run["best"] for run in runs if "best" in run]
+    solved = ""
+    if threshold is not None:
+        reached = sum(score >= threshold for score in last)
+        solved = f"{'yes' if mean >= threshold else 'no'}, {reached} of {len(last)}"
+    seconds = [f"{median(run[name] for run in runs):.0f}" for name in ("seconds", "cpu")]
+    shown_best = f"{interquartile_mean(best)[0]:.4g}" if best else ""
+    chance = f"{record['random']:.4g}" if "random" in record else "0.5"
+    scores = [chance, f"{mean:.4g}{interval}", shown_best]
+    return [*names, str(len(runs)), *scores, _number(threshold), solved, beside, *seconds]
+
+
+def threshold_of(env: str) -> float | None:
+    """What Gymnasium's registry calls solved; None for environments without a threshold, and of other packages."""
+    spec = gymnasium.registry.get(env.partition(":")[2])
+    return None if spec is None or spec.reward_threshold is None else float(spec.reward_threshold)
+
+
+def draw(figures: Mapping[str, Any], path: Path) -> None:
+    """A panel a preset: the mean of the runs' curves, a band from the lowest to the highest, and the threshold."""
+    lines = math.ceil(len(figures) / PANELS)
+    figure = Figure(figsize=(12, 2 * lines), dpi=90, layout="constrained")
+    panels = list(figure.subplots(lines, PANELS, squeeze=False).flat)
+    for axes in panels[len(figures) :]:
+        axes.set_axis_off()
+    for axes, (preset, record) in zip(panels, figures.items(), strict=False):
+        env, _, config = mc.preset(preset)
+        curves = np.array([run["curve"] for run in record["runs"].values()], float)
+        steps = (np.arange(curves.shape[1]) + 0.5) / curves.shape[1] * config.total_steps
+        whole = ~np.isnan(curves).any(0)
+        steps, curves = steps[whole], curves[:, whole]
+        axes.fill_between(steps, curves.min(0), curves.max(0), alpha=0.25, linewidth=0)
+        axes.plot(steps, curves.mean(0), linewidth=1.5)
+        if (threshold := threshold_of(env)) is not None:
+            axes.axhline(threshold, color="0.5", linewidth=1, linestyle="--")
+        axes.set_title(preset, fontsize=9)
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+        axes.tick_params(labelsize=7)
+        axes.spines[["top", "right"]].set_visible(False)
+    path.parent.mkdir(exist_ok=True)
+    figure.savefig(path)
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:g}"
