@@ -1,6 +1,6 @@
 """Stable-Baselines3's DQN with marlcore's buffer, which another process reads while the learner trains.
 
-    pip install "marlcore[compat]" && python examples/sb3_dqn.py --timesteps 50000
+    pip install "marlcore[compat]" && python examples/sb3_dqn.py --timesteps 40000
 
 One argument changes: `replay_buffer_class`. The rows then lie in shared memory, and a second process can read them: it
 reports how far the pole leans in the last 10,000 rows, which becomes less while the policy learns.
@@ -24,7 +24,7 @@ from marlcore.compat.stable_baselines3 import ReplayBuffer
 @dataclass
 class Args:
     seed: int = 0
-    timesteps: int = 50_000
+    timesteps: int = 40_000
 
 
 def watch(context: mc.WorkerContext, replay: mc.ReplayBuffer) -> None:

@@ -1,6 +1,6 @@
 """TorchRL's DQN loss with marlcore's buffer: collectors in processes of their own extend it, and the learner samples.
 
-    pip install "marlcore[compat]" && python examples/torchrl_dqn.py --updates 6000
+    pip install "marlcore[compat]" && python examples/torchrl_dqn.py --updates 5000
 
 The buffer stands for TorchRL's `TensorDictReplayBuffer(storage=LazyTensorStorage(...))`. It is passed to the
 collectors, each of which writes to a lane of its own. Weights travel through a ParameterStore.
@@ -34,7 +34,7 @@ PIECE = 50  # rows that a collector adds at once
 @dataclass
 class Args:
     seed: int = 0
-    updates: int = 6_000
+    updates: int = 5_000
 
 
 def q_network() -> nn.Sequential:
