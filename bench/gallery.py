@@ -1,7 +1,7 @@
 """Curves of the gallery: `python -m bench.gallery dqn_async` runs an example for each seed, and draws its returns.
 
-An example with a curve has `Args`, with a `seed`, and `main(args)`, which returns each episode's
-step and return.
+An example with a curve has `Args`, with a `seed`, and `main(args)`, which returns each episode's step and return.
+Further options are the example's.
 """
 
 import argparse
@@ -11,6 +11,8 @@ import sys
 import time
 from pathlib import Path
 from statistics import fmean
+
+import tyro
 
 from marlcore.processes import Metric
 from marlcore.training.record.curves import plot_runs
@@ -23,19 +25,17 @@ def main() -> None:
     parser.add_argument("example", help="such as dqn_async")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--folder", type=Path, default=ROOT / "docs" / "gallery", help="of the picture")
-    options = parser.parse_args()
+    options, arguments = parser.parse_known_args()
     sys.path.append(str(ROOT / "examples"))
     example = importlib.import_module(options.example)
     curves = []
     for seed in options.seeds:
         began = time.monotonic(), sum(os.times()[:4])
-        episodes = example.main(example.Args(seed=seed))
+        episodes = example.main(tyro.cli(example.Args, args=[*arguments, f"--seed={seed}"]))
         seconds, cpu = time.monotonic() - began[0], sum(os.times()[:4]) - began[1]
         late = fmean(value for step, value in episodes if step > 0.9 * episodes[-1][0])
-        load = os.getloadavg()[0]
-        print(
-            f"seed {seed}: {late:.1f} in the last tenth; {seconds:.0f} s, CPU {cpu:.0f} s, load {load:.1f}", flush=True
-        )
+        times = f"{seconds:.0f} s, CPU {cpu:.0f} s, load {os.getloadavg()[0]:.1f}"
+        print(f"seed {seed}: {late:.1f} in the last tenth; {times}", flush=True)
         curves.append([Metric(0.0, step, "return", "episode_return", value) for step, value in episodes])
     options.folder.mkdir(exist_ok=True)
     plot_runs(curves, options.folder / f"{options.example}.png", f"examples/{options.example}.py, {len(curves)} seeds")

@@ -72,6 +72,17 @@ def test_an_example_runs(
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("shared_fork_server")
+def test_a_curve_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.syspath_prepend(ROOT)
+    arguments = f"ppo_async --seeds 0 1 --folder {tmp_path} --total-timesteps 512 --batch-size 256"
+    monkeypatch.setattr(sys, "argv", ["bench.gallery", *arguments.split()])
+    runpy.run_module("bench.gallery", run_name="__main__")
+    assert re.findall(r"^seed (\d): [\d.]+ in the last tenth; ", capsys.readouterr().out, re.M) == ["0", "1"]
+    assert (tmp_path / "ppo_async.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.long
 @pytest.mark.usefixtures("undrawn", "shared_fork_server")
 def test_an_exported_policy_is_played_without_marlcore(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
