@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import fmean
 
 import tyro
+from PIL import Image
 
 from marlcore.processes import Metric
 from marlcore.training.record.curves import plot_runs
@@ -38,7 +39,9 @@ def main() -> None:
         print(f"seed {seed}: {late:.1f} in the last tenth; {times}", flush=True)
         curves.append([Metric(0.0, step, "return", "episode_return", value) for step, value in episodes])
     options.folder.mkdir(exist_ok=True)
-    plot_runs(curves, options.folder / f"{options.example}.png", f"examples/{options.example}.py, {len(curves)} seeds")
+    picture = options.folder / f"{options.example}.png"
+    plot_runs(curves, picture, f"examples/{options.example}.py, {len(curves)} seeds")
+    Image.open(picture).quantize(64).save(picture, optimize=True)  # a third of the bytes
 
 
 if __name__ == "__main__":
