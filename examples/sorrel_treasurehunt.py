@@ -8,8 +8,6 @@ trains; after n epochs each model has had as many updates as in sorrel's loop. d
 """
 
 import sys
-import tempfile
-from pathlib import Path
 from statistics import fmean
 
 from sorrel.examples.treasurehunt.entities import EmptyEntity
@@ -18,17 +16,6 @@ from sorrel.examples.treasurehunt.world import TreasurehuntWorld
 from sorrel.utils.logging import Logger
 
 from marlcore.compat.sorrel import run_experiment_mp
-
-
-class Scores(Logger):
-    """Keeps the score of each epoch; `record_turn` and files are left to sorrel's other loggers."""
-
-    def __init__(self, epochs: int) -> None:
-        super().__init__(epochs)
-        self.scores: list[float] = []
-
-    def record_epoch(self, epoch: int, loss: float, reward: float, epsilon: float = 0.0, **others: float) -> None:
-        self.scores.append(float(reward))
 
 
 def config(epochs: int) -> dict:
@@ -40,15 +27,14 @@ def config(epochs: int) -> dict:
 
 
 def main(epochs: int = 300) -> list[float]:
-    settings, logger = config(epochs), Scores(epochs)
+    settings, logger = config(epochs), Logger(epochs - 1)
     env = TreasurehuntEnv(TreasurehuntWorld(settings, EmptyEntity()), settings)
-    with tempfile.TemporaryDirectory() as folder:
-        done = run_experiment_mp(env, logger=logger, output_dir=Path(folder), seed=0)
-    tenth = max(1, len(logger.scores) // 10)
-    first, last = fmean(logger.scores[:tenth]), fmean(logger.scores[-tenth:])
+    done = run_experiment_mp(env, logger=logger, seed=0)
+    tenth = max(1, epochs // 10)
+    first, last = fmean(logger.rewards[:tenth]), fmean(logger.rewards[-tenth:])
     print(f"{done.epochs} epochs, {done.steps} steps and {done.updates} updates in {done.seconds:.0f} s")
     print(f"score of an epoch: {first:.1f} in the first tenth, {last:.1f} in the last")
-    return logger.scores
+    return logger.rewards
 
 
 if __name__ == "__main__":
