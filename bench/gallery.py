@@ -29,6 +29,7 @@ def main() -> None:
     options, arguments = parser.parse_known_args()
     sys.path.append(str(ROOT / "examples"))
     example = importlib.import_module(options.example)
+    options.folder.mkdir(exist_ok=True)
     curves = []
     for seed in options.seeds:
         began = time.monotonic(), sum(os.times()[:4])
@@ -38,10 +39,9 @@ def main() -> None:
         times = f"{seconds:.0f} s, CPU {cpu:.0f} s, load {os.getloadavg()[0]:.1f}"
         print(f"seed {seed}: {late:.1f} in the last tenth; {times}", flush=True)
         curves.append([Metric(0.0, step, "return", "episode_return", value) for step, value in episodes])
-    options.folder.mkdir(exist_ok=True)
-    picture = options.folder / f"{options.example}.png"
-    plot_runs(curves, picture, f"examples/{options.example}.py, {len(curves)} seeds")
-    Image.open(picture).quantize(64).save(picture, optimize=True)  # a third of the bytes
+        picture = options.folder / f"{options.example}.png"
+        plot_runs(curves, picture, f"examples/{options.example}.py, seeds {options.seeds[: len(curves)]}")
+        Image.open(picture).quantize(64).save(picture, optimize=True)  # a third of the bytes
 
 
 if __name__ == "__main__":

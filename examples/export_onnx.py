@@ -13,7 +13,7 @@ from pathlib import Path
 import marlcore as mc
 
 
-def main(steps: int = 40_000, file: str = "cartpole.onnx") -> str:
+def main(steps: int = 20_000, file: str = "cartpole.onnx") -> str:
     config = mc.Config(total_steps=steps, seed=0, mode="serial", learner=mc.LearnerConfig(device="cpu"))
     result = mc.train("gymnasium:CartPole-v1", mc.PPO(), config, progress=False)
     inputs = mc.load_policy(result.run_dir, "agent_0").export(file)

@@ -1,6 +1,6 @@
 """CleanRL's SAC made asynchronous: an actor swings Pendulum up in a process of its own while the learner trains.
 
-    python examples/sac_async.py --seed 1 --total-timesteps 8000
+    python examples/sac_async.py --seed 1 --total-timesteps 6000
 
 A file that is read from top to bottom, in CleanRL's manner (Huang et al. 2022, JMLR 23), with its names. `# marlcore:`
 marks the lines that a serial loop does not have. A limiter keeps the serial loop's ratio of updates to steps.
@@ -23,7 +23,7 @@ import marlcore as mc
 class Args:
     seed: int = 1
     env_id: str = "Pendulum-v1"
-    total_timesteps: int = 8_000
+    total_timesteps: int = 6_000
     learning_rate: float = 1e-3
     gamma: float = 0.99
     tau: float = 0.005
