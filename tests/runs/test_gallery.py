@@ -36,7 +36,9 @@ RUNS = {
     "empo_planning": Short("", r"153 states\nleft end: .*\nright end: .* with 0.25 .* with (0.65) [\s\S]*"),
     "jax_actor_learner": Short("", r"\d+ versions .* the best actions are \[1(, 1){6}\]", needs="jax", alone=True),
     "offline": Short("90", r"a balancing script: BC returns \d+; .*\n16 of 64 rows are demonstrations"),
-    "optuna_study": Short("6 3000", r"(trial \d: (COMPLETE|PRUNED), learning rate \S+\s?){6}", needs="optuna"),
+    "optuna_study": Short(
+        "6 3000", r"(?s)(?=.*COMPLETE)(?=.*PRUNED)(trial \d: \w+, learning rate \S+\s?){6}", needs="optuna"
+    ),
     "own_networks": Short("2100", r"return \S+ in the last tenth; .*", needs="minigrid"),
     "ppo_async": Short("--total-timesteps 512 --batch-size 256", EPISODES),
     "puck_self_play": Short("1200", r"(against .*: \d+ of 100 games won\s?){3}"),
