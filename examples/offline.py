@@ -1,6 +1,6 @@
 """Learning from recorded data: behaviour cloning, more than the data's policy, and demonstrations beside live rows.
 
-    python examples/offline.py
+    python examples/offline.py [UPDATES]
 
 A script balances CartPole for 20 episodes. `mc.BC` imitates it. Another script lets the pole fall after some 40 steps:
 from its rows, half of them of random actions, `mc.CQL` learns to balance it several times as long, which `mc.BC`
@@ -8,6 +8,7 @@ cannot. Then a mixture draws a quarter of each batch from demonstrations, and th
 docs/guides/recorded-data.md says more.
 """
 
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -77,7 +78,13 @@ def draw_beside_live_rows(batch_size: int = 64) -> mc.Batch:
         return mc.Mixture([demonstrated, live], fractions=[0.25, 0.75], batch_size=batch_size).sample()
 
 
+def main(updates: int = 6_000) -> None:
+    returns = [np.mean([episode["reward"].sum() for episode in demonstrations(20, clumsy=0.5, act=hasty)])]
+    for result in (clone(updates // 3), surpass(mc.CQL(), updates), surpass(mc.BC(), updates)):
+        returns.append(mc.evaluate(result.run_dir, episodes=20).mean["agent_0"])
+    print("a balancing script: BC returns {1:.0f}; a hasty one ({0:.0f}): CQL {2:.0f}, BC {3:.0f}".format(*returns))
+    print(f"{draw_beside_live_rows().source.tolist().count(0)} of 64 rows are demonstrations")
+
+
 if __name__ == "__main__":
-    for result in (clone(), surpass(mc.CQL()), surpass(mc.BC())):
-        print(mc.evaluate(result.run_dir, episodes=20).mean)
-    print(draw_beside_live_rows().obs.shape)
+    main(*map(int, sys.argv[1:]))

@@ -1,17 +1,16 @@
 """Networks of one's own in built-in algorithms.
 
-    marlcore train --env gymnasium:minigrid:MiniGrid-DoorKey-5x5-v0 --algo ppo \
-        --algorithm.network own_networks:GridTorso
+    python examples/own_networks.py [STEPS]    # GridTorso opens MiniGrid's door; pip install minigrid
     marlcore train --env pettingzoo:butterfly.knights_archers_zombies_v11 --algo dqn \
         --algorithm.network own_networks:EntityTransformer
-    python examples/own_networks.py
+    marlcore train --env gymnasium:CartPole-v1 --algo ppo --algorithm.network own_networks:SharedTorso
 
-(the first two from the folder examples; `pip install minigrid` for the first one). docs/guides/own-network.md says
-what a network gets, and what it returns.
+(the last two from the folder examples). docs/guides/own-network.md says what a network gets, and what it returns.
 """
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -88,6 +87,17 @@ class SharedTorso(nn.Module):
         return self.to_policy(features), self.to_value(features)
 
 
+def main(steps: int = 60_000) -> mc.Result:
+    """Trains an agent that finds a key, opens a door with it and reaches the goal."""
+    algorithm = mc.PPO(
+        network=GridTorso, learning_rate=1e-3, batch_size=2_048, epochs=4, entropy_coefficient=0.01, target_kl=None
+    )
+    learner = mc.LearnerConfig(device="cpu")
+    config = mc.Config(total_steps=steps, seed=0, actor=mc.ActorConfig(envs=16), learner=learner)
+    result = mc.train("gymnasium:minigrid:MiniGrid-DoorKey-5x5-v0", algorithm, config, progress=False)
+    print(f"return {result.returns['agent_0']:.2f} in the last tenth; {result.run_dir}")
+    return result
+
+
 if __name__ == "__main__":
-    result = mc.train("gymnasium:CartPole-v1", mc.PPO(network=SharedTorso), mc.Config(total_steps=50_000))
-    print(result.returns, result.run_dir)
+    main(*map(int, sys.argv[1:]))

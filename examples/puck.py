@@ -8,8 +8,9 @@ after a swing, and leaves the bat at an angle that depends on where it was hit.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
+import gymnasium
 import numpy as np
 from gymnasium import spaces as gym
 from numpy.typing import NDArray
@@ -27,32 +28,26 @@ ACTIONS = ((-1.0, 1.0), (0.0, 1.0), (1.0, 1.0))  # down, stay, up, each with a s
 DOWN, STAY, UP = range(3)
 
 
-class Puck:
+class Puck(gymnasium.Env):
     """The game, from the first player's point of view; the second player sees it mirrored.
 
     Observation, float64 [6] although the space says float32: the heights of the own bat and the other's, the puck's
     place and its velocity, times ten. Action, float32 [4]: for each player the movement of the bat and the swing, from
-    -1 to 1. Reward: 1 for the winner, -1 for the loser, and a little for a bat in line with a puck that comes towards
-    it. An episode that nobody wins is over after 250 steps.
+    -1 to 1. Reward: 1 for the winner, -1 for the loser, and a little for a bat in line with a puck that approaches.
     """
-
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": []}
-    render_mode = None
 
     def __init__(self) -> None:
         self.observation_space = gym.Box(-np.inf, np.inf, (6,), np.float32)
         self.action_space = gym.Box(-1.0, 1.0, (4,), np.float32)
-        self._rng = np.random.default_rng()
         self._serve = 1.0
 
     def reset(self, seed: int | None = None, options: Any = None) -> tuple[NDArray[Any], dict[str, Any]]:
         """Begin an episode: the players get the first puck in turn."""
-        if seed is not None:
-            self._rng, self._serve = np.random.default_rng(seed), 1.0
-        self._serve = -self._serve
+        super().reset(seed=seed)
+        self._serve = -self._serve if seed is None else -1.0
         self._bats = [0.0, 0.0]
-        self._puck = [0.0, float(self._rng.uniform(-0.5, 0.5))]
-        self._velocity = [self._serve * PUCK_SPEED, float(self._rng.uniform(-0.05, 0.05))]
+        self._puck = [0.0, float(self.np_random.uniform(-0.5, 0.5))]
+        self._velocity = [self._serve * PUCK_SPEED, float(self.np_random.uniform(-0.05, 0.05))]
         self._steps, self._winner = 0, 0
         return self._seen(1.0), self._info(1.0)
 
@@ -106,9 +101,6 @@ class Puck:
 
     def _reward(self, side: float, info: dict[str, Any]) -> float:
         return side * self._winner + float(info["reward_nearness"])
-
-    def close(self) -> None:
-        """There is nothing to release."""
 
 
 def two_player_puck(discrete: bool = True) -> TwoPlayer:

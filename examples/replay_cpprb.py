@@ -2,7 +2,7 @@
 
     python examples/replay_cpprb.py [STEPS]
 
-The model of apex_cpprb.py learns CartPole without further processes. A program that uses cpprb changes the import.
+A DQN learns CartPole without further processes. A program that uses cpprb changes the import of its buffer.
 """
 
 from __future__ import annotations
@@ -15,10 +15,42 @@ from typing import Any
 import gymnasium
 import numpy as np
 import torch
-from apex_cpprb import ENV_DICT, Model, evaluate
 from torch import nn
 
 from marlcore.compat.cpprb import PrioritizedReplayBuffer, train
+
+ENV_DICT = {"obs": {"shape": 4}, "act": {"dtype": "int64"}, "rew": {}, "next_obs": {"shape": 4}, "done": {}}
+GAMMA = 0.98
+
+
+class Model(nn.Sequential):
+    """The values of both actions; [B, 4] to [B, 2]."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(4, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2))
+
+    @torch.no_grad()
+    def get_action(self, obs: Any, epsilon: float) -> int:
+        return np.random.randint(2) if np.random.random() < epsilon else int(self(torch.from_numpy(obs)).argmax())
+
+    def td_error(self, sample: dict[str, Any], target: nn.Module) -> torch.Tensor:
+        """The errors [B] of double Q-learning, for rows of the fields of ENV_DICT."""
+        obs, action, reward, next_obs, done = (torch.from_numpy(sample[name]) for name in ENV_DICT)
+        with torch.no_grad():
+            best = self(next_obs).argmax(1, keepdim=True)
+            goal = reward + GAMMA * (1 - done) * target(next_obs).gather(1, best)
+        return (goal - self(obs).gather(1, action)).squeeze(1)
+
+
+def evaluate(model: Model, episodes: int = 20) -> float:
+    """The mean return of greedy episodes."""
+    env, steps = gymnasium.make("CartPole-v1"), 0  # each of which is rewarded with 1
+    for seed in range(episodes):
+        (obs, _), terminated, truncated = env.reset(seed=seed), False, False
+        while not (terminated or truncated):
+            obs, _, terminated, truncated, _ = env.step(model.get_action(obs, 0.0))
+            steps += 1
+    return steps / episodes
 
 
 def main(steps: int = 10_000) -> float:

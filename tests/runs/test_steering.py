@@ -1,8 +1,5 @@
 """Runs that end before they have taken all steps: a callback or a stop condition of the settings asked for it."""
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +8,7 @@ import pytest
 from hunt import HUNT
 from processes import until
 from refused import Refused, check_refused, refusals
-from whole_runs import LONG, MODES, Runs, checkpoint, metrics_of, past, values_of
+from whole_runs import MODES, Runs, checkpoint, metrics_of, past, values_of
 
 import marlcore as mc
 from marlcore.processes import Metric
@@ -22,7 +19,6 @@ from marlcore.training.record.sinks.background import Sinks
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
 runs = Runs(total_steps=10**6, evaluation={"interval": 200, "episodes": 2, "envs": 2}, learner={"warmup": 100})
-EXAMPLE = Path(__file__).parents[2] / "examples" / "optuna_study.py"
 
 
 class Once:
@@ -266,16 +262,3 @@ def test_evaluations_by_time_have_metrics_too() -> None:
         stop=mc.StopConfig(metric="eval_return", threshold=3.0), evaluation=mc.EvaluationConfig(seconds=5.0)
     )
     assert config.stop.watches("agent_0", "eval_return")
-
-
-@LONG
-def test_the_example_of_a_study_prunes_runs(tmp_path: Path) -> None:
-    pytest.importorskip("optuna", reason="needs optuna: pip install optuna")
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLE), "6", "3000"], cwd=tmp_path, capture_output=True, text=True, env=os.environ
-    )
-    assert done.returncode == 0, done.stderr
-    states = [line.split()[2].strip(",") for line in done.stdout.splitlines()]
-    assert len(states) == 6 and {*states} == {"COMPLETE", "PRUNED"}, done.stdout
-    runs = sorted(path.name for path in (tmp_path / "runs" / "study").iterdir())
-    assert runs == [f"trial-{i}" for i in range(6)]

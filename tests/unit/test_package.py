@@ -120,14 +120,6 @@ def test_the_stubs_are_installed(tmp_path: Path) -> None:
     assert stubs and stubs == {path.relative_to(tmp_path) for path in tmp_path.rglob("*.pyi")}
 
 
-@pytest.mark.long
-def test_the_example_in_jax_learns(tmp_path: Path) -> None:
-    pytest.importorskip("jax", reason="needs jax: pip install jax")
-    command = [sys.executable, "-W", "error", str(ROOT / "examples" / "jax_actor_learner.py")]
-    printed = subprocess.check_output(command, text=True, cwd=tmp_path)
-    assert printed.endswith("versions published; the best actions are [1, 1, 1, 1, 1, 1, 1]\n")
-
-
 def test_the_source_distribution_has_its_tests_files(tmp_path: Path) -> None:
     listed = set((egg_info(tmp_path) / "SOURCES.txt").read_text().splitlines())
     folders = ["bench", "csrc", "docs", "examples", "marlcore", "tests"]

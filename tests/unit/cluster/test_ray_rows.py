@@ -82,12 +82,6 @@ def test_a_million_rows_arrive_whole_and_once_over_killed_ingests(source: str) -
     assert done.startswith("1000000 written")
 
 
-@pytest.mark.long
-def test_the_example_of_rows_between_nodes_runs() -> None:
-    example = Path(__file__).parents[3] / "examples" / "rows_between_nodes.py"
-    assert run(example, "local") == "1000 rows arrived; a batch of them has 32\n"
-
-
 def run(*command: object) -> str:
     done = subprocess.run([sys.executable, *map(str, command)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -2,15 +2,11 @@
 
 import multiprocessing as mp
 import pickle
-import re
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import partial
 from multiprocessing.managers import SyncManager
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -604,15 +600,3 @@ def test_nothing_from_before_a_clear_is_seen_after_it(cls) -> None:
                     assert buffer.sample(8)["t"].min() > before
                 assert buffer.get_all_transitions()["t"].min(initial=before + 1) > before
         stop.set()
-
-
-@pytest.mark.long
-def test_the_example_of_ape_x_learns_and_leaves_nothing_behind() -> None:
-    """An untrained network returns 10 in an episode, random play 22."""
-    file = Path(__file__).parents[3] / "examples" / "apex_cpprb.py"
-    done = subprocess.run([sys.executable, str(file), "4000"], capture_output=True, text=True, timeout=500, check=False)
-    assert done.returncode == 0, done.stderr
-    said = re.fullmatch(r"4000 updates, (\d+) transitions held, mean return (\S+)\n", done.stdout)
-    assert said, done.stdout
-    assert int(said[1]) >= 1_000 and int(said[1]) % 100 == 0, "they come in pieces of 100"
-    assert float(said[2]) > 60

@@ -3,8 +3,6 @@
 import io
 import logging
 import pickle
-import subprocess
-import sys
 import zipfile
 from copy import deepcopy
 from functools import partial
@@ -521,13 +519,3 @@ def test_trains_functions_replace_its_defaults() -> None:
     )  # fmt: skip
     assert buffer.get_all_transitions()["x"].ravel().tolist() == list(range(8))
     assert seen[1:4] + seen[5:] == [1, 2, 3, 5, 6, 7]
-
-
-@pytest.mark.long
-def test_the_example_of_one_process_learns() -> None:
-    """An untrained network returns 10 in an episode, random play 22."""
-    file = Path(__file__).parents[3] / "examples" / "replay_cpprb.py"
-    done = subprocess.run([sys.executable, str(file), "5000"], capture_output=True, text=True, timeout=500, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("5000 steps, 5000 transitions held, mean return ")
-    assert float(done.stdout.split()[-1]) > 60
