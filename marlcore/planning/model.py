@@ -28,8 +28,11 @@ class WorldModel(Protocol):
         action_space: has `n`, the number of actions of each agent.
     """
 
-    agents: Sized
-    action_space: Any
+    @property
+    def agents(self) -> Sized: ...
+
+    @property
+    def action_space(self) -> Any: ...
 
     def reset(self) -> object:
         """Returns to the initial state."""

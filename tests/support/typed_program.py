@@ -1,11 +1,17 @@
-"""Examples of docs/training.md and the guides as a user's program that mypy --strict accepts; nothing runs it."""
+"""What the documentation shows as a user's program, core, training and cluster; nothing runs it.
 
+mypy --strict accepts it (a test), and so does pyright, against an installed wheel (by hand, before a release).
+"""
+
+from collections.abc import Hashable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 import marlcore as mc
+from marlcore import cluster, planning, testing
 
 
 def role(agent: str) -> str:
@@ -85,6 +91,91 @@ def replayed() -> torch.Tensor:
         batch = replay.sampler(8).sample().torch()
     obs = batch.obs
     return torch.cat(list(obs.values())) if isinstance(obs, dict) else obs
+
+
+def actor(context: mc.WorkerContext, replay: mc.ReplayBuffer, lane: int) -> None:
+    with replay.writer(lane) as writer:
+        while not context.stopping:
+            writer.add(np.zeros(4), action=lane, reward=1.0, truncated=True, final_obs=np.ones(4))
+
+
+def embedded() -> float:
+    spec = mc.TransitionSpec(
+        obs={"image": mc.Field((8, 8), "uint8"), "speed": mc.Field()},
+        action=mc.Field((), "int64"),
+        extras={"state": mc.Field((2, 64), "float32", every=20)},
+    )
+    limiter = mc.RateLimiter(samples_per_insert=8, min_size=1000, tolerance=512)
+    replay = mc.ReplayBuffer.create(spec, capacity=1_000, lanes=4, limiter=limiter)
+    with replay, mc.Workers() as workers, replay.vector_writer(lanes=range(4)) as writer:
+        workers.start(actor, replay, 0)
+        writer.add({"image": np.zeros((4, 8, 8)), "speed": np.zeros(4)}, action=np.zeros(4), reward=np.zeros(4))
+        workers.check()
+        sampler: mc.Sampler = replay.sampler(
+            batch_size=32,
+            stack=4,
+            n_step=3,
+            prioritized=mc.Prioritized(alpha=0.9, beta=0.6),
+            sequence=mc.Sequence(length=80, burn_in=40, period=40),
+        )
+        with mc.Prefetch(sampler) as prefetch:
+            batch: mc.Batch = prefetch.sample(timeout=1.0)
+            prefetch.update_priorities(batch.index, np.ones(32))
+        mixed = mc.Mixture([replay, replay], fractions=[1 / 3, 2 / 3], batch_size=256).sample()
+        replay.save("replay.marlcore", sampler)
+    return float(mixed.reward.mean() + batch.discount.mean())
+
+
+def queued_and_published(spec: mc.TransitionSpec, model: torch.nn.Module) -> int:
+    with mc.TrajectoryQueue.create(spec, 1_000, when_full="drop_oldest") as queue:
+        reader: mc.TrajectoryReader = queue.reader(batch_size=16, length=128)
+        print(reader.read().obs)
+    weights = {"w": np.zeros((4, 2), np.float32)}
+    with mc.ParameterStore.create(model) as store, mc.ParameterStore.create(weights) as arrays:
+        changed: bool = arrays.subscriber(weights).pull()
+        with store.publisher(model) as publisher:
+            version: int = publisher.publish(epsilon=0.1)
+    return version + changed
+
+
+def caught() -> str:
+    try:
+        testing.check_env("treasure_hunt", steps=100)
+    except (mc.LaneBusy, mc.NotEnoughData, mc.SharedMemoryFull, mc.WorkerFailed) as error:
+        return str(error)
+    except mc.MarlcoreError as error:
+        return type(error).__name__
+    return ""
+
+
+class Walk:
+    agents = ("walker",)
+    action_space: Any = None
+
+    def reset(self) -> object:
+        return None
+
+    def get_state(self) -> Hashable:
+        return 0
+
+    def set_state(self, state: Any) -> None: ...
+
+    def transition_probabilities(
+        self, state: Any, action_profile: Sequence[int]
+    ) -> list[tuple[float, Hashable]] | None:
+        return None
+
+
+def planned() -> int:
+    graph: planning.Graph = planning.build_graph(Walk(), workers=2)
+    with graph:
+        return len(graph)
+
+
+def on_many_machines(replay: mc.ReplayBuffer, link: cluster.Link) -> mc.Config:
+    with cluster.Relay(replay, link) as relay:
+        print(relay.stats.rows)
+    return mc.Config(cluster=mc.ClusterConfig("auto", nodes=4, actors_per_node=8, compress="lz4"))
 
 
 def mistaken(policy: mc.LoadedPolicy, batch: mc.Batch) -> None:

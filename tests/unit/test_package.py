@@ -105,6 +105,14 @@ def test_every_folder_of_the_package_is_installed() -> None:
     assert all((folder / "__init__.py").exists() for folder in folders)
 
 
+def files_of(folder: str) -> set[Path]:
+    """All but what builds and runs wrote."""
+    written = {".nbc", ".nbi", ".pyc", ".so"}
+    files = {path for path in (ROOT / folder).rglob("*") if path.is_file() and "__pycache__" not in path.parts}
+    files -= {ROOT / "marlcore" / "_core.c", *(ROOT / "docs" / "reference").rglob("*")}
+    return {path.relative_to(ROOT) for path in files if path.suffix not in written}
+
+
 def egg_info(folder: Path) -> Path:
     """What setuptools says of the package: SOURCES.txt, the files of its source distribution, and requires.txt."""
     command = [sys.executable, "-W", "ignore", "setup.py", "-q", "egg_info", "--egg-base", str(folder)]
@@ -112,20 +120,19 @@ def egg_info(folder: Path) -> Path:
     return folder / "marlcore.egg-info"
 
 
-def test_the_stubs_are_installed(tmp_path: Path) -> None:
-    """A package reads its names from its stub."""
+def test_every_file_of_the_package_is_installed_and_no_other(tmp_path: Path) -> None:
+    """Stubs too, from which a package reads its names, and what is read at run time."""
     command = [sys.executable, "-W", "ignore", "setup.py", "-q", "build_py", "--build-lib", str(tmp_path)]
     subprocess.run(command, check=True, cwd=ROOT)
-    stubs = {path.relative_to(ROOT) for path in (ROOT / "marlcore").rglob("*.pyi")}
-    assert stubs and stubs == {path.relative_to(tmp_path) for path in tmp_path.rglob("*.pyi")}
+    files = files_of("marlcore")
+    assert {Path("marlcore/py.typed"), Path("marlcore/__init__.pyi")} <= files
+    assert files == {path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file()}
 
 
 def test_the_source_distribution_has_its_tests_files(tmp_path: Path) -> None:
     listed = set((egg_info(tmp_path) / "SOURCES.txt").read_text().splitlines())
     folders = ["bench", "csrc", "docs", "examples", "marlcore", "tests"]
-    kinds = {".c", ".cpp", ".h", ".md", ".pml", ".png", ".py", ".pyi", ".typed"}
-    files = {file for folder in folders for file in (ROOT / folder).rglob("*") if file.suffix in kinds}
-    wanted = {str(file.relative_to(ROOT)) for file in files - {ROOT / "marlcore" / "_core.c"}}
+    wanted = {str(file) for folder in folders for file in files_of(folder)}
     wanted |= {"CHANGELOG.md", "CITATION.cff", "LICENSE", "README.md", "SECURITY.md", "constraints.txt"}
     assert sorted(wanted - listed) == []
 
