@@ -63,6 +63,7 @@ def test_a_run_is_refused(case: str, guarded: RayNodes, program: Callable[..., A
     error, has_directory = json.loads(line)
     assert "\n" not in error and all(part in error for part in says), error
     assert case == "another marlcore" or error.startswith("cluster.address: expected a Ray cluster at"), error
+    assert "token" not in case or error.endswith("unless ~/.ray/auth_token holds the cluster's token"), error
     assert not has_directory
     until(lambda: left_on(guarded) == {"segments": [], "processes": []})
 

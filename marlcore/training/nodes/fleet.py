@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from textwrap import shorten
 from typing import Any
 
 import cloudpickle
@@ -32,6 +33,7 @@ START_S = 120.0  # for Ray to start an agent, and for this to import what a run 
 LOOK_S = 0.2  # between looks at signals meanwhile
 END_S = 15.0  # for an agent to end in order
 LOWEST = 15  # the niceness that Ray gives its workers
+TOKENS = " Export RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN unless ~/.ray/auth_token holds the cluster's token"
 _KINDS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
 
 log = logging.getLogger(__name__)
@@ -323,8 +325,7 @@ def _connect(address: str) -> bool:
             ray.init(address, namespace=namespace, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
         ray.shutdown()
-        told = str(error.__cause__ or "").splitlines()[-1:]  # such as that the token is refused
-        raise ValueError(f"{expected}, got {_one_line(' '.join([str(error), *told]))}") from None
+        raise ValueError(f"{expected}, got {_refusal(error)}") from None
     return True
 
 
@@ -346,5 +347,12 @@ def _amounts(resources: dict[str, float]) -> str:
     return ", ".join(f"{name} {amount:g}" for name, amount in resources.items())
 
 
+def _refusal(error: Exception) -> str:
+    """What Ray says in one line; of tokens, what to set instead of its advice."""
+    told = str(error.__cause__ or "").splitlines()[-1:]  # such as that the token is refused
+    said, advice, _ = " ".join([str(error), *told]).partition(" Ensure that the token")
+    return _one_line(said) + (TOKENS if advice else "")
+
+
 def _one_line(error: object) -> str:
-    return " ".join(str(error).split())[:300]
+    return shorten(str(error), 300, placeholder=" ...")
