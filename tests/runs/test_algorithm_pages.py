@@ -94,7 +94,7 @@ def test_the_overview_says_what_the_code_says(name: str) -> None:
 
 
 PLAY = {"pool": 3, "admit_updates": 5}
-runs = Runs(total_steps=400, actor={"envs": 4}, learner=mc.LearnerConfig(device="cpu"))
+runs = Runs(total_steps=400, actor=mc.ActorConfig(envs=4), learner=mc.LearnerConfig(device="cpu"))
 
 
 @pytest.mark.long

@@ -12,7 +12,7 @@ from crowd import Naming
 from hunt import HUNT
 from odd_spaces import Counting
 from processes import until
-from whole_runs import LONG, Runs, checkpoint, history, kill, values_of
+from whole_runs import LONG, ON_POLICY, Runs, checkpoint, history, kill, values_of
 
 import marlcore as mc
 from marlcore.envs import Recall
@@ -38,7 +38,7 @@ R2D2 = mc.R2D2(hidden=(16, 16), units=12, length=12, burn_in=4, period=8)
 RECALL = {"replay": {"prioritized": True}, "learner": {"batch_size": 8, "warmup": 100, "n_step": 3}}
 KINDS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "iqn": (HUNT, "iqn", {}),
-    "ppo": (CARTPOLE, PPO, {"learner": mc.LearnerConfig(log_interval=4, device="cpu")}),
+    "ppo": (CARTPOLE, PPO, ON_POLICY),
     "r2d2": ("recall", R2D2, {**RECALL, "actor": {"envs": 4}, "updates_per_step": 0.05}),
     "td3": (Naming, mc.TD3(), {"learner": {"n_step": 1}}),
     "sac": (Naming, DrawingSAC(), {"learner": {"n_step": 1}}),
@@ -99,7 +99,8 @@ def test_a_resumed_run_has_what_was_saved_bit_for_bit(tmp_path: Path, kind: str)
 )
 def test_a_killed_worker_is_replaced_and_the_run_ends_well(tmp_path: Path, kind: str, role: str) -> None:
     env_fn, algorithm, changes = KINDS[kind]
-    changes = {**changes, "actor": {"processes": 2}, "supervision": {"backoff": 0.0, "max_restarts": 10}}
+    changes = {**changes, "supervision": {"backoff": 0.0, "max_restarts": 10}}
+    changes["actor"] = mc.ActorConfig(processes=2, envs=2)
     kills = 0
     with runs.start(tmp_path, env_fn, algorithm, mode="async", total_steps=12_000, **changes) as run:
         while run.status().running and kills < 2:

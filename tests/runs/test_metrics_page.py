@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from metric_names import explained, unexplained
 from puck import two_player_puck
-from whole_runs import Runs
+from whole_runs import ON_POLICY, Runs
 
 import marlcore as mc
 
@@ -19,11 +19,10 @@ SOURCE = "\n".join(
     path.read_text() for room in ("algos", "training") for path in sorted((ROOT / "marlcore" / room).rglob("*.py"))
 )
 CARTPOLE, ENVIRONMENTS = "gymnasium:CartPole-v1", {"continuous": "gymnasium:Pendulum-v1"}
-ON_POLICY = {"batch_size": 64, "minibatch_size": 64, "epochs": 1}
 GAMES: dict[str, Any] = {"pool": 3, "admit_updates": 20, "rating": "elo", "anchors": {"puck:idle": 0.5}}
 CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
     "evaluation and stages": ("dqn", {"evaluation": {"interval": 200, "episodes": 2}, "stages": (100,)}),
-    "on-policy": (mc.PPO(**ON_POLICY), {"learner": {"batch_size": 64, "warmup": 500}}),
+    "on-policy": (mc.PPO(batch_size=64, minibatch_size=64, epochs=1), ON_POLICY),
     "continuous": ("sac", {"learner": {"warmup": 100}, "updates_per_step": "linear(0.1, 0.2, 400)"}),
     "self-play": ("dqn", {"self_play": GAMES, "evaluation": {"interval": 200, "episodes": 4}}),
 }

@@ -9,7 +9,7 @@ import pytest
 import torch
 from refused import check_refused
 from torch import nn
-from whole_runs import LONG, MODES, Runs, checkpoint, finished, marlcore
+from whole_runs import LONG, MODES, ON_POLICY, Runs, checkpoint, finished, marlcore
 
 import marlcore as mc
 from marlcore.training import read_metrics
@@ -32,10 +32,10 @@ class Own(nn.Module):
         return torch.tanh(self.layer(obs))
 
 
-ON_POLICY = mc.PPO(network=Own, batch_size=64, minibatch_size=32, epochs=2)
+PPO = mc.PPO(network=Own, batch_size=64, minibatch_size=32, epochs=2)
 KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
     "dqn": (mc.DQN(network=Own), {}),
-    "ppo": (ON_POLICY, {"learner": mc.LearnerConfig(log_interval=4, device="cpu")}),
+    "ppo": (PPO, ON_POLICY),
 }
 
 
@@ -89,7 +89,7 @@ def test_a_network_of_the_examples_opens_minigrid_s_door(tmp_path: Path) -> None
         entropy_coefficient=0.01,
         target_kl=None,
     )
-    changes = {"actor": {"envs": 16}, "learner": mc.LearnerConfig(device="cpu")}
+    changes = {"actor": mc.ActorConfig(envs=16), "learner": mc.LearnerConfig(device="cpu")}
     result = runs.train(tmp_path, DOOR, algorithm, total_steps=60_000, **changes)
     returns = [row.value for row in read_metrics(result.run_dir / "metrics.csv") if row.name == "episode_return"]
     assert np.mean(returns[:50]) < 0.2  # the control: at most 1 in 5 early episodes

@@ -14,7 +14,7 @@ from gymnasium.spaces import Box, MultiBinary, MultiDiscrete
 from hunt import HUNT
 from odd_spaces import Counting
 from processes import state, until
-from whole_runs import LONG, MODES, Runs, checkpoint, metrics_of, pid_of, values_of
+from whole_runs import LONG, MODES, ON_POLICY, Runs, checkpoint, metrics_of, pid_of, values_of
 
 import marlcore as mc
 from marlcore.envs import TreasureHunt
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 CARTPOLE = "gymnasium:CartPole-v1"
 HUNT3 = partial(TreasureHunt, **{**HUNT.keywords, "agents": 3})
 SMALL = mc.PPO(hidden=(16,), batch_size=64, minibatch_size=32, epochs=2)
-runs = Runs(mode="async", actor=mc.ActorConfig(envs=2), learner=mc.LearnerConfig(log_interval=4, device="cpu"))
+runs = Runs(mode="async", **ON_POLICY)
 train, start = runs.train, runs.start
 
 

@@ -19,7 +19,7 @@ from marlcore.__main__ import main
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
-runs = Runs(mode="async", total_steps=400, learner={"warmup": 20, "n_step": 1})
+runs = Runs(mode="async", total_steps=400, actor=mc.ActorConfig(envs=2), learner={"warmup": 20, "n_step": 1})
 PAIR, ARENA = partial(Crowd, 2), partial(Arena, Path())
 PLAY = {"pool": 4, "admit_updates": 10}
 train = runs.train
@@ -75,6 +75,8 @@ PPO_HAS_NONE = {
     "learner.warmup: expected the default 500": {"learner": mc.LearnerConfig(warmup=10)},
     "learner.prefetch: expected the default 0": {"learner": mc.LearnerConfig(prefetch=1)},
     "learner.batch_size: expected the default 64": {"learners": {"agent_0": mc.LearnerConfig(batch_size=9)}},
+    "actor.sync_interval: expected the default 50": {"actor": {"sync_interval": 10}},
+    "actor.max_policy_lag: expected the default None": {"actor": {"max_policy_lag": 5}},
     "exploration.epsilon: expected the default None": {"exploration": {"epsilon": 0.5}},
     "exploration.ladder: expected the default 0.0": {"exploration": {"ladder": 7}},
 }

@@ -59,7 +59,7 @@ def batches_of(tmp_path: Path, copies: int) -> list[Any]:
     """The batches of a run of PPO, each transition once and in order; the network has not learned to please."""
     Noting.batches.clear()
     algorithm = Noting(batch_size=60, minibatch_size=60, epochs=1)
-    runs.train(tmp_path, Rich, algorithm, actor={"envs": copies}, learner=ON_POLICY)
+    runs.train(tmp_path, Rich, algorithm, actor=mc.ActorConfig(envs=copies), learner=ON_POLICY)
     assert len(Noting.batches) > 5
     return [*Noting.batches]
 
@@ -138,6 +138,6 @@ def test_an_extra_of_its_name_is_refused(tmp_path: Path) -> None:
 def test_large_rewards_are_learned_only_with_normalization(tmp_path: Path, reward_norm: str) -> None:
     algorithm = mc.PPO(normalize_values=False, batch_size=200, minibatch_size=50)
     learner = replace(ON_POLICY, reward_norm=reward_norm)
-    result = runs.train(tmp_path, Rich, algorithm, total_steps=12_000, learner=learner)
+    result = runs.train(tmp_path, Rich, algorithm, total_steps=12_000, actor=mc.ActorConfig(envs=2), learner=learner)
     learned = result.returns["agent_0"] > 17 * 500  # 20 is perfect, 10 is chance
     assert learned == (reward_norm == "running"), result.returns

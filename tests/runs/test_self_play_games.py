@@ -88,7 +88,7 @@ def test_puck_is_trained_on_policy(tmp_path: Path) -> None:
     algorithm = mc.PPO(hidden=(16,), batch_size=128, minibatch_size=128, epochs=1)
     result = train(
         tmp_path, two_player_puck, algorithm, total_steps=2_000, self_play=settings,
-        replay=mc.ReplayConfig(), learner=mc.LearnerConfig(device="cpu"),
+        replay=mc.ReplayConfig(), actor=mc.ActorConfig(envs=4), learner=mc.LearnerConfig(device="cpu"),
     )  # fmt: skip
     table = payoff_of(result.run_dir)
     assert 5 < result.updates["main"] <= 2_000 * 0.8 / 128 and len(table) > 2

@@ -32,6 +32,8 @@ SMALL = mc.Config(
     actor=mc.ActorConfig(envs=2, sync_interval=10),
     learner=mc.LearnerConfig(batch_size=16, warmup=50, log_interval=10, device="cpu"),
 )
+# Of on-policy runs, which have no use for the rest of SMALL's settings.
+ON_POLICY = {"actor": mc.ActorConfig(envs=2), "learner": mc.LearnerConfig(log_interval=4, device="cpu")}
 
 
 def changed(config: mc.Config, **changes: Any) -> mc.Config:

@@ -16,6 +16,7 @@ from .sections import EPSILON
 EVALUATOR = "evaluator"
 OF_LEARNER = ("batch_size", "n_step", "warmup", "prefetch", "publish_interval")
 OF_RUN = ("updates_per_step", "updates_tolerance")
+OF_ACTOR = ("sync_interval", "max_policy_lag")
 SCRIPT = "exploration.script"
 OF_EXPLORATION = ("epsilon", "ladder")
 OF_REPLAY = [name for name in ReplayConfig.__dataclass_fields__ if name not in ("stack", "pad")]
@@ -156,6 +157,8 @@ def check_applied(policies: tuple[AssignedPolicy, ...], config: Config) -> None:
     if all(isinstance(policy.source, QueueSource) for policy in policies):
         _check("", OF_RUN, config, Config(), policies[0])
         _check("replay.", OF_REPLAY, config.replay, ReplayConfig(), policies[0])
+        why = "acts with the newest weights in every round"
+        _check("actor.", OF_ACTOR, config.actor, ActorConfig(), policies[0], why)
     if not any("epsilon" in schedules_of(policy.algorithm, config) for policy in policies):
         why = "draws its actions without an epsilon"
         _check("exploration.", OF_EXPLORATION, config.exploration, ExplorationConfig(), policies[0], why)
