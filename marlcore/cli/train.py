@@ -116,7 +116,8 @@ def _resumed(line: CommandLine) -> tuple[str, str, Any, Config]:
         read = line.read(own | settings | hints, refuse=f"{{}} is no option of {type(algorithm).__name__}".format)
         algorithm = changed(algorithm, {name.removeprefix("algorithm."): read[name] for name in hints.keys() & read})
         values = {name: read[name] for name in settings.keys() & read}
-    return options.resume, env, algorithm, changed(config, values)
+    moved = {"run_dir": None}  # since its directory may lie elsewhere than config.json says
+    return options.resume, env, algorithm, changed(config, values | moved)
 
 
 def _read(line: CommandLine) -> tuple[TrainOptions, str, Any, Config]:

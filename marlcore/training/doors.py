@@ -49,12 +49,12 @@ def train(
             "module:Class"; or a dict of these by policy, see config.policies.
         config: the settings.
         progress: show a table of the run's progress, and notices of long waits, on standard error.
-        resume: the directory of a run to continue from its last checkpoints, instead of config.run_dir; or an address
-            of fsspec, which is copied to a new directory in runs/ first, and back as it changes. Its settings become
-            those of `config`, which may differ from its earlier ones, and so may hyperparameters, except those on which
-            its checkpoints and saved replays depend: these are refused by name. `total_steps` counts from the run's
-            beginning, and must exceed the steps that the run has taken. Nothing of the directory is executed (`marlcore
-            train --resume` does: it imports what config.json names).
+        resume: the directory of a run to continue from its last checkpoints; config.run_dir must be None or name the
+            same. Or an address of fsspec, which is copied to a new directory in runs/ first, and back as it changes.
+            Its settings become those of `config`, which may differ from its earlier ones, and so may hyperparameters,
+            except those on which its checkpoints and saved replays depend: these are refused by name. `total_steps`
+            counts from the run's beginning, and must exceed the steps that the run has taken. Nothing of the directory
+            is executed (`marlcore train --resume` does: it imports what config.json names).
         callback: a function that is called with each `Metric` (time_s, step, agent, name, value), or an object with any
             of the methods `on_metric(metric)`, `on_evaluation(evaluation)` and `on_checkpoint(checkpoint)`, which take
             a `Metric`, an `EvaluationEvent` and a `CheckpointEvent`. A thread of this process calls it. If it returns

@@ -61,6 +61,8 @@ class RunInput:
             weights = brief(request.init_from)
             raise ValueError(f"init_from: expected None, since a resumed run has its weights, got {weights}")
         config = config or (Config() if data is None else OFFLINE)
+        if request.resume is not None:
+            _check_same_run(config.run_dir, request.resume)
         remote = config.run_dir if request.resume is None else request.resume
         if not is_address(remote):
             remote = None
@@ -113,6 +115,14 @@ class RunInput:
             resume = fetch_run(remote, absolute(RUNS))
         callback, progress, strict = request.callback, request.progress, request.init_strict
         return cls(make_env, policies, config, runs, resume, callback, progress, replays, initial, strict, remote)
+
+
+def _check_same_run(run_dir: str | None, resume: str | Path) -> None:
+    """Raises ValueError: the settings name another directory than that of the run to continue."""
+    if run_dir is None or run_dir == str(resume):
+        return
+    if is_address(run_dir) or is_address(resume) or absolute(run_dir).resolve() != absolute(resume).resolve():
+        raise ValueError(f"run_dir: expected None or that of the run that continues, {str(resume)!r}, got {run_dir!r}")
 
 
 def _assigned(

@@ -94,8 +94,8 @@ def test_options_come_before_the_file_and_that_before_defaults(line, tmp_path, m
 
 
 def test_a_resumed_run_takes_options(tmp_path, monkeypatch):
-    """Of its settings and of its algorithm; one that is unknown is refused."""
-    asked, kept = [], Config(actor=ActorConfig(envs=2), replay=ReplayConfig(save=True))
+    """Of its settings and of its algorithm; one that is unknown is refused. Its directory may have been moved."""
+    asked, kept = [], Config(run_dir="before/it/moved", actor=ActorConfig(envs=2), replay=ReplayConfig(save=True))
     policies = assign({"agent_0": Spaces(Box(-1, 1, (3,)), Discrete(2))}, None, DQN(hidden=(8, 8)), stack=1)
     described = {**describe("treasure_hunt", policies, kept), "env": "treasure_hunt"}
     RunDirectory.create(tmp_path / "run", described).close()
@@ -107,7 +107,7 @@ def test_a_resumed_run_takes_options(tmp_path, monkeypatch):
     monkeypatch.setattr("marlcore.cli.train.run", run)
     changes = "--actor.processes 3 --replay.no-save --algorithm.learning-rate 0.1 --algorithm.no-double --trust"
     assert main(["train", "--resume", str(tmp_path / "run"), *changes.split()]) == 2
-    changed = replace(kept, actor=ActorConfig(processes=3, envs=2), replay=ReplayConfig(save=False))
+    changed = replace(kept, run_dir=None, actor=ActorConfig(processes=3, envs=2), replay=ReplayConfig(save=False))
     algorithm = DQN(hidden=(8, 8), learning_rate=0.1, double=False)
     assert asked == [(("treasure_hunt", algorithm, changed), {"resume": str(tmp_path / "run")})]
     assert main(["train", "--resume", str(tmp_path / "run"), "--algorithm.hiden", "4"]) == 2

@@ -42,11 +42,37 @@ def test_every_path_is_absolute_before_an_environment_is_made(elsewhere, tmp_pat
         replay=ReplayConfig(path="replays"),
         self_play=SelfPlayConfig(anchors={"old.pt": 0.1, "bots:Bot": 0.1}),
     )
-    checked = RunInput.checked(Request(elsewhere, "dqn", config, resume="earlier"))
+    checked = RunInput.checked(Request(elsewhere, "dqn", config, resume=here / "run"))
     assert Path.cwd() == tmp_path / "elsewhere"
     assert (checked.config.run_dir, checked.config.replay.path) == (str(here / "run"), str(here / "replays"))
     assert list(checked.config.self_play.anchors) == [str(here / "old.pt"), "bots:Bot"]
-    assert checked.resume == here / "earlier"
+    os.chdir(here)
+    resumed = RunInput.checked(Request(elsewhere, "dqn", replace(config, run_dir=None), resume="earlier"))
+    assert resumed.resume == here / "earlier"
+
+
+RESUMED = {
+    "another directory": ("other", "run"),
+    "an address": ("memory://run", "run"),
+    "no address": ("run", "memory://run"),
+}
+
+
+@pytest.mark.parametrize("case", RESUMED)
+def test_another_directory_than_the_resumed_one_is_refused(case, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run_dir, resume = RESUMED[case]
+    says = f"run_dir: expected None or that of the run that continues, {resume!r}, got {run_dir!r}"
+    check_refused(lambda: mc.train(HUNT, "dqn", mc.Config(run_dir=run_dir), resume=resume), ValueError, says)
+    assert not any(tmp_path.iterdir())
+
+
+def test_the_resumed_directory_may_have_another_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("link").symlink_to("runs")
+    for run_dir in ("runs/a", "link/a", "runs/../runs/a", str(tmp_path / "runs" / "a")):
+        config = mc.Config(mode="serial", run_dir=run_dir)
+        assert RunInput.checked(Request(HUNT, "dqn", config, resume="runs/a")).resume == tmp_path / "runs" / "a"
 
 
 def test_a_directory_of_the_runs_own_lies_where_the_run_was_started(elsewhere, tmp_path):
