@@ -22,6 +22,11 @@ ROOMS = {  # a page each: its title, and its modules
     ),
 }
 PAGES = (*ROOMS, "settings", "commands", "errors", "contributing")  # all that `write` writes, but for parameters
+LEADS = {  # what a reader of a page should know first
+    "cluster": "A run on many machines needs one setting, {py:class}`marlcore.ClusterConfig`: see "
+    "[its fields](settings.md#cluster) and the [guide](../guides/many-machines.md). Below are the parts that such a "
+    "run is made of, for programs with loops of their own.",
+}
 TITLES = {"core": "Core", "training": "Training"}  # of the sections of marlcore's stub
 NAMES = {"marlcore.envs": ["make", "adapt", "vectorize", "TwoPlayer"]}  # of modules that export more
 
@@ -75,7 +80,7 @@ def entry(module: str, name: str, thing: object) -> list[str]:
 
 
 def api_page(name: str, title: str, modules: list[str]) -> str:
-    lines = [f"# {title}", ""]
+    lines = [f"# {title}", "", *([LEADS[name], ""] if name in LEADS else [])]
     for module in modules:
         home, chosen = import_module(module), sections(module)
         if name in TITLES:

@@ -1,14 +1,8 @@
 """Bookings: what each lane at home has taken of which sender; an ingest's memory, which survives its death.
 
-A lane's line has a word `turn`, whose lowest bit selects the valid half, and two halves of four words:
-
-    epoch    of the sender whose rows the lane takes
-    offset   of that sender's tickets: the next one is offset + the lane's own committed ticket
-    seam     the lane's ticket at which a row does not follow the one before it
-    lost     rows that were overwritten at their senders, of all epochs
-
-So rows that arrive change nothing here: the lane's commit moves the cursor with the rows. The holder of the lane's
-writer lock writes the invalid half, and one store of `turn` makes it valid.
+A lane's line has a word `turn`, whose lowest bit selects the valid half, and two halves of four words, the fields
+of a `Booking`. So rows that arrive change nothing here: the lane's commit moves the cursor with the rows. The holder of
+the lane's writer lock writes the invalid half, and one store of `turn` makes it valid.
 """
 
 from dataclasses import astuple, dataclass
@@ -23,7 +17,14 @@ _HALF = 4
 
 @dataclass(frozen=True)
 class Booking:
-    """A lane's booking; see the head of this file."""
+    """What a lane has taken of its sender.
+
+    Attributes:
+        epoch: of the sender whose rows the lane takes.
+        offset: of that sender's tickets: the next one is offset + the lane's own committed ticket.
+        seam: the lane's ticket at which a row does not follow the one before it.
+        lost: rows that were overwritten at their senders, of all epochs.
+    """
 
     epoch: int = 0
     offset: int = 0
