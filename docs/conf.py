@@ -12,7 +12,7 @@ import re
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(Path(__file__).parent))
@@ -63,6 +63,7 @@ def plain(text: str) -> str:
     """Shapes such as [B, *shape] and names such as np.bool_ stand in docstrings: no emphasis and no link is meant."""
     parts = re.split(r"(`[^`]*`|\*\*\w[^*\n]*[\w.]\*\*)", text)
     text = "".join(part if i % 2 else re.sub(r"([*_])", r"\\\1", part) for i, part in enumerate(parts))
+    text = re.sub(r"docs/([\w/-]+)\.md", r":doc:`/\1`", text)
     # Napoleon takes the first of several names for a type.
     return re.sub(r"^ +\w+(, \w+)+: ", lambda names: names[0].replace(", ", "/"), text, flags=re.M)
 
@@ -177,11 +178,21 @@ def site_links(app: object, name: str, source: list[str]) -> None:
     source[0] = re.sub(r"\[[\w-]+\.md\]\(([\w/.-]+\.md)", r"[](\1", source[0])
 
 
+def breakable_names(app: object, page: str, template: str, context: dict[str, Any], doctree: object) -> None:
+    """Lets names of code break behind their marks, where the stylesheet allows it."""
+
+    def broken(code: re.Match[str]) -> str:
+        return re.sub(r"(?<=[\w)][_./(=,:-])(?=\w)", "<wbr>", code[0])
+
+    context["body"] = re.sub(r'(?<=<span class="pre">)[^<]+', broken, context.get("body") or "")
+
+
 def setup(app: Sphinx) -> None:
     app.connect("autodoc-process-docstring", plain_outside_code, priority=400)  # napoleon's is 500
     app.connect("autodoc-process-docstring", whole_attributes, priority=600)
     app.connect("autodoc-process-signature", short_signature)
     app.connect("source-read", site_links)
+    app.connect("html-page-context", breakable_names)
     for field in PyObject.doc_field_types:
         if field.name == "variable":
             field.label = "Attributes"

@@ -14,10 +14,10 @@ ROOMS = {  # a page each: its title, and its modules
     "training": ("Training", ["marlcore"]),
     "environments": ("Environments", ["marlcore.envs", "marlcore.testing"]),
     "parts": ("Parts of models", ["marlcore.algos.parts"]),
-    "cluster": ("Many machines", ["marlcore.cluster"]),
-    "planning": ("Planning", ["marlcore.planning"]),
+    "cluster": ("marlcore.cluster", ["marlcore.cluster"]),
+    "planning": ("marlcore.planning", ["marlcore.planning"]),
     "compat": (
-        "Drop-ins",
+        "marlcore.compat",
         [f"marlcore.compat.{library}" for library in ("cpprb", "empo", "sorrel", "stable_baselines3", "torchrl")],
     ),
 }
@@ -86,7 +86,7 @@ def api_page(name: str, title: str, modules: list[str]) -> str:
         if name in TITLES:
             chosen = {"": chosen[TITLES[name]]}
         if len(modules) > 1:
-            lines += [f"## {module}", "", *(inspect.getdoc(home) or "").partition("\n\n")[0].splitlines(), ""]
+            lines += [f"## {module}", "", *linked((inspect.getdoc(home) or "").partition("\n\n")[0]).splitlines(), ""]
         lines += [f"`import {module}{' as mc' if module == 'marlcore' else ''}`", ""]
         for heading, names in chosen.items():
             things = {label: getattr(home, label) for label in names}
@@ -117,8 +117,13 @@ def documented_fields(kind: type) -> dict[str, str]:
     return found
 
 
+def linked(text: str) -> str:
+    """Docstrings name pages by their files; the site shows links with the pages' titles."""
+    return re.sub(r"(?<![(`])docs/([\w/-]+\.md)", r"[](/\1)", text)
+
+
 def cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("<", "&lt;")
+    return linked(text).replace("|", "\\|").replace("<", "&lt;")
 
 
 def settings_rows(kind: type, prefix: str = "") -> list[str]:
@@ -168,7 +173,7 @@ def commands_page() -> str:
 def markdown(text: str) -> str:
     """A help text for a page: options and files are code, and no < begins a tag."""
     text = re.sub(r"(?<![\w`-])(--[a-z][\w.-]*)(?![^`\n]*`)", r"`\1`", text)
-    return re.sub(r"(?<!\()docs/(\w+)\.md", r"[\1.md](../\1.md)", text).replace("<", "&lt;")
+    return linked(text).replace("<", "&lt;")
 
 
 def option_rows(kind: type) -> list[str]:
@@ -190,7 +195,7 @@ def default_of(field: dataclasses.Field[Any]) -> str:
 
 def errors_page() -> str:
     marlcore, errors = import_module("marlcore"), import_module("marlcore.errors")
-    lines = ["# Errors", "", *(inspect.getdoc(errors) or "").splitlines(), ""]
+    lines = ["# Errors", "", *linked(inspect.getdoc(errors) or "").splitlines(), ""]
     for name, kind in vars(errors).items():
         if is_error(kind) and issubclass(kind, errors.MarlcoreError):
             home = "marlcore" if name in dir(marlcore) else "marlcore.errors"
@@ -201,7 +206,8 @@ def errors_page() -> str:
 def contributing_page() -> str:
     """CONTRIBUTING.md, whose links begin at the root, from where the site has its page."""
     text = (ROOT / "CONTRIBUTING.md").read_text().replace("[tests/README.md](tests/README.md)", "tests/README.md")
-    return re.sub(r"\]\((?!https?:|#|\.\.)(docs/)?", lambda link: "](../" if link[1] else "](../../", text)
+    text = linked(re.sub(r"\[docs/[\w/-]+\.md\]", "[]", text))
+    return re.sub(r"\]\((?!https?:|#|\.\.|/)(docs/)?", lambda link: "](../" if link[1] else "](../../", text)
 
 
 def parameters_table(algorithm: type) -> str:

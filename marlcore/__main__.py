@@ -46,7 +46,7 @@ COMMANDS = {
         "play episodes with a run's policies, and print their returns",
     ),
     "export": ("RUN --policy NAME --file FILE", "write a policy of a run as ONNX or TorchScript"),
-    "top": ("[RUN_DIR] [--once] [--json]", "show a live run: rates, lag, waits and restarts"),
+    "top": ("[RUN] [--once] [--json]", "show a live run: rates, lag, waits and restarts"),
     "bench": ("[--json]", "measure the core on this machine, each call beside its bound"),
     "gc": ("[--dry-run]", "remove shared memory that no living process holds"),
     "warmup": ("", "compile the kernels now, so that no first batch waits for them"),

@@ -66,10 +66,12 @@ class TopOptions(Declared):
     until a row has arrived in milliseconds, the versions by which its weights are behind, messages in flight, rows lost
     in gaps, and the seconds since it was heard.
 
-    A terminal too narrow for one table shows several, without the pids; --json has every figure.
+    A terminal too narrow for one table shows several, without the pids; --json has every figure. Off a terminal the
+    tables are columns with tabs between them. With --once, a run that is not live yet is an error: "run_dir: expected
+    one live run, got none of 'runs/two'"; without it, the command waits.
     """
 
-    run_dir: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="[RUN_DIR]")]] = ""
+    run_dir: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="[RUN]")]] = ""
     """Directory of the run; may be omitted if only one run is live."""
     once: bool = False
     """Show one table of a run that is live, and exit."""

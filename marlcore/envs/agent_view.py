@@ -69,11 +69,14 @@ class AgentView:
 
     def mask(self, value: Any, rows: tuple[int, ...] = ()) -> NDArray[Any]:
         """A mask as an array [*rows, actions]; of a MultiDiscrete also from a tuple of a mask for each component."""
-        array = np.concatenate(value, axis=-1) if isinstance(value, (tuple, list)) and rows == () else np.asarray(value)
         expected = (*rows, self.spaces.choices)
-        if array.shape != expected or array.dtype.kind not in "biu":
-            raise ValueError(f"{MASK}: expected {Field(expected, 'bool').describe()}, got {brief(value)}")
-        return array
+        try:
+            array = np.hstack(value) if isinstance(value, (tuple, list)) and rows == () else np.asarray(value)
+            if array.shape == expected and array.dtype.kind in "biu":
+                return array
+        except ValueError:  # parts that do not fit together
+            pass
+        raise ValueError(f"{MASK}: expected {Field(expected, 'bool').describe()}, got {brief(value)}")
 
     def convert(self, action: NDArray[Any], rows: int) -> NDArray[Any]:
         """Actions [rows, ...] of rows as a new array of actions of the space. Raises ValueError, TypeError."""

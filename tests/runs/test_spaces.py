@@ -1,7 +1,7 @@
 """Runs on real environments of every kind of space; their replays hold what the environments told, bit for bit.
 
-The long form, `python tests/long.py spaces [STEPS]`, trains on each and prints the table of the guide
-to environments.
+The long form, `python tests/long.py spaces [STEPS]`, trains on each and prints the table of
+docs/environments.md.
 """
 
 import tempfile

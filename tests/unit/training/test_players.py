@@ -77,6 +77,10 @@ SAYS: dict[str, Callable[[], object]] = {
     "action_mask: expected an allowed action, got [False, False, False]": lambda: loaded(MASKED).act(
         {**OBS, "action_mask": MASK & ~MASK}
     ),
+    "action_mask: expected bool (3,), got [True, False]": lambda: loaded(MASKED).act(OBS, mask=[True, False]),
+    "action_mask: expected bool (3,), got ([True], [[True], True])": lambda: loaded(MASKED).act(
+        OBS, mask=([True], [[True], True])
+    ),
     "action_mask: expected 3 booleans, got None": lambda: loaded(MASKED).act({"observation": OBS}),
     "obs: expected a value with the keys 'noise', 'target', got {'noise': 0, 'action_mask': array([0, 1, 0])}": (
         lambda: loaded(MASKED).act({"noise": 0, "action_mask": np.array([0, 1, 0])})
@@ -112,6 +116,11 @@ def test_what_is_not_finite_is_refused(call: Callable[[float], object], name: st
 def test_what_is_possible_is_accepted() -> None:
     assert loaded(PLAIN).act(5 * np.ones(2)) == 1  # bounds are not checked
     remember(np.nan, "priority")  # which stands for the highest so far
+
+
+@pytest.mark.parametrize("mask", [list(MASK), MASK.tolist(), ([0, 1], [0])])
+def test_act_takes_a_mask_as_a_list(mask: Any) -> None:
+    assert loaded(MASKED).act(OBS, mask=mask) == 1
 
 
 @pytest.mark.parametrize(
