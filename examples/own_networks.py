@@ -87,7 +87,7 @@ class SharedTorso(nn.Module):
         return self.to_policy(features), self.to_value(features)
 
 
-def main(steps: int = 60_000) -> mc.Result:
+def main(steps: int = 100_000) -> mc.Result:
     """Trains an agent that finds a key, opens a door with it and reaches the goal."""
     algorithm = mc.PPO(
         network=GridTorso, learning_rate=1e-3, batch_size=2_048, epochs=4, entropy_coefficient=0.01, target_kl=None

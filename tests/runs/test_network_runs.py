@@ -90,7 +90,8 @@ def test_a_network_of_the_examples_opens_minigrid_s_door(tmp_path: Path) -> None
         target_kl=None,
     )
     changes = {"actor": mc.ActorConfig(envs=16), "learner": mc.LearnerConfig(device="cpu")}
-    result = runs.train(tmp_path, DOOR, algorithm, total_steps=60_000, **changes)
+    stop = mc.StopConfig(threshold=0.93)  # seed 0 takes 50,000 steps or 95,000, as the processor rounds
+    result = runs.train(tmp_path, DOOR, algorithm, total_steps=200_000, stop=stop, **changes)
     returns = [row.value for row in read_metrics(result.run_dir / "metrics.csv") if row.name == "episode_return"]
     assert np.mean(returns[:50]) < 0.2  # the control: at most 1 in 5 early episodes
-    assert result.returns["agent_0"] > 0.9
+    assert np.mean(returns[-100:]) > 0.9
