@@ -25,8 +25,8 @@ import marlcore as mc
 from marlcore.transitions import Writer
 
 from . import growth_runs
-from .figures import FOLDER, today, write
-from .machine import describe_machine, load_since
+from .figures import FOLDER
+from .machine import describe_machine, load_since, publish
 from .report import QUICK, THOROUGH, Effort, table_of
 from .transitions import BATCH, VECTOR, check_sample, fields_of, fill, spec_of
 from .work import FULL, Row, Scale, Work, time_row
@@ -187,18 +187,11 @@ def main() -> None:
         runs = measure_runs()
     tables = [growth_table(*sweep) for sweep in calls.items()] + [runs_table(*sweep) for sweep in runs.items()]
     plain = {name: {size: asdict(figures) for size, figures in sweep.items()} for name, sweep in runs.items()}
-    command = "python -m bench.growth" + " --quick" * options.quick
-    figures = {
-        "command": command,
-        "machine": machine,
-        "date": today(),
-        "load": load_since(before),
-        "seconds": calls,
-        "runs": plain,
-    }
-    for path in [options.json] * bool(options.json) + [FOLDER / "growth.json"] * options.store:
-        write(path, figures)
-    Console().print(*tables, *machine.values(), sep="\n")
+    figures = {"seconds": calls, "runs": plain}
+    publish(
+        machine, tables, 0, options.json, FOLDER / "growth.json" if options.store else None,
+        command="python -m bench.growth" + " --quick" * options.quick, load=load_since(before), **figures,
+    )  # fmt: skip
     if options.store:
         draw(FOLDER.parent / "growth.png", figures)
 

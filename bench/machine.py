@@ -62,10 +62,10 @@ def _version(package: str) -> str | None:
     return metadata.version(package) if find_spec(package) else None
 
 
-def publish(machine: dict[str, str], parts: Iterable[object], width: int, file: Path | None, **figures: Any) -> None:
-    """Prints tables, in at least this many columns, and the machine; writes it and the figures to the file, if any."""
+def publish(machine: dict[str, str], parts: Iterable[object], width: int, *files: Path | None, **figures: Any) -> None:
+    """Prints tables, in at least this many columns, and the machine; writes it and the figures to each file."""
     console = Console()
     console.width = max(console.width, width)
     console.print(*parts, *machine.values(), sep="\n")
-    if file:
+    for file in filter(None, files):
         write(file, {"machine": machine, "date": today(), **figures})

@@ -117,9 +117,9 @@ RENDERERS: dict[str, Callable[[str], str]] = {
 }
 
 
-def filled(text: str) -> str:
-    """The page with every region as the stored figures give it."""
-    return REGION.sub(lambda region: f"{region[1]}\n{RENDERERS[region[2]](region[3])}\n{region[4]}", text)
+def filled(text: str, renderers: Mapping[str, Callable[[str], str]] = RENDERERS) -> str:
+    """The page with every region as its renderer gives it."""
+    return REGION.sub(lambda region: f"{region[1]}\n{renderers[region[2]](region[3])}\n{region[4]}", text)
 
 
 def main() -> int:

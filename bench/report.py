@@ -19,7 +19,7 @@ from rich.table import Table
 
 from . import adding_work, params_work, queue_work, sampling_work, save_work
 from .adding_while_sampled import LIBRARIES, Rates, measure_rates
-from .figures import FOLDER, load, today, write
+from .figures import FOLDER, load
 from .machine import describe_machine, load_since, parse_if_idle, processor, publish
 from .save_work import SaveFigures
 from .work import FULL, Row, time_row
@@ -114,18 +114,16 @@ def main() -> None:
     tables = [times_table(results), rates_table(rates), *([saves_table(saves)] if saves else [])]
     if options.compare:
         tables.append(comparison(results, load(name_of_machine())["ratios"]))
-    figures: dict[str, Any] = {
-        "load": load_since(before),
-        "microseconds": {r.row: {name: time * 1e6 for name, time in r.times.items()} for r in results},
-        "ratios": {r.row: r.ratios for r in results},
-        "budgets": {r.row: r.budgets for r in results},
-        "adds_per_s": {name: asdict(r) for name, r in rates.items()},
-        "saves": {name: asdict(figures) for name, figures in saves.items()},
-    }
-    publish(machine, tables, 200, options.json, **figures)
-    if options.store:
-        command = "python -m bench.report" + " --quick" * options.quick + " --anyway" * options.anyway
-        write(stored_file, {"command": command, "machine": machine, "date": today(), **figures})
+    publish(
+        machine, tables, 200, options.json, stored_file if options.store else None,
+        command="python -m bench.report" + " --quick" * options.quick + " --anyway" * options.anyway,
+        load=load_since(before),
+        microseconds={r.row: {name: time * 1e6 for name, time in r.times.items()} for r in results},
+        ratios={r.row: r.ratios for r in results},
+        budgets={r.row: r.budgets for r in results},
+        adds_per_s={name: asdict(r) for name, r in rates.items()},
+        saves={name: asdict(figures) for name, figures in saves.items()},
+    )  # fmt: skip
     if options.plot:
         draw(options.plot, machine, results)
 

@@ -14,11 +14,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from rich.console import Console
-
 from .cpu_time import cpu_of_descendants, title
-from .figures import FOLDER, today, write
-from .machine import describe_machine
+from .figures import FOLDER
+from .machine import describe_machine, publish
 from .soak_figures import draw, tables
 from .soak_work import PROGRAMS, Counts
 
@@ -34,9 +32,7 @@ class Process:
 
     pid: int
     rss_mb: float
-    anonymous_mb: (
-        float  # of it, what belongs to no file: the kernel takes back pages of libraries, and these hide growth
-    )
+    anonymous_mb: float  # of it, without pages of files: the kernel takes those back, which hides growth
     descriptors: int
     cpu_s: float
 
@@ -171,10 +167,8 @@ def main() -> int:
     with PROGRAMS[options.program]() as counts:
         soak = take(counts, 60.0 * options.minutes)
     command = f"python -m bench.soak --program {options.program} --minutes {soak.samples[-1].seconds / 60:.0f}"
-    figures = {"command": command, "machine": machine, "date": today(), **figures_of(soak)}
-    Console().print(*tables(figures), *machine.values(), sep="\n")
-    if options.json:
-        write(options.json, figures)
+    figures = figures_of(soak)
+    publish(machine, tables(figures), 0, options.json, command=command, **figures)
     if options.plot:
         draw(options.plot, figures)
     creeping = soak.creeping()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -18,6 +17,8 @@ from scipy.stats import bootstrap, trim_mean
 
 import marlcore as mc
 from marlcore.training import preset_names
+
+from .pages import filled, markdown
 
 DOCS = Path(__file__).parents[1] / "docs"
 PANELS = 5  # in a row of the picture
@@ -40,7 +41,6 @@ RL_ZOO = {  # one run each, in thousands of steps; HalfCheetah and Hopper are -v
     "mountaincar-dqn": (-100.8, 120), "pendulum-sac": (-157.0, 20), "pendulum-td3": (-151.9, 20),
     "pong-dqn": (20.6, 10_000),
 }  # fmt: skip
-BETWEEN = re.compile("(?<=<!-- figures -->\n).*(?=<!-- end of figures -->)", re.S)
 COLUMNS = (
     "preset", "environment", "algorithm", "steps", "seeds", "random", "last", "best", "threshold", "solved", "RL Zoo",
     "seconds", "CPU seconds",
@@ -58,12 +58,11 @@ def interquartile_mean(scores: Sequence[float]) -> tuple[float, float, float]:
 
 def write(figures: Mapping[str, Any]) -> None:
     """Writes what of the page comes from figures, between its marks, and the picture."""
-    rows = [row_of(name, figures.get(name)) for name in preset_names()]
-    table = [f"| {' | '.join(cells)} |" for cells in (COLUMNS, ["---"] * len(COLUMNS), *rows)]
+    table = markdown(COLUMNS, (row_of(name, figures.get(name)) for name in preset_names()))
     picture = "![Return over the steps of each preset's runs: means, and lowest to highest](zoo/curves.png)"
+    text = "\n".join([table, conditions(figures), "", picture, ""])
     page = DOCS / "zoo.md"
-    text = "\n".join(["", *table, "", conditions(figures), "", picture, "", ""])
-    page.write_text(BETWEEN.sub(lambda _: text, page.read_text()))
+    page.write_text(filled(page.read_text(), {"zoo": lambda _: text}))
     draw({name: figures[name] for name in preset_names() if name in figures}, DOCS / "zoo" / "curves.png")
 
 
