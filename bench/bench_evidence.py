@@ -66,6 +66,15 @@ def test_a_process_that_was_replaced_does_not_count() -> None:
     assert soaked(rss_mb=lambda i: 100.0 + i / 40, pid=lambda i: i // 200).creeping() == []
 
 
+def test_a_soak_of_seconds_has_rates() -> None:
+    """As one that Ctrl-C ends in its first minute."""
+    process = soak.Process(7, 100.0, 50.0, 9, 0.0)
+    short = soak.Soak([soak.Sample(t, 1.0, {"a": process}, {"adds": int(100 * t)}) for t in (0.0, 4.0)])
+    figures = soak.figures_of(short)
+    assert soak_figures.rates(figures) == {"adds": [100.0]}
+    assert len(soak_figures.tables(figures)) == 2
+
+
 def test_rates_are_those_of_each_minute() -> None:
     figures = {"seconds": [0.0, 60.0, 180.0], "counts": {"adds": [0, 600, 600]}}
     assert soak_figures.rates(figures) == {"adds": [10.0, 0.0]}

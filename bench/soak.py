@@ -86,13 +86,13 @@ class Soak:
         return lines
 
     def minutes(self) -> list[Sample]:
-        """A sample a minute."""
+        """A sample a minute; of a soak that ended sooner, the first and the last one."""
         samples, due = [], 0.0
         for sample in self.samples:
             if sample.seconds >= due:
                 samples.append(sample)
                 due = sample.seconds + 60.0 - EVERY_S / 2
-        return samples
+        return samples if len(samples) > 1 else [self.samples[0], self.samples[-1]]
 
 
 def look(root: int) -> dict[str, Process]:
@@ -118,15 +118,17 @@ def look(root: int) -> dict[str, Process]:
 
 
 def take(counts: Counts, seconds: float) -> Soak:
-    soak, began, due = Soak(), time.monotonic(), 0.0
-    while (passed := time.monotonic() - began) <= seconds + 1.0:
+    soak, began, due, interrupted = Soak(), time.monotonic(), 0.0, False
+    while True:
+        passed = time.monotonic() - began
         soak.samples.append(Sample(passed, os.getloadavg()[0], look(os.getpid()), dict(counts())))
+        if interrupted or passed >= seconds:
+            return soak
         due += EVERY_S
         try:
             time.sleep(max(0.0, began + due - time.monotonic()))
         except (KeyboardInterrupt, SystemExit):
-            break
-    return soak
+            interrupted = True
 
 
 def figures_of(soak: Soak) -> dict[str, Any]:
