@@ -61,19 +61,11 @@ class RunInput:
             weights = brief(request.init_from)
             raise ValueError(f"init_from: expected None, since a resumed run has its weights, got {weights}")
         config = config or (Config() if data is None else OFFLINE)
-        if request.resume is not None:
-            _check_same_run(config.run_dir, request.resume)
-        remote = config.run_dir if request.resume is None else request.resume
-        if not is_address(remote):
-            remote = None
-        if is_address(config.run_dir):
-            config = replace(config, run_dir=None)
-        config = config.with_absolute_paths()  # first: an environment may change the working directory
+        config, resume, remote = _located(config, request.resume)  # first: an environment may change the directory
         if data is not None:
             config = data.configured(config)
         elif config.offline:
             raise ValueError("actor.processes: expected an integer of at least 1, got 0; see train_offline")
-        resume = None if request.resume is None or remote else absolute(request.resume)
         runs = absolute(RUNS) if resume is None and config.run_dir is None else Path(RUNS)
         with shown_with(request.progress):
             if data is not None and isinstance(env_fn, Spaces):
@@ -88,10 +80,9 @@ class RunInput:
             if data is not None:
                 config = replace(config, total_steps=data.updates * len(names))
             initial = initial_states(request.init_from, names)
-            if wrong := config.learners.keys() - names:
-                raise ValueError(f"learners: expected the policies {names}, got {min(wrong)!r}")
-            if wrong := config.cluster.learners.keys() - names:
-                raise ValueError(f"cluster.learners: expected the policies {names}, got {min(wrong)!r}")
+            for label, given in (("learners", config.learners), ("cluster.learners", config.cluster.learners)):
+                if wrong := given.keys() - names:
+                    raise ValueError(f"{label}: expected the policies {names}, got {min(wrong)!r}")
             for policy in policies:
                 if policy.name not in config.cluster.learners:  # whose machine is asked
                     choose_device(config.learner_of(policy.name).device)
@@ -115,6 +106,18 @@ class RunInput:
             resume = fetch_run(remote, absolute(RUNS))
         callback, progress, strict = request.callback, request.progress, request.init_strict
         return cls(make_env, policies, config, runs, resume, callback, progress, replays, initial, strict, remote)
+
+
+def _located(config: Config, resume: str | Path | None) -> tuple[Config, Path | None, str | None]:
+    """The settings with absolute paths, the run on this machine that continues, and the address that the run is at."""
+    if resume is not None:
+        _check_same_run(config.run_dir, resume)
+    place = config.run_dir if resume is None else resume
+    remote = place if is_address(place) else None
+    if is_address(config.run_dir):
+        config = replace(config, run_dir=None)
+    here = None if resume is None or remote else absolute(resume)
+    return config.with_absolute_paths(), here, remote
 
 
 def _check_same_run(run_dir: str | None, resume: str | Path) -> None:
