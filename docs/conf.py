@@ -1,7 +1,7 @@
 """The documentation's site: `python -m sphinx -W docs site`, with pip install ".[docs]".
 
 Pages are Markdown, which reads well on its own, too. The reference is made from the program: names from the rooms'
-stubs, settings from their classes, commands from their --help.
+stubs, settings and commands from their classes.
 """
 
 import ast

@@ -140,6 +140,20 @@ def write_stacks_when_asked(file: TextIO | None = None) -> None:
 
 
 @contextmanager
+def handlers_kept() -> Iterator[None]:
+    """Around a call of a library that replaces this program's handlers of SIGINT and SIGTERM, as `ray.init` does."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+
+
+@contextmanager
 def stop_signals_blocked() -> Iterator[None]:
     """For a start of a process, which then begins without the stop signals of its group."""
     previous = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)

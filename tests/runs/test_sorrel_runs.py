@@ -17,7 +17,7 @@ import torch
 
 from marlcore import WorkerFailed
 from marlcore.compat.sorrel import run_experiment_mp
-from marlcore.memory.survey import sweep
+from marlcore.memory import sweep
 
 pytestmark = pytest.mark.long
 

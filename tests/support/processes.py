@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from marlcore.memory import SHM_DIR, survey_segments
-from marlcore.memory.survey import sweep as sweep
+from marlcore.memory import sweep as sweep
 from marlcore.testing.victim import living
 
 PATIENCE_S = 1800.0  # for what hangs; far more than a slow machine needs

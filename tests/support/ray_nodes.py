@@ -20,6 +20,7 @@ from processes import PATIENCE_S, until
 
 from marlcore.closing import Closing
 from marlcore.memory import survey_segments
+from marlcore.processes import handlers_kept
 
 MARK = "MARLCORE_TEST_NODES"  # in the environment of every process of such a cluster
 OBJECT_STORE = 256 << 20  # bytes, of each node
@@ -86,8 +87,8 @@ class RayNodes(Closing):
         print(json.dumps([what, machine, env or {}]), file=self._process.stdin, flush=True)
         line = self._process.stdout.readline()
         assert line, (self._folder / "log").read_text()
-        started: dict[str, Any] = json.loads(line)
-        return started
+        answer: dict[str, Any] = json.loads(line)
+        return answer
 
     def segments(self, node: int) -> list[str]:
         """The names of a node's segments."""
@@ -116,14 +117,12 @@ def driver(address: str) -> Iterator[None]:
     """Connects this process with a cluster, and keeps its handlers of signals: Ray's make a fork outlive SIGTERM."""
     import ray
 
-    before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with handlers_kept():
         ray.init(address=address, log_to_driver=False, logging_level="error")
+    try:
         yield
     finally:
         ray.shutdown()
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
 
 
 def marked(mark: bytes) -> list[int]:

@@ -1,15 +1,14 @@
 """The documentation's site, and the programs that its pages show."""
 
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from pages import ROOT, programs_of
 
 import marlcore as mc
 
-ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 sys.path.insert(0, str(DOCS))
 import reference  # noqa: E402
@@ -17,9 +16,9 @@ import reference  # noqa: E402
 WRITTEN = DOCS / "reference"  # by reference.py, from docstrings
 PAGES = [page for page in sorted({*DOCS.rglob("*.md"), *ROOT.glob("*.md")}) if WRITTEN not in page.parents]
 BLOCKS = [
-    pytest.param(text, id=f"{page.relative_to(ROOT)}:{number}")
+    pytest.param(program.code, id=f"{page.relative_to(ROOT)}:{number}")
     for page in PAGES
-    for number, text in enumerate(re.findall(r"^```python\n(.*?)^```", page.read_text(), re.M | re.S))
+    for number, program in enumerate(programs_of(page))
 ]
 
 

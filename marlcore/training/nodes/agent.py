@@ -14,7 +14,7 @@ from typing import Any
 from ... import __version__
 from ...envs import vectorize
 from ...errors import Fenced, WorkerFailed, suppress_failed_calls
-from ...memory import survey_segments
+from ...memory import sweep
 from ...processes import failure_of
 from .node import SUPERVISOR, Report
 
@@ -105,11 +105,6 @@ def began(pid: int) -> str:
     with suppress_failed_calls():
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     return ""
-
-
-def sweep() -> None:
-    """Removes the segments of processes that died on this node."""
-    survey_segments(remove=True)
 
 
 def bury(pid: int, its_beginning: str) -> None:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import logging
 import secrets
-import signal
 import socket
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from textwrap import shorten
@@ -24,7 +21,7 @@ from ...checks import brief
 from ...closing import ClosedAfterError, Closing
 from ...errors import MarlcoreError
 from ...lazy import missing
-from ...processes import Interrupts
+from ...processes import Interrupts, handlers_kept
 from ..config import ClusterConfig
 from .agent import Agent, bury, make_once
 
@@ -321,26 +318,12 @@ def _connect(address: str) -> bool:
             raise ValueError(f"{expected}, got {error}") from None
     namespace = f"marlcore-{secrets.token_hex(4)}"
     try:
-        with _own_signals():
+        with handlers_kept():
             ray.init(address, namespace=namespace, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
         ray.shutdown()
         raise ValueError(f"{expected}, got {_refusal(error)}") from None
     return True
-
-
-@contextmanager
-def _own_signals() -> Iterator[None]:
-    """Keeps this program's handlers of signals, some of which Ray replaces."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
 
 
 def _amounts(resources: dict[str, float]) -> str:

@@ -27,16 +27,15 @@ from marlcore import (
     StaleHandle,
 )
 from marlcore.cgroup import MemoryLimit
-from marlcore.memory import SHM_DIR, File, Segment, SegmentHandle, replace_file, try_lock
+from marlcore.memory import SHM_DIR, File, Segment, SegmentHandle, replace_file, sweep, try_lock
 from marlcore.memory.space import notice_spill
-from marlcore.memory.survey import sweep
 
 DESCRIPTION = {"kind": "test", "rows": 3}
 
 HOLD = """
     import sys, time
     from marlcore.memory.segment import Segment
-    from marlcore.memory.survey import sweep
+    from marlcore.memory import sweep
 """
 
 

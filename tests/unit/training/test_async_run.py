@@ -19,3 +19,4 @@ def test_a_stop_in_the_last_moment_of_grace_ends_a_run(monkeypatch: pytest.Monke
     blueprint: Any = SimpleNamespace(config=mc.Config(), crew=SimpleNamespace(names=[]), policies=())
     monkeypatch.setattr(async_run, "grace_of", lambda _: -1.0)
     async_run.run_async(supervisor, blueprint, control, monitor, interrupts, elsewhere)
+    assert elsewhere.unfinished == []
