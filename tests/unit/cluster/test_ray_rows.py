@@ -67,7 +67,8 @@ def test_rows_arrive_once_over_killed_ingests(program: Callable[..., Any]) -> No
         said = refused(start)
         assert said.startswith("LaneBusy: ") and said.endswith(": lane 0 has a living writer"), said
         ray.kill(ingest)
-        said = refused(lambda: link.open(0, 2, 2, SMALL.to_dict()))
+        while not (said := refused(lambda: link.open(0, 2, 2, SMALL.to_dict()))):
+            pass  # ray.kill does not wait until the process has ended
         assert said.startswith("LinkLost: the ingest cannot be reached: ") and "\\n" not in said, said
         ray.shutdown()
         """,

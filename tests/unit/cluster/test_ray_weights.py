@@ -124,7 +124,8 @@ def test_a_mirror_on_another_node_follows(program: Callable[..., Any]) -> None:
     ray.kill(porter)
     print("lost", flush=True)
     try:
-        Mirror(WeightsLink("porter"), timeout=0.0)
+        while True:  # ray.kill does not wait until the process has ended
+            Mirror(WeightsLink("porter"), timeout=0.0).close()
     except ConnectionError as error:
         print(error)
     ray.shutdown()
