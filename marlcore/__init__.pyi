@@ -34,10 +34,12 @@ from .algos import DQN as DQN
 from .algos import IQN as IQN
 from .algos import MAPPO as MAPPO
 from .algos import PPO as PPO
+from .algos import QMIX as QMIX
 from .algos import R2D2 as R2D2
 from .algos import SAC as SAC
 from .algos import TD3 as TD3
 from .algos import TD3BC as TD3BC
+from .algos import VDN as VDN
 from .algos import RecurrentPPO as RecurrentPPO
 from .envs import NamedEnvironment as NamedEnvironment
 from .envs import RunStep as RunStep

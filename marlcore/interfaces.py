@@ -248,6 +248,7 @@ class Algorithm(Protocol):
     """
 
     wants_joint: ClassVar[bool] = False  # observations have a part "joint_observation" for critics; see envs/joint.py
+    wants_team: ClassVar[bool] = False  # agents are teams, of which by default all agents form one; see envs/team.py
 
     def transition(self, spaces: Spaces) -> TransitionSpec:
         """The fields of a row; by default no extras. Raises ValueError: the algorithm cannot handle these spaces."""

@@ -16,6 +16,8 @@ from .spec import Field
 
 MASK = "action_mask"  # PettingZoo's name
 JOINT = "joint_observation"  # the part of an observation that is for critics alone; see envs/joint.py
+MEMBERS = "members"  # the part of a team's observation that holds those of its members; see envs/team.py
+ALIVE = "alive"  # the part that says which members act
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,17 @@ from .cql import CQL
 from .dqn import DQN
 from .iqn import IQN
 from .ppo import MAPPO, PPO
+from .qmix import QMIX
 from .r2d2 import R2D2
 from .recurrent_ppo import RecurrentPPO
 from .sac import SAC
 from .td3 import TD3
 from .td3_bc import TD3BC
+from .vdn import VDN
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
-    kind.__name__.lower(): kind for kind in (BC, CQL, DQN, IQN, MAPPO, PPO, R2D2, RecurrentPPO, SAC, TD3, TD3BC)
+    kind.__name__.lower(): kind
+    for kind in (BC, CQL, DQN, IQN, MAPPO, PPO, QMIX, R2D2, RecurrentPPO, SAC, TD3, TD3BC, VDN)
 }
 
 

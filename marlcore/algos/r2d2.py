@@ -5,10 +5,9 @@ Kapturowski et al. 2019, "Recurrent experience replay in distributed reinforceme
 """
 
 import dataclasses
-from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -27,10 +26,10 @@ from .networks.recurrent import (
     RecurrentTorso,
     State,
     Stepped,
+    Windows,
     rescaled,
     restored,
     state_fields,
-    unroll_burnt_in,
 )
 from .value_based import QLearning, QTrainer, random_actions
 
@@ -38,15 +37,12 @@ OF_STEPS = ("obs", "next_obs", "action", "reward", "discount", "valid", "mask")
 
 
 @dataclass(frozen=True)
-class R2D2(QLearning):
-    """Hyperparameters of R2D2.
+class WindowedQLearning(QLearning):
+    """Hyperparameters of Q-learning with memory, whose batches are of `learner.batch_size` windows.
 
-    A batch is of `learner.batch_size` windows, so each update reads `length` times as many transitions as DQN's: ask
-    for fewer updates.
+    So each update reads `length` times as many transitions as DQN's: ask for fewer updates.
     """
 
-    learning_rate: LearningRate = 5e-4
-    """Adam's step size, above 0; a number or a schedule."""
     cell: Cell = "lstm"
     """The recurrent layer before the last of the layers `hidden`: an lstm, a gru, which on a CPU takes twice the time,
     or your own, a function of inputs and units or its module:name; docs/guides/own-network.md says more."""
@@ -62,27 +58,43 @@ class R2D2(QLearning):
     is trained on once in a pass."""
     n_step: AtLeast1 = 5
     """Rewards in each return, at least 1, in place of `learner.n_step`; returns end with their window."""
-    rescale: bool = True
-    """Learn values on the scale of `rescaled`, on which large returns differ less."""
     eta: Annotated[float, Number(0, 1)] = 0.9
     """A window's priority is eta times its largest error plus 1 - eta times its mean one; from 0 to 1."""
-    reward_scale: Positive = 1.0
-    """Factor on rewards, above 0; errors beyond 1 count linearly."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.burn_in >= self.length:
             raise ValueError(f"{self.owner} burn_in: expected less than the length {self.length}, got {self.burn_in}")
 
-    def transition(self, spaces: Spaces) -> TransitionSpec:
-        """A row, and the recurrent state in each `period`-th row of an episode. Raises ValueError: see JointActions."""
-        state = state_fields(self, spaces, self.period)
-        return dataclasses.replace(super().transition(spaces), extras=state)
-
     def source(self, chosen: ReplaySource) -> ReplaySource:
         """Windows of single steps, prioritized if that was chosen; the trainer makes the returns."""
         window = Sequence(self.length, self.burn_in, self.period)
         return dataclasses.replace(chosen, n_step=1, sequence=window)
+
+    def window_priority(self, off: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        """The priorities [B] of windows with the absolute errors `off` [B, T], 0 where `counts` [B, T] is.
+
+        eta times the largest one plus 1 - eta times the mean (Kapturowski et al. 2019, section 2.3).
+        """
+        mean = off.sum(1) / counts.sum(1).clamp(min=1.0)
+        return self.eta * off.amax(1) + (1.0 - self.eta) * mean
+
+
+@dataclass(frozen=True)
+class R2D2(WindowedQLearning):
+    """Hyperparameters of R2D2; see WindowedQLearning."""
+
+    learning_rate: LearningRate = 5e-4
+    """Adam's step size, above 0; a number or a schedule."""
+    rescale: bool = True
+    """Learn values on the scale of `rescaled`, on which large returns differ less."""
+    reward_scale: Positive = 1.0
+    """Factor on rewards, above 0; errors beyond 1 count linearly."""
+
+    def transition(self, spaces: Spaces) -> TransitionSpec:
+        """A row, and the recurrent state in each `period`-th row of an episode. Raises ValueError: see JointActions."""
+        state = state_fields(self, spaces, self.period)
+        return dataclasses.replace(super().transition(spaces), extras=state)
 
     def make_model(self, spaces: Spaces) -> "R2D2Network":
         return R2D2Network(self, spaces)
@@ -103,20 +115,6 @@ class R2D2(QLearning):
 
     def make_trainer(self, model: Any) -> "R2D2Trainer":
         return R2D2Trainer(self, model)
-
-
-class Windows(NamedTuple):
-    """Actions and rewards [B, N - 1, ...] between the N observations of windows; see `unroll_burnt_in`."""
-
-    action: torch.Tensor
-    reward: torch.Tensor
-    burn_in: int
-    known: torch.Tensor
-
-    def unroll(self, core: Callable[..., Stepped], inputs: torch.Tensor, state: State) -> Stepped:
-        """The recurrent layer's results for inputs [B * N, inputs] and the state before the windows."""
-        rows, steps = self.reward.shape
-        return unroll_burnt_in(core, inputs.view(rows, steps + 1, -1), state, self.burn_in, self.known)
 
 
 class R2D2Network(QNetwork):
@@ -149,13 +147,12 @@ class R2D2Trainer(QTrainer):
         """One step on a batch of B windows of T transitions, of which those count where `mask` is True.
 
         The batch is as for DQN with an axis T after B, and has `mask` bool [B, T], `valid`, and in `extras` the state.
-        The loss is the mean over these transitions, each weighted by its window's `weight`. A window's priority is eta
-        times its largest absolute error plus 1 - eta times its mean one (Kapturowski et al. 2019, section 2.3).
+        The loss is the mean over these transitions, each weighted by its window's `weight`; see `window_priority`.
         """
         self.follow_schedules(batch)
-        batch = _shortened(batch)
+        batch = shortened(batch)
         counts = batch.mask.float()
-        window = self._window(batch)
+        window = window_of(batch, self.hyper.burn_in)
         values, _ = faster(self.network)(*window)
         action = self.network.actions.encode(batch.action.flatten(0, 1)).view(batch.reward.shape)
         taken = values[:, :-1].gather(2, action[..., None]).squeeze(2)
@@ -168,9 +165,8 @@ class R2D2Trainer(QTrainer):
         values_taken = restored(taken) if self.hyper.rescale else taken
         q_mean = (values_taken * counts).sum() / (number * self.hyper.reward_scale)
         off = (targets - taken).abs() * counts
-        mean = off.sum(1) / counts.sum(1).clamp(min=1.0)
-        priority = self.hyper.eta * off.amax(1) + (1.0 - self.hyper.eta) * mean
-        return Update({"loss": loss.detach(), "q_mean": q_mean, "grad_norm": grad_norm}, priority=priority)
+        metrics = {"loss": loss.detach(), "q_mean": q_mean, "grad_norm": grad_norm}
+        return Update(metrics, priority=self.hyper.window_priority(off, counts))
 
     @torch.no_grad()
     def targets(self, batch: Any, window: tuple[Any, ...], values: torch.Tensor) -> torch.Tensor:
@@ -190,10 +186,11 @@ class R2D2Trainer(QTrainer):
         )
         return rescaled(returns) if self.hyper.rescale else returns
 
-    def _window(self, batch: Any) -> tuple[Any, ...]:
-        """A network's arguments for a batch: the first observation of each window, and the next one of each step."""
-        obs = each(lambda obs, after: torch.cat([obs[:, :1], after], 1), batch.obs, batch.next_obs)
-        return obs, batch.extras, Windows(batch.action, raw_reward(batch), self.hyper.burn_in, batch.mask[:, 0])
+
+def window_of(batch: Any, burn_in: int) -> tuple[Any, State, Windows]:
+    """A network's arguments for a batch: the first observation of each window, and the next one of each step."""
+    obs = each(lambda obs, after: torch.cat([obs[:, :1], after], 1), batch.obs, batch.next_obs)
+    return obs, batch.extras, Windows(batch.action, raw_reward(batch), burn_in, batch.mask[:, 0])
 
 
 def window_returns(
@@ -217,7 +214,7 @@ def window_returns(
     return returns
 
 
-def _shortened(batch: Any) -> SimpleNamespace:
+def shortened(batch: Any) -> SimpleNamespace:
     """The windows without the last places, if none of them is filled in any window."""
     steps = int(batch.valid[..., -1].any(0).sum())
     fields = {name: each(lambda values: values[:, :steps], getattr(batch, name)) for name in OF_STEPS}

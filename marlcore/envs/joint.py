@@ -59,7 +59,7 @@ class JointEnvironment:
             return space
         if not has_mask(space):
             return gym.Dict({ALONE: space, JOINT: self._joint})
-        own = _unmasked(space.spaces)
+        own = unmasked(space.spaces)
         plain = gym.Dict(own) if isinstance(own, dict) else own
         return gym.Dict({ALONE: gym.Dict({ALONE: plain, JOINT: self._joint}), MASK: space[MASK]})
 
@@ -76,7 +76,7 @@ class JointEnvironment:
         for agent in self._for & joined.keys():
             own = joined[agent]
             if has_mask(self._spaces[agent]):
-                joined[agent] = {ALONE: {ALONE: _unmasked(own), JOINT: joint}, MASK: own[MASK]}
+                joined[agent] = {ALONE: {ALONE: unmasked(own), JOINT: joint}, MASK: own[MASK]}
             else:
                 joined[agent] = {ALONE: own, JOINT: joint}
         return joined
@@ -97,7 +97,7 @@ class JointEnvironment:
         return getattr(self._env, name)
 
 
-def _unmasked(parts: Mapping[str, Any]) -> Any:
+def unmasked(parts: Mapping[str, Any]) -> Any:
     """The parts of an observation, or of its space, without the mask: the only other one, or all by name."""
     rest = {key: part for key, part in parts.items() if key != MASK}
     return rest[ALONE] if rest.keys() == {ALONE} else rest

@@ -14,13 +14,14 @@ from ..checks import absolute, brief
 from ..envs import factory, vectorize
 from ..envs.copies import Copies
 from ..envs.joint import JointObservations
+from ..envs.team import Teams
 from ..interfaces import QueueSource, ReplaySource, VectorEnvironment
 from ..memory import SegmentHandle
 from ..notices import say, shown_with
 from ..processes import check_picklable
 from ..references import resolve
 from ..spaces import Spaces
-from .config import SCRIPT, AssignedPolicy, Config, assign, check_applied, source_of
+from .config import SCRIPT, AssignedPolicy, Config, assign, check_applied, source_of, teams_of, wants_teams
 from .loops import ScriptedPlayer, choose_device, with_functions_of
 from .offline import OFFLINE
 from .record import RUNS, Callback, check_callback, fetch_run, initial_states, is_address
@@ -137,6 +138,8 @@ def _assigned(
         config = replace(config, replay=replace(config.replay, stack=own if isinstance(own, int) else 1))
     for device in config.actor.devices:
         choose_device(device)
+    if config.teams is not None or wants_teams(algorithm):
+        make_env, config = _in_teams(make_env, config)
     with closing(vectorize(make_env, 1)) as env:
         if config.self_play.pool:
             config = replace(config, policies=policies_in_self_play(config, env.agents))
@@ -150,6 +153,17 @@ def _assigned(
         with closing(vectorize(make_env, 1)) as env:
             policies = assign(env.spaces, config.policies, algorithm, config.replay.frames)
     return make_env, tuple(replace(policy, source=source_of(policy, config)) for policy in policies), config
+
+
+def _in_teams(make_env: Callable[[], Any], config: Config) -> tuple[Callable[[], Any], Config]:
+    """The environment whose agents are teams, and the settings with their names in place of a function of names."""
+    with closing(vectorize(make_env, 1)) as env:
+        teams = teams_of(env.agents, config.teams)
+    made = Teams(make_env, teams)
+    made().close()  # raises ValueError where the environment is of a kind without them
+    if config.teams is None:
+        return made, config
+    return made, replace(config, teams={member: team for team, members in teams.items() for member in members})
 
 
 def _assigned_to_data(

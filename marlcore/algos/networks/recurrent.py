@@ -1,7 +1,7 @@
 """Recurrent layers, and the first layers of a recurrent network: what an agent observed, did and earned so far."""
 
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, NamedTuple, TypeAlias
 
 import gymnasium
 import torch
@@ -128,6 +128,26 @@ def unroll_burnt_in(
     warm = {name: torch.where(known[:, None], part, part.detach()) for name, part in warm.items()}
     later, after = core(x[:, burn_in:], warm)
     return torch.cat([first, later], 1), after
+
+
+class Windows(NamedTuple):
+    """Actions and rewards [B, N - 1, ...] between the N observations of windows; see `unroll_burnt_in`."""
+
+    action: torch.Tensor
+    reward: torch.Tensor
+    burn_in: int
+    known: torch.Tensor
+
+    def unroll(self, core: Callable[..., Stepped], inputs: torch.Tensor, state: State) -> Stepped:
+        """The recurrent layer's results for inputs [B * N, inputs] and the state before the windows."""
+        rows, steps = self.reward.shape
+        return unroll_burnt_in(core, inputs.view(rows, steps + 1, -1), state, self.burn_in, self.known)
+
+    def of_rows(self, rows: slice) -> "Windows":
+        """Those of some of a team's members, [B * size, ...], of actions [B, N - 1, members]."""
+        size = rows.stop - rows.start
+        reward, known = (part.repeat_interleave(size, 0) for part in (self.reward, self.known))
+        return Windows(self.action[:, :, rows].transpose(1, 2).flatten(0, 1), reward, self.burn_in, known)
 
 
 def state_fields(hyper: Any, spaces: Spaces, every: int) -> dict[str, Field]:

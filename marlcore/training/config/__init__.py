@@ -28,6 +28,8 @@ from .policies import (
     policy_names,
     schedules_of,
     source_of,
+    teams_of,
+    wants_teams,
 )
 from .schedules import PUBLISHED, Constant, Custom, Exponential, Linear, Piecewise, Schedule, is_custom
 from .sections import EPSILON, EVALUATED, SINKS

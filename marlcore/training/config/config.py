@@ -72,6 +72,10 @@ class Config(Declared):
     policies: PolicyOf | None = None
     """The policy of each agent, by agent; agents with the same policy share it. By default each has its own. In Python
     also a function of the agent's name."""
+    teams: PolicyOf | None = None
+    """The team of each member, by agent: a team acts as one agent, of the team's name; see docs/guides/teams.md. By
+    default all agents are in the team "team" if an algorithm trains teams, otherwise there is none. In Python also a
+    function of the agent's name."""
     learners: Annotated[dict[str, LearnerConfig], By(_learners)] = field(default_factory=dict)
     """By policy, settings of its learner that replace `learner`. In a file, missing ones are taken from `learner`;
     `processes` and `threads` always are."""

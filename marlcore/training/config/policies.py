@@ -14,6 +14,7 @@ from .schedules import Schedule, check_free
 from .sections import EPSILON
 
 EVALUATOR = "evaluator"
+TEAM = "team"  # the name of the team of all agents
 OF_LEARNER = ("batch_size", "n_step", "warmup", "prefetch", "publish_interval")
 OF_RUN = ("updates_per_step", "updates_tolerance")
 OF_ACTOR = ("sync_interval", "max_policy_lag")
@@ -82,6 +83,36 @@ def policy_names(agents: list[str], policies: Mapping[str, str] | Callable[[str]
         encoded_name("agent", agent)  # refuses names that metrics cannot hold
         encoded_name("policies", policy)
     return names
+
+
+def wants_teams(algorithm: Any) -> bool:
+    """Whether an algorithm, or one of them by policy, trains teams. Raises ValueError, TypeError: it is none."""
+    given = algorithm.values() if isinstance(algorithm, Mapping) else [algorithm]
+    return any(getattr(_chosen(each), "wants_team", False) for each in given)
+
+
+def teams_of(
+    agents: Sequence[str], teams: Mapping[str, str] | Callable[[str], str] | None
+) -> dict[str, tuple[str, ...]]:
+    """The members of each team; by default of one of all agents. Raises ValueError, TypeError: see `Config.teams`."""
+    if teams is None:
+        return {TEAM: tuple(agents)}
+    if callable(teams):
+        teams = {agent: teams(agent) for agent in agents}
+    if not isinstance(teams, Mapping):
+        raise TypeError(f"teams: expected the team of each member, got {teams!r}")
+    members: dict[str, tuple[str, ...]] = {}
+    for agent, team in teams.items():
+        if agent not in agents:
+            hint = did_you_mean(agent, agents)
+            raise ValueError(f"teams: expected agents of the environment, {list(agents)}, got {agent!r}{hint}")
+        if not isinstance(team, str) or not team:
+            raise TypeError(f"teams: expected the name of a team for {agent}, got {team!r}")
+        members[team] = (*members.get(team, ()), agent)
+    for team in members:
+        if team in agents and team not in teams:
+            raise ValueError(f"teams: expected names that no other agent has, got {team!r}")
+    return members
 
 
 def _algorithms(policies: list[str], algorithm: Any) -> dict[str, Algorithm]:

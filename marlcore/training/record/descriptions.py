@@ -19,6 +19,7 @@ from ... import algos
 from ...checks import brief
 from ...declared import flattened
 from ...envs.joint import JointObservations
+from ...envs.team import Teams
 from ...interfaces import Algorithm
 from ...references import reference_to
 from ...spaces import Spaces, is_text
@@ -33,6 +34,7 @@ ANCHORS = "self_play.anchors"
 FIXED = {
     "algorithm": "its checkpoints are of that algorithm",
     "policies": "each of its policies has a checkpoint",
+    "teams": "its networks are of those members",
     "learner.obs_norm": "its networks were trained on such observations",
     "learner.reward_norm": "its networks were trained on such rewards",
     "replay.stack": "its networks take so many observations",
@@ -53,7 +55,9 @@ def describe(env_fn: Any, policies: tuple[AssignedPolicy, ...], config: Config) 
     chosen: Any = {policy.name: hyperparameters(policy.algorithm) for policy in policies}
     if all(policy.algorithm is first for policy in policies):
         names, chosen = algos.name_of(first), hyperparameters(first)
-    made_by = env_fn.env_fn if isinstance(env_fn, JointObservations) else env_fn
+    made_by = env_fn
+    while isinstance(made_by, (JointObservations, Teams)):
+        made_by = made_by.env_fn
     return {
         "env": getattr(made_by, "name", None) or reference_to(made_by) or repr(made_by),
         "algorithm": names,

@@ -1,0 +1,171 @@
+"""The members of a team, each with its own view, through networks that those with equal spaces share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces as gym
+from torch import nn
+from torch.nn import functional
+
+from ...checks import brief
+from ...observations import ALONE
+from ...spaces import ALIVE, JOINT, MEMBERS, Part, Spaces
+from .recurrent import State, Stepped, Windows
+
+MEMBER = "member"  # the part of a member's observation that tells which one of its network's members it is
+
+
+@dataclass(frozen=True)
+class Group:
+    """Members that share a network: the part of the team's observation that has them, their rows in it, and spaces."""
+
+    part: str
+    rows: slice
+    spaces: Spaces  # of one member; with its number, one-hot, where the network has several
+
+    @property
+    def size(self) -> int:
+        return int(self.rows.stop - self.rows.start)
+
+
+class TeamSpaces:
+    """What networks need of a team's spaces; see envs/team.py.
+
+    Args:
+        action: the members' action space in their networks' eyes; None: a Discrete of the most choices that one has.
+        shared: members with equal spaces share a network; otherwise each has its own.
+
+    Attributes:
+        count: members.
+        choices: of each member, of a team whose members' actions are Discrete.
+        groups: in the order of the members.
+
+    Raises: ValueError, which begins with `owner`: the agent is no team, or its members' actions are of another kind.
+    """
+
+    def __init__(self, owner: str, spaces: Spaces, shared: bool = True) -> None:
+        parts = {str(part.keys[-1]): part for part in spaces.parts if part.keys}
+        if ALIVE not in parts:
+            expected = "an agent that is a team (see Config.teams)"
+            raise ValueError(f"{owner}: expected {expected}, got one that observes {brief(spaces.observation)}")
+        self.spaces = spaces
+        self.count = int(np.prod(parts[ALIVE].field.shape))
+        self._alive = parts[ALIVE].name
+        self._joint = parts[JOINT].name if JOINT in parts else None
+        self.choices: list[int] = getattr(spaces.action, "nvec", np.zeros(0, np.int64)).tolist()
+        self.state_size = int(np.prod(parts[JOINT].field.shape)) if JOINT in parts else 0
+        named = sorted((key for key in parts if key.startswith(MEMBERS)), key=lambda key: (len(key), key))
+        self.groups: list[Group] = []
+        first = 0
+        for part in (parts[key] for key in named):
+            size = part.field.shape[0]
+            step = size if shared else 1
+            for start in range(0, size, step):
+                own = _of_member(spaces, part, step, self._action_of(first + start))
+                self.groups.append(Group(part.name, slice(start, start + step), own))
+            first += size
+
+    def _action_of(self, member: int) -> gym.Space:
+        if self.choices:
+            return gym.Discrete(max(self.choices))
+        box, size = self.spaces.action, self.spaces.action.shape[0] // self.count
+        rows = slice(member * size, (member + 1) * size)
+        return gym.Box(box.low[rows], box.high[rows], dtype=box.dtype)
+
+    def alive(self, obs: Any) -> torch.Tensor:
+        """Which members act, float32 [..., members], of the newest observation of a stack."""
+        return self._newest(obs[self._alive]).float()
+
+    def state(self, obs: Any) -> torch.Tensor:
+        """The environment's state, float32 [..., size]; see envs/joint.py."""
+        assert self._joint is not None
+        return self._newest(obs[self._joint]).float()
+
+    def _newest(self, part: torch.Tensor) -> torch.Tensor:
+        return part[..., -1, :] if self.spaces.stack > 1 else part
+
+    def allowed(self, mask: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor | None:
+        """The choices of each member, bool [..., members, most], by a mask [..., choices of all]; None: all allowed.
+
+        `like` are values [..., members, most].
+        """
+        most = max(self.choices)
+        if mask is None:
+            if min(self.choices) == most:
+                return None
+            mask = like.new_ones((*like.shape[:-2], sum(self.choices)), dtype=torch.bool)
+        of_each = torch.split(mask, self.choices, -1)
+        return torch.stack([functional.pad(part, (0, most - part.shape[-1])) for part in of_each], -2)
+
+
+def _of_member(spaces: Spaces, part: Part, count: int, action: gym.Space) -> Spaces:
+    own = gym.Box(part.space.low[0], part.space.high[0], dtype=part.space.dtype)
+    number = {MEMBER: gym.Box(0, 1, (count,), np.float32)}
+    return Spaces(own if count == 1 else gym.Dict({ALONE: own, **number}), action, stack=spaces.stack)
+
+
+class Members(nn.Module):
+    """The networks of a team's members, each a module from a member's observations to [k, outputs].
+
+    Args:
+        make: a network for the spaces of a member.
+    """
+
+    def __init__(self, team: TeamSpaces, make: Callable[[Spaces], nn.Module]) -> None:
+        super().__init__()
+        self.team = team
+        self.networks = nn.ModuleList(make(group.spaces) for group in team.groups)
+
+    def forward(self, obs: Any) -> torch.Tensor:
+        """The outputs [k, members, outputs] for observations of the team [k, ...]."""
+        pairs = zip(self.team.groups, self.networks, strict=True)
+        outputs = [network(self.seen(group, obs)).unflatten(0, (-1, group.size)) for group, network in pairs]
+        return torch.cat(outputs, 1)
+
+    def stepped(self, obs: Any, state: State | None, windows: Windows | None = None) -> Stepped:
+        """The outputs of recurrent networks, and the state after them; see R2D2Network.
+
+        Args:
+            obs: [k, ...]; with `windows`, [B, N, ...].
+            state: parts [k, members, ...], and the previous reward [k]; None: every row begins an episode.
+            windows: of actions [B, N - 1, members] and rewards [B, N - 1].
+
+        Returns: outputs [k, members, outputs], or [B, N, members, outputs].
+        """
+        outputs: list[torch.Tensor] = []
+        after: list[Mapping[str, torch.Tensor]] = []
+        first = 0
+        for group, network in zip(self.team.groups, self.networks, strict=True):
+            rows = slice(first, first := first + group.size)
+            seen = self.seen(group, obs, windows is not None)
+            own = None if state is None else {name: _of_rows(part, rows) for name, part in state.items()}
+            values, later = network(seen, own, windows and windows.of_rows(rows))
+            values = values.unflatten(0, (-1, group.size))
+            outputs.append(values.transpose(1, 2) if windows is not None else values)
+            after.append({name: part.unflatten(0, (-1, group.size)) for name, part in later.items()})
+        return torch.cat(outputs, -2), {name: torch.cat([each[name] for each in after], 1) for name in after[0]}
+
+    def seen(self, group: Group, obs: Any, windows: bool = False) -> Any:
+        """What a group's members observe, [k * size, ...], of the team's observations [k, ...]; or of [k, N, ...]."""
+        axis = 1 + windows + (self.team.spaces.stack > 1)
+        part = obs[group.part]
+        own = part.narrow(axis, group.rows.start, group.size).movedim(axis, 1)
+        if group.size == 1:
+            return own.flatten(0, 1)
+        number = torch.eye(group.size, device=own.device)
+        between = own.shape[2 : 1 + axis]
+        shape = (1, group.size, *[1] * len(between), group.size)
+        numbers = number.view(shape).expand(own.shape[0], -1, *between, -1)
+        return {ALONE: own.flatten(0, 1), MEMBER: numbers.flatten(0, 1)}
+
+
+def _of_rows(part: torch.Tensor, rows: slice) -> torch.Tensor:
+    """These members' rows [k * size, ...] of a state's part [k, members, ...], or of one of the team [k]."""
+    if part.ndim == 1:
+        return part.repeat_interleave(rows.stop - rows.start)
+    return part[:, rows].flatten(0, 1)

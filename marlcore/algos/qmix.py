@@ -1,0 +1,64 @@
+"""QMIX: the team's value is a network of its members', which grows with each of them and knows the state.
+
+Rashid et al. 2018, "QMIX: Monotonic value function factorisation for deep multi-agent reinforcement learning"
+(arXiv:1803.11485).
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from .base import AtLeast1
+from .networks.members import TeamSpaces
+from .value_decomposition import TeamQLearning
+
+
+@dataclass(frozen=True)
+class QMIX(TeamQLearning):
+    """Hyperparameters of QMIX.
+
+    The mixer sees the environment's state where it has a `state_space`, otherwise all agents' observations.
+    """
+
+    wants_joint = True
+
+    mixing_units: AtLeast1 = 32
+    """Units of the mixing network's hidden layer, at least 1."""
+    hyper_units: AtLeast1 = 64
+    """Units of the hidden layers that make the mixing network's weights of the state, at least 1."""
+
+    def mixer(self, team: TeamSpaces) -> nn.Module:
+        return Mixer(team, self.mixing_units, self.hyper_units)
+
+
+class Mixer(nn.Module):
+    """The members' values, mixed by two layers whose weights networks make of the state, and none is negative.
+
+    Rashid et al. 2018, section 4.1 and figure 2: absolute values keep the weights from being negative, biases may be,
+    and the last bias comes from two layers.
+    """
+
+    def __init__(self, team: TeamSpaces, units: int, hyper_units: int) -> None:
+        super().__init__()
+        self.team = team
+        self.units = units
+        size = team.state_size
+        self.weights = _two_layers(size, hyper_units, team.count * units)
+        self.biases = nn.Linear(size, units)
+        self.last_weights = _two_layers(size, hyper_units, units)
+        self.last_bias = _two_layers(size, units, 1)
+
+    def forward(self, values: torch.Tensor, obs: Any) -> torch.Tensor:
+        """The team's values [...] for the members' [..., members] and the team's observations [..., ]."""
+        state = self.team.state(obs)
+        weights = self.weights(state).abs().unflatten(-1, (-1, self.units))
+        hidden = functional.elu((values[..., None] * weights).sum(-2) + self.biases(state))
+        total: torch.Tensor = (hidden * self.last_weights(state).abs()).sum(-1) + self.last_bias(state).squeeze(-1)
+        return total
+
+
+def _two_layers(inputs: int, units: int, outputs: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(inputs, units), nn.ReLU(), nn.Linear(units, outputs))

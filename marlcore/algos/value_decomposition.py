@@ -1,0 +1,219 @@
+"""Q-learning of a team: each member's values of its own actions, mixed into one value of all their actions.
+
+The team's reward teaches the mixed value, and members act alone: where the mixed value grows with each member's, their
+best actions together are the team's best (Rashid et al. 2018, arXiv:1803.11485, section 4). Members may have memory.
+"""
+
+import dataclasses
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+
+from ..checks import brief
+from ..interfaces import PREVIOUS_REWARD, Action, Algorithm, ReplaySource, Update
+from ..spaces import Spaces
+from ..spec import Field, TransitionSpec
+from .base import Layers, LearningRate, Request
+from .networks.members import Members, TeamSpaces
+from .networks.own import torso_of, whole_network
+from .networks.qnetwork import QNetwork, best
+from .networks.recurrent import PREVIOUS_ACTION, Cell, State, state_sizes
+from .r2d2 import R2D2Network, WindowedQLearning, shortened, window_of, window_returns
+from .value_based import QTrainer, random_actions
+
+
+@dataclass(frozen=True)
+class TeamQLearning(WindowedQLearning):
+    """Hyperparameters of all algorithms that decompose a team's value; the agent is a team, see Config.teams.
+
+    Those of windows, `units` to `eta`, apply to members with memory alone; without it, `learner.n_step` does.
+    """
+
+    wants_team = True
+
+    learning_rate: LearningRate = 5e-4
+    """Adam's step size, above 0; a number or a schedule."""
+    hidden: Layers = (64, 64)
+    """Units in each fully connected layer of a member's network, at least one layer; the last is the head's."""
+    dueling: bool = False
+    """Estimate a member's state value and its actions' advantages separately (Wang et al. 2016)."""
+    cell: Cell | None = None
+    """The recurrent layer of a member's network: an lstm, a gru, which is the paper's, or your own; None: no memory."""
+    shared: bool = True
+    """Members with equal spaces share a network, which also sees which member it acts for; otherwise each has its
+    own."""
+
+    def transition(self, spaces: Spaces) -> TransitionSpec:
+        """A row, with the members' recurrent states in each `period`-th row of an episode, if there are any.
+
+        Raises: ValueError: the agent is no team, or its members' actions are not Discrete.
+        """
+        spec = Algorithm.transition(self, spaces)
+        team = self.team(spaces)
+        if self.cell is None:
+            return spec
+        members = {name: (team.count, size) for name, size in state_sizes(self).items()}
+        shapes: dict[str, tuple[int, ...]] = {
+            **members,
+            PREVIOUS_ACTION: (team.count, max(team.choices)),
+            PREVIOUS_REWARD: (),
+        }
+        state = {name: Field(shape, "float32", self.period) for name, shape in shapes.items()}
+        return dataclasses.replace(spec, extras=state)
+
+    def team(self, spaces: Spaces) -> TeamSpaces:
+        """Raises ValueError: see `transition`."""
+        team = TeamSpaces(self.owner, spaces, self.shared)
+        if not team.choices:
+            raise ValueError(f"{self.owner}: expected Discrete actions of a team's members, got {brief(spaces.action)}")
+        return team
+
+    def source(self, chosen: ReplaySource) -> ReplaySource:
+        """Windows for members with memory, otherwise the chosen one."""
+        return chosen if self.cell is None else super().source(chosen)
+
+    def make_model(self, spaces: Spaces) -> "TeamNetwork":
+        return TeamNetwork(self, spaces)
+
+    @abstractmethod
+    def mixer(self, team: TeamSpaces) -> nn.Module:
+        """What mixes the members' values [..., members], with the team's observations, into one value [...].
+
+        It must grow with each member's value; those of members that do not act are 0.
+        """
+
+    def member_network(self, spaces: Spaces) -> nn.Module:
+        """The network of members with these spaces."""
+        if self.cell is not None:
+            return R2D2Network(self, spaces)
+        whole = whole_network(self, spaces, "values")
+        return QNetwork(self, spaces, torso_of(self, spaces, self.hidden[:-1], (), whole, "values"))
+
+    def chosen(self, model: Any, obs: Any, request: Request) -> Action:
+        """Each member's epsilon-greedy action; `explore` holds "epsilon"."""
+        values, after = member_values(model, obs, request.state)
+        allowed = model.team.allowed(request.mask, values)
+        greedy = greedy_actions(values, allowed)
+        action = greedy.cpu().numpy()
+        rows, members, most = values.shape
+        if request.explore is not None:
+            epsilon = np.repeat(np.broadcast_to(request.explore["epsilon"], rows), members)
+            of_members = request._replace(explore={"epsilon": epsilon})
+            flat = None if allowed is None else allowed.flatten(0, 1)
+            random = random_actions(rows * members, most, flat, of_members)
+            assert random is not None
+            action = np.where(*random, action.ravel()).reshape(rows, members)
+        return Action(action, state=after and acted(after, torch.from_numpy(action).to(values.device), most))
+
+    def greedy(self, model: Any, obs: Any, state: State | None, mask: torch.Tensor | None) -> Any:
+        values, after = member_values(model, obs, state)
+        action = greedy_actions(values, model.team.allowed(mask, values))
+        return action, after and acted(after, action, values.shape[-1])
+
+    def make_trainer(self, model: Any) -> "TeamTrainer":
+        return TeamTrainer(self, model) if self.cell is None else TeamWindowTrainer(self, model)
+
+
+def member_values(model: Members, obs: Any, state: State | None) -> tuple[torch.Tensor, dict[str, torch.Tensor] | None]:
+    """The members' values [k, members, actions], and the state after these observations, of members with memory."""
+    if isinstance(model.networks[0], R2D2Network):
+        return model.stepped(obs, state)
+    return model(obs), None
+
+
+def greedy_actions(values: torch.Tensor, allowed: torch.Tensor | None) -> torch.Tensor:
+    """The best allowed actions, int64 [..., members], by values [..., members, actions]."""
+    flat = best(values.flatten(0, -2), None if allowed is None else allowed.flatten(0, -2))
+    return flat.view(values.shape[:-1])
+
+
+def acted(after: Mapping[str, torch.Tensor], action: torch.Tensor, most: int) -> dict[str, torch.Tensor]:
+    """The state after these actions [k, members], each of `most`."""
+    encoded = functional.one_hot(action, most).float()
+    return {**after, PREVIOUS_ACTION: encoded, PREVIOUS_REWARD: encoded.new_zeros(len(encoded))}
+
+
+class TeamNetwork(nn.Module):
+    """The members' networks, which are all that actors need, and the mixer of their values."""
+
+    def __init__(self, hyper: TeamQLearning, spaces: Spaces) -> None:
+        super().__init__()
+        self.team = hyper.team(spaces)
+        self.acting = Members(self.team, hyper.member_network)
+        self.mixer = hyper.mixer(self.team)
+
+    def mixed(self, values: torch.Tensor, obs: Any) -> torch.Tensor:
+        """The team's values [...] for its members' [..., members]; members that do not act contribute nothing."""
+        total: torch.Tensor = self.mixer(values * self.team.alive(obs), obs)
+        return total
+
+    def allowed(self, obs: Any, values: torch.Tensor) -> torch.Tensor | None:
+        return self.team.allowed(self.team.spaces.mask_in(obs), values)
+
+
+class TeamTrainer(QTrainer):
+    """Q-learning of the mixed value towards a target network, with the Huber loss."""
+
+    network: TeamNetwork
+
+    def update(self, batch: Any) -> Update:
+        """One step on a batch of B transitions of the team, each row weighted by `weight`; a row's priority is its
+        absolute error."""
+        self.follow_schedules(batch)
+        values = self.network.acting(batch.obs)
+        taken = self.network.mixed(values.gather(2, batch.action.long()[..., None]).squeeze(2), batch.obs)
+        targets = self.targets(batch)
+        loss = (batch.weight * functional.huber_loss(taken, targets, reduction="none")).mean()
+        grad_norm = self.step(loss)
+        error = (targets - taken.detach()).abs()
+        return Update(self.metrics(loss, taken, grad_norm), priority=error)
+
+    @torch.no_grad()
+    def targets(self, batch: Any) -> torch.Tensor:
+        """The scaled reward plus the discounted mixed value of the members' best next actions, float32 [B].
+
+        With `double` the network chooses them, otherwise the target network (van Hasselt et al. 2016).
+        """
+        values = self.target.acting(batch.next_obs)
+        chooser = self.network.acting(batch.next_obs) if self.hyper.double else values
+        action = greedy_actions(chooser, self.network.allowed(batch.next_obs, values))
+        best_values = values.gather(2, action[..., None]).squeeze(2)
+        return self.bootstrapped(batch, self.target.mixed(best_values, batch.next_obs))
+
+
+class TeamWindowTrainer(TeamTrainer):
+    """The same on windows of episodes, whose recurrent states were stored and are burnt in, as R2D2's are."""
+
+    def update(self, batch: Any) -> Update:
+        """One step on a batch of B windows of T transitions, of which those count where `mask` is True."""
+        self.follow_schedules(batch)
+        batch = shortened(batch)
+        counts = batch.mask.float()
+        window = window_of(batch, self.hyper.burn_in)
+        values, _ = self.network.acting.stepped(*window)
+        own = values[:, :-1].gather(3, batch.action.long()[..., None]).squeeze(3)
+        taken = self.network.mixed(own, batch.obs)
+        targets = self.window_targets(batch, window, values.detach())
+        errors = functional.huber_loss(taken, targets, reduction="none") * counts
+        number = counts.sum().clamp(min=1.0)
+        loss = (batch.weight[:, None] * errors).sum() / number
+        grad_norm = self.step(loss)
+        taken = taken.detach()
+        q_mean = (taken * counts).sum() / (number * self.hyper.reward_scale)
+        metrics = {"loss": loss.detach(), "q_mean": q_mean, "grad_norm": grad_norm}
+        return Update(metrics, priority=self.hyper.window_priority((targets - taken).abs() * counts, counts))
+
+    @torch.no_grad()
+    def window_targets(self, batch: Any, window: tuple[Any, ...], values: torch.Tensor) -> torch.Tensor:
+        """The returns that the target network's mixed values complete, float32 [B, T]; see R2D2Trainer.targets."""
+        slow, _ = self.target.acting.stepped(*window)
+        action = greedy_actions(values if self.hyper.double else slow, self.network.allowed(window[0], slow))
+        value = self.target.mixed(slow.gather(3, action[..., None]).squeeze(3), window[0])
+        reward = self.hyper.reward_scale * batch.reward
+        return window_returns(reward, batch.discount, value, batch.valid[..., -1], self.hyper.n_step)

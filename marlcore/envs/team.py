@@ -1,0 +1,234 @@
+"""Teams: agents that observe, act and earn as one, so that a row holds what all of them did at one step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces as gym
+from numpy.typing import NDArray
+
+from ..checks import brief
+from ..observations import ALONE
+from ..spaces import ALIVE, MASK, MEMBERS
+from ..spec import Field, as_field
+from .agent_view import has_mask, result_of
+from .joint import unmasked
+from .pettingzoo import is_parallel
+
+
+@dataclass(frozen=True)
+class Teams:
+    """A picklable function that makes an environment in which each team, the names of its members, is one agent."""
+
+    env_fn: Callable[[], Any]
+    teams: Mapping[str, tuple[str, ...]]
+
+    def __call__(self) -> TeamEnvironment:
+        return TeamEnvironment(self.env_fn(), self.teams)
+
+
+class Team:
+    """Some agents of an environment as one.
+
+    Members with equal spaces form a group, whose observations are one array [members, ...]: the part "members" of the
+    team's observation, or "members_0", "members_1", ... of several groups. The part "alive" tells which members act, in
+    the order of the groups, as in the action: a MultiDiscrete with a component for each member, or a Box with the
+    members' components one after another. A member that is not there observes zeros, and may choose its first action.
+
+    Raises: ValueError: the members' actions are neither all Discrete nor all a Box of floats.
+    """
+
+    def __init__(self, name: str, members: tuple[str, ...], env: Any) -> None:
+        self._spaces = {member: env.observation_space(member) for member in members}
+        acted = {member: env.action_space(member) for member in members}
+        plain = {member: _array_space(space) for member, space in self._spaces.items()}
+        groups: list[list[str]] = []
+        for member in members:
+            mine = plain[member], acted[member]
+            alike = next((group for group in groups if (plain[group[0]], acted[group[0]]) == mine), None)
+            groups.append([member]) if alike is None else alike.append(member)
+        self.members = tuple(member for group in groups for member in group)
+        names = [MEMBERS] if len(groups) == 1 else [f"{MEMBERS}_{number}" for number in range(len(groups))]
+        self._groups = {part: (group, _field_of(plain[group[0]])) for part, group in zip(names, groups, strict=True)}
+        self.action_space, sizes = _joined_actions(name, [acted[member] for member in self.members])
+        self._shapes = [acted[member].shape for member in self.members]
+        self._ends = np.cumsum(sizes)[:-1]
+        own = {part: _repeated(plain[group[0]], len(group)) for part, (group, _) in self._groups.items()}
+        self.observation_space = gym.Dict({**own, ALIVE: gym.MultiBinary(len(members))})
+        self._choices = dict(zip(self.members, sizes, strict=True))
+        self._masked = any(has_mask(space) for space in self._spaces.values())
+        if self._masked:
+            self.observation_space = gym.Dict({ALONE: self.observation_space, MASK: gym.MultiBinary(sum(sizes))})
+
+    def observation(self, observations: Mapping[str, Any], alive: Collection[str]) -> dict[str, Any]:
+        """What the team observes. Raises ValueError, TypeError: a member's observation is not of its space."""
+        own: dict[str, Any] = {}
+        for part, (group, field) in self._groups.items():
+            own[part] = rows = np.zeros((len(group), *field.shape), field.numpy)
+            for row, member in enumerate(group):
+                if member in observations:
+                    value = _array_of(self._spaces[member], observations[member])
+                    rows[row] = as_field(f"obs of {member}", field, value)
+        own[ALIVE] = np.array([member in alive for member in self.members], np.int8)
+        if not self._masked:
+            return own
+        masks = [self._mask(member, observations if member in alive else {}) for member in self.members]
+        return {ALONE: own, MASK: np.concatenate(masks)}
+
+    def actions(self, action: NDArray[Any]) -> dict[str, Any]:
+        """Each member's action."""
+        if isinstance(self.action_space, gym.MultiDiscrete):
+            return dict(zip(self.members, action.tolist(), strict=True))
+        parts = zip(self.members, np.split(action, self._ends), self._shapes, strict=True)
+        return {member: part.reshape(shape) for member, part, shape in parts}
+
+    def _mask(self, member: str, observations: Mapping[str, Any]) -> NDArray[np.int8]:
+        mask = np.zeros(self._choices[member], np.int8)
+        if member not in observations:
+            mask[0] = 1
+            return mask
+        if not has_mask(self._spaces[member]):
+            return mask + 1  # type: ignore[no-any-return]
+        return as_field(f"{MASK} of {member}", _field_of(mask), observations[member][MASK])
+
+
+class TeamEnvironment:
+    """A PettingZoo Parallel environment in which each of `teams` is one agent; see `Team`.
+
+    A team earns the sum of its members' rewards. Its episode ends with that of its last member: it is truncated if one
+    of the members that acted until then was, and otherwise terminated. An AEC environment whose agents could act at
+    once, by its metadata "is_parallelizable", is made parallel.
+
+    Raises: ValueError: the environment is of another kind, or its members' actions cannot be joined.
+    """
+
+    def __init__(self, env: Any, teams: Mapping[str, tuple[str, ...]]) -> None:
+        self._env = env = _parallel(env)
+        self._teams = {name: Team(name, members, env) for name, members in teams.items()}
+        team_of = {member: name for name, members in teams.items() for member in members}
+        self.possible_agents = list(dict.fromkeys(team_of.get(agent, agent) for agent in env.possible_agents))
+        self.agents: list[str] = []
+
+    def observation_space(self, agent: str) -> gym.Space:
+        space: gym.Space = self._spaces_of(agent)[0]
+        return space
+
+    def action_space(self, agent: str) -> gym.Space:
+        space: gym.Space = self._spaces_of(agent)[1]
+        return space
+
+    def _spaces_of(self, agent: str) -> tuple[Any, Any]:
+        if agent in self._teams:
+            return self._teams[agent].observation_space, self._teams[agent].action_space
+        return self._env.observation_space(agent), self._env.action_space(agent)
+
+    def reset(self, seed: int | None = None, options: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
+        observations, infos = result_of("reset", self._env.reset(seed=seed, options=options))
+        self.agents = [agent for agent in self.possible_agents if self._is_there(agent, self._env.agents)]
+        observed = {agent: self._observed(agent, observations, self._env.agents) for agent in self.agents}
+        return observed, {agent: self._info(agent, infos) for agent in self.agents}
+
+    def step(self, actions: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
+        acted: dict[str, Any] = {}
+        for agent, action in actions.items():
+            acted |= self._teams[agent].actions(action) if agent in self._teams else {agent: action}
+        acted = {agent: acted[agent] for agent in self._env.agents if agent in acted}
+        observations, rewards, terminated, truncated, infos = result_of("step", self._env.step(acted))
+        ended = {agent for agent in acted if terminated.get(agent) or truncated.get(agent)}
+        live = [agent for agent in self._env.agents if agent not in ended]
+        self.agents = [agent for agent in self.possible_agents if self._is_there(agent, live)]
+        results: tuple[dict[str, Any], ...] = ({}, {}, {}, {}, {})
+        for agent in dict.fromkeys((*actions, *self.agents)):
+            members = self._members(agent)
+            ends = agent not in self.agents
+            cut = [member for member in members if ends and truncated.get(member) and not terminated.get(member)]
+            values = (
+                self._observed(agent, observations, cut or live),
+                sum(float(rewards.get(member, 0.0)) for member in members),
+                ends and not cut,
+                bool(cut),
+                self._info(agent, infos),
+            )
+            for result, value in zip(results, values, strict=True):
+                result[agent] = value
+        return results
+
+    def _members(self, agent: str) -> tuple[str, ...]:
+        return self._teams[agent].members if agent in self._teams else (agent,)
+
+    def _is_there(self, agent: str, live: Collection[str]) -> bool:
+        return any(member in live for member in self._members(agent))
+
+    def _observed(self, agent: str, observations: Mapping[str, Any], alive: Collection[str]) -> Any:
+        return self._teams[agent].observation(observations, alive) if agent in self._teams else observations[agent]
+
+    def _info(self, agent: str, infos: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+        """The info of the agent, or of a team's first member. Raises ValueError: it holds a mask of a team's member."""
+        info = next((dict(infos[member]) for member in self._members(agent) if member in infos), {})
+        if MASK in info and agent in self._teams:
+            raise ValueError(f"{MASK}: expected those of a team's members in their observations, got one in an info")
+        return info
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._env, name)
+
+
+def _parallel(env: Any) -> Any:
+    """Raises ValueError: the environment is of another kind."""
+    if is_parallel(env):
+        return env
+    if hasattr(env, "last") and getattr(env, "metadata", {}).get("is_parallelizable"):
+        from pettingzoo.utils.conversions import aec_to_parallel
+
+        return aec_to_parallel(env)
+    raise ValueError(
+        f"teams: expected an environment of PettingZoo whose agents act at once, such as "
+        f"pettingzoo-parallel:mpe2.simple_spread_v3, got {brief(env)}"
+    )
+
+
+def _without_mask(space: gym.Space) -> gym.Space:
+    if not has_mask(space):
+        return space
+    own = unmasked(space.spaces)
+    return gym.Dict(own) if isinstance(own, dict) else own
+
+
+def _array_space(space: gym.Space) -> gym.Box:
+    """The space of an observation without its mask: a Box as it is, others flattened."""
+    space = _without_mask(space)
+    if isinstance(space, gym.Box):
+        return space
+    return gym.Box(-np.inf, np.inf, (gym.flatdim(space),), np.float32)
+
+
+def _array_of(space: gym.Space, observation: Any) -> Any:
+    """An observation as an array of `_array_space`."""
+    own = unmasked(observation) if has_mask(space) else observation
+    plain = _without_mask(space)
+    return own if isinstance(plain, gym.Box) else gym.flatten(plain, own).astype(np.float32)
+
+
+def _field_of(space: Any) -> Field:
+    return Field(space.shape, np.dtype(space.dtype).name)
+
+
+def _repeated(space: gym.Box, count: int) -> gym.Box:
+    low, high = (np.stack([bound] * count) for bound in (space.low, space.high))
+    return gym.Box(low, high, dtype=space.dtype)  # type: ignore[arg-type]
+
+
+def _joined_actions(team: str, spaces: list[gym.Space]) -> tuple[gym.Space, list[int]]:
+    """The actions of all members as one space, and the choices or components of each."""
+    if all(isinstance(space, gym.Discrete) for space in spaces):
+        sizes = [int(space.n) for space in spaces]
+        return gym.MultiDiscrete(sizes, start=[int(space.start) for space in spaces]), sizes
+    if all(isinstance(space, gym.Box) and np.dtype(space.dtype).kind == "f" for space in spaces):
+        low, high = (np.concatenate([getattr(space, bound).ravel() for space in spaces]) for bound in ("low", "high"))
+        return gym.Box(low, high, dtype=low.dtype), [int(np.prod(space.shape)) for space in spaces]
+    raise ValueError(f"team {team}: expected Discrete actions of all members, or a Box of all, got {brief(spaces)}")
