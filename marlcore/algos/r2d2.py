@@ -43,9 +43,6 @@ class WindowedQLearning(QLearning):
     So each update reads `length` times as many transitions as DQN's: ask for fewer updates.
     """
 
-    cell: Cell = "lstm"
-    """The recurrent layer before the last of the layers `hidden`: an lstm, a gru, which on a CPU takes twice the time,
-    or your own, a function of inputs and units or its module:name; docs/guides/own-network.md says more."""
     units: AtLeast1 = 64
     """Units of the recurrent layer, at least 1; rows store its state at intervals."""
     length: AtLeast1 = 40
@@ -84,6 +81,9 @@ class WindowedQLearning(QLearning):
 class R2D2(WindowedQLearning):
     """Hyperparameters of R2D2; see WindowedQLearning."""
 
+    cell: Cell = "lstm"
+    """The recurrent layer before the last of the layers `hidden`: an lstm, a gru, which on a CPU takes twice the time,
+    or your own, a function of inputs and units or its module:name; docs/guides/own-network.md says more."""
     learning_rate: LearningRate = 5e-4
     """Adam's step size, above 0; a number or a schedule."""
     rescale: bool = True
@@ -120,7 +120,7 @@ class R2D2(WindowedQLearning):
 class R2D2Network(QNetwork):
     """Observations and a state to the values of joint actions, rescaled, in units of reward_scale times the reward."""
 
-    def __init__(self, hyper: R2D2, spaces: Spaces) -> None:
+    def __init__(self, hyper: Any, spaces: Spaces) -> None:
         super().__init__(hyper, spaces, RecurrentTorso(hyper, spaces, hyper.hidden[:-1]))
 
     def forward(  # type: ignore[override]

@@ -91,7 +91,7 @@ class Team:
             mask[0] = 1
             return mask
         if not has_mask(self._spaces[member]):
-            return mask + 1  # type: ignore[no-any-return]
+            return mask + 1
         return as_field(f"{MASK} of {member}", _field_of(mask), observations[member][MASK])
 
 
@@ -220,7 +220,7 @@ def _field_of(space: Any) -> Field:
 
 def _repeated(space: gym.Box, count: int) -> gym.Box:
     low, high = (np.stack([bound] * count) for bound in (space.low, space.high))
-    return gym.Box(low, high, dtype=space.dtype)  # type: ignore[arg-type]
+    return gym.Box(low, high, dtype=space.dtype)
 
 
 def _joined_actions(team: str, spaces: list[gym.Space]) -> tuple[gym.Space, list[int]]:
