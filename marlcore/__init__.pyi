@@ -31,8 +31,11 @@ from .errors import WorkerFailed as WorkerFailed
 from .algos import BC as BC
 from .algos import CQL as CQL
 from .algos import DQN as DQN
+from .algos import HAPPO as HAPPO
 from .algos import IQN as IQN
+from .algos import MADDPG as MADDPG
 from .algos import MAPPO as MAPPO
+from .algos import MATD3 as MATD3
 from .algos import PPO as PPO
 from .algos import QMIX as QMIX
 from .algos import R2D2 as R2D2

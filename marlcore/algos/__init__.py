@@ -8,7 +8,10 @@ from ..references import reference_to, resolve
 from .bc import BC
 from .cql import CQL
 from .dqn import DQN
+from .happo import HAPPO
 from .iqn import IQN
+from .maddpg import MADDPG
+from .matd3 import MATD3
 from .ppo import MAPPO, PPO
 from .qmix import QMIX
 from .r2d2 import R2D2
@@ -20,7 +23,9 @@ from .vdn import VDN
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
     kind.__name__.lower(): kind
-    for kind in (BC, CQL, DQN, IQN, MAPPO, PPO, QMIX, R2D2, RecurrentPPO, SAC, TD3, TD3BC, VDN)
+    for kind in (
+        *(BC, CQL, DQN, HAPPO, IQN, MADDPG, MAPPO, MATD3, PPO, QMIX, R2D2, RecurrentPPO, SAC, TD3, TD3BC, VDN),
+    )
 }
 
 

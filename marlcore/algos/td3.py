@@ -71,13 +71,16 @@ class TD3Trainer(ActorCriticTrainer):
         metrics, priority = self.improve_critics(batch, self.targets(batch))
         self.updates += 1
         if self.updates % self.hyper.policy_delay == 0:
-            action = faster(self.policy)(batch.obs)
-            value = faster(self.critics)(batch.obs, action, count=1)
-            loss = self.policy_loss(batch, action, value)
+            loss = self.policy_loss(batch, *self.own_actions(batch))
             self.descend(self.policy_optimizer, loss)
             metrics["policy_loss"] = loss.detach()
             self.soft_update(self.hyper.tau)
         return Update(metrics, priority)
+
+    def own_actions(self, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """The policy's actions [B, size] in [-1, 1], and their values [1, B] by the first critic, with gradients."""
+        action = faster(self.policy)(batch.obs)
+        return action, faster(self.critics)(batch.obs, action, count=1)
 
     def policy_loss(self, batch: Any, action: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         """The policy's loss, for its actions [B, size] in [-1, 1] and their values [1, B] by the first critic."""
@@ -86,8 +89,17 @@ class TD3Trainer(ActorCriticTrainer):
     @torch.no_grad()
     def targets(self, batch: Any) -> torch.Tensor:
         """The scaled reward plus the discounted smaller value of the smoothed action, float32 [B] (Algorithm 1)."""
-        action: torch.Tensor = faster(self.target.acting)(batch.next_obs)
+        return self.bootstrapped(batch, self.future(batch.next_obs))
+
+    def future(self, obs: Any) -> torch.Tensor:
+        """The smaller value of the smoothed action, [B]."""
+        value: torch.Tensor = faster(self.target.critics)(obs, self.smoothed(obs)).amin(0)
+        return value
+
+    def smoothed(self, obs: Any) -> torch.Tensor:
+        """The target policy's actions with clipped noise, [B, size] in [-1, 1]."""
+        action: torch.Tensor = faster(self.target.acting)(obs)
         clip = self.hyper.target_noise_clip
         noise = (self.hyper.target_noise * self.normal(*action.shape)).clamp_(-clip, clip)
-        future = faster(self.target.critics)(batch.next_obs, (action + noise).clamp_(-1.0, 1.0)).amin(0)
-        return self.bootstrapped(batch, future)
+        action = (action + noise).clamp_(-1.0, 1.0)
+        return action

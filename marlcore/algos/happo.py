@@ -1,0 +1,195 @@
+"""HAPPO: the members of a team improve their policies one after another, each given what the earlier ones changed.
+
+Kuba et al. 2022, "Trust region policy optimisation in multi-agent reinforcement learning" (arXiv:2109.11251).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from ..interfaces import Action, Update
+from ..spaces import Spaces
+from ..spec import Field, TransitionSpec
+from .base import Request
+from .fast import ClippedAdam, faster
+from .networks.distributions import distribution_of
+from .networks.members import Members, TeamSpaces
+from .networks.own import torso_of
+from .networks.policy_value import PolicyNetwork, ValueNetwork
+from .ppo import ADAM_EPS, BONUS, LOG_PROB, METRICS, PPO, RATE, Evaluated, PPOTrainer, Rows
+
+
+@dataclass(frozen=True)
+class HAPPO(PPO):
+    """Hyperparameters of HAPPO: those of PPO; the agent is a team, see Config.teams.
+
+    Each member has its own policy network, as the proof of improvement demands, and the critic sees what all of them
+    see, and the environment's state where it has a `state_space`.
+    """
+
+    wants_team = True
+    wants_joint = True
+
+    def transition(self, spaces: Spaces) -> TransitionSpec:
+        """A row with the log-probability of all members' actions. Raises ValueError: see TeamSpaces."""
+        team = TeamSpaces(self.owner, spaces, shared=False)
+        extras = {} if team.choices else distribution_of(self.owner, spaces.action).extras
+        return TransitionSpec(spaces.obs, spaces.action_field, {LOG_PROB: Field((), "float32"), **extras})
+
+    def make_model(self, spaces: Spaces) -> "TeamPolicyValue":  # type: ignore[override]
+        return TeamPolicyValue(self, spaces)
+
+    def chosen(self, model: Any, obs: Any, request: Request) -> Action:
+        """Actions drawn from each member's policy; if greedy, the most probable ones."""
+        if request.explore is None:
+            return Action(model.modes(obs, request.mask).numpy(force=True))
+        drawn = [
+            distribution.sample(output, allowed, request.generator)
+            for distribution, output, allowed in model.each(obs, request.mask)
+        ]
+        log_prob = np.stack([log_prob for _, log_prob, _ in drawn], 1) * model.team.alive(obs).numpy(force=True)
+        extras = {name: np.concatenate([extras[name] for *_, extras in drawn], 1) for name in drawn[0][2]}
+        action = np.concatenate([action.reshape(len(action), -1) for action, *_ in drawn], 1)
+        return Action(action, {LOG_PROB: log_prob.sum(1), **extras})
+
+    def greedy(self, model: Any, obs: Any, state: Any, mask: torch.Tensor | None) -> Any:
+        return model.modes(obs, mask), None
+
+    def make_trainer(self, model: Any) -> "HAPPOTrainer":
+        return HAPPOTrainer(self, model)
+
+
+class TeamPolicies(nn.Module):
+    """The members' policies, each a network of its own."""
+
+    def __init__(self, hyper: HAPPO, spaces: Spaces) -> None:
+        super().__init__()
+        self.team = TeamSpaces(hyper.owner, spaces, shared=False)
+        self.members = Members(self.team, lambda own: PolicyNetwork(hyper, own, torso_of(hyper, own, hyper.hidden)))
+
+    def each(self, obs: Any, mask: torch.Tensor | None) -> Iterator[tuple[Any, torch.Tensor, torch.Tensor | None]]:
+        """Each member's distribution, its outputs [k, outputs], and which choices are allowed."""
+        outputs = self.members(obs)
+        allowed = self.team.allowed(mask, outputs) if self.team.choices else None
+        for member, network in enumerate(self.members.networks):
+            yield network.distribution, outputs[:, member], None if allowed is None else allowed[:, member]
+
+    def modes(self, obs: Any, mask: torch.Tensor | None) -> torch.Tensor:
+        """The members' most probable actions, as rows hold them."""
+        modes = [distribution.mode(output, allowed) for distribution, output, allowed in self.each(obs, mask)]
+        return torch.cat([mode.reshape(mode.shape[0], -1) for mode in modes], 1)
+
+
+class TeamPolicyValue(nn.Module):
+    """The members' policies, which are all that actors need, and a critic of all that the team sees."""
+
+    def __init__(self, hyper: HAPPO, spaces: Spaces) -> None:
+        super().__init__()
+        self.acting = TeamPolicies(hyper, spaces)
+        self.critic = ValueNetwork(hyper, torso_of(hyper, spaces, hyper.hidden))
+
+
+class HAPPOTrainer(PPOTrainer):
+    """Each member's passes over a batch, in a new order of members for each batch, and the critic's."""
+
+    def __init__(self, hyper: HAPPO, model: TeamPolicyValue) -> None:
+        super().__init__(hyper, model)
+        self.optimizer = ClippedAdam(list(model.critic.parameters()), lr=None, eps=ADAM_EPS)
+        self.team = model.acting.team
+        self.optimizers = [
+            ClippedAdam(list(network.parameters()), lr=None, eps=ADAM_EPS) for network in model.acting.members.networks
+        ]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "members": [optimizer.state_dict() for optimizer in self.optimizers]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        for optimizer, saved in zip(self.optimizers, state["members"], strict=True):
+            optimizer.load_state_dict(saved)
+
+    def update(self, batch: Any) -> Update:
+        """Steps on the minibatches of one batch, of each member and then of the critic (Kuba et al. 2022, Algorithm 4).
+
+        A member's advantages are the batch's, times how much more probable the members before it made their own actions
+        in this update. Returns: see PPOTrainer.update.
+        """
+        for optimizer in (self.optimizer, *self.optimizers):
+            optimizer.set_learning_rate(batch.numbers[RATE])
+        with torch.no_grad():
+            alive = self.team.alive(batch.obs)
+            before = torch.stack([self.judged(member, batch)[0] for member in range(self.team.count)], 1)
+            value = faster(self.model.critic)(batch.obs)
+        rows = self._prepare(batch, Evaluated((before * alive).sum(1), value, value))
+        advantage, steps = rows.advantage, []
+        for member in torch.randperm(self.team.count, generator=self.generator).tolist():
+            own = rows._replace(log_prob=before[:, member], advantage=advantage)
+            steps += self._member_steps(member, own, batch.numbers[BONUS])
+            with torch.no_grad():
+                changed = torch.exp(self.judged(member, batch)[0] - before[:, member])
+            advantage = advantage * torch.where(alive[:, member] > 0, changed, 1.0)
+        of_critic = [self._critic_step(part) for _ in range(self.hyper.epochs) for part in self.minibatches(rows)]
+        policy_loss, entropy, kl, beyond, grad_norm = torch.stack(steps).mean(0)
+        value_loss = torch.stack(of_critic).mean()
+        loss = policy_loss + self.hyper.value_coefficient * value_loss - batch.numbers[BONUS] * entropy
+        means = dict(zip(METRICS, (loss, policy_loss, value_loss, entropy, kl, beyond, grad_norm), strict=True))
+        unexplained = (rows.target - rows.value).var() / rows.target.var().clamp(min=1e-8)
+        return Update({**means, "explained_variance": 1 - unexplained}, updates=len(steps) + len(of_critic))
+
+    def judged(self, member: int, rows: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """The log-probabilities [B] of a member's actions, and the entropies of its policy."""
+        policies, size = self.model.acting, rows.action.shape[1] // self.team.count
+        network, group = policies.members.networks[member], self.team.groups[member]
+        output = faster(network)(policies.members.seen(group, rows.obs))
+        allowed = None
+        if self.team.choices:
+            whole = self.team.allowed(
+                self.team.spaces.mask_in(rows.obs), output[:, None].expand(-1, self.team.count, -1)
+            )
+            allowed = None if whole is None else whole[:, member]
+        part = slice(member * size, (member + 1) * size)
+        extras = {name: extra[:, part] for name, extra in rows.extras.items() if extra.ndim > 1}
+        judged: tuple[torch.Tensor, torch.Tensor]
+        judged = network.distribution(output, allowed, SimpleNamespace(action=rows.action[:, part], extras=extras))
+        return judged
+
+    def _member_steps(self, member: int, rows: Rows, bonus: float) -> list[torch.Tensor]:
+        """A member's steps on all minibatches, until its policy has moved by `target_kl`."""
+        steps: list[torch.Tensor] = []
+        for _ in range(self.hyper.epochs):
+            of_pass = [self._member_step(member, part, bonus) for part in self.minibatches(rows)]
+            steps += of_pass
+            if self.hyper.target_kl is not None and torch.stack(of_pass).mean(0)[2] > self.hyper.target_kl:
+                break
+        return steps
+
+    def _member_step(self, member: int, rows: Rows, bonus: float) -> torch.Tensor:
+        """One gradient step of a member; the policy's loss, entropy, divergence, share clipped and gradient's norm."""
+        alive = self.team.alive(rows.obs)[:, member]
+        number = alive.sum().clamp(min=1.0)
+        log_prob, entropy = self.judged(member, rows)
+        moved = log_prob - rows.log_prob
+        ratio = torch.exp(moved)
+        clipped = ratio.clamp(1 - self.hyper.clip, 1 + self.hyper.clip)
+        loss = -(torch.minimum(rows.advantage * ratio, rows.advantage * clipped) * alive).sum() / number
+        mean_entropy = (entropy * alive).sum() / number
+        self.optimizers[member].zero_grad()
+        torch.autograd.backward(loss - bonus * mean_entropy)
+        grad_norm = self.optimizers[member].clip_and_step(self.hyper.max_grad_norm)
+        with torch.no_grad():
+            kl = ((ratio - 1 - moved) * alive).sum() / number
+            beyond = ((ratio != clipped) * alive).sum() / number
+            return torch.stack([loss, mean_entropy, kl, beyond, grad_norm])
+
+    def _critic_step(self, rows: Rows) -> torch.Tensor:
+        """One gradient step of the critic; its loss."""
+        loss = self._value_loss(faster(self.model.critic)(rows.obs), rows)
+        self.optimizer.zero_grad()
+        torch.autograd.backward(self.hyper.value_coefficient * loss)
+        self.optimizer.clip_and_step(self.hyper.max_grad_norm)
+        return loss.detach()

@@ -1,0 +1,198 @@
+"""MATD3: members of a team act by what each sees, and learn by critics that see what all of them saw and did.
+
+Ackermann et al. 2019, "Reducing overestimation bias in multi-agent domains using double centralized critics"
+(arXiv:1910.01465), on Lowe et al. 2017, "Multi-agent actor-critic for mixed cooperative-competitive environments"
+(arXiv:1706.02275). Discrete actions are the places of a one-hot vector, drawn with gradients by the Gumbel-softmax
+(Jang et al. 2017, arXiv:1611.01144), as in the second paper.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from torch.nn import functional
+
+from ..interfaces import Action, Algorithm
+from ..spaces import Spaces
+from ..spec import TransitionSpec
+from .base import Request
+from .fast import faster
+from .networks.actions import BoxActions
+from .networks.critics import TwinCritics
+from .networks.distributions import NEVER
+from .networks.initialization import initialize
+from .networks.members import Members, TeamSpaces
+from .networks.own import head_on, torso_of
+from .networks.torso import rows_in
+from .td3 import TD3, DeterministicPolicy, TD3Trainer
+
+
+@dataclass(frozen=True)
+class MATD3(TD3):
+    """Hyperparameters of MATD3; the agent is a team, see Config.teams.
+
+    All members earn the team's reward, so they have one pair of critics. The noises and `target_noise` are of Box
+    actions: Discrete ones are drawn from the policy.
+    """
+
+    wants_team = True
+
+    shared: bool = True
+    """Members with equal spaces share a policy network, which also sees which member it acts for; otherwise each has
+    its own."""
+
+    def transition(self, spaces: Spaces) -> TransitionSpec:
+        """A row without extras. Raises ValueError: the agent is no team; see BoxActions."""
+        team_actions(self.owner, TeamSpaces(self.owner, spaces, self.shared))
+        return Algorithm.transition(self, spaces)
+
+    def make_model(self, spaces: Spaces) -> "TeamActorCritic":  # type: ignore[override]
+        return TeamActorCritic(self, spaces)
+
+    def chosen(self, model: Any, obs: Any, request: Request) -> Action:
+        """Box actions as TD3's; Discrete ones drawn from each member's policy, or uniform ones of the allowed."""
+        if not isinstance(model.actions, OneHotActions) or request.explore is None:
+            return super().chosen(model, obs, request)
+        rows, size = rows_in(obs), model.actions.size
+        uniform = request.generator.random((rows, 1)) < np.reshape(request.explore["epsilon"], (-1, 1))
+        gumbel = request.generator.gumbel(size=(rows, size))
+        outputs = faster(model)(obs).cpu().numpy()
+        scores = np.where(uniform & (outputs > NEVER), 0.0, outputs) + gumbel
+        return Action(model.actions.decode(scores))
+
+    def make_trainer(self, model: Any) -> "MATD3Trainer":
+        return MATD3Trainer(self, model, source=model)
+
+
+class OneHotActions(nn.Module):
+    """The Discrete actions of a team's members as one-hot vectors, one after another, [B, members * most]."""
+
+    def __init__(self, team: TeamSpaces) -> None:
+        super().__init__()
+        self.members, self.most = team.count, max(team.choices)
+        self.size = self.members * self.most
+
+    def encode(self, action: torch.Tensor) -> torch.Tensor:
+        """Actions [B, members] of rows as float32 [B, size]."""
+        return functional.one_hot(action.long(), self.most).flatten(1).float()
+
+    def decode(self, scores: NDArray[Any]) -> NDArray[np.int64]:
+        """The actions [k, members] with the highest scores [k, size]."""
+        best: NDArray[np.int64] = scores.reshape(-1, self.members, self.most).argmax(2)
+        return best
+
+    def decoded(self, scores: torch.Tensor) -> torch.Tensor:
+        """`decode` with torch."""
+        return scores.reshape(-1, self.members, self.most).argmax(2)
+
+
+def team_actions(owner: str, team: TeamSpaces) -> OneHotActions | BoxActions:
+    """The encoding of a team's actions. Raises ValueError: see BoxActions."""
+    return OneHotActions(team) if team.choices else BoxActions(owner, team.spaces.action)
+
+
+class Scores(nn.Module):
+    """A member's observations to a number for each of its Discrete actions, before the softmax."""
+
+    def __init__(self, hyper: Any, spaces: Spaces) -> None:
+        super().__init__()
+        self.torso = torso_of(hyper, spaces, hyper.hidden)
+        self.output = head_on(hyper, self.torso, int(spaces.action.n))
+        initialize(hyper, self.torso)
+        initialize(hyper, self.output, 1.0)
+
+    def forward(self, obs: Any) -> torch.Tensor:
+        outputs: torch.Tensor = self.output(self.torso(obs))
+        return outputs
+
+
+class TeamPolicy(nn.Module):
+    """A team's observations to its members' actions [B, size]: in [-1, 1] of a Box, scores of Discrete ones."""
+
+    def __init__(self, hyper: MATD3, spaces: Spaces) -> None:
+        super().__init__()
+        self.team = TeamSpaces(hyper.owner, spaces, hyper.shared)
+        self.actions = team_actions(hyper.owner, self.team)
+        kind = Scores if self.team.choices else DeterministicPolicy
+        self.members = Members(self.team, lambda own: kind(hyper, own))
+
+    def forward(self, obs: Any) -> torch.Tensor:
+        outputs = self.members(obs)
+        if self.team.choices:
+            allowed = self.team.allowed(self.team.spaces.mask_in(obs), outputs)
+            outputs = outputs if allowed is None else outputs.masked_fill(~allowed, NEVER)
+        return outputs.flatten(1)
+
+    def greedy(self, outputs: torch.Tensor) -> torch.Tensor:
+        return outputs
+
+    def noisy(self, outputs: torch.Tensor, noise: torch.Tensor, explore: Mapping[str, Any]) -> torch.Tensor:
+        """Box actions with noise; see ContinuousPolicy.noisy."""
+        action: torch.Tensor = outputs + explore["noise"] * noise
+        return action
+
+    def drawn(self, outputs: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        """Actions [B, size] as critics take them, with gradients: one-hot vectors of Discrete ones are drawn."""
+        if not self.team.choices:
+            return outputs
+        scores = outputs.reshape(-1, self.team.count, self.actions.size // self.team.count)
+        uniform = torch.rand(scores.shape, generator=generator, device=scores.device).clamp_(1e-20)
+        soft = torch.softmax(scores - torch.log(-torch.log(uniform)), -1)
+        hard = functional.one_hot(soft.argmax(-1), scores.shape[-1]).float()
+        drawn: torch.Tensor = (hard + soft - soft.detach()).flatten(1)
+        return drawn
+
+
+class TeamCritics(TwinCritics):
+    """Two networks from what all members see and do to the team's value; actions of members that do not act are 0."""
+
+    def __init__(self, hyper: MATD3, policy: TeamPolicy) -> None:
+        super().__init__(hyper, policy.team.spaces, policy.actions.size)
+        self.team = policy.team
+
+    def forward(self, obs: Any, action: torch.Tensor, count: int = 2) -> torch.Tensor:
+        of_members = action.reshape(len(action), self.team.count, -1) * self.team.alive(obs)[..., None]
+        return super().forward(obs, of_members.flatten(1), count)
+
+
+class TeamActorCritic(nn.Module):
+    """The members' policies, which are all that actors need, and the team's critics."""
+
+    def __init__(self, hyper: MATD3, spaces: Spaces) -> None:
+        super().__init__()
+        self.acting = TeamPolicy(hyper, spaces)
+        self.critics = TeamCritics(hyper, self.acting)
+        initialize(hyper, self.critics)
+        initialize(hyper, self.critics.layers[-1], 1.0)
+
+
+class MATD3Trainer(TD3Trainer):
+    """TD3 whose policy gradient is that of each member's own action, beside what the others did."""
+
+    def own_actions(self, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """All members' actions [B, size], and the values [members, B] where one of them acts anew.
+
+        The others' actions are those of the rows (Lowe et al. 2017, equation 6). A member that does not act changes no
+        value, and gets no gradient.
+        """
+        action = self.policy.drawn(faster(self.policy)(batch.obs), self.generator)
+        taken = self.policy.actions.encode(batch.action)
+        own, others = (each.reshape(len(each), self.policy.team.count, -1) for each in (action, taken))
+        values = []
+        for member in range(self.policy.team.count):
+            joint = others.clone()
+            joint[:, member] = own[:, member]
+            values.append(faster(self.critics)(batch.obs, joint.flatten(1), count=1))
+        return action, torch.cat(values)
+
+    def smoothed(self, obs: Any) -> torch.Tensor:
+        """See TD3Trainer; of Discrete actions those drawn from the target policy."""
+        if not self.policy.team.choices:
+            return super().smoothed(obs)
+        policy = self.target.acting
+        drawn: torch.Tensor = policy.drawn(faster(policy)(obs), self.generator)
+        return drawn
