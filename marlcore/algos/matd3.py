@@ -121,7 +121,7 @@ class TeamPolicy(nn.Module):
         self.members = Members(self.team, lambda own: kind(hyper, own))
 
     def forward(self, obs: Any) -> torch.Tensor:
-        outputs = self.members(obs)
+        outputs: torch.Tensor = self.members(obs)
         if self.team.choices:
             allowed = self.team.allowed(self.team.spaces.mask_in(obs), outputs)
             outputs = outputs if allowed is None else outputs.masked_fill(~allowed, NEVER)
@@ -143,7 +143,7 @@ class TeamPolicy(nn.Module):
         uniform = torch.rand(scores.shape, generator=generator, device=scores.device).clamp_(1e-20)
         soft = torch.softmax(scores - torch.log(-torch.log(uniform)), -1)
         hard = functional.one_hot(soft.argmax(-1), scores.shape[-1]).float()
-        drawn: torch.Tensor = (hard + soft - soft.detach()).flatten(1)
+        drawn: torch.Tensor = (hard + (soft - soft.detach())).flatten(1)  # exactly one-hot
         return drawn
 
 

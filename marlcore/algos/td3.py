@@ -101,5 +101,4 @@ class TD3Trainer(ActorCriticTrainer):
         action: torch.Tensor = faster(self.target.acting)(obs)
         clip = self.hyper.target_noise_clip
         noise = (self.hyper.target_noise * self.normal(*action.shape)).clamp_(-clip, clip)
-        action = (action + noise).clamp_(-1.0, 1.0)
-        return action
+        return action.add(noise).clamp_(-1.0, 1.0)

@@ -1,0 +1,225 @@
+"""MATD3, MADDPG and HAPPO against plain computations: what critics see, whose gradients flow, and what members owe."""
+
+import math
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from batches import NUMBERS, flattened, made_batch, made_trainer
+from gymnasium import spaces as gym
+
+import marlcore as mc
+from marlcore.algos.networks.critics import TwinCritics
+from marlcore.spaces import ALIVE, JOINT, MASK, MEMBERS, Spaces
+
+pytestmark = pytest.mark.usefixtures("seeded_torch")
+
+COUNT, MOST = 3, 4
+BOX = gym.Box(-1, 1, (2 * COUNT,), np.float32)
+SMALL = {"hidden": (8, 8), "reward_scale": 0.5}
+HAPPO = mc.HAPPO(hidden=(8, 8), batch_size=24, minibatch_size=24, epochs=1, target_kl=None)
+
+
+def spaces_of(action=None, masked=False, joint=False):
+    """A team of three: each observes two numbers, and chooses among four actions or moves in two directions."""
+    parts = {MEMBERS: gym.Box(-9, 9, (COUNT, 2), np.float32), ALIVE: gym.MultiBinary(COUNT)}
+    if joint:
+        parts = {"observation": gym.Dict(parts), JOINT: gym.Box(-9, 9, (5,), np.float32)}
+    return Spaces(gym.Dict(parts), action or gym.MultiDiscrete([MOST] * COUNT), masked=masked)
+
+
+def alive_name(spaces):
+    return next(part.name for part in spaces.parts if part.keys[-1] == ALIVE)
+
+
+def batch_of(spaces, rows=24, dead=()):
+    """Random transitions, in which the members `dead` do not act; each choice that was made is allowed."""
+    batch = made_batch(spaces, rows)
+    for obs in (batch.obs, batch.next_obs):
+        alive = torch.ones(rows, COUNT, dtype=torch.int8)
+        alive[:, list(dead)] = 0
+        obs[alive_name(spaces)] = alive
+        if MASK in obs:
+            obs[MASK].view(rows, COUNT, MOST)[:, :, 0] = True
+    if MASK in batch.obs:
+        batch.obs[MASK].view(rows, COUNT, MOST).scatter_(2, batch.action[..., None], True)
+    batch.numbers = dict(NUMBERS)
+    batch.continues = torch.ones(rows, dtype=torch.bool)
+    batch.continues[[7, rows - 1]] = False
+    return batch
+
+
+@pytest.mark.parametrize("kind", [mc.MATD3, mc.MADDPG])
+@pytest.mark.parametrize("action", [None, BOX], ids=["discrete", "box"])
+def test_targets_are_of_what_all_members_would_do(kind, action, monkeypatch):
+    """The smaller value of two critics, or the first one's, of the members' own target policies."""
+    spaces = spaces_of(action, masked=action is None)
+    hyper = kind(**SMALL, target_noise=0.0)
+    model, trainer = made_trainer(hyper, spaces)
+    batch = batch_of(spaces, dead=[1])
+    target = trainer.target
+    if action is None:  # the mode in place of a draw
+        actions = model.acting.actions
+        monkeypatch.setattr(target.acting, "drawn", lambda outputs, _: actions.encode(actions.decoded(outputs)))
+    team, own = model.acting.team, []
+    numbers = torch.eye(COUNT)
+    with torch.no_grad():
+        for member in range(COUNT):
+            seen = {"observation": batch.next_obs[MEMBERS][:, member], "member": numbers[member].expand(24, -1)}
+            output = target.acting.members.networks[0](seen)
+            if action is None:
+                allowed = batch.next_obs[MASK].view(24, COUNT, MOST)[:, member]
+                output = torch.eye(MOST)[output.masked_fill(~allowed, -math.inf).argmax(1)]
+            own.append(output * team.alive(batch.next_obs)[:, member, None])
+        values = TwinCritics.forward(target.critics, batch.next_obs, torch.cat(own, 1))
+    future = values[0] if kind is mc.MADDPG else values.amin(0)
+    expected = 0.5 * batch.reward + batch.discount * future
+    torch.testing.assert_close(trainer.targets(batch), expected)
+
+
+@pytest.mark.parametrize("action", [None, BOX], ids=["discrete", "box"])
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_dead_member_changes_no_value_and_gets_no_gradient(action, shared):
+    spaces = spaces_of(action)
+    model, trainer = made_trainer(mc.MATD3(**SMALL, shared=shared), spaces)
+    batch = batch_of(spaces, dead=[1])
+    values = model.critics(batch.obs, model.acting.actions.encode(batch.action))
+    batch.action[:, 1 if action is None else slice(2, 4)] = 0
+    assert torch.equal(values, model.critics(batch.obs, model.acting.actions.encode(batch.action)))
+    _, of_members = trainer.own_actions(batch)
+    assert of_members.shape == (COUNT, 24)
+    parameters = list(model.acting.parameters())
+    lost, kept = (
+        torch.autograd.grad(of_members[member].sum(), parameters, allow_unused=True, retain_graph=True)
+        for member in (1, 0)
+    )
+    assert not any(gradient is not None and gradient.any() for gradient in lost)
+    assert any(gradient is not None and gradient.any() for gradient in kept)
+
+
+def test_each_members_gradient_is_of_its_own_action():
+    """The others' actions are those of the rows, so that one member's action changes one row of values."""
+    spaces = spaces_of(BOX)
+    model, trainer = made_trainer(mc.MATD3(**SMALL, shared=False), spaces)
+    batch = batch_of(spaces)
+    _, values = trainer.own_actions(batch)
+    for member in range(COUNT):
+        parameters = list(model.acting.members.networks[member].parameters())
+        for other in range(COUNT):
+            gradients = torch.autograd.grad(values[other].sum(), parameters, allow_unused=True, retain_graph=True)
+            assert any(g is not None and g.any() for g in gradients) == (other == member)
+
+
+def test_drawn_actions_are_one_hot_and_follow_the_policy():
+    """With the frequencies of the softmax, never what a mask forbids, and with gradients."""
+    spaces = spaces_of(masked=True)
+    model, trainer = made_trainer(mc.MATD3(**SMALL), spaces)
+    scores = torch.tensor([[0.0, 1.0, 2.0, -1e9] * COUNT]).repeat(20_000, 1).requires_grad_()
+    drawn = model.acting.drawn(scores, trainer.generator)
+    assert ((drawn == 0) | (drawn == 1)).all() and not drawn[:, 3].any()
+    frequencies = drawn.detach().view(-1, MOST).mean(0)
+    torch.testing.assert_close(frequencies, torch.softmax(scores[0, :MOST].detach(), 0), atol=0.02, rtol=0)
+    drawn[:, 0].sum().backward()
+    assert scores.grad[:, :3].any() and not scores.grad[:, MOST:].any()
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 1.0, np.linspace(0, 1, 24)])
+def test_actors_choose_what_masks_allow(epsilon):
+    spaces, rng = spaces_of(masked=True), np.random.default_rng(0)
+    hyper = mc.MATD3(**SMALL)
+    model, _ = made_trainer(hyper, spaces)
+    obs = batch_of(spaces).obs
+    for _ in range(20):
+        explore = {"epsilon": epsilon, "noise": 0.1}
+        action = hyper.act(model.acting, obs, explore=explore, state=None, mask=obs[MASK], generator=rng).action
+        assert action.shape == (24, COUNT)
+        assert np.take_along_axis(obs[MASK].numpy().reshape(24, COUNT, MOST), action[..., None], 2).all()
+
+
+@pytest.mark.parametrize("action", [None, BOX], ids=["discrete", "box"])
+def test_rows_have_the_probability_of_all_living_members(action):
+    """So the ratio of an unchanged policy is 1, whatever a dead member drew."""
+    spaces = spaces_of(action, masked=action is None, joint=True)
+    hyper = HAPPO
+    model, trainer = made_trainer(hyper, spaces)
+    batch = batch_of(spaces, dead=[2])
+    rng = np.random.default_rng(0)
+    mask = batch.obs.get(MASK)
+    chosen = hyper.act(model.acting, batch.obs, explore={}, state=None, mask=mask, generator=rng)
+    extras = {name: torch.from_numpy(extra) for name, extra in chosen.extras.items()}
+    rows = SimpleNamespace(obs=batch.obs, action=torch.from_numpy(chosen.action), extras=extras)
+    judged = torch.stack([trainer.judged(member, rows)[0] for member in range(COUNT)], 1)
+    torch.testing.assert_close(judged[:, :2].sum(1).detach(), rows.extras["log_prob"])
+
+
+def test_later_members_advantages_carry_what_earlier_ones_changed(monkeypatch):
+    """Kuba et al. 2022, equation 10: times the ratios of the members before; dead ones owe nothing."""
+    spaces = spaces_of(joint=True)
+    _, trainer = made_trainer(HAPPO, spaces)
+    batch = batch_of(spaces, dead=[1])
+    batch.extras = {"log_prob": torch.zeros(24)}
+    before = {member: trainer.judged(member, batch)[0].detach() for member in range(COUNT)}
+    seen = []
+    steps = trainer._member_steps
+
+    def noted(member, rows, bonus):
+        seen.append((member, rows))
+        return steps(member, rows, bonus)
+
+    monkeypatch.setattr(trainer, "_member_steps", noted)
+    trainer.update(batch)
+    (first, rows), *later = seen
+    expected = rows.advantage.clone()
+    for member, theirs in later:
+        if first != 1:
+            expected = expected * torch.exp(trainer.judged(first, batch)[0].detach() - before[first])
+        torch.testing.assert_close(theirs.advantage, expected)
+        first = member
+    assert not torch.equal(later[-1][1].advantage, seen[0][1].advantage)
+
+
+def test_the_dead_learn_nothing():
+    spaces = spaces_of(joint=True)
+    model, trainer = made_trainer(replace(HAPPO, entropy_coefficient=0.1), spaces)
+    batch = batch_of(spaces, dead=[1])
+    batch.extras = {"log_prob": torch.zeros(24)}
+    networks = model.acting.members.networks
+    before = [flattened(list(network.parameters())).clone() for network in networks]
+    trainer.update(batch)
+    after = [torch.cat([part.detach().flatten() for part in network.parameters()]) for network in networks]
+    assert list(map(torch.equal, before, after)) == [False, True, False]
+
+
+def test_a_team_of_one_learns_as_ppo_does():
+    """HAPPO's policy step on a whole batch is PPO's where the critic shares no layer with the policy."""
+    parts = {MEMBERS: gym.Box(-9, 9, (1, 2), np.float32), ALIVE: gym.MultiBinary(1)}
+    spaces = Spaces(gym.Dict(parts), gym.MultiDiscrete([MOST]))
+    plain = Spaces(gym.Box(-9, 9, (2,), np.float32), gym.Discrete(MOST))
+    alike = {"hidden": (8, 8), "batch_size": 24, "minibatch_size": 24, "epochs": 1, "max_grad_norm": 1e9}
+    model, trainer = made_trainer(mc.HAPPO(**alike), spaces)
+    alone, of_ppo = made_trainer(mc.PPO(**alike), plain)
+    alone.acting.load_state_dict(model.acting.members.networks[0].state_dict())
+    batch = made_batch(spaces, 24)
+    for obs in (batch.obs, batch.next_obs):
+        obs[ALIVE] = torch.ones(24, 1, dtype=torch.int8)
+    batch.numbers, batch.continues = dict(NUMBERS), torch.zeros(24, dtype=torch.bool)
+    batch.discount = torch.zeros(24)
+    batch.extras = {"log_prob": trainer.judged(0, batch)[0].detach()}
+    with torch.no_grad():  # the same values, so that advantages are the same
+        for part in (*model.critic.head.parameters(), *alone.critic.head.parameters()):
+            part.zero_()
+    own = {name: getattr(batch, name)[MEMBERS][:, 0] for name in ("obs", "next_obs")}
+    single = SimpleNamespace(**{**vars(batch), **own, "action": batch.action[:, 0]})
+    trainer.update(batch)
+    of_ppo.update(single)
+    for mine, theirs in zip(model.acting.members.networks[0].parameters(), alone.acting.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_agents_that_are_no_teams_are_refused_in_one_line():
+    expected = r"expected an agent that is a team \(see Config.teams\), got [^\n]+"
+    for hyper in (mc.HAPPO(), mc.MATD3()):
+        with pytest.raises(ValueError, match=rf"^{hyper.owner}: {expected}$"):
+            hyper.transition(Spaces(gym.Box(-1, 1, (2,), np.float32), gym.Discrete(2)))
