@@ -1,0 +1,47 @@
+"""Algorithms of teams learn by the reward of both agents what each must do by its own cue."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from matching import STEPS, Matching
+
+import marlcore as mc
+
+ON_POLICY = {"batch_size": 400, "minibatch_size": 200, "learning_rate": 3e-3}
+OFF_POLICY = mc.LearnerConfig(warmup=500, n_step=1, gamma=0.9, batch_size=64)
+CHOICES = [
+    (mc.VDN(learning_rate=2e-3, reward_scale=1.0), 4_000),
+    (mc.QMIX(learning_rate=2e-3, reward_scale=1.0), 4_000),
+    (mc.QMIX(learning_rate=2e-3, reward_scale=1.0, cell="gru", units=16, length=5, burn_in=0, period=5), 4_000),
+    (mc.MATD3(learning_rate=2e-3, reward_scale=1.0), 5_000),
+    (mc.MADDPG(learning_rate=2e-3, reward_scale=1.0, shared=False), 5_000),
+    (mc.HAPPO(**ON_POLICY), 8_000),
+]
+MOVES = [(mc.MATD3(learning_rate=2e-3, reward_scale=1.0), 4_000), (mc.HAPPO(**ON_POLICY), 12_000)]
+
+
+def returned(env_fn: Any, algorithm: Any, steps: int, run_dir: Path) -> float:
+    """The greedy team's mean return."""
+    queued = isinstance(algorithm, mc.HAPPO)
+    options = {} if queued else {"learner": OFF_POLICY, "updates_per_step": 0.25}
+    config = mc.Config(total_steps=steps, mode="serial", run_dir=str(run_dir), actor=mc.ActorConfig(envs=4), **options)
+    mc.train(env_fn, algorithm, config, progress=False)
+    return mc.evaluate(run_dir, 20).mean["team"]
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize("algorithm, steps", CHOICES, ids=lambda value: getattr(value, "owner", ""))
+def test_choices_of_both_agents_are_right(algorithm: Any, steps: int, tmp_path: Path) -> None:
+    """Of five steps four, where random choices make half of one right."""
+    assert returned(Matching, algorithm, steps, tmp_path / "run") >= 0.8 * STEPS
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize("algorithm, steps", MOVES, ids=lambda value: getattr(value, "owner", ""))
+def test_moves_of_both_agents_are_near(algorithm: Any, steps: int, tmp_path: Path) -> None:
+    """Squared distances of 0.1 a step in all, where random moves are 1.2 off, and resting is 0.65."""
+    assert returned(partial(Matching, moves=True), algorithm, steps, tmp_path / "run") >= -0.1 * STEPS
