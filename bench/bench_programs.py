@@ -12,7 +12,7 @@ import pytest
 from marlcore.processes import Metric
 from marlcore.testing import check_env
 
-from . import ablation, cluster_peers, cluster_weights, machine, planning, report, results, throughput
+from . import ablation, cluster_peers, cluster_weights, joint_rows, machine, planning, report, results, throughput
 from .cpu_time import TreeTime
 from .peers import rllib
 
@@ -48,6 +48,10 @@ def test_all_sides_plan_alike() -> None:
 def test_memory_is_that_of_a_process_of_its_own() -> None:
     small = planning.measure_memory(1_000, 2)
     assert small["peak_bytes"] > small["graph_bytes"] + small["policy_bytes"] > 0
+
+
+def test_joint_rows_are_smaller_than_lanes_of_members() -> None:
+    assert joint_rows.joint(1)["bytes"] < joint_rows.aligned(1)["bytes"]
 
 
 def test_catch_keeps_the_interface() -> None:
