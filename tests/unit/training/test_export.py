@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from batches import SMALL
+from batches import SMALL, team_spaces
 from gymnasium import spaces as gym
 from own_networks import EntityTransformer, GridTorso, SharedTorso
 from refused import Refused, check_refused
@@ -41,6 +41,7 @@ JOINT = gym.Dict({"observation": BOX, "joint_observation": gym.Box(-1, 1, (8,))}
 GRID = gym.Dict({"image": gym.Box(0, 10, (7, 7, 3), np.uint8), "direction": gym.Discrete(4)})
 THREE = gym.Discrete(3, start=4)
 PAIR = gym.MultiDiscrete([3, 2])
+TEAM = team_spaces().observation, team_spaces().action, True
 ARM = gym.Box(np.array([-2, 0], np.float32), np.array([2, 7], np.float32))
 WIDE = gym.Box(-3, 1e6, (1, 2), np.float64)
 
@@ -91,10 +92,24 @@ KINDS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "td3": (mc.TD3(hidden=(16,)), (ODD, ARM)),
     "td3 in float64": (mc.TD3(hidden=(16,)), (BOX, WIDE)),
     "sac": (mc.SAC(hidden=(16,)), (BOX, ARM)),
+    "vdn": (mc.VDN(hidden=(16, 16)), TEAM),
+    "vdn with memory": (mc.VDN(hidden=(8, 8), units=8, cell="gru", shared=False), TEAM),
+    "qmix": (mc.QMIX(hidden=(16, 16)), TEAM[:2]),
+    "qmix with memory": (mc.QMIX(hidden=(8, 8), units=8, cell="lstm"), TEAM),
     "sac with a whole model": (mc.SAC(network=Squashed), (BOX, ARM)),
 }
 
-QUICK = ("dqn of joint actions", "iqn", "mappo", "ppo", "recurrentppo", "r2d2 with a cell", "sac", "td3")
+QUICK = (
+    "dqn of joint actions",
+    "iqn",
+    "mappo",
+    "ppo",
+    "recurrentppo",
+    "r2d2 with a cell",
+    "sac",
+    "td3",
+    "qmix with memory",
+)
 
 
 def policy_of(kind: str, normalized: bool = True) -> LoadedPolicy:
