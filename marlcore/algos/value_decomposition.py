@@ -20,6 +20,7 @@ from ..interfaces import PREVIOUS_REWARD, Action, Algorithm, ReplaySource, Updat
 from ..spaces import Spaces
 from ..spec import Field, TransitionSpec
 from .base import Layers, LearningRate, Request
+from .networks.initialization import initialize
 from .networks.members import Members, TeamSpaces
 from .networks.own import torso_of, whole_network
 from .networks.qnetwork import QNetwork, best
@@ -136,7 +137,7 @@ def greedy_actions(values: torch.Tensor, allowed: torch.Tensor | None) -> torch.
 def acted(after: Mapping[str, torch.Tensor], action: torch.Tensor, most: int) -> dict[str, torch.Tensor]:
     """The state after these actions [k, members], each of `most`."""
     encoded = functional.one_hot(action, most).float()
-    return {**after, PREVIOUS_ACTION: encoded, PREVIOUS_REWARD: encoded.new_zeros(len(encoded))}
+    return {**after, PREVIOUS_ACTION: encoded, PREVIOUS_REWARD: encoded.new_zeros(encoded.shape[0])}
 
 
 class TeamNetwork(nn.Module):
@@ -147,6 +148,7 @@ class TeamNetwork(nn.Module):
         self.team = hyper.team(spaces)
         self.acting = Members(self.team, hyper.member_network)
         self.mixer = hyper.mixer(self.team)
+        initialize(hyper, self.mixer)
 
     def mixed(self, values: torch.Tensor, obs: Any) -> torch.Tensor:
         """The team's values [...] for its members' [..., members]; members that do not act contribute nothing."""

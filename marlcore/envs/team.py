@@ -14,7 +14,7 @@ from ..checks import brief
 from ..observations import ALONE
 from ..spaces import ALIVE, MASK, MEMBERS
 from ..spec import Field, as_field
-from .agent_view import has_mask, result_of
+from .agent_view import as_reward, has_mask, result_of
 from .joint import unmasked
 from .pettingzoo import is_parallel
 
@@ -43,23 +43,23 @@ class Team:
 
     def __init__(self, name: str, members: tuple[str, ...], env: Any) -> None:
         self._spaces = {member: env.observation_space(member) for member in members}
-        acted = {member: env.action_space(member) for member in members}
+        self._acted = acted = {member: env.action_space(member) for member in members}
         plain = {member: _array_space(space) for member, space in self._spaces.items()}
+        apart = {member: (_without_mask(space), acted[member]) for member, space in self._spaces.items()}
         groups: list[list[str]] = []
         for member in members:
-            mine = plain[member], acted[member]
-            alike = next((group for group in groups if (plain[group[0]], acted[group[0]]) == mine), None)
+            alike = next((group for group in groups if apart[group[0]] == apart[member]), None)
             groups.append([member]) if alike is None else alike.append(member)
         self.members = tuple(member for group in groups for member in group)
         names = [MEMBERS] if len(groups) == 1 else [f"{MEMBERS}_{number}" for number in range(len(groups))]
         self._groups = {part: (group, _field_of(plain[group[0]])) for part, group in zip(names, groups, strict=True)}
         self.action_space, sizes = _joined_actions(name, [acted[member] for member in self.members])
-        self._shapes = [acted[member].shape for member in self.members]
         self._ends = np.cumsum(sizes)[:-1]
         own = {part: _repeated(plain[group[0]], len(group)) for part, (group, _) in self._groups.items()}
         self.observation_space = gym.Dict({**own, ALIVE: gym.MultiBinary(len(members))})
         self._choices = dict(zip(self.members, sizes, strict=True))
-        self._masked = any(has_mask(space) for space in self._spaces.values())
+        chosen = isinstance(self.action_space, gym.MultiDiscrete)
+        self._masked = chosen and any(has_mask(space) for space in self._spaces.values())
         if self._masked:
             self.observation_space = gym.Dict({ALONE: self.observation_space, MASK: gym.MultiBinary(sum(sizes))})
 
@@ -72,6 +72,8 @@ class Team:
                 if member in observations:
                     value = _array_of(self._spaces[member], observations[member])
                     rows[row] = as_field(f"obs of {member}", field, value)
+                elif member in alive:
+                    raise ValueError(f"obs of {member}: expected one, got those of {brief(list(observations))}")
         own[ALIVE] = np.array([member in alive for member in self.members], np.int8)
         if not self._masked:
             return own
@@ -82,8 +84,10 @@ class Team:
         """Each member's action."""
         if isinstance(self.action_space, gym.MultiDiscrete):
             return dict(zip(self.members, action.tolist(), strict=True))
-        parts = zip(self.members, np.split(action, self._ends), self._shapes, strict=True)
-        return {member: part.reshape(shape) for member, part, shape in parts}
+        parts = zip(self.members, np.split(action, self._ends), strict=True)
+        return {
+            member: part.reshape(self._acted[member].shape).astype(self._acted[member].dtype) for member, part in parts
+        }
 
     def _mask(self, member: str, observations: Mapping[str, Any]) -> NDArray[np.int8]:
         mask = np.zeros(self._choices[member], np.int8)
@@ -108,8 +112,8 @@ class TeamEnvironment:
     def __init__(self, env: Any, teams: Mapping[str, tuple[str, ...]]) -> None:
         self._env = env = _parallel(env)
         self._teams = {name: Team(name, members, env) for name, members in teams.items()}
-        team_of = {member: name for name, members in teams.items() for member in members}
-        self.possible_agents = list(dict.fromkeys(team_of.get(agent, agent) for agent in env.possible_agents))
+        self._team_of = {member: name for name, members in teams.items() for member in members}
+        self.possible_agents = list(dict.fromkeys(self._team_of.get(agent, agent) for agent in env.possible_agents))
         self.agents: list[str] = []
 
     def observation_space(self, agent: str) -> gym.Space:
@@ -127,50 +131,56 @@ class TeamEnvironment:
 
     def reset(self, seed: int | None = None, options: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
         observations, infos = result_of("reset", self._env.reset(seed=seed, options=options))
-        self.agents = [agent for agent in self.possible_agents if self._is_there(agent, self._env.agents)]
-        observed = {agent: self._observed(agent, observations, self._env.agents) for agent in self.agents}
-        return observed, {agent: self._info(agent, infos) for agent in self.agents}
+        self.agents = self._there(self._env.agents)
+        observed, told = self._of_others(observations), self._of_others(infos)
+        for name in self._teams.keys() & self.agents:
+            observed[name] = self._teams[name].observation(observations, self._env.agents)
+            told[name] = self._info(name, infos)
+        return observed, told
 
     def step(self, actions: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
         acted: dict[str, Any] = {}
         for agent, action in actions.items():
             acted |= self._teams[agent].actions(action) if agent in self._teams else {agent: action}
         acted = {agent: acted[agent] for agent in self._env.agents if agent in acted}
-        observations, rewards, terminated, truncated, infos = result_of("step", self._env.step(acted))
+        results = result_of("step", self._env.step(acted))
+        observations, rewards, terminated, truncated, infos = results
         ended = {agent for agent in acted if terminated.get(agent) or truncated.get(agent)}
         live = [agent for agent in self._env.agents if agent not in ended]
-        self.agents = [agent for agent in self.possible_agents if self._is_there(agent, live)]
-        results: tuple[dict[str, Any], ...] = ({}, {}, {}, {}, {})
-        for agent in dict.fromkeys((*actions, *self.agents)):
-            members = self._members(agent)
-            ends = agent not in self.agents
-            cut = [member for member in members if ends and truncated.get(member) and not terminated.get(member)]
+        self.agents = self._there(live)
+        of_agents = tuple(map(self._of_others, results))
+        for name, team in self._teams.items():
+            ends = name in actions and name not in self.agents
+            cut = [member for member in team.members if ends and member in ended and not terminated.get(member)]
+            if name not in self.agents and ended.isdisjoint(team.members):
+                continue  # it is not there, or left without an end
             values = (
-                self._observed(agent, observations, cut or live),
-                sum(float(rewards.get(member, 0.0)) for member in members),
+                team.observation(observations, cut or live),
+                sum(as_reward(rewards.get(member, 0.0)) for member in team.members),
                 ends and not cut,
                 bool(cut),
-                self._info(agent, infos),
+                self._info(name, infos),
             )
-            for result, value in zip(results, values, strict=True):
-                result[agent] = value
-        return results
+            for result, value in zip(of_agents, values, strict=True):
+                result[name] = value
+        return of_agents
 
-    def _members(self, agent: str) -> tuple[str, ...]:
-        return self._teams[agent].members if agent in self._teams else (agent,)
+    def _there(self, live: Collection[str]) -> list[str]:
+        return [agent for agent in self.possible_agents if not self._members(agent).isdisjoint(live)]
 
-    def _is_there(self, agent: str, live: Collection[str]) -> bool:
-        return any(member in live for member in self._members(agent))
+    def _members(self, agent: str) -> frozenset[str]:
+        return frozenset(self._teams[agent].members if agent in self._teams else (agent,))
 
-    def _observed(self, agent: str, observations: Mapping[str, Any], alive: Collection[str]) -> Any:
-        return self._teams[agent].observation(observations, alive) if agent in self._teams else observations[agent]
+    def _of_others(self, by_agent: Mapping[str, Any]) -> dict[str, Any]:
+        """What is of agents that are in no team."""
+        return {agent: value for agent, value in by_agent.items() if agent not in self._team_of}
 
-    def _info(self, agent: str, infos: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-        """The info of the agent, or of a team's first member. Raises ValueError: it holds a mask of a team's member."""
-        info = next((dict(infos[member]) for member in self._members(agent) if member in infos), {})
-        if MASK in info and agent in self._teams:
+    def _info(self, team: str, infos: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+        """The info of the team's first member that has one. Raises ValueError: a member's holds a mask."""
+        told = [infos[member] for member in self._teams[team].members if member in infos]
+        if any(MASK in info for info in told):
             raise ValueError(f"{MASK}: expected those of a team's members in their observations, got one in an info")
-        return info
+        return dict(told[0]) if told else {}
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):

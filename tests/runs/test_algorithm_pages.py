@@ -1,6 +1,7 @@
 """The pages of the algorithms: one each, and a table that is true. test_page_programs.py runs their examples."""
 
 import re
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -8,12 +9,14 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from crowd import Rounds
 from gymnasium import spaces as gym
 from puck import two_player_puck
 from whole_runs import Runs
 
 import marlcore as mc
 from marlcore.algos import ALGORITHMS
+from marlcore.envs.team import TeamEnvironment
 from marlcore.replay import Hindsight, Prioritized
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
@@ -31,7 +34,7 @@ EVERYTHING = mc.ReplaySource(3, Prioritized(), hindsight=Hindsight(compute_rewar
 # Smaller than by default, so that a few hundred steps are enough.
 ON_POLICY = {"batch_size": 128, "minibatch_size": 128, "epochs": 1}
 WINDOWS = {"units": 8, "length": 8, "burn_in": 2, "period": 4}
-SMALL = {"mappo": ON_POLICY, "ppo": ON_POLICY, "recurrentppo": ON_POLICY, "r2d2": WINDOWS}
+SMALL: dict[str, Any] = {"mappo": ON_POLICY, "ppo": ON_POLICY, "recurrentppo": ON_POLICY, "r2d2": WINDOWS}
 
 
 def page_of(name: str) -> str:
@@ -46,9 +49,24 @@ def claims() -> dict[str, dict[str, str]]:
     return {name: {row[0]: row[1:][at] for row in rows} for at, name in enumerate(algorithms)}
 
 
+class Two(Rounds):
+    possible_agents = ("a", "b")
+
+    def __init__(self, action: gymnasium.Space[Any]) -> None:
+        self.see, self.do = OBS, action
+
+
+def spaces_for(algorithm: Any, action: gymnasium.Space[Any], masked: bool = False) -> mc.Spaces:
+    """Those of an agent, or of a team of two such agents. Raises ValueError: there is no such team."""
+    if not algorithm.wants_team:
+        return mc.Spaces(OBS, action, masked)
+    team = TeamEnvironment(Two(action), {"team": ("a", "b")})
+    return mc.Spaces(team.observation_space("team"), team.action_space("team"), masked)
+
+
 def takes(algorithm: Any, action: gymnasium.Space[Any], masked: bool = False) -> bool:
     try:
-        algorithm.transition(mc.Spaces(OBS, action, masked))
+        algorithm.transition(spaces_for(algorithm, action, masked))
     except ValueError:
         return False
     return True
@@ -57,21 +75,26 @@ def takes(algorithm: Any, action: gymnasium.Space[Any], masked: bool = False) ->
 def facts(algorithm: Any) -> dict[str, str]:
     """What the code says of all rows that need no run."""
     spaces = [space for space in ACTIONS.values() if takes(algorithm, space)]
-    state = algorithm.transition(mc.Spaces(OBS, spaces[0])).extras.keys() & {"previous_reward"}
+    state = algorithm.transition(spaces_for(algorithm, spaces[0])).extras.keys() & {"previous_reward"}
     source = algorithm.source(EVERYTHING)
     replay = isinstance(source, mc.ReplaySource)
     rewards = replay and not getattr(algorithm, "imitates", False)
     found = {name: takes(algorithm, space) for name, space in ACTIONS.items()}
-    found["masks"] = all(takes(algorithm, ACTIONS[name], masked=True) for name in ("Discrete", "MultiDiscrete"))
+    choices = [ACTIONS[name] for name in ("Discrete", "MultiDiscrete") if found[name]]
+    found["masks"] = bool(choices) and all(takes(algorithm, action, masked=True) for action in choices)
     found["memory"] = bool(state)
     found["priorities"] = replay and source.prioritized is not None
     found["n-step"] = rewards
     found["sequences"] = replay and source.sequence is not None
-    found["hindsight"] = rewards and source.sequence is None and source.hindsight is not None
+    goals = rewards and source.sequence is None and source.hindsight is not None
+    found["hindsight"] = goals and not algorithm.wants_team  # whose observations have no goals
     found["recorded data"] = replay
     words = {name: "yes" if value else "-" for name, value in found.items()}
     if rewards and source.n_step != 3:
         words["n-step"] = "own"
+    if getattr(algorithm, "cell", "") is None:
+        recurrent = facts(replace(algorithm, cell="gru"))
+        words |= {name: "option" for name in ("memory", "sequences") if recurrent[name] != words[name]}
     if replay and not rewards:
         words["recorded data"] = "only"
     return words
@@ -114,7 +137,8 @@ def test_the_overview_is_right_about_several_agents(tmp_path: Path, name: str) -
         return
     assert told["self-play"] == "yes"
     learner = {"warmup": 100, "batch_size": 8} if told["priorities"] == "yes" else {}
-    assert runs.train(tmp_path, env_fn, algorithm, learner=learner, self_play=PLAY).updates["main"] > 0
+    teams = {agent: f"team of {agent}" for agent in env_fn().possible_agents} if kind.wants_team else None
+    assert runs.train(tmp_path, env_fn, algorithm, learner=learner, self_play=PLAY, teams=teams).updates["main"] > 0
 
 
 def imitated_by_both(folder: Path, env_fn: Any, algorithm: Any) -> mc.Result:

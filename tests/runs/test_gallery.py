@@ -47,6 +47,7 @@ RUNS = {
     "sac_async": Short("--total-timesteps 520 --learning-starts 400 --batch-size 32", EPISODES),
     "sb3_dqn": Short("--timesteps 1500", r"the pole leant by .*; mean return \S+", needs="stable_baselines3"),
     "sorrel_treasurehunt": Short("20", r"20 epochs, \d+ steps and \d+ updates .*\nscore .*", needs="sorrel"),
+    "two_step_game": Short("--steps 600", r"VDN earns \d\nQMIX earns \d"),
     "torchrl_dqn": Short("--updates 30", EPISODES, needs="torchrl"),
 }
 ELSEWHERE = {"custom_algorithm", "empo_phase2", "export_onnx", "onnx_player", "puck"}  # run by other tests

@@ -12,7 +12,7 @@ from gymnasium import spaces as gym
 import marlcore as mc
 from marlcore.interfaces import Algorithm, ReplaySource
 from marlcore.observations import ALONE, by_name, each, in_form
-from marlcore.spaces import JOINT, MASK, Spaces
+from marlcore.spaces import ALIVE, JOINT, MASK, Spaces
 
 GAMMA = 0.9  # of windows
 
@@ -27,6 +27,16 @@ def continuous_spaces(action: gym.Box | None = None, **options: Any) -> Spaces:
     low = np.array([[-1, 0, -5], [2, -0.5, -3]], np.float32)
     high = np.array([[1, 4, -1], [2.5, 0, 9]], np.float32)
     return Spaces(gym.Box(-10, 10, (3,), np.float32), action or gym.Box(low, high), **options)
+
+
+def team_spaces(choices: tuple[int, ...] = (3, 2, 3), joint: int = 4, **options: Any) -> Spaces:
+    """A team of two groups, of two members and of the rest, beside a joint observation; see envs/team.py."""
+    groups = {
+        f"members_{i}": gym.Box(-9, 9, shape, np.float32) for i, shape in enumerate([(2, 3), (len(choices) - 2, 1)])
+    }
+    team = gym.Dict({**groups, ALIVE: gym.MultiBinary(len(choices))})
+    beside = {JOINT: gym.Box(-9, 9, (joint,), np.float32)}
+    return Spaces(gym.Dict({ALONE: team, **beside}), gym.MultiDiscrete(choices), **options)
 
 
 BOX = gym.Box(-9, 9, (3,), np.float32)
@@ -45,17 +55,19 @@ SMALL = {  # every algorithm, with small networks, and spaces for it
     "ppo": (mc.PPO(**QUEUED), box_spaces()),
     "mappo": (mc.MAPPO(**QUEUED), SHARED),
     "recurrentppo": (mc.RecurrentPPO(**QUEUED, units=6, unroll=4), box_spaces()),
+    "vdn": (mc.VDN(hidden=(8, 8)), team_spaces()),
+    "qmix": (mc.QMIX(hidden=(8, 8), mixing_units=4, hyper_units=6), team_spaces()),
 }
 NUMBERS = {"learning_rate": 1e-3, "entropy_coefficient": 0.01}
 
 
 def made_obs(spaces: Spaces, rows: int, rng: np.random.Generator) -> Any:
-    """Random observations in the form of a network's input; masks allow each action with probability 0.6."""
+    """Random observations in the form of a network's input; of each mask, and each team, 0.6 is set."""
     lead = (rows,) if spaces.stack == 1 else (rows, spaces.stack)
     obs = {}
     for name, field in by_name(spaces.obs).items():
         shape = (*lead, *field.shape)
-        array = rng.random(shape) < 0.6 if name == MASK else rng.normal(size=shape)
+        array = rng.random(shape) < 0.6 if name == MASK or name.endswith(ALIVE) else rng.normal(size=shape)
         obs[name] = torch.from_numpy(np.asarray(array)).to(getattr(torch, field.dtype))
     return in_form(obs, spaces.obs)
 
@@ -180,7 +192,7 @@ def queue_batch(hyper, spaces, rows=24, seed=0, stale=0.0, **replaced):
 
 def batch_of(hyper, spaces, seed=0):
     """A batch as the algorithm's learner gets it."""
-    if isinstance(hyper, mc.R2D2):
+    if getattr(hyper.source(ReplaySource()), "sequence", None) is not None:
         return made_windows(hyper, spaces, 6, seed).torch()
     return queue_batch(hyper, spaces, seed=seed)[0] if isinstance(hyper, mc.PPO) else made_batch(spaces, seed=seed)
 

@@ -50,7 +50,8 @@ class TeamSpaces:
 
     def __init__(self, owner: str, spaces: Spaces, shared: bool = True) -> None:
         parts = {str(part.keys[-1]): part for part in spaces.parts if part.keys}
-        if ALIVE not in parts:
+        named = sorted((key for key in parts if key.startswith(MEMBERS)), key=lambda key: (len(key), key))
+        if ALIVE not in parts or not named:
             expected = "an agent that is a team (see Config.teams)"
             raise ValueError(f"{owner}: expected {expected}, got one that observes {brief(spaces.observation)}")
         self.spaces = spaces
@@ -59,7 +60,6 @@ class TeamSpaces:
         self._joint = parts[JOINT].name if JOINT in parts else None
         self.choices: list[int] = getattr(spaces.action, "nvec", np.zeros(0, np.int64)).tolist()
         self.state_size = int(np.prod(parts[JOINT].field.shape)) if JOINT in parts else 0
-        named = sorted((key for key in parts if key.startswith(MEMBERS)), key=lambda key: (len(key), key))
         self.groups: list[Group] = []
         first = 0
         for part in (parts[key] for key in named):
@@ -168,4 +168,4 @@ def _of_rows(part: torch.Tensor, rows: slice) -> torch.Tensor:
     """These members' rows [k * size, ...] of a state's part [k, members, ...], or of one of the team [k]."""
     if part.ndim == 1:
         return part.repeat_interleave(rows.stop - rows.start)
-    return part[:, rows].flatten(0, 1)
+    return part[:, rows].flatten(0, 1).contiguous()  # a view's strides keep torch from exporting an LSTM to ONNX

@@ -88,7 +88,7 @@ def _without_joint(obs: Any) -> Any:
     """An observation without the part that is for critics alone."""
     if not isinstance(obs, Mapping) or JOINT not in obs:
         return obs
-    own = {name: value for name, value in obs.items() if name != JOINT}
+    own = {name.removeprefix(f"{ALONE}__"): value for name, value in obs.items() if name != JOINT}
     return own[ALONE] if own.keys() == {ALONE} else own
 
 

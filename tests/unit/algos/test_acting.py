@@ -40,7 +40,7 @@ def act(hyper, model, obs, epsilon=None, mask=None, seed=0, **numbers):
 def made(name):
     """An algorithm, its spaces and a model; the spaces are those of four actions, or of the odd Box."""
     hyper, spaces = SMALL[name]
-    spaces = spaces if name in ("td3", "td3bc", "sac") else replace(spaces, action=gym.Discrete(4))
+    spaces = spaces if name in ("td3", "td3bc", "sac", "vdn", "qmix") else replace(spaces, action=gym.Discrete(4))
     return hyper, spaces, hyper.make_model(spaces)
 
 

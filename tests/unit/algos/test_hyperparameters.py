@@ -13,7 +13,8 @@ from marlcore.spaces import Spaces
 
 OF_VALUES, CONTINUOUS = ("CQL", "DQN", "IQN", "R2D2"), ("SAC", "TD3", "TD3BC")
 ON_POLICY = ("PPO", "MAPPO", "RecurrentPPO")
-EVERY = (*OF_VALUES, *CONTINUOUS, *ON_POLICY)
+OF_TEAMS = ("VDN", "QMIX")
+EVERY = (*OF_VALUES, *CONTINUOUS, *ON_POLICY, *OF_TEAMS)
 WHOLE, POSITIVE, UNIT = "an integer of at least 1", "a finite number above 0", "a number from 0 to 1"
 SIZES, NOT_NEGATIVE = "a tuple of at least one size", "a finite number of at least 0"
 RANGES = [
@@ -37,6 +38,9 @@ RANGES = [
     (["R2D2"], "burn_in", "an integer of at least 0", [-1]),
     (["R2D2"], "period", "an integer of at least 2", [1]),
     (["R2D2"], "eta", UNIT, [1.5]),
+    (OF_TEAMS, "shared", "True or False", ["no"]),
+    (OF_TEAMS, "burn_in", "less than the length 40", [40]),
+    *((["QMIX"], name, WHOLE, [0]) for name in ("mixing_units", "hyper_units")),
     (["TD3"], "noise", NOT_NEGATIVE, [-0.1]),
     (["TD3"], "target_noise", NOT_NEGATIVE, [math.inf]),
     (["TD3"], "target_noise_clip", NOT_NEGATIVE, ["wide"]),

@@ -88,7 +88,9 @@ def weights_of(model):
             yield from zip((weight.t() for weight in layer.weight.detach()), layer.bias, strict=True)
 
 
-LAST = dict.fromkeys(("bc", "cql", "dqn", "iqn", "r2d2"), 1) | dict.fromkeys(("ppo", "mappo", "recurrentppo"), 2)
+LAST = dict.fromkeys(("bc", "cql", "dqn", "iqn", "r2d2"), 1) | dict.fromkeys(
+    ("ppo", "mappo", "recurrentppo", "vdn", "qmix"), 2
+)
 LAST |= dict.fromkeys(("td3", "sac", "td3bc"), 3)  # layers of other gains
 
 

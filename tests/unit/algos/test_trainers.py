@@ -14,7 +14,11 @@ from marlcore.spaces import Spaces
 
 pytestmark = pytest.mark.usefixtures("seeded_torch")
 
-VALUES, CONTINUOUS, QUEUES = ["dqn", "iqn", "r2d2", "cql"], ["td3", "sac", "td3bc"], ["ppo", "mappo", "recurrentppo"]
+VALUES, CONTINUOUS, QUEUES = (
+    ["dqn", "iqn", "r2d2", "cql", "vdn", "qmix"],
+    ["td3", "sac", "td3bc"],
+    ["ppo", "mappo", "recurrentppo"],
+)
 OF_TD3 = ("td3", "td3bc")
 OWN_METRICS = {
     "cql": {"penalty"},

@@ -1,0 +1,100 @@
+"""Whole runs of teams: what they learn, teams beside each other and beside agents, resumption, and self-play."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from crowd import Crowd
+from refused import check_refused
+from two_step_game import train
+from whole_runs import LONG, MODES, Runs, checkpoint, values_of
+
+import marlcore as mc
+
+pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
+
+FIVE, FOUR = partial(Crowd, 5), partial(Crowd, 4)
+MEMORY = {"units": 4, "length": 8, "burn_in": 2, "period": 4}
+TEAMS = {"agent_0": "red", "agent_1": "red", "agent_2": "blue", "agent_3": "blue"}
+ALGORITHMS = {
+    "red": mc.QMIX(hidden=(8, 8), cell="gru", **MEMORY),
+    "blue": mc.VDN(hidden=(8,), shared=False),
+    "agent_4": mc.DQN(hidden=(8, 8)),
+}
+OBS = {"members": np.zeros((2, 1), np.float32), "alive": np.ones(2, np.int8)}
+runs = Runs(total_steps=600, learner={"n_step": 1, "batch_size": 8}, teams=TEAMS)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("algorithm", "earned"), [(mc.VDN(), 7), (mc.QMIX(), 8)], ids=["vdn", "qmix"])
+def test_only_qmix_dares_in_the_two_step_game(tmp_path: Path, algorithm: Any, earned: float) -> None:
+    """The game of Rashid et al. 2018: a sum of two agents' values cannot tell that daring pays only together."""
+    assert train(algorithm, 6_000, seed=1, run_dir=str(tmp_path / "run")) == earned
+
+
+@MODES
+def test_teams_train_beside_each_other_and_beside_an_agent(tmp_path: Path, mode: str) -> None:
+    result = runs.train(tmp_path, FIVE, ALGORITHMS, mode=mode)
+    assert result.updates.keys() == ALGORITHMS.keys() and min(result.updates.values()) > 0
+    more = runs.train(tmp_path, FIVE, ALGORITHMS, mode=mode, resume=True, total_steps=1_000)
+    assert all(more.updates[name] > result.updates[name] for name in ALGORITHMS)
+    assert all(np.isfinite(values_of(result.run_dir, name)).all() for name in ("loss", "q_mean", "episode_return"))
+    scores = mc.evaluate(result.run_dir, 4).mean
+    assert scores.keys() == ALGORITHMS.keys()
+    assert all(0 <= scores[name] <= 40 for name in ("red", "blue")), "20 rounds, and the members' rewards add up"
+    for name in ("red", "blue"):
+        policy = mc.load_policy(result.run_dir, name)
+        assert policy.act(OBS).shape == (2,)
+        inputs = policy.export(tmp_path / f"{name}.pt").keys()
+        assert any(part.endswith("members") for part in inputs) and ("state_hidden" in inputs) == (name == "red")
+    assert checkpoint(result.run_dir, "red")["network"]["mixer.biases.weight"].shape == (32, 4 + 4 + 1)
+
+
+def test_a_function_of_an_agents_name_is_saved_as_names(tmp_path: Path) -> None:
+    """So that a run resumes with the same teams, and refuses others."""
+
+    def by_number(agent: str) -> str:
+        return "even" if int(agent[-1]) % 2 == 0 else "odd"
+
+    result = runs.train(tmp_path, FOUR, mc.VDN(hidden=(8,)), teams=by_number, total_steps=300)
+    assert result.updates.keys() == {"even", "odd"}
+    runs.train(tmp_path, FOUR, mc.VDN(hidden=(8,)), teams=by_number, total_steps=400, resume=True)
+    check_refused(
+        lambda: runs.train(tmp_path, FOUR, mc.VDN(hidden=(8,)), total_steps=500, resume=True), ValueError, "teams"
+    )
+
+
+def test_an_algorithm_of_agents_trains_a_team_as_one(tmp_path: Path) -> None:
+    """PPO draws each member's action, by one network that sees all of them."""
+    algorithm = mc.PPO(hidden=(8,), batch_size=64, minibatch_size=32, epochs=1)
+    changes: Any = {"actor": mc.ActorConfig(envs=2), "learner": mc.LearnerConfig(device="cpu")}
+    result = runs.train(tmp_path, FOUR, algorithm, teams=dict.fromkeys(Crowd(4).possible_agents, "all"), **changes)
+    assert result.updates.keys() == {"all"} and mc.load_policy(result.run_dir, "all").act(
+        {"members": np.zeros((4, 1), np.float32), "alive": np.ones(4, np.int8)}
+    ).shape == (4,)
+
+
+@pytest.mark.parametrize(
+    "algorithm", [mc.VDN(hidden=(8,)), pytest.param(mc.QMIX(hidden=(8,)), marks=LONG)], ids=["vdn", "qmix"]
+)
+def test_two_teams_play_themselves_with_one_policy(tmp_path: Path, algorithm: Any) -> None:
+    teams = {"agent_0": "left", "agent_1": "left", "agent_2": "right", "agent_3": "right"}
+    play = {"pool": 3, "admit_updates": 8}
+    result = runs.train(tmp_path, FOUR, algorithm, teams=teams, self_play=play)
+    assert result.updates.keys() == {"main"} and result.updates["main"] > 20
+    assert max(values_of(result.run_dir, "pool_size")) == 3
+    first = mc.load_policy(result.run_dir, "main", "opponent-1")
+    assert mc.evaluate(result.run_dir, 2, policies={"right": first}).mean.keys() == {"left", "right"}
+
+
+def test_runs_without_teams_are_refused_in_one_line(tmp_path: Path) -> None:
+    check_refused(
+        lambda: runs.train(tmp_path, FOUR, "qmix", teams={"agent_0": "a"}),
+        ValueError,
+        "QMIX: expected an agent that is a team (see Config.teams), got one that observes Box",
+    )
+    says = "teams: expected an environment of PettingZoo whose agents act at once"
+    check_refused(lambda: runs.train(tmp_path, "gymnasium:CartPole-v1", "vdn", teams=None), ValueError, says)
+    assert not (tmp_path / "run").exists()

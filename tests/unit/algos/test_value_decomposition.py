@@ -1,0 +1,299 @@
+"""VDN and QMIX against plain NumPy: the mixer, targets, loss and priorities, of members with and without memory."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from batches import GAMMA, SMALL, batch_of, check_resumption, huber, made_batch, made_obs, made_trainer, made_windows
+from batches import team_spaces as spaces_of
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import marlcore as mc
+from marlcore.algos.networks.members import MEMBER, TeamSpaces
+from marlcore.algos.networks.recurrent import PREVIOUS_ACTION
+from marlcore.algos.qmix import Mixer
+from marlcore.algos.value_decomposition import acted
+from marlcore.interfaces import PREVIOUS_REWARD, ReplaySource
+from marlcore.observations import ALONE, rows_at
+from marlcore.replay import Prioritized
+from marlcore.spaces import JOINT, MASK
+from marlcore.spec import Field
+
+pytestmark = pytest.mark.usefixtures("seeded_torch")
+
+BOTH = pytest.mark.parametrize("name", ["vdn", "qmix"])
+MEMORY = {"units": 6, "length": 8, "burn_in": 3, "period": 4, "n_step": 3}
+ALIVE = "observation__alive"
+CELLS = pytest.mark.parametrize("cell", [None, "gru"])
+
+
+def made(name, **changes):
+    return replace(SMALL[name][0], **changes)
+
+
+def newest(part, spaces):
+    return (part[-1] if spaces.stack > 1 else part).numpy()
+
+
+def plain_values(acting, obs, row):
+    """The values of each member's actions, in an observation of the team: every member by a call of its own."""
+    found = []
+    for group, network in zip(acting.team.groups, acting.networks, strict=True):
+        for number, member in enumerate(range(group.rows.start, group.rows.stop)):
+            own = obs[group.part][row : row + 1].select(-2, member)
+            code = torch.eye(group.size)[number].expand(*own.shape[:-1], -1)
+            found.append(network({ALONE: own, MEMBER: code} if group.size > 1 else own)[0].detach().numpy())
+    return np.array(found)
+
+
+def plain_mixed(network, values, obs, row, alive=None):
+    """The team's value for its members', in NumPy."""
+    spaces = network.team.spaces
+    values = values * (newest(obs[ALIVE][row], spaces) if alive is None else alive)
+    if not isinstance(network.mixer, Mixer):
+        return values.sum()
+    weights = {name: part.numpy() for name, part in network.mixer.state_dict().items()}
+
+    def linear(name, x):
+        return weights[f"{name}.weight"] @ x + weights[f"{name}.bias"]
+
+    def two(name):
+        return linear(f"{name}.2", np.maximum(linear(f"{name}.0", state), 0))
+
+    state = newest(obs[JOINT][row], spaces)
+    first, last = np.abs(two("weights")).reshape(len(values), -1), np.abs(two("last_weights"))
+    hidden = values @ first + linear("biases", state)
+    return np.where(hidden > 0, hidden, np.exp(np.minimum(hidden, 0)) - 1) @ last + two("last_bias")[0]
+
+
+def plain_best(values, obs, row, team):
+    """Each member's best action among its own choices that the mask allows."""
+    mask = np.ones(sum(team.choices), bool) if MASK not in obs else newest(obs[MASK][row], team.spaces)
+    parts = np.split(mask, np.cumsum(team.choices)[:-1])
+    return [max(np.flatnonzero(part), key=lambda a, own=own: own[a]) for part, own in zip(parts, values, strict=True)]
+
+
+def allow_some(obs, choices):
+    """Every member may do something, as environments ensure."""
+    if MASK in obs:
+        first = np.cumsum([0, *choices[:-1]])
+        obs[MASK][..., first] |= ~torch.stack([part.any(-1) for part in obs[MASK].split(choices, -1)], -1)
+
+
+def check_update(hyper, spaces, seed):
+    """One update's loss and priorities are those of a loop over the rows."""
+    network, trainer = made_trainer(hyper, spaces)
+    batch, team, number = made_batch(spaces, 6, seed), network.team, range(network.team.count)
+    for obs in (batch.obs, batch.next_obs):
+        allow_some(obs, team.choices)
+    errors = []
+    for row in range(6):
+        taken = plain_values(network.acting, batch.obs, row)[number, batch.action[row]]
+        slow = plain_values(trainer.target.acting, batch.next_obs, row)
+        chooser = plain_values(network.acting, batch.next_obs, row) if hyper.double else slow
+        following = slow[number, plain_best(chooser, batch.next_obs, row, team)]
+        future = plain_mixed(trainer.target, following, batch.next_obs, row)
+        target = hyper.reward_scale * float(batch.reward[row]) + float(batch.discount[row]) * future
+        errors.append(target - plain_mixed(network, taken, batch.obs, row))
+    update = trainer.update(batch)
+    loss = (batch.weight.numpy() * huber(np.array(errors))).mean()
+    assert update.metrics["loss"].item() == pytest.approx(loss, rel=1e-3, abs=1e-5)
+    np.testing.assert_allclose(update.priority, np.abs(errors), rtol=1e-3, atol=1e-4)
+
+
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    name=st.sampled_from(["vdn", "qmix"]),
+    double=st.booleans(),
+    shared=st.booleans(),
+    masked=st.booleans(),
+    stack=st.sampled_from([1, 2]),
+    choices=st.sampled_from([(3, 2, 3), (2, 2, 4, 4), (3, 3, 3)]),
+    seed=st.integers(0, 2**16),
+)
+def test_the_loss_is_that_of_a_plain_loop(name, double, shared, masked, stack, choices, seed):
+    torch.manual_seed(seed)
+    check_update(made(name, double=double, shared=shared), spaces_of(choices, masked=masked, stack=stack), seed)
+
+
+BROKEN = {
+    "members that do not act": ("alive", lambda self, obs: torch.ones(*obs[ALIVE].shape)),
+    "masks and unlike choices": ("allowed", lambda self, mask, like: None),
+}
+
+
+@BOTH
+@pytest.mark.parametrize("rule", BROKEN)
+def test_the_plain_loop_finds_a_rule_left_out(name, rule, monkeypatch):
+    monkeypatch.setattr(TeamSpaces, *BROKEN[rule])
+    with pytest.raises(AssertionError):
+        check_update(made(name), spaces_of(masked=True), 0)
+
+
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(seed=st.integers(0, 2**16), member=st.integers(0, 2), more=st.floats(0, 50, width=32))
+def test_the_mixed_value_grows_with_each_members(seed, member, more):
+    torch.manual_seed(seed)
+    rng = np.random.default_rng(seed)
+    spaces = spaces_of()
+    network, _ = made_trainer(made("qmix", initialization="xavier"), spaces)
+    obs, values = made_obs(spaces, 5, rng), torch.randn(5, 3)
+    obs[ALIVE][:] = 1
+    higher = values.clone()
+    higher[:, member] += more
+    low, high = (network.mixed(each, obs).detach() for each in (values, higher))
+    assert (high >= low - 1e-4 * (1 + low.abs())).all()
+
+
+def test_without_absolute_weights_it_does_not_grow(monkeypatch):
+    monkeypatch.setattr(torch.Tensor, "abs", lambda tensor: tensor)
+    with pytest.raises(AssertionError):
+        test_the_mixed_value_grows_with_each_members.hypothesis.inner_test(0, 0, 5.0)
+
+
+def stepped_values(network, batch, held):
+    """The members' values [B, T + 1, members, actions] as an actor would compute them, observation by observation."""
+    rows, steps = held.shape
+    most = max(network.team.choices)
+    values = np.zeros((rows, steps + 1, network.team.count, most))
+    with torch.no_grad():
+        for row in range(rows):
+            state, length = rows_at(batch.extras, slice(row, row + 1)), int(held[row].sum())
+            for step in range(length):
+                at = (slice(row, row + 1), step)
+                values[row, step], state = network.acting.stepped(rows_at(batch.obs, at), state)
+                state = acted(state, batch.action[at], most)
+                state[PREVIOUS_REWARD] = batch.reward[at]
+            values[row, length], _ = network.acting.stepped(rows_at(batch.next_obs, at), state)
+    return values
+
+
+def plain_errors(hyper, batch, held, network, target):
+    """The errors [B, T] of the transitions that each window holds, one after another."""
+    values, slow = (stepped_values(each, batch, held) for each in (network, target))
+    errors, number = np.zeros(held.shape), range(network.team.count)
+    for row, length in enumerate(held.sum(1)):
+        for step in range(length):
+            total, discount, end = 0.0, 1.0, min(step + hyper.n_step, length)
+            for at in range(step, end):
+                total += discount * hyper.reward_scale * float(batch.reward[row, at])
+                discount *= 0.0 if batch.terminated[row, at] else GAMMA
+            after, last = rows_at(batch.next_obs, row), end - 1
+            chosen = plain_best((values if hyper.double else slow)[row, end], after, last, network.team)
+            total += discount * plain_mixed(target, slow[row, end][number, chosen], after, last)
+            taken = values[row, step][number, batch.action[row, step]]
+            errors[row, step] = total - plain_mixed(network, taken, rows_at(batch.obs, row), step)
+    return errors
+
+
+@settings(max_examples=4, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    name=st.sampled_from(["vdn", "qmix"]),
+    cell=st.sampled_from(["lstm", "gru"]),
+    double=st.booleans(),
+    shared=st.booleans(),
+    masked=st.booleans(),
+    seed=st.integers(0, 2**16),
+)
+def test_windows_give_what_an_actor_computes_step_by_step(name, cell, double, shared, masked, seed):
+    """Values, targets, loss and priorities; the burn-in counts for neither."""
+    torch.manual_seed(seed)
+    hyper = made(name, cell=cell, double=double, shared=shared, eta=0.8, **MEMORY)
+    spaces = spaces_of(masked=masked)
+    network, trainer = made_trainer(hyper, spaces)
+    batch = made_windows(hyper, spaces, 4, seed, prioritized=Prioritized()).torch()
+    for obs in (batch.obs, batch.next_obs):
+        allow_some(obs, network.team.choices)
+    batch.weight = torch.rand(4)
+    held, mask = batch.valid[..., -1].numpy(), batch.mask.numpy()
+    off = np.where(mask, plain_errors(hyper, batch, held, network, trainer.target), 0)
+
+    update = trainer.update(batch)
+
+    expected = (batch.weight.numpy()[:, None] * huber(off)).sum() / mask.sum()
+    assert update.metrics["loss"].item() == pytest.approx(expected, rel=1e-3, abs=1e-5)
+    priority = 0.8 * np.abs(off).max(1) + 0.2 * np.abs(off).sum(1) / mask.sum(1)
+    np.testing.assert_allclose(update.priority, priority, rtol=1e-3, atol=1e-4)
+
+
+def check_the_dead_are_ignored(name, cell):
+    """What a member that does not act observes and did changes neither the loss nor a gradient."""
+    hyper = made(name, cell=cell, **(MEMORY if cell else {}))
+    spaces, gradients = spaces_of(), []
+    for change in (0, 1):
+        torch.manual_seed(0)
+        network, trainer = made_trainer(hyper, spaces)
+        batch = batch_of(hyper, spaces)
+        for obs in (batch.obs, batch.next_obs):
+            obs[ALIVE][..., 1] = 0
+            obs["observation__members_0"][..., 1, :] += 7 * change
+        batch.action[..., 1] = change
+        loss = trainer.update(batch).metrics["loss"]
+        gradients.append([loss, *(parameter.grad.clone() for parameter in network.parameters())])
+    assert any(gradient.any() for gradient in gradients[0])
+    assert all(map(torch.equal, *gradients))
+
+
+@BOTH
+@CELLS
+def test_members_that_do_not_act_contribute_nothing(name, cell, monkeypatch):
+    check_the_dead_are_ignored(name, cell)
+    monkeypatch.setattr(TeamSpaces, "alive", lambda self, obs: torch.ones(*obs[ALIVE].shape))
+    with pytest.raises(AssertionError):
+        check_the_dead_are_ignored(name, cell)
+
+
+@BOTH
+@CELLS
+@pytest.mark.parametrize("epsilon", [0.0, 0.5, 1.0])
+def test_members_choose_among_their_allowed_actions(name, cell, epsilon):
+    hyper, spaces = made(name, cell=cell), spaces_of((3, 2, 5), masked=True)
+    model = hyper.make_model(spaces).acting
+    obs = made_obs(spaces, 40, np.random.default_rng(0))
+    allow_some(obs, model.team.choices)
+    each = {"epsilon": np.array([0.0, epsilon] * 20)}
+    act = {"explore": each if epsilon else None, "state": None, "mask": obs[MASK]}
+    chosen = hyper.act(model, obs, **act, generator=np.random.default_rng(1)).action
+    first = np.cumsum([0, 3, 2])
+    assert obs[MASK].numpy()[np.arange(40)[:, None], first + chosen].all()
+    values = model.stepped(obs, None)[0] if cell else model(obs)
+    greedy = np.array([plain_best(values[row].detach(), obs, row, model.team) for row in range(40)])
+    same = (chosen == greedy).all(1)
+    assert same[::2].all() and same[1::2].all() == (epsilon == 0), "epsilon is of each row"
+
+
+@BOTH
+def test_members_explore_each_for_itself(name):
+    """Uniformly among their own choices, without masks too."""
+    hyper, spaces = made(name), spaces_of((3, 2, 4))
+    obs = made_obs(spaces, 2000, np.random.default_rng(0))
+    act = {"explore": {"epsilon": 1.0}, "state": None, "mask": None, "generator": np.random.default_rng(0)}
+    chosen = hyper.act(hyper.make_model(spaces).acting, obs, **act).action
+    for member, choices in enumerate((3, 2, 4)):
+        assert (abs(np.bincount(chosen[:, member], minlength=choices) - 2000 / choices) < 100).all()
+    pairs = np.bincount(chosen[:, 0] * 4 + chosen[:, 2], minlength=12)
+    assert (abs(pairs - 2000 / 12) < 60).all(), "and no member's draw is another's"
+
+
+@BOTH
+def test_rows_of_members_with_memory_hold_their_states(name):
+    hyper, spaces = made(name, cell="lstm", **MEMORY), spaces_of()
+    parts = {"hidden": (3, 6), "cell": (3, 6), PREVIOUS_ACTION: (3, 3), PREVIOUS_REWARD: ()}
+    assert hyper.transition(spaces).extras == {name: Field(shape, every=4) for name, shape in parts.items()}
+    assert hyper.source(ReplaySource(4)) == ReplaySource(1, sequence=mc.Sequence(8, 3, 4))
+    obs, model = made_obs(spaces, 5, np.random.default_rng(0)), hyper.make_model(spaces).acting
+    act = {"explore": None, "mask": None, "generator": np.random.default_rng(0)}
+    chosen = hyper.act(model, obs, state=None, **act)
+    assert {part: tuple(value.shape[1:]) for part, value in chosen.state.items()} == parts
+    again = hyper.act(model, obs, state=chosen.state, **act)
+    np.testing.assert_array_equal(again.state[PREVIOUS_ACTION], np.eye(3)[again.action])
+    assert not torch.equal(again.state["hidden"], chosen.state["hidden"])
+
+
+@BOTH
+def test_members_with_memory_resume_bit_for_bit(name):
+    hyper, spaces = made(name, cell="lstm", **MEMORY), spaces_of()
+    batches = [batch_of(hyper, spaces, seed) for seed in range(4)]
+    check_resumption(hyper, spaces, *made_trainer(hyper, spaces), batches[:2], batches[2:])

@@ -1,0 +1,351 @@
+"""Teams as agents: what they observe, do and earn, how they end, and which environments have none."""
+
+import pickle
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from crowd import Relay, Rounds
+from gymnasium import spaces as gym
+from refused import Refused, check_refused, refusals
+
+import marlcore as mc
+from marlcore.algos.networks.members import TeamSpaces
+from marlcore.envs import EnvironmentFailed, NamedEnvironment, vectorize
+from marlcore.envs.joint import JointObservations
+from marlcore.envs.team import TeamEnvironment, Teams
+from marlcore.observations import ALONE
+from marlcore.spaces import ALIVE, JOINT, MASK
+from marlcore.training.config import teams_of
+
+TWO, IMAGE = gym.Box(-99, 99, (2,), np.float32), gym.Box(0, 255, (2, 3), np.uint8)
+FOUND = gym.Dict({"place": gym.Discrete(3, start=1), "speed": gym.Box(0, 99, (1,), np.float64)})
+MASKED = gym.Dict({ALONE: TWO, MASK: gym.MultiBinary(3)})
+CHOICE = gym.Discrete(3)
+ALL = (TWO, CHOICE)
+
+
+class Script(Rounds):
+    """Agents of any spaces, by name, that come and go by a script: of each round who is there, who ended and how.
+
+    Agent number i observes 10 * i + the round in each number, may do all but the action of the round's number, and is
+    paid 1 + i.
+    """
+
+    def __init__(self, spaces, rounds=(), infos=None):
+        self.spaces, self.possible_agents = spaces, list(spaces)
+        self.rounds, self.infos = rounds or [{}] * 9, infos or {}
+        self.acted = []
+
+    def observation_space(self, agent):
+        return self.spaces[agent][0]
+
+    def action_space(self, agent):
+        return self.spaces[agent][1]
+
+    def state(self):
+        return np.array([self.round], np.float32)
+
+    def look(self, space, number):
+        if isinstance(space, gym.Dict):
+            return {key: self.look(part, number) if key != MASK else self.mask(part) for key, part in space.items()}
+        if isinstance(space, gym.Discrete):
+            return space.start + (number + self.round) % space.n
+        return np.full(space.shape, 10 * number + self.round, space.dtype)
+
+    def mask(self, space):
+        return (np.arange(space.n) != self.round % space.n).astype(np.int8)
+
+    def observe(self, agents):
+        return {agent: self.look(self.spaces[agent][0], self.possible_agents.index(agent)) for agent in agents}
+
+    def reset(self, seed=None, options=None):
+        self.round, self.agents = 0, list(self.rounds[0].get("there", self.possible_agents))
+        return self.observe(self.agents), dict.fromkeys(self.agents, self.infos)
+
+    def step(self, actions):
+        assert all(self.spaces[agent][1].contains(action) for agent, action in actions.items()), actions
+        assert list(actions) == self.agents
+        self.acted.append(actions)
+        self.round += 1
+        now = self.rounds[self.round]
+        told = {name: dict.fromkeys(now.get(name, ()), True) for name in ("terminated", "truncated")}
+        ended = {**told["terminated"], **told["truncated"]}
+        self.agents = [agent for agent in now.get("there", self.agents) if agent not in ended]
+        seen = list(dict.fromkeys((*actions, *self.agents)))
+        rewards = {agent: 1.0 + self.possible_agents.index(agent) for agent in actions}
+        return self.observe(seen), rewards, told["terminated"], told["truncated"], dict.fromkeys(seen, self.infos)
+
+
+def made(spaces, rounds=(), teams=None, **options):
+    """The environment, in which all agents are the team "team"."""
+    return TeamEnvironment(Script(spaces, rounds, **options), teams or {"team": tuple(spaces)})
+
+
+def waiting(env):
+    """An action of each agent that is there: the first one."""
+    return {agent: np.zeros(env.action_space(agent).shape, env.action_space(agent).dtype) for agent in env.agents}
+
+
+def test_members_with_equal_spaces_form_a_group():
+    """The order of the groups is that of the observation, of "alive" and of the action."""
+    one = gym.Box(-99, 99, (1,), np.float64), CHOICE
+    env = made({"a": ALL, "b": one, "c": ALL})
+    observed, _ = env.reset()
+    assert env.observation_space("team").contains(observed["team"])
+    np.testing.assert_array_equal(observed["team"]["members_0"], np.float32([[0, 0], [20, 20]]))
+    np.testing.assert_array_equal(observed["team"]["members_1"], [[10.0]])
+    assert observed["team"]["members_1"].dtype == np.float64 and observed["team"][ALIVE].tolist() == [1, 1, 1]
+    env.step({"team": np.array([0, 1, 2])})
+    assert env.acted == [{"a": 0, "b": 2, "c": 1}]
+
+
+def test_members_that_act_alike_but_see_otherwise_are_apart():
+    env = made({"a": ALL, "b": (TWO, gym.Discrete(4)), "c": (MASKED, CHOICE)})
+    space = env.observation_space("team")[ALONE]
+    assert [space[part].shape for part in ("members_0", "members_1")] == [(2, 2), (1, 2)], "a mask is no difference"
+    assert env.action_space("team") == gym.MultiDiscrete([3, 3, 4])
+
+
+def test_more_than_ten_groups_keep_their_order():
+    """By their numbers, not as texts, of which "members_10" comes before "members_2"."""
+    agents = {f"agent_{i}": (gym.Box(-99, 999, (1 + i,), np.float32), gym.Discrete(2 + i)) for i in range(12)}
+    vector = vectorize(Teams(partial(Script, agents), {"team": tuple(agents)}), 1)
+    team = TeamSpaces("QMIX", vector.spaces["team"])
+    vector.close()
+    assert [group.spaces.observation.shape[0] for group in team.groups] == [*range(1, 13)]
+    assert team.choices == [*range(2, 14)]
+
+
+def test_masks_are_those_of_the_members_one_after_another():
+    """A member without one may do all, and one that is not there its first action."""
+    rounds = [{}, {"terminated": "b"}, {"there": "ac"}]
+    env = made({"a": ALL, "b": (MASKED, CHOICE), "c": (MASKED, CHOICE)}, rounds)
+    observed, _ = env.reset()
+    assert observed["team"][MASK].tolist() == [1, 1, 1, 0, 1, 1, 0, 1, 1]
+    observed, *_ = env.step(waiting(env))
+    assert observed["team"][MASK].tolist() == [1, 1, 1, 1, 0, 0, 1, 0, 1]
+    vector = vectorize(Teams(partial(Script, env.spaces), {"team": ("a", "b", "c")}), 2)
+    vector.reset(0)
+    (turn,) = vector.observe()[1]
+    assert vector.spaces["team"].masked and turn.obs[MASK].tolist() == [[True] * 3 + [False, True, True] * 2] * 2
+    vector.close()
+
+
+def test_members_die_and_come_later():
+    """Those that are not there observe zeros; the team earns what all earn, and lives until its last member ends."""
+    env = TeamEnvironment(Relay(), {"team": ("a", "b", "c")})
+    observed, _ = env.reset()
+    alive, rewards = [observed["team"][ALIVE].tolist()], []
+    for _ in range(5):
+        observed, reward, terminated, truncated, _ = env.step({"team": np.array([1, 1, -1])})
+        alive.append(observed["team"][ALIVE].tolist())
+        rewards.append(reward["team"])
+        there = observed["team"]["members"].any(axis=1)
+        assert there.tolist() == [len(alive) <= 4, True, len(alive) > 2], "a dead member's last observation is there"
+    assert alive == [[1, 1, 0], [1, 1, 0], [1, 1, 1], [0, 1, 1], [0, 1, 1], [0, 1, 1]], "cut members still count"
+    assert rewards == [2, 2, 1, 0, 0] and env.agents == []
+    assert (terminated, truncated) == ({"team": False}, {"team": True})
+
+
+ENDS = {  # by name: rounds, whether the team's end was a truncation, and who is alive in its last observation
+    "all terminate": ([{}, {"terminated": "ab"}], False, [0, 0]),
+    "all are truncated": ([{}, {"truncated": "ab"}], True, [1, 1]),
+    "one of each": ([{}, {"terminated": "a", "truncated": "b"}], True, [0, 1]),
+    "both at once": ([{}, {"terminated": "ab", "truncated": "b"}], False, [0, 0]),
+    "the last one terminates": ([{}, {"truncated": "a"}, {"there": "b", "terminated": "b"}], False, [0, 0]),
+    "flags of the dead": ([{}, {"truncated": "a"}, {"there": "b", "terminated": "b", "truncated": "a"}], False, [0, 0]),
+}
+
+
+@pytest.mark.parametrize("case", ENDS)
+def test_a_team_ends_with_its_last_member(case):
+    rounds, cut, alive = ENDS[case]
+    env = made({"a": ALL, "b": ALL}, rounds)
+    env.reset()
+    for number in range(1, len(rounds)):
+        assert env.agents == ["team"]
+        observed, reward, terminated, truncated, _ = env.step(waiting(env))
+        assert (terminated["team"], truncated["team"]) == (
+            number + 1 == len(rounds) and not cut,
+            bool(truncated["team"]),
+        )
+    assert env.agents == [] and truncated["team"] == cut
+    assert observed["team"][ALIVE].tolist() == alive and reward["team"] == (3 if len(rounds) == 2 else 2)
+
+
+def test_a_team_that_leaves_without_an_end_has_none():
+    env = made({"a": ALL, "b": ALL, "c": ALL}, [{}, {"there": "c"}, {"there": "abc"}], {"team": ("a", "b")})
+    env.reset()
+    _, rewards, *_ = env.step(waiting(env))
+    assert env.agents == ["c"] and rewards.keys() == {"c"}
+    observed, rewards, *ends, _ = env.step(waiting(env))
+    assert env.agents == ["team", "c"] and observed["team"][ALIVE].tolist() == [1, 1]
+    assert rewards["team"] == 0.0 and ends == [{"team": False}] * 2, "it came back and has not acted"
+
+
+def test_a_runs_rows_are_what_the_environment_told():
+    """Two copies of `Relay`, whose actions begin at -1, by the vector environment that actors use."""
+    vector = vectorize(Teams(Relay, {"team": ("a", "b", "c")}), 2)
+    vector.reset(0)
+    earned = np.zeros(2)
+    for step in range(10):
+        outcomes, (turn,) = vector.observe()
+        for outcome in outcomes:
+            earned += outcome.reward
+            ends = step == 5
+            assert outcome.truncated.tolist() == [ends] * 2 and not outcome.terminated.any()
+            assert not ends or outcome.final_obs["alive"].tolist() == [[0, 1, 1]] * 2
+        assert turn.begins.all() == (step in (0, 5))
+        vector.act(turn, np.array([[2, 2, 2]] * 2))
+    assert earned.tolist() == [2 + 2 + 3 + 2 + 2 + 2 + 2 + 3 + 2] * 2 and vector.episodes == 2
+    vector.close()
+
+
+def test_box_actions_of_several_shapes_are_joined():
+    """Each member gets its own, in its shape and dtype."""
+    square = gym.Box(np.zeros((2, 2), np.float32), np.arange(1, 5, dtype=np.float32).reshape(2, 2))
+    env = made({"a": (TWO, square), "b": (TWO, gym.Box(-1, 1, (1,), np.float64))})
+    space = env.action_space("team")
+    assert space.low.tolist() == [0, 0, 0, 0, -1] and space.high.tolist() == [1, 2, 3, 4, 1]
+    env.reset()
+    env.step({"team": np.array([0.5, 1, 1.5, 2, -0.25], space.dtype)})
+    assert env.acted[0]["a"].tolist() == [[0.5, 1], [1.5, 2]] and env.acted[0]["b"].tolist() == [-0.25]
+
+
+def test_a_mask_beside_continuous_actions_is_left_out():
+    env = made({"a": (MASKED, gym.Box(-1, 1, (2,)))})
+    assert env.reset()[0]["team"].keys() == {"members", ALIVE}
+
+
+def test_images_stay_and_other_spaces_are_flattened():
+    env = made({"a": (IMAGE, CHOICE), "b": (FOUND, CHOICE), "c": (gym.Discrete(4), CHOICE)})
+    observed = env.reset()[0]["team"]
+    assert env.observation_space("team").contains(observed)
+    assert observed["members_0"].dtype == np.uint8 and observed["members_0"].shape == (1, 2, 3)
+    assert observed["members_1"].tolist() == [[0, 1, 0, 10]], "place 2 of 1 to 3, and the speed"
+    assert observed["members_2"].tolist() == [[0, 0, 1, 0]]
+
+
+def test_a_state_passes_to_the_joint_observation(monkeypatch):
+    monkeypatch.setattr(Script, "state_space", gym.Box(0, 9, (1,), np.float32), raising=False)
+    spaces = {"a": (MASKED, CHOICE), "b": ALL}
+    vector = vectorize(JointObservations(Teams(partial(Script, spaces), {"team": ("a", "b")}), ("team",)), 1)
+    vector.reset(0)
+    for step in range(3):
+        (turn,) = vector.observe()[1]
+        assert turn.obs[JOINT].tolist() == [[step]] and TeamSpaces("QMIX", vector.spaces["team"]).state_size == 1
+        vector.act(turn, np.array([[2, 2]]))
+    vector.close()
+
+
+def test_agents_outside_of_teams_stay_as_they_are():
+    rounds = [{"there": "abc"}, {"terminated": "b"}, {"there": "ac", "truncated": "c"}, {"there": "a"}]
+    env = made({"a": ALL, "b": (MASKED, CHOICE), "c": ALL}, rounds, {"pair": ("a", "c")}, infos={"tag": "x"})
+    assert env.possible_agents == ["pair", "b"] and env.action_space("b") == CHOICE
+    observed, infos = env.reset()
+    assert observed["b"].keys() == {ALONE, MASK} and infos == {"pair": {"tag": "x"}, "b": {"tag": "x"}}
+    _, rewards, terminated, *_ = env.step({"pair": np.array([1, 2]), "b": 1})
+    assert env.acted == [{"a": 1, "b": 1, "c": 2}] and rewards == {"pair": 4, "b": 2}
+    assert terminated == {"pair": False, "b": True} and env.agents == ["pair"]
+    observed, _, _, truncated, _ = env.step({"pair": np.array([0, 0])})
+    assert observed.keys() == {"pair"} and observed["pair"][ALIVE].tolist() == [1, 0] and not truncated["pair"]
+
+
+@pytest.mark.parametrize("kind", ["pettingzoo", "pettingzoo-parallel"])
+def test_a_real_environment_plays_on(kind):
+    """One of turns, too, if its agents could act at once."""
+    make = Teams(NamedEnvironment(f"{kind}:mpe2.simple_spread_v3"), {"team": ("agent_0", "agent_1", "agent_2")})
+    vector = vectorize(pickle.loads(pickle.dumps(make)), 2)
+    vector.reset(0)
+    for _ in range(60):
+        (turn,) = vector.observe()[1]
+        assert turn.obs["members"].shape == (2, 3, 18) and turn.obs["alive"].all()
+        vector.act(turn, np.ones((2, 3), np.int64))
+    assert vector.episodes == 4
+    vector.close()
+
+
+def kept(**told: Any) -> Any:
+    """An environment of two agents that tells something else at its second step."""
+    env = made({"a": ALL, "b": ALL})
+    env.reset()
+    step = env._env.step
+
+    def other(actions):
+        names = "observations", "rewards", "terminated", "truncated", "infos"
+        return tuple({**dict(zip(names, step(actions), strict=True)), **told}.values())
+
+    env._env.step = other
+    return env.step(waiting(env))
+
+
+BOX = TWO, gym.Box(-1, 1, (1,))
+REFUSED: dict[str, Refused] = {
+    "mixed actions": (
+        lambda: made({"a": ALL, "b": BOX}), ValueError, "team team: expected Discrete actions of all"
+    ),
+    "bits": (lambda: made({"a": (TWO, gym.MultiBinary(2))}), ValueError, "team team: expected Discrete actions of all"),
+    "a mask in an info": (
+        lambda: kept(infos={"b": {MASK: np.ones(3)}}), ValueError,
+        "action_mask: expected those of a team's members in their observations, got one in an info",
+    ),
+    "no observation": (
+        lambda: kept(observations={"a": np.zeros(2, np.float32)}), ValueError,
+        "obs of b: expected one, got those of ['a']",
+    ),
+    "another shape": (
+        lambda: kept(observations=dict.fromkeys("ab", np.zeros(3, np.float32))), ValueError,
+        "obs of a: expected float32 (2,), got shape (3,)",
+    ),
+    "no number": (lambda: kept(rewards={"a": "1"}), TypeError, "reward: expected a number, got '1'"),
+    "another mask": (
+        lambda: made({"a": (gym.Dict({ALONE: TWO, MASK: gym.MultiBinary(2)}), CHOICE)}).reset(), ValueError,
+        "action_mask of a: expected int8 (3,), got shape (2,)",
+    ),
+    "turns": (
+        Teams(NamedEnvironment("pettingzoo:classic.tictactoe_v3"), {"team": ("player_1", "player_2")}), ValueError,
+        "teams: expected an environment of PettingZoo whose agents act at once, such as",
+    ),
+    "one agent": (
+        Teams(NamedEnvironment("gymnasium:CartPole-v1"), {"team": ("agent_0",)}), ValueError,
+        "teams: expected an environment of PettingZoo whose agents act at once, such as",
+    ),
+    "an unknown agent": (
+        lambda: teams_of(["ant", "bee"], {"aint": "x"}), ValueError,
+        "teams: expected agents of the environment, ['ant', 'bee'], got 'aint'",
+    ),
+    "a name of another agent": (
+        lambda: teams_of(["a", "b"], {"a": "b"}), ValueError, "teams: expected names that no other agent has, got 'b'"
+    ),
+    "no name": (lambda: teams_of(["a"], {"a": None}), TypeError, "teams: expected the name of a team for a, got None"),
+    "a list": (lambda: teams_of(["a"], ["a"]), TypeError, "teams: expected the team of each member, got ['a']"),
+    "no team": (
+        lambda: mc.QMIX().transition(mc.Spaces(TWO, CHOICE)), ValueError,
+        "QMIX: expected an agent that is a team (see Config.teams), got one that observes Box",
+    ),
+    "values of continuous actions": (
+        lambda: mc.VDN().transition(vectorize(Teams(partial(Script, {"a": BOX}), {"t": ("a",)}), 1).spaces["t"]),
+        ValueError, "VDN: expected Discrete actions of a team's members, got Box",
+    ),
+}  # fmt: skip
+test_it_is_refused_in_one_line = refusals(REFUSED)
+
+
+def test_a_member_without_any_allowed_action_is_named():
+    masked = gym.Dict({ALONE: TWO, MASK: gym.MultiBinary(1)}), gym.Discrete(1)
+    vector = vectorize(Teams(partial(Script, {"a": ALL, "b": masked}), {"team": ("a", "b")}), 1)
+    vector.reset(0)
+    check_refused(
+        vector.observe,
+        EnvironmentFailed,
+        "team: action_mask: expected an allowed action, got [True, True, True, False]",
+    )
+    vector.close()
+
+
+def test_all_agents_are_one_team_by_default():
+    assert teams_of(["a", "b"], None) == {"team": ("a", "b")}
+    assert teams_of(["a", "b", "c"], {"c": "x", "a": "x"}) == {"x": ("c", "a")}, "members in the order that was given"
+    assert teams_of(["a1", "b1", "a2"], lambda agent: agent[0]) == {"a": ("a1", "a2"), "b": ("b1",)}
