@@ -47,8 +47,9 @@ def test_teams_train_beside_each_other_and_beside_an_agent(tmp_path: Path, mode:
     for name in ("red", "blue"):
         policy = mc.load_policy(result.run_dir, name)
         assert policy.act(OBS).shape == (2,)
-        inputs = policy.export(tmp_path / f"{name}.pt").keys()
-        assert any(part.endswith("members") for part in inputs) and ("state_hidden" in inputs) == (name == "red")
+        if mode == "async":  # which is long; test_export.py compares what programs do
+            inputs = policy.export(tmp_path / f"{name}.pt").keys()
+            assert any(part.endswith("members") for part in inputs) and ("state_hidden" in inputs) == (name == "red")
     assert checkpoint(result.run_dir, "red")["network"]["mixer.biases.weight"].shape == (32, 4 + 4 + 1)
 
 

@@ -288,7 +288,7 @@ REFUSED: dict[str, Refused] = {
     ),
     "bits": (lambda: made({"a": (TWO, gym.MultiBinary(2))}), ValueError, "team team: expected Discrete actions of all"),
     "a mask in an info": (
-        lambda: kept(infos={"b": {MASK: np.ones(3)}}), ValueError,
+        lambda: kept(infos={"a": {}, "b": {MASK: np.ones(3)}}), ValueError,
         "action_mask: expected those of a team's members in their observations, got one in an info",
     ),
     "no observation": (
