@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from processes import await_ends, start_python
 
 from marlcore.processes import Metric
 from marlcore.testing import check_env
@@ -42,6 +43,21 @@ def test_all_sides_plan_alike() -> None:
     assert figures.graph_bytes > 400 * 16 and figures.policy_bytes > 400 * 2 * 8 * 5
     table = planning.rates_table("induction", [figures], "induce", 2)
     assert [column.header for column in table.columns][2:] == ["plain", "1 workers", "2 workers"]
+
+
+WAITS = """
+from bench.fresh import run_fresh
+run_fresh(exec, "import os, signal; print(os.getpid(), flush=True); signal.pause()")
+"""
+
+
+def test_a_killed_programs_fresh_process_dies_too() -> None:
+    """Nothing else would end it: it waits for a signal, and later for a call from the program."""
+    with start_python(WAITS, beside=__file__) as program:
+        assert program.stdout is not None
+        worker = os.pidfd_open(int(program.stdout.readline()))
+        program.kill()
+        await_ends([worker])  # never, if it outlives the program
 
 
 @pytest.mark.long

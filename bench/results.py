@@ -12,11 +12,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -30,6 +28,7 @@ from marlcore.spaces import MASK
 from marlcore.training import read_metrics
 from marlcore.training.record import plot_runs
 
+from .fresh import run_fresh
 from .tasks import TASKS, Task
 
 EPISODES = 100  # of a greedy evaluation
@@ -120,10 +119,7 @@ def _report(task: str, seeds: list[int], folder: Path, mode: str, evaluate: bool
     folders = {seed: folder / f"{_file_name(task)}-{seed}" for seed in seeds}
     is_peer = TASKS[task].peer is not None
     chance = "" if is_peer else f"{play_randomly(TASKS[task].env):.4g}"
-    runs = []
-    for seed in seeds:
-        with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-            runs.append(pool.submit(train, TASKS[task], seed, folders[seed], mode, evaluate).result())
+    runs = [run_fresh(train, TASKS[task], seed, folders[seed], mode, evaluate) for seed in seeds]
     returns = [one["return"] for one in runs]
     algorithm = TASKS[task].algorithm
     sys.stdout.write(
