@@ -11,7 +11,7 @@ from rich.console import Console
 from . import growth_runs, pages, report, soak, soak_figures, soak_work
 
 
-@pytest.mark.parametrize("page", pages.PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", pages.PAGES, ids=lambda page: page.stem)
 def test_a_page_shows_the_stored_figures(page: Path) -> None:
     """`python -m bench.pages` renews it."""
     assert pages.filled(page.read_text()) == page.read_text()
@@ -25,10 +25,11 @@ def test_a_figure_that_was_typed_is_replaced() -> None:
     assert pages.filled(filled.replace("0.99", "1.00")) == pages.filled(filled) == filled
 
 
-def test_no_measured_number_is_typed_on_the_page_of_performance() -> None:
+@pytest.mark.parametrize("name", ["performance", "results"])
+def test_no_measured_number_is_typed_on_a_page(name: str) -> None:
     """Outside code, links and what is generated: no fraction, thousands or per cent."""
-    text = pages.REGION.sub("", (pages.FOLDER.parent / "performance.md").read_text())
-    prose = re.sub(r"`[^`]*`|\]\([^)]*\)|Python [\d.]+", "", text)
+    text = pages.REGION.sub("", (pages.DOCS / f"{name}.md").read_text())
+    prose = re.sub(r"```.*?```|`[^`]*`|\]\([^)]*\)|Python [\d.]+", "", text, flags=re.DOTALL)
     assert re.findall(r"\d[.,]\d+|\d+ ?%|\d+ (?:us|ms|microseconds|seconds|MB|steps/s)\b", prose) == []
 
 

@@ -14,11 +14,13 @@ from collections.abc import Callable, Iterable, Mapping
 from statistics import median
 from typing import Any
 
-from .figures import FOLDER, load
+from .figures import FOLDER, four_digits, load
 from .soak_figures import cpu_rates, rates, spread
 
-PAGES = [FOLDER.parent / name for name in ("performance.md", "reliability.md")]
-REGION = re.compile(r"(<!-- figures: (\w+) ?(\w*) -->\n).*?(<!-- end -->)", re.DOTALL)
+DOCS = FOLDER.parent
+PAGES = [DOCS / f"{name}.md" for name in ("performance", "reliability", "results", "gallery")]
+PAGES += sorted((DOCS / "algorithms").glob("*.md"))
+REGION = re.compile(r"(<!-- figures: (\w+) ?([\w ]*) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def markdown(columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
@@ -53,6 +55,38 @@ def table(name: str) -> str:
     """A table that was measured before its command stored figures."""
     stored = load("earlier")[name]
     return markdown(stored["columns"], stored["rows"]) + "\n" + origin(stored["origin"])
+
+
+def results(names: str) -> str:
+    """Of `bench.results`: the tasks whose names begin with one of these, and those of these algorithms."""
+    shown = {
+        task: record
+        for task, record in load("results").items()
+        if task.startswith(tuple(names.split())) or record["algorithm"] in names.split()
+    }
+    tasks_of: dict[str, list[str]] = {}
+    for task, record in shown.items():
+        common = {name: record[name] for name in ("date", "machine", "software") if name in record}
+        tasks_of.setdefault(origin(common), []).append(task)
+    origins = (f"{'; '.join(tasks)}: {text}" for text, tasks in tasks_of.items())
+    notes = (f"{task}: {record['note']}.\n" for task, record in shown.items() if "note" in record)
+    return "\n".join([results_table(shown), *(origins if len(tasks_of) > 1 else tasks_of), *notes])
+
+
+def results_table(records: Mapping[str, Any]) -> str:
+    titles = {"algorithm": "algorithm", "steps": "steps", "random": "random play", "returns": "returns by seed"}
+    titles |= {"median": "median", "greedy": "greedy returns by seed", "seconds": "seconds, median", "load": "load"}
+    records = four_digits({task: {**row, "median": median(row["returns"])} for task, row in records.items()})
+    shown = [name for name in titles if any(record.get(name) is not None for record in records.values())]
+    rows = ([task, *(record.get(name) for name in shown)] for task, record in records.items())
+    return markdown(["task", *(titles[name] for name in shown)], rows)
+
+
+def gallery(example: str) -> str:
+    stored = load("gallery")[example]
+    columns = "seed", "return in the last tenth", "seconds", "CPU seconds"
+    rows = ([seed, *map(rounded, run)] for seed, run in stored["seeds"].items())
+    return markdown(columns, rows) + "\n" + origin(stored)
 
 
 def ratios(_: str) -> str:
@@ -113,7 +147,8 @@ def _origin_of_soak(stored: Mapping[str, Any]) -> str:
 
 
 RENDERERS: dict[str, Callable[[str], str]] = {
-    renderer.__name__: renderer for renderer in (table, ratios, growth, instructions, soak_rates, soak_growth)
+    renderer.__name__: renderer
+    for renderer in (table, results, gallery, ratios, growth, instructions, soak_rates, soak_growth)
 }
 
 
