@@ -20,7 +20,7 @@ from .soak_figures import cpu_rates, rates, spread
 DOCS = FOLDER.parent
 PAGES = [DOCS / f"{name}.md" for name in ("performance", "reliability", "results", "gallery")]
 PAGES += sorted((DOCS / "algorithms").glob("*.md"))
-REGION = re.compile(r"(<!-- figures: (\w+) ?([\w ]*) -->\n).*?(<!-- end -->)", re.DOTALL)
+REGION = re.compile(r"(<!-- figures: (\w+) ?([\w ]*) -->)(\n?).*?(<!-- end -->)", re.DOTALL)
 
 
 def markdown(columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
@@ -44,11 +44,20 @@ def rounded(value: float) -> float | int:
 def origin(figures: Mapping[str, Any]) -> str:
     """A paragraph: what made the figures, when and where."""
     where = figures["machine"].values() if isinstance(figures["machine"], dict) else [figures["machine"]]
+    date = [figures["date"]] if "date" in figures else []
     load_ = [f"load {figures['load']}"] if isinstance(figures.get("load"), str) else []
     rest = [figures[name] for name in ("software", "note") if name in figures]
     commit = [f"commit {figures['commit']}"] if "commit" in figures else []
     command = [f"`{figures['command']}`"] if "command" in figures else []
-    return "; ".join([*command, figures["date"], *commit, *where, *load_, *rest]) + ".\n"
+    return "; ".join([*command, *date, *commit, *where, *load_, *rest]) + ".\n"
+
+
+def origins(records: Mapping[str, Any], *common: str) -> list[str]:
+    """A paragraph for all records with the same of these; names them, unless all are the same."""
+    names_of: dict[str, list[str]] = {}
+    for name, record in records.items():
+        names_of.setdefault(origin({key: record[key] for key in common if key in record}), []).append(name)
+    return [f"{'; '.join(names)}: {text}" for text, names in names_of.items()] if len(names_of) > 1 else [*names_of]
 
 
 def table(name: str) -> str:
@@ -64,13 +73,8 @@ def results(names: str) -> str:
         for task, record in load("results").items()
         if task.startswith(tuple(names.split())) or record["algorithm"] in names.split()
     }
-    tasks_of: dict[str, list[str]] = {}
-    for task, record in shown.items():
-        common = {name: record[name] for name in ("date", "machine", "software") if name in record}
-        tasks_of.setdefault(origin(common), []).append(task)
-    origins = (f"{'; '.join(tasks)}: {text}" for text, tasks in tasks_of.items())
     notes = (f"{task}: {record['note']}.\n" for task, record in shown.items() if "note" in record)
-    return "\n".join([results_table(shown), *(origins if len(tasks_of) > 1 else tasks_of), *notes])
+    return "\n".join([results_table(shown), *origins(shown, "date", "machine", "software"), *notes])
 
 
 def results_table(records: Mapping[str, Any]) -> str:
@@ -87,6 +91,16 @@ def gallery(example: str) -> str:
     columns = "seed", "return in the last tenth", "seconds", "CPU seconds"
     rows = ([seed, *map(rounded, run)] for seed, run in stored["seeds"].items())
     return markdown(columns, rows) + "\n" + origin(stored)
+
+
+def long(name: str) -> str:
+    """A cell: what the last run of a long form found."""
+    stored = load("long")[name]
+    return f"{stored['found']} ({stored['date']})"
+
+
+def long_origins(_: str) -> str:
+    return "\n".join(origins(load("long"), "machine", "load"))
 
 
 def ratios(_: str) -> str:
@@ -148,13 +162,18 @@ def _origin_of_soak(stored: Mapping[str, Any]) -> str:
 
 RENDERERS: dict[str, Callable[[str], str]] = {
     renderer.__name__: renderer
-    for renderer in (table, results, gallery, ratios, growth, instructions, soak_rates, soak_growth)
+    for renderer in (table, results, gallery, long, long_origins, ratios, growth, instructions, soak_rates, soak_growth)
 }
 
 
 def filled(text: str, renderers: Mapping[str, Callable[[str], str]] = RENDERERS) -> str:
-    """The page with every region as its renderer gives it."""
-    return REGION.sub(lambda region: f"{region[1]}\n{renderers[region[2]](region[3])}\n{region[4]}", text)
+    """The page with every region as its renderer gives it; one within a line stays so, as in a table's cell."""
+
+    def fill(region: re.Match[str]) -> str:
+        begin, renderer, argument, newline, end = region.groups()
+        return f"{begin}{newline}{newline}{renderers[renderer](argument)}{newline}{end}"
+
+    return REGION.sub(fill, text)
 
 
 def main() -> int:
