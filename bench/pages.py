@@ -18,7 +18,10 @@ from .figures import FOLDER, four_digits, load
 from .soak_figures import cpu_rates, rates, spread
 
 DOCS = FOLDER.parent
-PAGES = [DOCS / f"{name}.md" for name in ("performance", "reliability", "results", "gallery")]
+PAGES = [
+    DOCS / f"{name}.md"
+    for name in ("cluster", "drop-ins", "gallery", "performance", "planning", "reliability", "results")
+]
 PAGES += sorted((DOCS / "algorithms").glob("*.md"))
 REGION = re.compile(r"(<!-- figures: (\w+) ?([\w ]*) -->)(\n?).*?(<!-- end -->)", re.DOTALL)
 
