@@ -48,7 +48,8 @@ def describe_machine() -> dict[str, str]:
 
 
 def load_since(before: float) -> str:
-    return f"{before:.0f} to {os.getloadavg()[0]:.0f}"
+    priority = f", nice {os.nice(0)}" if os.nice(0) else ""
+    return f"{before:.0f} to {os.getloadavg()[0]:.0f}{priority}"
 
 
 def processor() -> str:
