@@ -19,7 +19,7 @@ from marlcore.processes import Metric
 from marlcore.training.record.curves import plot_runs
 
 from .figures import FOLDER, load, today, write
-from .machine import describe_machine, load_since, processor
+from .machine import load_since, processor, software
 
 ROOT = Path(__file__).parents[1]
 
@@ -47,7 +47,7 @@ def main() -> None:
         plot_runs(curves, picture, f"examples/{options.example}.py, seeds {options.seeds[: len(curves)]}")
         Image.open(picture).quantize(64).save(picture, optimize=True)  # a third of the bytes
     if options.store:
-        made = {"date": today(), "machine": processor(), "software": describe_machine()["software"]}
+        made = {"date": today(), "machine": processor(), "software": software()}
         record = {"seeds": figures, **made, "load": load_since(before)}
         write(FOLDER / "gallery.json", {**load("gallery"), options.example: record})
 

@@ -36,7 +36,9 @@ def cell(value: Any) -> str:
     """Text as it is, numbers with commas, several with semicolons between them; None is empty."""
     if isinstance(value, list):
         return "; ".join(map(cell, value))
-    return "" if value is None else value if isinstance(value, str) else f"{value:,}"
+    if value is None or isinstance(value, str):
+        return value or ""
+    return f"{value:,}".removesuffix(".0" if abs(value) >= 100 else "")
 
 
 def rounded(value: float) -> float | int:

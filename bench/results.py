@@ -31,7 +31,7 @@ from marlcore.training import read_metrics
 from marlcore.training.record import plot_runs
 
 from .figures import FOLDER, load, today, write
-from .machine import describe_machine, load_since, processor
+from .machine import load_since, processor, software
 from .pages import results_table
 from .tasks import TASKS, Task
 
@@ -137,7 +137,7 @@ def _report(task: str, seeds: list[int], folder: Path, options: argparse.Namespa
         "load": load_since(before),
         "date": today(),
         "machine": processor(),
-        "software": describe_machine()["software"],
+        "software": software(),
     }
     name = task + ", serial" * (options.mode == "serial") + f", {options.load} busy beside" * bool(options.load)
     sys.stdout.write(results_table({name: record}))
