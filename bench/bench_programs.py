@@ -1,8 +1,10 @@
 """The programs that compare whole tasks, once in their smallest form; and that a busy machine is refused."""
 
+import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -109,6 +111,26 @@ def test_the_curves_of_two_tasks_are_one_picture(tmp_path: Path) -> None:
 
     results._draw("ours", curves("agent_0"), "theirs", curves("agent_0"), tmp_path / "curves.png")
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_returns_are_kept_for_the_pages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def train(task: object, seed: int, run_dir: Path, *_: object) -> dict[str, float]:
+        run_dir.mkdir()
+        (run_dir / "metrics.csv").write_text("time_s,step,agent,name,value\n")
+        return {"return": 0.5 + seed, "seconds": 2.0}
+
+    monkeypatch.setattr(results, "train", train)
+    monkeypatch.setattr(results, "play_randomly", lambda env: 0.25)
+    monkeypatch.setattr(results, "ProcessPoolExecutor", lambda workers, context: ThreadPoolExecutor(workers))
+    monkeypatch.setattr(results, "STORED", tmp_path / "results.json")
+    arguments = ["--task", "CartPole-v1", "--seeds", "0,1,2", "--mode", "serial", "--store"]
+    monkeypatch.setattr("sys.argv", ["bench.results", *arguments])
+    results.main()
+    assert "| CartPole-v1, serial | dqn | 300,000 | 0.25 | 0.5; 1.5; 2.5 | 1.5 | 2 |" in capsys.readouterr().out
+    stored = json.loads((tmp_path / "results.json").read_text())
+    assert stored["CartPole-v1, serial"]["returns"] == [0.5, 1.5, 2.5] and "recall, ppo" in stored
 
 
 @pytest.mark.long
