@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -123,7 +122,7 @@ def test_returns_are_kept_for_the_pages(
 
     monkeypatch.setattr(results, "train", train)
     monkeypatch.setattr(results, "play_randomly", lambda env: 0.25)
-    monkeypatch.setattr(results, "ProcessPoolExecutor", lambda workers, context: ThreadPoolExecutor(workers))
+    monkeypatch.setattr(results, "run_fresh", lambda function, *args: function(*args))
     monkeypatch.setattr(results, "STORED", tmp_path / "results.json")
     arguments = ["--task", "CartPole-v1", "--seeds", "0,1,2", "--mode", "serial", "--store"]
     monkeypatch.setattr("sys.argv", ["bench.results", *arguments])
