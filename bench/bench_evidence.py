@@ -1,6 +1,8 @@
 """Figures that renew themselves: generated pages, the verdict on a soak, and comparisons with earlier runs."""
 
+import json
 import re
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -8,10 +10,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from . import growth_runs, pages, report, soak, soak_figures, soak_work
+from . import growth_runs, long_form, pages, report, soak, soak_figures, soak_work
 
 
-@pytest.mark.parametrize("page", pages.PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", pages.PAGES, ids=lambda page: page.stem)
 def test_a_page_shows_the_stored_figures(page: Path) -> None:
     """`python -m bench.pages` renews it."""
     assert pages.filled(page.read_text()) == page.read_text()
@@ -25,11 +27,30 @@ def test_a_figure_that_was_typed_is_replaced() -> None:
     assert pages.filled(filled.replace("0.99", "1.00")) == pages.filled(filled) == filled
 
 
-def test_no_measured_number_is_typed_on_the_page_of_performance() -> None:
+@pytest.mark.parametrize("name", ["performance", "reliability", "results"])
+def test_no_measured_number_is_typed_on_a_page(name: str) -> None:
     """Outside code, links and what is generated: no fraction, thousands or per cent."""
-    text = pages.REGION.sub("", (pages.FOLDER.parent / "performance.md").read_text())
-    prose = re.sub(r"`[^`]*`|\]\([^)]*\)|Python [\d.]+", "", text)
+    text = pages.REGION.sub("", (pages.DOCS / f"{name}.md").read_text())
+    prose = re.sub(r"```.*?```|`[^`]*`|\]\([^)]*\)|Python [\d.]+", "", text, flags=re.DOTALL)
     assert re.findall(r"\d[.,]\d+|\d+ ?%|\d+ (?:us|ms|microseconds|seconds|MB|steps/s)\b", prose) == []
+
+
+def test_a_figure_within_a_line_stays_there() -> None:
+    cell = "| core | <!-- figures: long core -->{}<!-- end --> | control |\n"
+    filled = pages.filled(cell.format("typed"))
+    assert "typed" not in filled and filled.count("\n") == 1 and pages.filled(filled) == filled
+
+
+def test_a_long_form_that_ends_well_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stored = tmp_path / "long.json"
+    monkeypatch.setattr(long_form, "STORED", stored)
+    for status in (1, 0):
+        program = f"print('7  kills'); print('0 torn'); raise SystemExit({status})"
+        monkeypatch.setattr(sys, "argv", ["bench.long_form", "kills core", sys.executable, "-c", program])
+        assert long_form.main() == status
+        assert stored.exists() == (status == 0)
+    kept = json.loads(stored.read_text())
+    assert kept["kills core"]["found"] == "7 kills; 0 torn" and "wakeups" in kept
 
 
 def test_numbers_and_lists_are_cells() -> None:

@@ -1,5 +1,6 @@
 """The programs that compare whole tasks, once in their smallest form; and that a busy machine is refused."""
 
+import json
 import os
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from processes import await_ends, start_python
 
 from marlcore.processes import Metric
 from marlcore.testing import check_env
@@ -42,6 +44,21 @@ def test_all_sides_plan_alike() -> None:
     assert figures.graph_bytes > 400 * 16 and figures.policy_bytes > 400 * 2 * 8 * 5
     table = planning.rates_table("induction", [figures], "induce", 2)
     assert [column.header for column in table.columns][2:] == ["plain", "1 workers", "2 workers"]
+
+
+WAITS = """
+from bench.fresh import run_fresh
+run_fresh(exec, "import os, signal; print(os.getpid(), flush=True); signal.pause()")
+"""
+
+
+def test_a_killed_programs_fresh_process_dies_too() -> None:
+    """Nothing else would end it: it waits for a signal, and later for a call from the program."""
+    with start_python(WAITS, beside=__file__) as program:
+        assert program.stdout is not None
+        worker = os.pidfd_open(int(program.stdout.readline()))
+        program.kill()
+        await_ends([worker])  # never, if it outlives the program
 
 
 @pytest.mark.long
@@ -97,6 +114,26 @@ def test_the_curves_of_two_tasks_are_one_picture(tmp_path: Path) -> None:
 
     results._draw("ours", curves("agent_0"), "theirs", curves("agent_0"), tmp_path / "curves.png")
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_returns_are_kept_for_the_pages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def train(task: object, seed: int, run_dir: Path, *_: object) -> dict[str, float]:
+        run_dir.mkdir()
+        (run_dir / "metrics.csv").write_text("time_s,step,agent,name,value\n")
+        return {"return": 0.5 + seed, "seconds": 2.0}
+
+    monkeypatch.setattr(results, "train", train)
+    monkeypatch.setattr(results, "play_randomly", lambda env: 0.25)
+    monkeypatch.setattr(results, "run_fresh", lambda function, *args: function(*args))
+    monkeypatch.setattr(results, "STORED", tmp_path / "results.json")
+    arguments = ["--task", "CartPole-v1", "--seeds", "0,1,2", "--mode", "serial", "--store"]
+    monkeypatch.setattr("sys.argv", ["bench.results", *arguments])
+    results.main()
+    assert "| CartPole-v1, serial | dqn | 300,000 | 0.25 | 0.5; 1.5; 2.5 | 1.5 | 2 |" in capsys.readouterr().out
+    stored = json.loads((tmp_path / "results.json").read_text())
+    assert stored["CartPole-v1, serial"]["returns"] == [0.5, 1.5, 2.5] and "recall, ppo" in stored
 
 
 @pytest.mark.long

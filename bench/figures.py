@@ -13,20 +13,21 @@ def load(name: str) -> Any:
 
 
 def write(path: Path, figures: dict[str, Any]) -> None:
-    """One entry a line, so that a renewed file differs where its figures do; four digits of each fraction."""
+    """One entry a line, so that a renewed file differs where its figures do, with `four_digits`."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(_lines(_rounded(figures), "", 2) + "\n")
+    path.write_text(_lines(four_digits(figures), "", 2) + "\n")
 
 
 def today() -> str:
     return datetime.now(timezone.utc).strftime("%Y-%m-%d")
 
 
-def _rounded(value: Any) -> Any:
+def four_digits(value: Any) -> Any:
+    """The same with four digits of each fraction, at any depth."""
     if isinstance(value, dict):
-        return {key: _rounded(entry) for key, entry in value.items()}
+        return {key: four_digits(entry) for key, entry in value.items()}
     if isinstance(value, list):
-        return [_rounded(entry) for entry in value]
+        return [four_digits(entry) for entry in value]
     return float(f"{value:.4g}") if isinstance(value, float) else value
 
 

@@ -1,7 +1,7 @@
 """Curves of the gallery: `python -m bench.gallery dqn_async` runs an example for each seed, and draws its returns.
 
 An example with a curve has `Args`, with a `seed`, and `main(args)`, which returns each episode's step and return.
-Further options are the example's.
+Further options are the example's. `--store` keeps the figures for docs/gallery.md.
 """
 
 import argparse
@@ -18,6 +18,9 @@ from PIL import Image
 from marlcore.processes import Metric
 from marlcore.training.record.curves import plot_runs
 
+from .figures import FOLDER, load, today, write
+from .machine import load_since, processor, software
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -26,22 +29,27 @@ def main() -> None:
     parser.add_argument("example", help="such as dqn_async")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--folder", type=Path, default=ROOT / "docs" / "gallery", help="of the picture")
+    parser.add_argument("--store", action="store_true", help="keep the figures in docs/figures/gallery.json")
     options, arguments = parser.parse_known_args()
     sys.path.append(str(ROOT / "examples"))
     example = importlib.import_module(options.example)
     options.folder.mkdir(exist_ok=True)
-    curves = []
+    curves, figures, before = [], {}, os.getloadavg()[0]
     for seed in options.seeds:
         began = time.monotonic(), sum(os.times()[:4])
         episodes = example.main(tyro.cli(example.Args, args=[*arguments, f"--seed={seed}"]))
         seconds, cpu = time.monotonic() - began[0], sum(os.times()[:4]) - began[1]
         late = fmean(value for step, value in episodes if step > 0.9 * episodes[-1][0])
-        times = f"{seconds:.0f} s, CPU {cpu:.0f} s, load {os.getloadavg()[0]:.1f}"
-        print(f"seed {seed}: {late:.1f} in the last tenth; {times}", flush=True)
+        print(f"seed {seed}: {late:.1f} in the last tenth; {seconds:.0f} s, CPU {cpu:.0f} s", flush=True)
+        figures[str(seed)] = [late, seconds, cpu]
         curves.append([Metric(0.0, step, "return", "episode_return", value) for step, value in episodes])
         picture = options.folder / f"{options.example}.png"
         plot_runs(curves, picture, f"examples/{options.example}.py, seeds {options.seeds[: len(curves)]}")
         Image.open(picture).quantize(64).save(picture, optimize=True)  # a third of the bytes
+    if options.store:
+        made = {"date": today(), "machine": processor(), "software": software()}
+        record = {"seeds": figures, **made, "load": load_since(before)}
+        write(FOLDER / "gallery.json", {**load("gallery"), options.example: record})
 
 
 if __name__ == "__main__":

@@ -41,14 +41,18 @@ def describe_machine() -> dict[str, str]:
     return {
         "machine": f"{processor()}, {platform.system()} {platform.release()}, "
         f"load {os.getloadavg()[0]:.1f} at the start",
-        "software": f"Python {platform.python_version()}, NumPy {np.__version__}, torch {torch.__version__}, "
-        f"{torch.get_num_threads()} torch thread, "
+        "software": f"{software()}, {torch.get_num_threads()} torch thread, "
         + ", ".join(f"{name} {_version(name) or 'not installed'}" for name in ("cpprb", "torchrl")),
     }
 
 
+def software() -> str:
+    return f"Python {platform.python_version()}, NumPy {np.__version__}, torch {torch.__version__}"
+
+
 def load_since(before: float) -> str:
-    return f"{before:.0f} to {os.getloadavg()[0]:.0f}"
+    priority = f", nice {os.nice(0)}" if os.nice(0) else ""
+    return f"{before:.0f} to {os.getloadavg()[0]:.0f}{priority}"
 
 
 def processor() -> str:

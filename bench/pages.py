@@ -14,11 +14,16 @@ from collections.abc import Callable, Iterable, Mapping
 from statistics import median
 from typing import Any
 
-from .figures import FOLDER, load
+from .figures import FOLDER, four_digits, load
 from .soak_figures import cpu_rates, rates, spread
 
-PAGES = [FOLDER.parent / name for name in ("performance.md", "reliability.md")]
-REGION = re.compile(r"(<!-- figures: (\w+) ?(\w*) -->\n).*?(<!-- end -->)", re.DOTALL)
+DOCS = FOLDER.parent
+PAGES = [
+    DOCS / f"{name}.md"
+    for name in ("cluster", "drop-ins", "gallery", "performance", "planning", "reliability", "results")
+]
+PAGES += sorted((DOCS / "algorithms").glob("*.md"))
+REGION = re.compile(r"(<!-- figures: (\w+) ?([\w ]*) -->)(\n?).*?(<!-- end -->)", re.DOTALL)
 
 
 def markdown(columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
@@ -31,7 +36,9 @@ def cell(value: Any) -> str:
     """Text as it is, numbers with commas, several with semicolons between them; None is empty."""
     if isinstance(value, list):
         return "; ".join(map(cell, value))
-    return "" if value is None else value if isinstance(value, str) else f"{value:,}"
+    if value is None or isinstance(value, str):
+        return value or ""
+    return f"{value:,}".removesuffix(".0" if abs(value) >= 100 else "")
 
 
 def rounded(value: float) -> float | int:
@@ -42,17 +49,63 @@ def rounded(value: float) -> float | int:
 def origin(figures: Mapping[str, Any]) -> str:
     """A paragraph: what made the figures, when and where."""
     where = figures["machine"].values() if isinstance(figures["machine"], dict) else [figures["machine"]]
+    date = [figures["date"]] if "date" in figures else []
     load_ = [f"load {figures['load']}"] if isinstance(figures.get("load"), str) else []
     rest = [figures[name] for name in ("software", "note") if name in figures]
     commit = [f"commit {figures['commit']}"] if "commit" in figures else []
     command = [f"`{figures['command']}`"] if "command" in figures else []
-    return "; ".join([*command, figures["date"], *commit, *where, *load_, *rest]) + ".\n"
+    return "; ".join([*command, *date, *commit, *where, *load_, *rest]) + ".\n"
+
+
+def origins(records: Mapping[str, Any], *common: str) -> list[str]:
+    """A paragraph for all records with the same of these; names them, unless all are the same."""
+    names_of: dict[str, list[str]] = {}
+    for name, record in records.items():
+        names_of.setdefault(origin({key: record[key] for key in common if key in record}), []).append(name)
+    return [f"{'; '.join(names)}: {text}" for text, names in names_of.items()] if len(names_of) > 1 else [*names_of]
 
 
 def table(name: str) -> str:
     """A table that was measured before its command stored figures."""
     stored = load("earlier")[name]
     return markdown(stored["columns"], stored["rows"]) + "\n" + origin(stored["origin"])
+
+
+def results(names: str) -> str:
+    """Of `bench.results`: the tasks whose names begin with one of these, and those of these algorithms."""
+    shown = {
+        task: record
+        for task, record in load("results").items()
+        if task.startswith(tuple(names.split())) or record["algorithm"] in names.split()
+    }
+    notes = (f"{task}: {record['note']}.\n" for task, record in shown.items() if "note" in record)
+    return "\n".join([results_table(shown), *origins(shown, "date", "machine", "software"), *notes])
+
+
+def results_table(records: Mapping[str, Any]) -> str:
+    titles = {"algorithm": "algorithm", "steps": "steps", "random": "random play", "returns": "returns by seed"}
+    titles |= {"median": "median", "greedy": "greedy returns by seed", "seconds": "seconds, median", "load": "load"}
+    records = four_digits({task: {**row, "median": median(row["returns"])} for task, row in records.items()})
+    shown = [name for name in titles if any(record.get(name) is not None for record in records.values())]
+    rows = ([task, *(record.get(name) for name in shown)] for task, record in records.items())
+    return markdown(["task", *(titles[name] for name in shown)], rows)
+
+
+def gallery(example: str) -> str:
+    stored = load("gallery")[example]
+    columns = "seed", "return in the last tenth", "seconds", "CPU seconds"
+    rows = ([seed, *map(rounded, run)] for seed, run in stored["seeds"].items())
+    return markdown(columns, rows) + "\n" + origin(stored)
+
+
+def long(name: str) -> str:
+    """A cell: what the last run of a long form found."""
+    stored = load("long")[name]
+    return f"{stored['found']} ({stored['date']})"
+
+
+def long_origins(_: str) -> str:
+    return "\n".join(origins(load("long"), "machine", "load"))
 
 
 def ratios(_: str) -> str:
@@ -113,13 +166,19 @@ def _origin_of_soak(stored: Mapping[str, Any]) -> str:
 
 
 RENDERERS: dict[str, Callable[[str], str]] = {
-    renderer.__name__: renderer for renderer in (table, ratios, growth, instructions, soak_rates, soak_growth)
+    renderer.__name__: renderer
+    for renderer in (table, results, gallery, long, long_origins, ratios, growth, instructions, soak_rates, soak_growth)
 }
 
 
 def filled(text: str, renderers: Mapping[str, Callable[[str], str]] = RENDERERS) -> str:
-    """The page with every region as its renderer gives it."""
-    return REGION.sub(lambda region: f"{region[1]}\n{renderers[region[2]](region[3])}\n{region[4]}", text)
+    """The page with every region as its renderer gives it; one within a line stays so, as in a table's cell."""
+
+    def fill(region: re.Match[str]) -> str:
+        begin, renderer, argument, newline, end = region.groups()
+        return f"{begin}{newline}{newline}{renderers[renderer](argument)}{newline}{end}"
+
+    return REGION.sub(fill, text)
 
 
 def main() -> int:

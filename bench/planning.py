@@ -8,10 +8,8 @@ import resource
 import sys
 from bisect import bisect_left
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
-from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -23,6 +21,7 @@ from rich.table import Table
 
 from marlcore.planning import backward_induction, build_graph
 
+from .fresh import run_fresh
 from .machine import describe_machine, parse_if_idle, publish
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
@@ -120,8 +119,7 @@ def plain_side(model: Mesh, figures: Figures) -> list[list[float]]:
 
 def measure_memory(states: int, goals: int) -> dict[str, float]:
     """The peak memory of a process that builds a graph alone and plans on it, in bytes, and its seconds."""
-    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        return pool.submit(_plan_alone, states, goals).result()
+    return run_fresh(_plan_alone, states, goals)
 
 
 def _plan_alone(states: int, goals: int) -> dict[str, float]:

@@ -1,7 +1,7 @@
 """`python -m bench.results`: what training learns, by task and seed, beside random play, with a picture of the curves.
 
 Each run is in a process of its own; its return is the mean over the episodes of its last tenth, all agents together.
-With `--evaluate`, the last weights then play 100 greedy episodes.
+With `--evaluate`, the last weights then play 100 greedy episodes. `--store` keeps the figures for docs/results.md.
 `--load N` keeps N other processes busy meanwhile: with `updates_per_step` held, the returns must be the same.
 """
 
@@ -12,11 +12,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -30,9 +28,14 @@ from marlcore.spaces import MASK
 from marlcore.training import read_metrics
 from marlcore.training.record import plot_runs
 
+from .figures import FOLDER, load, today, write
+from .fresh import run_fresh
+from .machine import load_since, processor, software
+from .pages import results_table
 from .tasks import TASKS, Task
 
 EPISODES = 100  # of a greedy evaluation
+STORED = FOLDER / "results.json"
 
 
 def train(task: Task, seed: int, run_dir: Path, mode: Any, evaluate: bool) -> dict[str, Any]:
@@ -96,17 +99,17 @@ def main() -> None:
     parser.add_argument("--load", type=int, default=0, metavar="N", help="other processes that keep busy meanwhile")
     parser.add_argument("--plots", type=Path, metavar="FOLDER", help="of each task's curves, such as docs/results")
     parser.add_argument("--beside", choices=list(TASKS), help="in the pictures, the curves of this task too")
+    parser.add_argument(
+        "--store", action="store_true", help="keep the figures in docs/figures/results.json, for the pages"
+    )
     options = parser.parse_args()
     seeds = [int(seed) for seed in options.seeds.split(",")]
     sys.stdout.write(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} before, {options.load} busy beside\n")
-    titles = ["task", "algorithm", "random play", "returns by seed", "median", "seconds, median"]
-    titles += ["greedy returns by seed"] if options.evaluate else []
-    sys.stdout.write(f"| {' | '.join(titles)} |\n|{'---|' * len(titles)}\n")
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         for _ in range(options.load):
             stack.callback(subprocess.Popen([sys.executable, "-c", "while True: pass"]).kill)
-        report = partial(_report, seeds=seeds, folder=folder, mode=options.mode, evaluate=options.evaluate)
+        report = partial(_report, seeds=seeds, folder=folder, options=options)
         beside = report(options.beside) if options.beside else []
         for task in options.task or [name for name in TASKS if TASKS[name].peer is None]:
             curves = report(task)
@@ -115,26 +118,29 @@ def main() -> None:
                 _draw(task, curves, options.beside, beside, options.plots / f"{_file_name(task)}.png")
 
 
-def _report(task: str, seeds: list[int], folder: Path, mode: str, evaluate: bool) -> list[list[Metric]]:
-    """Writes a task's row of the table; returns the metrics of its runs, each of which has a process of its own."""
+def _report(task: str, seeds: list[int], folder: Path, options: argparse.Namespace) -> list[list[Metric]]:
+    """Writes a task's table; returns the metrics of its runs, each of which has a process of its own."""
     folders = {seed: folder / f"{_file_name(task)}-{seed}" for seed in seeds}
-    is_peer = TASKS[task].peer is not None
-    chance = "" if is_peer else f"{play_randomly(TASKS[task].env):.4g}"
-    runs = []
-    for seed in seeds:
-        with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-            runs.append(pool.submit(train, TASKS[task], seed, folders[seed], mode, evaluate).result())
-    returns = [one["return"] for one in runs]
-    algorithm = TASKS[task].algorithm
-    sys.stdout.write(
-        f"| {task} | {algorithm if isinstance(algorithm, str) else type(algorithm).__name__.lower()} | {chance} "
-        f"| {', '.join(f'{value:.4g}' for value in returns)} "
-        f"| {median(returns):.4g} | {median(one['seconds'] for one in runs):.0f} |"
-    )
-    if evaluate:  # which peers cannot do
-        sys.stdout.write(f" {', '.join('-' if is_peer else format(one['greedy'], '.4g') for one in runs)} |")
-    sys.stdout.write("\n")
+    of_task, before = TASKS[task], os.getloadavg()[0]
+    runs = [run_fresh(train, of_task, seed, folders[seed], options.mode, options.evaluate) for seed in seeds]
+    algorithm = of_task.algorithm
+    record = {
+        "algorithm": algorithm if isinstance(algorithm, str) else type(algorithm).__name__.lower(),
+        "steps": of_task.config.total_steps,
+        "random": None if of_task.peer else play_randomly(of_task.env),
+        "returns": [one["return"] for one in runs],
+        "greedy": [one["greedy"] for one in runs if "greedy" in one] or None,  # peers cannot
+        "seconds": round(median(one["seconds"] for one in runs)),
+        "load": load_since(before),
+        "date": today(),
+        "machine": processor(),
+        "software": software(),
+    }
+    name = task + ", serial" * (options.mode == "serial") + f", {options.load} busy beside" * bool(options.load)
+    sys.stdout.write(results_table({name: record}))
     sys.stdout.flush()
+    if options.store:
+        write(STORED, {**load(STORED.stem), name: record})
     return [read_metrics(folders[seed] / "metrics.csv") for seed in seeds]
 
 

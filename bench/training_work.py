@@ -2,14 +2,14 @@
 
 import tempfile
 import threading
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from importlib import import_module
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import marlcore as mc
+
+from .fresh import fresh_processes, run_fresh
 
 COPIES = 16  # of the environment
 BEGIN = 0.3  # of a run's steps pass before its rate is taken
@@ -47,8 +47,7 @@ class Trained:
 
 def in_process(peer: str, setting: Setting, steps: int) -> Trained:
     """A peer's "module:function" in a fresh interpreter, so that no library meets another's threads or caches."""
-    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        return pool.submit(_train_peer, *peer.split(":"), setting, steps).result()
+    return run_fresh(_train_peer, *peer.split(":"), setting, steps)
 
 
 def _train_peer(module: str, function: str, setting: Setting, steps: int) -> Trained:
@@ -85,7 +84,7 @@ def act_alone(env: Any, steps: int, envs: int, processes: int = 1, agents: int =
 
 def act_apart(env: Any, steps: int, envs: int, runs: int, agents: int = 1) -> float:
     """Steps a second of several such runs together, which share nothing but the machine: the limit of `processes`."""
-    with ProcessPoolExecutor(runs, get_context("spawn")) as pool:
+    with fresh_processes(runs) as pool:
         rates = [pool.submit(act_alone, env, steps // runs, envs, agents=agents) for _ in range(runs)]
         return sum(rate.result() for rate in rates)
 

@@ -14,10 +14,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from importlib import metadata
-from multiprocessing import get_context
 from pathlib import Path
 from platform import python_version
 from statistics import fmean
@@ -31,6 +29,7 @@ from marlcore.training.config import PRESETS
 from marlcore.training.record.curves import returns_of
 
 from . import zoo_page
+from .fresh import run_fresh
 from .machine import describe_machine
 from .results import EPISODES, play_randomly
 
@@ -118,8 +117,8 @@ def main() -> None:
     for preset in options.only or preset_names():
         figures[preset] = record_of(figures, preset)
         for seed in options.seeds:
-            with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(1, get_context("spawn")) as pool:
-                run = pool.submit(train, preset, seed, Path(folder) / "run").result()
+            with tempfile.TemporaryDirectory() as folder:
+                run = run_fresh(train, preset, seed, Path(folder) / "run")
             figures[preset]["runs"][str(seed)] = run
             shown = {name: value for name, value in run.items() if name != "curve"}
             sys.stdout.write(f"{preset} {seed} {json.dumps(shown)}\n")

