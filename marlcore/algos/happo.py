@@ -53,8 +53,8 @@ class HAPPO(PPO):
             for distribution, output, allowed in model.each(obs, request.mask)
         ]
         log_prob = np.stack([log_prob for _, log_prob, _ in drawn], 1) * model.team.alive(obs).numpy(force=True)
-        extras = {name: np.concatenate([extras[name] for *_, extras in drawn], 1) for name in drawn[0][2]}
-        action = np.concatenate([action.reshape(len(action), -1) for action, *_ in drawn], 1)
+        extras = {name: np.stack([extras[name] for *_, extras in drawn], 1) for name in drawn[0][2]}
+        action = np.stack([action for action, *_ in drawn], 1)
         return Action(action, {LOG_PROB: log_prob.sum(1), **extras})
 
     def greedy(self, model: Any, obs: Any, state: Any, mask: torch.Tensor | None) -> Any:
@@ -72,9 +72,14 @@ class TeamPolicies(nn.Module):
         self.team = TeamSpaces(hyper.owner, spaces, shared=False)
         self.members = Members(self.team, lambda own: PolicyNetwork(hyper, own, torso_of(hyper, own, hyper.hidden)))
 
+    def forward(self, obs: Any) -> torch.Tensor:
+        """The outputs of each member's policy, [k, members, outputs]."""
+        outputs: torch.Tensor = self.members(obs)
+        return outputs
+
     def each(self, obs: Any, mask: torch.Tensor | None) -> Iterator[tuple[Any, torch.Tensor, torch.Tensor | None]]:
         """Each member's distribution, its outputs [k, outputs], and which choices are allowed."""
-        outputs = self.members(obs)
+        outputs = self(obs)
         allowed = self.team.allowed(mask, outputs) if self.team.choices else None
         for member, network in enumerate(self.members.networks):
             yield network.distribution, outputs[:, member], None if allowed is None else allowed[:, member]
@@ -82,7 +87,7 @@ class TeamPolicies(nn.Module):
     def modes(self, obs: Any, mask: torch.Tensor | None) -> torch.Tensor:
         """The members' most probable actions, as rows hold them."""
         modes = [distribution.mode(output, allowed) for distribution, output, allowed in self.each(obs, mask)]
-        return torch.cat([mode.reshape(mode.shape[0], -1) for mode in modes], 1)
+        return torch.stack(modes, 1)
 
 
 class TeamPolicyValue(nn.Module):
@@ -143,7 +148,7 @@ class HAPPOTrainer(PPOTrainer):
 
     def judged(self, member: int, rows: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """The log-probabilities [B] of a member's actions, and the entropies of its policy."""
-        policies, size = self.model.acting, rows.action.shape[1] // self.team.count
+        policies = self.model.acting
         network, group = policies.members.networks[member], self.team.groups[member]
         output = faster(network)(policies.members.seen(group, rows.obs))
         allowed = None
@@ -152,10 +157,9 @@ class HAPPOTrainer(PPOTrainer):
                 self.team.spaces.mask_in(rows.obs), output[:, None].expand(-1, self.team.count, -1)
             )
             allowed = None if whole is None else whole[:, member]
-        part = slice(member * size, (member + 1) * size)
-        extras = {name: extra[:, part] for name, extra in rows.extras.items() if extra.ndim > 1}
+        extras = {name: extra[:, member] for name, extra in rows.extras.items() if extra.ndim > 1}
         judged: tuple[torch.Tensor, torch.Tensor]
-        judged = network.distribution(output, allowed, SimpleNamespace(action=rows.action[:, part], extras=extras))
+        judged = network.distribution(output, allowed, SimpleNamespace(action=rows.action[:, member], extras=extras))
         return judged
 
     def _member_steps(self, member: int, rows: Rows, bonus: float) -> list[torch.Tensor]:

@@ -68,11 +68,10 @@ class MATD3(TD3):
         return MATD3Trainer(self, model, source=model)
 
 
-class OneHotActions(nn.Module):
+class OneHotActions:
     """The Discrete actions of a team's members as one-hot vectors, one after another, [B, members * most]."""
 
     def __init__(self, team: TeamSpaces) -> None:
-        super().__init__()
         self.members, self.most = team.count, max(team.choices)
         self.size = self.members * self.most
 

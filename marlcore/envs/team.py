@@ -35,8 +35,9 @@ class Team:
 
     Members with equal spaces form a group, whose observations are one array [members, ...]: the part "members" of the
     team's observation, or "members_0", "members_1", ... of several groups. The part "alive" tells which members act, in
-    the order of the groups, as in the action: a MultiDiscrete with a component for each member, or a Box with the
-    members' components one after another. A member that is not there observes zeros, and may choose its first action.
+    the order of the groups, as in the action: a MultiDiscrete with a component for each member, or a Box [members,
+    components]; of members with unlike numbers of components, these one after another. A member that is not there
+    observes zeros, and may choose its first action.
 
     Raises: ValueError: the members' actions are neither all Discrete nor all a Box of floats.
     """
@@ -84,7 +85,7 @@ class Team:
         """Each member's action."""
         if isinstance(self.action_space, gym.MultiDiscrete):
             return dict(zip(self.members, action.tolist(), strict=True))
-        parts = zip(self.members, np.split(action, self._ends), strict=True)
+        parts = zip(self.members, np.split(action.reshape(-1), self._ends), strict=True)
         return {
             member: part.reshape(self._acted[member].shape).astype(self._acted[member].dtype) for member, part in parts
         }
@@ -240,5 +241,8 @@ def _joined_actions(team: str, spaces: list[gym.Space]) -> tuple[gym.Space, list
         return gym.MultiDiscrete(sizes, start=[int(space.start) for space in spaces]), sizes
     if all(isinstance(space, gym.Box) and np.dtype(space.dtype).kind == "f" for space in spaces):
         low, high = (np.concatenate([getattr(space, bound).ravel() for space in spaces]) for bound in ("low", "high"))
-        return gym.Box(low, high, dtype=low.dtype), [int(np.prod(space.shape)) for space in spaces]
+        sizes = [int(np.prod(space.shape)) for space in spaces]
+        if len(set(sizes)) == 1:
+            low, high = (bound.reshape(len(sizes), -1) for bound in (low, high))
+        return gym.Box(low, high, dtype=low.dtype), sizes
     raise ValueError(f"team {team}: expected Discrete actions of all members, or a Box of all, got {brief(spaces)}")

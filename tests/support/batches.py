@@ -10,6 +10,7 @@ import torch
 from gymnasium import spaces as gym
 
 import marlcore as mc
+from marlcore.algos.networks.policy_value import PolicyNetwork
 from marlcore.interfaces import Algorithm, ReplaySource
 from marlcore.observations import ALONE, by_name, each, in_form
 from marlcore.spaces import ALIVE, JOINT, MASK, Spaces
@@ -57,6 +58,9 @@ SMALL = {  # every algorithm, with small networks, and spaces for it
     "recurrentppo": (mc.RecurrentPPO(**QUEUED, units=6, unroll=4), box_spaces()),
     "vdn": (mc.VDN(hidden=(8, 8)), team_spaces()),
     "qmix": (mc.QMIX(hidden=(8, 8), mixing_units=4, hyper_units=6), team_spaces()),
+    "matd3": (mc.MATD3(hidden=(8, 8)), team_spaces()),
+    "maddpg": (mc.MADDPG(hidden=(8, 8)), team_spaces()),
+    "happo": (mc.HAPPO(**QUEUED), team_spaces()),
 }
 NUMBERS = {"learning_rate": 1e-3, "entropy_coefficient": 0.01}
 
@@ -171,7 +175,9 @@ def queue_batch(hyper, spaces, rows=24, seed=0, stale=0.0, **replaced):
     """
     rng = np.random.default_rng(seed)
     batch, model = made_batch(spaces, rows, seed), hyper.make_model(spaces)
-    torch.nn.init.normal_(model.acting.head.weight)  # else the policy is uniform
+    for part in model.acting.modules():
+        if isinstance(part, PolicyNetwork):
+            torch.nn.init.normal_(part.head.weight)  # else the policy is uniform
     batch.reward /= 10
     batch.continues = torch.from_numpy(rng.random(rows) < 0.8)
     batch.continues[-1] = False
@@ -182,10 +188,15 @@ def queue_batch(hyper, spaces, rows=24, seed=0, stale=0.0, **replaced):
         if name not in ("log_prob", "drawn")
     }
     policy = model.acting
-    output = policy(batch.obs, state)[0] if state else policy(batch.obs)
-    action, log_prob, extras = policy.distribution.sample(output.detach(), spaces.mask_in(batch.obs), rng)
+    mask = spaces.mask_in(batch.obs)
+    if isinstance(hyper, mc.HAPPO):
+        action, extras, *_ = hyper.act(policy, batch.obs, explore={}, state=None, mask=mask, generator=rng)
+        log_prob = extras["log_prob"]
+    else:
+        output = policy(batch.obs, state)[0] if state else policy(batch.obs)
+        action, log_prob, extras = policy.distribution.sample(output.detach(), mask, rng)
     log_prob += np.float32(stale) * rng.normal(size=rows).astype(np.float32)
-    drawn = {name: torch.from_numpy(values) for name, values in {"log_prob": log_prob, **extras}.items()}
+    drawn = {name: torch.from_numpy(values) for name, values in {**extras, "log_prob": log_prob}.items()}
     fields = {"action": torch.from_numpy(action), "extras": {**drawn, **state}, "numbers": NUMBERS, **replaced}
     return SimpleNamespace(**{**vars(batch), **fields}), model
 

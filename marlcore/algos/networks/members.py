@@ -37,7 +37,6 @@ class TeamSpaces:
     """What networks need of a team's spaces; see envs/team.py.
 
     Args:
-        action: the members' action space in their networks' eyes; None: a Discrete of the most choices that one has.
         shared: members with equal spaces share a network; otherwise each has its own.
 
     Attributes:
@@ -45,7 +44,7 @@ class TeamSpaces:
         choices: of each member, of a team whose members' actions are Discrete.
         groups: in the order of the members.
 
-    Raises: ValueError, which begins with `owner`: the agent is no team, or its members' actions are of another kind.
+    Raises: ValueError, which begins with `owner`: the agent is no team, or its members' Boxes are of unlike sizes.
     """
 
     def __init__(self, owner: str, spaces: Spaces, shared: bool = True) -> None:
@@ -59,6 +58,8 @@ class TeamSpaces:
         self._alive = parts[ALIVE].name
         self._joint = parts[JOINT].name if JOINT in parts else None
         self.choices: list[int] = getattr(spaces.action, "nvec", np.zeros(0, np.int64)).tolist()
+        if not self.choices and spaces.action.shape[:1] != (self.count,):
+            raise ValueError(f"{owner}: expected members with equally many components, got {brief(spaces.action)}")
         self.state_size = int(np.prod(parts[JOINT].field.shape)) if JOINT in parts else 0
         self.groups: list[Group] = []
         first = 0
@@ -73,9 +74,8 @@ class TeamSpaces:
     def _action_of(self, member: int) -> gym.Space:
         if self.choices:
             return gym.Discrete(max(self.choices))
-        box, size = self.spaces.action, self.spaces.action.shape[0] // self.count
-        rows = slice(member * size, (member + 1) * size)
-        return gym.Box(box.low[rows], box.high[rows], dtype=box.dtype)
+        box = self.spaces.action
+        return gym.Box(box.low[member], box.high[member], dtype=box.dtype)
 
     def alive(self, obs: Any) -> torch.Tensor:
         """Which members act, float32 [..., members], of the newest observation of a stack."""

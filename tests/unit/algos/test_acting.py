@@ -40,7 +40,8 @@ def act(hyper, model, obs, epsilon=None, mask=None, seed=0, **numbers):
 def made(name):
     """An algorithm, its spaces and a model; the spaces are those of four actions, or of the odd Box."""
     hyper, spaces = SMALL[name]
-    spaces = spaces if name in ("td3", "td3bc", "sac", "vdn", "qmix") else replace(spaces, action=gym.Discrete(4))
+    if not spaces.action.shape:
+        spaces = replace(spaces, action=gym.Discrete(4))
     return hyper, spaces, hyper.make_model(spaces)
 
 
@@ -53,7 +54,7 @@ CHOSEN = ReplaySource(4, Prioritized(0.9))
 QUEUED_ROWS = {"log_prob": Field()}
 STORED = {  # what rows hold beside observation and action, and the learner's source
     **dict.fromkeys(SMALL, ({}, CHOSEN)),
-    **dict.fromkeys(["ppo", "mappo"], (QUEUED_ROWS, QueueSource(24))),
+    **dict.fromkeys(["ppo", "mappo", "happo"], (QUEUED_ROWS, QueueSource(24))),
     "recurrentppo": ({**QUEUED_ROWS, **state_extras(1)}, QueueSource(24)),
     "r2d2": (state_extras(8), ReplaySource(1, Prioritized(0.9), Sequence(12, 4, 8))),
 }

@@ -13,15 +13,16 @@ from marlcore.spaces import Spaces
 
 OF_VALUES, CONTINUOUS = ("CQL", "DQN", "IQN", "R2D2"), ("SAC", "TD3", "TD3BC")
 ON_POLICY = ("PPO", "MAPPO", "RecurrentPPO")
-OF_TEAMS = ("VDN", "QMIX")
-EVERY = (*OF_VALUES, *CONTINUOUS, *ON_POLICY, *OF_TEAMS)
+ALL_PPO = (*ON_POLICY, "HAPPO")
+OF_TEAMS, BY_CRITICS = ("VDN", "QMIX"), ("MATD3", "MADDPG")
+EVERY = (*OF_VALUES, *CONTINUOUS, *ON_POLICY, *OF_TEAMS, *BY_CRITICS, "HAPPO")
 WHOLE, POSITIVE, UNIT = "an integer of at least 1", "a finite number above 0", "a number from 0 to 1"
 SIZES, NOT_NEGATIVE = "a tuple of at least one size", "a finite number of at least 0"
 RANGES = [
-    ((*OF_VALUES, *CONTINUOUS, "BC"), "learning_rate", POSITIVE, [-1e-3, 0.0, math.nan, True]),
-    (ON_POLICY, "learning_rate", POSITIVE, [-1e-3, 0.0, math.nan, True]),
-    (ON_POLICY, "entropy_coefficient", NOT_NEGATIVE, [-0.1, math.inf]),
-    ((*OF_VALUES, *CONTINUOUS), "tau", "a number in (0, 1]", [0.0, 1.5, 2]),
+    ((*OF_VALUES, *CONTINUOUS, *BY_CRITICS, "BC"), "learning_rate", POSITIVE, [-1e-3, 0.0, math.nan, True]),
+    (ALL_PPO, "learning_rate", POSITIVE, [-1e-3, 0.0, math.nan, True]),
+    (ALL_PPO, "entropy_coefficient", NOT_NEGATIVE, [-0.1, math.inf]),
+    ((*OF_VALUES, *CONTINUOUS, *BY_CRITICS), "tau", "a number in (0, 1]", [0.0, 1.5, 2]),
     (OF_VALUES, "target_update_freq", "an integer of at least 0", [-1, 2.5]),
     ((*EVERY, "BC"), "max_grad_norm", POSITIVE, [0.0]),
     (EVERY, "reward_scale", POSITIVE, [math.inf]),
@@ -38,7 +39,7 @@ RANGES = [
     (["R2D2"], "burn_in", "an integer of at least 0", [-1]),
     (["R2D2"], "period", "an integer of at least 2", [1]),
     (["R2D2"], "eta", UNIT, [1.5]),
-    (OF_TEAMS, "shared", "True or False", ["no"]),
+    ((*OF_TEAMS, *BY_CRITICS), "shared", "True or False", ["no"]),
     (OF_TEAMS, "burn_in", "less than the length 40", [40]),
     *((["QMIX"], name, WHOLE, [0]) for name in ("mixing_units", "hyper_units")),
     (["TD3"], "noise", NOT_NEGATIVE, [-0.1]),
@@ -47,11 +48,11 @@ RANGES = [
     (["TD3"], "policy_delay", WHOLE, [0]),
     (["SAC"], "temperature", POSITIVE, [0.0]),
     (["SAC"], "target_entropy", "a finite number", [math.nan]),
-    *((ON_POLICY, name, POSITIVE, [0.0]) for name in ("clip", "value_coefficient", "ratio_clip", "trace_clip")),
-    *((ON_POLICY, name, POSITIVE, [-1.0]) for name in ("clip_value", "target_kl")),
-    (ON_POLICY, "minibatch_size", "an integer from 1 to 2048", [4096]),
-    *((ON_POLICY, name, WHOLE, [0]) for name in ("epochs", "batch_size", "minibatch_size")),
-    (ON_POLICY, "gae_lambda", UNIT, [1.5]),
+    *((ALL_PPO, name, POSITIVE, [0.0]) for name in ("clip", "value_coefficient", "ratio_clip", "trace_clip")),
+    *((ALL_PPO, name, POSITIVE, [-1.0]) for name in ("clip_value", "target_kl")),
+    (ALL_PPO, "minibatch_size", "an integer from 1 to 2048", [4096]),
+    *((ALL_PPO, name, WHOLE, [0]) for name in ("epochs", "batch_size", "minibatch_size")),
+    (ALL_PPO, "gae_lambda", UNIT, [1.5]),
     (EVERY, "activation", "tanh, relu, elu, gelu or silu", ["sine"]),
     (EVERY, "layer_norm", "True or False", ["yes"]),
     (EVERY, "initialization", "default, orthogonal or xavier", ["zeros"]),
@@ -61,7 +62,7 @@ RANGES = [
     (EVERY, "network", "a function of mc.Spaces, or its module:name", [3]),
     (EVERY, "network", "module:name of something that can be imported", ["torso"]),
     (EVERY, "network", "something that can be imported", ["math:torso"]),
-    (ON_POLICY, "correction", "vtrace or gae", ["none"]),
+    (ALL_PPO, "correction", "vtrace or gae", ["none"]),
     (["RecurrentPPO"], "unroll", WHOLE, [0]),
 ]
 VALUES: dict[str, Refused] = {

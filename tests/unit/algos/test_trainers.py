@@ -16,13 +16,14 @@ pytestmark = pytest.mark.usefixtures("seeded_torch")
 
 VALUES, CONTINUOUS, QUEUES = (
     ["dqn", "iqn", "r2d2", "cql", "vdn", "qmix"],
-    ["td3", "sac", "td3bc"],
-    ["ppo", "mappo", "recurrentppo"],
+    ["td3", "sac", "td3bc", "matd3", "maddpg"],
+    ["ppo", "mappo", "recurrentppo", "happo"],
 )
-OF_TD3 = ("td3", "td3bc")
+OF_TD3 = ("td3", "td3bc", "matd3")
 OWN_METRICS = {
     "cql": {"penalty"},
     "bc": {"entropy"},
+    "maddpg": {"policy_loss"},
     "sac": {"entropy", "policy_loss", "temperature"},
     **{name: {"policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction"} for name in QUEUES},
 }
@@ -56,7 +57,7 @@ def test_an_update_returns_detached_scalars_and_priorities(name):
     assert set(update.metrics) == {"loss", "grad_norm", *expected, *OWN_METRICS.get(name, ())}
     assert all(value.shape == () and not value.requires_grad for value in update.metrics.values())
     if name in QUEUES:
-        assert update.priority is None and update.updates == 6
+        assert update.priority is None and update.updates == (24 if name == "happo" else 6)
         return
     assert update.priority.shape == (len(batch.weight),) and update.priority.dtype == torch.float32
     assert not update.priority.requires_grad and update.updates == 1
@@ -171,7 +172,7 @@ def test_the_target_shares_no_memory_with_a_published_model(name):
 
 
 @pytest.mark.parametrize("stack", [1, 3])
-@pytest.mark.parametrize("name", ["dqn", "iqn", *CONTINUOUS])
+@pytest.mark.parametrize("name", ["dqn", "iqn", "td3", "sac", "td3bc"])
 def test_nested_observations_and_images_are_learned_from(name, stack):
     """A Dict of numbers and an image, with and without a stack."""
     space = gym.Dict(camera=gym.Box(0, 255, (36, 36), np.uint8), place=gym.Discrete(4), speed=gym.Box(-1, 1, (2,)))

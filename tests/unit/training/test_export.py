@@ -96,6 +96,8 @@ KINDS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "vdn with memory": (mc.VDN(hidden=(8, 8), units=8, cell="gru", shared=False), TEAM),
     "qmix with memory": (mc.QMIX(hidden=(8, 8), units=8, cell="lstm"), TEAM),
     "qmix": (mc.QMIX(hidden=(16, 16)), TEAM[:2]),
+    "matd3": (mc.MATD3(hidden=(16,)), TEAM),
+    "happo": (mc.HAPPO(hidden=(16,)), TEAM),
     "sac with a whole model": (mc.SAC(network=Squashed), (BOX, ARM)),
 }
 
