@@ -64,6 +64,9 @@ class MATD3(TD3):
         scores = np.where(uniform & (outputs > NEVER), 0.0, outputs) + gumbel
         return Action(model.actions.decode(scores))
 
+    def greedy(self, model: Any, obs: Any, state: Any, mask: torch.Tensor | None) -> Any:
+        return model.actions.decoded(faster(model)(obs, mask)), None
+
     def make_trainer(self, model: Any) -> "MATD3Trainer":
         return MATD3Trainer(self, model, source=model)
 
@@ -119,10 +122,11 @@ class TeamPolicy(nn.Module):
         kind = Scores if self.team.choices else DeterministicPolicy
         self.members = Members(self.team, lambda own: kind(hyper, own))
 
-    def forward(self, obs: Any) -> torch.Tensor:
+    def forward(self, obs: Any, mask: torch.Tensor | None = None) -> torch.Tensor:
+        """The outputs [B, size]; the mask is in the observation where none is given."""
         outputs: torch.Tensor = self.members(obs)
         if self.team.choices:
-            allowed = self.team.allowed(self.team.spaces.mask_in(obs), outputs)
+            allowed = self.team.allowed(self.team.spaces.mask_in(obs) if mask is None else mask, outputs)
             outputs = outputs if allowed is None else outputs.masked_fill(~allowed, NEVER)
         return outputs.flatten(1)
 
