@@ -194,7 +194,7 @@ class _Members:
         if parent is not None:
             self._link(member, parent)
             own.settings = explored(lineage.config, lineage.kin[parent].settings, generator)
-            own.score = lineage.kin[parent].score
+            own.score = math.nan  # until what it copied has been scored with its settings
         elif score == LOST:
             return False
         lineage.advance(member, steps)
