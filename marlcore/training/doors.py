@@ -66,6 +66,7 @@ def train(
         init_from: weights from which the policies start, with new optimizers, counters and schedules: the directory of
             a run, whose last checkpoint of the same policy is taken, or of its only one; a checkpoint of a run; a
             `state_dict` of the whole network; or a dict of these by policy. No code of it is executed.
+            With `resume`, the run keeps its counts and continues with these weights and, of a checkpoint, optimizers.
         init_strict: refuse weights that do not fit the network in name and shape; False leaves them out, and the log
             says which.
 
