@@ -213,7 +213,7 @@ def train_population(
 
     Returns: the members, the best first.
 
-    Raises: as `train`; a member that diverged is none of its errors, but copies another.
+    Raises: as `train`, but a member that diverges does not end the others.
     """
     with _children(config) as children:
         from .population import work_population

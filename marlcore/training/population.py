@@ -25,7 +25,7 @@ from ..errors import WorkerFailed
 from ..interfaces import Algorithm
 from ..processes import Children
 from .config import Config, PopulationConfig, StopConfig
-from .lineage import LOST, Lineage, explored, parent_of, plot_lineage, rungs
+from .lineage import LOST, Lineage, explored, parent_of, plot_lineage
 from .loops import build_model
 from .record import (
     Progress,
@@ -86,7 +86,7 @@ def work_population(
             lineage = Lineage.begun(folder, population, config.total_steps, config.seed)
         else:
             lineage = Lineage.read(folder, population, config.total_steps)
-        members = _Members(replace(request, config=config), lineage, policies)
+        members = _Members(request, config, lineage, policies)
         members.resume()
         if not members.waiting:
             raise ValueError(f"total_steps: the population is complete; expected more, got {config.total_steps}")
@@ -100,7 +100,8 @@ def _work(members: _Members, mode: str, population: PopulationConfig, children: 
     lineage.folder.mkdir(parents=True, exist_ok=True)
     lineage.write()
     with ExitStack() as stack:
-        table = SharedProgress(stack.enter_context(Progress()), members.planned) if progress else None
+        total = population.size * lineage.total_steps  # at most
+        table = SharedProgress(stack.enter_context(Progress()), total) if progress else None
         ended = make_runs(waiting, mode, population.parallel, children, lineage.folder, table)
         for label, result in stack.enter_context(closing(ended)):
             member, failed = int(label.rpartition(" ")[2]), False
@@ -119,10 +120,11 @@ def _work(members: _Members, mode: str, population: PopulationConfig, children: 
 class _Members:
     """The runs of a population's members; `waiting` holds those that may begin their next segment."""
 
-    def __init__(self, request: Request, lineage: Lineage, policies: list[str]) -> None:
-        self.request = request
+    def __init__(self, request: Request, config: Config, lineage: Lineage, policies: list[str]) -> None:
+        self.request = replace(request, config=config)
         self.lineage = lineage
         self.policies = policies
+        self._evaluates = config.evaluation.evaluates
         self.waiting: dict[str, RunInput] = {}
         self._aside: set[int] = set()  # diverged, when there was no better one to copy
 
@@ -130,23 +132,11 @@ class _Members:
         digits = len(str(len(self.lineage.kin) - 1))
         return self.lineage.folder / f"member-{member:0{digits}}"
 
-    @property
-    def planned(self) -> int:
-        """Steps of all members, if none diverges."""
-        config, total = self.lineage.config, self.lineage.total_steps
-        if config.method != "halving":
-            return config.size * total
-        count, before, planned = config.size, 0, 0
-        for length in rungs(config, total):
-            planned += count * (length - before)
-            before, count = length, count // config.eta
-        return planned
-
     def resume(self) -> None:
         """Continues where the files say; a segment whose end was not noted ends now."""
         lineage, config = self.lineage, self.lineage.config
         for member, own in enumerate(lineage.kin):
-            if own.done and own.target < lineage.total_steps and config.method != "halving":
+            if own.done and own.target < lineage.total_steps and config.method != "halving" and own.score != LOST:
                 lineage.advance(member, own.begin)
         for member, own in enumerate(lineage.kin):
             if own.done:
@@ -167,7 +157,7 @@ class _Members:
         steps, method = max(self._steps(member), own.begin), lineage.config.method
         going: list[int] = []
         if method == "pbt":
-            self._aside.add(member)
+            self._aside.add(member)  # a score of this one may be the first to copy for the others
             going = [other for other in sorted(self._aside) if self._exploit(other, steps if other == member else None)]
             self._aside -= {*going}
         else:
@@ -192,25 +182,14 @@ class _Members:
         if ended is not None or parent is not None:
             lineage.ended(member, steps, score, parent)
         if parent is not None:
-            self._link(member, parent)
+            if (self.run_dir(member) / "config.json").exists():  # else it begins anew
+                take_links(self.run_dir(parent), self.run_dir(member), self.policies, steps)
             own.settings = explored(lineage.config, lineage.kin[parent].settings, generator)
             own.score = math.nan  # until what it copied has been scored with its settings
         elif score == LOST:
             return False
         lineage.advance(member, steps)
         return True
-
-    def _link(self, member: int, parent: int) -> None:
-        """Keeps the parent's checkpoints as they are now, for the member's next segment to begin from."""
-        if (self.run_dir(member) / "config.json").exists():  # else it begins anew
-            take_links(self.run_dir(parent), self.run_dir(member), self.policies, self.lineage.kin[member].begin)
-
-    def _taken(self, member: int) -> dict[str, Path]:
-        """The checkpoints that were linked for this segment, and not taken yet."""
-        run_dir, begin = self.run_dir(member), self.lineage.kin[member].begin
-        links = {policy: _link_of(run_dir, policy, begin) for policy in self.policies}
-        taken = read_config(run_dir).get("init_from", {})
-        return {policy: path for policy, path in links.items() if path.exists() and taken.get(policy) != str(path)}
 
     def _wait(self, member: int) -> None:
         """Makes the input of a member's next segment."""
@@ -221,17 +200,12 @@ class _Members:
         config = replace(config, run_dir=str(run_dir), total_steps=own.target, seed=seed % 2**63)
         asked = replace(self.request, config=config, algorithm=algorithm, progress=False)
         if begun:
-            asked = replace(asked, resume=run_dir, init_from=self._taken(member) or None)
+            asked = replace(asked, resume=run_dir, init_from=links_to_take(run_dir, self.policies, own.begin) or None)
         self.waiting[f"member {member}"] = RunInput.checked(asked)
 
     def _steps(self, member: int) -> int:
         run_dir = self.run_dir(member)
         return steps_taken(run_dir) if (run_dir / "config.json").exists() else 0
-
-    @property
-    def _evaluates(self) -> bool:
-        config = self.request.config
-        return config is not None and config.evaluation.evaluates
 
     def ranked(self) -> list[Member]:
         kin = self.lineage.kin
@@ -252,6 +226,13 @@ def take_links(source: Path, run_dir: Path, policies: list[str], step: int) -> N
         old.unlink()
     for policy in policies:
         os.link(checkpoint_path(source, policy), _link_of(run_dir, policy, step))
+
+
+def links_to_take(run_dir: Path, policies: list[str], step: int) -> dict[str, Path]:
+    """The checkpoints that were linked at a step and that the run has not taken yet, by policy."""
+    links = {policy: _link_of(run_dir, policy, step) for policy in policies}
+    taken = read_config(run_dir).get("init_from", {})
+    return {policy: path for policy, path in links.items() if path.exists() and taken.get(policy) != str(path)}
 
 
 def _completed(request: Request) -> Request:

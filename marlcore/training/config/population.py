@@ -126,7 +126,7 @@ class PopulationConfig(Declared):
     """Steps of a member until its next look at the scores of the others; of "halving", those before the first one."""
     method: Literal["pbt", "random", "halving"] = "pbt"
     """pbt: losers copy winners, and change the settings (Jaderberg et al. 2017). random: each member keeps its settings
-    for all its steps. halving: the best 1/eta of those that have taken as many steps go on, to eta times as many steps
+    for all its steps. halving: the best 1/eta of those that have taken as many steps continue, to eta times as many
     (Jamieson & Talwalkar 2016), as soon as they are known (Li et al. 2020)."""
     share: Annotated[float, Number(above=0, high=0.5)] = 0.25
     """Of pbt: a member of the lowest share of scores copies one of the highest share."""
