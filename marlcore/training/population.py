@@ -89,7 +89,9 @@ def work_population(
         members = _Members(request, config, lineage, policies)
         members.resume()
         if not members.waiting:
-            raise ValueError(f"total_steps: the population is complete; expected more, got {config.total_steps}")
+            raise ValueError(
+                f"total_steps: expected more, since no member has steps left to take, got {config.total_steps}"
+            )
         _work(members, config.mode, population, children, request.progress)
     children.interrupts.deliver(str(folder) if folder.exists() else "")
     return members.ranked()
@@ -141,7 +143,7 @@ class _Members:
         for member, own in enumerate(lineage.kin):
             if own.done:
                 continue
-            if own.score == LOST:
+            if own.score == LOST and not self._exploit(member, None):
                 self._aside.add(member)
             elif self._steps(member) >= own.target:
                 self.settle(member)

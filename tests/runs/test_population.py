@@ -154,7 +154,7 @@ def test_a_population_cut_at_any_write_goes_on(tmp_path: Path, monkeypatch: pyte
     assert [member.steps for member in members] == [40, 40]
     check_refused(
         lambda: train(tmp_path, chosen, total_steps=40, resume=True), ValueError,
-        "total_steps: the population is complete; expected more, got 40",
+        "total_steps: expected more, since no member has steps left to take, got 40",
     )  # fmt: skip
 
 
