@@ -1,6 +1,6 @@
 """Population-based training of PPO on CartPole: members with a bad learning rate copy those with a better one.
 
-    python examples/population.py --size 16 --steps 3000
+    python examples/population.py --size 16 --steps 6000
 
 Each member is a run of its own under runs/. After every interval, members of the lowest quarter take weights and
 optimizer of one of the highest quarter, and change the learning rate (Jaderberg et al. 2017, arXiv:1711.09846).
@@ -17,8 +17,8 @@ import marlcore as mc
 class Args:
     seed: int = 0
     size: int = 16
-    steps: int = 3_000
-    interval: int = 500
+    steps: int = 6_000
+    interval: int = 1_500
     method: str = "pbt"
     run_dir: str | None = None
 
@@ -29,7 +29,7 @@ def main(args: Args) -> None:
         seed=args.seed,
         mode="serial",  # such short segments take less time than the start of a process
         run_dir=args.run_dir,
-        actor=mc.ActorConfig(envs=8),
+        actor=mc.ActorConfig(envs=2),
         learner=mc.LearnerConfig(device="cpu"),
     )
     population = mc.PopulationConfig(
