@@ -62,6 +62,7 @@ from .spaces import Spaces as Spaces
 from .spec import Ragged as Ragged
 from .training import ActorConfig as ActorConfig
 from .training import CheckpointEvent as CheckpointEvent
+from .training import Choice as Choice
 from .training import ClusterConfig as ClusterConfig
 from .training import Config as Config
 from .training import Constant as Constant
@@ -73,8 +74,10 @@ from .training import Exponential as Exponential
 from .training import LearnerConfig as LearnerConfig
 from .training import Linear as Linear
 from .training import LoadedPolicy as LoadedPolicy
+from .training import LogUniform as LogUniform
 from .training import MetricsConfig as MetricsConfig
 from .training import Piecewise as Piecewise
+from .training import PopulationConfig as PopulationConfig
 from .training import ReplayConfig as ReplayConfig
 from .training import Result as Result
 from .training import Run as Run
@@ -84,6 +87,7 @@ from .training import Status as Status
 from .training import Stop as Stop
 from .training import StopConfig as StopConfig
 from .training import SupervisionConfig as SupervisionConfig
+from .training import Uniform as Uniform
 from .training import best_run as best_run
 from .training import evaluate as evaluate
 from .training import load_policy as load_policy
@@ -91,6 +95,7 @@ from .training import preset as preset
 from .training import start as start
 from .training import train as train
 from .training import train_offline as train_offline
+from .training import train_population as train_population
 
 # isort: split
 # Many machines

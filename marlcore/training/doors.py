@@ -1,4 +1,4 @@
-"""The doors to a run: `train` blocks, `start` returns a `Run`, `train_seeds` repeats a run under several seeds.
+"""The doors to a run: `train` blocks, `start` returns a `Run`, `train_seeds` repeats it, `train_population` varies it.
 
 This file imports little: a door starts the fork server, whose imports take longest, before its own.
 """
@@ -17,9 +17,11 @@ from .request import Request
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from ..interfaces import Algorithm
     from ..replay import ReplayBuffer
     from ..spaces import Spaces
-    from .config import Config
+    from .config import Config, PopulationConfig
+    from .population import Member
     from .record import Callback, InitFrom
     from .request import Algorithms
     from .run import Result, Run
@@ -64,6 +66,7 @@ def train(
         init_from: weights from which the policies start, with new optimizers, counters and schedules: the directory of
             a run, whose last checkpoint of the same policy is taken, or of its only one; a checkpoint of a run; a
             `state_dict` of the whole network; or a dict of these by policy. No code of it is executed.
+            With `resume`, the run keeps its counts and continues with these weights and, of a checkpoint, optimizers.
         init_strict: refuse weights that do not fit the network in name and shape; False leaves them out, and the log
             says which.
 
@@ -179,6 +182,43 @@ def train_seeds(
 
         request = Request(env_fn, algorithm, config, progress, init_from=init_from, init_strict=init_strict)
         return work_seeds(request, seeds, parallel, children)
+
+
+def train_population(
+    env_fn: Callable[[], Any] | str,
+    algorithm: Algorithm | str,
+    config: Config,
+    population: PopulationConfig,
+    *,
+    progress: bool = True,
+    resume: str | Path | None = None,
+) -> list[Member]:
+    """Trains a population of runs with settings of their own, `population.parallel` at a time, on one fork server.
+
+    With the method "pbt", a member that ends an interval compares its score with the newest ones of the others; no
+    member waits for another. Its score is the mean over its agents of their last evaluation or, if the run does not
+    evaluate, of the last tenth of the episodes of the interval.
+
+    The members' directories are config.run_dir/member-NUMBER, by default in runs/<date and time>-population. Beside
+    them lie lineage.csv, a row for each interval of each member, lineage.png, and population.json, from which
+    `resume` continues.
+
+    Args:
+        env_fn, algorithm: as for `train`; one algorithm for all policies.
+        config: the settings that all members share. `total_steps` are those of each member, without halving.
+        population: what differs between them.
+        progress: show one table of progress.
+        resume: the directory of a population to continue, also after SIGKILL. `size`, `method`, `interval` and the
+            names of its settings must be as before.
+
+    Returns: the members, the best first.
+
+    Raises: as `train`, but a member that diverges does not end the others.
+    """
+    with _children(config) as children:
+        from .population import work_population
+
+        return work_population(Request(env_fn, algorithm, config, progress, plots=False), population, resume, children)
 
 
 def _children(config: Config | None) -> Children:

@@ -19,7 +19,7 @@ Algorithms: TypeAlias = "Algorithm | str | Mapping[str, Algorithm | str]"
 
 @dataclass(frozen=True)
 class Request:
-    """The arguments of `train`, and the recorded data of `train_offline`."""
+    """The arguments of `train`, the recorded data of `train_offline`, and what other doors add."""
 
     env_fn: Callable[[], Any] | str | Spaces
     algorithm: Algorithms
@@ -30,3 +30,4 @@ class Request:
     init_from: InitFrom | None = None
     init_strict: bool = True
     data: OfflineData | None = None
+    plots: bool = True  # curves at the end

@@ -176,8 +176,9 @@ def _result(session: Session) -> Result:
     metrics = read_metrics(run_dir / "metrics.csv")
     algorithms = ", ".join(dict.fromkeys(type(policy.algorithm).__name__ for policy in policies))
     title = f"{session.described['env']}, {algorithms}, seed {config.seed}"
-    plot_run(metrics, run_dir / "curves.png", title)
-    if (run_dir / PAYOFF).exists():
+    if session.input.plots:
+        plot_run(metrics, run_dir / "curves.png", title)
+    if session.input.plots and (run_dir / PAYOFF).exists():
         plot_payoff(run_dir / PAYOFF, run_dir / "payoff.png", title)
     returns = final_returns(metrics, config.total_steps, chain(*(policy.agents for policy in policies)))
     if not config.offline and (endless := [agent for agent, mean in returns.items() if math.isnan(mean)]):

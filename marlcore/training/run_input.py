@@ -10,7 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from ..checks import absolute, brief
+from ..checks import absolute
 from ..envs import factory, vectorize
 from ..envs.copies import Copies
 from ..envs.joint import JointObservations
@@ -47,6 +47,7 @@ class RunInput:
     initial: Mapping[str, Mapping[str, Any]]  # by policy: the state of a checkpoint from which it starts
     init_strict: bool
     remote: str | None  # the address to which the run's directory is copied
+    plots: bool = True
 
     @classmethod
     def checked(cls, request: Request) -> RunInput:
@@ -58,9 +59,6 @@ class RunInput:
         if not isinstance(config, Config | None):
             raise TypeError(f"config: expected a Config or None, got {config!r}")
         check_callback(request.callback)
-        if request.init_from is not None and request.resume is not None:
-            weights = brief(request.init_from)
-            raise ValueError(f"init_from: expected None, since a resumed run has its weights, got {weights}")
         config = config or (Config() if data is None else OFFLINE)
         config, resume, remote = _located(config, request.resume)  # first: an environment may change the directory
         if data is not None:
@@ -106,7 +104,10 @@ class RunInput:
         if remote and request.resume is not None:  # last, since it may take long
             resume = fetch_run(remote, absolute(RUNS))
         callback, progress, strict = request.callback, request.progress, request.init_strict
-        return cls(make_env, policies, config, runs, resume, callback, progress, replays, initial, strict, remote)
+        return cls(
+            make_env, policies, config, runs, resume, callback, progress, replays, initial, strict, remote,
+            request.plots,
+        )  # fmt: skip
 
 
 def _located(config: Config, resume: str | Path | None) -> tuple[Config, Path | None, str | None]:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from dataclasses import asdict, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from ..declared import changed
@@ -20,6 +21,7 @@ from .config import EVALUATOR, AssignedPolicy, Config, StopConfig, actor_names, 
 from .evaluation import save_policies
 from .loops import build_model
 from .record import (
+    NO_COUNTS,
     CallbackSink,
     Hold,
     Monitor,
@@ -36,6 +38,7 @@ from .record import (
     read_metrics,
     read_progress,
     save_checkpoint,
+    taken_over,
 )
 from .run_input import RunInput, share_of
 from .self_play import create_self_play, make_beside_anchors
@@ -68,6 +71,7 @@ class Session:
             self.directory = self._open_directory(stack)
             self._fleet = stack.enter_context(self._hired()) if config.cluster.seats else None
             self._traffic: dict[str, Traffic] = {}
+            self._taken: dict[Path, dict[str, Any]] = {}  # of a resumed run that continues with another's weights
             if run_input.resume is not None and config.stop != StopConfig():
                 conditions.check_unmet(read_metrics(self.directory.path / "metrics.csv"))
             csv, path, callback = self.directory.csv, self.directory.path, run_input.callback
@@ -89,8 +93,10 @@ class Session:
             if run_input.resume is not None:  # last, when no check can fail any more
                 if self._fleet is not None:
                     self._fleet.sweep()
-                self.described["init_from"] = read_config(self.directory.path).get("init_from", {})
-                self.directory.replace_config(self.described)
+                self.described["init_from"] = read_config(self.directory.path).get("init_from", {}) | sources
+                for checkpoint, state in self._taken.items():
+                    save_checkpoint(checkpoint, state)
+                self.directory.replace_config(self.described)  # after what its `init_from` names was taken
                 if not config.replay.save:  # they would be older than the next checkpoints
                     for policy in policies:
                         self.directory.replay_path(policy.name).unlink(missing_ok=True)
@@ -166,8 +172,16 @@ class Session:
         config, run = self.input.config, self.directory
         name, checkpoint, saved = policy.name, run.checkpoint_path(policy.name), run.replay_path(policy.name)
         model = build_model(policy, config)
-        state = load_checkpoint(checkpoint)
-        if state:
+        state, initial = load_checkpoint(checkpoint), self.input.initial.get(name)
+        if initial is not None:
+            left_out = model.initialise(initial, self.input.init_strict, name)
+            if left_out:
+                log.warning("init_from: %s starts without %s", name, ", ".join(left_out))
+            if self.input.resume is None:
+                save_checkpoint(checkpoint, {**NO_COUNTS, **model.saved()})
+            else:
+                self._taken[checkpoint] = taken_over(state, initial) | model.saved()
+        elif state:
             expected = f"resume: expected a checkpoint of {name}'s {type(policy.algorithm).__name__}"
             try:
                 model.restore_checked(state, checkpoint, expected)
@@ -180,11 +194,6 @@ class Session:
                 unfit = [label for label in old if not _fits(state, policy, config, alone[label])] or old
                 told = " and ".join(f"{label} {changes[label][1]!r} instead of {old[label]!r}" for label in unfit)
                 raise ValueError(f"resume: expected hyperparameters that fit {name}'s network, got {told}") from error
-        elif name in self.input.initial:
-            left_out = model.initialise(self.input.initial[name], self.input.init_strict, name)
-            if left_out:
-                log.warning("init_from: %s starts without %s", name, ", ".join(left_out))
-            save_checkpoint(checkpoint, {"updates": 0, "version": 0, "step": 0, "stage": 0, **model.saved()})
         store = stack.enter_context(create_weights(policy, config, model, state.get("version", 0)))
         if name in config.cluster.learners:
             from .nodes import Traffic

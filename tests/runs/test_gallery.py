@@ -41,6 +41,9 @@ RUNS = {
         "6 3000", r"(?s)(?=.*COMPLETE)(?=.*PRUNED)(trial \d: \w+, learning rate \S+\s?){6}", needs="optuna"
     ),
     "own_networks": Short("2100", r"return \S+ in the last tenth; .*", needs="minigrid"),
+    "population": Short(
+        "--size 4 --steps 512 --interval 256", r"(member \d: score \S+, learning rate \S+\s?){4}best: .*"
+    ),
     "ppo_async": Short("--total-timesteps 512 --batch-size 256", EPISODES),
     "puck_self_play": Short("1200", r"(against .*: \d+ of 100 games won\s?){3}"),
     "replay_cpprb": Short("5000", r"5000 steps, 5000 transitions held, mean return (\S+)", least=60),

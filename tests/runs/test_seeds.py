@@ -105,7 +105,7 @@ def test_a_signal_after_a_failure_waits_for_no_other_seed(tmp_path: Path, monkey
 
         def close(self) -> None: ...
 
-    monkeypatch.setattr("marlcore.training.seeds.Run", Half)
+    monkeypatch.setattr("marlcore.training.several.Run", Half)
     with pytest.raises(KeyError, match="mine"):
         train_seeds(HUNT, "dqn", runs.configured(tmp_path), [0, 1], parallel=2, progress=False)
     assert len(made) == 2

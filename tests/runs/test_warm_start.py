@@ -125,6 +125,21 @@ def test_another_network_is_refused(tmp_path: Path, source: Path) -> None:
     for algorithm in (mc.DQN(hidden=(8,)), mc.IQN(hidden=(16,))):
         check_refused(lambda algorithm=algorithm: train(tmp_path, algorithm, init_from=source), ValueError, NETWORK)
     assert not any(tmp_path.iterdir())
-    resumed = runs.configured(tmp_path, total_steps=900)
-    says = "init_from: expected None, since a resumed run has its weights, got "
-    check_refused(lambda: mc.train(HUNT, DQN, resumed, resume=source, init_from=source), ValueError, says)
+
+
+def test_a_resumed_run_takes_anothers_weights_and_optimizer(tmp_path: Path, source: Path) -> None:
+    """It keeps its counts; with weights alone, the optimizer is new."""
+    own = train(tmp_path, total_steps=300)
+    before, other = checkpoint(own), checkpoint(source)
+    config = runs.configured(tmp_path, total_steps=310, learner={"warmup": 20_000})
+    mc.train(HUNT, DQN, config, progress=False, resume=own, init_from=source)
+    after = checkpoint(own)
+    assert equal(after["network"], other["network"]) and not equal(after["network"], before["network"])
+    assert 0 < before["updates"] == after["updates"] < other["updates"] and 310 <= after["step"] < 320
+    for index, moments in other["trainer"]["optimizer"]["state"].items():
+        assert equal(moments, after["trainer"]["optimizer"]["state"][index])
+    assert read_config(own)["init_from"]["agent_0"] == str(source / "checkpoints" / "agent_0.pt")
+    weights = {name: network(source, name) for name in ("agent_0", "agent_1")}
+    config = runs.configured(tmp_path, total_steps=320, learner={"warmup": 20_000})
+    mc.train(HUNT, DQN, config, progress=False, resume=own, init_from=weights)
+    assert {int(moments["step"]) for moments in checkpoint(own)["trainer"]["optimizer"]["state"].values()} == {0}

@@ -58,8 +58,11 @@ TRAINING = {
     "run_input": ["self_play", "warmup", "request"],
     "session": ["serial", "async_run", "nodes", "evaluation", "run_input"],
     "run": ["session"],
-    "seeds": ["run"],
-    "doors": ["seeds"],
+    "several": ["run"],
+    "seeds": ["several"],
+    "lineage": ["record"],
+    "population": ["several", "lineage"],
+    "doors": ["seeds", "population"],
 }
 
 

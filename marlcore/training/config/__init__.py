@@ -31,6 +31,7 @@ from .policies import (
     teams_of,
     wants_teams,
 )
+from .population import Choice, Distribution, LogUniform, PopulationConfig, Uniform
 from .schedules import PUBLISHED, Constant, Custom, Exponential, Linear, Piecewise, Schedule, is_custom
 from .sections import EPSILON, EVALUATED, SINKS
 from .self_play import BOTH, SelfPlayConfig, absolute_anchors

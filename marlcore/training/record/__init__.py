@@ -5,7 +5,16 @@ Each file that is read back is verified. This room never touches a row, a lane o
 
 from .best_run import best_run
 from .callback import Callback, CallbackSink, Stop, check_callback
-from .checkpoints import InitFrom, KeptCheckpoints, initial_states, kept_steps, load_checkpoint, save_checkpoint
+from .checkpoints import (
+    NO_COUNTS,
+    InitFrom,
+    KeptCheckpoints,
+    initial_states,
+    kept_steps,
+    load_checkpoint,
+    save_checkpoint,
+    taken_over,
+)
 from .curves import canvas, plot_run, plot_runs, say_that_none_ended
 from .descriptions import (
     changed_hyperparameters,
@@ -13,6 +22,7 @@ from .descriptions import (
     describe,
     described_policies,
     described_run,
+    fixed_settings,
     write_policies,
 )
 from .events import CHECKPOINT_S, EVALUATION_S, CheckpointEvent, EvaluationEvent
@@ -30,6 +40,7 @@ from .run_directory import (
     has_ended,
     read_config,
     read_progress,
+    steps_taken,
 )
 from .sinks import Sink, open_sinks, read_metrics
 from .stop_conditions import StopConditions

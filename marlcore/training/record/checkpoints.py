@@ -18,6 +18,8 @@ from .run_directory import checkpoint_path
 Weights: TypeAlias = str | Path | Mapping[str, torch.Tensor]
 InitFrom: TypeAlias = Weights | Mapping[str, Weights]
 
+NO_COUNTS = {"updates": 0, "version": 0, "step": 0, "stage": 0}  # of a checkpoint before a learner's first update
+
 
 class KeptCheckpoints:
     """A policy's best checkpoint by its evaluations, and the last `keep`. Raises ValueError: the best is damaged."""
@@ -76,6 +78,14 @@ def load_checkpoint(path: Path, *, own_name: bool = True, label: str = "resume")
     except Exception as error:  # torch may raise anything for a file that it did not write
         reason = str(error).partition("\n")[0]
         raise ValueError(f"{label}: expected a checkpoint, got {str(path)!r} ({reason})") from error
+    return state
+
+
+def taken_over(own: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """A run's state that continues its counts, with the trainer's state of another's checkpoint; without weights."""
+    state = NO_COUNTS | {name: value for name, value in own.items() if name != "trainer"}
+    if "trainer" in other:  # else it is a state_dict, or kept by an evaluation
+        state |= {"trainer": other["trainer"], "torch": own.get("torch", other["torch"])}
     return state
 
 

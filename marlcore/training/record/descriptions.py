@@ -30,7 +30,7 @@ from .run_directory import read_config, steps_taken
 
 POLICIES = "checkpoints/policies.json"
 ANCHORS = "self_play.anchors"
-# The settings with which a run must be resumed, and why; the further ones only where its replays were saved.
+# See `fixed_settings`; the further ones only where replays were saved.
 FIXED = {
     "algorithm": "its checkpoints are of that algorithm",
     "policies": "each of its policies has a checkpoint",
@@ -133,11 +133,7 @@ def check_resumed(run_dir: str | Path, described: dict[str, Any], policies: tupl
     now = dict(flattened(_as_json(described), Config))
     # A run of a version before has no entry for a setting that came later, whose default is what that version did.
     before = dict(flattened(_as_json(Config().to_dict()), Config)) | dict(flattened(read_config(run_dir), Config))
-    fixed = dict(FIXED)
-    if any((Path(run_dir) / "checkpoints").glob("*.replay")):
-        fixed |= dict.fromkeys(OF_ROWS, "its saved replays have such rows; it can change without checkpoints/*.replay")
-        if now["replay.prioritized"]:
-            fixed |= dict.fromkeys(OF_PRIORITIES, "the priorities of its saved replays depend on it")
+    fixed = fixed_settings(any((Path(run_dir) / "checkpoints").glob("*.replay")), now["replay.prioritized"])
     if not (_acts(before) and _acts(now)):
         fixed["actor.processes"] = "a run on recorded data has no actors, and its steps are updates"
     for label, reason in fixed.items():
@@ -152,6 +148,16 @@ def check_resumed(run_dir: str | Path, described: dict[str, Any], policies: tupl
             f"total_steps: {complete}expected more than the {taken:,} steps that the run has taken, "
             f"got {now['total_steps']}"
         )
+
+
+def fixed_settings(replays: bool, prioritized: bool) -> dict[str, str]:
+    """The settings with which a run must be resumed, where its replays were saved or not, and why."""
+    fixed = dict(FIXED)
+    if replays:
+        fixed |= dict.fromkeys(OF_ROWS, "its saved replays have such rows; it can change without checkpoints/*.replay")
+        if prioritized:
+            fixed |= dict.fromkeys(OF_PRIORITIES, "the priorities of its saved replays depend on it")
+    return fixed
 
 
 def _acts(settings: Mapping[str, Any]) -> bool:

@@ -1,0 +1,336 @@
+"""Populations: runs whose settings differ, that copy each other's checkpoints and change settings, or are left behind.
+
+A member's run is resumed for each segment. Checkpoints are files that are replaced whole and never change, so a copy is
+a link: of any size, and whole however fast its source saves.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..algos import make
+from ..checks import absolute, brief, did_you_mean
+from ..declared import changed, hints_of
+from ..errors import WorkerFailed
+from ..interfaces import Algorithm
+from ..processes import Children
+from .config import Config, PopulationConfig, StopConfig
+from .lineage import LOST, Lineage, explored, parent_of, plot_lineage
+from .loops import build_model
+from .record import (
+    Progress,
+    SharedProgress,
+    checkpoint_path,
+    fixed_settings,
+    read_config,
+    read_metrics,
+    steps_taken,
+)
+from .request import Request
+from .run_input import RunInput
+from .several import begin_several, make_runs
+
+OWN = ("run_dir", "total_steps", "seed", "mode", "policies")  # which a population sets, or its members share
+ALGORITHM = "algorithm."
+NOISY = ("run_input", "session", "run")  # files that warn of the same in every segment of every member
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Member:
+    """A member of a population in the end.
+
+    Attributes:
+        number: from 0 on, in the order of the first draws.
+        run_dir: its run, which `load_policy` takes.
+        steps: that it has taken.
+        score: the newest; -inf if it diverged, NaN if none is known.
+        settings: those that it had last, by dotted name.
+    """
+
+    number: int
+    run_dir: Path
+    steps: int
+    score: float
+    settings: dict[str, Any]
+
+
+def work_population(
+    request: Request, population: PopulationConfig, resume: str | Path | None, children: Children
+) -> list[Member]:
+    """The members of a population, the best first. Raises: see `train_population`."""
+    if not isinstance(population, PopulationConfig):
+        raise TypeError(f"population: expected a PopulationConfig, got {population!r}")
+    request = _completed(request)
+    config = request.config
+    assert config is not None
+    _check_shared(config)
+    if resume is not None:
+        config = replace(config, run_dir=str(absolute(resume)))
+    folder = begin_several(config, population.parallel, "population")
+    config = config.with_absolute_paths()
+    with _warned_once():
+        policies = _check_settings(replace(request, config=replace(config, run_dir=None)), population)
+        if resume is None:
+            lineage = Lineage.begun(folder, population, config.total_steps, config.seed)
+        else:
+            lineage = Lineage.read(folder, population, config.total_steps)
+        members = _Members(request, config, lineage, policies)
+        members.resume()
+        if not members.waiting:
+            raise ValueError(
+                f"total_steps: expected more, since no member has steps left to take, got {config.total_steps}"
+            )
+        _work(members, config.mode, population, children, request.progress)
+    children.interrupts.deliver(str(folder) if folder.exists() else "")
+    return members.ranked()
+
+
+def _work(members: _Members, mode: str, population: PopulationConfig, children: Children, progress: bool) -> None:
+    lineage, waiting = members.lineage, members.waiting
+    lineage.folder.mkdir(parents=True, exist_ok=True)
+    lineage.write()
+    with ExitStack() as stack:
+        total = population.size * lineage.total_steps  # at most
+        table = SharedProgress(stack.enter_context(Progress()), total) if progress else None
+        ended = make_runs(waiting, mode, population.parallel, children, lineage.folder, table)
+        for label, result in stack.enter_context(closing(ended)):
+            member, failed = int(label.rpartition(" ")[2]), False
+            try:
+                if result().stopped:
+                    continue
+            except WorkerFailed as error:
+                if error.reason != "diverged":
+                    raise
+                log.warning("%s diverged with %s", label, lineage.kin[member].settings)
+                failed = True
+            members.settle(member, failed)
+    plot_lineage(lineage, f"{population.method} of {population.size} members")
+
+
+class _Members:
+    """The runs of a population's members; `waiting` holds those that may begin their next segment."""
+
+    def __init__(self, request: Request, config: Config, lineage: Lineage, policies: list[str]) -> None:
+        self.request = replace(request, config=config)
+        self.lineage = lineage
+        self.policies = policies
+        self._evaluates = config.evaluation.evaluates
+        self.waiting: dict[str, RunInput] = {}
+        self._aside: set[int] = set()  # diverged, when there was no better one to copy
+
+    def run_dir(self, member: int) -> Path:
+        digits = len(str(len(self.lineage.kin) - 1))
+        return self.lineage.folder / f"member-{member:0{digits}}"
+
+    def resume(self) -> None:
+        """Continues where the files say; a segment whose end was not noted ends now."""
+        lineage, config = self.lineage, self.lineage.config
+        for member, own in enumerate(lineage.kin):
+            if own.done and own.target < lineage.total_steps and config.method != "halving" and own.score != LOST:
+                lineage.advance(member, own.begin)
+        for member, own in enumerate(lineage.kin):
+            if own.done:
+                continue
+            if own.score == LOST and not self._exploit(member, None):
+                self._aside.add(member)
+            elif self._steps(member) >= own.target:
+                self.settle(member)
+            else:
+                self._wait(member)
+
+    def settle(self, member: int, failed: bool = False) -> None:
+        """Scores a segment that has ended, and decides who begins another one."""
+        lineage, own = self.lineage, self.lineage.kin[member]
+        score = LOST if failed else _score(self.run_dir(member), own.begin, self._evaluates)
+        if not math.isnan(score):
+            own.score = score
+        steps, method = max(self._steps(member), own.begin), lineage.config.method
+        going: list[int] = []
+        if method == "pbt":
+            self._aside.add(member)  # a score of this one may be the first to copy for the others
+            going = [other for other in sorted(self._aside) if self._exploit(other, steps if other == member else None)]
+            self._aside -= {*going}
+        else:
+            lineage.ended(member, steps, score, None)
+            own.done = True
+            going = lineage.promote() if method == "halving" else []
+        lineage.write()
+        for other in going:
+            if not lineage.kin[other].done:
+                self._wait(other)
+
+    def _exploit(self, member: int, ended: int | None) -> bool:
+        """Has a member copy a better one if it is among the worst; `ended`: the steps of a segment that ends now.
+
+        Returns False: it diverged, and there is nobody to copy yet.
+        """
+        lineage, own = self.lineage, self.lineage.kin[member]
+        generator, steps = lineage.generator_of(member), own.begin if ended is None else ended
+        parent, score = None, own.score
+        if steps < lineage.total_steps:
+            parent = parent_of(member, lineage.scores, lineage.config.share, generator)
+        if ended is not None or parent is not None:
+            lineage.ended(member, steps, score, parent)
+        if parent is not None:
+            if (self.run_dir(member) / "config.json").exists():  # else it begins anew
+                take_links(self.run_dir(parent), self.run_dir(member), self.policies, steps)
+            own.settings = explored(lineage.config, lineage.kin[parent].settings, generator)
+            own.score = math.nan  # until what it copied has been scored with its settings
+        elif score == LOST:
+            return False
+        lineage.advance(member, steps)
+        return True
+
+    def _wait(self, member: int) -> None:
+        """Makes the input of a member's next segment."""
+        lineage, own, run_dir = self.lineage, self.lineage.kin[member], self.run_dir(member)
+        begun = (run_dir / "config.json").exists()
+        config, algorithm = _with(self.request, own.settings)
+        seed = config.seed + member + len(lineage.kin) * sum(row["member"] == member for row in lineage.rows)
+        config = replace(config, run_dir=str(run_dir), total_steps=own.target, seed=seed % 2**63)
+        asked = replace(self.request, config=config, algorithm=algorithm, progress=False)
+        if begun:
+            asked = replace(asked, resume=run_dir, init_from=links_to_take(run_dir, self.policies, own.begin) or None)
+        self.waiting[f"member {member}"] = RunInput.checked(asked)
+
+    def _steps(self, member: int) -> int:
+        run_dir = self.run_dir(member)
+        return steps_taken(run_dir) if (run_dir / "config.json").exists() else 0
+
+    def ranked(self) -> list[Member]:
+        kin = self.lineage.kin
+        members = [
+            Member(number, self.run_dir(number), self._steps(number), own.score, own.settings)
+            for number, own in enumerate(kin)
+        ]
+        return sorted(members, key=lambda own: -np.nan_to_num(own.score, nan=LOST, neginf=LOST))
+
+
+def _link_of(run_dir: Path, policy: str, step: int) -> Path:
+    return checkpoint_path(run_dir, policy, f"parent-{step}")
+
+
+def take_links(source: Path, run_dir: Path, policies: list[str], step: int) -> None:
+    """Links a run's last checkpoints into another one's directory; removes earlier links."""
+    for old in (run_dir / "checkpoints").glob("*.parent-*.pt"):
+        old.unlink()
+    for policy in policies:
+        os.link(checkpoint_path(source, policy), _link_of(run_dir, policy, step))
+
+
+def links_to_take(run_dir: Path, policies: list[str], step: int) -> dict[str, Path]:
+    """The checkpoints that were linked at a step and that the run has not taken yet, by policy."""
+    links = {policy: _link_of(run_dir, policy, step) for policy in policies}
+    taken = read_config(run_dir).get("init_from", {})
+    return {policy: path for policy, path in links.items() if path.exists() and taken.get(policy) != str(path)}
+
+
+def _completed(request: Request) -> Request:
+    """The request with an algorithm whose hyperparameters can change. Raises ValueError, TypeError."""
+    algorithm = request.algorithm
+    if isinstance(algorithm, Mapping):
+        raise TypeError(f"algorithm: expected one for all policies of a population, got {brief(algorithm)}")
+    if isinstance(algorithm, str):
+        algorithm = make(algorithm)
+    return replace(request, algorithm=algorithm, config=request.config or Config())
+
+
+def _check_shared(config: Config) -> None:
+    """Raises ValueError: a setting has no meaning for members that are compared, or that run in segments."""
+    if config.stop != StopConfig():
+        raise ValueError(f"stop: expected the defaults in a population, got {config.stop}")
+    if config.self_play.pool:
+        raise ValueError(
+            "self_play.pool: expected 0 in a population, whose members would be scored against opponents of their own, "
+            f"got {config.self_play.pool}"
+        )
+    if config.cluster.seats:
+        raise ValueError(f"cluster.address: expected None in a population, got {config.cluster.address!r}")
+
+
+def _with(request: Request, settings: Mapping[str, Any]) -> tuple[Config, Algorithm]:
+    """The request's settings and algorithm with others, by dotted name. Raises ValueError, TypeError."""
+    own = {name.removeprefix(ALGORITHM): value for name, value in settings.items() if name.startswith(ALGORITHM)}
+    config: Any = changed(request.config, {n: v for n, v in settings.items() if not n.startswith(ALGORITHM)})
+    algorithm: Any = changed(request.algorithm, own) if own else request.algorithm
+    return config, algorithm
+
+
+def _check_settings(request: Request, population: PopulationConfig) -> list[str]:
+    """The names of the policies. Raises ValueError: a setting does not exist, or may not have its values."""
+    config, algorithm = request.config, request.algorithm
+    assert config is not None
+    own: dict[str, Any] = vars(algorithm) if dataclasses.is_dataclass(algorithm) else {}
+    known = {*hints_of(Config), *(f"{ALGORITHM}{name}" for name in own)}
+    fixed = dict.fromkeys(OWN, "the population sets it, or all members share it")
+    if population.method != "random":
+        fixed |= fixed_settings(config.replay.save, config.replay.prioritized)
+    for name in population.settings:
+        if name in fixed:
+            raise ValueError(f"settings: expected others than {name!r}: {fixed[name]}")
+        if name not in known:
+            raise ValueError(f"settings: expected names of settings, got {name!r}{did_you_mean(name, known)}")
+    policies = RunInput.checked(request).policies
+    whole = _fingerprint(request, {}) if population.method != "random" else None
+    for name, distribution in population.settings.items():
+        for value in distribution.ends:
+            got = _fingerprint(request, {name: value})
+            if whole is not None and got != whole:
+                raise ValueError(
+                    f"settings: expected ones with which a run can be resumed, got {name!r}, whose value {value!r} "
+                    "changes its network or its saved replays"
+                )
+    return [policy.name for policy in policies]
+
+
+def _fingerprint(request: Request, settings: Mapping[str, Any]) -> Any:
+    """What must not differ between the segments of a member, or of a member and its copy."""
+    config, algorithm = _with(request, settings)
+    policies = RunInput.checked(replace(request, config=config, algorithm=algorithm)).policies
+    models = [build_model(policy, config).whole.state_dict() for policy in policies]
+    shapes = [{name: tuple(tensor.shape) for name, tensor in model.items()} for model in models]
+    limiters = [config.limiter(p.name, len(p.agents) * config.lanes) for p in policies] if config.replay.save else []
+    return shapes, limiters
+
+
+def _score(run_dir: Path, begin: int, evaluates: bool) -> float:
+    """The mean over agents of the last evaluation, or of the last tenth of the episodes, after a step; NaN: none."""
+    name = "eval_return" if evaluates else "episode_return"
+    values: dict[str, list[float]] = {}
+    for metric in read_metrics(run_dir / "metrics.csv"):
+        if metric.name == name and metric.step > begin:
+            values.setdefault(metric.agent, []).append(metric.value)
+    counted = [own[-1:] if evaluates else own[-max(1, len(own) // 10) :] for own in values.values()]
+    return float(np.mean([np.mean(own) for own in counted])) if counted else math.nan
+
+
+@contextmanager
+def _warned_once() -> Iterator[None]:
+    """Each warning of a run shows once, rather than in every segment of every member."""
+    seen: set[str] = set()
+
+    def is_new(record: logging.LogRecord) -> bool:
+        known = str(record.msg) in seen
+        seen.add(str(record.msg))
+        return not known
+
+    loggers = [logging.getLogger(f"{__package__}.{name}") for name in NOISY]
+    for logger in loggers:
+        logger.addFilter(is_new)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeFilter(is_new)

@@ -1,0 +1,108 @@
+"""Several runs in one program: in turn in its first thread, or beside each other on one fork server.
+
+`waiting` holds the runs to make, by label; its owner may add to it between two results.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Mapping
+from concurrent.futures import Future
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TypeAlias
+
+from ..checks import absolute, check_whole
+from ..errors import WorkerFailed
+from ..processes import Children, Interrupts
+from .config import Config
+from .record import RUNS, SharedProgress, Table, is_address
+from .run import Result, Run, work
+from .run_input import RunInput
+
+POLL_S = 0.1  # between looks at runs beside each other
+
+Ended: TypeAlias = Generator[tuple[str, Callable[[], Result]], None, None]
+
+
+def begin_several(config: Config, parallel: int, kind: str) -> Path:
+    """The folder of several runs, by default in runs/<date and time>-<kind>. Raises ValueError."""
+    check_whole("parallel", parallel)
+    if parallel > 1 and config.mode == "serial":
+        raise ValueError(f"parallel: expected 1 in serial mode, whose runs work in this process, got {parallel}")
+    if is_address(config.run_dir):
+        raise ValueError(f"run_dir: expected a directory of this machine for several {kind}, got {config.run_dir!r}")
+    return absolute(config.run_dir or f"{RUNS}/{time.strftime('%Y%m%d-%H%M%S')}-{kind}")
+
+
+def make_runs(
+    waiting: dict[str, RunInput],
+    mode: str,
+    parallel: int,
+    children: Children,
+    folder: Path,
+    table: SharedProgress | None,
+) -> Ended:
+    """Makes the runs, all of one mode. Yields their labels, and functions that return or raise what ended them."""
+    if mode == "serial":
+        return _in_turn(waiting, folder, table)
+    return _side_by_side(waiting, parallel, children, table)
+
+
+def _in_turn(waiting: dict[str, RunInput], folder: Path, table: SharedProgress | None) -> Ended:
+    """Makes runs in this thread, since some environments work only in a program's first one. Yields their results."""
+    while waiting:
+        label = next(iter(waiting))
+        children, result = Children(interrupts=Interrupts()), Future[Result]()
+        with children.interrupts as interrupts:
+            try:
+                result.set_result(work(waiting.pop(label), children, _part(table, label)))
+            except WorkerFailed as error:
+                result.set_exception(error)
+            if table:
+                table.end(label)
+            yield label, result.result
+        interrupts.deliver(str(folder) if folder.exists() else "")
+
+
+def _side_by_side(
+    waiting: dict[str, RunInput], parallel: int, children: Children, table: SharedProgress | None
+) -> Ended:
+    """Makes runs, `parallel` at a time, whose workers one server forks. Yields the results as the runs end."""
+    running: dict[str, Run] = {}
+    with children.interrupts as interrupts, ExitStack() as stack:
+        stack.callback(_end_all, running, interrupts)  # the runs beside one that fails
+        while waiting or running:
+            if interrupts.stopping:
+                waiting.clear()
+                for run in running.values():
+                    run.stop()
+                    if interrupts.again:
+                        run.hurry()
+            while waiting and len(running) < parallel:
+                label = next(iter(waiting))
+                running[label] = Run(waiting.pop(label), Children(server=children.server), _part(table, label))
+            time.sleep(POLL_S)
+            for label in [label for label, run in running.items() if run.done]:
+                if table:
+                    table.end(label)
+                yield label, running[label].wait
+                del running[label]
+
+
+def _part(table: SharedProgress | None, label: str) -> Table | None:
+    return table.part(label) if table else None
+
+
+def _end_all(running: Mapping[str, Run], interrupts: Interrupts) -> None:
+    """Stops the runs and waits for them; a signal that comes meanwhile ends them without their last checkpoints."""
+    patient = not interrupts.stopping
+    for run in running.values():
+        run.stop()  # all before waiting for the first
+    while not all(run.done for run in running.values()):
+        if interrupts.again or (patient and interrupts.stopping):
+            for run in running.values():
+                run.hurry()
+        time.sleep(POLL_S)
+    for run in running.values():
+        run.close()

@@ -1,0 +1,322 @@
+"""Populations: members that copy each other, keep their settings, or are left behind; killed, stopped and resumed."""
+
+import csv
+import itertools
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from crowd import Corridor
+from processes import await_group, generations, until
+from refused import check_refused
+from whole_runs import LONG, Runs, checkpoint, metrics_of, steps_of
+
+import marlcore as mc
+from marlcore.training import Member
+from marlcore.training.lineage import Lineage
+from marlcore.training.population import links_to_take, take_links
+from marlcore.training.record import checkpoint_path, load_checkpoint, read_config, write_json
+
+pytestmark = pytest.mark.usefixtures("undrawn")
+
+DQN = mc.DQN(hidden=(8,))
+RATE = {"algorithm.learning_rate": mc.LogUniform(1e-5, 1e-2)}
+STILL = {"warmup": 20_000}  # too short for any update: weights stay as they were
+runs = Runs(total_steps=60, actor={"envs": 1})
+
+
+@pytest.fixture(autouse=True)
+def unplotted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("marlcore.training.population.plot_lineage", lambda *_: None)
+
+
+@pytest.fixture
+def scored_by_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A member's score is its learning rate."""
+    monkeypatch.setattr("marlcore.training.population._score", lambda run_dir, *_: rate_of(run_dir))
+
+
+def rate_of(run_dir: Path) -> float:
+    return float(read_config(run_dir)["hyperparameters"]["learning_rate"])
+
+
+def population(**changes: Any) -> mc.PopulationConfig:
+    return mc.PopulationConfig(**{"settings": RATE, "size": 4, "parallel": 1, "interval": 20, "share": 0.5, **changes})
+
+
+def train(
+    folder: Path, chosen: mc.PopulationConfig, algorithm: Any = DQN, env_fn: Any = Corridor, resume: bool = False,
+    **changes: Any,
+) -> list[Member]:  # fmt: skip
+    config = runs.configured(folder, **changes)
+    return mc.train_population(
+        env_fn, algorithm, config, chosen, progress=False, resume=folder / "run" if resume else None
+    )
+
+
+def lineage(folder: Path) -> list[dict[str, str]]:
+    with open(folder / "run" / "lineage.csv") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.usefixtures("scored_by_rate")
+def test_losers_take_weights_and_settings_of_winners(tmp_path: Path) -> None:
+    """Without updates, weights are those of a member's seed, or of the member that was copied last."""
+    members = train(tmp_path, population(resample=0.0), learner=STILL)
+    rows = lineage(tmp_path)
+    assert [member.steps for member in members] == [60] * 4 and len(rows) == 12
+    assert members == sorted(members, key=lambda member: -member.score)
+    copies = [row for row in rows if row["copied"]]
+    assert copies
+    origin = {number: number for number in range(4)}
+    for row in copies:
+        origin[int(row["member"])] = origin[int(row["copied"])]
+    weights = {member.number: checkpoint(member.run_dir)["network"] for member in members}
+    for number, other in itertools.permutations(range(4), 2):
+        same = all(map(torch.equal, weights[number].values(), weights[other].values()))
+        assert same == (origin[number] == origin[other])
+    for row in copies:
+        run_dir = tmp_path / "run" / f"member-{row['member']}"
+        assert read_config(run_dir)["init_from"]["agent_0"].startswith(str(run_dir))
+        assert [metric.step for metric in metrics_of(run_dir)] == sorted(metric.step for metric in metrics_of(run_dir))
+        assert checkpoint(run_dir)["step"] == 60, "steps are a member's own"
+    now: dict[str, float] = {}
+    for i, row in enumerate(rows):
+        now[row["member"]] = float(row["algorithm.learning_rate"])
+        if row["copied"]:
+            after = next(own for own in rows[i + 1 :] if own["member"] == row["member"])
+            expected = [min(factor * now[row["copied"]], 1e-2) for factor in (0.8, 1.2)]
+            assert float(after["algorithm.learning_rate"]) in map(pytest.approx, expected)
+
+
+def test_random_members_keep_their_settings(tmp_path: Path) -> None:
+    members = train(tmp_path, population(method="random", settings={"algorithm.hidden": mc.Choice((4,), (8, 8))}))
+    assert {member.steps for member in members} == {60} and len(lineage(tmp_path)) == 4
+    for member in members:
+        described = read_config(member.run_dir)
+        assert tuple(described["hyperparameters"]["hidden"]) == member.settings["algorithm.hidden"]
+    assert {member.settings["algorithm.hidden"] for member in members} == {(4,), (8, 8)}
+    assert {member.score for member in members} == {5.0}, "an episode returns 5"
+
+
+@pytest.mark.usefixtures("scored_by_rate")
+def test_the_best_half_goes_on_to_each_further_rung(tmp_path: Path) -> None:
+    members = train(tmp_path, population(method="halving", interval=15, eta=2), learner=STILL)
+    rates = sorted((member.settings["algorithm.learning_rate"] for member in members), reverse=True)
+    assert [member.score for member in members] == rates
+    steps = Counter(member.steps for member in members)
+    assert members[0].steps == 60 and steps[15] >= 1 and len(lineage(tmp_path)) > 4
+
+
+def test_a_diverged_member_copies_another(tmp_path: Path) -> None:
+    """With Adam's step size 1e30 no weights stay finite; the other option learns."""
+    settings = {"algorithm.learning_rate": mc.Choice(1e-3, 1e30)}
+    members = train(tmp_path, population(settings=settings, interval=120), total_steps=240)
+    lost = [row for row in lineage(tmp_path) if row["score"] == "-inf"]
+    assert {row["algorithm.learning_rate"] for row in lost} == {"1e+30"}
+    assert any(row["copied"] for row in lost)
+    assert all(member.steps == 240 for member in members if member.score > float("-inf"))
+
+
+class Cut(Exception):
+    """Stands for SIGKILL of the program."""
+
+
+@pytest.mark.usefixtures("scored_by_rate")
+def test_a_population_cut_at_any_write_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each member's segments are noted once, however often the program dies before or after a write."""
+    write, left = Lineage.write, [0]
+
+    def cut(self: Lineage) -> None:
+        left[0] -= 1
+        if left[0] == 0:
+            raise Cut
+        write(self)
+        if left[0] == -1:
+            raise Cut
+
+    monkeypatch.setattr(Lineage, "write", cut)
+    chosen, cuts = population(size=2), 0
+    for left[0] in (2, 3, 1, 2, 0, 9):
+        try:
+            members = train(tmp_path, chosen, learner=STILL, total_steps=40, resume=cuts > 0)
+        except Cut:
+            cuts += 1
+    rows = Counter((row["member"], row["step"]) for row in lineage(tmp_path))
+    assert cuts == 5 and rows == {(member, step): 1 for member in "01" for step in ("20", "40")}
+    assert [member.steps for member in members] == [40, 40]
+    check_refused(
+        lambda: train(tmp_path, chosen, total_steps=40, resume=True), ValueError,
+        "total_steps: expected more, since no member has steps left to take, got 40",
+    )  # fmt: skip
+
+
+LEARNT = {"algorithm.learning_rate": mc.Choice(1e-3, 1e-2)}
+REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "no setting": ({"settings": {"learner.gama": mc.Uniform(0, 1)}}, {}, "got 'learner.gama'; did you mean learner."),
+    "no hyperparameter": (
+        {"settings": {"algorithm.learning_rat": mc.Uniform(0, 1)}}, {}, "did you mean algorithm.learning_rate?",
+    ),
+    "a value out of its range": (
+        {"settings": {"learner.gamma": mc.Uniform(0.9, 1.5)}}, {}, "learner.gamma: expected a number",
+    ),
+    "another network": (
+        {"settings": {"algorithm.hidden": mc.Choice((8,), (9,))}}, {},
+        "got 'algorithm.hidden', whose value (9,) changes its network or its saved replays",
+    ),
+    "another limiter of a saved replay": (
+        {"settings": {"learner.batch_size": mc.Choice(16, 32)}}, {"replay": {"save": True}},
+        "got 'learner.batch_size', whose value 32 changes its network or its saved replays",
+    ),
+    "what a resumed run keeps": (
+        {"settings": {"replay.stack": mc.Choice(1, 2)}}, {}, "others than 'replay.stack': its networks take so many",
+    ),
+    "what the population sets": (
+        {"settings": {"seed": mc.Choice(1, 2)}, "method": "random"}, {}, "settings: expected others than 'seed': the",
+    ),
+    "several in serial mode": ({"parallel": 2}, {}, "parallel: expected 1 in serial mode, whose runs work in this"),
+    "a run that stops": ({}, {"stop": mc.StopConfig(episodes=3)}, "stop: expected the defaults in a population, got"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_no_population_can_do_is_refused(tmp_path: Path, case: str) -> None:
+    chosen, changes, says = REFUSED[case]
+    check_refused(lambda: train(tmp_path, population(**{"settings": LEARNT, **chosen}), **changes), ValueError, says)
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_copy_is_taken_once(tmp_path: Path) -> None:
+    """A run that is killed after it took a checkpoint keeps what it has learned since."""
+    for name in ("own", "other"):
+        (tmp_path / name / "checkpoints").mkdir(parents=True)
+    checkpoint_path(tmp_path / "other", "agent_0").touch()
+    own, link = tmp_path / "own", checkpoint_path(tmp_path / "own", "agent_0", "parent-20")
+    take_links(tmp_path / "other", own, ["agent_0"], 20)
+    for taken, left in ((str(link), {}), ("elsewhere", {"agent_0": link})):
+        write_json(own / "config.json", {"init_from": {"agent_0": taken}})
+        assert links_to_take(own, ["agent_0"], 20) == left
+    assert links_to_take(own, ["agent_0"], 40) == {}
+
+
+SAVING = """
+import sys
+from pathlib import Path
+import torch
+from marlcore.training.record import checkpoint_path, save_checkpoint
+path, whole = checkpoint_path(Path(sys.argv[1]), "agent_0"), sys.argv[2] == "whole"
+number = 0
+print("begun", flush=True)
+while True:
+    state = {"step": number, "network": {str(i): torch.full((50_000,), float(number)) for i in range(4)}}
+    if whole:
+        save_checkpoint(path, state)
+    else:
+        save_checkpoint(path.with_suffix(".new"), state)
+        path.write_bytes(path.with_suffix(".new").read_bytes())
+    number += 1
+"""
+
+
+@pytest.fixture
+def saving(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
+    """Has a process save a run's checkpoint without a pause; returns the directory of the run."""
+    processes = []
+
+    def begin(how: str) -> Path:
+        run_dir = tmp_path / how
+        (run_dir / "checkpoints").mkdir(parents=True)
+        process = subprocess.Popen([sys.executable, "-c", SAVING, str(run_dir), how], stdout=subprocess.PIPE)
+        processes.append(process)
+        until(lambda: checkpoint_path(run_dir, "agent_0").exists(), lambda: process.poll() is None)
+        return run_dir
+
+    yield begin
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def copies(source: Path, own: Path, enough: Callable[[set[int], int], bool]) -> tuple[set[int], int]:
+    """The numbers of whole copies of a checkpoint that is being saved, and how many copies were torn."""
+    (own / "checkpoints").mkdir(parents=True)
+    numbers, torn = set[int](), 0
+    while not enough(numbers, torn):
+        take_links(source, own, ["agent_0"], step=7)
+        try:
+            state = load_checkpoint(own / "checkpoints" / "agent_0.parent-7.pt", own_name=False)
+        except ValueError:
+            torn += 1
+            continue
+        (number,) = {float(value) for tensor in state["network"].values() for value in tensor.unique()}
+        assert number == state["step"]
+        numbers.add(state["step"])
+    return numbers, torn
+
+
+@LONG
+def test_a_copy_is_whole_while_its_source_saves(tmp_path: Path, saving: Callable[[str], Path]) -> None:
+    """Control: of a source that writes in place, copies are torn."""
+    numbers, torn = copies(saving("whole"), tmp_path / "a", lambda numbers, torn: len(numbers) == 40 or torn > 0)
+    assert len(numbers) == 40 and torn == 0
+    assert copies(saving("in place"), tmp_path / "b", lambda numbers, torn: torn > 0)[1] == 1
+
+
+PROGRAM = """
+import sys
+from pathlib import Path
+import marlcore as mc
+folder = Path(sys.argv[1])
+config = mc.Config(total_steps=600, run_dir=None if folder.exists() else str(folder),
+    actor=mc.ActorConfig(envs=2), learner=mc.LearnerConfig(device="cpu", warmup=50, batch_size=16))
+chosen = mc.PopulationConfig(settings={"algorithm.learning_rate": mc.LogUniform(1e-5, 1e-2)}, size=3, interval=200)
+env, algorithm = "gymnasium:CartPole-v1", mc.DQN(hidden=(8,))
+resume = folder if folder.exists() else None
+members = mc.train_population(env, algorithm, config, chosen, progress=False, resume=resume)
+print(*sorted(member.steps for member in members))
+"""
+
+
+@LONG
+def test_a_population_outlives_kills_and_ctrl_c(tmp_path: Path) -> None:
+    """First of its workers, then of all its processes; then it is stopped; then it takes what is left."""
+    folder = tmp_path / "run"
+    members = [folder / f"member-{number}" for number in range(3)]
+
+    def begin() -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, str(folder)], start_new_session=True, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+
+    def steps() -> int:
+        return sum(map(steps_of, members))
+
+    program = begin()
+    until(lambda: steps() > 0, lambda: program.poll() is None)
+    for worker in generations(program.pid)[1]:
+        os.kill(worker, signal.SIGKILL)
+    reached = steps()
+    until(lambda: steps() > max(reached, 300), lambda: program.poll() is None)
+    os.killpg(program.pid, signal.SIGKILL)
+    program.communicate()
+    await_group(program.pid)
+    killed_at, program = steps(), begin()
+    until(lambda: steps() > killed_at, lambda: program.poll() is None)
+    program.send_signal(signal.SIGINT)
+    output, _ = program.communicate()
+    assert program.returncode == -signal.SIGINT or "KeyboardInterrupt" in output, output
+    assert steps() >= killed_at
+    program = begin()
+    output, _ = program.communicate()
+    taken = [int(word) for word in output.splitlines()[-1].split()]
+    assert program.returncode == 0 and len(taken) == 3 and 600 <= taken[0] <= taken[-1] < 604, output
+    rows = Counter(row["member"] for row in lineage(tmp_path))
+    assert rows == {"0": 3, "1": 3, "2": 3}
