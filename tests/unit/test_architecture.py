@@ -60,6 +60,7 @@ TRAINING = {
     "run": ["session"],
     "seeds": ["run"],
     "doors": ["seeds"],
+    "oracles": ["doors"],
 }
 
 
