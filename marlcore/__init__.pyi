@@ -76,8 +76,10 @@ from .training import Linear as Linear
 from .training import LoadedPolicy as LoadedPolicy
 from .training import LogUniform as LogUniform
 from .training import MetricsConfig as MetricsConfig
+from .training import MixedPlayer as MixedPlayer
 from .training import Piecewise as Piecewise
 from .training import PopulationConfig as PopulationConfig
+from .training import PSROResult as PSROResult
 from .training import ReplayConfig as ReplayConfig
 from .training import Result as Result
 from .training import Run as Run
@@ -90,8 +92,10 @@ from .training import SupervisionConfig as SupervisionConfig
 from .training import Uniform as Uniform
 from .training import best_run as best_run
 from .training import evaluate as evaluate
+from .training import exploitability as exploitability
 from .training import load_policy as load_policy
 from .training import preset as preset
+from .training import psro as psro
 from .training import start as start
 from .training import train as train
 from .training import train_offline as train_offline

@@ -35,6 +35,10 @@ from .evaluation import evaluate as evaluate
 from .evaluation import load_policy as load_policy
 from .loops import Evaluation as Evaluation
 from .loops import play as play
+from .oracles import MixedPlayer as MixedPlayer
+from .oracles import PSROResult as PSROResult
+from .oracles import exploitability as exploitability
+from .oracles import psro as psro
 from .population import Member as Member
 from .presets import Preset as Preset
 from .presets import preset as preset

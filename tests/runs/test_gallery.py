@@ -36,6 +36,7 @@ RUNS = {
     "dqn_async": Short("--total-timesteps 1400 --batch-size 32", EPISODES),
     "empo_planning": Short("", r"153 states\nleft end: .*\nright end: .* with 0.25 .* with (0.65) [\s\S]*"),
     "jax_actor_learner": Short("", r"\d+ versions .* the best actions are \[1(, 1){6}\]", needs="jax", alone=True),
+    "kuhn_poker": Short("2 600", r"exploitability 0\.\d{3}", needs="scipy"),
     "offline": Short("90", r"a balancing script: BC returns \d+; .*\n16 of 64 rows are demonstrations"),
     "optuna_study": Short(
         "6 3000", r"(?s)(?=.*COMPLETE)(?=.*PRUNED)(trial \d: \w+, learning rate \S+\s?){6}", needs="optuna"

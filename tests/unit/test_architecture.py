@@ -63,6 +63,7 @@ TRAINING = {
     "lineage": ["record"],
     "population": ["several", "lineage"],
     "doors": ["seeds", "population"],
+    "oracles": ["doors"],
 }
 
 

@@ -1,0 +1,9 @@
+"""Policy-space response oracles: training runs whose opponents are mixtures of earlier policies, and exploitability.
+
+Nothing here knows of actors or learners: an oracle is a run of self-play, whose anchors are checkpoints.
+"""
+
+from .exploitability import GameState, exploitability
+from .meta_solvers import META_SOLVERS, nash, replicator, uniform
+from .psro import psro
+from .result import MixedPlayer, PSROResult

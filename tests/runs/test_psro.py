@@ -1,0 +1,180 @@
+"""Policy-space response oracles: their mixtures, tables and files, and what a killed one leaves."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from kuhn_poker import KuhnPoker
+from refused import Refused, refusals, refused
+from whole_runs import LONG, SMALL, changed
+
+import marlcore as mc
+from marlcore.training.oracles.result import add_policy, read_result, write_result
+
+pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
+
+GAME = mc.NamedEnvironment("pettingzoo:classic.rps_v2", {"max_cycles": 1})
+UNSEEN = 3  # the observation, as the other player has not moved
+DQN = mc.DQN(hidden=(16,), learning_rate=1e-2, reward_scale=1.0)
+
+
+def settings(folder: Path, **changes: Any) -> mc.Config:
+    config = changed(
+        SMALL, total_steps=400, updates_per_step=0.4, actor={"envs": 8}, learner={"n_step": 1},
+        exploration={"epsilon": 0.5}, run_dir=str(folder),
+    )  # fmt: skip
+    return changed(config, **changes)
+
+
+def respond(folder: Path, iterations: int = 3, **options: Any) -> mc.PSROResult:
+    options = {"games": 8, "min_gain": None, "progress": False, **options}
+    return mc.psro(GAME, DQN, settings(folder), iterations=iterations, **options)
+
+
+def moves(result: mc.PSROResult) -> np.ndarray:
+    """The mixture of rock, paper and scissors."""
+    return np.bincount([policy.act(UNSEEN) for policy in result.policies], result.mixture, 3)
+
+
+def gain_of_best_move(mixture: np.ndarray) -> float:
+    return float(max(mixture - np.roll(mixture, 1)))  # each move beats the one before it
+
+
+@LONG
+def test_rock_paper_scissors_ends_with_a_uniform_mixture(tmp_path: Path) -> None:
+    """The third response finds none that gains, and ends it."""
+    result = respond(tmp_path, 6, min_gain=0.01)
+    assert [round(gain, 6) for gain, _ in result.gains] == [1, 1, 0]
+    assert np.abs(moves(result) - 1 / 3).max() < 0.05
+    assert (result.run_dir / "psro.png").read_bytes().startswith(b"\x89PNG")
+    saved = json.loads((tmp_path / "psro.json").read_text())
+    assert saved["payoffs"] == result.payoffs.tolist() and saved["meta_solver"] == "nash"
+    assert saved["half_widths"][1][0] is None, "all games of two fixed moves are copies of one"
+
+
+@LONG
+def test_the_uniform_meta_solver_ends_with_an_exploited_mixture(tmp_path: Path) -> None:
+    """The control: three best responses to uniform mixtures leave a move that wins a quarter of the games or more."""
+    assert gain_of_best_move(moves(respond(tmp_path, meta_solver="uniform"))) >= 0.25
+
+
+KILLED = """
+import os, signal, sys
+sys.path[:0] = sys.argv[2:]
+from pathlib import Path
+from marlcore.training.oracles import nash
+from test_psro import respond
+
+def solver(payoffs):
+    if len(payoffs) == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return nash(payoffs)
+
+respond(Path(sys.argv[1]), meta_solver=solver)
+"""
+
+
+@LONG
+def test_a_killed_psro_continues_after_its_last_whole_iteration(tmp_path: Path) -> None:
+    """It dies after its second iteration's games; continued, it ends as one that nothing killed."""
+    folder, whole = tmp_path / "killed", respond(tmp_path / "whole")
+    program = [sys.executable, "-c", KILLED, str(folder), *sys.path]
+    assert subprocess.run(program, check=False, capture_output=True).returncode == -signal.SIGKILL
+    assert len(json.loads((folder / "psro.json").read_text())["gains"]) == 1
+    os.utime(folder / "iteration-1" / "metrics.csv", (0, 0))
+    continued = respond(folder, resume=folder)
+    assert (folder / "iteration-1" / "metrics.csv").stat().st_mtime == 0, "the first iteration was not repeated"
+    np.testing.assert_array_equal(continued.payoffs, whole.payoffs)
+    np.testing.assert_array_equal(continued.mixture, whole.mixture)
+    np.testing.assert_equal(continued.gains, whole.gains)
+    np.testing.assert_equal(respond(folder, resume=folder).gains, whole.gains)
+
+
+def test_one_iteration_is_recorded_and_its_mixture_plays(tmp_path: Path) -> None:
+    result = respond(tmp_path, 1, games=9, meta_solver="uniform")
+    first, second = (policy.act(UNSEEN) for policy in result.policies)
+    assert second == (first + 1) % 3, "the best response"
+    assert result.payoffs.tolist() == [[0, -1], [1, 0]] and result.gains[0][0] == 1
+    assert np.isnan(result.half_widths[0, 1]) and result.mixture.tolist() == [0.5, 0.5]
+    player = result.player(seed=1)
+    drawn = [(player.reset(), player.act(UNSEEN), player.act(UNSEEN))[1:] for _ in range(40)]
+    assert all(one == again for one, again in drawn), "it keeps its policy for an episode"
+    assert 8 < sum(one == first for one, _ in drawn) < 32
+    outcome = mc.evaluate(tmp_path / "iteration-1", 40, policies={"player_0": player})
+    assert set(outcome.returns["player_0"]) == {0, -1}, "the environment's copies draw on their own"
+
+
+def test_a_result_is_whole_again_when_it_is_read(tmp_path: Path) -> None:
+    result = mc.PSROResult(tmp_path)
+    write_result(result, "nash")
+    add_policy(read_result(tmp_path), np.array([0.5]), np.array([np.nan]))
+    add_policy(result, np.array([0.5]), np.array([np.nan]))
+    result.mixture = np.array([0.25, 0.75])
+    add_policy(result, np.array([1.0, -1.0]), np.array([0.4, 0.3]))
+    gain, half = result.gains[1]
+    assert gain == -0.5 and half == pytest.approx(np.hypot(0.25 * 0.4, 0.75 * 0.3))
+    assert result.payoffs.tolist() == [[0, -0.5, -1], [0.5, 0, 1], [1, -1, 0]]
+    write_result(result, "nash")
+    np.testing.assert_equal(vars(read_result(tmp_path)), vars(result))
+
+
+def test_an_interval_covers_a_known_mean(tmp_path: Path) -> None:
+    """Of two untrained policies of Kuhn poker the mean is 0, over both sides."""
+    config = settings(tmp_path, total_steps=60, learner={"warmup": 50, "batch_size": 8})
+    result = mc.psro(KuhnPoker, DQN, config, iterations=1, games=400, min_gain=None, progress=False)
+    half = result.half_widths[0, 1]
+    assert 0.02 < half < 0.3 and result.half_widths[1, 0] == half
+
+
+class Generous(KuhnPoker):
+    """Each end is worth 1 more to the first player."""
+
+    def _enter(self, state: Any) -> None:
+        super()._enter(state)
+        self._cumulative_rewards["player_0"] += float(state.is_terminal())
+
+
+def psro(env_fn: Any = KuhnPoker, folder: str = "/nowhere", run: Any = None, **options: Any) -> mc.PSROResult:
+    config = settings(Path(folder), **(run or {}))
+    return mc.psro(env_fn, DQN, config, **{"iterations": 1, "progress": False, **options})
+
+
+REFUSED: dict[str, Refused] = {
+    "no iterations": (lambda: psro(iterations=0), ValueError, "iterations: expected an integer of at least 1, got 0"),
+    "one game": (lambda: psro(games=1), ValueError, "games: expected an integer of at least 2, got 1"),
+    "a word": (lambda: psro(min_gain="0"), ValueError, "min_gain: expected a number or None, got '0'"),
+    "a solver": (lambda: psro(meta_solver="nsh"), ValueError, "meta_solver: expected a function or one of ['nash', "),
+    "no settings": (lambda: mc.psro(KuhnPoker, DQN, None, iterations=1), TypeError, "config: expected a Config, got N"),
+    "own opponents": (
+        lambda: psro(run={"self_play": {"pool": 3}}), ValueError, "config.self_play: expected the default, since psro"
+    ),
+    "evaluations": (
+        lambda: psro(run={"evaluation": {"interval": 9}}), ValueError, "config.evaluation: expected the default, since"
+    ),
+    "an address": (lambda: psro(resume="s3://a/b"), ValueError, "run_dir: expected a directory of this machine, got '"),
+    "nothing to resume": (lambda: psro(folder="/n", resume="/n"), ValueError, "resume: expected the directory of a p"),
+    "another one": (lambda: psro(resume="/proc"), ValueError, "run_dir: expected None or that of the psro that conti"),
+}  # fmt: skip
+test_bad_input_is_refused = refusals(REFUSED)
+
+
+def test_a_refused_psro_leaves_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "new"
+    with refused(ValueError, "self_play: expected an environment of two agents, got ['agent_0']"):
+        psro("gymnasium:CartPole-v1", str(folder))
+    assert not folder.exists()
+    (tmp_path / "file").touch()
+    with refused(ValueError, f"run_dir: expected a new or empty directory, got {str(tmp_path)!r}, which holds files"):
+        psro(folder=str(tmp_path))
+
+
+def test_a_game_that_is_not_zero_sum_is_refused(tmp_path: Path) -> None:
+    run = {"total_steps": 60, "learner": {"warmup": 50, "batch_size": 8}}
+    with refused(ValueError, "env_fn: expected a game whose returns sum to 0, got 1"):
+        psro(Generous, str(tmp_path), run)
