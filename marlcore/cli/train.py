@@ -34,8 +34,9 @@ class TrainOptions:
     """treasure_hunt, recall, gymnasium:<id>, atari:<game>, pettingzoo:<module>, pettingzoo-parallel:<module> or
     <module>:<function>."""
     algo: str = "iqn"
-    """The learning algorithm: cql, dqn, iqn, mappo, ppo, r2d2, recurrentppo, sac, td3, td3bc or
-    <module>:<class>; options that begin with --algorithm are its own. Not bc, which learns from recorded data alone."""
+    """The learning algorithm: cql, dqn, happo, iqn, maddpg, mappo, matd3, ppo, qmix, r2d2, recurrentppo, sac, td3,
+    td3bc, vdn or <module>:<class>; options that begin with --algorithm are its own. Not bc, which learns from recorded
+    data alone."""
     seeds: tuple[int, ...] = ()
     """Instead of --seed: a run for each of these, with their curves together."""
     parallel: int = 1

@@ -33,6 +33,7 @@ class Kin:
     begin: int = 0  # steps at which that segment began
     score: float = math.nan  # the newest
     done: bool = False  # takes no more steps
+    copied: int | None = None  # the number of the newest copy that it made
 
 
 @dataclass

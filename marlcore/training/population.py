@@ -7,9 +7,11 @@ a link: of any size, and whole however fast its source saves.
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
 import math
 import os
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
@@ -22,7 +24,7 @@ from ..algos import make
 from ..checks import absolute, brief, did_you_mean
 from ..declared import changed, hints_of
 from ..errors import WorkerFailed
-from ..interfaces import Algorithm
+from ..interfaces import Algorithm, QueueSource
 from ..processes import Children
 from .config import Config, PopulationConfig, StopConfig
 from .lineage import LOST, Lineage, explored, parent_of, plot_lineage
@@ -32,15 +34,17 @@ from .record import (
     SharedProgress,
     checkpoint_path,
     fixed_settings,
+    is_address,
     read_config,
     read_metrics,
     steps_taken,
 )
 from .request import Request
-from .run_input import RunInput
-from .several import begin_several, make_runs
+from .run_input import RunInput, check_same_run, share_of
+from .several import begin_several, held, make_runs
 
 OWN = ("run_dir", "total_steps", "seed", "mode", "policies")  # which a population sets, or its members share
+SHARED = ("stop", "self_play", "cluster", "evaluation")  # sections
 ALGORITHM = "algorithm."
 NOISY = ("run_input", "session", "run")  # files that warn of the same in every segment of every member
 
@@ -77,22 +81,24 @@ def work_population(
     assert config is not None
     _check_shared(config)
     if resume is not None:
+        if is_address(resume):
+            raise ValueError(f"resume: expected a directory of this machine, got {str(resume)!r}")
+        check_same_run(config.run_dir, resume)
         config = replace(config, run_dir=str(absolute(resume)))
     folder = begin_several(config, population.parallel, "population")
     config = config.with_absolute_paths()
     with _warned_once():
         policies = _check_settings(replace(request, config=replace(config, run_dir=None)), population)
-        if resume is None:
-            lineage = Lineage.begun(folder, population, config.total_steps, config.seed)
-        else:
-            lineage = Lineage.read(folder, population, config.total_steps)
-        members = _Members(request, config, lineage, policies)
-        members.resume()
-        if not members.waiting:
-            raise ValueError(
-                f"total_steps: expected more, since no member has steps left to take, got {config.total_steps}"
-            )
-        _work(members, config.mode, population, children, request.progress)
+        with held(folder, "population"):
+            if resume is None:
+                lineage = Lineage.begun(folder, population, config.total_steps, config.seed)
+            else:
+                lineage = Lineage.read(folder, population, config.total_steps)
+            members = _Members(request, config, lineage, policies)
+            members.resume()
+            if not members.waiting:
+                _refuse_to_go_on(lineage)
+            _work(members, config.mode, population, children, request.progress)
     children.interrupts.deliver(str(folder) if folder.exists() else "")
     return members.ranked()
 
@@ -116,7 +122,22 @@ def _work(members: _Members, mode: str, population: PopulationConfig, children: 
                 log.warning("%s diverged with %s", label, lineage.kin[member].settings)
                 failed = True
             members.settle(member, failed)
-    plot_lineage(lineage, f"{population.method} of {population.size} members")
+    _plot(lineage)
+
+
+def _plot(lineage: Lineage) -> None:
+    plot_lineage(lineage, f"{lineage.config.method} of {lineage.config.size} members")
+
+
+def _refuse_to_go_on(lineage: Lineage) -> None:
+    """Raises ValueError: no member may take steps; the files may lack what a program that was killed did last."""
+    lineage.write()
+    _plot(lineage)
+    if all(own.done for own in lineage.kin):
+        raise ValueError(
+            f"total_steps: expected more, since no member has steps left to take, got {lineage.total_steps}"
+        )
+    raise ValueError("resume: expected a member that has not diverged, got none that others could copy")
 
 
 class _Members:
@@ -185,7 +206,8 @@ class _Members:
             lineage.ended(member, steps, score, parent)
         if parent is not None:
             if (self.run_dir(member) / "config.json").exists():  # else it begins anew
-                take_links(self.run_dir(parent), self.run_dir(member), self.policies, steps)
+                own.copied = len(lineage.rows)
+                take_links(self.run_dir(parent), self.run_dir(member), self.policies, own.copied)
             own.settings = explored(lineage.config, lineage.kin[parent].settings, generator)
             own.score = math.nan  # until what it copied has been scored with its settings
         elif score == LOST:
@@ -202,7 +224,9 @@ class _Members:
         config = replace(config, run_dir=str(run_dir), total_steps=own.target, seed=seed % 2**63)
         asked = replace(self.request, config=config, algorithm=algorithm, progress=False)
         if begun:
-            asked = replace(asked, resume=run_dir, init_from=links_to_take(run_dir, self.policies, own.begin) or None)
+            asked = replace(asked, resume=run_dir, init_from=links_to_take(run_dir, self.policies, own.copied) or None)
+        else:  # what a program that was killed began to make
+            shutil.rmtree(run_dir, ignore_errors=True)
         self.waiting[f"member {member}"] = RunInput.checked(asked)
 
     def _steps(self, member: int) -> int:
@@ -218,28 +242,34 @@ class _Members:
         return sorted(members, key=lambda own: -np.nan_to_num(own.score, nan=LOST, neginf=LOST))
 
 
-def _link_of(run_dir: Path, policy: str, step: int) -> Path:
-    return checkpoint_path(run_dir, policy, f"parent-{step}")
+def _link_of(run_dir: Path, policy: str, copy: int) -> Path:
+    return checkpoint_path(run_dir, policy, f"parent-{copy}")
 
 
-def take_links(source: Path, run_dir: Path, policies: list[str], step: int) -> None:
-    """Links a run's last checkpoints into another one's directory; removes earlier links."""
+def take_links(source: Path, run_dir: Path, policies: list[str], copy: int) -> None:
+    """Links a run's last checkpoints into another one's directory, for a copy by number; removes earlier links."""
     for old in (run_dir / "checkpoints").glob("*.parent-*.pt"):
         old.unlink()
     for policy in policies:
-        os.link(checkpoint_path(source, policy), _link_of(run_dir, policy, step))
+        os.link(checkpoint_path(source, policy), _link_of(run_dir, policy, copy))
 
 
-def links_to_take(run_dir: Path, policies: list[str], step: int) -> dict[str, Path]:
-    """The checkpoints that were linked at a step and that the run has not taken yet, by policy."""
-    links = {policy: _link_of(run_dir, policy, step) for policy in policies}
-    taken = read_config(run_dir).get("init_from", {})
-    return {policy: path for policy, path in links.items() if path.exists() and taken.get(policy) != str(path)}
+def links_to_take(run_dir: Path, policies: list[str], copy: int | None) -> dict[str, Path]:
+    """The checkpoints that were linked for a copy and that the run has not taken yet, by policy; None: no copy."""
+    if copy is None:
+        return {}
+    links = {policy: _link_of(run_dir, policy, copy) for policy in policies}
+    taken = {policy: Path(path).name for policy, path in read_config(run_dir).get("init_from", {}).items()}
+    return {policy: path for policy, path in links.items() if path.exists() and taken.get(policy) != path.name}
 
 
 def _completed(request: Request) -> Request:
     """The request with an algorithm whose hyperparameters can change. Raises ValueError, TypeError."""
     algorithm = request.algorithm
+    if not isinstance(request.config, Config | None):
+        raise TypeError(f"config: expected a Config or None, got {request.config!r}")
+    if isinstance(algorithm, type):
+        raise TypeError(f"algorithm: expected an Algorithm, such as marlcore.PPO(), got the class {algorithm.__name__}")
     if isinstance(algorithm, Mapping):
         raise TypeError(f"algorithm: expected one for all policies of a population, got {brief(algorithm)}")
     if isinstance(algorithm, str):
@@ -278,15 +308,18 @@ def _check_settings(request: Request, population: PopulationConfig) -> list[str]
     if population.method != "random":
         fixed |= fixed_settings(config.replay.save, config.replay.prioritized)
     for name in population.settings:
-        if name in fixed:
-            raise ValueError(f"settings: expected others than {name!r}: {fixed[name]}")
+        if name in fixed or name.partition(".")[0] in SHARED:
+            why = fixed.get(name, "all members share it")
+            raise ValueError(f"settings: expected others than {name!r}: {why}")
         if name not in known:
             raise ValueError(f"settings: expected names of settings, got {name!r}{did_you_mean(name, known)}")
     policies = RunInput.checked(request).policies
-    whole = _fingerprint(request, {}) if population.method != "random" else None
+    interval = None if population.method == "random" else population.interval
+    whole = _fingerprint(request, {}, None) if population.method != "random" else None
     for name, distribution in population.settings.items():
         for value in distribution.ends:
-            got = _fingerprint(request, {name: value})
+            _check_plain(name, value)
+            got = _fingerprint(request, {name: value}, interval)
             if whole is not None and got != whole:
                 raise ValueError(
                     f"settings: expected ones with which a run can be resumed, got {name!r}, whose value {value!r} "
@@ -295,10 +328,30 @@ def _check_settings(request: Request, population: PopulationConfig) -> list[str]
     return [policy.name for policy in policies]
 
 
-def _fingerprint(request: Request, settings: Mapping[str, Any]) -> Any:
-    """What must not differ between the segments of a member, or of a member and its copy."""
+def _check_plain(name: str, value: Any) -> None:
+    """Raises ValueError: files cannot hold the value."""
+    try:
+        json.dumps(value)
+    except TypeError:
+        expected = f"settings: expected numbers, texts and tuples of Python for {name!r}"
+        raise ValueError(f"{expected}, got {value!r} of type {type(value).__name__}") from None
+
+
+def _fingerprint(request: Request, settings: Mapping[str, Any], interval: int | None) -> Any:
+    """What must not differ between the segments of a member, or of a member and its copy.
+
+    Raises: ValueError: a segment of `interval` steps ends before a queue's first batch.
+    """
     config, algorithm = _with(request, settings)
     policies = RunInput.checked(replace(request, config=config, algorithm=algorithm)).policies
+    for policy in policies:
+        if interval is not None and isinstance(policy.source, QueueSource):
+            least = policy.source.batch_size * (policy.source.length or 1) / share_of(policy, policies)
+            if interval < least:
+                raise ValueError(
+                    f"interval: expected at least {math.ceil(least)} steps, since {policy.name} learns from whole "
+                    f"batches and none outlasts a look, got {interval}"
+                )
     models = [build_model(policy, config).whole.state_dict() for policy in policies]
     shapes = [{name: tuple(tensor.shape) for name, tensor in model.items()} for model in models]
     limiters = [config.limiter(p.name, len(p.agents) * config.lanes) for p in policies] if config.replay.save else []

@@ -113,7 +113,7 @@ class RunInput:
 def _located(config: Config, resume: str | Path | None) -> tuple[Config, Path | None, str | None]:
     """The settings with absolute paths, the run on this machine that continues, and the address that the run is at."""
     if resume is not None:
-        _check_same_run(config.run_dir, resume)
+        check_same_run(config.run_dir, resume)
     place = config.run_dir if resume is None else resume
     remote = place if is_address(place) else None
     if is_address(config.run_dir):
@@ -122,7 +122,7 @@ def _located(config: Config, resume: str | Path | None) -> tuple[Config, Path | 
     return config.with_absolute_paths(), here, remote
 
 
-def _check_same_run(run_dir: str | None, resume: str | Path) -> None:
+def check_same_run(run_dir: str | None, resume: str | Path) -> None:
     """Raises ValueError: the settings name another directory than that of the run to continue."""
     if run_dir is None or run_dir == str(resume):
         return

@@ -139,7 +139,7 @@ class Session:
             log.warning("resume: the environment is %s instead of %s, with the same spaces", now, before)
         for policy in self.input.policies:
             Hold(run.checkpoint_path(policy.name), "", 0).end()  # a learner that still lives elsewhere saves no more
-            if not run.checkpoint_path(policy.name).exists():
+            if not run.checkpoint_path(policy.name).exists() and policy.name not in self.input.initial:
                 log.warning("resume: %s has no checkpoint yet, its learner starts from scratch", policy.name)
         own = [policy for policy in self.input.policies if policy.name not in self.input.replays]
         replays = [policy.name for policy in own if isinstance(policy.source, ReplaySource)]

@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TypeAlias
 
@@ -33,6 +35,23 @@ def begin_several(config: Config, parallel: int, kind: str) -> Path:
     if is_address(config.run_dir):
         raise ValueError(f"run_dir: expected a directory of this machine for several {kind}, got {config.run_dir!r}")
     return absolute(config.run_dir or f"{RUNS}/{time.strftime('%Y%m%d-%H%M%S')}-{kind}")
+
+
+@contextmanager
+def held(folder: Path, kind: str) -> Iterator[None]:
+    """Keeps the directory from other processes; one that stays empty is removed. Raises ValueError: one works in it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"run_dir: expected one in which no other {kind} works, got {str(folder)!r}") from None
+        yield
+    finally:
+        os.close(lock)
+        with suppress(OSError):  # it holds the runs
+            folder.rmdir()
 
 
 def make_runs(

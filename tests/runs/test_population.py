@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from crowd import Corridor
@@ -23,6 +24,7 @@ from marlcore.training import Member
 from marlcore.training.lineage import Lineage
 from marlcore.training.population import links_to_take, take_links
 from marlcore.training.record import checkpoint_path, load_checkpoint, read_config, write_json
+from marlcore.training.several import held
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -182,6 +184,13 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {"settings": {"seed": mc.Choice(1, 2)}, "method": "random"}, {}, "settings: expected others than 'seed': the",
     ),
     "several in serial mode": ({"parallel": 2}, {}, "parallel: expected 1 in serial mode, whose runs work in this"),
+    "what its members share": (
+        {"settings": {"stop.episodes": mc.Choice(1, 3)}}, {}, "others than 'stop.episodes': all members share it",
+    ),
+    "numbers that no file holds": (
+        {"settings": {"algorithm.learning_rate": mc.Choice(np.float32(1e-3), 1e-2)}}, {},
+        "expected numbers, texts and tuples of Python for 'algorithm.learning_rate', got",
+    ),
     "a run that stops": ({}, {"stop": mc.StopConfig(episodes=3)}, "stop: expected the defaults in a population, got"),
 }  # fmt: skip
 
@@ -191,6 +200,51 @@ def test_what_no_population_can_do_is_refused(tmp_path: Path, case: str) -> None
     chosen, changes, says = REFUSED[case]
     check_refused(lambda: train(tmp_path, population(**{"settings": LEARNT, **chosen}), **changes), ValueError, says)
     assert not any(tmp_path.iterdir())
+
+
+def test_other_input_of_a_population_is_refused(tmp_path: Path) -> None:
+    cases: list[tuple[Any, type[Exception], str]] = [
+        (lambda: train(tmp_path, population(), mc.DQN), TypeError, "algorithm: expected an Algorithm, such as marl"),
+        (
+            lambda: mc.train_population(
+                Corridor, mc.PPO(batch_size=24, minibatch_size=8), mc.Config(mode="serial"), population()
+            ),
+            ValueError, "interval: expected at least 24 steps, since agent_0 learns from whole batches",
+        ),
+        (
+            lambda: mc.train_population(Corridor, DQN, {"seed": 1}, population()),  # type: ignore[arg-type]
+            TypeError, "config: expected a Config or None, got {'seed': 1}",
+        ),
+        (
+            lambda: mc.train_population(Corridor, DQN, None, population(), resume="s3://bucket/b"),
+            ValueError, "resume: expected a directory of this machine, got 's3://bucket/b'",
+        ),
+    ]  # fmt: skip
+    for call, kind, says in cases:
+        check_refused(call, kind, says)
+    assert not any(tmp_path.iterdir())
+
+
+def test_one_program_at_a_time_works_in_a_population(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    with held(tmp_path / "run", "population"):
+        says = "run_dir: expected one in which no other population works, got "
+        check_refused(lambda: train(tmp_path, population()), ValueError, says)
+
+
+@pytest.mark.usefixtures("scored_by_rate")
+def test_what_a_killed_program_began_to_make_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The directory of a member's run, which has no config.json yet."""
+
+    def cut(*_: object) -> None:
+        raise Cut
+
+    with monkeypatch.context() as patched, pytest.raises(Cut):
+        patched.setattr("marlcore.training.population.make_runs", cut)
+        train(tmp_path, population())
+    (tmp_path / "run" / "member-0").mkdir()
+    (tmp_path / "run" / "member-0" / "metrics.csv").write_text("time_s,step,agent,name,value\n")
+    assert [member.steps for member in train(tmp_path, population(), learner=STILL, resume=True)] == [60] * 4
 
 
 def test_a_copy_is_taken_once(tmp_path: Path) -> None:
@@ -203,7 +257,7 @@ def test_a_copy_is_taken_once(tmp_path: Path) -> None:
     for taken, left in ((str(link), {}), ("elsewhere", {"agent_0": link})):
         write_json(own / "config.json", {"init_from": {"agent_0": taken}})
         assert links_to_take(own, ["agent_0"], 20) == left
-    assert links_to_take(own, ["agent_0"], 40) == {}
+    assert links_to_take(own, ["agent_0"], 40) == links_to_take(own, ["agent_0"], None) == {}
 
 
 SAVING = """

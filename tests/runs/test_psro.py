@@ -110,6 +110,13 @@ def test_one_iteration_is_recorded_and_its_mixture_plays(tmp_path: Path) -> None
     assert set(outcome.returns["player_0"]) == {0, -1}, "the environment's copies draw on their own"
 
 
+def test_another_meta_solver_mixes_what_is_there(tmp_path: Path) -> None:
+    respond(tmp_path, 1, games=9, meta_solver="uniform")
+    again = respond(tmp_path, 1, games=9, meta_solver=lambda payoffs: np.eye(len(payoffs))[-1], resume=tmp_path)
+    assert again.mixture.tolist() == [0.0, 1.0]
+    assert json.loads((tmp_path / "psro.json").read_text())["mixture"] == [0.0, 1.0]
+
+
 def test_a_result_is_whole_again_when_it_is_read(tmp_path: Path) -> None:
     result = mc.PSROResult(tmp_path)
     write_result(result, "nash")

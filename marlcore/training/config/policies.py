@@ -101,18 +101,16 @@ def teams_of(
         teams = {agent: teams(agent) for agent in agents}
     if not isinstance(teams, Mapping):
         raise TypeError(f"teams: expected the team of each member, got {teams!r}")
-    members: dict[str, tuple[str, ...]] = {}
     for agent, team in teams.items():
         if agent not in agents:
             hint = did_you_mean(agent, agents)
             raise ValueError(f"teams: expected agents of the environment, {list(agents)}, got {agent!r}{hint}")
         if not isinstance(team, str) or not team:
             raise TypeError(f"teams: expected the name of a team for {agent}, got {team!r}")
-        members[team] = (*members.get(team, ()), agent)
-    for team in members:
         if team in agents and team not in teams:
             raise ValueError(f"teams: expected names that no other agent has, got {team!r}")
-    return members
+    there = [agent for agent in agents if agent in teams]  # whose order is that of members, whatever that of `teams`
+    return {teams[first]: tuple(agent for agent in there if teams[agent] == teams[first]) for first in there}
 
 
 def _algorithms(policies: list[str], algorithm: Any) -> dict[str, Algorithm]:

@@ -6,13 +6,10 @@ checkpoint joins them, and games against all of them fill the table of payoffs.
 
 from __future__ import annotations
 
-import fcntl
 import math
-import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +25,7 @@ from ..evaluation import LoadedPolicy, evaluate, load_policy
 from ..record import RUNS, checkpoint_path, is_address, load_checkpoint, save_checkpoint
 from ..request import Algorithms, Request
 from ..run_input import RunInput
+from ..several import held
 from .meta_solvers import MetaSolver, mixture_by, solver_of
 from .result import PSROResult, add_policy, plot_result, read_result, write_result
 
@@ -88,8 +86,9 @@ def psro(
     folder = _folder(config.run_dir, resume)
     name = meta_solver if isinstance(meta_solver, str) else getattr(meta_solver, "__name__", "function")
     oracles = Oracles(folder, env_fn, algorithm, config, games, progress)
-    with shown_with(progress), _held(folder):
+    with shown_with(progress), held(folder, "psro"):
         result = oracles.begun(resume is not None)
+        result.mixture = mixture_by(solve, result.payoffs)  # perhaps by another solver than before
         write_result(result, name)
         while len(result.gains) < iterations and not _is_over(result, min_gain):
             add_policy(result, *oracles.respond(result.mixture))
@@ -196,20 +195,3 @@ def _folder(run_dir: str | None, resume: str | Path | None) -> Path:
     if resume is not None and not folder.is_dir():
         raise ValueError(f"resume: expected the directory of a psro, got {str(resume)!r}, which does not exist")
     return folder
-
-
-@contextmanager
-def _held(folder: Path) -> Iterator[None]:
-    """Keeps the directory from other processes; one that stays empty is removed. Raises ValueError: one works in it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(f"run_dir: expected one in which no other psro works, got {str(folder)!r}") from None
-        yield
-    finally:
-        os.close(lock)
-        with suppress(OSError):  # it holds the runs
-            folder.rmdir()

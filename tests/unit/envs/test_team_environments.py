@@ -347,5 +347,5 @@ def test_a_member_without_any_allowed_action_is_named():
 
 def test_all_agents_are_one_team_by_default():
     assert teams_of(["a", "b"], None) == {"team": ("a", "b")}
-    assert teams_of(["a", "b", "c"], {"c": "x", "a": "x"}) == {"x": ("c", "a")}, "members in the order that was given"
+    assert teams_of(["a", "b", "c"], {"c": "x", "a": "x"}) == {"x": ("a", "c")}, "members in the environment's order"
     assert teams_of(["a1", "b1", "a2"], lambda agent: agent[0]) == {"a": ("a1", "a2"), "b": ("b1",)}
