@@ -34,7 +34,13 @@ EVERYTHING = mc.ReplaySource(3, Prioritized(), hindsight=Hindsight(compute_rewar
 # Smaller than by default, so that a few hundred steps are enough.
 ON_POLICY = {"batch_size": 128, "minibatch_size": 128, "epochs": 1}
 WINDOWS = {"units": 8, "length": 8, "burn_in": 2, "period": 4}
-SMALL: dict[str, Any] = {"mappo": ON_POLICY, "ppo": ON_POLICY, "recurrentppo": ON_POLICY, "r2d2": WINDOWS}
+SMALL: dict[str, Any] = {
+    "happo": ON_POLICY,
+    "mappo": ON_POLICY,
+    "ppo": ON_POLICY,
+    "recurrentppo": ON_POLICY,
+    "r2d2": WINDOWS,
+}
 
 
 def page_of(name: str) -> str:

@@ -20,8 +20,8 @@ NEEDS |= dict.fromkeys(("happo", "maddpg", "mappo", "matd3", "qmix", "teams", "v
 
 def documented_metrics(name: str) -> set[str]:
     text = (ROOT / "docs" / "algorithms" / f"{name}.md").read_text()
-    if "They are [PPO's](ppo.md#metrics)" in text:
-        return documented_metrics("ppo")
+    if same := re.search(r"They are \[\w+'s\]\((\w+)\.md#metrics\)", text):
+        return documented_metrics(same[1])
     (section,) = re.findall(r"^## Metrics\n(.*?)^## ", text, re.M | re.S)
     return {metric for cell in re.findall(r"^\| (`.*?) \|", section, re.M) for metric in re.findall(r"`(\w+)`", cell)}
 

@@ -303,7 +303,7 @@ def copies(source: Path, own: Path, enough: Callable[[set[int], int], bool]) -> 
     (own / "checkpoints").mkdir(parents=True)
     numbers, torn = set[int](), 0
     while not enough(numbers, torn):
-        take_links(source, own, ["agent_0"], step=7)
+        take_links(source, own, ["agent_0"], 7)
         try:
             state = load_checkpoint(own / "checkpoints" / "agent_0.parent-7.pt", own_name=False)
         except ValueError:
