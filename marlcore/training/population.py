@@ -251,7 +251,17 @@ def take_links(source: Path, run_dir: Path, policies: list[str], copy: int) -> N
     for old in (run_dir / "checkpoints").glob("*.parent-*.pt"):
         old.unlink()
     for policy in policies:
-        os.link(checkpoint_path(source, policy), _link_of(run_dir, policy, copy))
+        _link(checkpoint_path(source, policy), _link_of(run_dir, policy, copy))
+
+
+def _link(source: Path, target: Path) -> None:
+    """Links a file that may be replaced meanwhile. Raises FileNotFoundError: there is none."""
+    while True:
+        try:
+            return os.link(source, target)
+        except FileNotFoundError:  # also where it was replaced between its lookup and its link
+            if not source.exists():
+                raise
 
 
 def links_to_take(run_dir: Path, policies: list[str], copy: int | None) -> dict[str, Path]:
