@@ -13,12 +13,11 @@ from pathlib import Path
 from statistics import fmean
 
 import tyro
-from PIL import Image
 
 from marlcore.processes import Metric
 from marlcore.training.record.curves import plot_runs
 
-from .figures import FOLDER, load, today, write
+from .figures import FOLDER, load, today, use_fewer_colours, write
 from .machine import load_since, processor, software
 
 ROOT = Path(__file__).parents[1]
@@ -45,7 +44,7 @@ def main() -> None:
         curves.append([Metric(0.0, step, "return", "episode_return", value) for step, value in episodes])
         picture = options.folder / f"{options.example}.png"
         plot_runs(curves, picture, f"examples/{options.example}.py, seeds {options.seeds[: len(curves)]}")
-        Image.open(picture).quantize(64).save(picture, optimize=True)  # a third of the bytes
+        use_fewer_colours(picture)
     if options.store:
         made = {"date": today(), "machine": processor(), "software": software()}
         record = {"seeds": figures, **made, "load": load_since(before)}

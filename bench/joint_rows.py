@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 
 from marlcore import Field, ReplayBuffer, TransitionSpec
 
+from .figures import four_digits
+
 COPIES, MEMBERS, SIZE, BATCH = 64, 8, 16, 32
 CAPACITY = 64 * 1024  # steps
 
@@ -27,8 +29,7 @@ def main() -> None:
     repeats = parser.parse_args().repeats
     figures = {"joint": joint(repeats), "aligned": aligned(repeats)}
     figures["aligned / joint"] = {name: figures["aligned"][name] / figures["joint"][name] for name in figures["joint"]}
-    shown = {way: {name: float(f"{value:.4g}") for name, value in row.items()} for way, row in figures.items()}
-    sys.stdout.write(json.dumps(shown, indent=1) + "\n")
+    sys.stdout.write(json.dumps(four_digits(figures), indent=1) + "\n")
 
 
 def joint(repeats: int) -> dict[str, float]:

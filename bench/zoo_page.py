@@ -13,12 +13,12 @@ import gymnasium
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
-from PIL import Image
 from scipy.stats import bootstrap, trim_mean
 
 import marlcore as mc
 from marlcore.training import preset_names
 
+from .figures import use_fewer_colours
 from .pages import filled, markdown
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -130,7 +130,7 @@ def draw(figures: Mapping[str, Any], path: Path) -> None:
         axes.spines[["top", "right"]].set_visible(False)
     path.parent.mkdir(exist_ok=True)
     figure.savefig(path)
-    Image.open(path).quantize(64).save(path, optimize=True)  # a third of the bytes
+    use_fewer_colours(path)
 
 
 def _number(value: float | None) -> str:

@@ -28,13 +28,18 @@ Ended: TypeAlias = Generator[tuple[str, Callable[[], Result]], None, None]
 
 
 def begin_several(config: Config, parallel: int, kind: str) -> Path:
-    """The folder of several runs, by default in runs/<date and time>-<kind>. Raises ValueError."""
+    """See `folder_of`. Raises ValueError: the settings do not fit several runs."""
     check_whole("parallel", parallel)
     if parallel > 1 and config.mode == "serial":
         raise ValueError(f"parallel: expected 1 in serial mode, whose runs work in this process, got {parallel}")
     if is_address(config.run_dir):
         raise ValueError(f"run_dir: expected a directory of this machine for several {kind}, got {config.run_dir!r}")
-    return absolute(config.run_dir or f"{RUNS}/{time.strftime('%Y%m%d-%H%M%S')}-{kind}")
+    return folder_of(config.run_dir, kind)
+
+
+def folder_of(place: str | Path | None, kind: str) -> Path:
+    """The absolute directory of several runs, by default in runs/<date and time>-<kind>."""
+    return absolute(place or f"{RUNS}/{time.strftime('%Y%m%d-%H%M%S')}-{kind}")
 
 
 @contextmanager

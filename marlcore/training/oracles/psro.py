@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import shutil
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,10 +21,10 @@ from ...notices import say, shown_with
 from ..config import Config, EvaluationConfig, SelfPlayConfig
 from ..doors import train
 from ..evaluation import LoadedPolicy, evaluate, load_policy
-from ..record import RUNS, checkpoint_path, is_address, load_checkpoint, save_checkpoint
+from ..record import checkpoint_path, is_address, load_checkpoint, save_checkpoint
 from ..request import Algorithms, Request
 from ..run_input import RunInput
-from ..several import held
+from ..several import folder_of, held
 from .meta_solvers import MetaSolver, mixture_by, solver_of
 from .result import PSROResult, add_policy, plot_result, read_result, write_result
 
@@ -189,7 +188,7 @@ def _folder(run_dir: str | None, resume: str | Path | None) -> Path:
     place = run_dir if resume is None else resume
     if is_address(place):
         raise ValueError(f"run_dir: expected a directory of this machine, got {str(place)!r}")
-    folder = absolute(place or f"{RUNS}/{time.strftime('%Y%m%d-%H%M%S')}-psro")
+    folder = folder_of(place, "psro")
     if resume is not None and run_dir is not None and absolute(run_dir) != folder:
         raise ValueError(f"run_dir: expected None or that of the psro that continues, {str(resume)!r}, got {run_dir!r}")
     if resume is not None and not folder.is_dir():
