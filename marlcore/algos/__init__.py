@@ -21,12 +21,8 @@ from .td3 import TD3
 from .td3_bc import TD3BC
 from .vdn import VDN
 
-ALGORITHMS: dict[str, type[Algorithm]] = {
-    kind.__name__.lower(): kind
-    for kind in (
-        *(BC, CQL, DQN, HAPPO, IQN, MADDPG, MAPPO, MATD3, PPO, QMIX, R2D2, RecurrentPPO, SAC, TD3, TD3BC, VDN),
-    )
-}
+_KINDS = BC, CQL, DQN, HAPPO, IQN, MADDPG, MAPPO, MATD3, PPO, QMIX, R2D2, RecurrentPPO, SAC, TD3, TD3BC, VDN
+ALGORITHMS: dict[str, type[Algorithm]] = {kind.__name__.lower(): kind for kind in _KINDS}
 
 
 def find(name: str) -> type[Algorithm]:

@@ -21,7 +21,7 @@ from .networks.distributions import distribution_of
 from .networks.members import Members, TeamSpaces
 from .networks.own import torso_of
 from .networks.policy_value import PolicyNetwork, ValueNetwork
-from .ppo import ADAM_EPS, BONUS, LOG_PROB, METRICS, PPO, RATE, Evaluated, PPOTrainer, Rows
+from .ppo import ADAM_EPS, BONUS, LOG_PROB, METRICS, PPO, RATE, Evaluated, PPOTrainer, Rows, explained_variance
 
 
 @dataclass(frozen=True)
@@ -103,8 +103,7 @@ class HAPPOTrainer(PPOTrainer):
     """Each member's passes over a batch, in a new order of members for each batch, and the critic's."""
 
     def __init__(self, hyper: HAPPO, model: TeamPolicyValue) -> None:
-        super().__init__(hyper, model)
-        self.optimizer = ClippedAdam(list(model.critic.parameters()), lr=None, eps=ADAM_EPS)
+        super().__init__(hyper, model, trained=model.critic)
         self.team = model.acting.team
         self.optimizers = [
             ClippedAdam(list(network.parameters()), lr=None, eps=ADAM_EPS) for network in model.acting.members.networks
@@ -143,20 +142,14 @@ class HAPPOTrainer(PPOTrainer):
         value_loss = torch.stack(of_critic).mean()
         loss = policy_loss + self.hyper.value_coefficient * value_loss - batch.numbers[BONUS] * entropy
         means = dict(zip(METRICS, (loss, policy_loss, value_loss, entropy, kl, beyond, grad_norm), strict=True))
-        unexplained = (rows.target - rows.value).var() / rows.target.var().clamp(min=1e-8)
-        return Update({**means, "explained_variance": 1 - unexplained}, updates=len(steps) + len(of_critic))
+        return Update({**means, "explained_variance": explained_variance(rows)}, updates=len(steps) + len(of_critic))
 
     def judged(self, member: int, rows: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """The log-probabilities [B] of a member's actions, and the entropies of its policy."""
         policies = self.model.acting
         network, group = policies.members.networks[member], self.team.groups[member]
         output = faster(network)(policies.members.seen(group, rows.obs))
-        allowed = None
-        if self.team.choices:
-            whole = self.team.allowed(
-                self.team.spaces.mask_in(rows.obs), output[:, None].expand(-1, self.team.count, -1)
-            )
-            allowed = None if whole is None else whole[:, member]
+        allowed = self.team.allowed_of(member, self.team.mask_in(rows.obs), output) if self.team.choices else None
         extras = {name: extra[:, member] for name, extra in rows.extras.items() if extra.ndim > 1}
         judged: tuple[torch.Tensor, torch.Tensor]
         judged = network.distribution(output, allowed, SimpleNamespace(action=rows.action[:, member], extras=extras))
@@ -164,13 +157,7 @@ class HAPPOTrainer(PPOTrainer):
 
     def _member_steps(self, member: int, rows: Rows, bonus: float) -> list[torch.Tensor]:
         """A member's steps on all minibatches, until its policy has moved by `target_kl`."""
-        steps: list[torch.Tensor] = []
-        for _ in range(self.hyper.epochs):
-            of_pass = [self._member_step(member, part, bonus) for part in self.minibatches(rows)]
-            steps += of_pass
-            if self.hyper.target_kl is not None and torch.stack(of_pass).mean(0)[2] > self.hyper.target_kl:
-                break
-        return steps
+        return self._passes(rows, lambda part: self._member_step(member, part, bonus), kl=2)
 
     def _member_step(self, member: int, rows: Rows, bonus: float) -> torch.Tensor:
         """One gradient step of a member; the policy's loss, entropy, divergence, share clipped and gradient's norm."""

@@ -126,7 +126,7 @@ class TeamPolicy(nn.Module):
         """The outputs [B, size]; the mask is in the observation where none is given."""
         outputs: torch.Tensor = self.members(obs)
         if self.team.choices:
-            allowed = self.team.allowed(self.team.spaces.mask_in(obs) if mask is None else mask, outputs)
+            allowed = self.team.allowed(self.team.mask_in(obs) if mask is None else mask, outputs)
             outputs = outputs if allowed is None else outputs.masked_fill(~allowed, NEVER)
         return outputs.flatten(1)
 

@@ -6,7 +6,7 @@ correction of Espeholt et al. 2018 (arXiv:1802.01561), and the ratio to the poli
 that acted (Hilton et al. 2022, "Batch size-invariance for policy optimization", arXiv:2110.00641, section 3).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -158,10 +158,11 @@ class PPOTrainer(Resumable):
 
     kept = ("optimizer", "generator", "normalizer")
 
-    def __init__(self, hyper: PPO, model: Any) -> None:
+    def __init__(self, hyper: PPO, model: Any, trained: Any = None) -> None:
+        """`trained`: the part of the model that `optimizer` trains; None: all of it."""
         self.hyper: Any = hyper
         self.model = model
-        parameters: list[torch.Tensor] = list(model.parameters())
+        parameters: list[torch.Tensor] = list((model if trained is None else trained).parameters())
         self.optimizer = ClippedAdam(parameters, lr=None, eps=ADAM_EPS)
         self.normalizer = ValueNormalizer(parameters[0].device)
         self.generator = own_generator()
@@ -180,11 +181,10 @@ class PPOTrainer(Resumable):
             now = self.evaluate(batch)
         rows = self._prepare(batch, Evaluated(*(values.detach() for values in now)))
         bonus = batch.numbers[BONUS]
-        steps = [self._step(now, rows, bonus)] if single else list(self._steps(rows, bonus))
+        steps = [self._step(now, rows, bonus)] if single else self._steps(rows, bonus)
         means = torch.stack(steps).mean(0)
         metrics = dict(zip(METRICS, means, strict=True))
-        unexplained = (rows.target - rows.value).var() / rows.target.var().clamp(min=1e-8)
-        return Update({**metrics, "explained_variance": 1 - unexplained}, updates=len(steps))
+        return Update({**metrics, "explained_variance": explained_variance(rows)}, updates=len(steps))
 
     def evaluate(self, rows: Any) -> Evaluated:
         """The log-probabilities of the rows' actions, the policy's entropies and the values."""
@@ -233,14 +233,23 @@ class PPOTrainer(Resumable):
             return advantage
         return (advantage - advantage.mean()) / (advantage.std() + 1e-8)
 
-    def _steps(self, rows: Rows, bonus: float) -> Iterator[torch.Tensor]:
-        """Steps on all minibatches, in a new order each pass."""
+    def _steps(self, rows: Rows, bonus: float) -> list[torch.Tensor]:
+        """Steps on all minibatches; see `_passes`."""
+        kl = METRICS.index("approx_kl")
+        return self._passes(rows, lambda part: self._step(self.evaluate(part), part, bonus), kl)
+
+    def _passes(self, rows: Rows, step: Callable[[Rows], torch.Tensor], kl: int) -> list[torch.Tensor]:
+        """What `step` returns of all minibatches, in a new order each pass.
+
+        Passes end when the policy has moved by `target_kl`, by a pass's mean of the number at `kl`.
+        """
+        steps: list[torch.Tensor] = []
         for _ in range(self.hyper.epochs):
-            steps = [self._step(self.evaluate(part), part, bonus) for part in self.minibatches(rows)]
-            yield from steps
-            moved = torch.stack(steps).mean(0)[METRICS.index("approx_kl")]
-            if self.hyper.target_kl is not None and moved > self.hyper.target_kl:
-                return
+            of_pass = [step(part) for part in self.minibatches(rows)]
+            steps += of_pass
+            if self.hyper.target_kl is not None and torch.stack(of_pass).mean(0)[kl] > self.hyper.target_kl:
+                break
+        return steps
 
     def minibatches(self, rows: Rows) -> Iterator[Rows]:
         """The rows in a new order, in minibatches."""
@@ -274,3 +283,8 @@ class PPOTrainer(Resumable):
             clipped = rows.value + (value - rows.value).clamp(-most, most)
             errors = torch.maximum(errors, (clipped - rows.target).square())
         return 0.5 * errors.mean()
+
+
+def explained_variance(rows: Rows) -> torch.Tensor:
+    """The part of the targets' variance that the critic explained."""
+    return 1 - (rows.target - rows.value).var() / rows.target.var().clamp(min=1e-8)

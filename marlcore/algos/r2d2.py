@@ -140,33 +140,47 @@ class R2D2Network(QNetwork):
         return self.head(features), after
 
 
-class R2D2Trainer(QTrainer):
+class WindowTrainer(QTrainer):
+    """Base of trainers whose batches are of windows."""
+
+    def step_on_windows(self, batch: Any, taken: torch.Tensor, targets: torch.Tensor) -> Update:
+        """One step of values [B, T] towards targets [B, T], of the transitions for which `mask` is True.
+
+        The loss is the mean Huber loss over these, each weighted by its window's `weight`; see `window_priority`.
+        """
+        counts = batch.mask.float()
+        errors = functional.huber_loss(taken, targets, reduction="none") * counts
+        number = counts.sum().clamp(min=1.0)
+        loss = (batch.weight[:, None] * errors).sum() / number
+        grad_norm = self.step(loss)
+        taken = taken.detach()
+        q_mean = (self.unscaled(taken) * counts).sum() / (number * self.hyper.reward_scale)
+        metrics = {"loss": loss.detach(), "q_mean": q_mean, "grad_norm": grad_norm}
+        return Update(metrics, priority=self.hyper.window_priority((targets - taken).abs() * counts, counts))
+
+    def unscaled(self, values: torch.Tensor) -> torch.Tensor:
+        """Values in units of reward_scale times the reward."""
+        return values
+
+
+class R2D2Trainer(WindowTrainer):
     """Q-learning on windows towards a target network, with the Huber loss."""
 
     def update(self, batch: Any) -> Update:
         """One step on a batch of B windows of T transitions, of which those count where `mask` is True.
 
         The batch is as for DQN with an axis T after B, and has `mask` bool [B, T], `valid`, and in `extras` the state.
-        The loss is the mean over these transitions, each weighted by its window's `weight`; see `window_priority`.
         """
         self.follow_schedules(batch)
         batch = shortened(batch)
-        counts = batch.mask.float()
         window = window_of(batch, self.hyper.burn_in)
         values, _ = faster(self.network)(*window)
         action = self.network.actions.encode(batch.action.flatten(0, 1)).view(batch.reward.shape)
         taken = values[:, :-1].gather(2, action[..., None]).squeeze(2)
-        targets = self.targets(batch, window, values.detach())
-        errors = functional.huber_loss(taken, targets, reduction="none") * counts
-        number = counts.sum().clamp(min=1.0)
-        loss = (batch.weight[:, None] * errors).sum() / number
-        grad_norm = self.step(loss)
-        taken = taken.detach()
-        values_taken = restored(taken) if self.hyper.rescale else taken
-        q_mean = (values_taken * counts).sum() / (number * self.hyper.reward_scale)
-        off = (targets - taken).abs() * counts
-        metrics = {"loss": loss.detach(), "q_mean": q_mean, "grad_norm": grad_norm}
-        return Update(metrics, priority=self.hyper.window_priority(off, counts))
+        return self.step_on_windows(batch, taken, self.targets(batch, window, values.detach()))
+
+    def unscaled(self, values: torch.Tensor) -> torch.Tensor:
+        return restored(values) if self.hyper.rescale else values
 
     @torch.no_grad()
     def targets(self, batch: Any, window: tuple[Any, ...], values: torch.Tensor) -> torch.Tensor:
@@ -179,11 +193,8 @@ class R2D2Trainer(QTrainer):
         chooser = (values if self.hyper.double else slow).flatten(0, 1)
         action = best(chooser, allowed).view(slow.shape[:2])
         value = slow.gather(2, action[..., None]).squeeze(2)
-        if self.hyper.rescale:
-            value = restored(value)
-        returns = window_returns(
-            self.hyper.reward_scale * batch.reward, batch.discount, value, batch.valid[..., -1], self.hyper.n_step
-        )
+        reward, held = self.hyper.reward_scale * batch.reward, batch.valid[..., -1]
+        returns = window_returns(reward, batch.discount, self.unscaled(value), held, self.hyper.n_step)
         return rescaled(returns) if self.hyper.rescale else returns
 
 

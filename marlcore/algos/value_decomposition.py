@@ -25,7 +25,7 @@ from .networks.members import Members, TeamSpaces
 from .networks.own import torso_of, whole_network
 from .networks.qnetwork import QNetwork, best
 from .networks.recurrent import PREVIOUS_ACTION, Cell, State, state_sizes
-from .r2d2 import R2D2Network, WindowedQLearning, shortened, window_of, window_returns
+from .r2d2 import R2D2Network, WindowedQLearning, WindowTrainer, shortened, window_of, window_returns
 from .value_based import QTrainer, random_actions
 
 
@@ -156,7 +156,7 @@ class TeamNetwork(nn.Module):
         return total
 
     def allowed(self, obs: Any, values: torch.Tensor) -> torch.Tensor | None:
-        return self.team.allowed(self.team.spaces.mask_in(obs), values)
+        return self.team.allowed(self.team.mask_in(obs), values)
 
 
 class TeamTrainer(QTrainer):
@@ -189,27 +189,18 @@ class TeamTrainer(QTrainer):
         return self.bootstrapped(batch, self.target.mixed(best_values, batch.next_obs))
 
 
-class TeamWindowTrainer(TeamTrainer):
+class TeamWindowTrainer(TeamTrainer, WindowTrainer):
     """The same on windows of episodes, whose recurrent states were stored and are burnt in, as R2D2's are."""
 
     def update(self, batch: Any) -> Update:
         """One step on a batch of B windows of T transitions, of which those count where `mask` is True."""
         self.follow_schedules(batch)
         batch = shortened(batch)
-        counts = batch.mask.float()
         window = window_of(batch, self.hyper.burn_in)
         values, _ = self.network.acting.stepped(*window)
         own = values[:, :-1].gather(3, batch.action.long()[..., None]).squeeze(3)
         taken = self.network.mixed(own, batch.obs)
-        targets = self.window_targets(batch, window, values.detach())
-        errors = functional.huber_loss(taken, targets, reduction="none") * counts
-        number = counts.sum().clamp(min=1.0)
-        loss = (batch.weight[:, None] * errors).sum() / number
-        grad_norm = self.step(loss)
-        taken = taken.detach()
-        q_mean = (taken * counts).sum() / (number * self.hyper.reward_scale)
-        metrics = {"loss": loss.detach(), "q_mean": q_mean, "grad_norm": grad_norm}
-        return Update(metrics, priority=self.hyper.window_priority((targets - taken).abs() * counts, counts))
+        return self.step_on_windows(batch, taken, self.window_targets(batch, window, values.detach()))
 
     @torch.no_grad()
     def window_targets(self, batch: Any, window: tuple[Any, ...], values: torch.Tensor) -> torch.Tensor:

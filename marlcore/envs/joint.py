@@ -59,9 +59,7 @@ class JointEnvironment:
             return space
         if not has_mask(space):
             return gym.Dict({ALONE: space, JOINT: self._joint})
-        own = unmasked(space.spaces)
-        plain = gym.Dict(own) if isinstance(own, dict) else own
-        return gym.Dict({ALONE: gym.Dict({ALONE: plain, JOINT: self._joint}), MASK: space[MASK]})
+        return gym.Dict({ALONE: gym.Dict({ALONE: without_mask(space), JOINT: self._joint}), MASK: space[MASK]})
 
     def reset(self, seed: int | None = None, options: Any = None) -> tuple[dict[str, Any], Any]:
         observations, infos = result_of("reset", self._env.reset(seed=seed, options=options))
@@ -101,3 +99,11 @@ def unmasked(parts: Mapping[str, Any]) -> Any:
     """The parts of an observation, or of its space, without the mask: the only other one, or all by name."""
     rest = {key: part for key, part in parts.items() if key != MASK}
     return rest[ALONE] if rest.keys() == {ALONE} else rest
+
+
+def without_mask(space: gym.Space) -> gym.Space:
+    """The space of an observation without its mask."""
+    if not has_mask(space):
+        return space
+    own = unmasked(space.spaces)
+    return gym.Dict(own) if isinstance(own, dict) else own

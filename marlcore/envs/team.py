@@ -15,7 +15,7 @@ from ..observations import ALONE
 from ..spaces import ALIVE, MASK, MEMBERS
 from ..spec import Field, as_field
 from .agent_view import as_reward, has_mask, result_of
-from .joint import unmasked
+from .joint import unmasked, without_mask
 from .pettingzoo import is_parallel
 
 
@@ -45,8 +45,9 @@ class Team:
     def __init__(self, name: str, members: tuple[str, ...], env: Any) -> None:
         self._spaces = {member: env.observation_space(member) for member in members}
         self._acted = acted = {member: env.action_space(member) for member in members}
-        plain = {member: _array_space(space) for member, space in self._spaces.items()}
-        apart = {member: (_without_mask(space), acted[member]) for member, space in self._spaces.items()}
+        self._seen = {member: without_mask(space) for member, space in self._spaces.items()}
+        plain = {member: _array_space(space) for member, space in self._seen.items()}
+        apart = {member: (space, acted[member]) for member, space in self._seen.items()}
         groups: list[list[str]] = []
         for member in members:
             alike = next((group for group in groups if apart[group[0]] == apart[member]), None)
@@ -71,8 +72,7 @@ class Team:
             own[part] = rows = np.zeros((len(group), *field.shape), field.numpy)
             for row, member in enumerate(group):
                 if member in observations:
-                    value = _array_of(self._spaces[member], observations[member])
-                    rows[row] = as_field(f"obs of {member}", field, value)
+                    rows[row] = as_field(f"obs of {member}", field, self._array(member, observations[member]))
                 elif member in alive:
                     raise ValueError(f"obs of {member}: expected one, got those of {brief(list(observations))}")
         own[ALIVE] = np.array([member in alive for member in self.members], np.int8)
@@ -89,6 +89,12 @@ class Team:
         return {
             member: part.reshape(self._acted[member].shape).astype(self._acted[member].dtype) for member, part in parts
         }
+
+    def _array(self, member: str, observation: Any) -> Any:
+        """A member's observation without its mask; one that is no Box is flattened."""
+        own = unmasked(observation) if has_mask(self._spaces[member]) else observation
+        space = self._seen[member]
+        return own if isinstance(space, gym.Box) else gym.flatten(space, own).astype(np.float32)
 
     def _mask(self, member: str, observations: Mapping[str, Any]) -> NDArray[np.int8]:
         mask = np.zeros(self._choices[member], np.int8)
@@ -167,10 +173,9 @@ class TeamEnvironment:
         return of_agents
 
     def _there(self, live: Collection[str]) -> list[str]:
-        return [agent for agent in self.possible_agents if not self._members(agent).isdisjoint(live)]
-
-    def _members(self, agent: str) -> frozenset[str]:
-        return frozenset(self._teams[agent].members if agent in self._teams else (agent,))
+        """The agents of which, or of whose members, some are live."""
+        there = {self._team_of.get(agent, agent) for agent in live}
+        return [agent for agent in self.possible_agents if agent in there]
 
     def _of_others(self, by_agent: Mapping[str, Any]) -> dict[str, Any]:
         """What is of agents that are in no team."""
@@ -203,26 +208,11 @@ def _parallel(env: Any) -> Any:
     )
 
 
-def _without_mask(space: gym.Space) -> gym.Space:
-    if not has_mask(space):
-        return space
-    own = unmasked(space.spaces)
-    return gym.Dict(own) if isinstance(own, dict) else own
-
-
 def _array_space(space: gym.Space) -> gym.Box:
-    """The space of an observation without its mask: a Box as it is, others flattened."""
-    space = _without_mask(space)
+    """The space of an observation as an array: a Box as it is, others flattened."""
     if isinstance(space, gym.Box):
         return space
     return gym.Box(-np.inf, np.inf, (gym.flatdim(space),), np.float32)
-
-
-def _array_of(space: gym.Space, observation: Any) -> Any:
-    """An observation as an array of `_array_space`."""
-    own = unmasked(observation) if has_mask(space) else observation
-    plain = _without_mask(space)
-    return own if isinstance(plain, gym.Box) else gym.flatten(plain, own).astype(np.float32)
 
 
 def _field_of(space: Any) -> Field:

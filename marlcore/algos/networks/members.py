@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from ...checks import brief
 from ...observations import ALONE
-from ...spaces import ALIVE, JOINT, MEMBERS, Part, Spaces
+from ...spaces import ALIVE, JOINT, MASK, MEMBERS, Part, Spaces
 from .recurrent import State, Stepped, Windows
 
 MEMBER = "member"  # the part of a member's observation that tells which one of its network's members it is
@@ -94,13 +94,23 @@ class TeamSpaces:
 
         `like` are values [..., members, most].
         """
-        most = max(self.choices)
+        if mask is None and min(self.choices) == max(self.choices):
+            return None
+        members = range(self.count)
+        return torch.stack([self.allowed_of(member, mask, like[..., member, :]) for member in members], -2)
+
+    def allowed_of(self, member: int, mask: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
+        """The choices of one member, bool [..., most]; `like` are its values [..., most]."""
+        first, size = sum(self.choices[:member]), self.choices[member]
         if mask is None:
-            if min(self.choices) == most:
-                return None
-            mask = like.new_ones((*like.shape[:-2], sum(self.choices)), dtype=torch.bool)
-        of_each = torch.split(mask, self.choices, -1)
-        return torch.stack([functional.pad(part, (0, most - part.shape[-1])) for part in of_each], -2)
+            own = like.new_ones((*like.shape[:-1], size), dtype=torch.bool)
+        else:
+            own = mask[..., first : first + size]
+        return functional.pad(own, (0, max(self.choices) - size))
+
+    def mask_in(self, obs: Any) -> torch.Tensor | None:
+        """The masks [..., choices of all] in a network's input, of the newest frames; None without masks."""
+        return self._newest(obs[MASK]) if self.spaces.masked else None
 
 
 def _of_member(spaces: Spaces, part: Part, count: int, action: gym.Space) -> Spaces:

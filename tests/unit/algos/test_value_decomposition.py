@@ -217,6 +217,18 @@ def test_windows_give_what_an_actor_computes_step_by_step(name, cell, double, sh
     np.testing.assert_allclose(update.priority, priority, rtol=1e-3, atol=1e-4)
 
 
+def test_masks_of_windows_are_those_of_the_newest_frames():
+    hyper, spaces = made("vdn", cell="gru", **MEMORY), spaces_of(masked=True, stack=2)
+    network, trainer = made_trainer(hyper, spaces)
+    batch = made_windows(hyper, spaces, 4, 1).torch()
+    values = torch.zeros(*batch.reward.shape, network.team.count, max(network.team.choices))
+    allowed = network.allowed(batch.obs, values)
+    for step in range(batch.reward.shape[1]):
+        of_step = network.allowed(rows_at(batch.obs, (slice(None), step)), values[:, step])
+        assert torch.equal(allowed[:, step], of_step) and not of_step.all()
+    assert torch.isfinite(trainer.update(batch).metrics["loss"])
+
+
 def check_the_dead_are_ignored(name, cell):
     """What a member that does not act observes and did changes neither the loss nor a gradient."""
     hyper = made(name, cell=cell, **(MEMORY if cell else {}))
