@@ -35,12 +35,12 @@ class LockedModel:
             model.load_state_dict(self.shared.state_dict())
 
 
-def _small() -> nn.Module:
+def small() -> nn.Module:
     """A multilayer perceptron: 69,124 floats in 6 tensors, 0.28 MB."""
     return nn.Sequential(nn.Linear(8, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 4))
 
 
-def _large() -> nn.Module:
+def large() -> nn.Module:
     """The network of Mnih et al. 2015 with 18 actions: 1,693,362 floats in 10 tensors, 6.8 MB."""
     convolutions = nn.Conv2d(4, 32, 8, 4), nn.ReLU(), nn.Conv2d(32, 64, 4, 2), nn.ReLU(), nn.Conv2d(64, 64, 3)
     return nn.Sequential(*convolutions, nn.ReLU(), nn.Flatten(), nn.Linear(3136, 512), nn.ReLU(), nn.Linear(512, 18))
@@ -89,8 +89,8 @@ def _memcpy(_: Scale, make_model: MakeModel, pulling: bool) -> Iterator[Work]:
 
 LIBRARIES = {"marlcore": _marlcore, "locks": _locks, "memcpy": _memcpy}
 ROWS = (
-    Row("publish 0.28 MB", LIBRARIES, (Budget("locks", 1 / 15),), (_small, False)),
-    Row("publish 6.8 MB", LIBRARIES, (Budget("memcpy", 1.08),), (_large, False)),
-    Row("pull 0.28 MB", LIBRARIES, sizes=(_small, True)),
-    Row("pull 6.8 MB", LIBRARIES, sizes=(_large, True)),
+    Row("publish 0.28 MB", LIBRARIES, (Budget("locks", 1 / 15),), (small, False)),
+    Row("publish 6.8 MB", LIBRARIES, (Budget("memcpy", 1.08),), (large, False)),
+    Row("pull 0.28 MB", LIBRARIES, sizes=(small, True)),
+    Row("pull 6.8 MB", LIBRARIES, sizes=(large, True)),
 )

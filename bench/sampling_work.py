@@ -42,7 +42,7 @@ Drawn = tuple[Fields, NDArray[Any], NDArray[Any]]  # fields, weights, indices
 
 
 @contextmanager
-def _replay(scale: Scale, obs: NDArray[Any]) -> Iterator[mc.ReplayBuffer]:
+def filled_replay(scale: Scale, obs: NDArray[Any]) -> Iterator[mc.ReplayBuffer]:
     with mc.ReplayBuffer.create(spec_of(obs), rows_of(obs, scale)) as replay:
         with replay.writer() as writer:
             fill(obs, replay.capacity, writer.add_batch)
@@ -64,7 +64,7 @@ def _buffer(scale: Scale, kind: Any) -> Any:
 
 @contextmanager
 def _marlcore(scale: Scale, obs: NDArray[Any]) -> Iterator[Work]:
-    with _replay(scale, obs) as replay:
+    with filled_replay(scale, obs) as replay:
         sampler = replay.sampler(BATCH, stack=STACK if obs is FRAME else 1, seed=0)
         yield Work(lambda: fields_of(sampler.sample()), check_sample(obs))
 
@@ -135,7 +135,7 @@ def _prioritized(sample: Callable[[], Drawn], update: Callable[[NDArray[Any], ND
 
 @contextmanager
 def _marlcore_prioritized(scale: Scale, obs: NDArray[Any]) -> Iterator[Work]:
-    with _replay(scale, obs) as replay:
+    with filled_replay(scale, obs) as replay:
         sampler = replay.sampler(BATCH, seed=0, prioritized=mc.Prioritized())
 
         def sample() -> Drawn:

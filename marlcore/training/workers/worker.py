@@ -4,6 +4,7 @@ import time
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from ..config import AssignedPolicy, Config, Crew
 from ..record import Hold
 from ..self_play import SelfPlay
 
-GPU_S = 5.0  # between a worker's reports of its GPU's memory
+GPU_S = 5.0  # between a worker's reports of its GPU
 WAIT_S = 0.1  # of workers, between looks at the parent's word
 
 
@@ -83,11 +84,16 @@ class Worker(WorkerBase):
         """Runs the loop in the worker's own process, until it is done or the parent stops it."""
 
     def report_gpu(self, device: torch.device) -> None:
-        """Reports the MiB that this process's tensors take on a CUDA device, at most every `GPU_S`."""
+        """Reports a CUDA device, at most every `GPU_S`: the MiB of this process's tensors, and how busy it is.
+
+        The second needs nvidia-ml-py, by which torch asks the driver.
+        """
         now = time.monotonic()
         if device.type == "cuda" and now - self._weighed >= GPU_S:
             self._weighed = now
             self.report("", f"gpu_mib/{self.name}", torch.cuda.memory_allocated(device) / 2**20)
+            if find_spec("pynvml"):
+                self.report("", f"gpu_percent/{self.name}", torch.cuda.utilization(device))
 
     def report(self, agent: str, name: str, value: float, step: int | None = None) -> None:
         """Reports a metric; at the present step if `step` is None."""

@@ -196,13 +196,15 @@ def test_the_memory_of_each_living_process_is_reported(tmp_path, clock):
     assert memory[-1][2] == pytest.approx(int(re.search(r"VmRSS:\s+(\d+) kB", status)[1]) / 1024, rel=0.2)
 
 
-def test_a_worker_reports_the_memory_of_its_gpu_at_intervals(monkeypatch):
+def test_a_worker_reports_its_gpu_at_intervals(monkeypatch):
     reports: list[Any] = []
     worker: Any = SimpleNamespace(name="actor-0", _weighed=-math.inf, report=lambda *metric: reports.append(metric))
     monkeypatch.setattr("torch.cuda.memory_allocated", lambda device: 3 * 2**19)
+    monkeypatch.setattr("torch.cuda.utilization", lambda device: 85)
+    monkeypatch.setattr("marlcore.training.workers.worker.find_spec", lambda name: name == "pynvml" or None)
     for device in ("cpu", "cuda:0", "cuda:0"):
         Worker.report_gpu(worker, torch.device(device))
-    assert reports == [("", "gpu_mib/actor-0", 1.5)]
+    assert reports == [("", "gpu_mib/actor-0", 1.5), ("", "gpu_percent/actor-0", 85)]
 
 
 def test_episodes_are_counted_over_all_actors_and_their_successors(tmp_path, clock):

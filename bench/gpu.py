@@ -1,0 +1,269 @@
+"""On a CUDA device: `python -m bench.gpu`. Weights and batches beside plain copies of their bytes, and whole runs.
+
+Copies are timed by the clock, until the device has finished; all sides take turns in one process. A run is watched for
+a few seconds after its first updates; how busy the device is, the driver tells. `--store` keeps the figures of a card.
+"""
+
+import argparse
+import os
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+import pynvml
+import torch
+
+import marlcore as mc
+from marlcore.envs import TreasureHunt
+
+from .figures import FOLDER
+from .fresh import run_fresh
+from .machine import describe_machine, load_since, publish
+from .params_work import LockedModel, MakeModel, large
+from .report import Effort, measure, table_of, times_table
+from .sampling_work import filled_replay
+from .transitions import BATCH, FRAME, STACK, check_sample, fields_of
+from .work import Row, Scale, Work
+
+DEVICE = "cuda:0"
+ROUNDS, ROUND_S = 15, {True: 0.2, False: 0.03}  # longer with batches, of which some are ready when a round begins
+WATCHED_S, LIMIT_S, LOOK_S = 4.0, 120.0, 0.1
+PROCESSES = (1, 2, 4, 8, 16)
+LEARNERS = (1, 4, 8)
+
+
+def huge() -> torch.nn.Module:
+    """Three layers of 2048: 50.4 MB."""
+    return torch.nn.Sequential(*(torch.nn.Linear(2048, 2048) for _ in range(3)))
+
+
+def _finished(call: Callable[[], Any]) -> Any:
+    """The call's result, when the device has done all that it asked for."""
+    result = call()
+    torch.cuda.synchronize()
+    return result
+
+
+def _equal(ours: torch.nn.Module, theirs: torch.nn.Module) -> None:
+    for tensor, other in zip(ours.state_dict().values(), theirs.state_dict().values(), strict=True):
+        assert torch.equal(tensor, other)
+
+
+@contextmanager
+def _weights(_: Scale, make_model: MakeModel, pulling: bool) -> Iterator[Work]:
+    """Published by a model on the device, or pulled by one."""
+    model, local = make_model().to(DEVICE), make_model().to(DEVICE)
+    with mc.ParameterStore.create(model) as store:
+        publish, pull = store.publisher(model).publish, store.subscriber(local).pull
+
+        def check(_: object) -> None:
+            publish()
+            pull()
+            _equal(model, local)
+
+        yield Work(partial(_finished, pull), check, publish) if pulling else Work(partial(_finished, publish), check)
+
+
+@contextmanager
+def _locked(_: Scale, make_model: MakeModel, pulling: bool) -> Iterator[Work]:
+    model, local, shared = make_model().to(DEVICE), make_model().to(DEVICE), LockedModel(make_model())
+    publish, pull = partial(shared.publish, model), partial(shared.pull, local)
+
+    def check(_: object) -> None:
+        publish()
+        pull()
+        _equal(model, local)
+
+    yield Work(partial(_finished, pull), check, publish) if pulling else Work(partial(_finished, publish), check)
+
+
+def _copy(size: int, to_device: bool) -> Work:
+    """The bytes over PCIe in one piece, from pinned memory or to it: the bound that nothing can beat."""
+    host = torch.zeros(size, dtype=torch.uint8, pin_memory=True)
+    device = torch.ones(size, dtype=torch.uint8, device=DEVICE)
+    to, source = (device, host) if to_device else (host, device)
+
+    def check(_: object) -> None:
+        assert torch.equal(device.cpu(), host)
+
+    return Work(lambda: _finished(lambda: to.copy_(source, non_blocking=True)), check)
+
+
+@contextmanager
+def _copied_weights(_: Scale, make_model: MakeModel, pulling: bool) -> Iterator[Work]:
+    yield _copy(sum(tensor.nbytes for tensor in make_model().state_dict().values()), pulling)
+
+
+def _check_batch(fields: tuple[Any, ...]) -> None:
+    check_sample(FRAME)(tuple(np.asarray(torch.as_tensor(field).cpu()) for field in fields))
+
+
+@contextmanager
+def _prefetched(scale: Scale) -> Iterator[Work]:
+    with filled_replay(scale, FRAME) as replay:
+        sampler = replay.sampler(BATCH, stack=STACK, seed=0)
+        with mc.Prefetch(sampler, depth=2, device=DEVICE) as batches:
+            yield Work(lambda: _finished(lambda: fields_of(batches.sample())), _check_batch)
+
+
+@contextmanager
+def _drawn_and_moved(scale: Scale) -> Iterator[Work]:
+    """What is written without Prefetch: a draw, and each of its arrays to the device."""
+    with filled_replay(scale, FRAME) as replay:
+        sampler = replay.sampler(BATCH, stack=STACK, seed=0)
+        move = partial(torch.as_tensor, device=DEVICE)
+        yield Work(lambda: _finished(lambda: tuple(map(move, fields_of(sampler.sample())))), _check_batch)
+
+
+@contextmanager
+def _drawn(scale: Scale) -> Iterator[Work]:
+    with filled_replay(scale, FRAME) as replay:
+        sampler = replay.sampler(BATCH, stack=STACK, seed=0)
+        yield Work(lambda: fields_of(sampler.sample()), check_sample(FRAME))
+
+
+@contextmanager
+def _copied_batch(_: Scale) -> Iterator[Work]:
+    yield _copy(2 * BATCH * STACK * FRAME.nbytes, True)
+
+
+WEIGHTS = {"marlcore": _weights, "locks": _locked, "PCIe": _copied_weights}
+BATCHES = {"marlcore": _prefetched, "in turn": _drawn_and_moved, "CPU only": _drawn, "PCIe": _copied_batch}
+ROWS = (
+    *(
+        Row(f"{verb} {size} MB", WEIGHTS, (), (model, verb == "pull"), time.perf_counter)
+        for verb in ("publish", "pull")
+        for size, model in (("6.8", large), ("50", huge))
+    ),
+    Row("batch of 256, 4 frames of 84 x 84", BATCHES, clock=time.perf_counter),
+)
+
+
+@dataclass(frozen=True)
+class RunFigures:
+    steps_per_s: float
+    updates_per_s: float  # of all learners together
+    busy_percent: float  # share of the time in which the device ran a kernel
+    gpu_mb: float  # that all processes hold on the device, contexts included
+
+
+def watch(env: Any, algorithm: Any, config: mc.Config) -> RunFigures:
+    """A run without a set ratio, for `WATCHED_S` seconds from a second after its learners' first updates on."""
+    pynvml.nvmlInit()
+    card = pynvml.nvmlDeviceGetHandleByIndex(0)
+    before = pynvml.nvmlDeviceGetMemoryInfo(card).used
+    with tempfile.TemporaryDirectory() as folder:
+        config = replace(config, total_steps=10**9, updates_per_step=None, run_dir=str(Path(folder) / "run"))
+        with mc.start(env, algorithm, config) as run:
+            deadline = time.monotonic() + LIMIT_S
+            while not (updates := run.status().updates) or min(updates.values()) < 20:
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"expected the first updates within {LIMIT_S:g} s, got {updates}")
+                time.sleep(LOOK_S)
+            time.sleep(1.0)
+            first, began, busy = run.status(), time.monotonic(), []
+            while time.monotonic() < began + WATCHED_S:
+                time.sleep(LOOK_S)
+                busy.append(pynvml.nvmlDeviceGetUtilizationRates(card).gpu)
+            last, seconds = run.status(), time.monotonic() - began
+            memory = pynvml.nvmlDeviceGetMemoryInfo(card).used - before
+            run.stop()
+    updates_made = sum(last.updates.values()) - sum(first.updates.values())
+    return RunFigures((last.steps - first.steps) / seconds, updates_made / seconds, fmean(busy), memory / 1e6)
+
+
+def runs() -> Mapping[str, Mapping[str, Callable[[], RunFigures]]]:
+    """By table and row."""
+    pong, dqn = "atari:Pong", mc.DQN(hidden=(512,))
+    learner = mc.LearnerConfig(device=DEVICE, batch_size=256, prefetch=2, warmup=2_000)
+    pixels = mc.Config(actor=mc.ActorConfig(envs=8), replay=mc.ReplayConfig(capacity=50_000), learner=learner)
+    on = {
+        "CPU, 1 thread": replace(learner, device="cpu"),
+        "CPU, 8 threads": replace(learner, device="cpu", threads=8),
+        "GPU, without prefetch": replace(learner, prefetch=0),
+        "GPU": learner,
+        "GPU, reduce-overhead": replace(learner, compile="reduce-overhead"),
+    }
+    acting = {
+        "actors on the CPU, 32 copies": mc.ActorConfig(envs=32),
+        "actors on the GPU, 32 copies": mc.ActorConfig(envs=32, device=(DEVICE,)),
+    }
+    players = {  # two networks of td3 for a game of two players, as hockey's
+        "256 x 256, batches of 256": mc.TD3(hidden=(256, 256)),
+        "1024 x 1024, batches of 1024": mc.TD3(hidden=(1024, 1024)),
+    }
+    vectors = replace(learner, batch_size=1024, warmup=5_000)
+
+    def hunt(agents: int) -> RunFigures:
+        config = mc.Config(actor=mc.ActorConfig(envs=8), replay=mc.ReplayConfig(capacity=100_000), learner=vectors)
+        return watch(partial(TreasureHunt, agents=agents, size=20), mc.DQN(hidden=(1024, 1024)), config)
+
+    def play(name: str, algorithm: mc.TD3) -> RunFigures:
+        config = mc.Config(learner=replace(vectors, batch_size=256 if "of 256" in name else 1024))
+        return watch("examples.puck:two_player_puck", algorithm, config)
+
+    return {
+        "DQN on Pong, batches of 256, by the learner's device": {
+            name: partial(watch, pong, dqn, replace(pixels, learner=settings)) for name, settings in on.items()
+        },
+        "the same, by actors": {
+            f"{n} processes": partial(watch, pong, dqn, replace(pixels, actor=mc.ActorConfig(processes=n, envs=8)))
+            for n in PROCESSES
+        }
+        | {name: partial(watch, pong, dqn, replace(pixels, actor=actor)) for name, actor in acting.items()},
+        "learner processes on one GPU, DQN of 1024 x 1024, batches of 1024": {
+            f"{agents}": partial(hunt, agents) for agents in LEARNERS
+        },
+        "TD3 of two players": {name: partial(play, name, algorithm) for name, algorithm in players.items()},
+    }
+
+
+def runs_table(title: str, figures: Mapping[str, RunFigures]) -> Any:
+    table = table_of(title, "", "steps/s", "updates/s", "GPU busy %", "GPU MB")
+    for name, f in figures.items():
+        table.add_row(name, *(f"{value:,.0f}" for value in asdict(f).values()))
+    return table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.gpu", description=__doc__.partition("\n\n")[0])
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
+    parser.add_argument("--store", action="store_true", help="keep the figures as this card's, in docs/figures")
+    options = parser.parse_args()
+    pynvml.nvmlInit()
+    card = pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(0))
+    machine, before = describe_machine(), os.getloadavg()[0]
+    machine["machine"] = f"{card}; {machine['machine']}"
+    results = run_fresh(_measure_calls)  # this process forks workers, and must not open the device
+    figures: dict[str, dict[str, RunFigures]] = {}
+    for title, by_name in runs().items():
+        figures[title] = {}
+        for name, watched in by_name.items():
+            figures[title][name] = watched()
+            sys.stderr.write(f"{title}: {name}: {figures[title][name]}\n")
+    name = "gpu-" + re.sub(r"[^a-z0-9]+", "-", card.lower()).strip("-")
+    tables = [times_table(results), *(runs_table(title, rows) for title, rows in figures.items())]
+    publish(
+        machine, tables, 160, options.json, FOLDER / f"{name}.json" if options.store else None,
+        command="python -m bench.gpu",
+        load=load_since(before),
+        microseconds={r.row: {library: seconds * 1e6 for library, seconds in r.times.items()} for r in results},
+        runs={title: {name: asdict(f) for name, f in rows.items()} for title, rows in figures.items()},
+    )  # fmt: skip
+
+
+def _measure_calls() -> list[Any]:
+    return [measure(row, Effort(ROUNDS, ROUND_S[row.libraries is BATCHES], 0, 0.0)) for row in ROWS]
+
+
+if __name__ == "__main__":
+    main()
