@@ -35,7 +35,7 @@ from .transitions import BATCH, FRAME, STACK, check_sample, fields_of
 from .work import Row, Scale, Work
 
 DEVICE = "cuda:0"
-ROUNDS, ROUND_S = 15, {True: 0.2, False: 0.03}  # longer with batches, of which some are ready when a round begins
+ROUNDS, ROUND_S = 9, {True: 0.2, False: 0.02}  # longer with batches, of which some are ready when a round begins
 WATCHED_S, LIMIT_S, LOOK_S = 4.0, 120.0, 0.1
 PROCESSES = (1, 2, 4, 8, 16)
 LEARNERS = (1, 4, 8)

@@ -22,7 +22,14 @@ PAGES = [
     DOCS / f"{name}.md"
     for name in ("cluster", "drop-ins", "gallery", "performance", "planning", "reliability", "results")
 ]
-PAGES += sorted((DOCS / "algorithms").glob("*.md"))
+PAGES += [*sorted((DOCS / "algorithms").glob("*.md")), DOCS / "guides" / "gpus.md"]
+SIDES = {  # of `bench.gpu`
+    "marlcore": "marlcore, us",
+    "locks": "`load_state_dict` under a lock, us",
+    "in turn": "draw, then `torch.as_tensor`, us",
+    "CPU only": "the draw alone, us",
+    "PCIe": "copy of the bytes from or to pinned memory, us",
+}
 REGION = re.compile(r"(<!-- figures: (\w+) ?([\w ]*) -->)(\n?).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -134,6 +141,23 @@ def growth(_: str) -> str:
     return "\n".join([*parts, origin(stored)])
 
 
+def gpu(_: str) -> str:
+    """By card: calls' times as they are, and what runs did."""
+    parts = []
+    for path in sorted(FOLDER.glob("gpu-*.json")):
+        stored = load(path.stem)
+        rows = [
+            [work, *(rounded(times[side]) if side in times else None for side in SIDES)]
+            for work, times in stored["microseconds"].items()
+        ]
+        parts.append(markdown(["work", *SIDES.values()], rows))
+        for title, runs in stored["runs"].items():
+            columns = title, "steps/s", "updates/s", "GPU busy, %", "memory on it, MB"
+            parts.append(markdown(columns, ([name, *map(rounded, run.values())] for name, run in runs.items())))
+        parts.append(origin(stored))
+    return "\n".join(parts)
+
+
 def instructions(_: str) -> str:
     parts = []
     for compiler, stored in load("instructions").items():
@@ -167,7 +191,10 @@ def _origin_of_soak(stored: Mapping[str, Any]) -> str:
 
 RENDERERS: dict[str, Callable[[str], str]] = {
     renderer.__name__: renderer
-    for renderer in (table, results, gallery, long, long_origins, ratios, growth, instructions, soak_rates, soak_growth)
+    for renderer in (
+        *(table, results, gallery, long, long_origins, ratios, growth),
+        *(gpu, instructions, soak_rates, soak_growth),
+    )
 }
 
 

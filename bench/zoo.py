@@ -18,12 +18,12 @@ from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from platform import python_version
-from statistics import fmean
 from typing import Any
 
 import numpy as np
 
 import marlcore as mc
+from marlcore.envs import factory, vectorize
 from marlcore.training import preset_names, read_metrics
 from marlcore.training.config import PRESETS
 from marlcore.training.record.curves import returns_of
@@ -60,6 +60,7 @@ def digest_of(preset: str) -> str:
 def train(preset: str, seed: int, run_dir: Path) -> dict[str, Any]:
     """One run, in this process."""
     env, algorithm, config = mc.preset(preset)
+    agents = len(vectorize(factory(env), 1).agents)  # a team's return is the sum of several
     load, began, used = os.getloadavg()[0], time.monotonic(), _cpu_seconds()
     mc.train(env, algorithm, replace(config, seed=seed, run_dir=str(run_dir)), progress=False)
     seconds, cpu = time.monotonic() - began, _cpu_seconds() - used
@@ -67,8 +68,9 @@ def train(preset: str, seed: int, run_dir: Path) -> dict[str, Any]:
         scores = {"last": win_rate(run_dir)}
     else:
         kept = ["last", "best"] if config.evaluation.evaluates else ["last"]
-        scores = {which: fmean(mc.evaluate(run_dir, EPISODES, which=which).mean.values()) for which in kept}
-    curve = binned(run_dir, config.total_steps)
+        means = {which: mc.evaluate(run_dir, EPISODES, which=which).mean for which in kept}
+        scores = {which: sum(mean.values()) / agents for which, mean in means.items()}
+    curve = binned(run_dir, config.total_steps, agents)
     return {**scores, "seconds": round(seconds), "cpu": round(cpu), "load": round(load, 1), "curve": curve}
 
 
@@ -82,9 +84,10 @@ def win_rate(run_dir: Path) -> float:
     return float((1 + np.sign(np.concatenate(returns))).mean() / 2)
 
 
-def binned(run_dir: Path, steps: int) -> list[float | None]:
-    """The mean return of the run's own episodes that end in each part of it, over all agents; None without any."""
-    episodes = np.concatenate([*returns_of(read_metrics(run_dir / "metrics.csv")).values()])
+def binned(run_dir: Path, steps: int, agents: int) -> list[float | None]:
+    """An agent's mean return in the run's own episodes that end in each part of it; None without any."""
+    returns = returns_of(read_metrics(run_dir / "metrics.csv"))
+    episodes = np.concatenate([*returns.values()]) * [1, len(returns) / agents]
     places = np.minimum(episodes[:, 0] * BINS // steps, BINS - 1)
     parts = [episodes[places == place, 1] for place in range(BINS)]
     return [float(f"{part.mean():.4g}") if len(part) else None for part in parts]

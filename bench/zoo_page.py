@@ -25,15 +25,8 @@ DOCS = Path(__file__).parents[1] / "docs"
 PANELS = 5  # in a row of the picture
 EARLIER = {  # medians of docs/results.md with a preset's settings: figure, seeds, section
     "connect-four-dqn": ("155 of 200 games won against the untrained policy, with random openings", 1, "self-play"),
-    "pendulum-sac": ("-151", 5, "continuous-actions"),
-    "pendulum-td3": ("-151", 5, "continuous-actions"),
     "pong-dqn": ("-15.5 after 358,000 steps, exploring", 1, "pixels"),
-    "recall-r2d2": ("1", 5, "memory"),
-    "recall-recurrentppo": ("1", 5, "memory"),
-    "simple-spread-mappo": ("-18.5, exploring", 5, "on-policy"),
-    "simple-spread-ppo": ("-17.6, exploring", 5, "on-policy"),
     "tictactoe-dqn": ("176 of 200 games won against the untrained policy, with random openings", 3, "self-play"),
-    "treasure-hunt-iqn": ("97.1, exploring", 5, "default-settings"),
 }
 RL_ZOO = {  # one run each, in thousands of steps; HalfCheetah and Hopper are -v3 there, LunarLander is -v2
     "acrobot-ppo": (-73.5, 1000), "bipedalwalker-ppo": (213.3, 5000), "breakout-dqn": (358.3, 10_000),

@@ -189,6 +189,16 @@ def _resource_tracker() -> None:
     resource_tracker.ensure_running()
 
 
+@pytest.fixture(scope="session")
+def cuda() -> bool:
+    """Whether there is a CUDA device. The process then holds it open for good, which is no leak of the test."""
+    torch = pytest.importorskip("torch")
+    found: bool = torch.cuda.is_available()
+    if found:
+        torch.zeros((), device="cuda")
+    return found
+
+
 @pytest.fixture(autouse=True)
 def leaves_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     before = _left()

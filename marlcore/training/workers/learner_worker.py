@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map
 
 from ...errors import TimedOut
 from ...interfaces import Trainer
@@ -21,6 +22,7 @@ from .storage import batches_of
 from .worker import PolicyBlueprint, Worker
 
 log = logging.getLogger(__name__)
+CUDA_GRAPHS = ("reduce-overhead", "max-autotune")  # modes of torch.compile
 
 
 class LearnerWorker(Worker):
@@ -153,11 +155,23 @@ def _trainer_of(policy: PolicyBlueprint, model: PolicyModel, compiled: str) -> T
 
     published = addresses()
     if compiled != "off":
-        model.whole.compile(mode=compiled)  # copies, such as the trainer's target, are not compiled
+        compile_model(model.whole, compiled)
     trainer = policy.algorithm.make_trainer(model.whole)
     if addresses() != published:
         raise ValueError("make_trainer: expected it to change the model's tensors in place, but it replaced some")
     return trainer
+
+
+def compile_model(module: torch.nn.Module, mode: str) -> None:
+    """Compiles it; its copies, such as a trainer's target, are not compiled."""
+    module.compile(mode=mode)
+    call: Any = module._compiled_call_impl  # which no copy takes along, unlike another `forward`
+    if mode in CUDA_GRAPHS:  # the next call overwrites what a graph returned, and an update makes several
+
+        def call_and_keep(*args: Any, **kwargs: Any) -> Any:
+            return tree_map(lambda part: part.clone() if torch.is_tensor(part) else part, call(*args, **kwargs))
+
+        module._compiled_call_impl = call_and_keep
 
 
 def _restore(model: PolicyModel, store: ParameterStore, state: Mapping[str, Any]) -> int:

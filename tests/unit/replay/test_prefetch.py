@@ -365,10 +365,9 @@ def test_batches_for_a_device_are_the_samplers_field_by_field(filled, no_device,
 
 @pytest.mark.long
 @pytest.mark.parametrize("options", [{"device": "cuda"}, {"pin_memory": True}], ids=str)
-def test_a_batch_on_a_device_is_the_samplers(filled, options):
+def test_a_batch_on_a_device_is_the_samplers(cuda, filled, options):
     """Where there is no CUDA, that is said when the Prefetch is made."""
-    torch = pytest.importorskip("torch")
-    if not torch.cuda.is_available():
+    if not cuda:
         with pytest.raises(RuntimeError):
             mc.Prefetch(filled.sampler(8), **options)
         return

@@ -23,6 +23,7 @@ from marlcore.spaces import MASK
 from marlcore.training.loops import FiniteCheck, Learner, PolicyModel, choose_device
 from marlcore.training.loops.learner import learn
 from marlcore.training.loops.model import Normalizer
+from marlcore.training.workers.learner_worker import compile_model
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
@@ -267,6 +268,23 @@ def test_the_model_is_compiled_when_its_trainer_is_made(tmp_path: Path, monkeypa
     ((implementation, kind, of_target),) = seen
     assert modes == ["reduce-overhead"]
     assert implementation is not None and kind is AutogradPass and of_target is None
+
+
+@pytest.mark.parametrize("mode, kept", [("reduce-overhead", True), ("max-autotune", True), ("default", False)])
+def test_what_a_cuda_graph_returned_outlives_its_next_call(
+    monkeypatch: pytest.MonkeyPatch, mode: str, kept: bool
+) -> None:
+    buffer = torch.zeros(())
+
+    def compiled(module: torch.nn.Module, mode: str) -> None:
+        module._compiled_call_impl = lambda rows: {"values": buffer.copy_(rows)}  # as graphs do, into the same memory
+
+    monkeypatch.setattr(torch.nn.Module, "compile", compiled)
+    module = torch.nn.Identity()
+    compile_model(module, mode)
+    first = module(torch.tensor(1.0))
+    module(torch.tensor(2.0))
+    assert (first["values"] == 1.0) == kept
 
 
 def normalized(rows: Any) -> tuple[torch.Tensor, dict[str, float]]:

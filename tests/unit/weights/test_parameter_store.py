@@ -689,8 +689,9 @@ def test_a_publisher_killed_inside_leaves_older_slots():
         assert subscriber.pull() and value_of(words(local)) == 3
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an accelerator")
-def test_a_model_on_an_accelerator_is_published_and_pulled():
+def test_a_model_on_an_accelerator_is_published_and_pulled(cuda):
+    if not cuda:
+        pytest.skip("needs an accelerator")
     model, local = rich().cuda(), rich().cuda()
     with mc.ParameterStore.create(model, extras={"epsilon": ()}) as store, store.publisher(model) as publisher:
         subscriber = store.subscriber(local)
