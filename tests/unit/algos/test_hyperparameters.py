@@ -42,6 +42,7 @@ RANGES = [
     ((*OF_TEAMS, *BY_CRITICS), "shared", "True or False", ["no"]),
     (OF_TEAMS, "burn_in", "less than the length 40", [40]),
     *((["QMIX"], name, WHOLE, [0]) for name in ("mixing_units", "hyper_units")),
+    (["QMIX"], "positive", "absolute or softmax", ["none"]),
     (["TD3"], "noise", NOT_NEGATIVE, [-0.1]),
     (["TD3"], "target_noise", NOT_NEGATIVE, [math.inf]),
     (["TD3"], "target_noise_clip", NOT_NEGATIVE, ["wide"]),
