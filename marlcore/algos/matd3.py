@@ -28,7 +28,7 @@ from .networks.distributions import NEVER
 from .networks.initialization import initialize
 from .networks.members import Members, TeamSpaces
 from .networks.own import torso_of
-from .networks.policy_value import PolicyNetwork
+from .networks.policy_value import OutputNetwork
 from .networks.torso import rows_in
 from .td3 import TD3, DeterministicPolicy, TD3Trainer
 
@@ -103,7 +103,7 @@ def member_policy(hyper: MATD3, spaces: Spaces) -> nn.Module:
     """A member's observations to its action in [-1, 1] of a Box, or to a score of each Discrete one."""
     if isinstance(spaces.action, gym.Box):
         return DeterministicPolicy(hyper, spaces)
-    return PolicyNetwork(hyper, spaces, torso_of(hyper, spaces, hyper.hidden))
+    return OutputNetwork(hyper, torso_of(hyper, spaces, hyper.hidden), int(spaces.action.n))
 
 
 class TeamPolicy(nn.Module):
