@@ -99,7 +99,7 @@ def team_actions(owner: str, team: TeamSpaces) -> OneHotActions | BoxActions:
     return OneHotActions(team) if team.choices else BoxActions(owner, team.spaces.action)
 
 
-def member_policy(hyper: MATD3, spaces: Spaces) -> nn.Module:
+def member_policy(hyper: Any, spaces: Spaces) -> nn.Module:
     """A member's observations to its action in [-1, 1] of a Box, or to a score of each Discrete one."""
     if isinstance(spaces.action, gym.Box):
         return DeterministicPolicy(hyper, spaces)
@@ -109,7 +109,7 @@ def member_policy(hyper: MATD3, spaces: Spaces) -> nn.Module:
 class TeamPolicy(nn.Module):
     """A team's observations to its members' actions [B, size]: in [-1, 1] of a Box, scores of Discrete ones."""
 
-    def __init__(self, hyper: MATD3, spaces: Spaces) -> None:
+    def __init__(self, hyper: Any, spaces: Spaces) -> None:
         super().__init__()
         self.team = TeamSpaces(hyper.owner, spaces, hyper.shared)
         self.actions = team_actions(hyper.owner, self.team)
@@ -156,12 +156,12 @@ class TeamCritics(TwinCritics):
 
 
 class TeamActorCritic(nn.Module):
-    """The members' policies, which are all that actors need, and the team's critics."""
+    """The members' policies, which are all that actors need, and the team's critics, by default TeamCritics."""
 
-    def __init__(self, hyper: MATD3, spaces: Spaces) -> None:
+    def __init__(self, hyper: Any, spaces: Spaces, critics: Any = TeamCritics) -> None:
         super().__init__()
         self.acting = TeamPolicy(hyper, spaces)
-        self.critics = TeamCritics(hyper, self.acting)
+        self.critics = critics(hyper, self.acting)
         initialize(hyper, self.critics)
         initialize(hyper, self.critics.layers[-1], 1.0)
 
