@@ -29,6 +29,7 @@ from .errors import WorkerFailed as WorkerFailed
 # isort: split
 # Training, with pip install "marlcore[train]"
 from .algos import BC as BC
+from .algos import COMA as COMA
 from .algos import CQL as CQL
 from .algos import DQN as DQN
 from .algos import HAPPO as HAPPO

@@ -6,6 +6,7 @@ from ..checks import did_you_mean
 from ..interfaces import Algorithm
 from ..references import reference_to, resolve
 from .bc import BC
+from .coma import COMA
 from .cql import CQL
 from .dqn import DQN
 from .happo import HAPPO
@@ -21,7 +22,7 @@ from .td3 import TD3
 from .td3_bc import TD3BC
 from .vdn import VDN
 
-_KINDS = BC, CQL, DQN, HAPPO, IQN, MADDPG, MAPPO, MATD3, PPO, QMIX, R2D2, RecurrentPPO, SAC, TD3, TD3BC, VDN
+_KINDS = BC, COMA, CQL, DQN, HAPPO, IQN, MADDPG, MAPPO, MATD3, PPO, QMIX, R2D2, RecurrentPPO, SAC, TD3, TD3BC, VDN
 ALGORITHMS: dict[str, type[Algorithm]] = {kind.__name__.lower(): kind for kind in _KINDS}
 
 

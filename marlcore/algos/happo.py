@@ -162,19 +162,14 @@ class HAPPOTrainer(PPOTrainer):
     def _member_step(self, member: int, rows: Rows, bonus: float) -> torch.Tensor:
         """One gradient step of a member; the policy's loss, entropy, divergence, share clipped and gradient's norm."""
         alive = self.team.alive(rows.obs)[:, member]
-        number = alive.sum().clamp(min=1.0)
+        share = alive / alive.sum().clamp(min=1.0)
         log_prob, entropy = self.judged(member, rows)
-        moved = log_prob - rows.log_prob
-        ratio = torch.exp(moved)
-        clipped = ratio.clamp(1 - self.hyper.clip, 1 + self.hyper.clip)
-        loss = -(torch.minimum(rows.advantage * ratio, rows.advantage * clipped) * alive).sum() / number
-        mean_entropy = (entropy * alive).sum() / number
+        loss, kl, beyond = self._policy_loss(log_prob, rows, lambda values: (values * share).sum())
+        mean_entropy = (entropy * share).sum()
         self.optimizers[member].zero_grad()
         torch.autograd.backward(loss - bonus * mean_entropy)
         grad_norm = self.optimizers[member].clip_and_step(self.hyper.max_grad_norm)
         with torch.no_grad():
-            kl = ((ratio - 1 - moved) * alive).sum() / number
-            beyond = ((ratio != clipped) * alive).sum() / number
             return torch.stack([loss, mean_entropy, kl, beyond, grad_norm])
 
     def _critic_step(self, rows: Rows) -> torch.Tensor:

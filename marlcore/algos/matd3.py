@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from gymnasium import spaces as gym
 from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional
@@ -26,7 +27,8 @@ from .networks.critics import TwinCritics
 from .networks.distributions import NEVER
 from .networks.initialization import initialize
 from .networks.members import Members, TeamSpaces
-from .networks.own import head_on, torso_of
+from .networks.own import torso_of
+from .networks.policy_value import OutputNetwork
 from .networks.torso import rows_in
 from .td3 import TD3, DeterministicPolicy, TD3Trainer
 
@@ -97,30 +99,21 @@ def team_actions(owner: str, team: TeamSpaces) -> OneHotActions | BoxActions:
     return OneHotActions(team) if team.choices else BoxActions(owner, team.spaces.action)
 
 
-class Scores(nn.Module):
-    """A member's observations to a number for each of its Discrete actions, before the softmax."""
-
-    def __init__(self, hyper: Any, spaces: Spaces) -> None:
-        super().__init__()
-        self.torso = torso_of(hyper, spaces, hyper.hidden)
-        self.output = head_on(hyper, self.torso, int(spaces.action.n))
-        initialize(hyper, self.torso)
-        initialize(hyper, self.output, 1.0)
-
-    def forward(self, obs: Any) -> torch.Tensor:
-        outputs: torch.Tensor = self.output(self.torso(obs))
-        return outputs
+def member_policy(hyper: Any, spaces: Spaces) -> nn.Module:
+    """A member's observations to its action in [-1, 1] of a Box, or to a score of each Discrete one."""
+    if isinstance(spaces.action, gym.Box):
+        return DeterministicPolicy(hyper, spaces)
+    return OutputNetwork(hyper, torso_of(hyper, spaces, hyper.hidden), int(spaces.action.n))
 
 
 class TeamPolicy(nn.Module):
     """A team's observations to its members' actions [B, size]: in [-1, 1] of a Box, scores of Discrete ones."""
 
-    def __init__(self, hyper: MATD3, spaces: Spaces) -> None:
+    def __init__(self, hyper: Any, spaces: Spaces) -> None:
         super().__init__()
         self.team = TeamSpaces(hyper.owner, spaces, hyper.shared)
         self.actions = team_actions(hyper.owner, self.team)
-        kind = Scores if self.team.choices else DeterministicPolicy
-        self.members = Members(self.team, lambda own: kind(hyper, own))
+        self.members = Members(self.team, lambda own: member_policy(hyper, own))
 
     def forward(self, obs: Any, mask: torch.Tensor | None = None) -> torch.Tensor:
         """The outputs [B, size]; the mask is in the observation where none is given."""
@@ -163,12 +156,12 @@ class TeamCritics(TwinCritics):
 
 
 class TeamActorCritic(nn.Module):
-    """The members' policies, which are all that actors need, and the team's critics."""
+    """The members' policies, which are all that actors need, and the team's critics, by default TeamCritics."""
 
-    def __init__(self, hyper: MATD3, spaces: Spaces) -> None:
+    def __init__(self, hyper: Any, spaces: Spaces, critics: Any = TeamCritics) -> None:
         super().__init__()
         self.acting = TeamPolicy(hyper, spaces)
-        self.critics = TeamCritics(hyper, self.acting)
+        self.critics = critics(hyper, self.acting)
         initialize(hyper, self.critics)
         initialize(hyper, self.critics.layers[-1], 1.0)
 

@@ -262,18 +262,25 @@ class PPOTrainer(Resumable):
     def _step(self, now: Evaluated, rows: Rows, bonus: float) -> torch.Tensor:
         """One gradient step; returns METRICS."""
         hyper = self.hyper
-        moved = now.log_prob - rows.log_prob
-        ratio = torch.exp(moved)
-        clipped = ratio.clamp(1 - hyper.clip, 1 + hyper.clip)
-        policy_loss = -torch.minimum(rows.advantage * ratio, rows.advantage * clipped).mean()
+        policy_loss, kl, beyond = self._policy_loss(now.log_prob, rows, torch.mean)
         value_loss, entropy = self._value_loss(now.value, rows), now.entropy.mean()
         loss = policy_loss + hyper.value_coefficient * value_loss - bonus * entropy
         self.optimizer.zero_grad()
         torch.autograd.backward(loss)
         grad_norm = self.optimizer.clip_and_step(hyper.max_grad_norm)
         with torch.no_grad():
-            kl, beyond = (ratio - 1 - moved).mean(), (ratio != clipped).float().mean()
             return torch.stack([loss, policy_loss, value_loss, entropy, kl, beyond, grad_norm])
+
+    def _policy_loss(
+        self, log_prob: torch.Tensor, rows: Rows, mean: Callable[[torch.Tensor], torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The clipped objective's loss, by `mean` over the rows, the divergence and the share clipped."""
+        moved = log_prob - rows.log_prob
+        ratio = torch.exp(moved)
+        clipped = ratio.clamp(1 - self.hyper.clip, 1 + self.hyper.clip)
+        loss = -mean(torch.minimum(rows.advantage * ratio, rows.advantage * clipped))
+        with torch.no_grad():
+            return loss, mean(ratio - 1 - moved), mean((ratio != clipped).float())
 
     def _value_loss(self, value: torch.Tensor, rows: Rows) -> torch.Tensor:
         """Half the mean squared error; with clip_value of the worse of the value and the clipped one (detail 9)."""

@@ -5,7 +5,7 @@ Rashid et al. 2018, "QMIX: Monotonic value function factorisation for deep multi
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -29,9 +29,12 @@ class QMIX(TeamQLearning):
     """Units of the mixing network's hidden layer, at least 1."""
     hyper_units: AtLeast1 = 64
     """Units of the hidden layers that make the mixing network's weights of the state, at least 1."""
+    positive: Literal["absolute", "softmax"] = "absolute"
+    """What keeps the mixing network's weights from being negative: "absolute" values, as in the paper, or a "softmax",
+    with which the team's value grows at most as fast as VDN's where all members' values grow alike."""
 
     def mixer(self, team: TeamSpaces) -> nn.Module:
-        return Mixer(team, self.mixing_units, self.hyper_units)
+        return Mixer(team, self)
 
 
 class Mixer(nn.Module):
@@ -41,22 +44,23 @@ class Mixer(nn.Module):
     and the last bias comes from two layers.
     """
 
-    def __init__(self, team: TeamSpaces, units: int, hyper_units: int) -> None:
+    def __init__(self, team: TeamSpaces, hyper: QMIX) -> None:
         super().__init__()
-        self.team = team
-        self.units = units
-        size = team.state_size
-        self.weights = _two_layers(size, hyper_units, team.count * units)
-        self.biases = nn.Linear(size, units)
-        self.last_weights = _two_layers(size, hyper_units, units)
-        self.last_bias = _two_layers(size, units, 1)
+        self.team, self.softmax = team, hyper.positive == "softmax"
+        self.units, size = hyper.mixing_units, team.state_size
+        self.weights = _two_layers(size, hyper.hyper_units, team.count * self.units)
+        self.biases = nn.Linear(size, self.units)
+        self.last_weights = _two_layers(size, hyper.hyper_units, self.units)
+        self.last_bias = _two_layers(size, self.units, 1)
 
     def forward(self, values: torch.Tensor, obs: Any) -> torch.Tensor:
         """The team's values [...] for the members' [..., members] and the team's observations [..., ]."""
         state = self.team.state(obs)
-        weights = self.weights(state).abs().unflatten(-1, (-1, self.units))
-        hidden = functional.elu((values[..., None] * weights).sum(-2) + self.biases(state))
-        total: torch.Tensor = (hidden * self.last_weights(state).abs()).sum(-1) + self.last_bias(state).squeeze(-1)
+        weights, last_weights = self.weights(state).unflatten(-1, (-1, self.units)), self.last_weights(state)
+        if self.softmax:  # over the members of each unit, and over the units
+            weights, last_weights = weights.softmax(-2), self.team.count * last_weights.softmax(-1)
+        hidden = functional.elu((values[..., None] * weights.abs()).sum(-2) + self.biases(state))
+        total: torch.Tensor = (hidden * last_weights.abs()).sum(-1) + self.last_bias(state).squeeze(-1)
         return total
 
 

@@ -15,13 +15,12 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from ..checks import brief
 from ..interfaces import PREVIOUS_REWARD, Action, Algorithm, ReplaySource, Update
 from ..spaces import Spaces
 from ..spec import Field, TransitionSpec
 from .base import Layers, LearningRate, Request
 from .networks.initialization import initialize
-from .networks.members import Members, TeamSpaces
+from .networks.members import Members, TeamSpaces, discrete_team
 from .networks.own import torso_of, whole_network
 from .networks.qnetwork import QNetwork, best
 from .networks.recurrent import PREVIOUS_ACTION, Cell, State, state_sizes
@@ -70,10 +69,7 @@ class TeamQLearning(WindowedQLearning):
 
     def team(self, spaces: Spaces) -> TeamSpaces:
         """Raises ValueError: see `transition`."""
-        team = TeamSpaces(self.owner, spaces, self.shared)
-        if not team.choices:
-            raise ValueError(f"{self.owner}: expected Discrete actions of a team's members, got {brief(spaces.action)}")
-        return team
+        return discrete_team(self.owner, spaces, self.shared)
 
     def source(self, chosen: ReplaySource) -> ReplaySource:
         """Windows for members with memory, otherwise the chosen one."""

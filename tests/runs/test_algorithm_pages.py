@@ -35,6 +35,7 @@ EVERYTHING = mc.ReplaySource(3, Prioritized(), hindsight=Hindsight(compute_rewar
 ON_POLICY = {"batch_size": 128, "minibatch_size": 128, "epochs": 1}
 WINDOWS = {"units": 8, "length": 8, "burn_in": 2, "period": 4}
 SMALL: dict[str, Any] = {
+    "coma": ON_POLICY,
     "happo": ON_POLICY,
     "mappo": ON_POLICY,
     "ppo": ON_POLICY,

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 FOLDERS = ("start", "guides", "algorithms")
 PAGES = [ROOT / "README.md", *(page for folder in FOLDERS for page in sorted((ROOT / "docs" / folder).glob("*.md")))]
 NEEDS = {"action-masks": "pettingzoo", "export": "onnxscript", "sweeps-and-seeds": "optuna"}
-NEEDS |= dict.fromkeys(("happo", "maddpg", "mappo", "matd3", "qmix", "teams", "vdn"), "mpe2")
+NEEDS |= dict.fromkeys(("coma", "happo", "maddpg", "mappo", "matd3", "qmix", "teams", "vdn"), "mpe2")
 
 
 def documented_metrics(name: str) -> set[str]:

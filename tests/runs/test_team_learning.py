@@ -18,13 +18,14 @@ CHOICES = [
     (mc.MATD3(learning_rate=2e-3, reward_scale=1.0), 5_000),
     (mc.MADDPG(learning_rate=2e-3, reward_scale=1.0, shared=False), 5_000),
     (mc.HAPPO(**ON_POLICY), 8_000),
+    (mc.COMA(batch_size=100, minibatch_size=50, learning_rate=3e-3, reward_scale=1.0), 8_000),
 ]
 MOVES = [(mc.MATD3(learning_rate=2e-3, reward_scale=1.0), 4_000), (mc.HAPPO(**ON_POLICY), 12_000)]
 
 
 def returned(env_fn: Any, algorithm: Any, steps: int, run_dir: Path) -> float:
     """The greedy team's mean return."""
-    queued = isinstance(algorithm, mc.HAPPO)
+    queued = isinstance(algorithm, (mc.HAPPO, mc.COMA))
     options = {} if queued else {"learner": OFF_POLICY, "updates_per_step": 0.25}
     config = mc.Config(total_steps=steps, mode="serial", run_dir=str(run_dir), actor=mc.ActorConfig(envs=4), **options)
     mc.train(env_fn, algorithm, config, progress=False)

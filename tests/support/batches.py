@@ -61,6 +61,7 @@ SMALL = {  # every algorithm, with small networks, and spaces for it
     "matd3": (mc.MATD3(hidden=(8, 8)), team_spaces()),
     "maddpg": (mc.MADDPG(hidden=(8, 8)), team_spaces()),
     "happo": (mc.HAPPO(**QUEUED), team_spaces()),
+    "coma": (mc.COMA(**QUEUED), team_spaces()),
 }
 NUMBERS = {"learning_rate": 1e-3, "entropy_coefficient": 0.01}
 
@@ -205,7 +206,11 @@ def batch_of(hyper, spaces, seed=0):
     """A batch as the algorithm's learner gets it."""
     if getattr(hyper.source(ReplaySource()), "sequence", None) is not None:
         return made_windows(hyper, spaces, 6, seed).torch()
-    return queue_batch(hyper, spaces, seed=seed)[0] if isinstance(hyper, mc.PPO) else made_batch(spaces, seed=seed)
+    if isinstance(hyper, mc.PPO):
+        return queue_batch(hyper, spaces, seed=seed)[0]
+    batch = made_batch(spaces, seed=seed)
+    batch.continues = torch.arange(len(batch.reward)) % 3 < 2  # read by COMA alone
+    return batch
 
 
 def huber(error, delta=1.0):

@@ -113,6 +113,14 @@ class TeamSpaces:
         return self._newest(obs[MASK]) if self.spaces.masked else None
 
 
+def discrete_team(owner: str, spaces: Spaces, shared: bool) -> TeamSpaces:
+    """A team's spaces. Raises ValueError: the agent is no team, or its members' actions are not Discrete."""
+    team = TeamSpaces(owner, spaces, shared)
+    if not team.choices:
+        raise ValueError(f"{owner}: expected Discrete actions of a team's members, got {brief(spaces.action)}")
+    return team
+
+
 def _of_member(spaces: Spaces, part: Part, count: int, action: gym.Space) -> Spaces:
     own = gym.Box(part.space.low[0], part.space.high[0], dtype=part.space.dtype)
     number = {MEMBER: gym.Box(0, 1, (count,), np.float32)}

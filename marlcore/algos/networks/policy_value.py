@@ -30,19 +30,29 @@ class PolicyNetwork(nn.Module):
         return outputs
 
 
-class ValueNetwork(nn.Module):
-    """Observations to their values [B]."""
+class OutputNetwork(nn.Module):
+    """Observations to numbers [B, outputs]."""
 
-    def __init__(self, hyper: Any, torso: Torso | OwnTorso) -> None:
+    def __init__(self, hyper: Any, torso: Torso | OwnTorso, outputs: int) -> None:
         super().__init__()
         self.torso = torso
-        self.head = head_on(hyper, torso, 1)
+        self.head = head_on(hyper, torso, outputs)
         initialize(hyper, self.torso)
         initialize(hyper, self.head, 1.0)
 
     def forward(self, obs: Any) -> torch.Tensor:
-        values: torch.Tensor = self.head(self.torso(obs))
-        return values.squeeze(1)
+        outputs: torch.Tensor = self.head(self.torso(obs))
+        return outputs
+
+
+class ValueNetwork(OutputNetwork):
+    """Observations to their values [B]."""
+
+    def __init__(self, hyper: Any, torso: Torso | OwnTorso) -> None:
+        super().__init__(hyper, torso, 1)
+
+    def forward(self, obs: Any) -> torch.Tensor:
+        return super().forward(obs).squeeze(1)
 
 
 class PolicyValue(nn.Module):

@@ -55,6 +55,7 @@ QUEUED_ROWS = {"log_prob": Field()}
 STORED = {  # what rows hold beside observation and action, and the learner's source
     **dict.fromkeys(SMALL, ({}, CHOSEN)),
     **dict.fromkeys(["ppo", "mappo", "happo"], (QUEUED_ROWS, QueueSource(24))),
+    "coma": ({}, QueueSource(24)),
     "recurrentppo": ({**QUEUED_ROWS, **state_extras(1)}, QueueSource(24)),
     "r2d2": (state_extras(8), ReplaySource(1, Prioritized(0.9), Sequence(12, 4, 8))),
 }

@@ -14,7 +14,7 @@ from marlcore.spaces import Spaces
 OF_VALUES, CONTINUOUS = ("CQL", "DQN", "IQN", "R2D2"), ("SAC", "TD3", "TD3BC")
 ON_POLICY = ("PPO", "MAPPO", "RecurrentPPO")
 ALL_PPO = (*ON_POLICY, "HAPPO")
-OF_TEAMS, BY_CRITICS = ("VDN", "QMIX"), ("MATD3", "MADDPG")
+OF_TEAMS, BY_CRITICS = ("VDN", "QMIX"), ("MATD3", "MADDPG", "COMA")
 EVERY = (*OF_VALUES, *CONTINUOUS, *ON_POLICY, *OF_TEAMS, *BY_CRITICS, "HAPPO")
 WHOLE, POSITIVE, UNIT = "an integer of at least 1", "a finite number above 0", "a number from 0 to 1"
 SIZES, NOT_NEGATIVE = "a tuple of at least one size", "a finite number of at least 0"
@@ -42,6 +42,10 @@ RANGES = [
     ((*OF_TEAMS, *BY_CRITICS), "shared", "True or False", ["no"]),
     (OF_TEAMS, "burn_in", "less than the length 40", [40]),
     *((["QMIX"], name, WHOLE, [0]) for name in ("mixing_units", "hyper_units")),
+    (["QMIX"], "positive", "absolute or softmax", ["none"]),
+    *((["COMA"], name, WHOLE, [0]) for name in ("batch_size", "epochs", "minibatch_size")),
+    (["COMA"], "td_lambda", UNIT, [1.5]),
+    (["COMA"], "entropy_coefficient", NOT_NEGATIVE, [-0.1]),
     (["TD3"], "noise", NOT_NEGATIVE, [-0.1]),
     (["TD3"], "target_noise", NOT_NEGATIVE, [math.inf]),
     (["TD3"], "target_noise_clip", NOT_NEGATIVE, ["wide"]),

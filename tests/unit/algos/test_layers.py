@@ -91,7 +91,7 @@ def weights_of(model):
 LAST = dict.fromkeys(("bc", "cql", "dqn", "iqn", "r2d2"), 1) | dict.fromkeys(
     ("ppo", "mappo", "recurrentppo", "vdn", "qmix"), 2
 )
-LAST |= dict.fromkeys(("matd3", "maddpg", "happo"), 4)
+LAST |= dict.fromkeys(("matd3", "maddpg", "happo"), 4) | {"coma": 3}
 LAST |= dict.fromkeys(("td3", "sac", "td3bc"), 3)  # layers of other gains
 
 

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("seeded_torch")
 
 FILE = Path(__file__).parents[3] / "examples" / "own_networks.py"
 EACH = pytest.mark.parametrize("name", SMALL)
-OF_TEAMS = {"vdn", "qmix", "matd3", "maddpg", "happo"}  # they have a network for each group of members
+OF_TEAMS = {"vdn", "qmix", "matd3", "maddpg", "happo", "coma"}  # they have a network for each group of members
 
 
 class Seeing(nn.Module):

@@ -1,4 +1,4 @@
-"""MATD3, MADDPG and HAPPO against plain computations: what critics see, whose gradients flow, and what members owe."""
+"""MATD3, MADDPG, HAPPO and COMA against plain computations: what critics see, whose gradients flow, who owes what."""
 
 import math
 from dataclasses import replace
@@ -19,6 +19,7 @@ pytestmark = pytest.mark.usefixtures("seeded_torch")
 COUNT, MOST = 3, 4
 BOX = gym.Box(-1, 1, (COUNT, 2), np.float32)
 SMALL = {"hidden": (8, 8), "reward_scale": 0.5}
+COMA = mc.COMA(**SMALL, batch_size=24, minibatch_size=24, td_lambda=0.6, entropy_coefficient=0.0)
 HAPPO = mc.HAPPO(hidden=(8, 8), batch_size=24, minibatch_size=24, epochs=1, target_kl=None)
 
 
@@ -218,8 +219,60 @@ def test_a_team_of_one_learns_as_ppo_does():
         torch.testing.assert_close(mine, theirs)
 
 
+def made_coma(dead=()):
+    """A model, its trainer, a batch, and what was done in it, one-hot; choices are never random."""
+    spaces = spaces_of(masked=True, joint=True)
+    model, trainer = made_trainer(COMA, spaces)
+    model.acting.drawn = lambda outputs, _: model.acting.actions.encode(model.acting.actions.decoded(outputs))
+    batch = batch_of(spaces, dead=dead)
+    return model, trainer, batch, model.acting.actions.encode(batch.action)
+
+
+def test_values_of_a_members_actions_see_what_others_did_alone():
+    model, _, batch, action = made_coma(dead=[1])
+    values = model.critics(batch.obs, action)
+    for member in range(COUNT):
+        changed = action.view(24, COUNT, MOST).clone()
+        changed[:, member] = changed[:, member].roll(1, -1)
+        same = [
+            torch.equal(*pair)
+            for pair in zip(values.unbind(1), model.critics(batch.obs, changed.flatten(1)).unbind(1), strict=True)
+        ]
+        assert same == [member in (1, other) for other in range(COUNT)], "the dead do nothing"
+
+
+def test_critics_learn_the_returns_of_td_lambda():
+    """Row by row from the last one; where a run of rows is cut, with the value of today's actions."""
+    _, trainer, batch, action = made_coma()
+    with torch.no_grad():
+        taken = trainer.taken(trainer.target, batch.obs, action)
+        after = trainer.policy.drawn(trainer.policy(batch.next_obs), None)
+        cut = trainer.taken(trainer.target, batch.next_obs, after)
+    expected = torch.zeros(25, COUNT)
+    for row in reversed(range(24)):
+        going = batch.continues[row]
+        later = 0.4 * taken[row + 1] + 0.6 * expected[row + 1] if going else cut[row]
+        expected[row] = 0.5 * batch.reward[row] + batch.discount[row] * later
+    torch.testing.assert_close(trainer.targets(batch, action), expected[:-1])
+
+
+def test_policies_climb_what_their_actions_add():
+    """Foerster et al. 2018, equation 4: beside the mean value of the member's policy, of members that act."""
+    model, trainer, batch, action = made_coma(dead=[1])
+    values = model.critics(batch.obs, action).detach().numpy()
+    outputs = model.acting(batch.obs).view(24, COUNT, MOST).detach().double().numpy()
+    probability = np.exp(outputs - outputs.max(-1, keepdims=True))
+    probability /= probability.sum(-1, keepdims=True)
+    loss = 0.0
+    for row in range(24):
+        for member in (0, 2):
+            did, p, q = int(batch.action[row, member]), probability[row, member], values[row, member]
+            loss -= (q[did] - (p * q).sum()) * np.log(p[did]) / 48
+    assert trainer._improve_policies(batch, action)["policy_loss"].item() == pytest.approx(loss, rel=1e-4, abs=1e-6)
+
+
 def test_agents_that_are_no_teams_are_refused_in_one_line():
     expected = r"expected an agent that is a team \(see Config.teams\), got [^\n]+"
-    for hyper in (mc.HAPPO(), mc.MATD3()):
+    for hyper in (mc.HAPPO(), mc.MATD3(), mc.COMA()):
         with pytest.raises(ValueError, match=rf"^{hyper.owner}: {expected}$"):
             hyper.transition(Spaces(gym.Box(-1, 1, (2,), np.float32), gym.Discrete(2)))

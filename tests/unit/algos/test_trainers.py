@@ -24,6 +24,7 @@ OWN_METRICS = {
     "cql": {"penalty"},
     "bc": {"entropy"},
     "maddpg": {"policy_loss"},
+    "coma": {"policy_loss", "entropy"},
     "sac": {"entropy", "policy_loss", "temperature"},
     **{name: {"policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction"} for name in QUEUES},
 }
@@ -58,6 +59,9 @@ def test_an_update_returns_detached_scalars_and_priorities(name):
     assert all(value.shape == () and not value.requires_grad for value in update.metrics.values())
     if name in QUEUES:
         assert update.priority is None and update.updates == (24 if name == "happo" else 6)
+        return
+    if name == "coma":
+        assert update.priority is None and update.updates == 3
         return
     assert update.priority.shape == (len(batch.weight),) and update.priority.dtype == torch.float32
     assert not update.priority.requires_grad and update.updates == 1

@@ -30,6 +30,8 @@ CELLS = pytest.mark.parametrize("cell", [None, "gru"])
 
 
 def made(name, **changes):
+    if name == "softmax":
+        name, changes = "qmix", {"positive": "softmax", **changes}
     return replace(SMALL[name][0], **changes)
 
 
@@ -63,7 +65,11 @@ def plain_mixed(network, values, obs, row, alive=None):
         return linear(f"{name}.2", np.maximum(linear(f"{name}.0", state), 0))
 
     state = newest(obs[JOINT][row], spaces)
-    first, last = np.abs(two("weights")).reshape(len(values), -1), np.abs(two("last_weights"))
+    first, last = two("weights").reshape(len(values), -1), two("last_weights")
+    if network.mixer.softmax:
+        first, last = np.exp(first), np.exp(last)
+        first, last = first / first.sum(0), len(values) * last / last.sum()
+    first, last = np.abs(first), np.abs(last)
     hidden = values @ first + linear("biases", state)
     return np.where(hidden > 0, hidden, np.exp(np.minimum(hidden, 0)) - 1) @ last + two("last_bias")[0]
 
@@ -105,7 +111,7 @@ def check_update(hyper, spaces, seed):
 
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    name=st.sampled_from(["vdn", "qmix"]),
+    name=st.sampled_from(["vdn", "qmix", "softmax"]),
     double=st.booleans(),
     shared=st.booleans(),
     masked=st.booleans(),
@@ -133,24 +139,41 @@ def test_the_plain_loop_finds_a_rule_left_out(name, rule, monkeypatch):
 
 
 @settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(seed=st.integers(0, 2**16), member=st.integers(0, 2), more=st.floats(0, 50, width=32))
-def test_the_mixed_value_grows_with_each_members(seed, member, more):
+@given(
+    name=st.sampled_from(["qmix", "softmax"]),
+    seed=st.integers(0, 2**16),
+    member=st.integers(0, 2),
+    more=st.floats(0, 50, width=32),
+)
+def test_the_mixed_value_grows_with_each_members(name, seed, member, more):
+    low, high = mixed_before_and_after(name, seed, [member], more)
+    assert (high >= low - 1e-4 * (1 + low.abs())).all()
+
+
+def mixed_before_and_after(name, seed, members, more):
+    """A random mixer's values [5] of random members' ones, and with these members' higher by `more`."""
     torch.manual_seed(seed)
-    rng = np.random.default_rng(seed)
     spaces = spaces_of()
-    network, _ = made_trainer(made("qmix", initialization="xavier"), spaces)
-    obs, values = made_obs(spaces, 5, rng), torch.randn(5, 3)
+    _, trainer = made_trainer(made(name, initialization="xavier"), spaces)
+    obs, values = made_obs(spaces, 5, np.random.default_rng(seed)), torch.randn(5, 3)
     obs[ALIVE][:] = 1
     higher = values.clone()
-    higher[:, member] += more
-    low, high = (network.mixed(each, obs).detach() for each in (values, higher))
-    assert (high >= low - 1e-4 * (1 + low.abs())).all()
+    higher[:, members] += more
+    return [trainer.target.mixed(each, obs) for each in (values, higher)]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_by_a_softmax_it_grows_no_faster_than_a_sum(seed):
+    """Where all members' values grow alike; with absolute weights it may grow faster."""
+    for name in ("softmax", "qmix"):
+        low, high = mixed_before_and_after(name, seed, [0, 1, 2], 7.0)
+        assert ((high - low).max() <= 3 * 7.0 + 1e-3) == (name == "softmax")
 
 
 def test_without_absolute_weights_it_does_not_grow(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "abs", lambda tensor: tensor)
     with pytest.raises(AssertionError):
-        test_the_mixed_value_grows_with_each_members.hypothesis.inner_test(0, 0, 5.0)
+        test_the_mixed_value_grows_with_each_members.hypothesis.inner_test("qmix", 0, 0, 5.0)
 
 
 def stepped_values(network, batch, held):

@@ -98,6 +98,7 @@ KINDS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "qmix": (mc.QMIX(hidden=(16, 16)), TEAM[:2]),
     "matd3": (mc.MATD3(hidden=(16,)), TEAM),
     "happo": (mc.HAPPO(hidden=(16,)), TEAM),
+    "coma": (mc.COMA(hidden=(16,)), TEAM),
     "sac with a whole model": (mc.SAC(network=Squashed), (BOX, ARM)),
 }
 

@@ -1,0 +1,160 @@
+"""COMA: each member of a team learns by what its action adds to the value of what the others did.
+
+Foerster et al. 2018, "Counterfactual multi-agent policy gradients" (arXiv:1705.08926).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from ..declared import Number
+from ..interfaces import Action, Algorithm, QueueSource, ReplaySource, Update
+from ..observations import rows_at
+from ..spaces import Spaces
+from ..spec import TransitionSpec
+from .advantages import Steps, gae
+from .base import AtLeast1, Request, rate_schedule
+from .continuous import ActorCriticTrainer, Continuous
+from .fast import faster
+from .matd3 import TeamActorCritic, TeamPolicy
+from .networks.members import discrete_team
+from .networks.own import torso_of
+from .networks.torso import Dense
+from .td3 import AtLeast0
+
+
+@dataclass(frozen=True)
+class COMA(Continuous):
+    """Hyperparameters of COMA; the agent is a team, see Config.teams.
+
+    The critic sees what all members see, and the environment's state where it has a `state_space`.
+    """
+
+    wants_team = True
+    wants_joint = True
+
+    shared: bool = True
+    """Members with equal spaces share a policy network, which also sees which member it acts for; otherwise each has
+    its own."""
+    batch_size: AtLeast1 = 800
+    """Transitions of the team from one policy to the next, over all environment copies."""
+    epochs: AtLeast1 = 4
+    """The critic's passes over each batch; then the policies make one step."""
+    minibatch_size: AtLeast1 = 200
+    """Transitions of each of the critic's steps."""
+    td_lambda: Annotated[float, Number(0, 1)] = 0.8
+    """Weight of longer returns in the critic's targets, from 0 to 1."""
+    entropy_coefficient: AtLeast0 = 0.01
+    """Weight of the policies' entropy in their loss, at least 0."""
+
+    def transition(self, spaces: Spaces) -> TransitionSpec:
+        """A row without extras. Raises ValueError: see `discrete_team`."""
+        discrete_team(self.owner, spaces, self.shared)
+        return Algorithm.transition(self, spaces)
+
+    def source(self, chosen: ReplaySource) -> QueueSource:
+        """Each transition once, in batches of batch_size."""
+        return QueueSource(self.batch_size)
+
+    def schedules(self) -> Mapping[str, Any]:
+        return rate_schedule(self)
+
+    def make_model(self, spaces: Spaces) -> TeamActorCritic:
+        return TeamActorCritic(self, spaces, CounterfactualCritic)
+
+    def chosen(self, model: Any, obs: Any, request: Request) -> Action:
+        """Actions drawn from each member's policy; if greedy, the most probable ones."""
+        scores = faster(model)(obs).cpu().numpy()
+        if request.explore is not None:
+            scores = scores + request.generator.gumbel(size=scores.shape)
+        return Action(model.actions.decode(scores))
+
+    def greedy(self, model: Any, obs: Any, state: Any, mask: torch.Tensor | None) -> Any:
+        return model.actions.decoded(faster(model)(obs, mask)), None
+
+    def make_trainer(self, model: Any) -> "COMATrainer":
+        return COMATrainer(self, model, source=model.critics)
+
+
+class CounterfactualCritic(nn.Module):
+    """The team's value of each member's actions, beside what the others did (Foerster et al. 2018, figure 1c)."""
+
+    def __init__(self, hyper: COMA, policy: TeamPolicy) -> None:
+        super().__init__()
+        self.team = policy.team
+        self.encoder = torso_of(hyper, self.team.spaces, ())
+        inputs = self.encoder.size + policy.actions.size + self.team.count
+        self.layers = nn.ModuleList(
+            [Dense(hyper, inputs, hyper.hidden), nn.Linear(hyper.hidden[-1], max(self.team.choices))]
+        )
+
+    def forward(self, obs: Any, action: torch.Tensor) -> torch.Tensor:
+        """The values [B, members, most] for all members' one-hot actions [B, size]; each member's own are unseen."""
+        count, own = self.team.count, torch.eye(self.team.count, device=action.device)
+        acted = action.reshape(len(action), 1, count, -1) * self.team.alive(obs)[:, None, :, None]
+        others = (acted * (1 - own)[..., None]).flatten(2)
+        seen = self.encoder(obs)[:, None].expand(-1, count, -1)
+        dense, output = self.layers
+        values: torch.Tensor = output(dense(torch.cat([seen, others, own.expand(len(action), -1, -1)], 2)))
+        return values
+
+
+class COMATrainer(ActorCriticTrainer):
+    """The critic's passes over each batch, and the policies' step by counterfactual advantages."""
+
+    def update(self, batch: Any) -> Update:
+        """Steps on one batch (Foerster et al. 2018, Algorithm 1). `loss` and `grad_norm` are of the critic's last."""
+        self.follow_schedules(batch)
+        action = self.policy.actions.encode(batch.action)
+        targets, steps = self.targets(batch, action), 0
+        for _ in range(self.hyper.epochs):
+            order = torch.randperm(len(action), generator=self.generator, device=self.device)
+            for first in range(0, len(order), self.hyper.minibatch_size):
+                part = order[first : first + self.hyper.minibatch_size]
+                taken = self.taken(self.critics, rows_at(batch.obs, part), action[part])
+                loss = 0.5 * (taken - targets[part]).square().mean()
+                grad_norm = self.descend(self.critics_optimizer, loss)
+                self.soft_update(self.hyper.tau)
+                steps += 1
+        metrics = self.metrics(loss, taken, grad_norm) | self._improve_policies(batch, action)
+        return Update(metrics, updates=steps + 1)
+
+    def taken(self, critics: Any, obs: Any, action: torch.Tensor) -> torch.Tensor:
+        """The values [B, members] of what was done, one-hot [B, size], as each member's outputs tell them."""
+        values: torch.Tensor = faster(critics)(obs, action)
+        return (values * action.view_as(values)).sum(-1)
+
+    @torch.no_grad()
+    def targets(self, batch: Any, action: torch.Tensor) -> torch.Tensor:
+        """The returns [B, members] of TD(lambda) that the target critic completes.
+
+        Where the run of rows is cut, next actions are drawn from today's policies.
+        """
+        value = self.taken(self.target, batch.obs, action)
+        following = torch.cat([value[1:], torch.zeros_like(value[:1])])
+        cut = (~batch.continues & (batch.discount > 0)).nonzero().squeeze(1)
+        if len(cut):
+            obs = rows_at(batch.next_obs, cut)
+            following[cut] = self.taken(self.target, obs, self.policy.drawn(faster(self.policy)(obs), self.generator))
+        fixed = self.hyper.reward_scale * batch.reward, batch.discount
+        pairs = zip(value.T.contiguous(), following.T.contiguous(), strict=True)
+        return torch.stack([gae(Steps(*fixed, *pair, batch.continues), self.hyper.td_lambda)[1] for pair in pairs], 1)
+
+    def _improve_policies(self, batch: Any, action: torch.Tensor) -> dict[str, torch.Tensor]:
+        """One step of all members that act, by what their actions add to their mean value (equation 4)."""
+        with torch.no_grad():
+            values = faster(self.critics)(batch.obs, action)
+        log_probs = functional.log_softmax(faster(self.policy)(batch.obs).view_as(values), -1)
+        probability, taken = log_probs.exp(), action.view_as(values)
+        advantage = (values * (taken - probability.detach())).sum(-1)
+        entropy = -(probability * log_probs).sum(-1)
+        alive = self.policy.team.alive(batch.obs)
+        share = alive / alive.sum().clamp(min=1.0)
+        policy_loss = -(advantage * (log_probs * taken).sum(-1) * share).sum()
+        entropy = (entropy * share).sum()
+        self.descend(self.policy_optimizer, policy_loss - self.hyper.entropy_coefficient * entropy)
+        return {"policy_loss": policy_loss.detach(), "entropy": entropy.detach()}
