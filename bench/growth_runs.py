@@ -1,4 +1,4 @@
-"""How runs grow with the copies of an actor's environment, and with the agents, each of which has a learner process.
+"""How runs grow with the copies of an actor's environment, the agents, the policies and the learner processes.
 
 Actors act alone: learners wait for their warm-up. Rates are steps in a second of the actor's CPU time, and the start is
 the CPU time of all processes until the first step, which other programs change little.
@@ -19,6 +19,8 @@ from .cpu_time import cpu_of_descendants, title
 
 COPIES = (1, 4, 16, 64)
 AGENTS = (1, 3, 10, 30, 100)
+MANY_AGENTS = (100, 300, 1000)
+POLICIES, LEARNERS = 20, 4
 BASE_COPIES, BASE_AGENTS = 4, 3
 MEASURED_CPU_S = 3.0  # of the actor
 LIMIT_S = 300.0
@@ -30,11 +32,19 @@ class RunFigures:
     start_cpu_s: float  # the same, of all processes
     steps_per_cpu_s: float  # of the actor; a step is one action of one agent
     memory_mb: float  # of all processes together, a page that several share counted once
+    processes: int
+    segments: int  # in /dev/shm
+    descriptors: int  # of the process that has most
 
 
-def measure(copies: int, agents: int, actor_cpu_s: float = MEASURED_CPU_S) -> RunFigures:
+def measure(
+    copies: int, agents: int, policies: int | None = None, learners: int | None = None, actor_cpu_s: float = MEASURED_CPU_S
+) -> RunFigures:
+    """By default, each agent has a policy of its own, and each policy a learner process."""
     side = max(11, round(4 * agents**0.5))
-    rows = (300_000 + 60_000 * copies) // agents // copies * copies  # more than the actor writes while it is measured
+    # More than the actor writes while it is measured
+    rows = (300_000 + 60_000 * copies) // (policies or agents) // copies * copies
+    shared = {f"agent_{i}": f"policy_{i % policies}" for i in range(agents)} if policies else None
     with tempfile.TemporaryDirectory() as folder:
         config = mc.Config(
             total_steps=10**9,
@@ -42,7 +52,8 @@ def measure(copies: int, agents: int, actor_cpu_s: float = MEASURED_CPU_S) -> Ru
             updates_per_step=None,
             actor=mc.ActorConfig(envs=copies),
             replay=mc.ReplayConfig(capacity=rows),
-            learner=mc.LearnerConfig(warmup=rows, device="cpu"),
+            learner=mc.LearnerConfig(warmup=rows, device="cpu", processes=learners),
+            policies=shared,
         )
         cpu_s, began = _cpu_of_all(), time.monotonic()
         with mc.start(partial(TreasureHunt, agents=agents, size=side), "dqn", config) as run:
@@ -52,8 +63,10 @@ def measure(copies: int, agents: int, actor_cpu_s: float = MEASURED_CPU_S) -> Ru
             steps, spent = run.status().steps, _cpu_of_actor()
             _wait(lambda: _cpu_of_actor() > spent + actor_cpu_s)
             rate = (run.status().steps - steps) / (_cpu_of_actor() - spent)
-            memory = sum(map(_pss_mb, [os.getpid(), *(pid for pid, _ in cpu_of_descendants(os.getpid()))]))
-    return RunFigures(start_s, start_cpu_s, rate, memory)
+            processes = [os.getpid(), *(pid for pid, _ in cpu_of_descendants(os.getpid()))]
+            memory, descriptors = sum(map(_pss_mb, processes)), max(map(_descriptors, processes))
+            segments = len(list(Path("/dev/shm").glob("marlcore-*")))
+    return RunFigures(start_s, start_cpu_s, rate, memory, len(processes), segments, descriptors)
 
 
 def _wait(until: Callable[[], bool]) -> None:
@@ -70,6 +83,13 @@ def _cpu_of_all() -> float:
 
 def _cpu_of_actor() -> float:
     return sum(cpu_s for (pid, _), cpu_s in cpu_of_descendants(os.getpid()).items() if title(pid) == "actor-0")
+
+
+def _descriptors(pid: int) -> int:
+    try:
+        return len(os.listdir(f"/proc/{pid}/fd"))
+    except (FileNotFoundError, ProcessLookupError):
+        return 0  # it has ended
 
 
 def _pss_mb(pid: int) -> float:
