@@ -34,10 +34,10 @@ class RunFigures:
     start_cpu_s: float  # the same, of all processes
     steps_per_cpu_s: float  # of the actor; a step is one action of one agent
     memory_mb: float  # of all processes together, a page that several share counted once
-    processes: int = 0
-    segments: int = 0  # of the run
-    descriptors: int = 0  # of the process that has most
-    steps_per_cpu_s_of_all: float = 0.0
+    processes: int
+    segments: int  # of the run
+    descriptors: int  # of the process that has most
+    steps_per_cpu_s_of_all: float
 
 
 def measure(
