@@ -330,11 +330,11 @@ def _check_settings(request: Request, population: PopulationConfig) -> list[str]
     for name, distribution in population.settings.items():
         for value in distribution.ends:
             _check_plain(name, value)
-            changed_config, changed_algorithm = _with(request, {name: value})
-            own = RunInput.checked(replace(request, config=changed_config, algorithm=changed_algorithm)).policies
+            own_config, own_algorithm = _with(request, {name: value})
+            own_policies = RunInput.checked(replace(request, config=own_config, algorithm=own_algorithm)).policies
             if copies:
-                _check_interval(own, population.interval)
-            if copies and _fingerprint(own, changed_config) != whole:
+                _check_interval(own_policies, population.interval)
+            if copies and _fingerprint(own_policies, own_config) != whole:
                 raise ValueError(
                     f"settings: expected ones with which a run can be resumed, got {name!r}, whose value {value!r} "
                     "changes its network or its saved replays"
