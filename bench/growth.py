@@ -1,7 +1,7 @@
 """How costs grow: `python -m bench.growth`.
 
 Calls with lanes and with rows, 4 x float32 each, in CPU time; runs with copies of the environment and with agents.
-`--store` renews the figures and the picture of docs/.
+`--store` renews the figures and the picture of docs/. `--agents` measures runs of up to 1,000 agents instead.
 """
 
 import argparse
@@ -9,7 +9,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, astuple
 from functools import partial
 from itertools import cycle
 from pathlib import Path
@@ -123,6 +123,18 @@ def measure_runs() -> dict[str, dict[str, growth_runs.RunFigures]]:
     }
 
 
+def measure_agents() -> dict[str, dict[str, growth_runs.RunFigures]]:
+    """Runs of many agents, by sweep and number of agents."""
+    copies, policies, learners = growth_runs.BASE_COPIES, growth_runs.POLICIES, growth_runs.LEARNERS
+    measured, pace = partial(growth_runs.measure, copies, learners=learners), growth_runs.UPDATES_PER_STEP
+    learning = measured(100, policies=policies, updates_per_step=pace)
+    return {
+        f"agents, {policies} policies": {f"{n}": measured(n, policies=policies) for n in growth_runs.MANY_AGENTS},
+        "agents, a policy each": {f"{n}": measured(n) for n in growth_runs.MANY_AGENTS},
+        f"agents, {policies} policies that make {pace:g} updates for each step": {"100": learning},
+    }
+
+
 def growth_table(name: str, figures: dict[str, dict[str, float]]) -> Table:
     title = f"median CPU time in microseconds, and as a multiple of the first: {name}"
     table = table_of(title, "work", *next(iter(figures.values())), show_edge=False)
@@ -133,11 +145,10 @@ def growth_table(name: str, figures: dict[str, dict[str, float]]) -> Table:
 
 
 def runs_table(name: str, figures: dict[str, growth_runs.RunFigures]) -> Table:
-    table = table_of(f"a run of treasure_hunt by {name}", "", "start s", "its CPU s", "steps / CPU s", "memory MB")
-    for size, f in figures.items():
-        table.add_row(
-            size, f"{f.start_s:.1f}", f"{f.start_cpu_s:.1f}", f"{f.steps_per_cpu_s:,.0f}", f"{f.memory_mb:,.0f}"
-        )
+    columns = [field.replace("_", " ") for field in growth_runs.RunFigures.__dataclass_fields__]
+    table = table_of(f"a run of treasure_hunt by {name}", "", *columns)
+    for size, run in figures.items():
+        table.add_row(size, *(f"{value:,.4g}" for value in astuple(run)))
     return table
 
 
@@ -177,22 +188,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.growth", description=(__doc__ or "").partition(":")[0] + ".")
     parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds: noisier figures")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
-    parser.add_argument("--store", action="store_true", help="renew docs/figures/growth.json and docs/growth.png")
+    parser.add_argument("--agents", action="store_true", help="measure runs of many agents in few processes alone")
+    parser.add_argument(
+        "--store", action="store_true", help="renew docs/figures/growth.json and docs/growth.png, or growth-agents.json"
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     logging.getLogger("marlcore").setLevel(logging.ERROR)  # who acts alone learns nothing, as it would warn
     machine, before = describe_machine(), os.getloadavg()[0]
     with Console().status("measuring"):
-        calls = {name: measure(shapes, QUICK if options.quick else THOROUGH) for name, shapes in SWEEPS.items()}
-        runs = measure_runs()
+        effort = QUICK if options.quick else THOROUGH
+        calls = {} if options.agents else {name: measure(shapes, effort) for name, shapes in SWEEPS.items()}
+        runs = measure_agents() if options.agents else measure_runs()
     tables = [growth_table(*sweep) for sweep in calls.items()] + [runs_table(*sweep) for sweep in runs.items()]
     plain = {name: {size: asdict(figures) for size, figures in sweep.items()} for name, sweep in runs.items()}
-    figures = {"seconds": calls, "runs": plain}
+    figures, name = {"seconds": calls, "runs": plain}, "growth-agents" if options.agents else "growth"
     publish(
-        machine, tables, 0, options.json, FOLDER / "growth.json" if options.store else None,
-        command="python -m bench.growth" + " --quick" * options.quick, load=load_since(before), **figures,
+        machine, tables, 0, options.json, FOLDER / f"{name}.json" if options.store else None,
+        command="python -m bench.growth" + " --quick" * options.quick + " --agents" * options.agents,
+        load=load_since(before), **figures,
     )  # fmt: skip
-    if options.store:
+    if options.store and not options.agents:
         draw(FOLDER.parent / "growth.png", figures)
 
 

@@ -129,15 +129,17 @@ def ratios(_: str) -> str:
     return "\n".join(parts)
 
 
-def growth(_: str) -> str:
-    stored, parts = load("growth"), []
+def growth(part: str) -> str:
+    stored, parts = load(f"growth-{part}" if part else "growth"), []
     for name, works in stored["seconds"].items():
         sizes = list(next(iter(works.values())))
         rows = [[work, *(rounded(seconds * 1e6) for seconds in by_size.values())] for work, by_size in works.items()]
         parts.append(markdown([f"microseconds of CPU time, by {name}", *sizes], rows))
-    columns = "start, s", "its CPU time, s", "steps in a CPU second of the actor", "memory of all processes, MB"
+    columns = ["start, s", "its CPU time, s", "steps in a CPU second of the actor", "memory of all processes, MB"]
+    columns += ["processes", "segments", "descriptors of one process", "steps in a CPU second of all"]
     for name, sizes in stored["runs"].items():
-        parts.append(markdown([name, *columns], ([size, *map(rounded, run.values())] for size, run in sizes.items())))
+        rows = [[size, *map(rounded, run.values())] for size, run in sizes.items()]
+        parts.append(markdown([name, *columns[: len(rows[0]) - 1]], rows))  # earlier figures have the first four
     return "\n".join([*parts, origin(stored)])
 
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 # The libraries that the core does without, by the name that is imported: the extra that installs each.
 EXTRA_OF = dict.fromkeys(("gymnasium", "matplotlib", "rich", "tensorboard", "torch", "tyro", "yaml"), "train")
-EXTRA_OF |= dict.fromkeys(("lz4", "ray"), "cluster") | {"fsspec": "remote", "scipy": "games"}
+EXTRA_OF |= dict.fromkeys(("lz4", "ray"), "cluster") | {"fsspec": "remote", "scipy": "games", "pyspiel": "openspiel"}
 _NAMES_A_LINE = 6
 
 

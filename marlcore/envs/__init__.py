@@ -18,15 +18,18 @@ from .copies import Copies
 from .gymnasium import GymnasiumEnvironment, is_registered, make_atari, make_gymnasium, make_gymnasium_vector
 from .gymnasium_vector import EnvPool, GymnasiumVector, is_envpool, is_gymnasium_vector
 from .lockstep import Lockstep
+from .openspiel import OpenSpielGame
+from .per_agent import PerAgent, has_agents
 from .pettingzoo import AECEnvironment, ParallelEnvironment, is_parallel, make_pettingzoo
 from .recall import Recall
 from .run_step import Looking, RunStep, run_step
 from .treasure_hunt import TreasureHunt
 from .two_player import TwoPlayer
+from .vmas import VMASEnvironment
 
 KINDS = (
-    "treasure_hunt, recall, gymnasium:<id>, atari:<game>, pettingzoo:<module>, pettingzoo-parallel:<module> or "
-    "<module>:<function>"
+    "treasure_hunt, recall, gymnasium:<id>, atari:<game>, pettingzoo:<module>, pettingzoo-parallel:<module>, "
+    "openspiel:<game>, vmas:<scenario> or <module>:<function>"
 )
 OWN: dict[str, Any] = {"treasure_hunt": TreasureHunt, "recall": Recall}
 
@@ -44,10 +47,13 @@ def make(name: str, /, *, wrappers: Sequence[str] = (), **options: Any) -> Envir
             Without it: gymnasium:ale_py:ALE/Pong-v5;
             pettingzoo:<module>, such as pettingzoo:mpe2.simple_spread_v3, made by the module's `env`;
             pettingzoo-parallel:<module>, made by the module's `parallel_env`;
+            openspiel:<game>, such as openspiel:kuhn_poker, see `OpenSpielGame`;
+            vmas:<scenario>, such as vmas:balance, see `VMASEnvironment`;
             <module>:<function>, made by the function (see `adapt`).
         wrappers: functions, each <module>:<function>, that take the environment as its package made it, and return
             another; the first one is applied first.
-        options: arguments of `TreasureHunt`, `Recall`, `gymnasium.make`, `env`, `parallel_env` or the function.
+        options: arguments of `TreasureHunt`, `Recall`, `gymnasium.make`, `env`, `parallel_env`, the game, the
+            scenario or the function.
 
     Raises:
         ValueError: the name is unknown, or marlcore does not support the environment's spaces.
@@ -74,7 +80,7 @@ class NamedEnvironment:
         env = self._bare()
         for wrapper in wrappers:
             env = wrapper(env)
-        return env
+        return _by_agents(env)
 
     def _bare(self) -> Any:
         name, options = self.name, dict(self.options)
@@ -87,6 +93,10 @@ class NamedEnvironment:
             return make_gymnasium(rest, **options)
         if kind in ("pettingzoo", "pettingzoo-parallel") and rest:
             return make_pettingzoo(kind, rest, **options)
+        if kind == "openspiel" and rest:
+            return OpenSpielGame(rest, **options)
+        if kind == "vmas" and rest:
+            return VMASEnvironment(rest, 1, **options)
         if is_importable(name) and rest:
             function = resolve("environment", name)
             try:
@@ -107,8 +117,10 @@ class NamedEnvironment:
         return 4 if self._atari_game() else 1
 
     def vectorized(self, copies: int) -> Any:
-        """The vector environment that a Gymnasium id brings along; None if it brings none."""
+        """The vector environment that a Gymnasium id or VMAS brings along; None if it brings none."""
         kind, _, id = self.name.partition(":")
+        if kind == "vmas" and id and not self.wrappers:
+            return VMASEnvironment(id, copies, **self.options)
         if kind != "gymnasium" or not id or self.wrappers or self._atari_game():
             return None
         return make_gymnasium_vector(id, copies, **self.options)
@@ -135,8 +147,11 @@ def factory(env_fn: Any) -> Callable[[], Any]:
 def adapt(env: Any) -> Environment:
     """`env` as an Environment: unchanged, or wrapped if it is from PettingZoo (AEC or Parallel) or Gymnasium.
 
+    A Gymnasium environment with a tuple of actions has several agents; see `PerAgent`.
+
     Raises: TypeError: it is none of these. ValueError: marlcore does not support its spaces.
     """
+    env = _by_agents(env)
     if hasattr(env, "possible_agents"):
         return ParallelEnvironment(env) if is_parallel(env) else AECEnvironment(env)
     if hasattr(env, "observation_spaces") and hasattr(env, "last"):
@@ -167,9 +182,9 @@ def vectorize(env_fn: Callable[[], Any], copies: int) -> VectorEnvironment:
         vector = _vector_form(first, copies)
         if vector is None:
             adapt(first)  # refuses what is no environment, and spaces that are not supported
-            envs = [first]
+            envs = [_by_agents(first)]
             for _ in range(copies - 1):
-                envs.append(_attempt(env_fn))
+                envs.append(_by_agents(_attempt(env_fn)))
                 unless_built.callback(envs[-1].close)
             vector = Copies([env if is_parallel(env) else adapt(env) for env in envs])
         unless_built.pop_all()
@@ -210,6 +225,10 @@ def _vector_form(env: Any, copies: int) -> VectorEnvironment | None:
     if is_envpool(env):
         return EnvPool(env)
     return GymnasiumVector(env) if is_gymnasium_vector(env) else None
+
+
+def _by_agents(env: Any) -> Any:
+    return PerAgent(env) if has_agents(env) else env
 
 
 def is_vector(env: Any) -> bool:

@@ -93,6 +93,11 @@ class Lineage:
         row = {"member": member, "step": steps, "score": repr(score), "copied": "" if parent is None else parent}
         self.rows.append({**row, **{name: _plain(value) for name, value in own.settings.items()}})
 
+    def copied_later(self, member: int, parent: int) -> None:
+        """Notes in the row of a member's last segment whom it copies, since there was nobody to copy at its end."""
+        row = next(row for row in reversed(self.rows) if row["member"] == member)
+        row["copied"] = parent
+
     def advance(self, member: int, steps: int) -> None:
         """Sets a member's next target, of pbt and random."""
         own, interval = self.kin[member], self.config.interval

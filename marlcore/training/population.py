@@ -26,7 +26,7 @@ from ..declared import changed, hints_of
 from ..errors import WorkerFailed
 from ..interfaces import Algorithm, QueueSource
 from ..processes import Children
-from .config import Config, PopulationConfig, StopConfig
+from .config import AssignedPolicy, Config, PopulationConfig, StopConfig
 from .lineage import LOST, Lineage, explored, parent_of, plot_lineage
 from .loops import build_model
 from .record import (
@@ -202,8 +202,10 @@ class _Members:
         parent, score = None, own.score
         if steps < lineage.total_steps:
             parent = parent_of(member, lineage.scores, lineage.config.share, generator)
-        if ended is not None or parent is not None:
+        if ended is not None:
             lineage.ended(member, steps, score, parent)
+        elif parent is not None:
+            lineage.copied_later(member, parent)
         if parent is not None:
             if (self.run_dir(member) / "config.json").exists():  # else it begins anew
                 own.copied = len(lineage.rows)
@@ -323,14 +325,16 @@ def _check_settings(request: Request, population: PopulationConfig) -> list[str]
             raise ValueError(f"settings: expected others than {name!r}: {why}")
         if name not in known:
             raise ValueError(f"settings: expected names of settings, got {name!r}{did_you_mean(name, known)}")
-    policies = RunInput.checked(request).policies
-    interval = None if population.method == "random" else population.interval
-    whole = _fingerprint(request, {}, None) if population.method != "random" else None
+    policies, copies = RunInput.checked(request).policies, population.method != "random"
+    whole = _fingerprint(policies, config) if copies else None
     for name, distribution in population.settings.items():
         for value in distribution.ends:
             _check_plain(name, value)
-            got = _fingerprint(request, {name: value}, interval)
-            if whole is not None and got != whole:
+            own_config, own_algorithm = _with(request, {name: value})
+            own_policies = RunInput.checked(replace(request, config=own_config, algorithm=own_algorithm)).policies
+            if copies:
+                _check_interval(own_policies, population.interval)
+            if copies and _fingerprint(own_policies, own_config) != whole:
                 raise ValueError(
                     f"settings: expected ones with which a run can be resumed, got {name!r}, whose value {value!r} "
                     "changes its network or its saved replays"
@@ -347,21 +351,20 @@ def _check_plain(name: str, value: Any) -> None:
         raise ValueError(f"{expected}, got {value!r} of type {type(value).__name__}") from None
 
 
-def _fingerprint(request: Request, settings: Mapping[str, Any], interval: int | None) -> Any:
-    """What must not differ between the segments of a member, or of a member and its copy.
-
-    Raises: ValueError: a segment of `interval` steps ends before a queue's first batch.
-    """
-    config, algorithm = _with(request, settings)
-    policies = RunInput.checked(replace(request, config=config, algorithm=algorithm)).policies
+def _check_interval(policies: tuple[AssignedPolicy, ...], interval: int) -> None:
+    """Raises ValueError: a segment of `interval` steps ends before a queue's first batch."""
     for policy in policies:
-        if interval is not None and isinstance(policy.source, QueueSource):
+        if isinstance(policy.source, QueueSource):
             least = policy.source.batch_size * (policy.source.length or 1) / share_of(policy, policies)
             if interval < least:
                 raise ValueError(
                     f"interval: expected at least {math.ceil(least)} steps, since {policy.name} learns from whole "
                     f"batches and none outlasts a look, got {interval}"
                 )
+
+
+def _fingerprint(policies: tuple[AssignedPolicy, ...], config: Config) -> Any:
+    """What must not differ between the segments of a member, or of a member and its copy."""
     models = [build_model(policy, config).whole.state_dict() for policy in policies]
     shapes = [{name: tuple(tensor.shape) for name, tensor in model.items()} for model in models]
     limiters = [config.limiter(p.name, len(p.agents) * config.lanes) for p in policies] if config.replay.save else []

@@ -119,6 +119,8 @@ def _located(config: Config, resume: str | Path | None) -> tuple[Config, Path | 
     if is_address(config.run_dir):
         config = replace(config, run_dir=None)
     here = None if resume is None or remote else absolute(resume)
+    if here is not None:
+        config = replace(config, run_dir=str(here))
     return config.with_absolute_paths(), here, remote
 
 

@@ -80,7 +80,7 @@ def _take_rounds(
         for learner in learners:  # before the actions, so that they are of the newest weights
             _guarded(learner, learner.take_turn)
         for actor, due in zip(playing, turns, strict=True):
-            _guarded(actor, act, actor.env, actor.seats, actor.policies, due, actor)
+            _guarded(actor, act, actor.env, actor.seats, due, actor)
         for evaluator in evaluators:
             _guarded(evaluator, evaluator.step, unfinished)
         if rounds % ROUNDS == 0:

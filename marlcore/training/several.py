@@ -18,7 +18,7 @@ from ..checks import absolute, check_whole
 from ..errors import WorkerFailed
 from ..processes import Children, Interrupts
 from .config import Config
-from .record import RUNS, SharedProgress, Table, is_address
+from .record import RUNS, SharedProgress, Table, is_address, steps_taken
 from .run import Result, Run, work
 from .run_input import RunInput
 
@@ -80,7 +80,7 @@ def _in_turn(waiting: dict[str, RunInput], folder: Path, table: SharedProgress |
         children, result = Children(interrupts=Interrupts()), Future[Result]()
         with children.interrupts as interrupts:
             try:
-                result.set_result(work(waiting.pop(label), children, _part(table, label)))
+                result.set_result(work(run_input := waiting.pop(label), children, _part(table, label, run_input)))
             except WorkerFailed as error:
                 result.set_exception(error)
             if table:
@@ -105,7 +105,9 @@ def _side_by_side(
                         run.hurry()
             while waiting and len(running) < parallel:
                 label = next(iter(waiting))
-                running[label] = Run(waiting.pop(label), Children(server=children.server), _part(table, label))
+                run_input = waiting.pop(label)
+                part = _part(table, label, run_input)
+                running[label] = Run(run_input, Children(server=children.server), part)
             time.sleep(POLL_S)
             for label in [label for label, run in running.items() if run.done]:
                 if table:
@@ -114,8 +116,10 @@ def _side_by_side(
                 del running[label]
 
 
-def _part(table: SharedProgress | None, label: str) -> Table | None:
-    return table.part(label) if table else None
+def _part(table: SharedProgress | None, label: str, run_input: RunInput) -> Table | None:
+    if table is None:
+        return None
+    return table.part(label, 0 if run_input.resume is None else steps_taken(run_input.resume))
 
 
 def _end_all(running: Mapping[str, Run], interrupts: Interrupts) -> None:

@@ -124,6 +124,8 @@ def test_a_diverged_member_copies_another(tmp_path: Path) -> None:
     lost = [row for row in lineage(tmp_path) if row["score"] == "-inf"]
     assert {row["algorithm.learning_rate"] for row in lost} == {"1e+30"}
     assert any(row["copied"] for row in lost)
+    places = [(row["member"], row["step"]) for row in lineage(tmp_path)]
+    assert len(places) == len(set(places)), "a row for each segment, whenever the member copied another"
     assert all(member.steps == 240 for member in members if member.score > float("-inf"))
 
 

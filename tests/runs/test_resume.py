@@ -120,6 +120,7 @@ def test_a_resumed_run_takes_other_settings(tmp_path: Path) -> None:
         assert [group["lr"] for group in optimizer["param_groups"]] == [5e-4]
         assert {int(moments["step"]) for moments in optimizer["state"].values()} == {more.updates[agent]}
     described = read_config(more.run_dir)
+    assert described["run_dir"] == str(more.run_dir)
     assert described["hyperparameters"]["learning_rate"] == 5e-4 and described["actor"]["processes"] == 3
     assert {metric.value for metric in metrics_of(more.run_dir)[-40:] if metric.name == "epsilon"} <= {0.1}
     fewer = train(tmp_path, HUNT, total_steps=2400, resume=True)

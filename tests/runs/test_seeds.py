@@ -111,20 +111,25 @@ def test_a_signal_after_a_failure_waits_for_no_other_seed(tmp_path: Path, monkey
     assert len(made) == 2
 
 
-def test_a_shared_table_has_a_row_for_each_agent_of_each_run() -> None:
+def test_a_shared_table_has_a_row_for_each_agent_of_each_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its rate is that of all runs, also of one that ends before its own rate is known; seed 7 is resumed."""
+    now = 100.0
+    monkeypatch.setattr("marlcore.training.record.progress.monotonic", lambda: now)
     shown = io.StringIO()
     shared = SharedProgress(Progress(Console(file=shown, width=200), interval=0.0), total_steps=400)
-    parts = [shared.part(f"seed {seed}") for seed in (4, 7)]
+    parts = [shared.part("seed 4", 0), shared.part("seed 7", 20)]
     for part, value in zip(parts, (1.5, 2.5), strict=True):
         part.update(Metric(1.0, 50, "agent_0", "episode_return", value))
         part.update(Metric(1.0, 50, "", "episodes_per_s", value))
-        part.tick(50, 200, 10.0)
+        now += 2.0
+        part.tick(50, 200, 0.0)
     assert "20 env steps/s  4.0 episodes/s" in shown.getvalue().splitlines()[-1]
     parts[1].say("hello")
     shared.end("seed 4")
-    parts[1].tick(150, 200, 10.0)
+    now += 8.0
+    parts[1].tick(150, 200, 0.0)
     line = shown.getvalue().splitlines()[-1]
     assert (
-        "step 200/400 (50.0%)  10 env steps/s  2.5 episodes/s" in line and "marlcore: seed 7: hello" in shown.getvalue()
+        "step 200/400 (50.0%)  15 env steps/s  2.5 episodes/s" in line and "marlcore: seed 7: hello" in shown.getvalue()
     )
     assert "seed 4 agent_0: return (last 100) 1.50" in line and "seed 7 agent_0: return (last 100) 2.50" in line

@@ -89,6 +89,8 @@ CASES = [
         needs=GAMES, steps=120,
     ),
     Case("pettingzoo:butterfly.knights_archers_zombies_v11", options={"max_cycles": 40}, needs=GAMES),
+    Case("gymnasium:Foraging-8x8-2p-3f-v3", options={"max_episode_steps": 20}, needs=("lbforaging",)),
+    Case("gymnasium:rware-tiny-2ag-v2", "iqn", {"max_episode_steps": 20}, ("rware",)),
     Case("vector:CartPole-v1"),
     Case("vector:Pendulum-v1", "sac", {"max_episode_steps": 50}),
     Case("counting:discrete", options={"mask_in": "info"}),

@@ -87,7 +87,9 @@ def test_two_teams_play_themselves_with_one_policy(tmp_path: Path, algorithm: An
     assert result.updates.keys() == {"main"} and result.updates["main"] > 20
     assert max(values_of(result.run_dir, "pool_size")) == 3
     first = mc.load_policy(result.run_dir, "main", "opponent-1")
-    assert mc.evaluate(result.run_dir, 2, policies={"right": first}).mean.keys() == {"left", "right"}
+    for env_fn in (None, FOUR):  # the caller's is put into the run's teams
+        played = mc.evaluate(result.run_dir, 2, policies={"right": first}, env_fn=env_fn)
+        assert played.mean.keys() == {"left", "right"}
 
 
 def test_runs_without_teams_are_refused_in_one_line(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = Path(marlcore.__file__).parent
 ROOMS = ["cluster", "kernels", "memory", "planning", "processes", "queue", "replay", "transitions", "weights"]
 HIDE = f"import sys\nfor library in {[*EXTRA_OF]}: sys.modules[library] = None\n"
-NAMES_OF_PACKAGES = {"pyyaml": "yaml"}
+NAMES_OF_PACKAGES = {"open_spiel": "pyspiel", "pyyaml": "yaml"}
 
 
 def alone(code: str, folder: Path) -> str:

@@ -1,7 +1,7 @@
 """Evaluating the policies of a run: of its directory, or of a live one."""
 
 from collections.abc import Callable, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -11,6 +11,8 @@ import numpy as np
 
 from ...checks import check_whole
 from ...envs import factory, vectorize
+from ...envs.joint import JointObservations
+from ...envs.team import Teams
 from ...references import is_importable, resolve
 from ..loops import Evaluation, Player, ScriptedPlayer, play
 from .loaded_policy import LoadedPolicy, SavedRun
@@ -70,7 +72,7 @@ def evaluate(
             copy has its own; or a name, module:name of a script or the directory of a run, whose last policy of that
             name or agent acts. A script gets the mask of the allowed actions as obs["action_mask"], beside
             obs["observation"], if there is one; its method `reset()`, if it has one, is called where an episode begins.
-        env_fn: makes environments; by default as the run does.
+        env_fn: makes environments, which are put into the run's teams; by default as the run does.
         trust: also load a directory that another user could have changed.
 
     Raises:
@@ -106,7 +108,8 @@ class EvaluatedRun:
     ) -> None:
         live = run_or_dir if isinstance(run_or_dir, LiveRun) else None
         saved = run_or_dir.saved if isinstance(run_or_dir, LiveRun) else SavedRun.of(run_or_dir, trust=trust)
-        self.env_fn = factory((live or saved).env_fn if env_fn is None else env_fn)
+        run = live or saved
+        self.env_fn = factory(run.env_fn) if env_fn is None else _as_seen(run, factory(env_fn))
         load = live.policy if live and which == "last" else partial(saved.policy, which=which)
         self._load: Callable[[str], LoadedPolicy] = cache(load)
         self._policy_of = {agent: policy for policy in saved.policies for agent in policy.agents}
@@ -143,3 +146,16 @@ class EvaluatedRun:
         elif replace(player.spaces, stack=1) != replace(spaces, stack=1):
             raise ValueError(f"{label}: expected a policy for {spaces}, got one for {player.spaces}")
         return player
+
+
+def _as_seen(run: LiveRun | SavedRun, env_fn: Callable[[], Any]) -> Callable[[], Any]:
+    """The caller's environments in the teams, and with the joint observations, of a run; see `evaluate`."""
+    with suppress(ValueError):  # its own function was not pickled, and the caller's stands in for it as it is
+        return _wrapped(run.env_fn, env_fn)
+    return env_fn
+
+
+def _wrapped(made: Any, env_fn: Callable[[], Any]) -> Callable[[], Any]:
+    if isinstance(made, (Teams, JointObservations)):
+        return replace(made, env_fn=_wrapped(made.env_fn, env_fn))
+    return env_fn

@@ -3,7 +3,7 @@
 It sees all copies of the environment at once, as arrays: no line of this file runs once for each copy.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from ...errors import EnvironmentFailed
 from ...interfaces import Turn, VectorEnvironment
 from ...spaces import Spaces
-from .policy import PublishedPolicy
 from .seat import Ended, Seat
 
 Seats = Mapping[str, Seat]  # by agent
@@ -19,6 +18,8 @@ Seats = Mapping[str, Seat]  # by agent
 
 class ActorHost(Protocol):
     """An actor's worker, as its loop sees it."""
+
+    rounds: int  # so far
 
     def acting(self) -> bool:
         """Whether steps of this actor's share are left, and the run was not told to stop."""
@@ -34,11 +35,11 @@ class ActorHost(Protocol):
         """Counts the steps of a round, and shows that the worker does not hang."""
 
 
-def act_until_done(env: VectorEnvironment, seats: Seats, policies: Iterable[PublishedPolicy], host: ActorHost) -> None:
+def act_until_done(env: VectorEnvironment, seats: Seats, host: ActorHost) -> None:
     """Steps the copies and writes transitions. Raises EnvironmentFailed: it raised, or its values are refused."""
     while host.acting():
         turns = observe(env, seats, host)
-        act(env, seats, policies, turns, host)
+        act(env, seats, turns, host)
 
 
 def observe(env: VectorEnvironment, seats: Seats, host: ActorHost) -> list[Turn]:
@@ -51,12 +52,13 @@ def observe(env: VectorEnvironment, seats: Seats, host: ActorHost) -> list[Turn]
     return turns
 
 
-def act(
-    env: VectorEnvironment, seats: Seats, policies: Iterable[PublishedPolicy], turns: list[Turn], host: ActorHost
-) -> None:
-    """Takes the actions that are due, by the newest weights if it is time for them."""
-    for policy in policies:
-        policy.pull_if_due()
+def act(env: VectorEnvironment, seats: Seats, turns: list[Turn], host: ActorHost) -> None:
+    """Takes the actions that are due, by the newest weights if it is time for them.
+
+    Only policies that act now look for weights: the others would make each of many agents' turns longer.
+    """
+    for turn in turns:
+        seats[turn.agent].player.policy.pull_if_due(host.rounds)
     for turn in turns:
         seat = seats[turn.agent]
         if turn.begins.any():

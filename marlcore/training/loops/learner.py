@@ -22,7 +22,8 @@ from ..config import LearnerConfig, Schedule
 from .model import FiniteCheck, Normalizer, RewardNormalizer, RunningMoments
 
 WAIT_S = 0.1  # for data, between two heartbeats
-SHARED_WAIT_S = 0.005  # for that of one policy among several
+SHARED_WAIT_S = 0.005  # for that of one policy among several, at least
+PATIENCE = 10  # that wait as a multiple of a round without an update, so that many idle policies cost no core
 FROZEN_AFTER = 100  # batches
 
 
@@ -62,9 +63,10 @@ def learn_until_stopped(learners: Sequence[Learner], host: LearnerHost) -> None:
     """Updates the policies that have data in turn; waits a while if none has."""
     waiting, wait_s = cycle(learners), WAIT_S if len(learners) == 1 else 0.0
     while host.learning():
+        began = time.monotonic()
         updated = [learn(learner, wait_s) for learner in learners]
         if not any(updated) and not wait_s:
-            learn(next(waiting), SHARED_WAIT_S)
+            learn(next(waiting), min(max(SHARED_WAIT_S, PATIENCE * (time.monotonic() - began)), WAIT_S))
         host.count_updates()
 
 

@@ -49,6 +49,9 @@ class Policy:
         """The numbers of exploration in the copies `at`."""
         return self.explore
 
+    def pull_if_due(self, rounds: int) -> None:
+        """Weights that were not published stay as they are."""
+
 
 @dataclass(kw_only=True)
 class PublishedPolicy(Policy):
@@ -60,7 +63,7 @@ class PublishedPolicy(Policy):
     max_lag: int | None = None  # versions by which weights may be behind; staler ones are pulled before the next turn
 
     def __post_init__(self) -> None:
-        self._rounds = 0  # of the actor
+        self._looked = -1  # the round of the last look for newer weights that was due
         self._explores_alike = bool((self.exponents == 1.0).all())
 
     @property
@@ -73,11 +76,15 @@ class PublishedPolicy(Policy):
         """Versions published since the acting weights."""
         return self.subscriber.newest - self.subscriber.version
 
-    def pull_if_due(self) -> None:
-        """Pulls in every `sync_interval`-th round, and where the weights are behind by more than `max_lag` versions."""
-        if self._rounds % self.sync_interval == 0 or (self.max_lag is not None and self.lag > self.max_lag):
+    def pull_if_due(self, rounds: int) -> None:
+        """Before a turn in the round after so many: pulls if it is the first since a multiple of `sync_interval`.
+
+        Also pulls where the weights are behind by more than `max_lag` versions.
+        """
+        due = rounds // self.sync_interval > self._looked // self.sync_interval
+        if due or (self.max_lag is not None and self.lag > self.max_lag):
             self.pull()
-        self._rounds += 1
+        self._looked = rounds
 
     def pull(self) -> bool:
         """Takes newer weights, if any; it waits for them only while it has none."""

@@ -20,6 +20,7 @@ from .run_directory import agent_order
 
 _RETURNS = 100  # episodes in the running mean
 _FRAME_S = 0.25
+_RATE_S = 10.0  # over which the rate of several runs is taken
 _MIN_WIDTH = 8  # of a column of the table
 _COLUMNS = {  # metric: title, number of values averaged, format
     "episode_return": (f"return (last {_RETURNS})", _RETURNS, ",.2f"),
@@ -179,15 +180,28 @@ class SharedProgress:
         self.total_steps = total_steps  # of all runs together
         self.lock = threading.Lock()
         self.steps: dict[str, int] = {}  # by run
-        self.rates: dict[str, float] = {}
+        self._taken = 0  # steps, by all runs since the table began
+        self._counted = deque([(monotonic(), 0)])  # (seconds, steps) of the last seconds
 
-    def part(self, run: str) -> Table:
+    def part(self, run: str, steps: int) -> Table:
+        """Of a run that has taken so many steps before."""
+        self.steps.setdefault(run, steps)
         return _Part(self, run)
+
+    def tick(self, run: str, step: int) -> None:
+        """Takes in a run's steps. The rate is that of all runs: one may end before its own is known."""
+        self._taken += step - self.steps[run]
+        self.steps[run] = step
+        self._counted.append((monotonic(), self._taken))
+        while self._counted[-1][0] - self._counted[1][0] > _RATE_S:
+            self._counted.popleft()
+        (since, before), (now, taken) = self._counted[0], self._counted[-1]
+        rate = (taken - before) / max(now - since, 1e-9)
+        self.progress.tick(sum(self.steps.values()), self.total_steps, rate)
 
     def end(self, run: str) -> None:
         """The run has ended."""
         with self.lock:
-            self.rates.pop(run, None)
             self.progress.episodes_per_s.pop(run, None)
 
 
@@ -201,10 +215,8 @@ class _Part:
             self.shared.progress.update(replace(metric, agent=f"{self.run} {metric.agent}".rstrip()))
 
     def tick(self, step: int, total_steps: int, env_steps_per_s: float) -> None:
-        shared = self.shared
-        with shared.lock:
-            shared.steps[self.run], shared.rates[self.run] = step, env_steps_per_s
-            shared.progress.tick(sum(shared.steps.values()), shared.total_steps, sum(shared.rates.values()))
+        with self.shared.lock:
+            self.shared.tick(self.run, step)
 
     def say(self, text: str) -> None:
         with self.shared.lock:

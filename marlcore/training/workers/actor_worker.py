@@ -40,6 +40,7 @@ class ActorWorker(Worker):
         self._number = blueprint.crew.first + self._index  # among the run's actors
         self._notes = self.control.notes[self.name]
         self._steps: int = self.counters.load(STEPS)
+        self.rounds = 0
         self.tell_environments()
         self._device = choose_device(config.actor.device_of(self._index))
         self._on_gpu = self._device.type == "cuda"
@@ -143,6 +144,7 @@ class ActorWorker(Worker):
 
     def count_steps(self, steps: int) -> None:
         self._steps += steps
+        self.rounds += 1
         self.counters.store(STEPS, self._steps)
         if self.env.episodes:
             self.counters.store(EPISODES, self.env.episodes)
@@ -153,5 +155,5 @@ class ActorWorker(Worker):
 
     def work(self) -> None:
         with self.checked_waits():  # for a learner
-            act_until_done(self.env, self.seats, self.policies, self)
+            act_until_done(self.env, self.seats, self)
             self.counters.store(READY, self.attempt)  # a successor may have no step to take

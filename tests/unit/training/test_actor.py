@@ -22,7 +22,7 @@ from marlcore.declared import changed, hints_of
 from marlcore.envs import TreasureHunt, checked, vectorize
 from marlcore.processes import BEATS, SHARE, Control, Telemetry
 from marlcore.training.config import AssignedPolicy, crews
-from marlcore.training.loops import act, build_model, observe
+from marlcore.training.loops import PublishedPolicy, act, build_model, observe
 from marlcore.training.record import read_config
 from marlcore.training.workers import ActorWorker, Blueprint, PolicyBlueprint, Worker
 
@@ -94,7 +94,7 @@ def test_an_actor_waits_for_weights_that_were_torn(scene: Scene, published: int)
     scene.thread.join()
     (actor,) = scene.actors
     for _ in range(100):
-        act(actor.env, actor.seats, actor.policies, observe(actor.env, actor.seats, actor), actor)
+        act(actor.env, actor.seats, observe(actor.env, actor.seats, actor), actor)
     versions = scene.replay.sampler(8, min_size=1).sample().policy_version
     assert (versions == version).all()
 
@@ -107,6 +107,37 @@ def test_an_actor_that_is_told_to_stop_waits_for_no_weights(scene: Scene) -> Non
     scene.control.stop()
     scene.thread.join()
     assert len(scene.actors) == 1
+
+
+@pytest.mark.parametrize(
+    ("interval", "turns", "pulled"),
+    [(1, [0, 3, 4], [0, 3, 4]), (10, [0, 3, 6, 9, 12, 15, 18, 21], [0, 12, 21]), (10, [7, 25, 29, 30], [7, 25, 30])],
+)
+def test_a_policy_pulls_at_its_first_turn_in_an_interval(
+    interval: int, turns: list[int], pulled: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the rounds between its turns, in which others act."""
+    at: list[int] = []
+    policy = PublishedPolicy(*[None] * 4, subscriber=None, exponents=np.ones(1), sync_interval=interval)  # type: ignore[arg-type]
+    monkeypatch.setattr(policy, "pull", lambda: at.append(rounds))
+    for rounds in turns:
+        policy.pull_if_due(rounds)
+    assert at == pulled
+
+
+def test_only_policies_that_act_look_for_weights() -> None:
+    """With 1,000 agents that act in turn, looks of all would take longer than the turn."""
+    looked: list[tuple[str, int]] = []
+
+    def seat(agent: str) -> Any:
+        policy = SimpleNamespace(pull_if_due=lambda rounds: looked.append((agent, rounds)))
+        return SimpleNamespace(player=SimpleNamespace(policy=policy), act=lambda turn: np.zeros(2, np.int64))
+
+    turn = mc.Turn("b", np.arange(2), np.zeros((2, 4)), np.zeros(2, bool))
+    env: Any = SimpleNamespace(act=lambda *_: None)
+    host: Any = SimpleNamespace(rounds=7, count_steps=lambda steps: None)
+    act(env, {agent: seat(agent) for agent in "abc"}, [turn], host)
+    assert looked == [("b", 7)]
 
 
 class Foreign:

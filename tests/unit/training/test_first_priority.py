@@ -33,7 +33,7 @@ class Player:
     """Values that depend on nothing but the observation."""
 
     before: ClassVar[dict[str, Any]] = {}
-    policy = SimpleNamespace(version=3, pull_if_due=lambda: None)
+    policy = SimpleNamespace(version=3, pull_if_due=lambda rounds: None)
 
     def reward(self, reward: Any, at: Any) -> None:
         pass
@@ -53,13 +53,13 @@ def seat(agent: str, writer: Any, first: Any = first_priority) -> Seat:
 
 def test_priorities_are_those_of_a_loop_over_each_episode() -> None:
     env = vectorize(CheckedEnvironment, 3)
-    run: Any = SimpleNamespace(**dict.fromkeys(["begin", "report_ended", "count_steps"], lambda _: None))
+    run: Any = SimpleNamespace(rounds=0, **dict.fromkeys(["begin", "report_ended", "count_steps"], lambda _: None))
     with mc.ReplayBuffer.create(SPEC, 6000, lanes=6) as replay, ExitStack() as stack:
         writers = [stack.enter_context(replay.vector_writer([i, i + 1, i + 2])) for i in (0, 3)]
         seats = {agent: seat(agent, writer) for agent, writer in zip(env.agents, writers, strict=True)}
         env.reset(5)
         for _ in range(1500):
-            act(env, seats, [Player.policy], observe(env, seats, run), run)  # type: ignore[list-item]
+            act(env, seats, observe(env, seats, run), run)
         batch = replay.sampler(4000, seed=0, gamma=DISCOUNT).sample()
         assert (batch.policy_version == 3).all()
         future = np.where(batch.terminated, 0.0, best(batch.next_obs))

@@ -21,7 +21,8 @@ from marlcore.algos.fast import passes
 from marlcore.algos.fast.passes import AutogradPass
 from marlcore.spaces import MASK
 from marlcore.training.loops import FiniteCheck, Learner, PolicyModel, choose_device
-from marlcore.training.loops.learner import learn
+from marlcore.training.loops import learner as loop
+from marlcore.training.loops.learner import learn, learn_until_stopped
 from marlcore.training.loops.model import Normalizer
 from marlcore.training.workers.learner_worker import compile_model
 
@@ -152,6 +153,27 @@ def test_a_reported_metric_is_the_mean_of_the_updates_that_have_it() -> None:
         scene.learner.trainer.update = lambda _, now=metrics: mc.Update({n: torch.tensor(v) for n, v in now.items()})
         scene.learn(1)
     assert reported[:2] == [("loss", 2.5), ("actor_loss", 6.5)]
+
+
+@pytest.mark.parametrize(("policies", "waited"), [(1, 0.1), (3, 0.005), (30, 0.03), (250, 0.1)])
+def test_idle_learners_wait_longer_the_more_they_are(
+    policies: int, waited: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A look for data takes 0.1 ms here: without the wait, those of hundreds of policies would keep a core busy."""
+    now, waits = 0.0, []
+
+    def sample(timeout: float | None) -> None:
+        nonlocal now
+        now += 1e-4
+        if timeout:
+            waits.append(timeout)
+        raise mc.NotEnoughData
+
+    monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: now))
+    idle: Any = [SimpleNamespace(batches=SimpleNamespace(sample=sample))] * policies
+    goes_on = iter([True, False])
+    learn_until_stopped(idle, SimpleNamespace(learning=goes_on.__next__, count_updates=lambda: None))
+    assert waits == [pytest.approx(waited)]
 
 
 @pytest.mark.parametrize(("steps", "cleared"), [((0, 10, 20, 25, 40), [2.0]), ((0, 40), [3.0])])

@@ -1,0 +1,62 @@
+"""Gymnasium environments of several agents, whose spaces are tuples with a part for each, such as lbforaging's."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from .agent_view import result_of
+
+
+def has_agents(env: Any) -> bool:
+    """Whether the environment's actions are a tuple, which no action of one agent is."""
+    return isinstance(getattr(env, "action_space", None), gymnasium.spaces.Tuple) and not hasattr(env, "num_envs")
+
+
+class PerAgent:
+    """Such an environment as a PettingZoo Parallel one, with agents "agent_0", "agent_1" and so on.
+
+    A reward, an end or an info that is not one for each agent is that of all; an episode ends for all agents at once.
+
+    Raises: ValueError: the observation space is no tuple of as many parts.
+    """
+
+    def __init__(self, env: Any) -> None:
+        seen, acted = env.observation_space, env.action_space
+        if not isinstance(seen, gymnasium.spaces.Tuple) or len(seen) != len(acted):
+            raise ValueError(f"observation space: expected a Tuple of {len(acted)} parts, as of actions, got {seen}")
+        self.possible_agents = [f"agent_{i}" for i in range(len(acted))]
+        self.agents: list[str] = []
+        self.metadata = getattr(env, "metadata", {})
+        self.render_mode = getattr(env, "render_mode", None)
+        self.observation_space = self._by_agent(seen).__getitem__
+        self.action_space = self._by_agent(acted).__getitem__
+        self._env = env
+
+    def reset(self, seed: int | None = None, options: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
+        observations, info = result_of("reset", self._env.reset(seed=seed, options=options))
+        self.agents = [*self.possible_agents]
+        return self._by_agent(observations), self._by_agent(self._infos(info))
+
+    def step(self, actions: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
+        results = result_of("step", self._env.step(tuple(actions[agent] for agent in self.possible_agents)))
+        observations, reward, terminated, truncated, info = results
+        ends = [bool(np.all(terminated)), bool(np.all(truncated))]
+        if any(ends):
+            self.agents = []
+        count = len(self.possible_agents)
+        values = observations, np.broadcast_to(reward, count), *([end] * count for end in ends), self._infos(info)
+        return tuple(map(self._by_agent, values))
+
+    def _by_agent(self, values: Iterable[Any]) -> dict[str, Any]:
+        return dict(zip(self.possible_agents, values, strict=True))
+
+    def _infos(self, info: Any) -> Sequence[Any]:
+        return info if isinstance(info, (list, tuple)) else [info] * len(self.possible_agents)
+
+    def render(self) -> Any:
+        return self._env.render()
+
+    def close(self) -> None:
+        self._env.close()
