@@ -27,11 +27,11 @@ def test_a_figure_that_was_typed_is_replaced() -> None:
     assert pages.filled(filled.replace("0.99", "1.00")) == pages.filled(filled) == filled
 
 
-@pytest.mark.parametrize("name", ["performance", "reliability", "results"])
+@pytest.mark.parametrize("name", ["cluster", "drop-ins", "performance", "planning", "reliability", "results"])
 def test_no_measured_number_is_typed_on_a_page(name: str) -> None:
     """Outside code, links and what is generated: no fraction, thousands or per cent."""
     text = pages.REGION.sub("", (pages.DOCS / f"{name}.md").read_text())
-    prose = re.sub(r"```.*?```|`[^`]*`|\]\([^)]*\)|Python [\d.]+", "", text, flags=re.DOTALL)
+    prose = re.sub(r"```.*?```|`[^`]*`|\]\([^)]*\)|(?:Python|sorrel) [\d.]+", "", text, flags=re.DOTALL)
     assert re.findall(r"\d[.,]\d+|\d+ ?%|\d+ (?:us|ms|microseconds|seconds|MB|steps/s)\b", prose) == []
 
 
