@@ -178,10 +178,10 @@ def soak_rates(name: str) -> str:
 def soak_growth(name: str) -> str:
     """What the processes had at the end, and by how much it grew after the warm-up."""
     stored, rows = load(f"soak-{name}"), []
-    for process, (megabytes, descriptors) in stored["growth"].items():
-        held, opened = stored["rss_mb"][process][-1], stored["descriptors"][process][-1]
-        rows.append([process, rounded(held), f"{megabytes:+.2f}", opened, f"{descriptors:+g}"])
-    columns = "process", "resident MB", "grown by", "descriptors", "grown by"
+    for process, growth in stored["growth"].items():
+        held = [stored[measure][process][-1] for measure in ("rss_mb", "anonymous_mb", "descriptors")]
+        rows.append([process, *(f"{rounded(end):g} ({grown:+.3g})" for end, grown in zip(held, growth, strict=True))])
+    columns = "process", "resident MB", "anonymous MB", "descriptors"
     return markdown(columns, rows) + "\n" + _origin_of_soak(stored)
 
 

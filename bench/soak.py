@@ -63,8 +63,8 @@ class Soak:
         return [name for name, pid in pids[0].items() if all(later.get(name) == pid for later in pids)]
 
     def growth(self, name: str) -> list[float]:
-        """[resident MB, descriptors] from the end of the warm-up to the end."""
-        return [self._change(name, "rss_mb"), self._change(name, "descriptors")]
+        """[resident MB, anonymous MB, descriptors] from the end of the warm-up to the end."""
+        return [self._change(name, measure) for measure in ("rss_mb", "anonymous_mb", "descriptors")]
 
     def _change(self, name: str, measure: str) -> float:
         """From the first tenth of a process's settled samples to the last one, medians of each."""
@@ -168,7 +168,8 @@ def main() -> int:
     machine = describe_machine()
     with PROGRAMS[options.program]() as counts:
         soak = take(counts, 60.0 * options.minutes)
-    command = f"python -m bench.soak --program {options.program} --minutes {soak.samples[-1].seconds / 60:.0f}"
+    called = f"nice -n {os.nice(0)} python -m bench.soak --program {options.program}"
+    command = f"{called} --minutes {soak.samples[-1].seconds / 60:.0f}"
     figures = figures_of(soak)
     publish(machine, tables(figures), 0, options.json, command=command, **figures)
     if options.plot:

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
+from .figures import use_fewer_colours
+
 Figures = Mapping[str, Any]
 
 CALLERS = {"adds": "adder", "samples": "sampler", "publishes": "publisher", "pulls": "subscriber"}  # workers' titles
@@ -43,33 +45,35 @@ def tables(figures: Figures) -> list[Table]:
     by_minute = Table("call", "5th percentile", "median", "95th percentile", title="calls a second in each minute")
     for name, values in rates(figures).items():
         by_minute.add_row(name, *(f"{value:,.1f}" for value in spread(values)))
-    growth = Table("process", "resident MB", "descriptors", title="growth after the warm-up")
+    growth = Table("process", "resident MB", "anonymous MB", "descriptors", title="growth after the warm-up")
     for name, values in figures["growth"].items():
         growth.add_row(name, *(f"{value:+.2f}" for value in values))
     return [by_minute, growth]
 
 
 def draw(path: Path, figures: Figures) -> None:
-    """Resident memory, descriptors, rates and load over the minutes."""
+    """Memory, descriptors, rates and load over the minutes."""
     import matplotlib
 
     matplotlib.use("agg")
     from matplotlib import pyplot as plt
 
     minutes = [seconds / 60 for seconds in figures["seconds"]]
-    figure, panels = plt.subplots(4, figsize=(9, 11), sharex=True, layout="constrained")
-    for axes, measure in zip(panels, ("rss_mb", "descriptors"), strict=False):
+    figure, panels = plt.subplots(5, figsize=(9, 13), sharex=True, layout="constrained")
+    for axes, measure in zip(panels, ("rss_mb", "anonymous_mb", "descriptors"), strict=False):
         for name, values in figures[measure].items():
             axes.plot(minutes, [float("nan") if value is None else value for value in values], label=name)
     for name, values in rates(figures).items():
         if middle := median(values):
-            panels[2].plot(minutes[1:], [value / middle for value in values], label=f"{name}, {middle:,.3g}/s")
-    panels[3].plot(minutes, figures["load"], color="#555555", label="load of the machine")
-    for axes, label in zip(panels, ("resident MB", "descriptors", "rate / its median", "load"), strict=True):
+            panels[3].plot(minutes[1:], [value / middle for value in values], label=f"{name}, {middle:,.3g}/s")
+    panels[4].plot(minutes, figures["load"], color="#555555", label="load of the machine")
+    labels = "resident MB", "anonymous MB", "descriptors", "rate / its median", "load"
+    for axes, label in zip(panels, labels, strict=True):
         axes.set_ylabel(label)
         axes.set_ylim(bottom=0)
         axes.spines[["top", "right"]].set_visible(False)
         axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize=8)
-    panels[3].set_xlabel("minutes")
+    panels[4].set_xlabel("minutes")
     figure.savefig(path, dpi=110)
     plt.close(figure)
+    use_fewer_colours(path)

@@ -100,8 +100,9 @@ def training() -> Iterator[Counts]:
             total_steps=10**9,
             run_dir=str(Path(folder) / "run"),
             actor=mc.ActorConfig(processes=2),
-            replay=mc.ReplayConfig(capacity=8_000),  # full, so that all its memory is touched, before the warm-up ends
-            learner=mc.LearnerConfig(device="cpu"),
+            # Replay and rings of reports are full before the warm-up ends, so that all their memory is touched.
+            replay=mc.ReplayConfig(capacity=8_000),
+            learner=mc.LearnerConfig(device="cpu", log_interval=10),
             supervision=mc.SupervisionConfig(max_restarts=10, window=KILL_S),
         )
         due = time.monotonic() + KILL_S

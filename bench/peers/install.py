@@ -1,7 +1,7 @@
 """Peers in environments of their own: `python -m bench.peers.install sample-factory` or `sorrel`.
 
-Sample Factory needs older packages. sorrel 1.6.0 needs Python 3.12 and 6 GB; beside it are marlcore's dependencies, and
-marlcore itself is found by PYTHONPATH, so that this checkout is what runs.
+Sample Factory needs older packages. sorrel 1.6.0 needs Python 3.12 and 6 GB; beside it are the packages of
+marlcore[train], and marlcore itself is found by PYTHONPATH, so that this checkout is what runs.
 """
 
 import argparse
@@ -52,7 +52,11 @@ class Environment:
         return subprocess.run(asked, capture_output=True).returncode == 0
 
 
-OF_MARLCORE = [requirement for requirement in requires("marlcore") or [] if "extra ==" not in requirement]
+OF_MARLCORE = [
+    requirement.partition(";")[0]
+    for requirement in requires("marlcore") or []
+    if "extra" not in requirement or 'extra == "train"' in requirement
+]
 SAMPLE_FACTORY = Environment("sample-factory", ("sample-factory==2.1.1", "gymnasium==0.29.1", "numpy==1.26.4"))
 SORREL = Environment(
     "sorrel", ("sorrel==1.6.0", "hypothesis", "pytest-benchmark", "pytest-xdist", *OF_MARLCORE), (3, 12)
@@ -80,5 +84,5 @@ if __name__ == "__main__":
     peer = parser.parse_args().peer
     environments[peer].install()
     if peer == SORREL.name:
-        tests = "-m pytest --long tests/runs/test_sorrel_itself.py"
+        tests = "-m pytest --long tests/runs/test_sorrel_itself.py tests/runs/test_gallery.py -k sorrel"
         sys.stdout.write(f"tests: PYTHONPATH={ROOT} {SORREL.python} {tests}\n")

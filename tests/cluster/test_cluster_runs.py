@@ -46,7 +46,7 @@ def test_nodes_learn_cartpole(
 
 JOINS = """
 actors = mc.ActorConfig(processes=0, envs=2)  # all of them are on other machines
-config = configured(sys.argv[2], 10**9, cluster={"nodes_at_start": 1}, updates_per_step=None, actor=actors)
+config = configured(sys.argv[2], 10**9, cluster={"nodes_at_start": 1}, actor=actors)
 run = mc.start(slow, "dqn", config)
 print("working", flush=True)
 until(lambda: words(run, "node-1")[0] > 50, lambda: run.status().running)
@@ -72,7 +72,7 @@ def say():
     print("working", flush=True)
 
 threading.Thread(target=say, daemon=True).start()
-mc.train(slow, "dqn", configured(sys.argv[2], 10**9, updates_per_step=None), progress=False)
+mc.train(slow, "dqn", configured(sys.argv[2], 10**9), progress=False)
 """
 
 
@@ -92,18 +92,19 @@ def test_a_run_that_a_signal_ends_leaves_nothing_on_any_node(
 
 FAILS = """
 def failing():
-    import gymnasium, os
+    import gymnasium, os, time
 
     class Failing(gymnasium.Wrapper):
         def step(self, action):
             if os.environ.get("MARLCORE_SHM_DIR"):  # on a node
                 raise OSError("no screen here")
+            time.sleep(0.01)  # as in `slow`
             return super().step(action)
 
     return Failing(gymnasium.make("CartPole-v1"))
 
 try:
-    mc.train(failing, "dqn", configured(sys.argv[2], 10**9, updates_per_step=None), progress=False)
+    mc.train(failing, "dqn", configured(sys.argv[2], 10**9), progress=False)
 except mc.WorkerFailed as error:
     print(error.worker, error.reason, "no screen here" in error.traceback)
 """

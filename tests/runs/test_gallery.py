@@ -51,7 +51,7 @@ RUNS = {
     "rows_between_nodes": Short("local", "1000 rows arrived; a batch of them has 32", needs="ray", alone=True),
     "sac_async": Short("--total-timesteps 520 --learning-starts 400 --batch-size 32", EPISODES),
     "sb3_dqn": Short("--timesteps 1500", r"the pole leant by .*; mean return \S+", needs="stable_baselines3"),
-    "sorrel_treasurehunt": Short("20", r"20 epochs, \d+ steps and \d+ updates .*\nscore .*", needs="sorrel"),
+    "sorrel_treasurehunt": Short("--epochs 20", r"20 epochs, \d+ steps and \d+ updates .*\nscore .*", needs="sorrel"),
     "two_step_game": Short("--steps 600", r"VDN earns \d\nQMIX earns \d"),
     "torchrl_dqn": Short("--updates 30", EPISODES, needs="torchrl"),
 }
