@@ -20,7 +20,7 @@ from .cpu_time import cpu_of_descendants, title
 
 COPIES = (1, 4, 16, 64)
 AGENTS = (1, 3, 10, 30, 100)
-MANY_AGENTS = (100, 300, 1000)
+MANY_AGENTS = (100, 1000)
 POLICIES, LEARNERS = 20, 4
 UPDATES_PER_STEP = 0.05
 BASE_COPIES, BASE_AGENTS = 4, 3

@@ -14,6 +14,8 @@ from whole_runs import LONG, MODES, Runs, checkpoint, metrics_of
 import marlcore as mc
 from marlcore.__main__ import main
 from marlcore.envs import TreasureHunt
+from marlcore.processes import BEATS
+from marlcore.training.workers import ActorWorker, LearnerWorker
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
@@ -126,3 +128,19 @@ def test_a_policy_is_found_by_its_own_name_first(tmp_path: Path) -> None:
     for name, units in (("agent_0", 8), ("agent_1", 9)):
         policy: Any = mc.load_policy(run, name)
         assert units in {tensor.shape[0] for tensor in policy._model.parameters()}
+
+
+def test_workers_beat_for_each_policy_that_they_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else those of a thousand policies would be killed as hung before their first step."""
+    beats = {}
+    for kind in (ActorWorker, LearnerWorker):
+
+        def build(worker: Any, original: Any = kind.build) -> None:
+            before = worker.counters.load(BEATS)
+            original(worker)
+            beats[worker.name] = worker.counters.load(BEATS) - before
+
+        monkeypatch.setattr(kind, "build", build)
+    runs.train(tmp_path, HUNT3, "dqn", mode="serial", total_steps=30, learner={"processes": 1})
+    assert beats["actor-0"] >= 3
+    assert beats["learner-0"] >= 3

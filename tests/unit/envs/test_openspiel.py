@@ -30,7 +30,7 @@ def test_a_game_is_what_openspiel_says_of_its_history(name: str) -> None:
             assert env.observation_spaces[env.agent].contains(obs)
             told[env.agent] += reward
             action = None if terminated else int(generator.choice(np.flatnonzero(obs["action_mask"])))
-            seen.append((env.agent, obs["observation"], action))
+            seen.append((env.agent, obs, action))
             assert not truncated
             env.step(action)
         state, turns = env.game.new_initial_state(), iter(seen)
@@ -41,7 +41,8 @@ def test_a_game_is_what_openspiel_says_of_its_history(name: str) -> None:
                 complete = env.game.get_type().provides_information_state_tensor
                 tensor = state.information_state_tensor(player) if complete else state.observation_tensor(player)
                 assert (player, action) == (state.current_player(), acted)
-                np.testing.assert_array_equal(obs.ravel(), tensor)
+                np.testing.assert_array_equal(obs["observation"].ravel(), tensor)
+                np.testing.assert_array_equal(obs["action_mask"], state.legal_actions_mask(player))
             state.apply_action(action)
         assert [(agent, acted) for agent, _, acted in turns] == [(agent, None) for agent in env.agents]
         np.testing.assert_allclose([*told.values()], state.returns())
