@@ -173,7 +173,7 @@ test_bad_input_is_refused = refusals(REFUSED)
 
 def test_a_refused_psro_leaves_nothing(tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "new"
-    with refused(ValueError, "self_play: expected an environment of two agents, got ['agent_0']"):
+    with refused(ValueError, "self_play: expected an environment of two or more agents, got ['agent_0']"):
         psro("gymnasium:CartPole-v1", str(folder))
     assert not folder.exists()
     (tmp_path / "file").touch()

@@ -144,11 +144,8 @@ RUNS: dict[str, Callable[[], dict[str, Any]]] = {
         )
         for says, changes in PPO_HAS_NONE.items()
     },
-    "self_play: expected an environment of two agents, got ['agent_0']": lambda: played(CARTPOLE),
-    "self_play: expected an environment of two agents, got ['agent_0', 'agent_1', 'agent_2']": lambda: played(
-        partial(Crowd, 3)
-    ),
-    "self_play: expected one policy for both agents, got {'agent_0': 'a', 'agent_1': 'b'}": lambda: played(
+    "self_play: expected an environment of two or more agents, got ['agent_0']": lambda: played(CARTPOLE),
+    "self_play: expected one policy for all agents, got {'agent_0': 'a', 'agent_1': 'b'}": lambda: played(
         policies={"agent_0": "a", "agent_1": "b"}
     ),
     "self_play.side: expected both or one of ['agent_0', 'agent_1'], got 'agent_2'": lambda: played(side="agent_2"),

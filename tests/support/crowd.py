@@ -55,6 +55,15 @@ class Crowd(Rounds):
         return self._look(), rewards, dict.fromkeys(self.possible_agents, False), over, {}
 
 
+class Contest(Crowd):
+    """A crowd's game whose rewards sum to 0: each agent's less the mean of the others'."""
+
+    def step(self, actions: dict[str, int]) -> Any:
+        looked, earned, *rest = super().step(actions)
+        total, others = sum(earned.values()), len(earned) - 1
+        return looked, {agent: own - (total - own) / others for agent, own in earned.items()}, *rest
+
+
 class Naming(Crowd):
     """Each agent sees a number in [-1, 1] and is paid minus its distance to the second half of its action."""
 

@@ -46,7 +46,7 @@ def _anchors(label: str, anchors: Any) -> dict[str, Schedule]:
 
 @dataclass(frozen=True)
 class SelfPlayConfig(Declared):
-    """Self-play: in environments of two agents, one policy learns against frozen copies of itself."""
+    """Self-play: in environments of two or more agents, one policy learns against frozen copies of itself."""
 
     pool: Annotated[int, Whole(0)] = 0
     """Frozen opponents held; a new one replaces the oldest. 0: no self-play."""
@@ -66,8 +66,8 @@ class SelfPlayConfig(Declared):
     """Share of episodes against the latest policy itself, which learns from both sides; a number or a schedule."""
     anchors: Annotated[Shares, By(_anchors)] = field(default_factory=dict)
     """Shares of episodes, numbers or schedules, against opponents that stay the same: module:name of a function of an
-    observation that returns an action, or of a class whose objects have a method act(obs), one for each copy; or a
-    checkpoint, FILE.pt. Anchors also play in evaluations, whatever their share."""
+    observation that returns an action, or of a class whose objects have a method act(obs), one for each copy and agent;
+    or a checkpoint, FILE.pt. Anchors also play in evaluations, whatever their share."""
     begin_win_rate: Annotated[float | None, Number(0, 1)] = None
     """Until the win rate over the last `window` episodes against the anchors reaches this, they alone are played, and
     no copy joins the pool. None: self-play begins at once, or at begin_step."""
@@ -84,7 +84,8 @@ class SelfPlayConfig(Declared):
     elo_k: Annotated[float, Number(above=0)] = 16.0
     """Elo's K: the points that a game moves at most."""
     side: str = BOTH
-    """The agent that the learning policy plays; both: it takes the sides in turn, episode by episode."""
+    """The agent that the learning policy plays; both: it takes all sides in turn, episode by episode. Each other agent
+    draws an opponent of its own."""
     explore: bool = False
     """Frozen opponents explore as at their admission, instead of acting greedily."""
 

@@ -5,7 +5,8 @@ games against the opponents.
 """
 
 from .league import PAYOFF, League, plot_payoff
+from .matches import Contender, Matches, report_result, results_in
 from .opponent_games import OpponentGames
-from .opponents import Matches, Opponents, make_beside_anchors, report_result, results_in
+from .opponents import Opponents, make_beside_anchors
 from .pool import Pool, Snapshot
 from .setup import SelfPlay, check_self_play, create_self_play, odds_fields, policies_in_self_play, published_numbers

@@ -13,7 +13,8 @@ from ...processes import Telemetry
 from ..config import SelfPlayConfig
 from ..loops import LATEST
 from ..record import canvas, read_json, say_that_none_ended, write_json
-from .opponents import name_of, results_in
+from .matches import results_in
+from .opponents import name_of
 from .pool import Pool, Snapshot, held_by
 from .ratings import Rating, rating_of
 

@@ -29,12 +29,12 @@ class SelfPlay:
 
 
 def policies_in_self_play(config: Config, agents: tuple[str, ...]) -> dict[str, str]:
-    """The one policy of both agents. Raises ValueError: there are not two agents, or their policies differ."""
-    if len(agents) != 2:
-        raise ValueError(f"self_play: expected an environment of two agents, got {list(agents)}")
+    """The one policy of all agents. Raises ValueError: there is only one agent, or their policies differ."""
+    if len(agents) < 2:
+        raise ValueError(f"self_play: expected an environment of two or more agents, got {list(agents)}")
     names = policy_names(list(agents), config.policies or dict.fromkeys(agents, POLICY))
     if len(set(names.values())) > 1:
-        raise ValueError(f"self_play: expected one policy for both agents, got {names}")
+        raise ValueError(f"self_play: expected one policy for all agents, got {names}")
     return names
 
 
@@ -43,13 +43,14 @@ def check_self_play(config: Config, policy: AssignedPolicy) -> None:
     settings = config.self_play
     if settings.side != BOTH and settings.side not in policy.agents:
         raise ValueError(f"self_play.side: expected {BOTH} or one of {list(policy.agents)}, got {settings.side!r}")
-    games = fewest_games(settings)
+    games = fewest_games(settings, len(policy.agents))
     if config.evaluation.evaluates and config.evaluation.episodes < games:
         raise ValueError(
             f"evaluation.episodes: expected at least {games}, one on each side against each anchor and the pool, "
             f"got {config.evaluation.episodes}"
         )
-    make_anchors(policy, config, 1, np.random.default_rng(0), torch.device("cpu"))
+    for make in make_anchors(policy, config, 1, np.random.default_rng(0), torch.device("cpu")):
+        make()
     parts = list(config.replay.mixture)
     for number in (LATEST, *(-i - 1 for i in range(len(settings.anchors)))):
         try:

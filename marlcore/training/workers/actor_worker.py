@@ -26,7 +26,7 @@ from ..loops import (
     choose_device,
     run_seed,
 )
-from ..self_play import Matches, Opponents, SelfPlay, report_result
+from ..self_play import Contender, Matches, Opponents, SelfPlay, report_result
 from .storage import attach_storage
 from .worker import WAIT_S, PolicyBlueprint, Worker
 
@@ -115,10 +115,9 @@ class ActorWorker(Worker):
             self.beat()
         opponents = Opponents(policy, config, pool, self.env.copies, generator, self._device)
         results = self.hold(self.hold(Telemetry.attach(self_play.results)).reporter(self.name))
-        return Matches(
-            config.self_play, self.seats, self.env.ended, lambda: acting.subscriber.extras, opponents,
-            list(config.replay.mixture), generator, partial(report_result, results),
-        )  # fmt: skip
+        report = partial(report_result, results)
+        contender = Contender(self.seats, lambda: acting.subscriber.extras, opponents, report)
+        return Matches(config.self_play, contender, self.env.ended, list(config.replay.mixture), generator)
 
     @property
     def done(self) -> bool:
