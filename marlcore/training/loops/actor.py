@@ -13,8 +13,9 @@ from ...interfaces import Turn, VectorEnvironment
 from ...spaces import Spaces
 from .policy import PublishedPolicy
 from .seat import Ended, Seat
+from .shared_seat import SharedSeat
 
-Seats = Mapping[str, Seat]  # by agent
+Seats = Mapping[str, Seat | SharedSeat]  # by agent
 
 
 class ActorHost(Protocol):

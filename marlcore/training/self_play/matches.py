@@ -1,7 +1,7 @@
 """Who plays whom in an actor's copies of the environment, and the results of these games."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,6 +20,7 @@ from .opponents import Opponents, name_of
 class Contender:
     """A policy that learns in an actor: its seats, and the opponents that it may meet there."""
 
+    names: Sequence[str]  # of the league's policies, its own first
     seats: Mapping[str, Seat]  # by agent; matches fill their columns
     published: Callable[[], Mapping[str, Any]]  # what came with the weights: the opponents' numbers and their odds
     opponents: Opponents
@@ -40,28 +41,33 @@ class Contender:
 
 @dataclass
 class Matches:
-    """The present match of each copy: the learning policy's own seat, and an opponent on each other one.
+    """The present match of each copy: the policy that learns, its own seat, and an opponent on each other one.
 
-    Opponents are drawn for a block of episodes. Their players are kept meanwhile, even if the pool replaces them.
+    The policies of a league learn in turn. Opponents are drawn for a block of episodes. Their players are kept
+    meanwhile, even if the pool replaces them.
     """
 
     config: SelfPlayConfig
-    contender: Contender
+    contenders: Sequence[Contender]
+    learning: NDArray[np.int64]  # [copies], to be filled: the place of the policy that learns
     ended: NDArray[np.int64]  # [copies], of the environment: episodes ended
     parts: list[str]  # the names of the replay's parts
     generator: np.random.Generator  # draws opponents
 
     def __post_init__(self) -> None:
-        copies, self._agents = len(self.ended), list(self.contender.seats)
+        copies, self._agents = len(self.ended), list(self.contenders[0].seats)
         # [copies, agents - 1]: the numbers of the opponents, from the seat after the policy's own one on
         self.present = np.zeros((copies, len(self._agents) - 1), np.int64)
         self._episodes = np.full(copies, -1)  # of which the match was drawn
-        self._sides = np.arange(copies) % len(self._agents)  # the place of the learning policy's own seat
+        self.learning[:] = np.arange(copies) % len(self.contenders)
+        # [policies, copies]: the place of the policy's own seat in its last match there
+        self._sides = np.tile(np.arange(copies) % len(self._agents), (len(self.contenders), 1))
         self._left = np.zeros(copies, np.int64)  # episodes of each copy's block that are still to begin
         self._over: dict[int, dict[str, float | None]] = {}  # by copy and agent that learned: info["winner"]
-        for agent, seat in self.contender.seats.items():
-            player = partial(self.contender.opponents.player, agent)
-            seat.opponents = PlayersByNumber(seat.numbers.__getitem__, player)
+        for contender in self.contenders:
+            for agent, seat in contender.seats.items():
+                player = partial(contender.opponents.player, agent)
+                seat.opponents = PlayersByNumber(seat.numbers.__getitem__, player)
 
     def begin(self, turn: Turn) -> None:
         """Reports the games before, draws the matches of episodes that begin with this turn, and seats all sides."""
@@ -69,30 +75,33 @@ class Matches:
         copies = copies[self._episodes[copies] != self.ended[copies]]
         if not len(copies):
             return
-        side = self.config.side
         self._episodes[copies] = self.ended[copies]
         for copy in copies.tolist():
             self._report(copy)
             if self._left[copy] == 0:
                 self._left[copy] = self.config.block
-                self.present[copy] = [self.contender.drawn(self.generator) for _ in self._agents[1:]]
+                self.learning[copy] = (self.learning[copy] + 1) % len(self.contenders)
+                self.present[copy] = [self._contender(copy).drawn(self.generator) for _ in self._agents[1:]]
             self._left[copy] -= 1
-            following = (self._sides[copy] + 1) % len(self._agents)
-            self._sides[copy] = following if side == BOTH else self._agents.index(side)
             self._seat(copy)
-        held = self.contender.published()["opponents"].tolist()
-        self.contender.opponents.keep({*self.present.ravel().tolist(), *held})
+        for place, contender in enumerate(self.contenders):
+            present = self.present[self.learning == place].ravel()
+            contender.opponents.keep({*present.tolist(), *contender.published()["opponents"].tolist()})
+
+    def _contender(self, copy: int) -> Contender:
+        return self.contenders[int(self.learning[copy])]
 
     def _seat(self, copy: int) -> None:
-        opponents = self.present[copy].tolist()
-        part = part_of_tag(name_of(opponents[0], self.config.names), self.parts)
+        side, contender, sides = self.config.side, self._contender(copy), self._sides[self.learning[copy]]
+        sides[copy] = (sides[copy] + 1) % len(self._agents) if side == BOTH else self._agents.index(side)
+        part = part_of_tag(name_of(int(self.present[copy, 0]), self.config.names, contender.names), self.parts)
         for agent, number in self._numbers(copy).items():
-            seat = self.contender.seats[agent]
+            seat = contender.seats[agent]
             seat.parts[copy], seat.numbers[copy] = part, number
 
     def _numbers(self, copy: int) -> dict[str, int]:
         """Who sits where: LATEST is the learning policy."""
-        turned = np.roll([LATEST, *self.present[copy].tolist()], self._sides[copy])
+        turned = np.roll([LATEST, *self.present[copy].tolist()], self._sides[self.learning[copy], copy])
         return dict(zip(self._agents, turned.tolist(), strict=True))
 
     def note(self, ended: Ended) -> None:
@@ -107,11 +116,11 @@ class Matches:
         for agent, winner in self._over.pop(copy, {}).items():
             for other, number in numbers.items():
                 if number != LATEST:
-                    self.contender.report(number, self._result(copy, agent, other, winner))
+                    self._contender(copy).report(number, self._result(copy, agent, other, winner))
 
     def _result(self, copy: int, agent: str, other: str, winner: float | None) -> int:
         """By info["winner"], else by the sign of the return or, among more than two, of its lead over the other's."""
-        seats = self.contender.seats
+        seats = self._contender(copy).seats
         score = seats[agent].returns[copy] if winner is None else winner
         if winner is None and len(seats) > 2:
             score -= seats[other].returns[copy]

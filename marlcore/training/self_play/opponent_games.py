@@ -13,7 +13,7 @@ from ...interfaces import VectorEnvironment
 from ..config import BOTH, Config, SelfPlayConfig
 from ..loops import LATEST, ActingModel, Candidate, Evaluation, GoesOn, Player, PlayersByNumber, Report, counted, play
 from .opponents import Opponents
-from .pool import held_by
+from .pool import members_of
 
 POOL = "pool"
 
@@ -92,7 +92,8 @@ class OpponentGames:
         agents = list(self.env.agents)
         sides = range(len(agents)) if settings.side == BOTH else [agents.index(settings.side)]
         meetings = max(-(-games // len(sides)) // len(self._names), 1)  # with the pool
-        members = [number for number in spread(held_by(self.opponents.pool), meetings) if self.opponents.load(number)]
+        held = members_of(rival.pool for rival in self.opponents.rivals)
+        members = [number for number in spread(held, meetings) if self.opponents.load(number)]
         self.opponents.keep(members)
         if not members and not settings.anchors:
             return None  # the learner has just replaced them
@@ -146,7 +147,7 @@ class OpponentGames:
         values |= {"eval_win_rate": _mean(wins)} | {f"eval_win_rate/{name}": rate for name, rate in wins.items()}
         for name, value in values.items():
             self.report(self.candidate.policy.name, name, value, step)
-        for side, agent in enumerate(self.env.agents):
+        for side, agent in enumerate(self.env.agents if not self.config.self_play.roles else ()):
             games = pairings.sides == side
             if games.any():
                 self.report(agent, "eval_return", float(by_game[games].mean()), step)

@@ -1,7 +1,8 @@
 """Opponents as players, anchors and frozen policies, at any agent's seat.
 
-Opponents have numbers, which name them to all processes: 0 is the latest policy, -1, -2, ... are the anchors in their
-order, and 1, 2, ... the frozen copies in the order of their admission.
+Opponents have numbers, which name them to a policy's processes: 0 is the latest policy, -1, -2, ... are the anchors in
+their order, and 1, 2, ... the frozen copies in the order of their admission. In a league, those of the next policy lie
+`SPAN` higher, and so on; each policy counts from itself on.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -18,41 +19,57 @@ from ...references import resolve
 from ...weights import ParameterStore
 from ..config import AssignedPolicy, Config
 from ..loops import Player, Policy, PolicyPlayer, ScriptedPlayer, build_model, exploration_of
-from .pool import load_opponent
+from .pool import SPAN, load_opponent
 
 MakePlayer: TypeAlias = Callable[[], Player]  # of one agent, in all copies
+
+
+@dataclass(frozen=True)
+class Rival:
+    """A policy as an opponent: its frozen copies, and what acts with its newest weights."""
+
+    policy: AssignedPolicy
+    pool: ParameterStore
+    live: Policy | None = None  # None where its newest weights are no opponent
 
 
 @dataclass
 class Opponents:
     """The players of opponents, by agent and number; a frozen policy's model is kept while it plays or is held."""
 
-    policy: AssignedPolicy  # the one that learns
+    rivals: Sequence[Rival]  # the policies of the league, the one that learns first
     config: Config
-    pool: ParameterStore  # of frozen policies
     copies: int
     generator: np.random.Generator  # for the algorithm's draws
     device: torch.device
 
     def __post_init__(self) -> None:
         """Raises ValueError, TypeError: see `make_anchors`."""
-        self._model = build_model(self.policy, self.config).acting.to(self.device)
-        self._subscriber = self.pool.subscriber(self._model)
-        anchors = make_anchors(self.policy, self.config, self.copies, self.generator, self.device)
+        models = [build_model(rival.policy, self.config).acting.to(self.device) for rival in self.rivals]
+        self._pools = [(rival.pool.subscriber(model), model) for rival, model in zip(self.rivals, models, strict=True)]
+        anchors = make_anchors(self.rivals[0].policy, self.config, self.copies, self.generator, self.device)
         self._makers: dict[int, MakePlayer] = {-1 - i: anchor for i, anchor in enumerate(anchors)}
         self._players: dict[tuple[str, int], Player] = {}  # by agent and number
 
     def load(self, number: int) -> bool:
         """Takes a frozen policy's weights unless they are here; returns whether it can play: not if it was replaced."""
         if number not in self._makers:
-            if not self._subscriber.pull_version(number):
+            place, version = divmod(number, SPAN)
+            rival = self.rivals[place]
+            acting = self._frozen(place, version) if version else rival.live
+            if acting is None:
                 return False
-            explore = exploration_of(self._subscriber.extras) if self.config.self_play.explore else None
-            frozen = Policy(self.policy.algorithm, deepcopy(self._model), self.generator, self.device, explore)
-            self._makers[number] = partial(
-                PolicyPlayer, frozen, self.policy.spaces, self.copies, self.config.replay.pad
-            )
+            pad = self.config.replay.pad
+            self._makers[number] = partial(PolicyPlayer, acting, rival.policy.spaces, self.copies, pad)
         return True
+
+    def _frozen(self, place: int, version: int) -> Policy | None:
+        subscriber, model = self._pools[place]
+        if not subscriber.pull_version(version):
+            return None
+        explore = exploration_of(subscriber.extras) if self.config.self_play.explore else None
+        algorithm = self.rivals[place].policy.algorithm
+        return Policy(algorithm, deepcopy(model), self.generator, self.device, explore)
 
     def player(self, agent: str, number: int) -> Player:
         """An opponent at an agent's seat; at each it has stacks, recurrent states and scripts' objects of its own."""
@@ -61,7 +78,7 @@ class Opponents:
         return self._players[agent, number]
 
     def keep(self, numbers: Collection[int]) -> None:
-        """Releases all other frozen policies."""
+        """Releases all other policies."""
         for number in [number for number in self._makers if number > 0 and number not in numbers]:
             del self._makers[number]
         self._players = {key: player for key, player in self._players.items() if key[1] in self._makers}
@@ -101,8 +118,12 @@ def _source_of(reference: str) -> Any:
     return Path(reference)
 
 
-def name_of(number: int, anchors: Sequence[str]) -> str:
-    """An opponent's name: "pool:latest", "pool:3", or its anchor's."""
+def name_of(number: int, anchors: Sequence[str], rivals: Sequence[str] = ()) -> str:
+    """An opponent's name: "pool:latest", "pool:3", its anchor's, or in a league "pool:exploiter:3".
+
+    `rivals` are the names of the league's policies, the one that learns first.
+    """
     if number < 0:
         return anchors[-number - 1]
-    return f"pool:{number}" if number else "pool:latest"
+    place, version = divmod(number, SPAN)
+    return f"pool:{rivals[place] + ':' if place else ''}{version or 'latest'}"

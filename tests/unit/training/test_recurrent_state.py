@@ -174,7 +174,8 @@ def test_opponents_of_self_play_are_told_their_own_rewards() -> None:
     spec = mc.TransitionSpec(mc.Field((3,)), mc.Field((), "int64"))
     learning: Any = None  # which never acts on the right
     seats = {agent: Seat(agent, learning, learning, spec, np.arange(6)) for agent in Wander.agents}
-    matches = Matches(config, Contender(seats, lambda: published, pool, lambda *_: None), ended, [], rng)
+    contender = Contender(["main"], seats, lambda: published, pool, lambda *_: None)
+    matches = Matches(config, [contender], np.zeros(6, np.int64), ended, [], rng)
     copies = np.arange(6)
     turn = mc.Turn("right", copies, rng.normal(size=(6, 3)).astype(np.float32), np.ones(6, bool))
     matches.begin(turn)
