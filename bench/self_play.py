@@ -2,7 +2,8 @@
 
 Half of the games are played from each side, greedily. Games without chance begin with a few random moves, since they
 would all be the same. In "exploring" games both sides explore as they did when they were trained: the first member,
-which was admitted untrained, acts at random, and the last policy in one move of twenty. `--speed` compares the
+which was admitted untrained, acts at random, and the last policy in one move of twenty. In tic-tac-toe, 200 more games
+are played greedily against a perfect player, from the empty board. `--speed` compares the
 episodes/s of async with serial mode at equal updates, as many that serial mode spends half of its time in them.
 """
 
@@ -20,8 +21,12 @@ from typing import Any
 import numpy as np
 
 import marlcore as mc
+from marlcore import algos
+from marlcore.declared import changed
 from marlcore.envs import NamedEnvironment
+from marlcore.training.config import read_settings
 
+from .perfect import Perfect
 from .training_work import run
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
@@ -40,11 +45,12 @@ class Game:
     n_step: int = 1
     updates_per_step: float = 0.25
     balanced: float = 0.3  # updates a step for which serial mode spends half of its time in updates
+    perfect: Any = None  # a player that never loses
 
 
 TASKS = {
     "puck": Game(two_player_puck, 150_000, {idle: 0.1, chaser: 0.1}, n_step=3, balanced=0.16),
-    "tictactoe_v3": Game(NamedEnvironment("pettingzoo:classic.tictactoe_v3"), 200_000, {}, opening=2),
+    "tictactoe_v3": Game(NamedEnvironment("pettingzoo:classic.tictactoe_v3"), 200_000, {}, opening=2, perfect=Perfect),
     "connect_four_v3": Game(NamedEnvironment("pettingzoo:classic.connect_four_v3"), 500_000, {}, opening=4),
 }
 
@@ -87,27 +93,36 @@ def config_of(game: Game, seed: int, mode: Any, run_dir: str | None = None) -> m
     )
 
 
-def learn(name: str, seed: int, mode: Any) -> None:
+def learn(name: str, seed: int, mode: Any, file: str | None) -> None:
     game = TASKS[name]
     with tempfile.TemporaryDirectory() as folder:
         began = time.monotonic()
-        result = mc.train(game.make, DQN, config_of(game, seed, mode, str(Path(folder) / "run")), progress=False)
+        run_dir = str(Path(folder) / "run")
+        algorithm, config = DQN, config_of(game, seed, mode, run_dir)
+        if file is not None:
+            settings = read_settings(file)
+            algorithm = changed(algos.make(settings.algo), settings.algorithm)
+            config = replace(settings.config, seed=seed, mode=mode, run_dir=run_dir)
+        result = mc.train(game.make, algorithm, config, progress=False)
         seconds = time.monotonic() - began
-        scores = [" / ".join(map(str, score(game, result.run_dir, explore))) for explore in (False, True)]
+        first = mc.load_policy(result.run_dir, "main", "opponent-1")
+        scores = [score(opened(game), result.run_dir, first, explore) for explore in (False, True)]
+        if game.perfect is not None:
+            scores.append(score(game.make, result.run_dir, game.perfect, False))
     sys.stdout.write(
-        f"| {name} | {seed} | {result.steps:,} | {result.updates['main']:,} | {seconds:.0f} | {' | '.join(scores)} |\n"
+        f"| {name} | {seed} | {result.steps:,} | {result.updates['main']:,} | {seconds:.0f} | "
+        f"{' | '.join(' / '.join(map(str, games)) for games in scores)} |\n"
     )
     sys.stdout.flush()
 
 
-def score(game: Game, run_dir: Path, explore: bool) -> tuple[int, int, int]:
-    """Games won, drawn and lost by the last policy against the first."""
-    first = mc.load_policy(run_dir, "main", "opponent-1")
+def score(make: Any, run_dir: Path, opponent: Any, explore: bool) -> tuple[int, int, int]:
+    """Games won, drawn and lost by the last policy against an opponent."""
     agents = json.loads((run_dir / "config.json").read_text())["policies"]
     won = drawn = 0
     for seed, (agent, other) in enumerate(zip(agents, reversed(agents), strict=True)):
-        options: dict[str, Any] = {"policies": {other: first}, "seed": seed, "explore": explore}
-        outcome = mc.evaluate(run_dir, GAMES // 2, env_fn=opened(game), **options)
+        options: dict[str, Any] = {"policies": {other: opponent}, "seed": seed, "explore": explore}
+        outcome = mc.evaluate(run_dir, GAMES // 2, env_fn=make, **options)
         won += int((outcome.returns[agent] > 0.5).sum())  # puck pays a little for standing well
         drawn += int((abs(outcome.returns[agent]) <= 0.5).sum())
     return won, drawn, GAMES - won - drawn
@@ -142,17 +157,20 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20_000, help="of a run of --speed")
     parser.add_argument("--updates", type=float, help="updates a step in runs of --speed; by default the game's")
     parser.add_argument("--rounds", type=int, default=3, help="of --speed")
+    parser.add_argument("--settings", help="a file of settings to train with, such as one of marlcore/presets")
     options = parser.parse_args()
     sys.stdout.write(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} before\n")
     if options.speed:
         for name in options.task or TASKS:
             compare(name, options.steps, options.updates or TASKS[name].balanced, options.rounds)
         return
-    sys.stdout.write("| game | seed | steps | updates | seconds | greedy: won / drawn / lost | exploring |\n")
-    sys.stdout.write("|---|---|---|---|---|---|---|\n")
+    sys.stdout.write(
+        "| game | seed | steps | updates | seconds | greedy: won / drawn / lost | exploring | perfect player |\n"
+    )
+    sys.stdout.write("|---|---|---|---|---|---|---|---|\n")
     for name in options.task or TASKS:
         for seed in options.seeds.split(","):
-            learn(name, int(seed), options.mode)
+            learn(name, int(seed), options.mode, options.settings)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from ..processes import Children
 from .evaluation import LoadedPolicy, SavedRun, published_policy
 from .record import RemoteCopy, Status, Table, final_returns, plot_run, read_metrics
 from .run_input import RunInput, warn_of_few_samples
-from .self_play import PAYOFF, plot_payoff
+from .self_play import plot_payoff
 from .session import Session
 
 log = logging.getLogger(__name__)
@@ -178,8 +178,8 @@ def _result(session: Session) -> Result:
     title = f"{session.described['env']}, {algorithms}, seed {config.seed}"
     if session.input.plots:
         plot_run(metrics, run_dir / "curves.png", title)
-    if session.input.plots and (run_dir / PAYOFF).exists():
-        plot_payoff(run_dir / PAYOFF, run_dir / "payoff.png", title)
+    for table in sorted(run_dir.glob("payoff*.json")) if session.input.plots else ():
+        plot_payoff(table, table.with_suffix(".png"), title)
     returns = final_returns(metrics, config.total_steps, chain(*(policy.agents for policy in policies)))
     if not config.offline and (endless := [agent for agent, mean in returns.items() if math.isnan(mean)]):
         log.warning("returns: NaN for %s: no episode ended in %d steps", ", ".join(endless), status.steps)

@@ -95,7 +95,8 @@ class RunInput:
             if config.exploration.script is not None:
                 _check_script(policies, config.exploration.script)
             if config.self_play.pool:
-                check_self_play(config, policies[0])
+                for policy in policies:
+                    check_self_play(config, policy)
             check_picklable(config=config, algorithm=[policy.algorithm for policy in policies])  # which a run saves
             if config.mode == "async":
                 check_picklable(env_fn=make_env)
@@ -146,15 +147,15 @@ def _assigned(
     with closing(vectorize(make_env, 1)) as env:
         if config.self_play.pool:
             config = replace(config, policies=policies_in_self_play(config, env.agents))
-        policies = assign(env.spaces, config.policies, algorithm, config.replay.frames)
+        policies = assign(env.spaces, config.policies, algorithm, config.replay.frames, config.self_play.roles)
         if _has_own_copies(env, make_env):
             config = replace(config, actor=replace(config.actor, envs=env.copies))
     joint = [policy.agents for policy in policies if getattr(policy.algorithm, "wants_joint", False)]
     if joint:
-        make_env = JointObservations(make_env, tuple(chain(*joint)))
+        make_env = JointObservations(make_env, tuple(dict.fromkeys(chain(*joint))))
         make_env().close()  # raises ValueError where the environment is of a kind without them
         with closing(vectorize(make_env, 1)) as env:
-            policies = assign(env.spaces, config.policies, algorithm, config.replay.frames)
+            policies = assign(env.spaces, config.policies, algorithm, config.replay.frames, config.self_play.roles)
     return make_env, tuple(replace(policy, source=source_of(policy, config)) for policy in policies), config
 
 

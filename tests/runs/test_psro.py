@@ -5,11 +5,13 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from crowd import Contest
 from kuhn_poker import KuhnPoker
 from refused import Refused, refusals, refused
 from whole_runs import LONG, SMALL, changed
@@ -173,8 +175,10 @@ test_bad_input_is_refused = refusals(REFUSED)
 
 def test_a_refused_psro_leaves_nothing(tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "new"
-    with refused(ValueError, "self_play: expected an environment of two agents, got ['agent_0']"):
+    with refused(ValueError, "self_play: expected an environment of two or more agents, got ['agent_0']"):
         psro("gymnasium:CartPole-v1", str(folder))
+    with refused(ValueError, "env_fn: expected a game of two agents, got ['agent_0', 'agent_1', 'agent_2']"):
+        psro(partial(Contest, 3), str(folder))
     assert not folder.exists()
     (tmp_path / "file").touch()
     with refused(ValueError, f"run_dir: expected a new or empty directory, got {str(tmp_path)!r}, which holds files"):

@@ -26,6 +26,11 @@ train = runs.train
 not_callable = 5
 
 
+def negative(rates: Any, games: Any) -> Any:
+    """A way to draw opponents that returns no odds."""
+    return (-rates).tolist()
+
+
 def space_of(observation: Any = None, action: Any = None) -> Any:
     env = Counting(action)
     if observation is not None:
@@ -40,7 +45,7 @@ def no_number(count: int) -> Any:
 def played(env_fn: Any = PAIR, **changes: Any) -> dict[str, Any]:
     """A run of self-play; settings of the pool, and of the run by their own names."""
     algorithm = Marking() if "Arena" in repr(env_fn) else "dqn"
-    settings = {name: changes.pop(name) for name in ("side", "anchors") if name in changes}
+    settings = {name: changes.pop(name) for name in ("side", "anchors", "draw", "roles") if name in changes}
     return {"env_fn": env_fn, "algorithm": algorithm, "self_play": mc.SelfPlayConfig(**PLAY, **settings), **changes}
 
 
@@ -144,13 +149,14 @@ RUNS: dict[str, Callable[[], dict[str, Any]]] = {
         )
         for says, changes in PPO_HAS_NONE.items()
     },
-    "self_play: expected an environment of two agents, got ['agent_0']": lambda: played(CARTPOLE),
-    "self_play: expected an environment of two agents, got ['agent_0', 'agent_1', 'agent_2']": lambda: played(
-        partial(Crowd, 3)
-    ),
-    "self_play: expected one policy for both agents, got {'agent_0': 'a', 'agent_1': 'b'}": lambda: played(
+    "self_play: expected an environment of two or more agents, got ['agent_0']": lambda: played(CARTPOLE),
+    "self_play: expected one policy for all agents, got {'agent_0': 'a', 'agent_1': 'b'}": lambda: played(
         policies={"agent_0": "a", "agent_1": "b"}
     ),
+    "policies: expected None with self_play.roles, whose policies play every agent, got {'agent_0': 'a', ":
+        lambda: played(policies={"agent_0": "a", "agent_1": "a"}, roles={"a": "main"}),
+    "self_play.draw: expected a function that returns 2 odds of at least 0, not all 0, got [-0.5, -0.25]":
+        lambda: played(draw="test_refused:negative"),
     "self_play.side: expected both or one of ['agent_0', 'agent_1'], got 'agent_2'": lambda: played(side="agent_2"),
     "self_play.anchors: expected something that can be imported, got 'arena:strong' "
     "(AttributeError: module 'arena' has no attribute 'strong')": lambda: played(anchors={"arena:strong": 0.5}),

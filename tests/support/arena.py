@@ -1,4 +1,4 @@
-"""A game of two that notes who acted with which weights, and an algorithm whose actions say with which it acts."""
+"""A game of two or more that notes who acted with which weights, and an algorithm whose actions say which it has."""
 
 import itertools
 import json
@@ -20,7 +20,7 @@ _numbers = itertools.count()
 
 
 class Arena(Rounds):
-    """Three to six rounds; the higher sum of actions wins.
+    """Three to six rounds; a higher sum of actions wins against each lower one.
 
     An observation is the environment's number, the episode's, the side and the round. When an episode ends, a line in a
     file of the folder says what each side did.
@@ -29,43 +29,43 @@ class Arena(Rounds):
     see = gymnasium.spaces.Box(-1, np.inf, (4,), np.float32)
     do = gymnasium.spaces.Box(-2, np.inf, (1,), np.float32)
 
-    def __init__(self, folder: Path, tags: tuple[str, ...] = ()) -> None:
-        self.possible_agents = list(SIDES)
+    def __init__(self, folder: Path, tags: tuple[str, ...] = (), sides: tuple[str, ...] = SIDES) -> None:
+        self.possible_agents = list(sides)
         self.number = os.getpid() % 10_000 + 10_000 * next(_numbers)
         self._path = folder / f"{self.number}.jsonl"
         self._tags = tags
         self._episode = -1
 
     def reset(self, seed: int | None = None, options: Any = None) -> Any:
-        self.agents, self._round = list(SIDES), 0
+        self.agents, self._round = [*self.possible_agents], 0
         self._episode += 1
-        self._acted: dict[str, list[float]] = {side: [] for side in SIDES}
+        self._acted: dict[str, list[float]] = {side: [] for side in self.agents}
         tag = {"tag": self._tags[self._episode % len(self._tags)]} if self._tags else {}
-        return self._look(), dict.fromkeys(SIDES, tag)
+        return self._look(), dict.fromkeys(self.agents, tag)
 
     def _look(self) -> dict[str, Any]:
-        return {side: np.float32([self.number, self._episode, i, self._round]) for i, side in enumerate(SIDES)}
+        return {side: np.float32([self.number, self._episode, i, self._round]) for i, side in enumerate(self._acted)}
 
     def step(self, actions: dict[str, Any]) -> Any:
-        for side in SIDES:
-            self._acted[side].append(float(actions[side][0]))
+        for side, action in actions.items():
+            self._acted[side].append(float(action[0]))
         self._round += 1
         over = self._round == 3 + self._episode % 4
-        rewards = dict.fromkeys(SIDES, 0.0)
+        rewards = dict.fromkeys(self._acted, 0.0)
         if over:
             self.agents = []
-            left, right = (sum(self._acted[side]) for side in SIDES)
-            rewards = {"left": float(np.sign(left - right)), "right": float(np.sign(right - left))}
+            sums = {side: sum(acted) for side, acted in self._acted.items()}
+            rewards = {side: float(sum(np.sign(own - other) for other in sums.values())) for side, own in sums.items()}
             with self._path.open("a") as file:
-                file.write(json.dumps([self.number, self._episode, self._acted["left"], self._acted["right"]]) + "\n")
-        ends = dict.fromkeys(SIDES, over), dict.fromkeys(SIDES, False)
-        return self._look(), rewards, *ends, {side: {} for side in SIDES}
+                file.write(json.dumps([self.number, self._episode, *self._acted.values()]) + "\n")
+        ends = dict.fromkeys(self._acted, over), dict.fromkeys(self._acted, False)
+        return self._look(), rewards, *ends, {side: {} for side in self._acted}
 
 
-def episodes_of(folder: Path) -> dict[tuple[int, int], dict[str, list[float]]]:
+def episodes_of(folder: Path, sides: tuple[str, ...] = SIDES) -> dict[tuple[int, int], dict[str, list[float]]]:
     """By environment and episode: the actions of each side, of all episodes that ended."""
     lines = [json.loads(line) for path in folder.glob("*.jsonl") for line in path.read_text().splitlines()]
-    return {(number, episode): dict(zip(SIDES, acted, strict=True)) for number, episode, *acted in lines}
+    return {(number, episode): dict(zip(sides, acted, strict=True)) for number, episode, *acted in lines}
 
 
 class Marked(torch.nn.Module):

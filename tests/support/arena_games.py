@@ -16,10 +16,10 @@ def marks(run_dir: Path) -> dict[int, float]:
     return {number: float(state["acting"]["model.mark"][0]) for number, state in states.items()}
 
 
-def rows_of(run_dir: Path, parts: int = 2) -> list[Counter[tuple[int, int, int, int]]]:
+def rows_of(run_dir: Path, parts: int = 2, policy: str = "main") -> list[Counter[tuple[int, int, int, int]]]:
     """Of each part of the replay: how often each (environment, episode, side, round) lies in it."""
     counters = []
-    with saved_replay(run_dir, "main") as replay:
+    with saved_replay(run_dir, policy) as replay:
         size = replay.lanes // parts
         for part in range(parts):
             counter: Counter[tuple[int, int, int, int]] = Counter()

@@ -55,6 +55,34 @@ class Crowd(Rounds):
         return self._look(), rewards, dict.fromkeys(self.possible_agents, False), over, {}
 
 
+class Contest(Crowd):
+    """A crowd's game whose rewards sum to 0: each agent's less the mean of the others'."""
+
+    def step(self, actions: dict[str, int]) -> Any:
+        looked, earned, *rest = super().step(actions)
+        total, others = sum(earned.values()), len(earned) - 1
+        return looked, {agent: own - (total - own) / others for agent, own in earned.items()}, *rest
+
+
+class RockPaperScissors(Rounds):
+    """One round; each move beats the one before it."""
+
+    see, do = gymnasium.spaces.Box(0, 1, (1,), np.float32), gymnasium.spaces.Discrete(3)
+
+    def __init__(self) -> None:
+        self.possible_agents = ["row", "column"]
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        self.agents = [*self.possible_agents]
+        return dict.fromkeys(self.agents, np.zeros(1, np.float32)), {}
+
+    def step(self, actions: dict[str, int]) -> Any:
+        won = ((actions["row"] - actions["column"] + 1) % 3) - 1  # 1, 0 or -1
+        looked, self.agents = dict.fromkeys(self.agents, np.zeros(1, np.float32)), []
+        ends = dict.fromkeys(looked, True), dict.fromkeys(looked, False)
+        return looked, {"row": float(won), "column": float(-won)}, *ends, {}
+
+
 class Naming(Crowd):
     """Each agent sees a number in [-1, 1] and is paid minus its distance to the second half of its action."""
 

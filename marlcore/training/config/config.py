@@ -100,6 +100,8 @@ class Config(Declared):
             raise ValueError(f"learner.processes: expected None with cluster.learners, got {self.learner.processes}")
         if self.cluster.learners and self.self_play.pool:
             raise ValueError(f"self_play.pool: expected 0 with cluster.learners, got {self.self_play.pool}")
+        if self.cluster.seats and self.self_play.roles:
+            raise ValueError(f"self_play.roles: expected none with cluster.address, got {self.self_play.roles}")
         if self.stage_names and len(self.stage_names) != len(self.stages):
             raise ValueError(
                 f"stage_names: expected {len(self.stages)}, one for each of `stages`, got {self.stage_names}"

@@ -1,7 +1,7 @@
 """A run's policies: agents, algorithms, workers, and which settings apply to them; checked before anything starts."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,13 +46,19 @@ def assign(
     policies: Mapping[str, str] | Callable[[str], str] | None,
     algorithm: Algorithm | str | Mapping[str, Algorithm | str],
     stack: int,
+    roles: Collection[str] = (),
 ) -> tuple[AssignedPolicy, ...]:
-    """The policies of agents with these spaces, in the order of their first agents. Raises ValueError, TypeError."""
-    names = policy_names(list(spaces), policies)
-    algorithms = _algorithms(list(dict.fromkeys(names.values())), algorithm)
+    """The policies of agents with these spaces, in the order of their first agents. Raises ValueError, TypeError.
+
+    The policies that have roles, if there are some, each act for all agents.
+    """
+    agents_of = dict.fromkeys(roles, tuple(spaces))
+    for agent, name in () if roles else policy_names(list(spaces), policies).items():
+        agents_of[name] = (*agents_of.get(name, ()), agent)
+    algorithms = _algorithms([*agents_of], algorithm)
     assigned = []
     for index, (name, chosen) in enumerate(algorithms.items()):
-        agents = tuple(agent for agent in spaces if names[agent] == name)
+        agents = agents_of[name]
         first = spaces[agents[0]]
         for agent in agents[1:]:
             if spaces[agent] != first:

@@ -8,18 +8,23 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ...checks import absolute
+from ...checks import absolute, did_you_mean
 from ...declared import By, Declared, Number, Whole
+from ...processes import encoded_name
 from ...references import is_importable, reference_to
 from .schedules import Schedule, Scheduled
 from .sections import probability
 
 if TYPE_CHECKING:
     Shares: TypeAlias = Mapping[str, Scheduled]
+    Roles: TypeAlias = Mapping[str, str]
 else:
-    Shares = dict[str, Schedule]  # what the command line reads
+    Shares, Roles = dict[str, Schedule], dict[str, str]  # what the command line reads
 
 BOTH = "both"
+MAIN, MAIN_EXPLOITER = "main", "main_exploiter"
+ROLES = (MAIN, MAIN_EXPLOITER, "league_exploiter")
+DRAWS = ("uniform", "recent", "pfsp", "variance", "rating")
 COUNTS_CHECKED = (0, 10**9)  # of each share's schedule
 
 
@@ -44,9 +49,32 @@ def _anchors(label: str, anchors: Any) -> dict[str, Schedule]:
     return shares
 
 
+def _draw(label: str, draw: str) -> str:
+    """The name of a way to draw, or a reference to a function."""
+    if draw not in DRAWS and (":" not in draw or not is_importable(draw)):
+        expected = f"{', '.join(DRAWS)}, or module:name of a function"
+        raise ValueError(f"{label}: expected {expected}, got {draw!r}{did_you_mean(draw, DRAWS)}")
+    return draw
+
+
+def _roles(label: str, roles: Any) -> dict[str, str]:
+    if not isinstance(roles, Mapping):
+        raise TypeError(f"{label}: expected roles by policy, got {roles!r}")
+    for policy, role in roles.items():
+        if not isinstance(policy, str) or not policy:
+            raise TypeError(f"{label}: expected names of policies, got {policy!r}")
+        encoded_name(label, policy)  # refuses names that metrics cannot hold
+        if role not in ROLES:
+            hint = did_you_mean(role, ROLES)
+            raise ValueError(f"{label}: expected one of {', '.join(ROLES)} for {policy!r}, got {role!r}{hint}")
+    if roles and MAIN not in roles.values():
+        raise ValueError(f"{label}: expected a policy of the role {MAIN}, got {dict(roles)}")
+    return dict(roles)
+
+
 @dataclass(frozen=True)
 class SelfPlayConfig(Declared):
-    """Self-play: in environments of two agents, one policy learns against frozen copies of itself."""
+    """Self-play: in environments of two or more agents, one policy learns against frozen copies of itself."""
 
     pool: Annotated[int, Whole(0)] = 0
     """Frozen opponents held; a new one replaces the oldest. 0: no self-play."""
@@ -56,18 +84,20 @@ class SelfPlayConfig(Declared):
     """Win rate over the last `window` episodes, since the last admission, from which a copy joins the pool at once."""
     window: Annotated[int, Whole(1)] = 100
     """Episodes, the last ones, of which a win rate is the average; draws count half."""
-    draw: Literal["uniform", "recent", "pfsp", "variance"] = "pfsp"
+    draw: Annotated[str, By(_draw)] = "pfsp"
     """How an opponent is drawn from the pool: uniformly; in proportion to 1 / age^power, the newest one's age being 1;
-    or, as prioritized fictitious self-play, to (1 - w)^power or, by variance, to w (1 - w), where w is the win rate
-    against it (Vinyals et al. 2019, doi:10.1038/s41586-019-1724-z, Methods: f_hard and f_var)."""
+    as prioritized fictitious self-play, to (1 - w)^power or, by variance, to w (1 - w), where w is the win rate
+    against it (Vinyals et al. 2019, doi:10.1038/s41586-019-1724-z, Methods: f_hard and f_var); by rating, to how even a
+    game with it would be; or as module:name says, a function of the win rates and the games, arrays [k], oldest
+    opponent first, that returns k odds."""
     power: Annotated[float, Number(0)] = 2.0
     """The exponent of `draw` by recent or pfsp."""
     latest: Annotated[Scheduled, By(probability)] = 0.2
     """Share of episodes against the latest policy itself, which learns from both sides; a number or a schedule."""
     anchors: Annotated[Shares, By(_anchors)] = field(default_factory=dict)
     """Shares of episodes, numbers or schedules, against opponents that stay the same: module:name of a function of an
-    observation that returns an action, or of a class whose objects have a method act(obs), one for each copy; or a
-    checkpoint, FILE.pt. Anchors also play in evaluations, whatever their share."""
+    observation that returns an action, or of a class whose objects have a method act(obs), one for each copy and agent;
+    or a checkpoint, FILE.pt. Anchors also play in evaluations, whatever their share."""
     begin_win_rate: Annotated[float | None, Number(0, 1)] = None
     """Until the win rate over the last `window` episodes against the anchors reaches this, they alone are played, and
     no copy joins the pool. None: self-play begins at once, or at begin_step."""
@@ -84,9 +114,17 @@ class SelfPlayConfig(Declared):
     elo_k: Annotated[float, Number(above=0)] = 16.0
     """Elo's K: the points that a game moves at most."""
     side: str = BOTH
-    """The agent that the learning policy plays; both: it takes the sides in turn, episode by episode."""
+    """The agent that the learning policy plays; both: it takes all sides in turn, episode by episode. Each other agent
+    draws an opponent of its own."""
     explore: bool = False
-    """Frozen opponents explore as at their admission, instead of acting greedily."""
+    """Opponents explore, frozen ones as at their admission, instead of acting greedily."""
+    roles: Annotated[Roles, By(_roles)] = field(default_factory=dict)
+    """By policy its role in a league (Vinyals et al. 2019, Methods), where each policy plays every agent: main;
+    main_exploiter, which plays the newest main policies; league_exploiter, which plays the pools of all. Empty: one
+    policy, main."""
+    reset: Annotated[float, Number(0, 1)] = 0.25
+    """The probability that a league exploiter returns to its first weights when a copy of it joins the pool; a main
+    exploiter always does."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -96,6 +134,8 @@ class SelfPlayConfig(Declared):
             total = float(self.shares_at({"steps": count, "updates": count}).sum())
             if total > 1.0 + 1e-9:
                 raise ValueError(f"anchors: expected shares that are at most 1 with `latest`, got {total:g}")
+        if self.roles and not self.pool:
+            raise ValueError("pool: expected at least 1 with roles, got 0")
         for name in ("begin_win_rate", "begin_step", "rollback"):
             if getattr(self, name) is not None and not self.anchors:
                 raise ValueError(f"{name}: expected None without anchors, got {getattr(self, name)!r}")
@@ -108,6 +148,14 @@ class SelfPlayConfig(Declared):
         """The shares [1 + anchors] of the latest policy and of the anchors, after so many "steps" and "updates"."""
         schedules = [Schedule.from_value("share", share) for share in (self.latest, *self.anchors.values())]
         return np.array([schedule.at(counts[schedule.of]) for schedule in schedules])
+
+    def role_of(self, policy: str) -> str:
+        return self.roles.get(policy, MAIN)
+
+    @property
+    def opponents(self) -> int:
+        """How many opponents a policy may have: the newest policies, the anchors, and the pools' members."""
+        return len(self.anchors) + max(len(self.roles), 1) * (1 + self.pool)
 
     @property
     def names(self) -> tuple[str, ...]:

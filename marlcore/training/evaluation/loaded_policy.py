@@ -247,7 +247,7 @@ def save_policies(
 
 def _named(name: str, policies: Any) -> Any:
     """The policy of that name, or of the agent of that name."""
-    agents = {agent: policy for policy in policies for agent in policy.agents}
+    agents = {agent: policy for policy in reversed(policies) for agent in policy.agents}  # the first of a league
     named = agents | {policy.name: policy for policy in policies}
     if name not in named:
         raise ValueError(f"policy: expected one of {sorted(named)}, got {name!r}")

@@ -13,3 +13,4 @@ from .model import ActingModel, FiniteCheck, Normalizer, PolicyModel, build_mode
 from .players import LATEST, Player, PlayersByNumber, ScriptedPlayer
 from .policy import Policy, PolicyPlayer, PublishedPolicy, exploration_of
 from .seat import ByName, Ended, Routes, Seat, part_of_tag
+from .shared_seat import SharedSeat

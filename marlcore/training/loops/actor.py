@@ -12,8 +12,9 @@ from ...errors import EnvironmentFailed
 from ...interfaces import Turn, VectorEnvironment
 from ...spaces import Spaces
 from .seat import Ended, Seat
+from .shared_seat import SharedSeat
 
-Seats = Mapping[str, Seat]  # by agent
+Seats = Mapping[str, Seat | SharedSeat]  # by agent
 
 
 class ActorHost(Protocol):
@@ -58,7 +59,7 @@ def act(env: VectorEnvironment, seats: Seats, turns: list[Turn], host: ActorHost
     Only policies that act now look for weights: the others would make each of many agents' turns longer.
     """
     for turn in turns:
-        seats[turn.agent].player.policy.pull_if_due(host.rounds)
+        seats[turn.agent].pull_if_due(host.rounds)
     for turn in turns:
         seat = seats[turn.agent]
         if turn.begins.any():

@@ -65,13 +65,19 @@ class Seat:
         self._versions = np.zeros(copies, np.int64)  # of the weights that chose the actions
         self._version: int | None = 0  # that of all copies, if they are known to be one
         self._waiting = np.zeros(copies, np.bool_)  # for an outcome
-        self._returns, self._lengths = np.zeros(copies), np.zeros(copies, np.int64)
+        self.returns = np.zeros(copies)  # so far, of whoever plays
+        self._lengths = np.zeros(copies, np.int64)
         self._held = np.zeros(copies, np.bool_)  # until the values of the next observations come
         self._held_rewards = np.zeros(copies, np.float32)
         self._values: dict[str, NDArray[Any]] = {}  # of the observations acted on
 
+    def pull_if_due(self, rounds: int) -> None:
+        """Before a turn in the round after so many: takes newer weights, if it is time for them."""
+        self.player.policy.pull_if_due(rounds)
+
     def record(self, outcome: Outcome) -> Ended | None:
         """Writes the transitions that the results of earlier actions complete; returns the episodes that ended."""
+        self.returns[self._at(outcome.copies)] += outcome.reward
         if self.opponents is not None:
             learns = self.numbers[outcome.copies] == LATEST
             if not learns.all():
@@ -92,12 +98,11 @@ class Seat:
             self._write_ended(outcome, ends)
         self._waiting[at] = False
         self.player.reward(outcome.reward, at)
-        self._returns[at] += outcome.reward
         self._lengths[at] += 1
         if not some_ended:
             return None
         ended = outcome.copies[ends]
-        return Ended(self.agent, ended, self._returns[ended], self._lengths[ended], outcome.infos)
+        return Ended(self.agent, ended, self.returns[ended], self._lengths[ended], outcome.infos)
 
     def begin(self, copies: NDArray[np.int64]) -> int:
         """Begins an episode in these copies; returns how many actions are lost, since their outcomes never came."""
@@ -108,7 +113,7 @@ class Seat:
         self.writer.new_episode(self._lanes[copies])
         lost = copies[self._waiting[copies]]
         self._waiting[lost] = False
-        self._returns[copies], self._lengths[copies], self._discounted[copies] = 0.0, 0, 0.0
+        self.returns[copies], self._lengths[copies], self._discounted[copies] = 0.0, 0, 0.0
         if self.script is not None:
             self._scripted[copies] = not self.learned()
         self._lanes[copies] = self.lanes[self.parts[copies], copies]

@@ -38,7 +38,7 @@ class Controller(Closing):
         with ExitStack() as stack:
             cluster, here = config.cluster, [policy for policy in blueprint.policies if policy.name not in traffic]
             self._leases = stack.enter_context(Leases.create(cluster.seats + len(traffic), cluster.lease_seconds))
-            games = blueprint.self_play
+            games = next(iter(blueprint.self_play), None)
             pool = None if games is None else games.pool
             home = stack.enter_context(Home(here, config, self._leases, fleet.namespace, pool=pool))
             stack.callback(fleet.end)

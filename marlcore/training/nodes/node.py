@@ -108,15 +108,15 @@ class Node(Closing):
         plan = self._plan
         return Traffic(policy, plan.config, self._crew, plan.descriptions[policy.name], plan.seat, plan.epoch)
 
-    def _self_play(self, stack: ExitStack) -> SelfPlay | None:
-        """The opponents on this node, each of which comes from the learner's, and its games; None without self-play."""
+    def _self_play(self, stack: ExitStack) -> tuple[SelfPlay, ...]:
+        """The opponents on this node, which come from the learner's, and its games; empty without self-play."""
         link, size, cluster = self._plan.opponents, self._plan.config.self_play.pool, self._plan.config.cluster
         if link is None:
-            return None
+            return ()
         pool = Mirror(link, mode=max(2, size), sync_seconds=cluster.sync_seconds, name="opponents")
         self._pool = stack.enter_context(pool)
         self._results = stack.enter_context(Telemetry.create(self._crew.names))
-        return SelfPlay(pool.store.handle, self._results.handle)
+        return (SelfPlay(pool.store.handle, self._results.handle),)
 
     def _order(self, orders: Orders) -> None:
         for traffic in self._traffic:

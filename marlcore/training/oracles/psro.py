@@ -122,6 +122,8 @@ class Oracles:
         run_input = RunInput.checked(Request(self.env_fn, self.algorithm, self._configured(1, {})))
         (policy,) = run_input.policies
         self._name, self._agents = policy.name, policy.agents
+        if len(self._agents) != 2:
+            raise ValueError(f"env_fn: expected a game of two agents, got {list(self._agents)}")
         if not resumed:
             return PSROResult(self.folder)
         try:

@@ -39,6 +39,7 @@ FIXED = {
     "learner.reward_norm": "its networks were trained on such rewards",
     "replay.stack": "its networks take so many observations",
     ANCHORS: "its table of results has their order",
+    "self_play.roles": "each of its policies has a checkpoint",
 }
 OF_ROWS = (
     "actor.processes", "actor.envs", "cluster.nodes", "cluster.actors_per_node", "replay.capacity", "replay.mixture",

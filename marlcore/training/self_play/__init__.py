@@ -4,8 +4,17 @@ Matches fill columns of the actor's seats, a league adds numbers to the learner'
 games against the opponents.
 """
 
-from .league import PAYOFF, League, plot_payoff
+from .league import League, plot_payoff
+from .matches import Contender, Matches, report_result, results_in
 from .opponent_games import OpponentGames
-from .opponents import Matches, Opponents, make_beside_anchors, report_result, results_in
-from .pool import Pool, Snapshot
-from .setup import SelfPlay, check_self_play, create_self_play, odds_fields, policies_in_self_play, published_numbers
+from .opponents import Opponents, Rival, make_beside_anchors
+from .pool import SPAN, Pool, Snapshot
+from .setup import (
+    SelfPlay,
+    check_self_play,
+    create_self_play,
+    odds_fields,
+    own_first,
+    policies_in_self_play,
+    published_numbers,
+)

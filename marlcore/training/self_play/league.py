@@ -1,5 +1,6 @@
 """The learner's part of self-play: it takes results into the payoff table, admits opponents, and sets their odds."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import InitVar, dataclass, field, replace
@@ -7,17 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...processes import Telemetry
-from ..config import SelfPlayConfig
+from ...weights import ParameterStore
+from ..config import MAIN, MAIN_EXPLOITER, SelfPlayConfig
 from ..loops import LATEST
-from ..record import canvas, read_json, say_that_none_ended, write_json
-from .opponents import name_of, results_in
-from .pool import Pool, Snapshot, held_by
+from ..record import canvas, checkpoint_path, read_json, say_that_none_ended, write_json
+from .matches import results_in
+from .matchmaking import Standings, odds_of
+from .opponents import name_of
+from .pool import SPAN, Pool, Snapshot, held_by, members_of
 from .ratings import Rating, rating_of
 
-PAYOFF = "payoff.json"
+_NORMAL_975 = 1.96  # the normal distribution's 0.975 quantile
 _MOST_ROWS = 400  # of the history; then every second one is dropped
 
 
@@ -36,21 +39,28 @@ class Standing:
 
 @dataclass
 class League:
-    """The opponents of one policy, as its learner sees them."""
+    """The opponents of one policy, as its learner sees them.
+
+    A copy of the policy joins its pool from time to time. Then an exploiter may return to its first weights, to look
+    for other weaknesses.
+    """
 
     config: SelfPlayConfig
     pool: Pool
+    rivals: Mapping[str, ParameterStore]  # the pools of the league's policies by name, its own first
     results: Telemetry  # one lane for each actor and other machine, which report each game there
-    run_dir: Path  # of payoff.json
+    run_dir: Path  # of the payoff table
     report: Callable[[str, float], None]
     state: InitVar[Mapping[str, Any]]  # of a checkpoint; empty without one
     best: Snapshot | None = None  # of the learner; None without rollback
+    initial: Snapshot | None = None  # of the learner; None unless it is an exploiter
+    seed: int = 0  # of the draws of returns to it
 
     def __post_init__(self, state: Mapping[str, Any]) -> None:
         self._standing = standing = Standing(**state)
         self._payoff = Payoff(self.config.window, rating_of(self.config), **standing.payoff)
         standing.begun |= self.config.begin_win_rate is None and self.config.begin_step is None
-        self._step = 0
+        self._step, self._role = 0, self.config.role_of(self.pool.policy)
         if state:
             for number in held_by(self.pool.store):
                 if number not in self._payoff.ratings:  # it joined after the checkpoint, or was rated by another rating
@@ -68,13 +78,35 @@ class League:
         if self.best is not None:
             self._keep_or_roll_back(self.best)
         if begins or self._admits(int(numbers["updates"])):
-            self.pool.admit(dict(numbers))
-            self._standing.games_before = self._payoff.games
-            self._payoff.admit(self.pool.store.version)
+            self._admit(numbers)
         counts = {"steps": self._step, "updates": int(numbers["updates"])}
-        held, begun = held_by(self.pool.store), self._standing.begun
-        opponents, odds = odds_of(self.config, held, self._payoff.rate, counts, begun)
+        candidates, begun = self._candidates, self._standing.begun
+        opponents, odds = odds_of(self.config, candidates, self._payoff.against, counts, begun, self._role)
         return {"opponents": opponents, "odds": odds}
+
+    def _admit(self, numbers: Mapping[str, float]) -> None:
+        if self.initial is not None and not held_by(self.pool.store):
+            self.initial.keep()
+        self.pool.admit(dict(numbers))
+        number = self.pool.store.version
+        self._standing.games_before = self._payoff.games
+        self._payoff.admit(number)
+        if self.initial is not None and number > 1 and self._returns(number):
+            self.initial.restore()
+            self._payoff.forget()
+            self._standing.highest = None
+            self.report("reset", float(number))
+
+    def _returns(self, number: int) -> bool:
+        drawn = np.random.default_rng([self.seed, number]).random()
+        return self._role == MAIN_EXPLOITER or drawn < self.config.reset
+
+    @property
+    def _candidates(self) -> list[int]:
+        """The opponents by role, besides the latest policy and the anchors."""
+        if self._role != MAIN_EXPLOITER:
+            return members_of(self.rivals.values())
+        return [place * SPAN for place, name in enumerate(self.rivals) if self.config.role_of(name) == MAIN]
 
     def _may_begin(self) -> bool:
         """Whether the policy beats the anchors, or it is time; without a number, that condition never holds."""
@@ -121,14 +153,18 @@ class League:
         self.report("self_play", float(self._standing.begun))
         for number, rating in payoff.ratings.items():
             if number == LATEST or number in self._opponents:
-                name = f"/{name_of(number, self.config.names)}" if number != LATEST else ""
+                name = f"/{self._name(number)}" if number != LATEST else ""
                 self.report(f"{self.config.rating}{name}", rating[0])
         for number in self._opponents:
-            self.report(f"win_rate/{name_of(number, self.config.names)}", payoff.rate(number))
+            self.report(f"win_rate/{self._name(number)}", payoff.rate(number))
 
     def write(self) -> None:
-        """Writes payoff.json: what the last checkpoint has, for readers."""
-        self._payoff.write(self.run_dir / PAYOFF, self.config.names)
+        """Writes payoff.json, in a league payoff.<policy>.json: what the last checkpoint has, for readers."""
+        name = f"payoff.{checkpoint_path(self.run_dir, self.pool.policy).stem}" if self.config.roles else "payoff"
+        self._payoff.write(self.run_dir / f"{name}.json", self._name)
+
+    def _name(self, number: int) -> str:
+        return name_of(number, self.config.names, [*self.rivals])
 
     def state_dict(self) -> dict[str, Any]:
         self._payoff.note(self._step, self._opponents)
@@ -137,49 +173,7 @@ class League:
 
     @property
     def _opponents(self) -> list[int]:
-        return [*range(-1, -len(self.config.anchors) - 1, -1), *held_by(self.pool.store)]
-
-
-def odds_of(
-    config: SelfPlayConfig,
-    held: range,
-    rate: Callable[[int], float],
-    counts: Mapping[str, int],
-    begun: bool = True,
-) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """The opponents' numbers and odds [1 + anchors + config.pool]; `rate` is the policy's win rate against one.
-
-    Before self-play has begun, the anchors alone have odds: as their shares, or equal ones where all shares are 0.
-    """
-    shares = config.shares_at(counts)
-    numbers, odds = np.zeros(len(shares) + config.pool, np.int64), np.zeros(len(shares) + config.pool)
-    numbers[: len(shares)] = -np.arange(len(shares))
-    from_pool = 1.0 - float(shares.sum())
-    if not begun:
-        shares[0] = from_pool = 0.0
-        shares[1:] = shares[1:] if shares.any() else 1.0
-    odds[: len(shares)] = shares
-    if held and from_pool > 1e-9:
-        pool = slice(len(shares), len(shares) + len(held))
-        numbers[pool] = held
-        odds[pool] = from_pool * pool_odds(config, np.array([rate(number) for number in held]))
-    if not odds.any():  # everything from a pool that is empty
-        odds[0] = 1.0
-    return numbers, odds / odds.sum()
-
-
-def pool_odds(config: SelfPlayConfig, rates: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The odds of the pool's opponents among themselves, oldest first, given the win rates against them."""
-    weights: NDArray[Any] = np.ones(len(rates))
-    if config.draw == "pfsp":
-        losses = 1.0 - rates
-        weights = (losses / losses.max()) ** config.power  # of 1 at least, so that no power makes all of them 0
-    elif config.draw == "recent":
-        weights = np.arange(len(rates), 0, -1) ** -config.power
-    elif config.draw == "variance":
-        weights = rates * (1.0 - rates)
-    odds: NDArray[np.float64] = weights / weights.sum()
-    return odds
+        return [*range(-1, -len(self.config.anchors) - 1, -1), *self._candidates]
 
 
 @dataclass
@@ -234,6 +228,18 @@ class Payoff:
         last = self.last.get(opponent, ())
         return (_score(last) + 1.0) / (len(last) + 2.0)
 
+    def against(self, opponents: Sequence[int]) -> Standings:
+        own, first = self.ratings[LATEST], self.rating.first
+        return Standings(
+            np.array([self.rate(number) for number in opponents]),
+            np.array([sum(self.totals.get(number, ())) for number in opponents], np.int64),
+            np.array([self.rating.evenness(own, self.ratings.get(number, first)) for number in opponents]),
+        )
+
+    def forget(self) -> None:
+        """Forgets win rates and the policy's rating, since it is another one now."""
+        self.last, self.newest, self.anchored, self.ratings[LATEST] = {}, [], [], self.rating.first
+
     @property
     def win_rate(self) -> float | None:
         """Over the last games against all opponents; None before the first."""
@@ -254,18 +260,19 @@ class Payoff:
         """Everything but the settings, which each part of a run has of its own."""
         return deepcopy({name: value for name, value in vars(self).items() if name not in ("window", "rating")})
 
-    def write(self, path: Path, anchors: Sequence[str]) -> None:
+    def write(self, path: Path, name: Callable[[int], str]) -> None:
         opponents = {
-            name_of(number, anchors): {
+            name(number): {
                 "games": sum(counts),
                 **dict(zip(("wins", "draws", "losses"), counts, strict=True)),
                 "win_rate": _score(self.last[number]) / len(self.last[number]) if self.last.get(number) else None,
+                "interval": _interval(self.last[number]) if self.last.get(number) else None,
                 "rating": self.rating.shown(self.ratings.get(number, self.rating.first)),
             }
             for number, counts in sorted(self.totals.items())
         }
         history = [
-            {"step": step, "win_rates": {name_of(number, anchors): rate for number, rate in rates.items()}}
+            {"step": step, "win_rates": {name(number): rate for number, rate in rates.items()}}
             for step, rates in self.history
         ]
         rating = {"by": self.rated_by, "policy": self.rating.shown(self.ratings[LATEST])}
@@ -275,6 +282,15 @@ class Payoff:
 def _score(results: Iterable[int]) -> float:
     """Points: 1 for a win, one half for a draw."""
     return sum((result + 1) / 2 for result in results)
+
+
+def _interval(results: Sequence[int]) -> list[float]:
+    """The 95 % confidence interval of a win rate (Wilson 1927), to four digits; draws count as half of a win."""
+    games, spread = len(results), _NORMAL_975**2 / len(results)
+    rate = _score(results) / games
+    half = _NORMAL_975 * math.sqrt((rate * (1.0 - rate) + spread / 4.0) / games)
+    low, high = ((rate + spread / 2.0 + sign * half) / (1.0 + spread) for sign in (-1, 1))
+    return [round(low, 4), round(high, 4)]
 
 
 def plot_payoff(table: Path, path: Path, title: str) -> None:

@@ -13,14 +13,14 @@ from ...interfaces import VectorEnvironment
 from ..config import BOTH, Config, SelfPlayConfig
 from ..loops import LATEST, ActingModel, Candidate, Evaluation, GoesOn, Player, PlayersByNumber, Report, counted, play
 from .opponents import Opponents
-from .pool import held_by
+from .pool import members_of
 
 POOL = "pool"
 
 
-def fewest_games(config: SelfPlayConfig) -> int:
+def fewest_games(config: SelfPlayConfig, agents: int) -> int:
     """Games of an evaluation that meets each opponent once on each side."""
-    return (1 + len(config.anchors)) * (2 if config.side == BOTH else 1)
+    return (1 + len(config.anchors)) * (agents if config.side == BOTH else 1)
 
 
 class Pairings(NamedTuple):
@@ -89,9 +89,11 @@ class OpponentGames:
     def _pairings(self) -> Pairings | None:
         """None if no opponent can play."""
         settings, games = self.config.self_play, self.config.evaluation.episodes
-        sides = range(2) if settings.side == BOTH else [list(self.env.agents).index(settings.side)]
+        agents = list(self.env.agents)
+        sides = range(len(agents)) if settings.side == BOTH else [agents.index(settings.side)]
         meetings = max(-(-games // len(sides)) // len(self._names), 1)  # with the pool
-        members = [number for number in spread(held_by(self.opponents.pool), meetings) if self.opponents.load(number)]
+        held = members_of(rival.pool for rival in self.opponents.rivals)
+        members = [number for number in spread(held, meetings) if self.opponents.load(number)]
         self.opponents.keep(members)
         if not members and not settings.anchors:
             return None  # the learner has just replaced them
@@ -101,20 +103,21 @@ class OpponentGames:
         self.opponents.generator.bit_generator.state = np.random.default_rng(seed).bit_generator.state
         policy = self.candidate.player(self.env.copies, self.config.replay.pad, seed, model)
 
-        def player(number: int) -> Player:
-            return policy if number == LATEST else self.opponents[number]
+        def player(agent: str, number: int) -> Player:
+            return policy if number == LATEST else self.opponents.player(agent, number)
 
         games = len(pairings.sides)
         counts = counted(games, self.env.copies)
         first = np.cumsum(counts) - counts  # game of each copy
 
         def numbers_in(copies: NDArray[np.int64], side: int) -> NDArray[np.int64]:
-            """The policy plays its games on this side, its opponents the others; those after the last do not count."""
+            """The policy plays its games on this side, one opponent all others; those after the last do not count."""
             present = np.minimum(first[copies] + self.env.ended[copies], games - 1)
             return np.where(pairings.sides[present] == side, LATEST, pairings.opponents[present])
 
         players = {
-            agent: PlayersByNumber(partial(numbers_in, side=side), player) for side, agent in enumerate(self.env.agents)
+            agent: PlayersByNumber(partial(numbers_in, side=side), partial(player, agent))
+            for side, agent in enumerate(self.env.agents)
         }
         return play(self.env, players, games, seed, goes_on)
 
@@ -144,7 +147,7 @@ class OpponentGames:
         values |= {"eval_win_rate": _mean(wins)} | {f"eval_win_rate/{name}": rate for name, rate in wins.items()}
         for name, value in values.items():
             self.report(self.candidate.policy.name, name, value, step)
-        for side, agent in enumerate(self.env.agents):
+        for side, agent in enumerate(self.env.agents if not self.config.self_play.roles else ()):
             games = pairings.sides == side
             if games.any():
                 self.report(agent, "eval_return", float(by_game[games].mean()), step)

@@ -2,7 +2,7 @@
 
 import copy
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from ...weights import ParameterStore
 from ..loops import ActingModel, PolicyModel
 from ..record import checkpoint_path, kept_steps, load_checkpoint, save_checkpoint
 
+SPAN = 10**9  # of the numbers of a policy's copies: those of a league's next policy lie so much higher
 FIRST_OPPONENT = 1  # its checkpoint stays, as the yardstick of progress
 
 
@@ -56,7 +57,7 @@ class Pool:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A learner's weights and optimizer at its best, in a checkpoint of their own."""
+    """A learner's weights and optimizer at its best or its beginning, in a checkpoint of their own."""
 
     path: Path
     model: PolicyModel
@@ -68,7 +69,7 @@ class Snapshot:
     def restore(self) -> None:
         """Goes back to what was kept, in place. Raises ValueError: the file is gone or damaged."""
         state = load_checkpoint(self.path)
-        self.model.restore_checked(state, self.path, "self_play.rollback: expected the weights that were kept")
+        self.model.restore_checked(state, self.path, "self_play: expected the weights that were kept")
         self.trainer.load_state_dict(state["trainer"])
 
 
@@ -113,6 +114,12 @@ def held_by(store: ParameterStore) -> range:
     """The numbers of the opponents in a pool, oldest first."""
     newest = store.version
     return range(max(store.begins_after + 1, newest - store.slots + 1), newest + 1)
+
+
+def members_of(pools: Iterable[ParameterStore]) -> list[int]:
+    """The numbers of the opponents in a league's pools, oldest first."""
+    held = ((number, place) for place, pool in enumerate(pools) for number in held_by(pool))
+    return [place * SPAN + number for number, place in sorted(held)]
 
 
 def _tensors(model: torch.nn.Module) -> Iterator[torch.Tensor]:

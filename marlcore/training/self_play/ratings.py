@@ -19,6 +19,9 @@ class Rating(Protocol):
     def after(self, policy: list[float], opponent: list[float], result: int) -> tuple[list[float], list[float]]:
         """The ratings of both after a game that the policy won (1), drew (0) or lost (-1)."""
 
+    def evenness(self, policy: list[float], opponent: list[float]) -> float:
+        """How even a game would be, at most 1."""
+
     def shown(self, rating: list[float]) -> dict[str, float]: ...
 
 
@@ -34,9 +37,17 @@ class Elo:
         return [1000.0]
 
     def after(self, policy: list[float], opponent: list[float], result: int) -> tuple[list[float], list[float]]:
-        distance = min(max((opponent[0] - policy[0]) / 400.0, -300.0), 300.0)  # so that no power overflows
-        moved = self.k * ((result + 1) / 2 - 1.0 / (1.0 + 10.0**distance))
+        moved = self.k * ((result + 1) / 2 - self._expected(policy, opponent))
         return [policy[0] + moved], [opponent[0] - moved]
+
+    def _expected(self, policy: list[float], opponent: list[float]) -> float:
+        distance = min(max((opponent[0] - policy[0]) / 400.0, -300.0), 300.0)  # so that no power overflows
+        return float(1.0 / (1.0 + 10.0**distance))
+
+    def evenness(self, policy: list[float], opponent: list[float]) -> float:
+        """4 E (1 - E), of the expected score E."""
+        expected = self._expected(policy, opponent)
+        return 4.0 * expected * (1.0 - expected)
 
     def shown(self, rating: list[float]) -> dict[str, float]:
         return {"elo": rating[0]}
@@ -54,7 +65,9 @@ class TrueSkill:
         import trueskill
 
         self._of: Any = trueskill.Rating
-        self._rate: Any = partial(trueskill.rate_1vs1, env=trueskill.TrueSkill())
+        env = trueskill.TrueSkill()
+        self._rate: Any = partial(trueskill.rate_1vs1, env=env)
+        self._quality: Any = partial(trueskill.quality_1vs1, env=env)
 
     @property
     def first(self) -> list[float]:
@@ -65,6 +78,10 @@ class TrueSkill:
         rated = self._rate(self._of(*winner), self._of(*loser), drawn=result == 0)
         higher, lower = ([float(one.mu), float(one.sigma)] for one in rated)
         return (lower, higher) if result < 0 else (higher, lower)
+
+    def evenness(self, policy: list[float], opponent: list[float]) -> float:
+        """The package's quality: the chance of a draw, next to that of equal players whose skills are known."""
+        return float(self._quality(self._of(*policy), self._of(*opponent)))
 
     def shown(self, rating: list[float]) -> dict[str, float]:
         return {"mu": rating[0], "sigma": rating[1]}

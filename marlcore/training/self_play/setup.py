@@ -1,8 +1,10 @@
 """Self-play in a run's parent: it checks the settings, and creates the pool and the lanes of results."""
 
+from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -11,30 +13,48 @@ from ...interfaces import Algorithm
 from ...memory import SegmentHandle
 from ...processes import Telemetry
 from ...spec import Field
-from ..config import BOTH, AssignedPolicy, Config, SelfPlayConfig, actor_names, node_names, policy_names, schedules_of
+from ..config import (
+    BOTH,
+    DRAWS,
+    AssignedPolicy,
+    Config,
+    SelfPlayConfig,
+    actor_names,
+    node_names,
+    policy_names,
+    schedules_of,
+)
 from ..loops import LATEST, build_model, part_of_tag
+from .matchmaking import Standings, pool_odds
 from .opponent_games import fewest_games
 from .opponents import make_anchors, name_of
 from .pool import pool_store
+
+T = TypeVar("T")
 
 POLICY = "main"  # the policy's name where the configuration gives none
 
 
 @dataclass(frozen=True)
 class SelfPlay:
-    """The shared memory of self-play, in a run's blueprint."""
+    """The shared memory of a policy in self-play, in a run's blueprint."""
 
     pool: SegmentHandle  # of frozen opponents
     results: SegmentHandle  # of games, a lane for each actor and each other machine
 
 
-def policies_in_self_play(config: Config, agents: tuple[str, ...]) -> dict[str, str]:
-    """The one policy of both agents. Raises ValueError: there are not two agents, or their policies differ."""
-    if len(agents) != 2:
-        raise ValueError(f"self_play: expected an environment of two agents, got {list(agents)}")
+def policies_in_self_play(config: Config, agents: tuple[str, ...]) -> dict[str, str] | None:
+    """The one policy of all agents, None if several have roles. Raises ValueError: one agent, or other policies."""
+    if len(agents) < 2:
+        raise ValueError(f"self_play: expected an environment of two or more agents, got {list(agents)}")
+    if config.self_play.roles:
+        if config.policies is not None:
+            expected = "None with self_play.roles, whose policies play every agent"
+            raise ValueError(f"policies: expected {expected}, got {config.policies}")
+        return None
     names = policy_names(list(agents), config.policies or dict.fromkeys(agents, POLICY))
     if len(set(names.values())) > 1:
-        raise ValueError(f"self_play: expected one policy for both agents, got {names}")
+        raise ValueError(f"self_play: expected one policy for all agents, got {names}")
     return names
 
 
@@ -43,13 +63,16 @@ def check_self_play(config: Config, policy: AssignedPolicy) -> None:
     settings = config.self_play
     if settings.side != BOTH and settings.side not in policy.agents:
         raise ValueError(f"self_play.side: expected {BOTH} or one of {list(policy.agents)}, got {settings.side!r}")
-    games = fewest_games(settings)
+    games = fewest_games(settings, len(policy.agents))
     if config.evaluation.evaluates and config.evaluation.episodes < games:
         raise ValueError(
             f"evaluation.episodes: expected at least {games}, one on each side against each anchor and the pool, "
             f"got {config.evaluation.episodes}"
         )
-    make_anchors(policy, config, 1, np.random.default_rng(0), torch.device("cpu"))
+    for make in make_anchors(policy, config, 1, np.random.default_rng(0), torch.device("cpu")):
+        make()
+    if settings.draw not in DRAWS:
+        pool_odds(settings, Standings(np.array([0.5, 0.25]), np.array([0, 2]), np.ones(2)))
     parts = list(config.replay.mixture)
     for number in (LATEST, *(-i - 1 for i in range(len(settings.anchors)))):
         try:
@@ -67,20 +90,26 @@ def odds_fields(config: SelfPlayConfig) -> dict[str, tuple[int, ...] | Field]:
     """The opponents' numbers and odds, which are published with a policy's weights; none without self-play."""
     if not config.pool:
         return {}
-    opponents = 1 + len(config.anchors) + config.pool
-    return {"opponents": Field((opponents,), "int64"), "odds": Field((opponents,), "float64")}
+    return {"opponents": Field((config.opponents,), "int64"), "odds": Field((config.opponents,), "float64")}
 
 
 def create_self_play(
     stack: ExitStack, policies: tuple[AssignedPolicy, ...], config: Config, run_dir: Path
-) -> SelfPlay | None:
-    """The pool and the lanes of results. Raises ValueError: a saved opponent is of another network."""
-    settings = config.self_play
-    if not settings.pool:
-        return None
-    (policy,) = policies
-    model = build_model(policy, config)
-    pool = pool_store(model, settings.pool, published_numbers(policy.algorithm, config), run_dir, policy.name)
-    stack.enter_context(pool)
-    results = stack.enter_context(closing(Telemetry.create([*actor_names(config), *node_names(config)])))
-    return SelfPlay(pool.handle, results.handle)
+) -> tuple[SelfPlay, ...]:
+    """Each policy's pool and lanes of results; none without self-play.
+
+    Raises ValueError: a saved opponent is of another network.
+    """
+    created = []
+    for policy in policies if config.self_play.pool else ():
+        numbers = published_numbers(policy.algorithm, config)
+        pool = pool_store(build_model(policy, config), config.self_play.pool, numbers, run_dir, policy.name)
+        stack.enter_context(pool)
+        results = stack.enter_context(closing(Telemetry.create([*actor_names(config), *node_names(config)])))
+        created.append(SelfPlay(pool.handle, results.handle))
+    return tuple(created)
+
+
+def own_first(items: Sequence[T], place: int) -> list[T]:
+    """A league's policies, or what belongs to each, in the order of one of them: itself first."""
+    return [*items[place:], *items[:place]]

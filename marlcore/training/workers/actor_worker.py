@@ -16,17 +16,19 @@ from ..config import SCRIPT
 from ..loops import (
     ByName,
     Ended,
+    Policy,
     PolicyPlayer,
     PublishedPolicy,
     Routes,
     ScriptedPlayer,
     Seat,
+    SharedSeat,
     act_until_done,
     build_model,
     choose_device,
     run_seed,
 )
-from ..self_play import Matches, Opponents, SelfPlay, report_result
+from ..self_play import SPAN, Contender, Matches, Opponents, Rival, own_first, report_result
 from .storage import attach_storage
 from .worker import WAIT_S, PolicyBlueprint, Worker
 
@@ -46,16 +48,19 @@ class ActorWorker(Worker):
         self._on_gpu = self._device.type == "cuda"
         self.env = env = checked(self.hold(vectorize(blueprint.env_fn, config.actor.envs)))
         self.policies = [self._policy(policy) for policy in blueprint.policies]
-        self.seats: dict[str, Seat] = {}
-        for policy, acting in zip(blueprint.policies, self.policies, strict=True):
-            self.seats |= self._seats(policy, acting)
+        own = [self._seats(policy, acting) for policy, acting in zip(blueprint.policies, self.policies, strict=True)]
+        learning = np.zeros(env.copies, np.int64)  # the place of the policy that learns in each copy, in a league
+        self.seats: dict[str, Seat | SharedSeat] = {agent: seat for seats in own for agent, seat in seats.items()}
+        if len(blueprint.self_play) > 1:
+            self.seats = {agent: SharedSeat([seats[agent] for seats in own], learning) for agent in env.agents}
         env.reset(run_seed(config, "env", self._number, self._steps))
         self._assignment: Routes | Matches | None = None  # fills the seats' columns where an episode begins
-        if blueprint.self_play is not None:
-            self._assignment = self._matches(blueprint.self_play)
+        if blueprint.self_play:
+            self._assignment = self._matches(own, learning)
         elif config.replay.mixture:
-            replays = [policy for policy in blueprint.policies if isinstance(policy.source, ReplaySource)]
-            routed = {agent: self.seats[agent] for policy in replays for agent in policy.agents}
+            routed: dict[str, Seat] = {}
+            for policy, seats in zip(blueprint.policies, own, strict=True):
+                routed |= seats if isinstance(policy.source, ReplaySource) else {}
             self._assignment = Routes(list(config.replay.mixture), routed)
 
     def _policy(self, policy: PolicyBlueprint) -> PublishedPolicy:
@@ -109,19 +114,36 @@ class ActorWorker(Worker):
             )
         return seats
 
-    def _matches(self, self_play: SelfPlay) -> Matches:
-        (policy,), (acting,), config = self.blueprint.policies, self.policies, self.config
+    def _matches(self, own: list[dict[str, Seat]], learning: NDArray[np.int64]) -> Matches:
+        config = self.config
         generator = np.random.default_rng(run_seed(config, "opponents", self._number, self.control.steps))
-        pool = self.hold(ParameterStore.attach(self_play.pool))
-        newest = int(acting.subscriber.extras["opponents"].max())  # on another machine it may still be on its way
-        while not self.control.stopping and not pool.wait(newest - 1, WAIT_S):
-            self.beat()
-        opponents = Opponents(policy, config, pool, self.env.copies, generator, self._device)
-        results = self.hold(self.hold(Telemetry.attach(self_play.results)).reporter(self.name))
-        return Matches(
-            config.self_play, self.seats, self.env.ended, lambda: acting.subscriber.extras, opponents,
-            list(config.replay.mixture), generator, partial(report_result, results),
-        )  # fmt: skip
+        pools = [self.hold(ParameterStore.attach(game.pool)) for game in self.blueprint.self_play]
+        rivals = [
+            Rival(policy, pool, self._live(acting, generator))
+            for policy, pool, acting in zip(self.blueprint.policies, pools, self.policies, strict=True)
+        ]
+        contenders = [self._contender(place, rivals, seats, generator) for place, seats in enumerate(own)]
+        return Matches(config.self_play, contenders, learning, self.env.ended, list(config.replay.mixture), generator)
+
+    def _live(self, acting: PublishedPolicy, generator: np.random.Generator) -> Policy:
+        """What acts with a policy's newest weights as an opponent."""
+        if self.config.self_play.explore:
+            return acting
+        return Policy(acting.algorithm, acting.model, generator, acting.device)
+
+    def _contender(
+        self, place: int, rivals: list[Rival], seats: dict[str, Seat], generator: np.random.Generator
+    ) -> Contender:
+        extras, league = self.policies[place].subscriber.extras, own_first(rivals, place)
+        for rival, newest in zip(league, _newest(extras["opponents"], len(league)), strict=True):
+            # on another machine it may still be on its way
+            while not self.control.stopping and not rival.pool.wait(newest - 1, WAIT_S):
+                self.beat()
+        opponents = Opponents(league, self.config, self.env.copies, generator, self._device)
+        results = Telemetry.attach(self.blueprint.self_play[place].results)
+        report = partial(report_result, self.hold(self.hold(results).reporter(self.name)))
+        names, subscriber = [rival.policy.name for rival in league], self.policies[place].subscriber
+        return Contender(names, seats, lambda: subscriber.extras, opponents, report)
 
     @property
     def done(self) -> bool:
@@ -159,3 +181,9 @@ class ActorWorker(Worker):
         with self.checked_waits():  # for a learner
             act_until_done(self.env, self.seats, self)
             self.counters.store(READY, self.attempt)  # a successor may have no step to take
+
+
+def _newest(opponents: NDArray[np.int64], policies: int) -> list[int]:
+    """The newest frozen copy of each policy among opponents, by number; 0 without one."""
+    places, versions = np.divmod(np.maximum(opponents, 0), SPAN)
+    return [int(versions[places == place].max(initial=0)) for place in range(policies)]

@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -10,9 +11,9 @@ import torch
 from ...envs import vectorize
 from ...processes import DONE, EPISODES, READY
 from ...weights import ParameterStore
-from ..loops import Candidate, CommonGames, Evaluator, GoesOn, build_model, choose_device, run_seed
+from ..loops import Candidate, CommonGames, Evaluator, Games, GoesOn, build_model, choose_device, run_seed
 from ..record import EVALUATION_S, KeptCheckpoints
-from ..self_play import OpponentGames, Opponents
+from ..self_play import OpponentGames, Opponents, Rival, own_first
 from .worker import WAIT_S, PolicyBlueprint, Worker
 
 NICENESS = 10  # so that the evaluator gets little time of a core that an actor or a learner needs
@@ -29,18 +30,24 @@ class EvaluatorWorker(Worker):
         device = choose_device(config.actor.device_of(0))
         candidates = [self._candidate(policy, device) for policy in blueprint.policies]
         seed = partial(run_seed, config, "evaluation", 0)
-        games: CommonGames | OpponentGames
-        if blueprint.self_play is None:
-            games = CommonGames(env, candidates, config.evaluation, config.replay.pad, seed, self.report)
+        if blueprint.self_play:
+            play = self._league_games(candidates, seed)
         else:
-            (policy,), (candidate,) = blueprint.policies, candidates
-            pool = self.hold(ParameterStore.attach(blueprint.self_play.pool))
-            opponents = Opponents(policy, config, pool, env.copies, np.random.default_rng(), device)
-            games = OpponentGames(env, candidate, config, opponents, seed, self.report)
+            play = CommonGames(env, candidates, config.evaluation, config.replay.pad, seed, self.report).play
         settings = config.evaluation
-        self._evaluator = Evaluator(
-            candidates, games.play, settings.interval, lambda: self.control.steps, settings.seconds
-        )
+        self._evaluator = Evaluator(candidates, play, settings.interval, lambda: self.control.steps, settings.seconds)
+
+    def _league_games(self, candidates: list[Candidate], seed: Callable[[int], int]) -> Games:
+        """The games of all policies in self-play, each against its own opponents."""
+        config, env = self.config, self._env
+        pools = [self.hold(ParameterStore.attach(game.pool)) for game in self.blueprint.self_play]
+        rivals = [Rival(one.policy, pool) for one, pool in zip(candidates, pools, strict=True)]
+        games = []
+        for place, candidate in enumerate(candidates):
+            league = own_first(rivals, place)
+            opponents = Opponents(league, config, env.copies, np.random.default_rng(), candidate.device)
+            games.append(OpponentGames(env, candidate, config, opponents, seed, self.report))
+        return lambda now, goes_on: all(game.play(now, goes_on) for game in games)
 
     def _candidate(self, policy: PolicyBlueprint, device: torch.device) -> Candidate:
         model = build_model(policy, self.config).to(device).acting

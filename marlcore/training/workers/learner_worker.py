@@ -14,10 +14,20 @@ from ...errors import TimedOut
 from ...interfaces import Trainer
 from ...processes import DONE, READY, STEPS, UPDATES, Telemetry
 from ...weights import ParameterStore
-from ..config import Constant, learner_names, schedules_of
-from ..loops import FiniteCheck, Learner, PolicyModel, build_model, catch_up, choose_device, learn, learn_until_stopped
+from ..config import MAIN, Constant, learner_names, schedules_of
+from ..loops import (
+    FiniteCheck,
+    Learner,
+    PolicyModel,
+    build_model,
+    catch_up,
+    choose_device,
+    learn,
+    learn_until_stopped,
+    run_seed,
+)
 from ..record import CHECKPOINT_S, checkpoint_path, load_checkpoint, save_checkpoint
-from ..self_play import League, Pool, Snapshot
+from ..self_play import League, Pool, Snapshot, own_first
 from .storage import batches_of
 from .worker import PolicyBlueprint, Worker
 
@@ -56,6 +66,8 @@ class LearnerWorker(Worker):
                 torch.set_rng_state(state["torch"])
         if league is not None and config.self_play.rollback is not None:
             league.best = Snapshot(checkpoint_path(policy.run_dir, policy.name, "rollback"), model, trainer)
+        if league is not None and config.self_play.role_of(policy.name) != MAIN:
+            league.initial = Snapshot(checkpoint_path(policy.run_dir, policy.name, "initial"), model, trainer)
 
         def save(state: dict[str, Any]) -> None:
             began = time.monotonic()
@@ -97,14 +109,17 @@ class LearnerWorker(Worker):
         )
 
     def _league(self, policy: PolicyBlueprint, model: PolicyModel, state: Mapping[str, Any]) -> League | None:
-        self_play = self.blueprint.self_play
-        if self_play is None:
+        games = self.blueprint.self_play
+        if not games:
             return None
-        store = self.hold(ParameterStore.attach(self_play.pool))
-        pool = self.hold(Pool(store, model.acting, policy.run_dir, policy.name))
-        results = self.hold(Telemetry.attach(self_play.results))
-        report = partial(self.report, policy.name)
-        return League(self.config.self_play, pool, results, policy.run_dir, report, state.get("self_play", {}))
+        stores = [self.hold(ParameterStore.attach(game.pool)) for game in own_first(games, policy.index)]
+        names = [rival.name for rival in own_first(self.blueprint.policies, policy.index)]
+        pool = self.hold(Pool(stores[0], model.acting, policy.run_dir, policy.name))
+        results = self.hold(Telemetry.attach(games[policy.index].results))
+        report, rivals = partial(self.report, policy.name), dict(zip(names, stores, strict=True))
+        settings, saved = self.config.self_play, state.get("self_play", {})
+        seed = run_seed(self.config, "exploiter", policy.index)
+        return League(settings, pool, rivals, results, policy.run_dir, report, saved, seed=seed)
 
     def learning(self) -> bool:
         return not self.control.stopping and not self.done

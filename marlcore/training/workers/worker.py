@@ -49,7 +49,7 @@ class Blueprint:
     telemetry: SegmentHandle
     began: float  # in time.monotonic, which all processes of a machine share
     crew: Crew
-    self_play: SelfPlay | None = None
+    self_play: tuple[SelfPlay, ...] = ()  # by policy
 
 
 class Worker(WorkerBase):

@@ -130,8 +130,10 @@ def test_only_policies_that_act_look_for_weights() -> None:
     looked: list[tuple[str, int]] = []
 
     def seat(agent: str) -> Any:
-        policy = SimpleNamespace(pull_if_due=lambda rounds: looked.append((agent, rounds)))
-        return SimpleNamespace(player=SimpleNamespace(policy=policy), act=lambda turn: np.zeros(2, np.int64))
+        def look(rounds: int) -> None:
+            looked.append((agent, rounds))
+
+        return SimpleNamespace(pull_if_due=look, act=lambda turn: np.zeros(2, np.int64))
 
     turn = mc.Turn("b", np.arange(2), np.zeros((2, 4)), np.zeros(2, bool))
     env: Any = SimpleNamespace(act=lambda *_: None)

@@ -45,7 +45,8 @@ WRONG = {
     "self_play.pool": -1, "self_play.admit_updates": 0, "self_play.admit_win_rate": 2, "self_play.window": 0,
     "self_play.side": 3, "self_play.explore": 3, "self_play.draw": "old", "self_play.power": -1, "self_play.latest": 2,
     "self_play.anchors": {"no": 1}, "self_play.begin_win_rate": 1.5, "self_play.begin_step": 0, "self_play.block": 0,
-    "self_play.rollback": 0, "self_play.rating": "glicko", "self_play.elo_k": 0,
+    "self_play.rollback": 0, "self_play.rating": "glicko", "self_play.elo_k": 0, "self_play.reset": 2,
+    "self_play.roles": {"main": "boss"},
     "stop.episodes": 0, "stop.seconds": 0, "stop.metric": 3, "stop.threshold": math.inf, "stop.patience": 0,
     "stop.min_delta": -1, "stop.window": 0, "stop.minimize": 3,
     "metrics.sinks": ["wandb"], "metrics.wandb_mode": "on", "metrics.wandb_project": 3,
@@ -138,7 +139,20 @@ REFUSED: dict[str, Refused] = {
     "share": self_play(
         "anchors arena:weak: expected a probability, got -0.1 from constant(-0.1)", anchors={"arena:weak": -0.1}
     ),
-    "draw": self_play("draw: expected uniform, recent, pfsp or variance, got 'best'", draw="best"),
+    "draw": self_play("draw: expected uniform, recent, pfsp, variance, rating, or module:name of a fu", draw="best"),
+    "no league": self_play("pool: expected at least 1 with roles, got 0", pool=0, roles={"main": "main"}),
+    "no main policy": self_play("roles: expected a policy of the role main, got", roles={"a": "main_exploiter"}),
+    "a role": self_play(
+        "roles: expected one of main, main_exploiter, league_exploiter for 'a', got 'mian'; did you mean main?",
+        roles={"a": "mian"},
+    ),
+    "a league on a cluster": (
+        lambda: mc.Config(
+            cluster=mc.ClusterConfig("auto"), self_play=mc.SelfPlayConfig(pool=1, roles={"main": "main"})
+        ),
+        ValueError,
+        "self_play.roles: expected none with cluster.address, got {'main': 'main'}",
+    ),
     "shares at the end": self_play(
         "anchors: expected shares that are at most 1 with `latest`, got 1.15", latest="linear(0, 1, 100)"
     ),

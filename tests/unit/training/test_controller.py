@@ -84,7 +84,7 @@ class Scene:
         monkeypatch.setattr(controller.ParameterStore, "attach", lambda _: nullcontext(SimpleNamespace(description={})))
         monkeypatch.setattr(controller.time, "monotonic", lambda: self.now)
         deal_steps(self.control, config, NODES)
-        self_play = SimpleNamespace(results=self.games.handle, pool=None)
+        self_play = (SimpleNamespace(results=self.games.handle, pool=None),)
         blueprint: Any = SimpleNamespace(config=config, policies=policies, env_fn=None, began=0.0, self_play=self_play)
         self.controller = stack.enter_context(controller.Controller(fleet, blueprint, self.control, telemetry, traffic))
 

@@ -4,6 +4,7 @@ import io
 import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ from marlcore.processes import Telemetry
 from marlcore.training.loops import PolicyModel
 from marlcore.training.record import read_json
 from marlcore.training.self_play import League, Pool, Snapshot, plot_payoff, report_result
-from marlcore.training.self_play.league import Payoff, odds_of, pool_odds
+from marlcore.training.self_play.league import Payoff
+from marlcore.training.self_play.matchmaking import Standings, odds_of, pool_odds
 from marlcore.training.self_play.opponents import name_of
 from marlcore.training.self_play.pool import pool_store, saved_opponents
 from marlcore.training.self_play.ratings import Elo, rating_of
@@ -34,6 +36,19 @@ def settings(**changes: Any) -> mc.SelfPlayConfig:
 
 START = {"steps": 0, "updates": 0}
 RATES = np.array([0.9, 0.5, 0.75, 0.2])
+STANDINGS = Standings(RATES, np.array([5, 0, 7, 9]), np.array([0.1, 1.0, 0.5, 0.0]))
+
+
+def even(opponents: Any) -> Standings:
+    """Half of some games won against each."""
+    count = len(opponents)
+    return Standings(np.full(count, 0.5), np.full(count, 4), np.ones(count))
+
+
+def by_games(rates: Any, games: Any) -> Any:
+    """A user's way to draw."""
+    assert rates.tolist() == RATES.tolist() or len(rates) == 2
+    return games
 
 
 @pytest.mark.parametrize("power", [0.0, 1.0, 2.0, 3.5])
@@ -44,35 +59,37 @@ RATES = np.array([0.9, 0.5, 0.75, 0.2])
         ("recent", lambda rate, age, power: 1.0 / age**power),
         ("variance", lambda rate, age, power: rate * (1.0 - rate)),
         ("uniform", lambda rate, age, power: 1.0),
+        ("rating", lambda rate, age, power: {0.9: 0.1, 0.5: 1.0, 0.75: 0.5, 0.2: 0.0}[rate]),
+        ("test_league:by_games", lambda rate, age, power: {0.9: 5, 0.5: 0, 0.75: 7, 0.2: 9}[rate]),
     ],
 )
 def test_odds_are_those_of_their_formula(draw: Any, weight: Callable[..., float], power: float) -> None:
     weights = [weight(float(rate), len(RATES) - i, power) for i, rate in enumerate(RATES)]
     expected = [share / sum(weights) for share in weights]
-    assert pool_odds(settings(draw=draw, power=power), RATES).tolist() == pytest.approx(expected, rel=1e-12)
+    assert pool_odds(settings(draw=draw, power=power), STANDINGS).tolist() == pytest.approx(expected, rel=1e-12)
 
 
 def test_no_power_makes_all_odds_0() -> None:
-    odds = pool_odds(settings(draw="pfsp", power=1e5), RATES)
+    odds = pool_odds(settings(draw="pfsp", power=1e5), STANDINGS)
     assert odds.tolist() == [0.0, 0.0, 0.0, 1.0]
 
 
 def test_shares_go_to_the_latest_the_anchors_and_the_pool() -> None:
-    numbers, odds = odds_of(settings(draw="uniform"), range(7, 10), {7: 0.5, 8: 0.5, 9: 0.5}.__getitem__, START)
+    numbers, odds = odds_of(settings(draw="uniform"), range(7, 10), even, START)
     assert numbers.tolist() == [0, -1, 7, 8, 9, 0]
     assert odds.tolist() == pytest.approx([0.25, 0.15, 0.2, 0.2, 0.2, 0.0])
     assert [name_of(number, ["anchor:weak"]) for number in (0, -1, 7)] == ["pool:latest", "anchor:weak", "pool:7"]
 
 
 def test_the_latest_and_the_anchors_share_what_an_empty_pool_leaves() -> None:
-    assert odds_of(settings(), range(0), float, START)[1].tolist() == pytest.approx([0.625, 0.375, 0, 0, 0, 0])
-    assert odds_of(settings(latest=0.0, anchors={}), range(0), float, START)[1].tolist() == [1.0, 0, 0, 0, 0]
+    assert odds_of(settings(), range(0), even, START)[1].tolist() == pytest.approx([0.625, 0.375, 0, 0, 0, 0])
+    assert odds_of(settings(latest=0.0, anchors={}), range(0), even, START)[1].tolist() == [1.0, 0, 0, 0, 0]
 
 
 def test_shares_follow_their_schedules() -> None:
     config = settings(draw="uniform", latest="linear(0, 0.5, 10, of=updates)", anchors={weak: mc.Linear(0.8, 0.0, 100)})
     for step, updates, latest, anchor in [(0, 0, 0.0, 0.8), (50, 2, 0.1, 0.4), (100, 10, 0.5, 0.0)]:
-        odds = odds_of(config, range(1, 3), {1: 0.5, 2: 0.5}.__getitem__, {"steps": step, "updates": updates})[1]
+        odds = odds_of(config, range(1, 3), even, {"steps": step, "updates": updates})[1]
         pool = (1.0 - latest - anchor) / 2
         assert odds.tolist() == pytest.approx([latest, anchor, pool, pool, 0, 0])
 
@@ -80,13 +97,13 @@ def test_shares_follow_their_schedules() -> None:
 @pytest.mark.parametrize(("strong", "expected"), [(0.3, [0.25, 0.75]), (0.0, [1.0, 0.0])])
 def test_only_anchors_play_before_self_play_begins(strong: float, expected: list[float]) -> None:
     config = settings(anchors={weak: 0.1, Counted: strong})
-    odds = odds_of(config, range(1, 3), {1: 0.5, 2: 0.5}.__getitem__, START, begun=False)[1]
+    odds = odds_of(config, range(1, 3), even, START, begun=False)[1]
     assert odds.tolist() == pytest.approx([0.0, *expected, 0, 0, 0, 0])
 
 
 def test_anchors_without_a_share_play_alike_before_self_play_begins() -> None:
     config = settings(latest=0.0, anchors={weak: 0.0, Counted: 0.0})
-    odds = odds_of(config, range(1, 3), {1: 0.5, 2: 0.5}.__getitem__, START, begun=False)[1]
+    odds = odds_of(config, range(1, 3), even, START, begun=False)[1]
     assert odds.tolist() == [0.0, 0.5, 0.5, 0, 0, 0, 0]
 
 
@@ -98,6 +115,7 @@ def test_elo_moves_both_ratings_by_its_formula(result: int) -> None:
     after = rating_of(settings(elo_k=24.0)).after(policy, opponent, result)
     assert after == ([pytest.approx(1100 + moved)], [pytest.approx(900 - moved)])
     assert rating_of(settings()).after([1e7], [0.0], -1)[0] == [1e7 - 16], "no distance overflows"
+    assert rating_of(settings()).evenness(policy, opponent) == 4 * expected_score * (1 - expected_score)
 
 
 def test_trueskill_is_that_of_its_package() -> None:
@@ -111,6 +129,7 @@ def test_trueskill_is_that_of_its_package() -> None:
             policy, opponent = trueskill.rate_1vs1(policy, opponent, drawn=result == 0)
         own = [*rating.after(own[0], own[1], result)]
     assert own == [pytest.approx([policy.mu, policy.sigma]), pytest.approx([opponent.mu, opponent.sigma])]
+    assert rating.evenness(*own) == pytest.approx(trueskill.quality_1vs1(policy, opponent))
 
 
 def test_a_win_rate_is_of_the_last_games_with_two_imagined_ones() -> None:
@@ -132,20 +151,24 @@ def test_the_payoff_table_is_written_restored_and_drawn(tmp_path: Path) -> None:
                 payoff.record(number, result)
         payoff.note(step, [-1, step, step + 1])
     path = tmp_path / "payoff.json"
-    payoff.write(path, ["anchor:weak"])
+    payoff.write(path, partial(name_of, anchors=["anchor:weak"]))
     written = json.loads(path.read_text())
     table, history = written["opponents"], written["history"]
     ratings = [table[name].pop("rating")["elo"] for name in ("anchor:weak", "pool:1")]
     assert ratings[0] < ratings[1] < 1000 < written["rating"]["policy"]["elo"] and written["rating"]["by"] == "elo"
-    assert table["anchor:weak"] == {"games": 10, "wins": 7, "draws": 2, "losses": 1, "win_rate": 0.8}
-    assert table["pool:1"] == {"games": 1, "wins": 1, "draws": 0, "losses": 0, "win_rate": None}
+    low, high = table["anchor:weak"].pop("interval")
+    assert [(rate - 0.8) ** 2 for rate in (low, high)] == pytest.approx(  # where the score test just fails
+        [1.96**2 * rate * (1 - rate) / 10 for rate in (low, high)], rel=1e-3
+    )
+    assert table["anchor:weak"] == {"games": 10, "wins": 7, "draws": 2, "losses": 1, "win_rate": 0.8} and low < 0.8
+    assert table["pool:1"] == {"games": 1, "wins": 1, "draws": 0, "losses": 0, "win_rate": None, "interval": None}
     assert [row["step"] for row in history] == [1, 2, 3, 4]
     assert history[0]["win_rates"].keys() == {"anchor:weak", "pool:1", "pool:2"}
     other = Payoff(10, Elo(16.0), **payoff.state_dict())
-    other.write(tmp_path / "again.json", ["anchor:weak"])
+    other.write(tmp_path / "again.json", partial(name_of, anchors=["anchor:weak"]))
     assert read_json(tmp_path / "again.json") == read_json(path)
     plot_payoff(path, tmp_path / "payoff.png", "a run")
-    Payoff(10, Elo(16.0)).write(path, [])
+    Payoff(10, Elo(16.0)).write(path, str)
     plot_payoff(path, tmp_path / "empty.png", "a run")
     sizes = [(tmp_path / name).stat().st_size for name in ("payoff.png", "empty.png")]
     assert sizes[0] > 10_000 and sizes[1] > 1_000
@@ -182,7 +205,8 @@ class Scene:
         """A learner process's; the one before it has died."""
         self.pool = self.stack.enter_context(closing(Pool(self.store, self.model.acting, self.run_dir, "main")))
         attached = self.stack.enter_context(closing(Telemetry.attach(self.results.handle)))
-        return League(self.config, self.pool, attached, self.run_dir, self.metrics.__setitem__, state or {})
+        pools, report = {"main": self.store}, self.metrics.__setitem__
+        return League(self.config, self.pool, pools, attached, self.run_dir, report, state or {})
 
     def publish_each(self, league: League, updates: Iterable[int]) -> list[dict[int, float]]:
         """The odds by opponent after so many updates, each time."""

@@ -17,7 +17,7 @@ from marlcore.envs import vectorize
 from marlcore.training.config import AssignedPolicy
 from marlcore.training.loops import ActingModel, Candidate
 from marlcore.training.record import KeptCheckpoints, checkpoint_path, load_checkpoint
-from marlcore.training.self_play import OpponentGames, Opponents
+from marlcore.training.self_play import OpponentGames, Opponents, Rival
 from marlcore.training.self_play.opponent_games import paired, spread
 
 SPACES = mc.Spaces(Arena(Path()).observation_space("left"), Arena(Path()).action_space("left"))
@@ -63,7 +63,7 @@ class Scene:
         kept = KeptCheckpoints(folder, "main", keep=2)
         policy, pool = AssignedPolicy("main", SIDES, SPACES, Marking()), cast("mc.ParameterStore", self.pool)
         candidate = Candidate(policy, model, torch.device("cpu"), self.published, kept)
-        opponents = Opponents(policy, config, pool, 3, np.random.default_rng(), torch.device("cpu"))
+        opponents = Opponents([Rival(policy, pool)], config, 3, np.random.default_rng(), torch.device("cpu"))
         self.metrics: dict[tuple[str, str], float] = {}
         self.games = OpponentGames(
             self.env, candidate, config, opponents, lambda step: step,

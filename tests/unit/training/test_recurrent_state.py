@@ -18,7 +18,7 @@ from marlcore.algos.r2d2 import R2D2Network, Windows
 from marlcore.interfaces import PREVIOUS_REWARD
 from marlcore.training.evaluation import LoadedPolicy
 from marlcore.training.loops import ActingModel, Policy, PolicyPlayer, Seat
-from marlcore.training.self_play import Matches
+from marlcore.training.self_play import Contender, Matches
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
@@ -163,6 +163,9 @@ def test_opponents_of_self_play_are_told_their_own_rewards() -> None:
         def keep(self, numbers: Any) -> None:
             pass
 
+        def player(self, agent: str, number: int) -> Any:
+            return self[number]
+
     _, policy = made_policy()
     pool: Any = Pool({number: PolicyPlayer(policy, SPACES, 6, "repeat") for number in (1, 2)})
     published = {"opponents": np.array([1, 2]), "odds": np.array([0.5, 0.5])}
@@ -171,11 +174,12 @@ def test_opponents_of_self_play_are_told_their_own_rewards() -> None:
     spec = mc.TransitionSpec(mc.Field((3,)), mc.Field((), "int64"))
     learning: Any = None  # which never acts on the right
     seats = {agent: Seat(agent, learning, learning, spec, np.arange(6)) for agent in Wander.agents}
-    matches = Matches(config, seats, ended, lambda: published, pool, [], rng, lambda *_: None)
+    contender = Contender(["main"], seats, lambda: published, pool, lambda *_: None)
+    matches = Matches(config, [contender], np.zeros(6, np.int64), ended, [], rng)
     copies = np.arange(6)
     turn = mc.Turn("right", copies, rng.normal(size=(6, 3)).astype(np.float32), np.ones(6, bool))
     matches.begin(turn)
-    opponents, seat = matches.present, seats["right"]
+    opponents, seat = matches.present[:, 0], seats["right"]
     assert set(opponents.tolist()) == {1, 2}
     seat.act(turn)
     never = np.zeros(6, bool)

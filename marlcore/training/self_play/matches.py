@@ -1,0 +1,137 @@
+"""Who plays whom in an actor's copies of the environment, and the results of these games."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...interfaces import Turn
+from ...processes import Reporter, Telemetry
+from ..config import BOTH, SelfPlayConfig
+from ..loops import LATEST, WINNER, Ended, PlayersByNumber, Seat, part_of_tag
+from .opponents import Opponents, name_of
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A policy that learns in an actor: its seats, and the opponents that it may meet there."""
+
+    names: Sequence[str]  # of the league's policies, its own first
+    seats: Mapping[str, Seat]  # by agent; matches fill their columns
+    published: Callable[[], Mapping[str, Any]]  # what came with the weights: the opponents' numbers and their odds
+    opponents: Opponents
+    report: Callable[[int, int], None]  # opponent and result of a game: 1 won, 0 drawn, -1 lost
+
+    def drawn(self, generator: np.random.Generator) -> int:
+        """An opponent that can play; one that the pool has replaced meanwhile is drawn again."""
+        published = self.published()
+        numbers, odds = published["opponents"], published["odds"].copy()
+        while odds.any():
+            i = int(generator.choice(len(odds), p=odds / odds.sum()))
+            number = int(numbers[i])
+            if number == LATEST or self.opponents.load(number):
+                return number
+            odds[i] = 0.0
+        return LATEST
+
+
+@dataclass
+class Matches:
+    """The present match of each copy: the policy that learns, its own seat, and an opponent on each other one.
+
+    The policies of a league learn in turn. Opponents are drawn for a block of episodes. Their players are kept
+    meanwhile, even if the pool replaces them.
+    """
+
+    config: SelfPlayConfig
+    contenders: Sequence[Contender]
+    learning: NDArray[np.int64]  # [copies], to be filled: the place of the policy that learns
+    ended: NDArray[np.int64]  # [copies], of the environment: episodes ended
+    parts: list[str]  # the names of the replay's parts
+    generator: np.random.Generator  # draws opponents
+
+    def __post_init__(self) -> None:
+        copies, self._agents = len(self.ended), list(self.contenders[0].seats)
+        # [copies, agents - 1]: the numbers of the opponents, from the seat after the policy's own one on
+        self.present = np.zeros((copies, len(self._agents) - 1), np.int64)
+        self._episodes = np.full(copies, -1)  # of which the match was drawn
+        self.learning[:] = np.arange(copies) % len(self.contenders)
+        # [policies, copies]: the place of the policy's own seat in its last match there
+        self._sides = np.tile(np.arange(copies) % len(self._agents), (len(self.contenders), 1))
+        self._left = np.zeros(copies, np.int64)  # episodes of each copy's block that are still to begin
+        self._over: dict[int, dict[str, float | None]] = {}  # by copy and agent that learned: info["winner"]
+        for contender in self.contenders:
+            for agent, seat in contender.seats.items():
+                player = partial(contender.opponents.player, agent)
+                seat.opponents = PlayersByNumber(seat.numbers.__getitem__, player)
+
+    def begin(self, turn: Turn) -> None:
+        """Reports the games before, draws the matches of episodes that begin with this turn, and seats all sides."""
+        copies = turn.copies[turn.begins]
+        copies = copies[self._episodes[copies] != self.ended[copies]]
+        if not len(copies):
+            return
+        self._episodes[copies] = self.ended[copies]
+        for copy in copies.tolist():
+            self._report(copy)
+            if self._left[copy] == 0:
+                self._left[copy] = self.config.block
+                self.learning[copy] = (self.learning[copy] + 1) % len(self.contenders)
+                self.present[copy] = [self._contender(copy).drawn(self.generator) for _ in self._agents[1:]]
+            self._left[copy] -= 1
+            self._seat(copy)
+        for place, contender in enumerate(self.contenders):
+            present = self.present[self.learning == place].ravel()
+            contender.opponents.keep({*present.tolist(), *contender.published()["opponents"].tolist()})
+
+    def _contender(self, copy: int) -> Contender:
+        return self.contenders[int(self.learning[copy])]
+
+    def _seat(self, copy: int) -> None:
+        side, contender, sides = self.config.side, self._contender(copy), self._sides[self.learning[copy]]
+        sides[copy] = (sides[copy] + 1) % len(self._agents) if side == BOTH else self._agents.index(side)
+        part = part_of_tag(name_of(int(self.present[copy, 0]), self.config.names, contender.names), self.parts)
+        for agent, number in self._numbers(copy).items():
+            seat = contender.seats[agent]
+            seat.parts[copy], seat.numbers[copy] = part, number
+
+    def _numbers(self, copy: int) -> dict[str, int]:
+        """Who sits where: LATEST is the learning policy."""
+        turned = np.roll([LATEST, *self.present[copy].tolist()], self._sides[self.learning[copy], copy])
+        return dict(zip(self._agents, turned.tolist(), strict=True))
+
+    def note(self, ended: Ended) -> None:
+        """Notes where games ended for the learning policy; others' returns may be still to come."""
+        infos = dict(ended.infos)
+        for copy in ended.copies.tolist():
+            self._over.setdefault(copy, {})[ended.agent] = infos.get(copy, {}).get(WINNER)
+
+    def _report(self, copy: int) -> None:
+        """Reports a game's results, one for each pair of a seat that learned and one that did not."""
+        numbers = self._numbers(copy)
+        for agent, winner in self._over.pop(copy, {}).items():
+            for other, number in numbers.items():
+                if number != LATEST:
+                    self._contender(copy).report(number, self._result(copy, agent, other, winner))
+
+    def _result(self, copy: int, agent: str, other: str, winner: float | None) -> int:
+        """By info["winner"], else by the sign of the return or, among more than two, of its lead over the other's."""
+        seats = self._contender(copy).seats
+        score = seats[agent].returns[copy] if winner is None else winner
+        if winner is None and len(seats) > 2:
+            score -= seats[other].returns[copy]
+        return int(np.sign(score))
+
+
+def report_result(lane: Reporter, opponent: int, result: int) -> None:
+    """Reports a game in an actor's lane of results, from which `results_in` takes it."""
+    lane.report_each(time.monotonic(), 0, str(opponent), "result", [result])
+
+
+def results_in(lanes: Telemetry) -> list[tuple[int, int]]:
+    """The opponents and results of the games reported since the last call, in order of time."""
+    return [(int(game.agent), int(game.value)) for game in lanes.tail()]
