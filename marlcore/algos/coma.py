@@ -40,11 +40,11 @@ class COMA(Continuous):
     shared: bool = True
     """Members with equal spaces share a policy network, which also sees which member it acts for; otherwise each has
     its own."""
-    batch_size: AtLeast1 = 800
+    batch_size: AtLeast1 = 200
     """Transitions of the team from one policy to the next, over all environment copies."""
     epochs: AtLeast1 = 4
     """The critic's passes over each batch; then the policies make one step."""
-    minibatch_size: AtLeast1 = 200
+    minibatch_size: AtLeast1 = 100
     """Transitions of each of the critic's steps."""
     td_lambda: Annotated[float, Number(0, 1)] = 0.8
     """Weight of longer returns in the critic's targets, from 0 to 1."""
