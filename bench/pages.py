@@ -138,7 +138,7 @@ def growth(part: str) -> str:
     columns = ["start, s", "its CPU time, s", "steps in a CPU second of the actor", "memory of all processes, MB"]
     columns += ["processes", "segments", "descriptors of one process", "steps in a CPU second of all"]
     for name, sizes in stored["runs"].items():
-        rows = [[size, *map(rounded, run.values())] for size, run in sizes.items()]
+        rows = [[size, *(v if isinstance(v, int) else rounded(v) for v in run.values())] for size, run in sizes.items()]
         parts.append(markdown([name, *columns[: len(rows[0]) - 1]], rows))  # earlier figures have the first four
     return "\n".join([*parts, origin(stored)])
 
