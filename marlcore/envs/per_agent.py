@@ -6,6 +6,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from ..checks import brief
 from .agent_view import result_of
 
 
@@ -25,7 +26,9 @@ class PerAgent:
     def __init__(self, env: Any) -> None:
         seen, acted = env.observation_space, env.action_space
         if not isinstance(seen, gymnasium.spaces.Tuple) or len(seen) != len(acted):
-            raise ValueError(f"observation space: expected a Tuple of {len(acted)} parts, as of actions, got {seen}")
+            raise ValueError(
+                f"observation space: expected a Tuple of {len(acted)} parts, as of actions, got {brief(seen)}"
+            )
         self.possible_agents = [f"agent_{i}" for i in range(len(acted))]
         self.agents: list[str] = []
         self.metadata = getattr(env, "metadata", {})

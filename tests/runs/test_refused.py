@@ -91,7 +91,7 @@ RUNS: dict[str, Callable[[], dict[str, Any]]] = {
     "agent_0: observation space['b']: expected a Box, Discrete, MultiBinary, MultiDiscrete, or a": lambda: {
         "env_fn": partial(space_of, NESTED)
     },
-    "agent_0: action space: expected a Box, Discrete, MultiBinary or MultiDiscrete, got Tuple": lambda: {
+    "observation space: expected a Tuple of 1 parts, as of actions, got Dict": lambda: {
         "env_fn": partial(space_of, None, gym.Tuple([gym.Discrete(2)]))
     },
     "DQN: expected a Discrete, MultiDiscrete or MultiBinary": lambda: {"env_fn": "gymnasium:Pendulum-v1"},

@@ -24,7 +24,7 @@ REFUSED = {
     "train --algo td3 --algorithm.tau 0": "TD3 tau: expected a number in (0, 1], got 0.0",
     "train --algo ppo --algorithm.hiden 4": "--algorithm.hiden is no option of ppo; did you mean --algorithm.hidden?",
     "train --algo nothing": (
-        "algorithm: expected one of bc, cql, dqn, happo, iqn, maddpg, mappo, matd3, ppo, qmix, r2d2, "
+        "algorithm: expected one of bc, coma, cql, dqn, happo, iqn, maddpg, mappo, matd3, ppo, qmix, r2d2, "
         "recurrentppo, sac, td3, td3bc, vdn or "
     ),
     "train --learner.gama 1": "unknown option --learner.gama; did you mean --learner.gamma? see marlcore train --help",
