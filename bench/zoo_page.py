@@ -62,10 +62,12 @@ def write(figures: Mapping[str, Any]) -> None:
 
 def conditions(figures: Mapping[str, Any]) -> str:
     loads = [run["load"] for record in figures.values() for run in record["runs"].values()]
-    machines = sorted({f"{record['machine']}; {record['software']}" for record in figures.values()})
-    return "\n".join([f"Machine: {machine}." for machine in machines]) + (
-        f"\nRuns followed each other at a low priority (nice 10), at a load of {min(loads):g} to {max(loads):g}."
-    )
+    presets: dict[str, list[str]] = {}  # by machine
+    for preset, record in sorted(figures.items()):
+        presets.setdefault(f"{record['machine']}; {record['software']}", []).append(preset)
+    most = max(presets, key=lambda machine: len(presets[machine]))
+    lines = [f"{'Others' if machine == most else ', '.join(of)}: {machine}." for machine, of in presets.items()]
+    return "\n".join([*sorted(lines), f"The load was {min(loads):g} to {max(loads):g}."])
 
 
 def row_of(preset: str, record: Mapping[str, Any] | None) -> list[str]:
