@@ -143,8 +143,8 @@ REFUSED: dict[str, Refused] = {
     "no league": self_play("pool: expected at least 1 with roles, got 0", pool=0, roles={"main": "main"}),
     "no main policy": self_play("roles: expected a policy of the role main, got", roles={"a": "main_exploiter"}),
     "a role": self_play(
-        "roles: expected one of main, main_exploiter, league_exploiter for 'a', got 'mian'; did you mean main?",
-        roles={"a": "mian"},
+        "roles: expected one of main, main_exploiter, league_exploiter for 'a', got 'mainn'; did you mean main?",
+        roles={"a": "mainn"},
     ),
     "a league on a cluster": (
         lambda: mc.Config(
