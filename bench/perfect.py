@@ -1,11 +1,13 @@
 """A perfect player of PettingZoo's tic-tac-toe: it draws among the moves of the highest value, by minimax."""
 
 from functools import cache
+from itertools import count
 from typing import Any
 
 import numpy as np
 
 LINES = [(0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6)]  # of cells
+_numbers = count()  # of players
 Board = tuple[int, ...]  # 1 where the player who moves has a mark, -1 where the other one has, 0 elsewhere
 
 
@@ -29,7 +31,7 @@ def best_moves(board: Board) -> list[int]:
 
 class Perfect:
     def __init__(self) -> None:
-        self._rng = np.random.default_rng(0)
+        self._rng = np.random.default_rng(next(_numbers))  # else games in several copies would be the same
 
     def act(self, obs: Any) -> int:
         own, other = (obs["observation"][..., plane].ravel().astype(int) for plane in (0, 1))

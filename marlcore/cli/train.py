@@ -31,12 +31,12 @@ class TrainOptions:
     """
 
     env: str = "treasure_hunt"
-    """treasure_hunt, recall, gymnasium:<id>, atari:<game>, pettingzoo:<module>, pettingzoo-parallel:<module> or
-    <module>:<function>."""
+    """treasure_hunt, recall, gymnasium:<id>, atari:<game>, pettingzoo:<module>, pettingzoo-parallel:<module>,
+    openspiel:<game>, vmas:<scenario> or <module>:<function>."""
     algo: str = "iqn"
-    """The learning algorithm: cql, dqn, happo, iqn, maddpg, mappo, matd3, ppo, qmix, r2d2, recurrentppo, sac, td3,
-    td3bc, vdn or <module>:<class>; options that begin with --algorithm are its own. Not bc, which learns from recorded
-    data alone."""
+    """The learning algorithm: coma, cql, dqn, happo, iqn, maddpg, mappo, matd3, ppo, qmix, r2d2, recurrentppo, sac,
+    td3, td3bc, vdn or <module>:<class>; options that begin with --algorithm are its own. Not bc, which learns from
+    recorded data alone."""
     seeds: tuple[int, ...] = ()
     """Instead of --seed: a run for each of these, with their curves together."""
     parallel: int = 1

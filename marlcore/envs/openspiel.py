@@ -36,7 +36,12 @@ class OpenSpielGame:
             raise missing(f"openspiel:{name}", error) from None
         if name.partition("(")[0] not in (names := pyspiel.registered_names()):
             raise ValueError(f"environment: expected openspiel:<game>, got {name!r}{did_you_mean(name, names)}")
-        game = pyspiel.load_game(name, parameters) if parameters else pyspiel.load_game(name)
+        try:
+            game = pyspiel.load_game(name, parameters) if parameters else pyspiel.load_game(name)
+        except (pyspiel.SpielError, TypeError) as error:
+            expected = "environment: expected parameters that the game of OpenSpiel takes"
+            reason = str(error).partition("\n")[0]
+            raise ValueError(f"{expected}, got {name!r} with {parameters} ({reason})") from None
         kind, dynamics = game.get_type(), pyspiel.GameType.Dynamics
         if kind.dynamics == dynamics.SIMULTANEOUS:
             game = pyspiel.convert_to_turn_based(game)

@@ -45,11 +45,12 @@ class PerAgent:
     def step(self, actions: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
         results = result_of("step", self._env.step(tuple(actions[agent] for agent in self.possible_agents)))
         observations, reward, terminated, truncated, info = results
-        ends = [bool(np.all(terminated)), bool(np.all(truncated))]
-        if any(ends):
+        count, over = len(self.possible_agents), bool(np.all(np.logical_or(terminated, truncated)))
+        dead = np.broadcast_to(np.logical_and(terminated, over), count)
+        ends = dead.tolist(), (over & ~dead).tolist()
+        if over:
             self.agents = []
-        count = len(self.possible_agents)
-        values = observations, np.broadcast_to(reward, count), *([end] * count for end in ends), self._infos(info)
+        values = observations, np.broadcast_to(reward, count), *ends, self._infos(info)
         return tuple(map(self._by_agent, values))
 
     def _by_agent(self, values: Iterable[Any]) -> dict[str, Any]:

@@ -152,11 +152,22 @@ def _assigned(
             config = replace(config, actor=replace(config.actor, envs=env.copies))
     joint = [policy.agents for policy in policies if getattr(policy.algorithm, "wants_joint", False)]
     if joint:
+        _check_joint(policies, config)
         make_env = JointObservations(make_env, tuple(dict.fromkeys(chain(*joint))))
         make_env().close()  # raises ValueError where the environment is of a kind without them
         with closing(vectorize(make_env, 1)) as env:
             policies = assign(env.spaces, config.policies, algorithm, config.replay.frames, config.self_play.roles)
     return make_env, tuple(replace(policy, source=source_of(policy, config)) for policy in policies), config
+
+
+def _check_joint(policies: tuple[AssignedPolicy, ...], config: Config) -> None:
+    """Raises ValueError: in a league, a policy would act by the joint observation of another one's critic."""
+    for policy in policies if config.self_play.roles else ():
+        if not any(getattr(policy.algorithm, name, False) for name in ("wants_joint", "wants_team")):
+            raise ValueError(
+                "algorithm: expected ones of teams or with a critic of joint observations for all policies of this "
+                f"league, got {type(policy.algorithm).__name__} for {policy.name!r}"
+            )
 
 
 def _in_teams(make_env: Callable[[], Any], config: Config) -> tuple[Callable[[], Any], Config]:

@@ -32,6 +32,7 @@ from .record import (
     changed_hyperparameters,
     check_resumed,
     describe,
+    environment_of,
     load_checkpoint,
     open_sinks,
     read_config,
@@ -134,7 +135,7 @@ class Session:
         if resume is None:
             return stack.enter_context(RunDirectory.create(config.run_dir, self.described, self.input.runs))
         run = stack.enter_context(RunDirectory.resume(resume))
-        before, now = read_config(resume).get("env"), self.described["env"]
+        before, now = environment_of(read_config(resume)), environment_of(self.described)
         if before != now and "<" not in f"{before}{now}":  # else it is a local function's name or an object's
             log.warning("resume: the environment is %s instead of %s, with the same spaces", now, before)
         for policy in self.input.policies:

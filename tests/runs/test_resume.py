@@ -352,3 +352,18 @@ def test_a_run_that_cannot_be_made_again_is_refused(tmp_path: Path, says: str) -
     with pytest.raises(ValueError, match=r"^resume: expected a run that its config\.json describes") as caught:
         described_run(tmp_path / "run")
     assert says in str(caught.value) and "marlcore.train(env_fn, algorithm, config, resume=" in str(caught.value)
+
+
+def test_a_named_environment_is_made_again_with_its_options(tmp_path: Path) -> None:
+    env = mc.NamedEnvironment("gymnasium:CartPole-v1", {"max_episode_steps": 7}, ("mine:wrapped",))
+    RunDirectory.create(tmp_path / "run", describe(env, POLICIES, mc.Config())).close()
+    again, _, _ = described_run(tmp_path / "run")
+    assert (again.name, again.options, [*again.wrappers]) == (env.name, env.options, ["mine:wrapped"])
+    assert "env_options" not in describe(mc.NamedEnvironment("treasure_hunt"), POLICIES, mc.Config())
+
+
+def test_options_that_json_cannot_hold_are_refused_by_name(tmp_path: Path) -> None:
+    described = describe(mc.NamedEnvironment("treasure_hunt", {"cells": {1, 2}}), POLICIES, mc.Config())
+    RunDirectory.create(tmp_path / "run", described).close()
+    with pytest.raises(ValueError, match=r"option cells: \{1, 2\} cannot be made again"):
+        described_run(tmp_path / "run")

@@ -156,6 +156,6 @@ def _as_seen(run: LiveRun | SavedRun, env_fn: Callable[[], Any]) -> Callable[[],
 
 
 def _wrapped(made: Any, env_fn: Callable[[], Any]) -> Callable[[], Any]:
-    if isinstance(made, (Teams, JointObservations)):
+    if isinstance(made, JointObservations) or (isinstance(made, Teams) and not isinstance(env_fn, Teams)):
         return replace(made, env_fn=_wrapped(made.env_fn, env_fn))
     return env_fn

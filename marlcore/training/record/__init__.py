@@ -22,6 +22,7 @@ from .descriptions import (
     describe,
     described_policies,
     described_run,
+    environment_of,
     fixed_settings,
     write_policies,
 )

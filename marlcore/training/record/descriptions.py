@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from ... import algos
 from ...checks import brief
 from ...declared import flattened
+from ...envs import NamedEnvironment
 from ...envs.joint import JointObservations
 from ...envs.team import Teams
 from ...interfaces import Algorithm
@@ -29,7 +30,7 @@ from .remote import fetch_run, is_address
 from .run_directory import read_config, steps_taken
 
 POLICIES = "checkpoints/policies.json"
-ANCHORS = "self_play.anchors"
+ANCHORS, ROLES = "self_play.anchors", "self_play.roles"
 # See `fixed_settings`; the further ones only where replays were saved.
 FIXED = {
     "algorithm": "its checkpoints are of that algorithm",
@@ -39,7 +40,7 @@ FIXED = {
     "learner.reward_norm": "its networks were trained on such rewards",
     "replay.stack": "its networks take so many observations",
     ANCHORS: "its table of results has their order",
-    "self_play.roles": "each of its policies has a checkpoint",
+    ROLES: "each of its policies has a checkpoint, and its tables of results have their order",
 }
 OF_ROWS = (
     "actor.processes", "actor.envs", "cluster.nodes", "cluster.actors_per_node", "replay.capacity", "replay.mixture",
@@ -61,11 +62,28 @@ def describe(env_fn: Any, policies: tuple[AssignedPolicy, ...], config: Config) 
         made_by = made_by.env_fn
     return {
         "env": getattr(made_by, "name", None) or reference_to(made_by) or repr(made_by),
+        **_environment_options(made_by),
         "algorithm": names,
         "hyperparameters": chosen,
         **config.to_dict(),
         "policies": config.policies and {agent: policy.name for policy in policies for agent in policy.agents},
     }
+
+
+def _environment_options(made_by: Any) -> dict[str, Any]:
+    """Those of a NamedEnvironment, without which its name would make another one; empty without any."""
+    if not isinstance(made_by, NamedEnvironment):
+        return {}
+    chosen = {
+        "env_options": {name: _plain(value) for name, value in made_by.options.items()},
+        "env_wrappers": [*made_by.wrappers],
+    }
+    return {name: value for name, value in chosen.items() if value}
+
+
+def environment_of(described: Mapping[str, Any]) -> str:
+    """The environment's name with its options and wrappers, for messages."""
+    return " ".join(str(described[name]) for name in ("env", "env_options", "env_wrappers") if described.get(name))
 
 
 def hyperparameters(algorithm: Algorithm) -> dict[str, Any]:
@@ -83,7 +101,7 @@ def _plain(value: Any) -> Any:
     return value if simple else {"repr": re.sub(" at 0x[0-9a-f]+", "", repr(value))}  # which differs in each process
 
 
-def described_run(run_dir: str | Path, *, trust: bool = False) -> tuple[str, Algorithm | dict[str, Algorithm], Config]:
+def described_run(run_dir: str | Path, *, trust: bool = False) -> tuple[Any, Algorithm | dict[str, Algorithm], Config]:
     """The inverse of `describe`, which imports what config.json names. Raises ValueError: it cannot, or may not."""
     if is_address(run_dir):
         if not trust:
@@ -96,6 +114,9 @@ def described_run(run_dir: str | Path, *, trust: bool = False) -> tuple[str, Alg
         config, env, name = Config.from_dict(described), described["env"], described["algorithm"]
         chosen = described["hyperparameters"]
         _check_named("environment", env)
+        options, wrappers = described.get("env_options", {}), described.get("env_wrappers", [])
+        if options or wrappers:
+            env = NamedEnvironment(env, {key: _value(key, value, "option") for key, value in options.items()}, wrappers)
         if not isinstance(name, dict):
             return env, remade(name, chosen), config
         return env, {policy: remade(name[policy], chosen[policy], f"algorithm of {policy}") for policy in name}, config
@@ -119,10 +140,10 @@ def _check_named(what: str, name: str) -> None:
         raise ValueError(f"{what}: expected one that can be imported, got {name}")
 
 
-def _value(label: str, value: Any) -> Any:
+def _value(label: str, value: Any, kind: str = "hyperparameter") -> Any:
     if isinstance(value, Mapping):
-        raise ValueError(f"hyperparameter {label}: {value.get('repr')} cannot be made again")
-    return tuple(_value(label, member) for member in value) if isinstance(value, list) else value
+        raise ValueError(f"{kind} {label}: {value.get('repr')} cannot be made again")
+    return tuple(_value(label, member, kind) for member in value) if isinstance(value, list) else value
 
 
 def check_resumed(run_dir: str | Path, described: dict[str, Any], policies: tuple[AssignedPolicy, ...]) -> None:
@@ -176,6 +197,8 @@ def _each(label: str, before: dict[str, Any], now: dict[str, Any]) -> Iterator[t
     old, new = before.get(label), now[label]
     if label == ANCHORS:  # whose shares may change
         old, new = [*(old or ())], [*new]
+    if label == ROLES:  # whose order numbers the opponents in tables of results
+        old, new = [*(old or {}).items()], [*new.items()]
     yield label, old, new
     section, _, name = label.partition(".")
     if section == "learner":

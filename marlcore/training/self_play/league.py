@@ -33,6 +33,7 @@ class Standing:
     begun: bool = False
     highest: float | None = None  # win rate against the anchors over whole windows, of `League.best`
     measured: int = 0  # games against the anchors before the present window
+    decided: int = 0  # the newest copy after which an exploiter returned to its first weights, or learned on
     results: int | None = None  # the nonce of their telemetry
     positions: list[int] = field(default_factory=list)  # to which they were read
 
@@ -79,6 +80,7 @@ class League:
             self._keep_or_roll_back(self.best)
         if begins or self._admits(int(numbers["updates"])):
             self._admit(numbers)
+        self._return_if_due()
         counts = {"steps": self._step, "updates": int(numbers["updates"])}
         candidates, begun = self._candidates, self._standing.begun
         opponents, odds = odds_of(self.config, candidates, self._payoff.against, counts, begun, self._role)
@@ -91,7 +93,12 @@ class League:
         number = self.pool.store.version
         self._standing.games_before = self._payoff.games
         self._payoff.admit(number)
-        if self.initial is not None and number > 1 and self._returns(number):
+
+    def _return_if_due(self) -> None:
+        """Once for each copy, and again by a successor whose checkpoint is from before: its optimizer is, too."""
+        first, number = max(self._standing.decided, 1) + 1, self.pool.store.version
+        self._standing.decided = number
+        if self.initial is not None and any(map(self._returns, range(first, number + 1))):
             self.initial.restore()
             self._payoff.forget()
             self._standing.highest = None

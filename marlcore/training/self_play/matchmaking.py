@@ -64,7 +64,7 @@ def pool_odds(config: SelfPlayConfig, standings: Standings) -> NDArray[np.float6
     elif config.draw == "variance":
         weights = rates * (1.0 - rates)
     elif config.draw == "rating":
-        weights = standings.evenness
+        weights = standings.evenness if standings.evenness.any() else weights
     elif config.draw not in DRAWS:
         weights = _by_function(config.draw, standings)
     odds: NDArray[np.float64] = weights / weights.sum()

@@ -1,5 +1,6 @@
 """A run's picklable data, from which each worker builds its part, and the common part of all workers."""
 
+import math
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
@@ -93,7 +94,7 @@ class Worker(WorkerBase):
             self._weighed = now
             self.report("", f"gpu_mib/{self.name}", torch.cuda.memory_allocated(device) / 2**20)
             if find_spec("pynvml"):
-                self.report("", f"gpu_percent/{self.name}", torch.cuda.utilization(device))
+                self.report("", f"gpu_percent/{self.name}", _busy_percent(device))
 
     def report(self, agent: str, name: str, value: float, step: int | None = None) -> None:
         """Reports a metric; at the present step if `step` is None."""
@@ -103,3 +104,11 @@ class Worker(WorkerBase):
         """Reports a metric for each value; its name is cut to the bytes that telemetry has."""
         now = time.monotonic() - self.blueprint.began
         self._reporter.report_each(now, self.control.steps if step is None else step, agent, fitting_name(name), values)
+
+
+def _busy_percent(device: torch.device) -> float:
+    """How much of the time a CUDA device runs a kernel; NaN where the driver cannot say, as of a part of one by MIG."""
+    try:
+        return torch.cuda.utilization(device)
+    except Exception:  # of classes of nvidia-ml-py's own
+        return math.nan

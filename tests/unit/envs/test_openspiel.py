@@ -73,7 +73,11 @@ def test_exploitability_takes_openspiels_states() -> None:
 
 @pytest.mark.parametrize(
     ("name", "expected"),
-    [("kuhn_pokr", "did you mean kuhn_poker"), ("mfg_crowd_modelling", "whose states have tensors")],
+    [
+        ("kuhn_pokr", "did you mean kuhn_poker"),
+        ("mfg_crowd_modelling", "whose states have tensors"),
+        ("kuhn_poker(foo=1)", "expected parameters that the game of OpenSpiel takes"),
+    ],
 )
 def test_other_games_are_refused(name: str, expected: str) -> None:
     with pytest.raises(ValueError, match=f"^environment: .*{expected}"):

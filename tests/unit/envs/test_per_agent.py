@@ -68,6 +68,25 @@ def test_vectors_and_teams_take_them_as_they_are() -> None:
     assert team.step({"both": np.array([1, 2])})[1] == {"both": 13.0}
 
 
+@pytest.mark.parametrize(
+    ("terminated", "truncated", "ends"),
+    [
+        ([True, False], [False, True], ([True, False], [False, True])),
+        ([True, False], True, ([True, False], [False, True])),
+        (True, True, ([True, True], [False, False])),
+        ([True, False], False, ([False, False], [False, False])),
+    ],
+)
+def test_an_episode_ends_when_each_agents_part_has(terminated: Any, truncated: Any, ends: Any) -> None:
+    inner = Levels(False)
+    inner.step = lambda action: (inner._seen(), [0.0, 0.0], terminated, truncated, {})  # type: ignore[method-assign]
+    env = PerAgent(inner)
+    env.reset()
+    _, _, *told, _ = env.step({"agent_0": 0, "agent_1": 0})
+    assert tuple([*by_agent.values()] for by_agent in told) == ends
+    assert bool(env.agents) == (ends == ([False, False], [False, False]))
+
+
 def test_spaces_of_other_lengths_are_refused() -> None:
     env = Levels(False)
     env.observation_space = Tuple((Box(0, 1, (2,)),))

@@ -183,6 +183,11 @@ def test_a_long_history_loses_every_second_row() -> None:
     assert len(steps) <= 400 and steps == sorted(set(steps)) and steps[-1] == 1_999 and steps[0] < 300
 
 
+def test_opponents_that_are_all_far_away_are_drawn_alike() -> None:
+    far = STANDINGS._replace(evenness=np.zeros(4))
+    assert pool_odds(settings(draw="rating"), far).tolist() == [0.25] * 4
+
+
 class Scene:
     """A learner's pool and league, and the actors' lanes of results; a resumed one begins with new memory."""
 
@@ -419,6 +424,33 @@ class Momentum:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.value = state["value"]
+
+
+def test_a_successor_makes_up_for_a_return_that_its_predecessor_lost(scene: Callable[..., Scene]) -> None:
+    """It died after its copy had joined the pool, or after its first weights were published; its optimizer is older."""
+    run = scene(anchors={}, admit_updates=10, roles={"main": "main_exploiter", "other": "main"})
+    trainer: Any = Momentum()
+
+    def begin(state: Any = None) -> League:
+        league = run.join(state)
+        league.rivals = {"main": run.store, "other": run.store}
+        league.initial = Snapshot(run.run_dir / "checkpoints/main.initial.pt", run.model, trainer)
+        return league
+
+    league = begin()
+    run.publish(league, 0)
+    trainer.value = 9.0
+    state = from_checkpoint(league.state_dict())
+    run.publish(league, 10)
+    assert run.metrics["reset"] == 2 and trainer.value == 0.0
+    run.pool.close()
+    trainer.value = 9.0  # of the checkpoint
+    league = begin(state)
+    run.publish(league, 9)
+    assert trainer.value == 0.0 and float(run.model.whole.mark.detach()[0]) == 0.0
+    trainer.value = 1.0
+    run.publish(league, 9)
+    assert trainer.value == 1.0, "once for each copy"
 
 
 def test_the_learner_goes_back_to_its_best_when_its_win_rate_falls(scene: Callable[..., Scene]) -> None:
