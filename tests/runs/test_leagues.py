@@ -150,6 +150,10 @@ def test_roles_choose_their_opponents_and_exploiters_begin_anew(tmp_path: Path) 
     assert [*dict(tables(result, "payoff.rival.json"))] == ["pool:main:latest"]
     more = runs.train(tmp_path, env_fn, algorithms, resume=True, **{**options, "total_steps": 7_000})
     assert min(more.updates[name] - result.updates[name] for name in ROLES) > 0
+    check_refused(
+        lambda: mc.evaluate(more.run_dir, 1, policies={"rival": weak}, env_fn=env_fn), ValueError,
+        "policies: expected names among ",
+    )  # fmt: skip
     options["self_play"] = mc.SelfPlayConfig(pool=64, roles={**ROLES, "hunter": "main"})
     check_refused(
         lambda: runs.train(tmp_path, env_fn, algorithms, resume=True, **options), ValueError,

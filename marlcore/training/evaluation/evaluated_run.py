@@ -112,8 +112,9 @@ class EvaluatedRun:
         self.env_fn = factory(run.env_fn) if env_fn is None else _as_seen(run, factory(env_fn))
         load = live.policy if live and which == "last" else partial(saved.policy, which=which)
         self._load: Callable[[str], LoadedPolicy] = cache(load)
-        self._policy_of = {agent: policy for policy in reversed(saved.policies) for agent in policy.agents}  # as above
-        self._named = self._policy_of | {policy.name: policy for policy in saved.policies}
+        # Of the policies of a league, which share all agents, the first acts
+        self._policy_of = {agent: policy for policy in reversed(saved.policies) for agent in policy.agents}
+        self._named = self._policy_of | {policy.name: policy for policy in self._policy_of.values()}
         self._instead = {name: self._checked(name, player, trust) for name, player in (policies or {}).items()}
 
     def player(self, agent: str, copies: int, seed: int, explore: bool = False) -> Player:
