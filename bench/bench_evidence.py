@@ -137,5 +137,6 @@ def test_a_short_soak_sees_every_process_and_call(program: str, monkeypatch: pyt
 
 @pytest.mark.long
 def test_the_growth_of_a_run_is_measured() -> None:
-    figures = growth_runs.measure(copies=2, agents=1, actor_cpu_s=0.2)
+    figures = growth_runs.measure(copies=2, agents=2, policies=1, learners=1)
     assert figures.steps_per_cpu_s > 0 and figures.start_cpu_s > 0 and figures.memory_mb > 100
+    assert min(figures.processes, figures.segments, figures.descriptors, figures.steps_per_cpu_s_of_all) > 0
