@@ -1,6 +1,7 @@
 """The stored figures of docs/figures, which the pages show: one JSON file a program, and for some one a machine."""
 
 import json
+import re
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,11 @@ def write(path: Path, figures: dict[str, Any]) -> None:
     """One entry a line, so that a renewed file differs where its figures do, with `four_digits`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(_lines(four_digits(figures), "", 2) + "\n")
+
+
+def file_name(kind: str, owner: str) -> str:
+    """Of the figures of a machine or a card: kind-owner, in lower case, with hyphens."""
+    return f"{kind}-" + re.sub(r"[^a-z0-9]+", "-", owner.lower()).strip("-")
 
 
 def use_fewer_colours(picture: Path) -> None:

@@ -6,7 +6,6 @@ a few seconds after its first updates; how busy the device is, the driver tells.
 
 import argparse
 import os
-import re
 import sys
 import tempfile
 import time
@@ -25,10 +24,11 @@ import torch
 import marlcore as mc
 from marlcore.envs import TreasureHunt
 
-from .figures import FOLDER
+from .figures import FOLDER, file_name
 from .fresh import run_fresh
+from .growth_runs import wait_until
 from .machine import describe_machine, load_since, publish
-from .params_work import LockedModel, MakeModel, large
+from .params_work import LockedModel, MakeModel, handing_over, large
 from .report import Effort, measure, table_of, times_table
 from .sampling_work import filled_replay
 from .transitions import BATCH, FRAME, STACK, check_sample, fields_of
@@ -36,7 +36,7 @@ from .work import Row, Scale, Work
 
 DEVICE = "cuda:0"
 ROUNDS, ROUND_S = 9, {True: 0.2, False: 0.02}  # longer with batches, of which some are ready when a round begins
-WATCHED_S, LIMIT_S, LOOK_S = 4.0, 120.0, 0.1
+WATCHED_S, LOOK_S = 4.0, 0.1
 PROCESSES = (1, 2, 4, 8, 16)
 LEARNERS = (1, 4, 8)
 
@@ -53,9 +53,8 @@ def _finished(call: Callable[[], Any]) -> Any:
     return result
 
 
-def _equal(ours: torch.nn.Module, theirs: torch.nn.Module) -> None:
-    for tensor, other in zip(ours.state_dict().values(), theirs.state_dict().values(), strict=True):
-        assert torch.equal(tensor, other)
+def _handing_over(model: torch.nn.Module, publish: Any, local: torch.nn.Module, pull: Any, pulling: bool) -> Work:
+    return handing_over(model, partial(_finished, publish), local, partial(_finished, pull), pulling)
 
 
 @contextmanager
@@ -63,27 +62,13 @@ def _weights(_: Scale, make_model: MakeModel, pulling: bool) -> Iterator[Work]:
     """Published by a model on the device, or pulled by one."""
     model, local = make_model().to(DEVICE), make_model().to(DEVICE)
     with mc.ParameterStore.create(model) as store:
-        publish, pull = store.publisher(model).publish, store.subscriber(local).pull
-
-        def check(_: object) -> None:
-            publish()
-            pull()
-            _equal(model, local)
-
-        yield Work(partial(_finished, pull), check, publish) if pulling else Work(partial(_finished, publish), check)
+        yield _handing_over(model, store.publisher(model).publish, local, store.subscriber(local).pull, pulling)
 
 
 @contextmanager
 def _locked(_: Scale, make_model: MakeModel, pulling: bool) -> Iterator[Work]:
     model, local, shared = make_model().to(DEVICE), make_model().to(DEVICE), LockedModel(make_model())
-    publish, pull = partial(shared.publish, model), partial(shared.pull, local)
-
-    def check(_: object) -> None:
-        publish()
-        pull()
-        _equal(model, local)
-
-    yield Work(partial(_finished, pull), check, publish) if pulling else Work(partial(_finished, publish), check)
+    yield _handing_over(model, partial(shared.publish, model), local, partial(shared.pull, local), pulling)
 
 
 def _copy(size: int, to_device: bool) -> Work:
@@ -108,26 +93,28 @@ def _check_batch(fields: tuple[Any, ...]) -> None:
 
 
 @contextmanager
-def _prefetched(scale: Scale) -> Iterator[Work]:
+def _sampler(scale: Scale) -> Iterator[mc.Sampler]:
     with filled_replay(scale, FRAME) as replay:
-        sampler = replay.sampler(BATCH, stack=STACK, seed=0)
-        with mc.Prefetch(sampler, depth=2, device=DEVICE) as batches:
-            yield Work(lambda: _finished(lambda: fields_of(batches.sample())), _check_batch)
+        yield replay.sampler(BATCH, stack=STACK, seed=0)
+
+
+@contextmanager
+def _prefetched(scale: Scale) -> Iterator[Work]:
+    with _sampler(scale) as sampler, mc.Prefetch(sampler, depth=2, device=DEVICE) as batches:
+        yield Work(lambda: _finished(lambda: fields_of(batches.sample())), _check_batch)
 
 
 @contextmanager
 def _drawn_and_moved(scale: Scale) -> Iterator[Work]:
     """What is written without Prefetch: a draw, and each of its arrays to the device."""
-    with filled_replay(scale, FRAME) as replay:
-        sampler = replay.sampler(BATCH, stack=STACK, seed=0)
-        move = partial(torch.as_tensor, device=DEVICE)
+    move = partial(torch.as_tensor, device=DEVICE)
+    with _sampler(scale) as sampler:
         yield Work(lambda: _finished(lambda: tuple(map(move, fields_of(sampler.sample())))), _check_batch)
 
 
 @contextmanager
 def _drawn(scale: Scale) -> Iterator[Work]:
-    with filled_replay(scale, FRAME) as replay:
-        sampler = replay.sampler(BATCH, stack=STACK, seed=0)
+    with _sampler(scale) as sampler:
         yield Work(lambda: fields_of(sampler.sample()), check_sample(FRAME))
 
 
@@ -164,11 +151,7 @@ def watch(env: Any, algorithm: Any, config: mc.Config) -> RunFigures:
     with tempfile.TemporaryDirectory() as folder:
         config = replace(config, total_steps=10**9, updates_per_step=None, run_dir=str(Path(folder) / "run"))
         with mc.start(env, algorithm, config) as run:
-            deadline = time.monotonic() + LIMIT_S
-            while not (updates := run.status().updates) or min(updates.values()) < 20:
-                if time.monotonic() > deadline:
-                    raise TimeoutError(f"expected the first updates within {LIMIT_S:g} s, got {updates}")
-                time.sleep(LOOK_S)
+            wait_until(lambda: min(run.status().updates.values(), default=0) >= 20)
             time.sleep(1.0)
             first, began, busy = run.status(), time.monotonic(), []
             while time.monotonic() < began + WATCHED_S:
@@ -250,10 +233,9 @@ def main() -> None:
         for name, watched in by_name.items():
             figures[title][name] = watched()
             sys.stderr.write(f"{title}: {name}: {figures[title][name]}\n")
-    name = "gpu-" + re.sub(r"[^a-z0-9]+", "-", card.lower()).strip("-")
     tables = [times_table(results), *(runs_table(title, rows) for title, rows in figures.items())]
     publish(
-        machine, tables, 160, options.json, FOLDER / f"{name}.json" if options.store else None,
+        machine, tables, 160, options.json, FOLDER / f"{file_name('gpu', card)}.json" if options.store else None,
         command="python -m bench.gpu",
         load=load_since(before),
         microseconds={r.row: {library: seconds * 1e6 for library, seconds in r.times.items()} for r in results},

@@ -66,11 +66,11 @@ def measure(
         )
         cpu_s, began = _cpu_of_all(), time.monotonic()
         with mc.start(partial(TreasureHunt, agents=agents, size=side), "dqn", config) as run:
-            _wait(lambda: run.status().steps > 0)
+            wait_until(lambda: run.status().steps > 0)
             start_s, start_cpu_s = time.monotonic() - began, _cpu_of_all() - cpu_s
-            _wait(lambda: _cpu_of_actor() > 1.0)  # its kernels are compiled, its memory is touched
+            wait_until(lambda: _cpu_of_actor() > 1.0)  # its kernels are compiled, its memory is touched
             steps, spent, spent_by_all = run.status().steps, _cpu_of_actor(), _cpu_of_all()
-            _wait(lambda: _cpu_of_actor() > spent + MEASURED_CPU_S)
+            wait_until(lambda: _cpu_of_actor() > spent + MEASURED_CPU_S)
             taken = run.status().steps - steps
             rate, rate_of_all = taken / (_cpu_of_actor() - spent), taken / (_cpu_of_all() - spent_by_all)
             processes = [os.getpid(), *(pid for pid, _ in cpu_of_descendants(os.getpid()))]
@@ -79,7 +79,7 @@ def measure(
     return RunFigures(start_s, start_cpu_s, rate, memory, len(processes), segments, descriptors, rate_of_all)
 
 
-def _wait(until: Callable[[], bool]) -> None:
+def wait_until(until: Callable[[], bool]) -> None:
     deadline = time.monotonic() + LIMIT_S
     while not until():
         if time.monotonic() > deadline:

@@ -46,7 +46,7 @@ def large() -> nn.Module:
     return nn.Sequential(*convolutions, nn.ReLU(), nn.Flatten(), nn.Linear(3136, 512), nn.ReLU(), nn.Linear(512, 18))
 
 
-def _work(
+def handing_over(
     model: nn.Module, publish: Callable[[], object], local: nn.Module, pull: Callable[[], object], pulling: bool
 ) -> Work:
     def check(_: object) -> None:
@@ -67,14 +67,14 @@ def _marlcore(_: Scale, make_model: MakeModel, pulling: bool) -> Iterator[Work]:
     model, local = make_model(), make_model()
     with ParameterStore.create(model) as store:
         publish, pull = store.publisher(model).publish, store.subscriber(local).pull
-        yield _work(model, publish, local, pull, pulling)
+        yield handing_over(model, publish, local, pull, pulling)
 
 
 @contextmanager
 def _locks(_: Scale, make_model: MakeModel, pulling: bool) -> Iterator[Work]:
     model, local = make_model(), make_model()
     locked = LockedModel(make_model())
-    yield _work(model, partial(locked.publish, model), local, partial(locked.pull, local), pulling)
+    yield handing_over(model, partial(locked.publish, model), local, partial(locked.pull, local), pulling)
 
 
 @contextmanager

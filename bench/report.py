@@ -6,7 +6,6 @@ of the same round, since a busy machine changes both.
 
 import argparse
 import os
-import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -19,7 +18,7 @@ from rich.table import Table
 
 from . import adding_work, params_work, queue_work, sampling_work, save_work
 from .adding_while_sampled import LIBRARIES, Rates, measure_rates
-from .figures import FOLDER, load
+from .figures import FOLDER, file_name, load
 from .machine import describe_machine, load_since, parse_if_idle, processor, publish
 from .save_work import SaveFigures
 from .work import FULL, Row, time_row
@@ -66,7 +65,7 @@ def measure(row: Row, effort: Effort) -> Result:
 
 def name_of_machine() -> str:
     """The stored figures of this machine: report-<processor and cores>."""
-    return "report-" + re.sub(r"[^a-z0-9]+", "-", processor().lower()).strip("-")
+    return file_name("report", processor())
 
 
 def comparison(results: list[Result], stored: dict[str, dict[str, list[float]]]) -> Table:

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -60,7 +61,8 @@ def digest_of(preset: str) -> str:
 def train(preset: str, seed: int, run_dir: Path) -> dict[str, Any]:
     """One run, in this process."""
     env, algorithm, config = mc.preset(preset)
-    agents = len(vectorize(factory(env), 1).agents)  # a team's return is the sum of several
+    with closing(vectorize(factory(env), 1)) as made:
+        agents = len(made.agents)  # a team's return is the sum of several
     load, began, used = os.getloadavg()[0], time.monotonic(), _cpu_seconds()
     mc.train(env, algorithm, replace(config, seed=seed, run_dir=str(run_dir)), progress=False)
     seconds, cpu = time.monotonic() - began, _cpu_seconds() - used

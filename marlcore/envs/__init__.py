@@ -19,7 +19,7 @@ from .gymnasium import GymnasiumEnvironment, is_registered, make_atari, make_gym
 from .gymnasium_vector import EnvPool, GymnasiumVector, is_envpool, is_gymnasium_vector
 from .lockstep import Lockstep
 from .openspiel import OpenSpielGame
-from .per_agent import PerAgent, has_agents
+from .per_agent import PerAgent, by_agents
 from .pettingzoo import AECEnvironment, ParallelEnvironment, is_parallel, make_pettingzoo
 from .recall import Recall
 from .run_step import Looking, RunStep, run_step
@@ -80,7 +80,7 @@ class NamedEnvironment:
         env = self._bare()
         for wrapper in wrappers:
             env = wrapper(env)
-        return _by_agents(env)
+        return env
 
     def _bare(self) -> Any:
         name, options = self.name, dict(self.options)
@@ -151,7 +151,7 @@ def adapt(env: Any) -> Environment:
 
     Raises: TypeError: it is none of these. ValueError: marlcore does not support its spaces.
     """
-    env = _by_agents(env)
+    env = by_agents(env)
     if hasattr(env, "possible_agents"):
         return ParallelEnvironment(env) if is_parallel(env) else AECEnvironment(env)
     if hasattr(env, "observation_spaces") and hasattr(env, "last"):
@@ -182,11 +182,11 @@ def vectorize(env_fn: Callable[[], Any], copies: int) -> VectorEnvironment:
         vector = _vector_form(first, copies)
         if vector is None:
             adapt(first)  # refuses what is no environment, and spaces that are not supported
-            envs = [_by_agents(first)]
+            envs = [first]
             for _ in range(copies - 1):
-                envs.append(_by_agents(_attempt(env_fn)))
+                envs.append(_attempt(env_fn))
                 unless_built.callback(envs[-1].close)
-            vector = Copies([env if is_parallel(env) else adapt(env) for env in envs])
+            vector = Copies([env if is_parallel(env) else adapt(env) for env in map(by_agents, envs)])
         unless_built.pop_all()
     return vector
 
@@ -225,10 +225,6 @@ def _vector_form(env: Any, copies: int) -> VectorEnvironment | None:
     if is_envpool(env):
         return EnvPool(env)
     return GymnasiumVector(env) if is_gymnasium_vector(env) else None
-
-
-def _by_agents(env: Any) -> Any:
-    return PerAgent(env) if has_agents(env) else env
 
 
 def is_vector(env: Any) -> bool:

@@ -14,6 +14,7 @@ from ..observations import ALONE
 from ..spaces import JOINT, MASK
 from ..spec import Field, as_field
 from .agent_view import has_mask, result_of
+from .per_agent import by_agents
 from .pettingzoo import is_parallel
 
 
@@ -38,6 +39,7 @@ class JointEnvironment:
     """
 
     def __init__(self, env: Any, agents: tuple[str, ...]) -> None:
+        env = by_agents(env)
         if not is_parallel(env):
             raise ValueError(
                 f"joint observations: expected a PettingZoo Parallel environment, such as "

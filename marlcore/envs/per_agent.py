@@ -15,6 +15,11 @@ def has_agents(env: Any) -> bool:
     return isinstance(getattr(env, "action_space", None), gymnasium.spaces.Tuple) and not hasattr(env, "num_envs")
 
 
+def by_agents(env: Any) -> Any:
+    """`env`, or a PerAgent of it if it has several agents."""
+    return PerAgent(env) if has_agents(env) else env
+
+
 class PerAgent:
     """Such an environment as a PettingZoo Parallel one, with agents "agent_0", "agent_1" and so on.
 

@@ -16,7 +16,7 @@ from ..spaces import ALIVE, MASK, MEMBERS
 from ..spec import Field, as_field
 from .agent_view import as_reward, has_mask, result_of
 from .joint import unmasked, without_mask
-from .per_agent import PerAgent, has_agents
+from .per_agent import by_agents
 from .pettingzoo import is_parallel
 
 
@@ -197,8 +197,7 @@ class TeamEnvironment:
 
 def _parallel(env: Any) -> Any:
     """Raises ValueError: the environment is of another kind."""
-    if has_agents(env):
-        return PerAgent(env)
+    env = by_agents(env)
     if is_parallel(env):
         return env
     if hasattr(env, "last") and getattr(env, "metadata", {}).get("is_parallelizable"):
