@@ -192,7 +192,7 @@ def runs() -> Mapping[str, Mapping[str, Callable[[], RunFigures]]]:
 
     def play(name: str, algorithm: mc.TD3) -> RunFigures:
         config = mc.Config(learner=replace(vectors, batch_size=256 if "of 256" in name else 1024))
-        return watch("examples.puck:two_player_puck", algorithm, config)
+        return watch(mc.NamedEnvironment("examples.puck:two_player_puck", {"discrete": False}), algorithm, config)
 
     return {
         "DQN on Pong, batches of 256, by the learner's device": {
