@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -264,6 +265,7 @@ def test_a_copy_is_taken_once(tmp_path: Path) -> None:
 
 SAVING = """
 import sys
+from contextlib import suppress
 from pathlib import Path
 import torch
 from marlcore.training.record import checkpoint_path, save_checkpoint
@@ -327,6 +329,7 @@ def test_a_copy_is_whole_while_its_source_saves(tmp_path: Path, saving: Callable
 
 PROGRAM = """
 import sys
+from contextlib import suppress
 from pathlib import Path
 import marlcore as mc
 folder = Path(sys.argv[1])
@@ -357,8 +360,10 @@ def test_a_population_outlives_kills_and_ctrl_c(tmp_path: Path) -> None:
 
     program = begin()
     until(lambda: steps() > 0, lambda: program.poll() is None)
-    for worker in generations(program.pid)[1]:
-        os.kill(worker, signal.SIGKILL)
+    # none live between two intervals
+    for worker in until(lambda: [*itertools.chain(*generations(program.pid)[1:])], lambda: program.poll() is None):
+        with suppress(ProcessLookupError):
+            os.kill(worker, signal.SIGKILL)
     reached = steps()
     until(lambda: steps() > max(reached, 300), lambda: program.poll() is None)
     os.killpg(program.pid, signal.SIGKILL)

@@ -17,6 +17,7 @@ from random_play import plain, sample
 from seams import without_limits
 
 import marlcore as mc
+from marlcore.envs.per_agent import by_agents
 from marlcore.observations import by_name
 
 _numbers = itertools.count()
@@ -146,6 +147,7 @@ def _watch_copies(env: Any, recorder: Recorder) -> None:
 
 
 def recorded(env: Any, folder: Path) -> Any:
+    env = by_agents(env)
     if hasattr(env, "num_envs"):
         recorder = Recorder(folder, lambda agent: env.single_observation_space)
         _watch_copies(env, recorder)
