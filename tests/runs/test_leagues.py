@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from arena import ANCHOR, SIDES, Arena, Marking, episodes_of, weak
+from arena import ANCHOR, BAND, ROLES, SIDES, Arena, Banded, Marking, episodes_of, weak
 from arena_games import marks, rows_of
 from crowd import Contest, RockPaperScissors
 from refused import check_refused
@@ -98,21 +98,6 @@ def test_a_game_of_three_is_learnt(tmp_path: Path) -> None:
     for seat in range(3):
         others = {f"agent_{i}": first for i in range(3) if i != seat}
         assert mc.evaluate(result.run_dir, 10, policies=others).mean[f"agent_{seat}"] > 5
-
-
-ROLES = {"main": "main", "rival": "main_exploiter", "hunter": "league_exploiter"}
-BAND = 1_000.0  # between the weights of two policies
-
-
-@dataclass(frozen=True)
-class Banded(Marking):
-    """Its actions also say which policy it is."""
-
-    place: int = 0
-
-    def act(self, model: Any, obs: Any, **options: Any) -> mc.Action:
-        chosen = super().act(model, obs, **options)
-        return chosen._replace(action=chosen.action + np.float32(BAND * self.place))
 
 
 def test_roles_choose_their_opponents_and_exploiters_begin_anew(tmp_path: Path) -> None:

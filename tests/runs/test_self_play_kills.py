@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from arena import SIDES, Arena, Marking, episodes_of
+from arena import ROLES, SIDES, Arena, Banded, Marking, episodes_of
 from arena_games import played, table
 from processes import kill_once, sweep, until
 from whole_runs import Runs, checkpoint, kill, opponents_of, steps_of
@@ -33,12 +33,22 @@ def games(run_dir: Path) -> int:
     return sum(sum(counts) for counts in saved(run_dir).values())
 
 
-@pytest.mark.parametrize(("victim", "lost"), [("learner-main", 0), ("actor-0", 4)])
-def test_the_table_counts_every_game_however_often_a_worker_is_killed(tmp_path: Path, victim: str, lost: int) -> None:
+LEAGUE = {name: Banded(place=place) for place, name in enumerate(ROLES)}
+
+
+@pytest.mark.parametrize(
+    ("victim", "lost", "algorithm", "roles"),
+    [("learner-main", 0, Marking(), {}), ("actor-0", 4, Marking(), {}), ("learner-rival", 0, LEAGUE, ROLES)],
+    ids=["learner", "actor", "exploiter"],
+)
+def test_the_table_counts_every_game_however_often_a_worker_is_killed(
+    tmp_path: Path, victim: str, lost: int, algorithm: Any, roles: dict[str, str]
+) -> None:
     """A killed actor loses at most the results of its copies, which it had no time to report."""
     notes = tmp_path / "notes"
     notes.mkdir()
-    with runs.start(tmp_path, partial(Arena, notes), Marking(), total_steps=6_000) as run:
+    steps = 6_000 * len(roles or "1")
+    with runs.start(tmp_path, partial(Arena, notes), algorithm, total_steps=steps, self_play={"roles": roles}) as run:
         for kills in (1, 2):
             until(lambda: games(run.run_dir) > 60 * kills)  # noqa: B023 - called at once
             kill(run, victim)

@@ -91,6 +91,21 @@ class Marking(mc.Algorithm):
         return Counting(model)
 
 
+ROLES = {"main": "main", "rival": "main_exploiter", "hunter": "league_exploiter"}
+BAND = 1_000.0  # between the weights of two policies
+
+
+@dataclass(frozen=True)
+class Banded(Marking):
+    """Its actions also say which policy of a league it is."""
+
+    place: int = 0
+
+    def act(self, model: Any, obs: Any, **options: Any) -> mc.Action:
+        chosen = super().act(model, obs, **options)
+        return chosen._replace(action=chosen.action + np.float32(BAND * self.place))
+
+
 class Counting:
     def __init__(self, model: Any) -> None:
         self.model = model

@@ -106,6 +106,8 @@ def played(folder: Path) -> Counter[str]:
 
 
 def table(run_dir: Path) -> Counter[str]:
-    rows = json.loads((run_dir / "payoff.json").read_text())["opponents"].values()
+    """Games that all policies' tables count."""
+    tables = [json.loads(path.read_text()) for path in run_dir.glob("payoff*.json")]
+    rows = [row for table in tables for row in table["opponents"].values()]
     assert not any(row["draws"] for row in rows)
     return Counter({kind: sum(row[kind] for row in rows) for kind in ("wins", "losses")})
