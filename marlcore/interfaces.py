@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 PRIORITY = "priority"  # the extra in which a row stores the first priority that its actor computed
 RETURN = "discounted_return"  # the extra for the discounted rewards of the episode so far, with learner.reward_norm
+MEMBER_REWARDS = "member_rewards"  # the extra for what each member of a team earned, and its name in the team's info
+OF_OUTCOMES = (RETURN, MEMBER_REWARDS)  # the extras that the loop fills
 PREVIOUS_REWARD = "previous_reward"  # the part of a recurrent state that the loop sets to the last action's reward
 
 
@@ -71,6 +74,7 @@ class Outcome(NamedTuple):
             that is missing there, or that allows nothing, becomes one that allows all. Unchanged until the next
             `observe`.
         infos: (copy, numbers by name) of episodes that ended.
+        member_rewards: of a team, [k, members]: what each member earned.
     """
 
     agent: str
@@ -80,13 +84,15 @@ class Outcome(NamedTuple):
     truncated: NDArray[np.bool_]
     final_obs: Values | None
     infos: Sequence[tuple[int, Mapping[str, float]]] = ()
+    member_rewards: Sequence[Any] = ()
 
     def part(self, which: NDArray[np.bool_]) -> Outcome:
         """The results in some of the copies, bool [k]."""
         copies, ends = self.copies[which], (self.terminated[which], self.truncated[which])
         final_obs = None if self.final_obs is None else rows_at(self.final_obs, which)
         infos = [info for info in self.infos if info[0] in copies] if self.infos else ()
-        return Outcome(self.agent, copies, self.reward[which], *ends, final_obs, infos)
+        of_members = [*compress(self.member_rewards, which)]
+        return Outcome(self.agent, copies, self.reward[which], *ends, final_obs, infos, of_members)
 
 
 class Turn(NamedTuple):

@@ -150,14 +150,14 @@ class ActorCriticTrainer(TargetTrainer):
         return optimizer.clip_and_step(self.hyper.max_grad_norm)
 
     def improve_critics(self, batch: Any, targets: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-        """One step of both critics on their squared errors, towards targets [B]; rows weighted by `weight`.
+        """One step of both critics on their squared errors, towards targets [..., B]; rows weighted by `weight`.
 
-        Returns: the metrics, with the sum of both critics' losses; and the rows' priorities [B]: the mean of both
+        Returns: the metrics, with the sum of all critics' losses; and the rows' priorities [..., B]: the mean of both
             absolute errors.
         """
         taken = faster(self.critics)(batch.obs, self.policy.actions.encode(batch.action))
         errors = targets - taken
-        loss = (batch.weight * errors.square()).mean(1).sum()
+        loss = (batch.weight * errors.square()).mean(-1).sum()
         grad_norm = self.descend(self.critics_optimizer, loss)
         return self.metrics(loss, taken, grad_norm), errors.detach().abs().mean(0)
 

@@ -6,9 +6,10 @@ Ackermann et al. 2019, "Reducing overestimation bias in multi-agent domains usin
 (Jang et al. 2017, arXiv:1611.01144), as in the second paper.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -17,9 +18,9 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional
 
-from ..interfaces import Action, Algorithm
+from ..interfaces import MEMBER_REWARDS, Action, Algorithm, ReplaySource, Update
 from ..spaces import Spaces
-from ..spec import TransitionSpec
+from ..spec import Field, TransitionSpec
 from .base import Request
 from .fast import faster
 from .networks.actions import BoxActions
@@ -37,8 +38,7 @@ from .td3 import TD3, DeterministicPolicy, TD3Trainer
 class MATD3(TD3):
     """Hyperparameters of MATD3; the agent is a team, see Config.teams.
 
-    All members earn the team's reward, so they have one pair of critics. The noises and `target_noise` are of Box
-    actions: Discrete ones are drawn from the policy.
+    The noises and `target_noise` are of Box actions: Discrete ones are drawn from the policy.
     """
 
     wants_team = True
@@ -46,14 +46,23 @@ class MATD3(TD3):
     shared: bool = True
     """Members with equal spaces share a policy network, which also sees which member it acts for; otherwise each has
     its own."""
+    rewards: Literal["sum", "own"] = "sum"
+    """What members learn from: the sum of their rewards, by one pair of critics; or each from its own reward, by its
+    own pair, as published, also where they compete. With own rewards returns are of one step (`learner.n_step`)."""
 
     def transition(self, spaces: Spaces) -> TransitionSpec:
-        """A row without extras. Raises ValueError: the agent is no team; see BoxActions."""
-        team_actions(self.owner, TeamSpaces(self.owner, spaces, self.shared))
-        return Algorithm.transition(self, spaces)
+        """A row, with what each member earned if it learns from that. Raises ValueError: no team; see BoxActions."""
+        team = TeamSpaces(self.owner, spaces, self.shared)
+        team_actions(self.owner, team)
+        spec = Algorithm.transition(self, spaces)
+        return spec if self.rewards == "sum" else replace(spec, extras={MEMBER_REWARDS: Field((team.count,))})
+
+    def source(self, chosen: ReplaySource) -> ReplaySource:
+        """The chosen one; with own rewards of one step, since the sampler sums no others than the team's."""
+        return chosen if self.rewards == "sum" else replace(chosen, n_step=1)
 
     def make_model(self, spaces: Spaces) -> "TeamActorCritic":  # type: ignore[override]
-        return TeamActorCritic(self, spaces)
+        return TeamActorCritic(self, spaces, TeamCritics if self.rewards == "sum" else MemberCritics)
 
     def chosen(self, model: Any, obs: Any, request: Request) -> Action:
         """Box actions as TD3's; Discrete ones drawn from each member's policy, or uniform ones of the allowed."""
@@ -146,13 +155,37 @@ class TeamPolicy(nn.Module):
 class TeamCritics(TwinCritics):
     """Two networks from what all members see and do to the team's value; actions of members that do not act are 0."""
 
-    def __init__(self, hyper: MATD3, policy: TeamPolicy) -> None:
-        super().__init__(hyper, policy.team.spaces, policy.actions.size)
+    def __init__(self, hyper: MATD3, policy: TeamPolicy, pairs: int = 1) -> None:
+        super().__init__(hyper, policy.team.spaces, policy.actions.size, pairs)
         self.team = policy.team
 
     def forward(self, obs: Any, action: torch.Tensor, count: int = 2) -> torch.Tensor:
-        of_members = action.reshape(len(action), self.team.count, -1) * self.team.alive(obs)[..., None]
-        return super().forward(obs, of_members.flatten(1), count)
+        return super().forward(obs, self.of_living(obs, action), count)
+
+    def of_living(self, obs: Any, action: torch.Tensor) -> torch.Tensor:
+        """Actions [..., B, size], 0 for members that do not act."""
+        of_members = action.reshape(*action.shape[:-1], self.team.count, -1)
+        return (of_members * self.team.alive(obs)[..., None]).flatten(-2)
+
+    def of_each(self, obs: Any, joint: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The values [members, B] by the first network, where for each member all do `joint` [B, size]."""
+        return torch.cat([self(obs, action, 1) for action in joint])
+
+
+class MemberCritics(TeamCritics):
+    """A pair of networks for each member, to the values of its own rewards."""
+
+    def __init__(self, hyper: MATD3, policy: TeamPolicy) -> None:
+        super().__init__(hyper, policy, policy.team.count)
+
+    def forward(self, obs: Any, action: torch.Tensor, count: int = 2) -> torch.Tensor:
+        """The values [count, members, B] of actions [B, size]."""
+        values = super().forward(obs, action, count * self.team.count)
+        return values.reshape(count, self.team.count, -1)
+
+    def of_each(self, obs: Any, joint: Sequence[torch.Tensor]) -> torch.Tensor:
+        action, seen = self.of_living(obs, torch.stack([*joint])), self.encoder(obs)
+        return self.through(torch.cat([seen.expand(len(joint), -1, -1), action], 2))
 
 
 class TeamActorCritic(nn.Module):
@@ -169,6 +202,18 @@ class TeamActorCritic(nn.Module):
 class MATD3Trainer(TD3Trainer):
     """TD3 whose policy gradient is that of each member's own action, beside what the others did."""
 
+    def update(self, batch: Any) -> Update:
+        """See TD3Trainer. With own rewards, those of members that act; a row's priority is the mean of all members'."""
+        if self.hyper.rewards == "sum":
+            return super().update(batch)
+        team, batch = self.policy.team, copy.copy(batch)
+        batch.reward = batch.extras[MEMBER_REWARDS].T
+        batch.discount = batch.discount * team.alive(batch.next_obs).T
+        batch.weight = batch.weight * (alive := team.alive(batch.obs).T)
+        update = super().update(batch)
+        assert update.priority is not None
+        return replace(update, priority=(update.priority * alive).mean(0))
+
     def own_actions(self, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """All members' actions [B, size], and the values [members, B] where one of them acts anew.
 
@@ -178,12 +223,12 @@ class MATD3Trainer(TD3Trainer):
         action = self.policy.drawn(faster(self.policy)(batch.obs), self.generator)
         taken = self.policy.actions.encode(batch.action)
         own, others = (each.reshape(len(each), self.policy.team.count, -1) for each in (action, taken))
-        values = []
+        each = []
         for member in range(self.policy.team.count):
             joint = others.clone()
             joint[:, member] = own[:, member]
-            values.append(faster(self.critics)(batch.obs, joint.flatten(1), count=1))
-        return action, torch.cat(values)
+            each.append(joint.flatten(1))
+        return action, faster(self.critics).of_each(batch.obs, each)
 
     def smoothed(self, obs: Any) -> torch.Tensor:
         """See TD3Trainer; of Discrete actions those drawn from the target policy."""

@@ -7,9 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..checks import brief
-from ..interfaces import Outcome, Turn
+from ..interfaces import MEMBER_REWARDS, Outcome, Turn
 from ..observations import Values, by_name, in_form, rows_at
-from ..spaces import MASK
+from ..spaces import ALIVE, MASK
 from ..spec import as_field
 from .agent_view import AgentView, Result, as_reward, failed, label_of, numbers
 
@@ -26,6 +26,7 @@ class AgentBuffer:
         self.view = view
         self._everywhere = np.arange(copies)
         self._parts = [(part, part.name, part.field, part.field.numpy, part.field.shape) for part in view.spaces.parts]
+        self._is_team = any(part.keys[-1:] == (ALIVE,) for part in view.spaces.parts)
         fields = by_name(view.spaces.obs)
         self._seen, self._final = ({name: field.zeros(copies) for name, field in fields.items()} for _ in range(2))
         self.begin()
@@ -35,6 +36,7 @@ class AgentBuffer:
         self._pending = [False] * copies  # an action whose outcome has not come
         self._begins = [True] * copies
         self._results: list[tuple[int, float, bool, bool]] = []  # copy, reward, terminated, truncated
+        self._member_rewards: list[Any] = []  # of the results
         self._infos: list[tuple[int, Mapping[str, float]]] = []  # of ended episodes
         self._asked: list[int] = []
         self._tags: dict[int, Any] = {}
@@ -55,6 +57,8 @@ class AgentBuffer:
         ended = terminated or truncated
         if self._pending[copy]:
             self._results.append((copy, self._number(copy, reward), terminated, truncated))
+            if self._is_team:
+                self._member_rewards.append(info.get(MEMBER_REWARDS))
             if ended:
                 self._put(self._final, copy, observation, info, final=True)
                 if of_info := numbers(info):
@@ -75,12 +79,13 @@ class AgentBuffer:
         """The results of this round, checked; None without any. Raises EnvironmentFailed."""
         results, self._results = self._results, []
         infos, self._infos = self._infos, []
+        of_members, self._member_rewards = self._member_rewards, []
         if not results:
             return None
         acted, *columns = zip(*results, strict=True)
         copies, (reward, terminated, truncated) = self._numbers_of(acted), map(np.array, columns)
         final_obs = self._rows(self._final, copies) if True in columns[1] or True in columns[2] else None
-        outcome = Outcome(self.view.agent, copies, reward, terminated, truncated, final_obs, infos)
+        outcome = Outcome(self.view.agent, copies, reward, terminated, truncated, final_obs, infos, of_members)
         self.view.check_outcome(outcome)
         return outcome
 

@@ -11,6 +11,7 @@ from gymnasium import spaces as gym
 from numpy.typing import NDArray
 
 from ..checks import brief
+from ..interfaces import MEMBER_REWARDS
 from ..observations import ALONE
 from ..spaces import ALIVE, MASK, MEMBERS
 from ..spec import Field, as_field
@@ -110,9 +111,9 @@ class Team:
 class TeamEnvironment:
     """A PettingZoo Parallel environment in which each of `teams` is one agent; see `Team`.
 
-    A team earns the sum of its members' rewards. Its episode ends with that of its last member: it is truncated if one
-    of the members that acted until then was, and otherwise terminated. An AEC environment whose agents could act at
-    once, by its metadata "is_parallelizable", is made parallel.
+    A team earns the sum of its members' rewards, which its info lists as "member_rewards". Its episode ends with that
+    of its last member: it is truncated if one of the members that acted until then was, and otherwise terminated. An
+    AEC environment whose agents could act at once, by its metadata "is_parallelizable", is made parallel.
 
     Raises: ValueError: the environment is of another kind, or its members' actions cannot be joined.
     """
@@ -162,12 +163,13 @@ class TeamEnvironment:
             cut = [member for member in team.members if ends and member in ended and not terminated.get(member)]
             if name not in self.agents and ended.isdisjoint(team.members):
                 continue  # it is not there, or left without an end
+            earned = [as_reward(rewards.get(member, 0.0)) for member in team.members]
             values = (
                 team.observation(observations, cut or live),
-                sum(as_reward(rewards.get(member, 0.0)) for member in team.members),
+                sum(earned),
                 ends and not cut,
                 bool(cut),
-                self._info(name, infos),
+                {**self._info(name, infos), MEMBER_REWARDS: earned},
             )
             for result, value in zip(of_agents, values, strict=True):
                 result[name] = value

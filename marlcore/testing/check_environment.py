@@ -254,7 +254,7 @@ class _Several:
         return events[:steps]
 
     def _outcome(self, outcome: Outcome) -> Event:
-        agent, copies, reward, terminated, truncated, final_obs, _ = outcome
+        agent, copies, reward, terminated, truncated, final_obs, *_ = outcome
         label = f"outcome of {agent}"
         self._check_copies(label, agent, copies)
         arrays = {"reward": (reward, "f"), "terminated": (terminated, "b"), "truncated": (truncated, "b")}

@@ -15,7 +15,7 @@ from ..envs import factory, vectorize
 from ..envs.copies import Copies
 from ..envs.joint import JointObservations
 from ..envs.team import Teams
-from ..interfaces import QueueSource, ReplaySource, VectorEnvironment
+from ..interfaces import OF_OUTCOMES, QueueSource, ReplaySource, VectorEnvironment
 from ..memory import SegmentHandle
 from ..notices import say, shown_with
 from ..processes import check_picklable
@@ -218,10 +218,10 @@ def _check_script(policies: tuple[AssignedPolicy, ...], script: str) -> None:
     """Raises ValueError, TypeError: it is no script, or rows of a policy hold what only its algorithm tells."""
     for policy in policies:
         ScriptedPlayer(SCRIPT, resolve(SCRIPT, script), policy.spaces, 1)
-        if extras := policy.algorithm.transition(policy.spaces).extras:
+        if extras := policy.algorithm.transition(policy.spaces).extras.keys() - {*OF_OUTCOMES}:
             raise ValueError(
                 f"{SCRIPT}: expected None, since rows of {type(policy.algorithm).__name__}, the algorithm of "
-                f"{policy.name!r}, hold its {', '.join(extras)}, got {script!r}"
+                f"{policy.name!r}, hold its {', '.join(sorted(extras))}, got {script!r}"
             )
 
 

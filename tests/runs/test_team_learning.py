@@ -1,11 +1,13 @@
 """Algorithms of teams learn by the reward of both agents what each must do by its own cue."""
 
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from matching import STEPS, Matching
+from matching import CUES, STEPS, Matching
 
 import marlcore as mc
 
@@ -46,3 +48,17 @@ def test_choices_of_both_agents_are_right(algorithm: Any, steps: int, tmp_path: 
 def test_moves_of_both_agents_are_near(algorithm: Any, steps: int, tmp_path: Path) -> None:
     """Squared distances of 0.1 a step in all, where random moves are 1.2 off, and resting is 0.65."""
     assert returned(partial(Matching, moves=True), algorithm, steps, tmp_path / "run") >= -0.1 * STEPS
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize("rewards", ["own", "sum"])
+def test_opponents_learn_by_their_own_rewards_alone(rewards: str, tmp_path: Path) -> None:
+    """What one wins the other loses, so that the sum, the control, tells nothing of what is right."""
+    algorithm = mc.MATD3(learning_rate=2e-3, reward_scale=1.0, rewards=rewards)
+    returned(partial(Matching, opposed=True), algorithm, 2_500, tmp_path / "run")
+    policy, right = mc.load_policy(tmp_path / "run", "team"), 0
+    for cues in product(range(CUES), repeat=2):
+        obs = {"members": np.eye(CUES, dtype=np.float32)[[*cues]], "alive": np.ones(2, np.int8)}
+        right += tuple(policy.act(obs)) == cues
+    assert right == CUES**2 if rewards == "own" else right < CUES

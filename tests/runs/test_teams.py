@@ -6,12 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from crowd import Crowd
 from refused import check_refused
 from two_step_game import train
 from whole_runs import LONG, MODES, Runs, checkpoint, values_of
 
 import marlcore as mc
+from marlcore.algos.matd3 import MATD3Trainer
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
@@ -23,6 +25,8 @@ ALGORITHMS = {
     "blue": mc.VDN(hidden=(8,), shared=False),
     "agent_4": mc.DQN(hidden=(8, 8)),
 }
+PAIRS = {"agent_0": "left", "agent_1": "left", "agent_2": "right", "agent_3": "right"}
+PLAY = {"pool": 3, "admit_updates": 8}
 OBS = {"members": np.zeros((2, 1), np.float32), "alive": np.ones(2, np.int8)}
 runs = Runs(total_steps=600, learner={"n_step": 1, "batch_size": 8}, teams=TEAMS)
 
@@ -77,13 +81,31 @@ def test_an_algorithm_of_agents_trains_a_team_as_one(tmp_path: Path) -> None:
     ).shape == (4,)
 
 
+class Auditor(MATD3Trainer):
+    def update(self, batch: Any) -> mc.Update:
+        assert torch.equal(batch.extras["member_rewards"].sum(1), batch.reward)
+        return super().update(batch)
+
+
+class Audited(mc.MATD3):
+    def make_trainer(self, model: Any) -> MATD3Trainer:
+        return Auditor(self, model, source=model)
+
+
+@pytest.mark.long
+def test_batches_hold_what_each_member_earned(tmp_path: Path) -> None:
+    """In self-play, and with saved rows in a run that goes on; the learner's process would fail otherwise."""
+    changes: Any = {"mode": "async", "replay": {"save": True}, "teams": PAIRS, "self_play": PLAY}
+    train = partial(runs.train, tmp_path, FOUR, Audited(hidden=(8,), rewards="own"), **changes)
+    assert 0 < train(total_steps=600).updates["main"] < train(total_steps=800, resume=True).updates["main"]
+    assert max(values_of(tmp_path / "run", "pool_size")) > 0
+
+
 @pytest.mark.parametrize(
     "algorithm", [mc.VDN(hidden=(8,)), pytest.param(mc.QMIX(hidden=(8,)), marks=LONG)], ids=["vdn", "qmix"]
 )
 def test_two_teams_play_themselves_with_one_policy(tmp_path: Path, algorithm: Any) -> None:
-    teams = {"agent_0": "left", "agent_1": "left", "agent_2": "right", "agent_3": "right"}
-    play = {"pool": 3, "admit_updates": 8}
-    result = runs.train(tmp_path, FOUR, algorithm, teams=teams, self_play=play)
+    result = runs.train(tmp_path, FOUR, algorithm, teams=PAIRS, self_play=PLAY)
     assert result.updates.keys() == {"main"} and result.updates["main"] > 20
     assert max(values_of(result.run_dir, "pool_size")) == 3
     first = mc.load_policy(result.run_dir, "main", "opponent-1")
@@ -92,7 +114,7 @@ def test_two_teams_play_themselves_with_one_policy(tmp_path: Path, algorithm: An
         assert played.mean.keys() == {"left", "right"}
 
 
-def test_runs_without_teams_are_refused_in_one_line(tmp_path: Path) -> None:
+def test_runs_that_do_not_fit_teams_are_refused_in_one_line(tmp_path: Path) -> None:
     check_refused(
         lambda: runs.train(tmp_path, FOUR, "qmix", teams={"agent_0": "a"}),
         ValueError,
@@ -100,4 +122,7 @@ def test_runs_without_teams_are_refused_in_one_line(tmp_path: Path) -> None:
     )
     says = "teams: expected an environment of PettingZoo whose agents act at once"
     check_refused(lambda: runs.train(tmp_path, "gymnasium:CartPole-v1", "vdn", teams=None), ValueError, says)
+    for label, value in {"n_step": 2, "reward_norm": "running"}.items():
+        train = partial(runs.train, tmp_path, FOUR, mc.MATD3(rewards="own"), teams=None, learner={label: value})
+        check_refused(train, ValueError, f"learner.{label}: expected the default")
     assert not (tmp_path / "run").exists()

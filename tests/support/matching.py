@@ -12,14 +12,15 @@ STEPS = 5  # of an episode
 class Matching:
     """A PettingZoo Parallel environment; the team earns 1 where both choose their own cue's number.
 
-    With `moves`, an agent moves in [-1, 1], and the team earns minus the squared distances from the cues' places.
+    With `moves`, an agent moves in [-1, 1], and the team earns minus the squared distances from the cues' places. With
+    `opposed`, an agent earns 1 for its own right choice and loses 1 for the other's, so that their sum is always 0.
     """
 
     possible_agents = ("a", "b")
 
-    def __init__(self, moves: bool = False) -> None:
+    def __init__(self, moves: bool = False, opposed: bool = False) -> None:
         self.agents: list[str] = []
-        self._moves = moves
+        self._moves, self._opposed = moves, opposed
         self._rng = np.random.default_rng(0)
 
     def observation_space(self, agent: str) -> spaces.Space:
@@ -38,13 +39,15 @@ class Matching:
         acted = self.agents
         if self._moves:
             off = [float(actions[agent][0]) - (self._cues[agent] - 1) * 0.7 for agent in acted]
-            reward = -sum(distance**2 for distance in off)
+            earned = -sum(distance**2 for distance in off), 0.0
         else:
-            reward = float(all(actions[agent] == self._cues[agent] for agent in acted))
+            first, second = (actions[agent] == self._cues[agent] for agent in acted)
+            lead = float(first) - float(second)
+            earned = (lead, -lead) if self._opposed else (float(first and second), 0.0)
         self._step += 1
         ends = self._step == STEPS
         self.agents = [] if ends else acted
-        rewards = dict(zip(acted, (reward, 0.0), strict=True))
+        rewards = dict(zip(acted, earned, strict=True))
         never, ended = dict.fromkeys(acted, False), dict.fromkeys(acted, ends)
         return self._observed(), rewards, never, ended, {agent: {} for agent in acted}
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...checks import did_you_mean
-from ...interfaces import Algorithm, QueueSource, ReplaySource
+from ...interfaces import MEMBER_REWARDS, Algorithm, QueueSource, ReplaySource
 from ...processes import encoded_name
 from ...spaces import Spaces
 from .config import ActorConfig, Config, ExplorationConfig, LearnerConfig, ReplayConfig
@@ -180,6 +180,8 @@ def check_applied(policies: tuple[AssignedPolicy, ...], config: Config) -> None:
     """Raises ValueError: a replay has too few rows, or a setting that applies to no policy differs from its default."""
     for policy in policies:
         learner = config.learner_of(policy.name)
+        if MEMBER_REWARDS in policy.algorithm.transition(policy.spaces).extras:
+            _check("learner.", ("reward_norm",), learner, LearnerConfig(), policy, "learns from each member's reward")
         if isinstance(policy.source, QueueSource):
             _check("learner.", OF_LEARNER, learner, LearnerConfig(), policy)
             continue

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ...checks import check_finite
 from ...errors import EnvironmentFailed
-from ...interfaces import PRIORITY, RETURN, Action, Outcome, Turn
+from ...interfaces import MEMBER_REWARDS, OF_OUTCOMES, PRIORITY, RETURN, Action, Outcome, Turn
 from ...observations import each, put_rows, rows_at
 from ...spec import TransitionSpec, rows_of
 from ...transitions import VectorWriter
@@ -60,7 +60,7 @@ class Seat:
         self._obs = each(lambda field: field.zeros(copies), spec.obs)
         self._action = spec.action.zeros(copies)
         self._extras = {name: field.zeros(copies) for name, field in spec.extras.items()}
-        self._of_algorithm = {name: field for name, field in spec.extras.items() if name != RETURN}
+        self._of_algorithm = {name: field for name, field in spec.extras.items() if name not in OF_OUTCOMES}
         self._discounted = np.zeros(copies)
         self._versions = np.zeros(copies, np.int64)  # of the weights that chose the actions
         self._version: int | None = 0  # that of all copies, if they are known to be one
@@ -90,6 +90,8 @@ class Seat:
         if RETURN in self._extras:
             self._discounted[at] = self._discounted[at] * self.gamma + outcome.reward
             self._extras[RETURN][at] = self._discounted[at]
+        if MEMBER_REWARDS in self._extras:
+            self._extras[MEMBER_REWARDS][at] = self._rewards_of_members(outcome)
         ends = outcome.terminated | outcome.truncated
         some_ended = bool(ends.any())
         if self.first_priority is None:
@@ -103,6 +105,13 @@ class Seat:
             return None
         ended = outcome.copies[ends]
         return Ended(self.agent, ended, self.returns[ended], self._lengths[ended], outcome.infos)
+
+    def _rewards_of_members(self, outcome: Outcome) -> NDArray[np.float32]:
+        field, rewards = self.spec.extras[MEMBER_REWARDS], outcome.member_rewards
+        try:
+            return rows_of(MEMBER_REWARDS, field, rewards, len(outcome.copies))
+        except (ValueError, TypeError) as error:
+            raise EnvironmentFailed(f"{self.agent}: {error}") from error
 
     def begin(self, copies: NDArray[np.int64]) -> int:
         """Begins an episode in these copies; returns how many actions are lost, since their outcomes never came."""

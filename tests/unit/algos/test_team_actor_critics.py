@@ -81,10 +81,10 @@ def test_targets_are_of_what_all_members_would_do(kind, action, monkeypatch):
 
 
 @pytest.mark.parametrize("action", [None, BOX], ids=["discrete", "box"])
-@pytest.mark.parametrize("shared", [True, False])
-def test_a_dead_member_changes_no_value_and_gets_no_gradient(action, shared):
+@pytest.mark.parametrize("own", [{"shared": True}, {"shared": False}, {"rewards": "own"}], ids=str)
+def test_a_dead_member_changes_no_value_and_gets_no_gradient(action, own):
     spaces = spaces_of(action)
-    model, trainer = made_trainer(mc.MATD3(**SMALL, shared=shared), spaces)
+    model, trainer = made_trainer(mc.MATD3(**SMALL, **own), spaces)
     batch = batch_of(spaces, dead=[1])
     values = model.critics(batch.obs, model.acting.actions.encode(batch.action))
     batch.action[:, 1] = 0
@@ -100,10 +100,49 @@ def test_a_dead_member_changes_no_value_and_gets_no_gradient(action, shared):
     assert any(gradient is not None and gradient.any() for gradient in kept)
 
 
-def test_each_members_gradient_is_of_its_own_action():
+@pytest.mark.parametrize("kind", [mc.MATD3, mc.MADDPG])
+@pytest.mark.parametrize("action", [None, BOX], ids=["discrete", "box"])
+def test_own_rewards_teach_each_member_by_its_own_critics(kind, action, monkeypatch):
+    """Against NumPy. Member 1 is dead, and member 2 dies in the first rows: then it has no later value."""
+    spaces = spaces_of(action)
+    model, trainer = made_trainer(kind(**SMALL, target_noise=0.0, rewards="own"), spaces)
+    batch, rng = batch_of(spaces, dead=[1]), np.random.default_rng(0)
+    batch.next_obs[ALIVE][:12, 2] = 0
+    batch.extras = {"member_rewards": torch.from_numpy(rng.normal(size=(24, COUNT)).astype(np.float32))}
+    future, actions = trainer.target.acting(batch.next_obs).detach(), model.acting.actions
+    acted = actions.encode(batch.action)
+    if action is None:  # the mode in place of a draw
+        future = actions.encode(actions.decoded(future))
+        monkeypatch.setattr(trainer.target.acting, "drawn", lambda *_: future)
+
+    def values(critics, obs, action):
+        joint = action.view(24, COUNT, -1) * obs[ALIVE][..., None]
+        x = torch.cat([obs[ALIVE], obs[MEMBERS].flatten(1), joint.flatten(1)], 1).numpy()
+        *inner, last = [(layer.weight.detach().numpy(), layer.bias.detach().numpy()) for layer in critics.layers]
+        for weight, bias in inner:
+            x = np.maximum(x @ weight + bias, 0)
+        return (x @ last[0] + last[1]).reshape(2, COUNT, 24)
+
+    chosen, climbed = (each.detach() for each in trainer.own_actions(batch))
+    for member in range(COUNT):
+        joint = torch.where(torch.arange(actions.size) // (actions.size // COUNT) == member, chosen, acted)
+        np.testing.assert_allclose(climbed[member], values(model.critics, batch.obs, joint)[0, member], atol=1e-5)
+    later = values(trainer.target.critics, batch.next_obs, future)
+    later = later[0] if kind is mc.MADDPG else later.min(0)
+    later *= (batch.next_obs[ALIVE] * batch.discount[:, None]).numpy().T
+    target = 0.5 * batch.extras["member_rewards"].numpy().T + later
+    error = (target - values(model.critics, batch.obs, acted)) * batch.obs[ALIVE].numpy().T
+    update = trainer.update(batch)
+    loss = (batch.weight.numpy() * error**2).mean(2).sum()
+    assert update.metrics["loss"].item() == pytest.approx(loss, rel=1e-4)
+    np.testing.assert_allclose(update.priority, abs(error).mean((0, 1)), rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("rewards", ["sum", "own"])
+def test_each_members_gradient_is_of_its_own_action(rewards):
     """The others' actions are those of the rows, so that one member's action changes one row of values."""
     spaces = spaces_of(BOX)
-    model, trainer = made_trainer(mc.MATD3(**SMALL, shared=False), spaces)
+    model, trainer = made_trainer(mc.MATD3(**SMALL, shared=False, rewards=rewards), spaces)
     batch = batch_of(spaces)
     _, values = trainer.own_actions(batch)
     for member in range(COUNT):

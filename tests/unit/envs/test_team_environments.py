@@ -189,17 +189,19 @@ def test_a_runs_rows_are_what_the_environment_told():
     """Two copies of `Relay`, whose actions begin at -1, by the vector environment that actors use."""
     vector = vectorize(Teams(Relay, {"team": ("a", "b", "c")}), 2)
     vector.reset(0)
-    earned = np.zeros(2)
+    earned, by_member = np.zeros(2), np.zeros((2, 3))
     for step in range(10):
         outcomes, (turn,) = vector.observe()
         for outcome in outcomes:
             earned += outcome.reward
+            by_member += outcome.member_rewards
             ends = step == 5
             assert outcome.truncated.tolist() == [ends] * 2 and not outcome.terminated.any()
             assert not ends or outcome.final_obs["alive"].tolist() == [[0, 1, 1]] * 2
         assert turn.begins.all() == (step in (0, 5))
         vector.act(turn, np.array([[2, 2, 2]] * 2))
     assert earned.tolist() == [2 + 2 + 3 + 2 + 2 + 2 + 2 + 3 + 2] * 2 and vector.episodes == 2
+    assert by_member.tolist() == [[3 + 3, 5 + 4, 3 + 2]] * 2
     vector.close()
 
 
