@@ -1,7 +1,7 @@
 """Kuhn poker by policy-space response oracles: DQN learns best responses, whose mixture is hard to exploit.
 
     pip install "marlcore[envs,games]"
-    python examples/kuhn_poker.py [ITERATIONS] [STEPS] [SEED]
+    python examples/kuhn_poker.py [ITERATIONS] [STEPS] [SEED] [POPULATIONS]
 
 Two players ante 1 and get one of three cards each. In turn they check or bet 1; against a bet they fold or call. The
 higher card wins the pot (Kuhn 1950). The program prints the exploitability of the mixture; uniform play has 0.458.
@@ -58,9 +58,8 @@ class Kuhn(NamedTuple):
 
     def seen(self, player: int) -> Any:
         """What a network sees: the player's card, and each move so far as one of two."""
-        obs = np.zeros(9, np.float32)
-        obs[[self.cards[player], *(3 + 2 * i + move for i, move in enumerate(self.moves))]] = 1
-        return obs
+        ones = self.cards[player], *(3 + 2 * i + move for i, move in enumerate(self.moves))
+        return np.isin(np.arange(9), ones).astype(np.float32)
 
 
 class KuhnPoker(AECEnv):
@@ -97,11 +96,12 @@ def strategy(policy: mc.LoadedPolicy, state: Kuhn) -> dict[int, float]:
     return {int(policy.act(state.seen(state.current_player()))): 1.0}
 
 
-def main(iterations: int = 10, steps: int = 12_000, seed: int = 0) -> mc.PSROResult:
+def main(iterations: int = 10, steps: int = 12_000, seed: int = 0, populations: int = 1) -> mc.PSROResult:
     config = mc.Config(
         total_steps=steps,
         seed=seed,
         mode="serial",
+        policies={"player_0": "first", "player_1": "second"} if populations == 2 else None,
         updates_per_step=0.1,
         actor=mc.ActorConfig(envs=64),
         learner=mc.LearnerConfig(batch_size=256, warmup=min(1_000, steps // 2), n_step=1),
@@ -109,8 +109,9 @@ def main(iterations: int = 10, steps: int = 12_000, seed: int = 0) -> mc.PSRORes
     )
     dqn = mc.DQN(hidden=(64, 64), learning_rate=f"linear(3e-3, 1e-4, {steps})", reward_scale=0.25)
     result = mc.psro(KuhnPoker, dqn, config, iterations=iterations, min_gain=None, progress=False)
-    strategies = [partial(strategy, policy) for policy in result.policies]
-    print(f"exploitability {mc.exploitability(Kuhn(), strategies, result.mixture):.3f}")
+    seats = result.populations[0], result.populations[-1]
+    strategies = [[partial(strategy, policy) for policy in seat.policies] for seat in seats]
+    print(f"exploitability {mc.exploitability(Kuhn(), strategies, [seat.mixture for seat in seats]):.3f}")
     return result
 
 

@@ -70,7 +70,7 @@ class RunInput:
             if data is not None and isinstance(env_fn, Spaces):
                 make_env, policies = _assigned_to_data(env_fn, algorithm, config)
             else:
-                make_env, policies, config = _assigned(factory(env_fn), algorithm, config)
+                make_env, policies, config = assigned(factory(env_fn), algorithm, config)
             for texts in dict.fromkeys(policy.spaces.texts for policy in policies):
                 if texts:
                     left_out = ", ".join(texts)
@@ -133,7 +133,7 @@ def check_same_run(run_dir: str | None, resume: str | Path) -> None:
         raise ValueError(f"run_dir: expected None or that of the run that continues, {str(resume)!r}, got {run_dir!r}")
 
 
-def _assigned(
+def assigned(
     make_env: Callable[[], Any], algorithm: Algorithms, config: Config
 ) -> tuple[Callable[[], Any], tuple[AssignedPolicy, ...], Config]:
     """The policies; the environment as they observe it, and the settings with what follows from it."""

@@ -5,19 +5,22 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
-from crowd import Contest
+from crowd import Contest, RockPaperScissors
 from kuhn_poker import KuhnPoker
 from refused import Refused, refusals, refused
 from whole_runs import LONG, SMALL, changed
 
 import marlcore as mc
-from marlcore.training.oracles.result import add_policy, read_result, write_result
+from marlcore.training.oracles.against import Against
+from marlcore.training.oracles.result import Population, add_policies, read_into, write_result
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
@@ -42,6 +45,78 @@ def respond(folder: Path, iterations: int = 3, **options: Any) -> mc.PSROResult:
 def moves(result: mc.PSROResult) -> np.ndarray:
     """The mixture of rock, paper and scissors."""
     return np.bincount([policy.act(UNSEEN) for policy in result.policies], result.mixture, 3)
+
+
+class Pennies(RockPaperScissors):
+    """Matching pennies with unequal stakes, whose second player has a third move that only costs."""
+
+    payoffs = np.array([[3.0, -1, 2], [-1, 1, 2]])
+    equilibrium = (np.array([1, 2]) / 3, np.array([1, 2, 0]) / 3)
+
+    def action_space(self, agent: str) -> gymnasium.Space[Any]:
+        return gymnasium.spaces.Discrete(2 if agent == "row" else 3)
+
+    def step(self, actions: dict[str, int]) -> Any:
+        looked, _, *rest = super().step(actions)
+        paid = float(self.payoffs[actions["row"], actions["column"]])
+        return looked, {"row": paid, "column": -paid}, *rest
+
+
+def pennies(folder: Path, iterations: int = 6, **options: Any) -> mc.PSROResult:
+    options = {"games": 8, "min_gain": 0.01, "progress": False, **options}
+    dqn, config = replace(DQN, reward_scale=0.25), settings(folder, total_steps=200)
+    return mc.psro(Pennies, dqn, config, iterations=iterations, **options)
+
+
+def strategies(result: mc.PSROResult) -> list[np.ndarray]:
+    """The mixtures of moves of both players."""
+    pairs = zip(result.populations, Pennies.payoffs.shape, strict=True)
+    return [np.bincount(moves_of(one), one.mixture, moves) for one, moves in pairs]
+
+
+def moves_of(population: Any) -> list[int]:
+    return [policy.act(np.zeros(1, np.float32)) for policy in population.policies]
+
+
+@LONG
+def test_two_populations_reach_the_equilibrium(tmp_path: Path) -> None:
+    """It ends when neither finds a better response, goes on from its files, and its mixtures earn the game's value."""
+    first = pennies(tmp_path, iterations=1)
+    result = pennies(tmp_path, resume=tmp_path)
+    opponent = result.opponent
+    assert opponent is not None
+    np.testing.assert_equal(first.gains, result.gains[:1])
+    for found, expected in zip(strategies(result), Pennies.equilibrium, strict=True):
+        np.testing.assert_allclose(found, expected, atol=1e-6)
+    gains = np.maximum(np.array(result.gains), np.array(opponent.gains))[:, 0]
+    assert (gains[:-1] >= 0.01).all() and abs(gains[-1]) < 1e-6
+    np.testing.assert_array_equal(result.payoffs, Pennies.payoffs[np.ix_(moves_of(result), moves_of(opponent))])
+    players = {"row": result.player(seed=1), "column": opponent.player(seed=2)}
+    assert mc.evaluate(tmp_path, 400, policies=players).mean["row"] == pytest.approx(1 / 3, abs=0.25)
+
+
+@LONG
+def test_two_uniform_populations_are_exploited(tmp_path: Path) -> None:
+    """The control, with the same responses; the games that continue are of another number of populations."""
+    row, column = strategies(pennies(tmp_path, 2, meta_solver="uniform", min_gain=None))
+    assert (Pennies.payoffs @ column).max() - (row @ Pennies.payoffs).min() > 0.5
+    with refused(ValueError, "resume: expected a psro of 1 populations, got one of 2"):
+        psro(folder=str(tmp_path), resume=tmp_path)
+
+
+def test_an_agent_meets_the_other_population_by_its_shares(tmp_path: Path) -> None:
+    result = pennies(tmp_path, 1, meta_solver="uniform", min_gain=None)
+    untrained, trained = moves_of(result.opponent)
+    shares = {(tmp_path, "column", "policy-0"): 0.25, (tmp_path, "column", "policy-1"): 0.75}
+    env = Against(Pennies, 8, "row", shares)
+    env.reset(0)
+    rewards: list[float] = []
+    for _ in range(60):
+        outcomes, (turn,) = env.observe()
+        env.act(turn, np.zeros(8, np.int64))
+        rewards += [reward for outcome in outcomes for reward in outcome.reward.tolist()]
+    assert {*rewards} == {Pennies.payoffs[0, untrained], Pennies.payoffs[0, trained]}
+    assert 0.65 < rewards.count(Pennies.payoffs[0, trained]) / len(rewards) < 0.85
 
 
 def gain_of_best_move(mixture: np.ndarray) -> float:
@@ -120,17 +195,26 @@ def test_another_meta_solver_mixes_what_is_there(tmp_path: Path) -> None:
 
 
 def test_a_result_is_whole_again_when_it_is_read(tmp_path: Path) -> None:
-    result = mc.PSROResult(tmp_path)
-    write_result(result, "nash")
-    add_policy(read_result(tmp_path), np.array([0.5]), np.array([np.nan]))
-    add_policy(result, np.array([0.5]), np.array([np.nan]))
-    result.mixture = np.array([0.25, 0.75])
-    add_policy(result, np.array([1.0, -1.0]), np.array([0.4, 0.3]))
-    gain, half = result.gains[1]
-    assert gain == -0.5 and half == pytest.approx(np.hypot(0.25 * 0.4, 0.75 * 0.3))
-    assert result.payoffs.tolist() == [[0, -0.5, -1], [0.5, 0, 1], [1, -1, 0]]
-    write_result(result, "nash")
-    np.testing.assert_equal(vars(read_result(tmp_path)), vars(result))
+    """Also of two populations, whose gains are over their own mixtures."""
+    payoffs = np.array([[0, -0.5, -1], [0.5, 0, 1], [1, -1, 0]])
+    halves = np.array([[0, np.nan, 0.4], [np.nan, 0, 0.3], [0.4, 0.3, 0]])
+    for opponent in (None, Population()):
+        result = mc.PSROResult(run_dir=tmp_path, opponent=opponent)
+        add_policies(result, payoffs[:2, :2], halves[:2, :2])
+        result.mixture = np.array([0.25, 0.75])
+        if opponent is not None:
+            opponent.mixture = np.array([1.0, 0.0])
+        add_policies(result, payoffs, halves)
+        gain, half = result.gains[1]
+        if opponent is None:
+            assert gain == -0.5 and half == pytest.approx(np.hypot(0.25 * 0.4, 0.75 * 0.3))
+        else:
+            assert gain == 1 - 0.75 * 0.5 and np.isnan(half)
+            assert opponent.gains[1] == (0.25 - 0.75 + 0.75 * 0.5, pytest.approx(np.nan, nan_ok=True))
+        write_result(result, "nash")
+        again = mc.PSROResult(run_dir=tmp_path, opponent=opponent and Population())
+        read_into(again)
+        np.testing.assert_equal(asdict(again), asdict(result))
 
 
 def test_an_interval_covers_a_known_mean(tmp_path: Path) -> None:
@@ -175,10 +259,13 @@ test_bad_input_is_refused = refusals(REFUSED)
 
 def test_a_refused_psro_leaves_nothing(tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "new"
-    with refused(ValueError, "self_play: expected an environment of two or more agents, got ['agent_0']"):
+    with refused(ValueError, "env_fn: expected a game of two agents, got ['agent_0']"):
         psro("gymnasium:CartPole-v1", str(folder))
     with refused(ValueError, "env_fn: expected a game of two agents, got ['agent_0', 'agent_1', 'agent_2']"):
         psro(partial(Contest, 3), str(folder))
+    config = mc.Config(run_dir=str(folder), policies=str)
+    with refused(ValueError, "algorithm: expected one without teams or joint critics, of two populations, got MAPPO"):
+        mc.psro(RockPaperScissors, "mappo", config, iterations=1, progress=False)
     assert not folder.exists()
     (tmp_path / "file").touch()
     with refused(ValueError, f"run_dir: expected a new or empty directory, got {str(tmp_path)!r}, which holds files"):

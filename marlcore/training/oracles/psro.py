@@ -1,7 +1,8 @@
 """Policy-space response oracles (Lanctot et al. 2017, arXiv:1711.00832): training runs as the oracles.
 
-Each iteration is a run of self-play whose opponents are the earlier policies, as anchors with the mixture's shares. Its
-checkpoint joins them, and games against all of them fill the table of payoffs.
+Of one population, each iteration is a run of self-play whose opponents are the earlier policies, as anchors with the
+mixture's shares. Of two, it is a run for each agent, against the other one's mixture. Checkpoints of the runs join the
+populations, and games fill the table of payoffs.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import math
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +19,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...checks import absolute, check_whole, is_number
+from ...envs import factory
 from ...notices import say, shown_with
 from ..config import Config, EvaluationConfig, SelfPlayConfig
 from ..doors import train
-from ..evaluation import LoadedPolicy, evaluate, load_policy
+from ..evaluation import LoadedPolicy, evaluate, load_policy, save_policies
+from ..loops import build_model
 from ..record import checkpoint_path, is_address, load_checkpoint, save_checkpoint
 from ..request import Algorithms, Request
-from ..run_input import RunInput
+from ..run_input import RunInput, assigned
+from ..self_play import POLICY
 from ..several import folder_of, held
+from .against import Against, Saved
 from .meta_solvers import MetaSolver, mixture_by, solver_of
-from .result import PSROResult, add_policy, plot_result, read_result, write_result
+from .result import Population, PSROResult, add_policies, plot_result, read_into, write_result
 
 _LEAST_SHARE = 1e-6  # of a policy that is played against; solvers leave rounding errors
 _NEVER = 2**62  # updates
@@ -47,24 +53,26 @@ def psro(
     progress: bool = True,
     resume: str | Path | None = None,
 ) -> PSROResult:
-    """Policy-space response oracles: a mixture of policies that is hard to exploit, in a zero-sum game of two agents.
+    """Policy-space response oracles: mixtures of policies that are hard to exploit, in a zero-sum game of two agents.
 
     Each iteration trains a policy against the mixture of the earlier ones, plays it against each of them, and solves
-    the table of payoffs for a new mixture. The first opponent is untrained. A policy plays both sides, in turn, and
-    acts greedily once it is trained.
+    the table of payoffs for a new mixture. The first opponent is untrained. A policy acts greedily once it is trained.
+
+    Agents with equal spaces have one population, whose policies play both sides in turn, unless `config.policies` gives
+    each its own policy. Otherwise there are two populations, and each iteration trains a policy for each agent.
 
     Args:
-        env_fn: makes an environment of two agents with equal spaces, whose returns sum to 0; as for `train`.
+        env_fn: makes an environment of two agents, whose returns sum to 0; as for `train`.
         algorithm: of each policy; as for `train`.
-        config: the settings of each iteration's run, whose seed is `config.seed` plus its number. `run_dir` is the
-            directory of all of them, by default runs/<date and time>-psro. `self_play` and `evaluation` must be
-            the defaults.
-        iterations: policies to train, at most; with `resume` those before included.
+        config: the settings of each run, of which an iteration has one for each population; their seeds count from
+            `config.seed` on. `run_dir` is the directory of all of them, by default runs/<date and time>-psro.
+            `self_play` and `evaluation` must be the defaults.
+        iterations: policies of each population to train, at most; with `resume` those before included.
         meta_solver: "nash", by linear programming, `pip install "marlcore[games]"`; "replicator", the average of
-            replicator dynamics; "uniform"; or a function from payoffs, float64 [policies, policies], to a mixture,
-            [policies].
-        games: between a new policy and each earlier one, half of them on each side.
-        min_gain: ends when a new policy's mean return against the mixture is lower: it found no better response. None:
+            replicator dynamics; "uniform"; or a function from a population's payoffs, float64 [its policies, the
+            opponent's], to its mixture, [its policies].
+        games: between a new policy and each opponent; of one population, half of them on each side.
+        min_gain: ends when no new policy gains as much over the mixture before it: they are no better responses. None:
             after all iterations.
         progress: show each run's progress, and each iteration's result, on standard error.
         resume: the directory of a `psro` that ended or was killed, which continues after its last whole iteration.
@@ -87,26 +95,38 @@ def psro(
     oracles = Oracles(folder, env_fn, algorithm, config, games, progress)
     with shown_with(progress), held(folder, "psro"):
         result = oracles.begun(resume is not None)
-        result.mixture = mixture_by(solve, result.payoffs)  # perhaps by another solver than before
+        _mix(result, solve)  # perhaps by another solver than before
         write_result(result, name)
-        while len(result.gains) < iterations and not _is_over(result, min_gain):
-            add_policy(result, *oracles.respond(result.mixture))
-            result.mixture = mixture_by(solve, result.payoffs)
+        while len(result.payoffs) <= iterations and not _is_over(result, min_gain):
+            add_policies(result, *oracles.respond(result))
+            _mix(result, solve)
             write_result(result, name)
             plot_result(result, name)
-            gain, half = result.gains[-1]
-            say(f"psro: policy {len(result.gains)} gains {gain:.3g} (± {half:.2g}) against the mixture before it")
-        result.policies = [*map(oracles.policy, range(len(result.mixture)))]
+            for policy, population in zip(oracles.policies, result.populations, strict=True):
+                number, (gain, half) = len(population.gains), population.gains[-1]
+                say(f"psro: policy {number} of {policy.name} gains {gain:.3g} (± {half:.2g}) over the last mixture")
+        for place, population in enumerate(result.populations):
+            population.policies = [oracles.policy(place, number) for number in range(len(population.mixture))]
     return result
 
 
+def _mix(result: PSROResult, solve: MetaSolver) -> None:
+    """Solves the game for each population, as its row player."""
+    for population, payoffs in zip(result.populations, (result.payoffs, -result.payoffs.T), strict=False):
+        population.mixture = mixture_by(solve, payoffs)
+
+
 def _is_over(result: PSROResult, min_gain: float | None) -> bool:
-    return min_gain is not None and bool(result.gains) and result.gains[-1][0] < min_gain
+    gains = [population.gains[-1][0] for population in result.populations if population.gains]
+    return min_gain is not None and bool(gains) and max(gains) < min_gain
 
 
 @dataclass
 class Oracles:
-    """The runs of a `psro`, and the games between their policies. Policy 0 is the untrained one of the first run."""
+    """The runs of a `psro`, and the games between their policies. Policies 0 are untrained.
+
+    A place is that of a population: 0, or 1 where the second agent has its own.
+    """
 
     folder: Path
     env_fn: Callable[[], Any] | str
@@ -119,70 +139,102 @@ class Oracles:
         """What is known at the beginning. Raises ValueError, TypeError: the input is refused, or none can continue."""
         if not resumed and any(self.folder.iterdir()):
             raise ValueError(f"run_dir: expected a new or empty directory, got {str(self.folder)!r}, which holds files")
-        run_input = RunInput.checked(Request(self.env_fn, self.algorithm, self._configured(1, {})))
-        (policy,) = run_input.policies
-        self._name, self._agents = policy.name, policy.agents
+        self._make_env, policies, self._config = assigned(factory(self.env_fn), self.algorithm, self.config)
+        self._agents = tuple(agent for policy in policies for agent in policy.agents)
         if len(self._agents) != 2:
             raise ValueError(f"env_fn: expected a game of two agents, got {list(self._agents)}")
+        if self.config.policies is None and policies[0].spaces == policies[1].spaces:
+            policies = (replace(policies[0], name=POLICY, agents=self._agents),)
+        self.policies, self._shared = policies, len(policies) == 1
+        for algorithm in () if self._shared else [policy.algorithm for policy in policies]:
+            if any(getattr(algorithm, name, False) for name in ("wants_team", "wants_joint")):
+                got = type(algorithm).__name__
+                raise ValueError(
+                    f"algorithm: expected one without teams or joint critics, of two populations, got {got}"
+                )
+        runs = [self._run(place, 1, np.zeros(0)) for place in range(len(policies))]
+        for run in runs:
+            RunInput.checked(Request(*run))
+        result = PSROResult(run_dir=self.folder, opponent=None if self._shared else Population())
+        if resumed:
+            read_into(result)
+        for policy, (_, _, config) in zip(policies, runs, strict=True):
+            model, path = build_model(policy, config), checkpoint_path(self.folder, policy.name, "policy-0")
+            if resumed:
+                model.restore_checked(load_checkpoint(path), path, f"resume: expected one of {policy.name}'s network")
+            else:
+                path.parent.mkdir(exist_ok=True)
+                save_checkpoint(path, {**model.saved(), "updates": 0, "step": 0})
         if not resumed:
-            return PSROResult(self.folder)
-        try:
-            return read_result(self.folder)
-        except OSError as error:
-            raise ValueError(f"resume: expected the directory of a psro, got {str(self.folder)!r} ({error})") from None
+            save_policies(self.folder, self._make_env, policies, self._config)
+            if not self._shared:
+                result.payoffs[:], result.half_widths[:] = self._payoff(0, 0)
+        return result
 
-    def respond(self, mixture: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Trains a response to the mixture; its mean payoffs against each earlier policy, and their half widths."""
-        number = len(mixture)
-        anchors = {str(self._checkpoint(i)): float(share) for i, share in enumerate(mixture) if share > _LEAST_SHARE}
-        run_dir = self._run_dir(number)
-        shutil.rmtree(run_dir, ignore_errors=True)  # of a psro that was killed
-        # The only member of the first run's pool is the untrained policy.
-        config = self._configured(number, {} if number == 1 else anchors)
-        train(self.env_fn, self.algorithm, config, progress=self.progress)
-        state = load_checkpoint(checkpoint_path(run_dir, self._name))
-        save_checkpoint(self._checkpoint(number), {name: state[name] for name in state.keys() - {"trainer"}})
-        new = self.policy(number)
-        played = [self._payoff(number, i, new, self.policy(i)) for i in range(number)]
-        return np.array([mean for mean, _ in played]), np.array([half for _, half in played])
+    def respond(self, result: PSROResult) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Trains responses to the mixtures; the tables of payoffs and of half widths with them."""
+        number = len(result.payoffs)
+        shutil.rmtree(self._run_dir(number), ignore_errors=True)  # of a psro that was killed
+        for place, policy in enumerate(self.policies):
+            env_fn, algorithm, config = self._run(place, number, result.populations[place - 1].mixture)
+            train(env_fn, algorithm, config, progress=self.progress)
+            state = load_checkpoint(checkpoint_path(Path(str(config.run_dir)), policy.name))
+            kept = {name: state[name] for name in state.keys() - {"trainer"}}
+            save_checkpoint(checkpoint_path(*self._saved(place, number)), kept)
+        tables = np.zeros((2, number + 1, number + 1))
+        tables[:, :-1, :-1] = result.payoffs, result.half_widths
+        for other in range(number):
+            mean, half = tables[:, -1, other] = self._payoff(number, other)
+            tables[:, other, -1] = (-mean, half) if self._shared else self._payoff(other, number)
+        if not self._shared:
+            tables[:, -1, -1] = self._payoff(number, number)
+        return tables[0], tables[1]
 
-    def policy(self, number: int) -> LoadedPolicy:
-        return load_policy(self._run_dir(max(number, 1)), self._name, self._which(number))
+    def policy(self, place: int, number: int) -> LoadedPolicy:
+        return load_policy(*self._saved(place, number))
 
-    def _payoff(self, number: int, other: int, new: LoadedPolicy, old: LoadedPolicy) -> tuple[float, float]:
-        """The mean return of the new policy against the old one over both sides, and half its interval's width."""
+    def _payoff(self, row: int, column: int) -> tuple[float, float]:
+        """The mean return of policy `row` against policy `column`, and half its interval's width.
+
+        Of one population, it is that over both sides.
+        """
         means, variances = [], []
-        for side, agent in enumerate(self._agents):
-            seed = int(np.random.SeedSequence([self.config.seed, number, other, side]).generate_state(1)[0])
-            opponent = self._agents[1 - side]
-            games, players = (self.games + side) // 2, {agent: new, opponent: old}
+        policies, sides = (self.policy(0, row), self.policy(-1, column)), 2 if self._shared else 1
+        for side in range(sides):
+            agent, opponent = self._agents[side], self._agents[1 - side]
+            seed = int(np.random.SeedSequence([self.config.seed, row, column, side]).generate_state(1)[0])
+            games, players = (self.games + side) // sides, dict(zip((agent, opponent), policies, strict=True))
             copies = min(games, _MOST_COPIES)
-            outcome = evaluate(
-                self._run_dir(number), games, envs=copies, seed=seed, policies=players, env_fn=self.env_fn
-            )
+            outcome = evaluate(self.folder, games, envs=copies, seed=seed, policies=players, env_fn=self.env_fn)
             sums = sum(outcome.returns.values())
             if not np.allclose(sums, 0.0, atol=_ZERO):
                 raise ValueError(f"env_fn: expected a game whose returns sum to 0, got {np.ravel(sums)[0]:g}")
             means.append(outcome.mean[agent])
             variances.append(outcome.std[agent] ** 2 / games)  # NaN if all are copies of one game
-        return sum(means) / 2, _NORMAL_975 * math.sqrt(sum(variances)) / 2
+        return sum(means) / sides, _NORMAL_975 * math.sqrt(sum(variances)) / sides
 
-    def _configured(self, number: int, anchors: dict[str, float]) -> Config:
-        """The settings of an iteration's run: its opponents are the anchors, or without any the untrained policy."""
-        total = sum(anchors.values())
-        shares = {name: share / total for name, share in anchors.items()}
-        self_play = SelfPlayConfig(pool=1, admit_updates=_NEVER, latest=0.0, anchors=shares)
-        seed, run_dir = self.config.seed + number, str(self._run_dir(number))
-        return replace(self.config, run_dir=run_dir, seed=seed, self_play=self_play)
+    def _run(self, place: int, number: int, mixture: NDArray[np.float64]) -> tuple[Any, Algorithms, Config]:
+        """The arguments of `train` for a response to the mixture."""
+        policy, run_dir = self.policies[place], self._run_dir(number)
+        seed = self.config.seed + len(self.policies) * number + place
+        played = {self._saved(place - 1, i): share for i, share in enumerate(mixture.tolist()) if share > _LEAST_SHARE}
+        shares = {saved: share / sum(played.values()) for saved, share in played.items()}
+        if self._shared:
+            anchors = {str(checkpoint_path(*saved)): share for saved, share in shares.items()}
+            self_play = SelfPlayConfig(pool=1, admit_updates=_NEVER, latest=0.0, anchors=anchors)
+            config = replace(self.config, run_dir=str(run_dir), seed=seed, self_play=self_play)
+            return self.env_fn, self.algorithm, config
+        own = str(run_dir / checkpoint_path(run_dir, policy.name).stem)
+        agent, learners = policy.agents[0], {policy.name: self._config.learner_of(policy.name)}
+        names = {agent: policy.name}
+        config = replace(self._config, run_dir=own, seed=seed, policies=names, teams=None, learners=learners)
+        return partial(Against, self._make_env, config.actor.envs, agent, shares), policy.algorithm, config
 
     def _run_dir(self, number: int) -> Path:
         return self.folder / f"iteration-{number}"
 
-    def _checkpoint(self, number: int) -> Path:
-        return checkpoint_path(self._run_dir(max(number, 1)), self._name, self._which(number))
-
-    def _which(self, number: int) -> str:
-        return f"policy-{number}" if number else "opponent-1"
+    def _saved(self, place: int, number: int) -> Saved:
+        return self.folder, self.policies[place].name, f"policy-{number}"
 
 
 def _folder(run_dir: str | None, resume: str | Path | None) -> Path:

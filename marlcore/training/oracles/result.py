@@ -45,68 +45,106 @@ class MixedPlayer:
 
 
 @dataclass
-class PSROResult:
-    """The outcome of `psro`.
+class Population:
+    """The policies of one agent, or of both; see `PSROResult`."""
 
-    Attributes:
-        run_dir: the directory of psro.json, psro.png and of one run for each iteration, iteration-1 and so on.
-        policies: in the order of their training; the first one is untrained.
-        mixture: float64 [policies], the probability of each, by the meta-solver.
-        payoffs: float64 [policies, policies], the mean return of the policy of the row against that of the column.
-        half_widths: float64 [policies, policies], half the width of the payoff's 95 % confidence interval; NaN where
-            all games were copies of one, so that nothing is known of their spread.
-        gains: by iteration, the mean return of the new policy against the mixture before it, and half the width of its
-            interval.
-    """
-
-    run_dir: Path
     policies: list[LoadedPolicy] = field(default_factory=list)
     mixture: NDArray[np.float64] = field(default_factory=lambda: np.ones(1))
-    payoffs: NDArray[np.float64] = field(default_factory=lambda: np.zeros((1, 1)))
-    half_widths: NDArray[np.float64] = field(default_factory=lambda: np.zeros((1, 1)))
     gains: list[tuple[float, float]] = field(default_factory=list)
 
     def player(self, seed: int | None = 0) -> MixedPlayer:
-        """A player that draws a policy by the mixture for each episode; `seed` is of its draws."""
+        """A player that draws a policy by the mixture for each episode.
+
+        `seed` is of its draws: two players of one game need different ones.
+        """
         return MixedPlayer(self.policies, self.mixture, seed)
 
 
-def add_policy(result: PSROResult, means: NDArray[np.float64], halves: NDArray[np.float64]) -> None:
-    """Takes in the payoffs of a new policy against the earlier ones, whose mixture is still the old one."""
-    met = result.mixture > 0  # the intervals of others may be unknown
-    half = np.sqrt(halves[met] ** 2 @ result.mixture[met] ** 2)
-    result.gains.append((float(means @ result.mixture), float(half)))
-    result.payoffs = np.block([[result.payoffs, -means[:, None]], [means[None], np.zeros((1, 1))]])
-    result.half_widths = np.block([[result.half_widths, halves[:, None]], [halves[None], np.zeros((1, 1))]])
+@dataclass(kw_only=True)
+class PSROResult(Population):
+    """The outcome of `psro`.
+
+    Attributes:
+        run_dir: the directory of psro.json, psro.png, checkpoints, and each iteration's runs, iteration-1 and so on.
+        policies: those of the first agent, or of both, in the order of their training; the first one is untrained.
+        mixture: float64 [policies], the probability of each, by the meta-solver.
+        gains: by iteration, how much more than the mixture before it the new policy returned on average, both against
+            the opponent's mixture, and half the width of the difference's 95 % confidence interval.
+        opponent: `policies`, `mixture` and `gains` of the second agent; None where both have one population.
+        payoffs: float64 [policies, policies], the mean return of the policy of the row against the opponent's policy of
+            the column.
+        half_widths: float64 [policies, policies], half the width of the payoff's 95 % confidence interval; NaN where
+            all games were copies of one, so that nothing is known of their spread.
+    """
+
+    run_dir: Path
+    opponent: Population | None = None
+    payoffs: NDArray[np.float64] = field(default_factory=lambda: np.zeros((1, 1)))
+    half_widths: NDArray[np.float64] = field(default_factory=lambda: np.zeros((1, 1)))
+
+    @property
+    def populations(self) -> tuple[Population, ...]:
+        """The first agent's and the second's, or the one of both."""
+        return (self,) if self.opponent is None else (self, self.opponent)
+
+
+def add_policies(result: PSROResult, payoffs: NDArray[np.float64], halves: NDArray[np.float64]) -> None:
+    """Takes in the tables with a new policy of each population, whose mixtures are still the old ones."""
+    first, second = result.mixture, result.populations[-1].mixture
+    views = (first, second, payoffs, halves), (second, first, -payoffs.T, halves.T)
+    for population, (own, other, means, widths) in zip(result.populations, views, strict=False):
+        shares = np.zeros_like(means)
+        shares[-1, :-1] = other
+        if result.opponent is not None:  # else the mixture returns 0 against itself
+            shares[:-1, :-1] = -np.outer(own, other)
+        met = shares != 0  # the intervals of others may be unknown
+        population.gains.append((float(shares[met] @ means[met]), float(np.linalg.norm(shares[met] * widths[met]))))
+    result.payoffs, result.half_widths = payoffs, halves
 
 
 def write_result(result: PSROResult, meta_solver: str) -> None:
     """Replaces psro.json, where null stands for NaN."""
-    tables = {"payoffs": result.payoffs, "half_widths": result.half_widths, "gains": np.array(result.gains)}
+    members = {"meta_solver": meta_solver, **_plain(result, "mixture", "payoffs", "half_widths", "gains")}
+    if result.opponent is not None:
+        members["opponent"] = _plain(result.opponent, "mixture", "gains")
+    write_json(result.run_dir / TABLE, members, 1)
+
+
+def _plain(population: Population, *names: str) -> dict[str, Any]:
+    tables = {name: np.array(getattr(population, name), np.float64) for name in names}
     cells = {name: table.astype(object) for name, table in tables.items()}
     for name, table in tables.items():
         cells[name][np.isnan(table)] = None
-    numbers = {name: values.tolist() for name, values in cells.items()}
-    write_json(result.run_dir / TABLE, {"meta_solver": meta_solver, "mixture": result.mixture.tolist(), **numbers}, 1)
+    return {name: values.tolist() for name, values in cells.items()}
 
 
-def read_result(folder: Path) -> PSROResult:
-    """What `write_result` wrote, without the policies. Raises ValueError: the file is damaged. OSError."""
-    saved = read_json(folder / TABLE)
-    mixture, payoffs, halves, gains = (
-        np.array(saved[name], np.float64) for name in ("mixture", "payoffs", "half_widths", "gains")
-    )
-    return PSROResult(folder, [], mixture, payoffs, halves, [*map(tuple, gains.tolist())])
+def read_into(result: PSROResult) -> None:
+    """Reads what `write_result` wrote, without the policies.
+
+    Raises ValueError: there is no such file, or it is damaged, or of another number of populations.
+    """
+    try:
+        saved = read_json(result.run_dir / TABLE)
+    except OSError as error:
+        expected = "resume: expected the directory of a psro"
+        raise ValueError(f"{expected}, got {str(result.run_dir)!r} ({error})") from None
+    parts = [saved, saved["opponent"]] if "opponent" in saved else [saved]
+    if len(parts) != len(result.populations):
+        raise ValueError(f"resume: expected a psro of {len(result.populations)} populations, got one of {len(parts)}")
+    for population, part in zip(result.populations, parts, strict=True):
+        population.mixture = np.array(part["mixture"], np.float64)
+        population.gains = [*map(tuple, np.array(part["gains"], np.float64).tolist())]
+    result.payoffs, result.half_widths = (np.array(saved[name], np.float64) for name in ("payoffs", "half_widths"))
 
 
 def plot_result(result: PSROResult, meta_solver: str) -> None:
     """Draws the payoffs as a heat map, psro.png."""
-    largest, count = float(np.abs(result.payoffs).max()) or 1.0, len(result.mixture)
+    largest, count, other = float(np.abs(result.payoffs).max()) or 1.0, len(result.payoffs), result.populations[-1]
     with canvas(result.run_dir / PICTURE, f"PSRO, {meta_solver}", max(4.0, 2.0 + 0.45 * count)) as (figure, axes):
         image = axes.imshow(result.payoffs, cmap="RdYlGn", vmin=-largest, vmax=largest, aspect="auto")
-        axes.set_xticks(range(count))
+        axes.set_xticks(range(count), [f"{number}\n{share:.2f}" for number, share in enumerate(other.mixture)])
         axes.set_yticks(range(count), [f"{number} ({share:.2f})" for number, share in enumerate(result.mixture)])
-        axes.set_xlabel("against policy", fontsize=12)
+        axes.set_xlabel("against policy (its share)", fontsize=12)
         axes.set_ylabel("policy (share of the mixture)", fontsize=12)
         for (row, column), value in np.ndenumerate(result.payoffs) if count <= _MOST_NUMBERED else ():
             axes.text(column, row, f"{value:.2f}", ha="center", va="center")

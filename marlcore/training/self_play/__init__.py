@@ -10,6 +10,7 @@ from .opponent_games import OpponentGames
 from .opponents import Opponents, Rival, make_beside_anchors
 from .pool import SPAN, Pool, Snapshot
 from .setup import (
+    POLICY,
     SelfPlay,
     check_self_play,
     create_self_play,

@@ -40,8 +40,10 @@ def test_nash_finds_the_known_equilibrium(game: str) -> None:
 
 @pytest.mark.parametrize("game", ["a biased one", "a dominated row"])
 def test_replicator_dynamics_come_close_to_it(game: str) -> None:
+    """Of both players; a player's table has its own policies in rows."""
     payoffs, expected = GAMES[game]
     np.testing.assert_allclose(replicator(payoffs), expected, atol=0.02)
+    assert abs(exploited(payoffs, replicator(payoffs), replicator(-payoffs.T))) < 0.06
 
 
 @settings(deadline=None, max_examples=30)
