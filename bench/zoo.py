@@ -35,6 +35,7 @@ from .machine import describe_machine
 from .results import EPISODES, play_randomly
 
 FIGURES = Path(__file__).parents[1] / "docs" / "zoo" / "figures.json"
+DEFAULTS = FIGURES.with_name("defaults.json")  # of `bench.defaults`
 BINS = 30  # of a stored curve
 
 
@@ -58,9 +59,11 @@ def digest_of(preset: str) -> str:
     return hashlib.sha256((PRESETS / f"{preset}.yaml").read_bytes()).hexdigest()[:16]
 
 
-def train(preset: str, seed: int, run_dir: Path) -> dict[str, Any]:
-    """One run, in this process."""
+def train(preset: str, seed: int, run_dir: Path, changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """One run, in this process; with `changes`, by the algorithm's defaults with these changes."""
     env, algorithm, config = mc.preset(preset)
+    if changes is not None:
+        algorithm = type(algorithm)(**changes)
     with closing(vectorize(factory(env), 1)) as made:
         agents = len(made.agents)  # a team's return is the sum of several
     load, began, used = os.getloadavg()[0], time.monotonic(), _cpu_seconds()
@@ -117,7 +120,7 @@ def main() -> None:
     options = parser.parse_args()
     figures = read_figures(options.figures)
     if options.page:
-        zoo_page.write(figures)
+        zoo_page.write(figures, read_figures(DEFAULTS))
         return
     for preset in options.only or preset_names():
         figures[preset] = record_of(figures, preset)

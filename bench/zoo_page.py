@@ -50,13 +50,14 @@ def interquartile_mean(scores: Sequence[float]) -> tuple[float, float, float]:
     return float(mean(scores)), *map(float, drawn.confidence_interval)
 
 
-def write(figures: Mapping[str, Any]) -> None:
+def write(figures: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
     """Writes what of the page comes from figures, between its marks, and the picture."""
     table = markdown(COLUMNS, (row_of(name, figures.get(name)) for name in preset_names()))
     picture = "![Return over the steps of each preset's runs: means, and lowest to highest](zoo/curves.png)"
     text = "\n".join([table, conditions(figures), "", picture, ""])
     page = DOCS / "zoo.md"
-    page.write_text(filled(page.read_text(), {"zoo": lambda _: text}))
+    renderers = {"zoo": lambda _: text, "defaults": lambda _: table_of_defaults(defaults)}
+    page.write_text(filled(page.read_text(), renderers))
     draw({name: figures[name] for name in preset_names() if name in figures}, DOCS / "zoo" / "curves.png")
 
 
@@ -94,6 +95,16 @@ def row_of(preset: str, record: Mapping[str, Any] | None) -> list[str]:
     chance = f"{record['random']:.4g}" if "random" in record else "0.5"
     scores = [chance, f"{mean:.4g}{interval}", shown_best]
     return [*names, str(len(runs)), *scores, _number(threshold), solved, beside, *seconds]
+
+
+def table_of_defaults(defaults: Mapping[str, Any]) -> str:
+    rows = []
+    for algorithm, changes in defaults.items():
+        for change, scores in changes.items():
+            means = {preset: np.mean(seeds) for preset, seeds in scores.items()}
+            each = ", ".join(f"{preset} {mean:.2f}" for preset, mean in means.items())
+            rows.append([algorithm, change, f"{np.mean([*means.values()]):.2f}", each])
+    return markdown(("algorithm", "settings", "score", "by preset"), rows)
 
 
 def threshold_of(env: str) -> float | None:

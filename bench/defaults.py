@@ -1,0 +1,61 @@
+"""`python -m bench.defaults --only dqn`: an algorithm's default settings beside others, on presets of the zoo.
+
+Each run has a preset's settings but for those of its algorithm, which are the defaults with one of them changed. Its
+score is 0 for random play's return and 1 for what RL Zoo reports, or more. `docs/zoo/defaults.json` keeps the scores;
+`python -m bench.zoo --page` writes their table.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from . import zoo, zoo_page
+from .fresh import run_fresh
+
+PRESETS = {  # by algorithm: those that take minutes
+    "dqn": ["cartpole-dqn", "lunarlander-dqn"],
+    "ppo": ["acrobot-ppo", "cartpole-ppo", "lunarlander-ppo"],
+    "sac": ["pendulum-sac"],
+    "td3": ["pendulum-td3"],
+}
+OFF_POLICY: list[dict[str, Any]] = [{}, {"learning_rate": 3e-4}, {"hidden": (256, 256)}, {"tau": 0.005}]
+CHANGES: dict[str, list[dict[str, Any]]] = {
+    "dqn": [{}, {"learning_rate": 5e-4}, {"learning_rate": 1e-3}, {"hidden": (128, 128)}, {"tau": 0.005}],
+    "ppo": [{}, {"learning_rate": 1e-3}, {"batch_size": 1024}, {"gae_lambda": 0.9}, {"entropy_coefficient": 0.01}],
+    "sac": OFF_POLICY,
+    "td3": OFF_POLICY,
+}
+
+
+def score_of(preset: str, changes: dict[str, Any], seed: int, chance: float) -> float:
+    with tempfile.TemporaryDirectory() as folder:
+        run = run_fresh(zoo.train, preset, seed, Path(folder) / "run", changes)
+    return round((run["last"] - chance) / (zoo_page.RL_ZOO[preset][0] - chance), 3)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.defaults", description=(__doc__ or "").partition(":")[2])
+    parser.add_argument("--only", nargs="+", choices=list(PRESETS), default=list(PRESETS), metavar="ALGORITHM")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1])
+    parser.add_argument("--scores", type=Path, default=zoo.DEFAULTS, help="the file of the stored scores")
+    options = parser.parse_args()
+    chance = {
+        preset: record["random"] for preset, record in zoo.read_figures(zoo.FIGURES).items() if "random" in record
+    }
+    for algorithm in options.only:
+        for changes in CHANGES[algorithm]:
+            name = ", ".join(f"{key}={value}" for key, value in changes.items()) or "defaults"
+            for preset in PRESETS[algorithm]:
+                scores = [score_of(preset, changes, seed, chance[preset]) for seed in options.seeds]
+                stored = zoo.read_figures(options.scores)  # by algorithm, change and preset
+                stored.setdefault(algorithm, {}).setdefault(name, {})[preset] = scores
+                options.scores.write_text(json.dumps(stored, indent=1) + "\n")
+                sys.stdout.write(f"{algorithm} {name} {preset} {scores}\n")
+                sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
