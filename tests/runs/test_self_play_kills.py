@@ -47,7 +47,7 @@ def test_the_table_counts_every_game_however_often_a_worker_is_killed(
     """A killed actor loses at most the results of its copies, which it had no time to report."""
     notes = tmp_path / "notes"
     notes.mkdir()
-    steps = 6_000 * len(roles or "1")
+    steps = 6_000 * max(len(roles), 1)
     with runs.start(tmp_path, partial(Arena, notes), algorithm, total_steps=steps, self_play={"roles": roles}) as run:
         for kills in (1, 2):
             until(lambda: games(run.run_dir) > 60 * kills)  # noqa: B023 - called at once
