@@ -163,12 +163,10 @@ class Oracles:
     def _check_two(self) -> None:
         """Raises ValueError: a policy cannot learn in a run of its own, or settings are of no policy."""
         check_learners(self._config, [policy.name for policy in self.policies])
+        expected = "algorithm: expected one without teams or joint critics, of two populations"
         for algorithm in (policy.algorithm for policy in self.policies):
             if any(getattr(algorithm, name, False) for name in ("wants_team", "wants_joint")):
-                got = type(algorithm).__name__
-                raise ValueError(
-                    f"algorithm: expected one without teams or joint critics, of two populations, got {got}"
-                )
+                raise ValueError(f"{expected}, got {type(algorithm).__name__}")
 
     def begin(self, result: PSROResult) -> None:
         """Saves policies 0, and plays their games, unless an iteration ended earlier."""
