@@ -223,12 +223,12 @@ class MATD3Trainer(TD3Trainer):
         action = self.policy.drawn(faster(self.policy)(batch.obs), self.generator)
         taken = self.policy.actions.encode(batch.action)
         own, others = (each.reshape(len(each), self.policy.team.count, -1) for each in (action, taken))
-        each = []
+        joints = []
         for member in range(self.policy.team.count):
             joint = others.clone()
             joint[:, member] = own[:, member]
-            each.append(joint.flatten(1))
-        return action, faster(self.critics).of_each(batch.obs, each)
+            joints.append(joint.flatten(1))
+        return action, faster(self.critics).of_each(batch.obs, joints)
 
     def smoothed(self, obs: Any) -> torch.Tensor:
         """See TD3Trainer; of Discrete actions those drawn from the target policy."""

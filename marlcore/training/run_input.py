@@ -79,9 +79,7 @@ class RunInput:
             if data is not None:
                 config = replace(config, total_steps=data.updates * len(names))
             initial = initial_states(request.init_from, names)
-            for label, given in (("learners", config.learners), ("cluster.learners", config.cluster.learners)):
-                if wrong := given.keys() - names:
-                    raise ValueError(f"{label}: expected the policies {names}, got {min(wrong)!r}")
+            check_learners(config, names)
             for policy in policies:
                 if policy.name not in config.cluster.learners:  # whose machine is asked
                     choose_device(config.learner_of(policy.name).device)
@@ -131,6 +129,13 @@ def check_same_run(run_dir: str | None, resume: str | Path) -> None:
         return
     if is_address(run_dir) or is_address(resume) or absolute(run_dir).resolve() != absolute(resume).resolve():
         raise ValueError(f"run_dir: expected None or that of the run that continues, {str(resume)!r}, got {run_dir!r}")
+
+
+def check_learners(config: Config, names: list[str]) -> None:
+    """Raises ValueError: settings of learners are of no policy."""
+    for label, given in (("learners", config.learners), ("cluster.learners", config.cluster.learners)):
+        if wrong := given.keys() - names:
+            raise ValueError(f"{label}: expected the policies {names}, got {min(wrong)!r}")
 
 
 def assigned(

@@ -127,7 +127,7 @@ def test_a_league_goes_on_after_its_driver_was_killed(ray_nodes: RayNodes, progr
     result = result_of(program(BEGINNING, LEAGUE, GOES_ON, args=[ray_nodes.address, run_dir, later, steps]))
     assert result["steps"] >= steps
     counts = {kind: sum(one[i] for one in before.values()) for i, kind in enumerate(("wins", "draws", "losses"))}
-    assert table(run_dir) == Counter({kind: counts[kind] + played(later)[kind] for kind in ("wins", "losses")})
+    assert table(run_dir) == Counter({kind: counts[kind] + played(later)[kind] for kind in ("wins", "draws", "losses")})
     acted = {acted[0] for sides in episodes_of(later).values() for acted in sides.values()}
     assert len(admitted & acted) > 2, "restored opponents have played, with their own weights"
     until(lambda: left_on(ray_nodes)["processes"] == [])

@@ -265,7 +265,6 @@ def test_a_copy_is_taken_once(tmp_path: Path) -> None:
 
 SAVING = """
 import sys
-from contextlib import suppress
 from pathlib import Path
 import torch
 from marlcore.training.record import checkpoint_path, save_checkpoint
@@ -329,7 +328,6 @@ def test_a_copy_is_whole_while_its_source_saves(tmp_path: Path, saving: Callable
 
 PROGRAM = """
 import sys
-from contextlib import suppress
 from pathlib import Path
 import marlcore as mc
 folder = Path(sys.argv[1])

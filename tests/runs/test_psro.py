@@ -62,10 +62,10 @@ class Pennies(RockPaperScissors):
         return looked, {"row": paid, "column": -paid}, *rest
 
 
-def pennies(folder: Path, iterations: int = 6, **options: Any) -> mc.PSROResult:
+def pennies(folder: Path, iterations: int = 6, env_fn: Any = Pennies, **options: Any) -> mc.PSROResult:
     options = {"games": 8, "min_gain": 0.01, "progress": False, **options}
     dqn, config = replace(DQN, reward_scale=0.25), settings(folder, total_steps=200)
-    return mc.psro(Pennies, dqn, config, iterations=iterations, **options)
+    return mc.psro(env_fn, dqn, config, iterations=iterations, **options)
 
 
 def strategies(result: mc.PSROResult) -> list[np.ndarray]:
@@ -104,9 +104,21 @@ def test_two_uniform_populations_are_exploited(tmp_path: Path) -> None:
         psro(folder=str(tmp_path), resume=tmp_path)
 
 
-def test_an_agent_meets_the_other_population_by_its_shares(tmp_path: Path) -> None:
-    result = pennies(tmp_path, 1, meta_solver="uniform", min_gain=None)
-    untrained, trained = moves_of(result.opponent)
+class Generous(Pennies):
+    """What it pays does not sum to 0."""
+
+    def step(self, actions: dict[str, int]) -> Any:
+        looked, paid, *rest = super().step(actions)
+        return looked, {agent: earned + 1 for agent, earned in paid.items()}, *rest
+
+
+def test_a_psro_that_ended_in_its_first_games_continues(tmp_path: Path) -> None:
+    """And each agent meets the other's policies by their shares."""
+    with refused(ValueError, "env_fn: expected a game whose returns sum to 0, got 2"):
+        pennies(tmp_path, env_fn=Generous)
+    result = pennies(tmp_path, 1, meta_solver="uniform", min_gain=None, resume=tmp_path)
+    untrained, trained = columns = moves_of(result.opponent)
+    np.testing.assert_array_equal(result.payoffs, Pennies.payoffs[np.ix_(moves_of(result), columns)])
     shares = {(tmp_path, "column", "policy-0"): 0.25, (tmp_path, "column", "policy-1"): 0.75}
     env = Against(Pennies, 8, "row", shares)
     env.reset(0)
@@ -225,7 +237,7 @@ def test_an_interval_covers_a_known_mean(tmp_path: Path) -> None:
     assert 0.02 < half < 0.3 and result.half_widths[1, 0] == half
 
 
-class Generous(KuhnPoker):
+class GenerousPoker(KuhnPoker):
     """Each end is worth 1 more to the first player."""
 
     def _enter(self, state: Any) -> None:
@@ -266,6 +278,10 @@ def test_a_refused_psro_leaves_nothing(tmp_path: Path) -> None:
     config = mc.Config(run_dir=str(folder), policies=str)
     with refused(ValueError, "algorithm: expected one without teams or joint critics, of two populations, got MAPPO"):
         mc.psro(RockPaperScissors, "mappo", config, iterations=1, progress=False)
+    for algorithm in (DQN, {"player_0": DQN, "player_1": DQN}):
+        config = settings(folder, policies=None if algorithm != DQN else str, learners={"player_2": mc.LearnerConfig()})
+        with refused(ValueError, "learners: expected the policies ['player_0', 'player_1'], got 'player_2'"):
+            mc.psro(KuhnPoker, algorithm, config, iterations=1, progress=False)
     assert not folder.exists()
     (tmp_path / "file").touch()
     with refused(ValueError, f"run_dir: expected a new or empty directory, got {str(tmp_path)!r}, which holds files"):
@@ -275,4 +291,4 @@ def test_a_refused_psro_leaves_nothing(tmp_path: Path) -> None:
 def test_a_game_that_is_not_zero_sum_is_refused(tmp_path: Path) -> None:
     run = {"total_steps": 60, "learner": {"warmup": 50, "batch_size": 8}}
     with refused(ValueError, "env_fn: expected a game whose returns sum to 0, got 1"):
-        psro(Generous, str(tmp_path), run)
+        psro(GenerousPoker, str(tmp_path), run)

@@ -96,12 +96,13 @@ def check_table(run_dir: Path, folder: Path) -> None:
 
 
 def played(folder: Path) -> Counter[str]:
-    """Games that the environments saw the learning policy win, and not: it explores, so it adds a quarter."""
+    """Games as the environments saw them end for the learning policy: it explores, so it adds a quarter."""
     games: Counter[str] = Counter()
     for acted in episodes_of(folder).values():
         (learning,) = (side for side in SIDES if acted[side][0] % 1 == 0.25)
         (frozen,) = (side for side in SIDES if side != learning)
-        games["wins" if sum(acted[learning]) > sum(acted[frozen]) else "losses"] += 1
+        lead = sum(acted[learning]) - sum(acted[frozen])
+        games["wins" if lead > 0 else "losses" if lead < 0 else "draws"] += 1  # weights may change in a game
     return games
 
 
@@ -109,5 +110,4 @@ def table(run_dir: Path) -> Counter[str]:
     """Games that all policies' tables count."""
     tables = [json.loads(path.read_text()) for path in run_dir.glob("payoff*.json")]
     rows = [row for table in tables for row in table["opponents"].values()]
-    assert not any(row["draws"] for row in rows)
-    return Counter({kind: sum(row[kind] for row in rows) for kind in ("wins", "losses")})
+    return Counter({kind: sum(row[kind] for row in rows) for kind in ("wins", "draws", "losses")})

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -24,10 +24,10 @@ from ...notices import say, shown_with
 from ..config import Config, EvaluationConfig, SelfPlayConfig
 from ..doors import train
 from ..evaluation import LoadedPolicy, evaluate, load_policy, save_policies
-from ..loops import build_model
+from ..loops import PolicyModel, build_model
 from ..record import checkpoint_path, is_address, load_checkpoint, save_checkpoint
 from ..request import Algorithms, Request
-from ..run_input import RunInput, assigned
+from ..run_input import RunInput, assigned, check_learners
 from ..self_play import POLICY
 from ..several import folder_of, held
 from .against import Against, Saved
@@ -59,7 +59,8 @@ def psro(
     the table of payoffs for a new mixture. The first opponent is untrained. A policy acts greedily once it is trained.
 
     Agents with equal spaces have one population, whose policies play both sides in turn, unless `config.policies` gives
-    each its own policy. Otherwise there are two populations, and each iteration trains a policy for each agent.
+    each its own policy, or `algorithm` is by policy. Otherwise there are two populations, and each iteration trains a
+    policy for each agent.
 
     Args:
         env_fn: makes an environment of two agents, whose returns sum to 0; as for `train`.
@@ -94,9 +95,10 @@ def psro(
     name = meta_solver if isinstance(meta_solver, str) else getattr(meta_solver, "__name__", "function")
     oracles = Oracles(folder, env_fn, algorithm, config, games, progress)
     with shown_with(progress), held(folder, "psro"):
-        result = oracles.begun(resume is not None)
+        result = oracles.checked(resume is not None)
         _mix(result, solve)  # perhaps by another solver than before
-        write_result(result, name)
+        write_result(result, name)  # before all else, so that a psro which is killed at once can continue
+        oracles.begin(result)
         while len(result.payoffs) <= iterations and not _is_over(result, min_gain):
             add_policies(result, *oracles.respond(result))
             _mix(result, solve)
@@ -135,7 +137,7 @@ class Oracles:
     games: int
     progress: bool
 
-    def begun(self, resumed: bool) -> PSROResult:
+    def checked(self, resumed: bool) -> PSROResult:
         """What is known at the beginning. Raises ValueError, TypeError: the input is refused, or none can continue."""
         if not resumed and any(self.folder.iterdir()):
             raise ValueError(f"run_dir: expected a new or empty directory, got {str(self.folder)!r}, which holds files")
@@ -143,33 +145,44 @@ class Oracles:
         self._agents = tuple(agent for policy in policies for agent in policy.agents)
         if len(self._agents) != 2:
             raise ValueError(f"env_fn: expected a game of two agents, got {list(self._agents)}")
-        if self.config.policies is None and policies[0].spaces == policies[1].spaces:
+        by_policy = self.config.policies is not None or isinstance(self.algorithm, Mapping)
+        if not by_policy and policies[0].spaces == policies[1].spaces:
             policies = (replace(policies[0], name=POLICY, agents=self._agents),)
         self.policies, self._shared = policies, len(policies) == 1
-        for algorithm in () if self._shared else [policy.algorithm for policy in policies]:
-            if any(getattr(algorithm, name, False) for name in ("wants_team", "wants_joint")):
-                got = type(algorithm).__name__
-                raise ValueError(
-                    f"algorithm: expected one without teams or joint critics, of two populations, got {got}"
-                )
-        runs = [self._run(place, 1, np.zeros(0)) for place in range(len(policies))]
-        for run in runs:
-            RunInput.checked(Request(*run))
+        if not self._shared:
+            self._check_two()
+        for place in range(len(policies)):
+            RunInput.checked(Request(*self._run(place, 1, np.zeros(0))))
         result = PSROResult(run_dir=self.folder, opponent=None if self._shared else Population())
         if resumed:
             read_into(result)
-        for policy, (_, _, config) in zip(policies, runs, strict=True):
-            model, path = build_model(policy, config), checkpoint_path(self.folder, policy.name, "policy-0")
-            if resumed:
-                model.restore_checked(load_checkpoint(path), path, f"resume: expected one of {policy.name}'s network")
-            else:
-                path.parent.mkdir(exist_ok=True)
-                save_checkpoint(path, {**model.saved(), "updates": 0, "step": 0})
-        if not resumed:
-            save_policies(self.folder, self._make_env, policies, self._config)
-            if not self._shared:
-                result.payoffs[:], result.half_widths[:] = self._payoff(0, 0)
+        for policy, (path, model) in zip(policies, self._untrained(), strict=True) if len(result.payoffs) > 1 else ():
+            model.restore_checked(load_checkpoint(path), path, f"resume: expected one of {policy.name}'s network")
         return result
+
+    def _check_two(self) -> None:
+        """Raises ValueError: a policy cannot learn in a run of its own, or settings are of no policy."""
+        check_learners(self._config, [policy.name for policy in self.policies])
+        expected = "algorithm: expected one without teams or joint critics, of two populations"
+        for algorithm in (policy.algorithm for policy in self.policies):
+            if any(getattr(algorithm, name, False) for name in ("wants_team", "wants_joint")):
+                raise ValueError(f"{expected}, got {type(algorithm).__name__}")
+
+    def begin(self, result: PSROResult) -> None:
+        """Saves policies 0, and plays their games, unless an iteration ended earlier."""
+        if len(result.payoffs) > 1:
+            return
+        for path, model in self._untrained():
+            path.parent.mkdir(exist_ok=True)
+            save_checkpoint(path, {**model.saved(), "updates": 0, "step": 0})
+        save_policies(self.folder, self._make_env, self.policies, self._config)
+        if not self._shared:
+            result.payoffs[:], result.half_widths[:] = self._payoff(0, 0)
+
+    def _untrained(self) -> Iterator[tuple[Path, PolicyModel]]:
+        for place, policy in enumerate(self.policies):
+            _, _, config = self._run(place, 1, np.zeros(0))
+            yield checkpoint_path(*self._saved(place, 0)), build_model(policy, config)
 
     def respond(self, result: PSROResult) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Trains responses to the mixtures; the tables of payoffs and of half widths with them."""

@@ -112,10 +112,7 @@ def write_result(result: PSROResult, meta_solver: str) -> None:
 
 def _plain(population: Population, *names: str) -> dict[str, Any]:
     tables = {name: np.array(getattr(population, name), np.float64) for name in names}
-    cells = {name: table.astype(object) for name, table in tables.items()}
-    for name, table in tables.items():
-        cells[name][np.isnan(table)] = None
-    return {name: values.tolist() for name, values in cells.items()}
+    return {name: np.where(np.isnan(table), np.array(None), table).tolist() for name, table in tables.items()}
 
 
 def read_into(result: PSROResult) -> None:
