@@ -24,7 +24,6 @@ from .pages import filled, markdown
 DOCS = Path(__file__).parents[1] / "docs"
 PANELS = 5  # in a row of the picture
 EARLIER = {  # medians of docs/results.md with a preset's settings: figure, seeds, section
-    "connect-four-dqn": ("155 of 200 games won against the untrained policy, with random openings", 1, "self-play"),
     "pong-dqn": ("-15.5 after 358,000 steps, exploring", 1, "pixels"),
     "tictactoe-dqn": ("176 of 200 games won against the untrained policy, with random openings", 3, "self-play"),
 }
