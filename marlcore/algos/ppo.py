@@ -36,8 +36,9 @@ METRICS = ("loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fr
 class PPO(Hyperparameters):
     """Hyperparameters of PPO. An update, as runs count them, is a step on one minibatch."""
 
-    learning_rate: Annotated[float | str, Scheduled(above=0)] = 3e-4
-    """Adam's step size; a number or a schedule, such as "linear(3e-4, 0, 1000000)"."""
+    learning_rate: Annotated[float | str, Scheduled(above=0)] = 1e-3
+    """Adam's step size; a number or a schedule, such as "linear(1e-3, 1e-5, 1000000)". `target_kl` bounds what a large
+    one may change."""
     hidden: Layers = (64, 64)
     """Units in each fully connected layer of the policy, and of the critic."""
     activation: Activation = field(default="tanh", kw_only=True)
