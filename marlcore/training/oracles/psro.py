@@ -106,7 +106,10 @@ def psro(
             plot_result(result, name)
             for policy, population in zip(oracles.policies, result.populations, strict=True):
                 number, (gain, half) = len(population.gains), population.gains[-1]
-                say(f"psro: policy {number} of {policy.name} gains {gain:.3g} (± {half:.2g}) over the last mixture")
+                spread = "all games alike" if math.isnan(half) else f"± {half:.2g}"
+                say(f"psro: policy {number} of {policy.name} gains {gain:.3g} ({spread}) over the last mixture")
+        if len(result.payoffs) <= iterations:
+            say(f"psro: ends after {len(result.payoffs) - 1} of {iterations} iterations: none gained {min_gain:g}")
         for place, population in enumerate(result.populations):
             population.policies = [oracles.policy(place, number) for number in range(len(population.mixture))]
     return result
@@ -153,7 +156,7 @@ class Oracles:
             self._check_two()
         for place in range(len(policies)):
             RunInput.checked(Request(*self._run(place, 1, np.zeros(0))))
-        result = PSROResult(run_dir=self.folder, opponent=None if self._shared else Population())
+        result = PSROResult(run_dir=self.folder, opponent=None if self._shared else Population(place=1))
         if resumed:
             read_into(result)
         for policy, (path, model) in zip(policies, self._untrained(), strict=True) if len(result.payoffs) > 1 else ():
@@ -169,15 +172,19 @@ class Oracles:
                 raise ValueError(f"{expected}, got {type(algorithm).__name__}")
 
     def begin(self, result: PSROResult) -> None:
-        """Saves policies 0, and plays their games, unless an iteration ended earlier."""
+        """Saves policies 0, and plays their games, unless an iteration ended earlier.
+
+        Raises: ValueError: the game's returns do not sum to 0.
+        """
         if len(result.payoffs) > 1:
             return
         for path, model in self._untrained():
             path.parent.mkdir(exist_ok=True)
             save_checkpoint(path, {**model.saved(), "updates": 0, "step": 0})
         save_policies(self.folder, self._make_env, self.policies, self._config)
+        payoff = self._payoff(0, 0)  # also of one population, so that a game which is not zero-sum is refused now
         if not self._shared:
-            result.payoffs[:], result.half_widths[:] = self._payoff(0, 0)
+            result.payoffs[:], result.half_widths[:] = payoff
 
     def _untrained(self) -> Iterator[tuple[Path, PolicyModel]]:
         for place, policy in enumerate(self.policies):

@@ -24,7 +24,7 @@ class MixedPlayer:
     It can stand in `policies=` of `evaluate`, where each copy of the environment has a player with draws of its own.
     """
 
-    def __init__(self, policies: Sequence[LoadedPolicy], mixture: NDArray[np.float64], seed: int | None = 0) -> None:
+    def __init__(self, policies: Sequence[LoadedPolicy], mixture: NDArray[np.float64], seed: Any = None) -> None:
         self._policies, self._mixture, self._generator = list(policies), mixture, np.random.default_rng(seed)
         self.reset()
 
@@ -51,13 +51,14 @@ class Population:
     policies: list[LoadedPolicy] = field(default_factory=list)
     mixture: NDArray[np.float64] = field(default_factory=lambda: np.ones(1))
     gains: list[tuple[float, float]] = field(default_factory=list)
+    place: int = 0  # 1 of the second agent
 
     def player(self, seed: int | None = 0) -> MixedPlayer:
         """A player that draws a policy by the mixture for each episode.
 
-        `seed` is of its draws: two players of one game need different ones.
+        `seed` is of its draws: two players of one population need different ones in a game.
         """
-        return MixedPlayer(self.policies, self.mixture, seed)
+        return MixedPlayer(self.policies, self.mixture, None if seed is None else [self.place, seed])
 
 
 @dataclass(kw_only=True)
