@@ -8,12 +8,10 @@ score is 0 for random play's return and 1 for what RL Zoo reports, or more. `doc
 import argparse
 import json
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from . import zoo, zoo_page
-from .fresh import run_fresh
 
 PRESETS = {  # by algorithm: those that take minutes
     "dqn": ["cartpole-dqn", "lunarlander-dqn"],
@@ -32,8 +30,7 @@ CHANGES: dict[str, list[dict[str, Any]]] = {
 
 
 def score_of(preset: str, changes: dict[str, Any], seed: int, chance: float) -> float:
-    with tempfile.TemporaryDirectory() as folder:
-        run = run_fresh(zoo.train, preset, seed, Path(folder) / "run", changes)
+    run = zoo.train_fresh(preset, seed, changes)
     return round((run["last"] - chance) / (zoo_page.RL_ZOO[preset][0] - chance), 3)
 
 
@@ -43,14 +40,12 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1])
     parser.add_argument("--scores", type=Path, default=zoo.DEFAULTS, help="the file of the stored scores")
     options = parser.parse_args()
-    chance = {
-        preset: record["random"] for preset, record in zoo.read_figures(zoo.FIGURES).items() if "random" in record
-    }
+    figures = zoo.read_figures(zoo.FIGURES)
     for algorithm in options.only:
         for changes in CHANGES[algorithm]:
             name = ", ".join(f"{key}={value}" for key, value in changes.items()) or "defaults"
             for preset in PRESETS[algorithm]:
-                scores = [score_of(preset, changes, seed, chance[preset]) for seed in options.seeds]
+                scores = [score_of(preset, changes, seed, figures[preset]["random"]) for seed in options.seeds]
                 stored = zoo.read_figures(options.scores)  # by algorithm, change and preset
                 stored.setdefault(algorithm, {}).setdefault(name, {})[preset] = scores
                 options.scores.write_text(json.dumps(stored, indent=1) + "\n")

@@ -79,6 +79,12 @@ def train(preset: str, seed: int, run_dir: Path, changes: Mapping[str, Any] | No
     return {**scores, "seconds": round(seconds), "cpu": round(cpu), "load": round(load, 1), "curve": curve}
 
 
+def train_fresh(preset: str, seed: int, changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """`train` in a process of its own, which leaves no files."""
+    with tempfile.TemporaryDirectory() as folder:
+        return run_fresh(train, preset, seed, Path(folder) / "run", changes)
+
+
 def win_rate(run_dir: Path) -> float:
     """Against random play, from both sides; a draw counts half."""
     agents = json.loads((run_dir / "config.json").read_text())["policies"]
@@ -125,8 +131,7 @@ def main() -> None:
     for preset in options.only or preset_names():
         figures[preset] = record_of(figures, preset)
         for seed in options.seeds:
-            with tempfile.TemporaryDirectory() as folder:
-                run = run_fresh(train, preset, seed, Path(folder) / "run")
+            run = train_fresh(preset, seed)
             figures[preset]["runs"][str(seed)] = run
             shown = {name: value for name, value in run.items() if name != "curve"}
             sys.stdout.write(f"{preset} {seed} {json.dumps(shown)}\n")

@@ -25,7 +25,6 @@ DOCS = Path(__file__).parents[1] / "docs"
 PANELS = 5  # in a row of the picture
 EARLIER = {  # medians of docs/results.md with a preset's settings: figure, seeds, section
     "pong-dqn": ("-15.5 after 358,000 steps, exploring", 1, "pixels"),
-    "tictactoe-dqn": ("176 of 200 games won against the untrained policy, with random openings", 3, "self-play"),
 }
 RL_ZOO = {  # one run each, in thousands of steps; HalfCheetah and Hopper are -v3 there, LunarLander is -v2
     "acrobot-ppo": (-73.5, 1000), "bipedalwalker-ppo": (213.3, 5000), "breakout-dqn": (358.3, 10_000),

@@ -238,7 +238,8 @@ class Oracles:
         policy, run_dir = self.policies[place], self._run_dir(number)
         seed = self.config.seed + len(self.policies) * number + place
         played = {self._saved(place - 1, i): share for i, share in enumerate(mixture.tolist()) if share > _LEAST_SHARE}
-        shares = {saved: share / sum(played.values()) for saved, share in played.items()}
+        total = sum(played.values())
+        shares = {saved: share / total for saved, share in played.items()}
         if self._shared:
             anchors = {str(checkpoint_path(*saved)): share for saved, share in shares.items()}
             self_play = SelfPlayConfig(pool=1, admit_updates=_NEVER, latest=0.0, anchors=anchors)

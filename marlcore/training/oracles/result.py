@@ -24,7 +24,9 @@ class MixedPlayer:
     It can stand in `policies=` of `evaluate`, where each copy of the environment has a player with draws of its own.
     """
 
-    def __init__(self, policies: Sequence[LoadedPolicy], mixture: NDArray[np.float64], seed: Any = None) -> None:
+    def __init__(
+        self, policies: Sequence[LoadedPolicy], mixture: NDArray[np.float64], seed: Sequence[int] | None = None
+    ) -> None:
         self._policies, self._mixture, self._generator = list(policies), mixture, np.random.default_rng(seed)
         self.reset()
 
