@@ -1,4 +1,4 @@
-"""The documentation's site: `python -m sphinx -W docs site`, with pip install ".[docs]".
+"""The documentation's site: `python -m sphinx -W docs site`, with pip install -e ".[docs]".
 
 Pages are Markdown, which reads well on its own, too. The reference is made from the program: names from the rooms'
 stubs, settings and commands from their classes.
