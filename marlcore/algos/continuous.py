@@ -91,7 +91,7 @@ class Continuous(Hyperparameters):
     """Hyperparameters of all algorithms whose acting part is a ContinuousPolicy."""
 
     learning_rate: LearningRate = 1e-3
-    """Adam's step size, for the policy, the critics and SAC's temperature, above 0; a number or a schedule."""
+    """Adam's step size, for the policy, the critics and a learned temperature, above 0; a number or a schedule."""
     hidden: Layers = (64, 64)
     """Units in each fully connected layer of the policy and of each critic, at least one layer."""
     tau: Share = 0.01

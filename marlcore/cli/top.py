@@ -60,7 +60,8 @@ class TopOptions(Declared):
 
     It waits for a run that is about to start; Ctrl-C ends it. The return is the mean of an agent's last 100 episodes.
     The replay ratio is the transitions drawn per transition written. Policy lag counts versions of the weights, in the
-    batch of the learner's last report. Lapped and redrawn rows and seconds waited count from the learner's start.
+    batch of the learner's last report. Lapped and redrawn rows and seconds waited count from the learner's start. A
+    worker that is "down" has no process: it has made its steps, or failed and is about to start again.
 
     Of a run on a cluster, each node has a row with the steps of its actors, the rows and bytes that it sends, the delay
     until a row has arrived in milliseconds, the versions by which its weights are behind, messages in flight, rows lost

@@ -180,8 +180,10 @@ def check_applied(policies: tuple[AssignedPolicy, ...], config: Config) -> None:
     """Raises ValueError: a replay has too few rows, or a setting that applies to no policy differs from its default."""
     for policy in policies:
         learner = config.learner_of(policy.name)
+        why = "makes its returns itself"
         if MEMBER_REWARDS in policy.algorithm.transition(policy.spaces).extras:
-            _check("learner.", ("reward_norm",), learner, LearnerConfig(), policy, "learns from each member's reward")
+            why = "learns from each member's own reward, by returns of one step"
+            _check("learner.", ("reward_norm",), learner, LearnerConfig(), policy, why)
         if isinstance(policy.source, QueueSource):
             _check("learner.", OF_LEARNER, learner, LearnerConfig(), policy)
             continue
@@ -190,7 +192,7 @@ def check_applied(policies: tuple[AssignedPolicy, ...], config: Config) -> None:
         if config.replay.hindsight != "off":
             _check_hindsight(policy, policy.source, config)
         if policy.source.n_step != learner.n_step:
-            _check("learner.", ("n_step",), learner, LearnerConfig(), policy, "makes its returns itself")
+            _check("learner.", ("n_step",), learner, LearnerConfig(), policy, why)
     if all(isinstance(policy.source, QueueSource) for policy in policies):
         _check("", OF_RUN, config, Config(), policies[0])
         _check("replay.", OF_REPLAY, config.replay, ReplayConfig(), policies[0])
