@@ -66,7 +66,7 @@ TASKS = {
     "simple_spread_v3, dqn, one policy": Task(SPREAD.env, "dqn", mc.Config(policies=SPREAD.config.policies)),
     "simple_spread_v3, ippo, one policy": Task(*SPREAD),
     "simple_spread_v3, mappo, one policy": Task(*mc.preset("simple-spread-mappo")),
-    "CartPole-v1, ppo": Task("gymnasium:CartPole-v1", mc.PPO(learning_rate=3e-4)),
+    "CartPole-v1, ppo": Task("gymnasium:CartPole-v1", mc.PPO()),
     "treasure_hunt": Task("treasure_hunt", "iqn"),
     "Pendulum-v1, td3": Task(*mc.preset("pendulum-td3")),
     "Pendulum-v1, sac": Task(*mc.preset("pendulum-sac")),

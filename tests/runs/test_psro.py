@@ -185,6 +185,15 @@ def test_a_killed_psro_continues_after_its_last_whole_iteration(tmp_path: Path) 
     np.testing.assert_equal(respond(folder, resume=folder).gains, whole.gains)
 
 
+def test_ctrl_c_names_the_directory_that_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any, **options: Any) -> None:
+        raise KeyboardInterrupt(str(tmp_path / "iteration-1"))
+
+    monkeypatch.setattr(sys.modules[mc.psro.__module__], "train", interrupted)
+    with pytest.raises(KeyboardInterrupt, match=f"^{tmp_path}$"):
+        respond(tmp_path, 1)
+
+
 def test_one_iteration_is_recorded_and_its_mixture_plays(tmp_path: Path) -> None:
     result = respond(tmp_path, 1, games=9, meta_solver="uniform")
     first, second = (policy.act(UNSEEN) for policy in result.policies)

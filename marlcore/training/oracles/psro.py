@@ -78,7 +78,8 @@ def psro(
         progress: show each run's progress, and each iteration's result, on standard error.
         resume: the directory of a `psro` that ended or was killed, which continues after its last whole iteration.
 
-    Raises: as `train`; ValueError also if a game's returns do not sum to 0. ModuleNotFoundError: Nash needs SciPy.
+    Raises: as `train`, KeyboardInterrupt with the directory of all runs; ValueError also if a game's returns do not sum
+        to 0. ModuleNotFoundError: Nash needs SciPy.
     """
     check_whole("iterations", iterations)
     check_whole("games", games, 2)
@@ -197,7 +198,10 @@ class Oracles:
         shutil.rmtree(self._run_dir(number), ignore_errors=True)  # of a psro that was killed
         for place, policy in enumerate(self.policies):
             env_fn, algorithm, config = self._run(place, number, result.populations[place - 1].mixture)
-            train(env_fn, algorithm, config, progress=self.progress)
+            try:
+                train(env_fn, algorithm, config, progress=self.progress)
+            except KeyboardInterrupt:  # whose message is the run's directory, which does not continue
+                raise KeyboardInterrupt(str(self.folder)) from None
             state = load_checkpoint(checkpoint_path(Path(str(config.run_dir)), policy.name))
             kept = {name: state[name] for name in state.keys() - {"trainer"}}
             save_checkpoint(checkpoint_path(*self._saved(place, number)), kept)
