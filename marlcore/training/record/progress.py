@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import threading
+from array import array
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -224,29 +225,35 @@ class _Part:
 
 
 class LateReturns:
-    """An agent's returns late in a run, of `total_steps` or stopped earlier; only these are kept."""
+    """An agent's returns late in a run, of `total_steps` or stopped earlier; only these are kept, in 16 bytes each."""
 
     def __init__(self, total_steps: int) -> None:
         self._total = total_steps
         self._count = 0
-        self._late: deque[Metric] = deque()
+        self._steps, self._returns = array("q"), array("d")
+        self._first = 0  # of those that are kept; earlier ones go in bulk
 
     def add(self, ended: Metric) -> None:
         """Notes an episode's return."""
         self._count += 1
-        self._late.append(ended)
-        while len(self._late) > max(1, self._count // 10) and not self._is_late(self._late[0], ended.step):
-            self._late.popleft()
+        self._steps.append(ended.step)
+        self._returns.append(ended.value)
+        least = max(1, self._count // 10)
+        while len(self._steps) - self._first > least and not self._is_late(self._steps[self._first], ended.step):
+            self._first += 1
+        if 2 * self._first > len(self._steps):
+            del self._steps[: self._first], self._returns[: self._first]
+            self._first = 0
 
     def mean(self, step: int) -> float:
         """The mean over the episodes of the last tenth before a step; if there are none, over the last tenth of all
         episodes, at least one; NaN without any."""
-        late = [ended.value for ended in self._late if self._is_late(ended, step)]
-        last = [ended.value for ended in self._late][-max(1, self._count // 10) :]
-        return _mean(late or last or [math.nan])
+        steps, returns = self._steps[self._first :], self._returns[self._first :]
+        late = [value for ended, value in zip(steps, returns, strict=True) if self._is_late(ended, step)]
+        return _mean(late or returns[-max(1, self._count // 10) :] or [math.nan])
 
-    def _is_late(self, ended: Metric, step: int) -> bool:
-        return 10 * ended.step >= 9 * min(step, self._total)
+    def _is_late(self, ended: int, step: int) -> bool:
+        return 10 * ended >= 9 * min(step, self._total)
 
 
 def final_returns(metrics: list[Metric], total_steps: int, agents: Iterable[str]) -> dict[str, float]:

@@ -4,6 +4,7 @@ import io
 import math
 import sys
 import threading
+import tracemalloc
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -207,6 +208,18 @@ def test_late_returns_are_those_of_all_episodes():
             expected = [episode.value for episode in ended if 10 * episode.step >= 9 * min(end, total)]
             assert late.mean(end) == pytest.approx(np.mean(expected))
     assert late.mean(10**6) == pytest.approx(np.mean([episode.value for episode in ended[-20:]]))
+
+
+def test_late_returns_take_few_bytes():
+    """A run of weeks has millions of episodes."""
+    late = LateReturns(10**9)
+    tracemalloc.start()
+    try:
+        for step in range(20_000):
+            late.add(metric("episode_return", step / 3, step=step))
+        assert tracemalloc.get_traced_memory()[0] < 2_000 * 50
+    finally:
+        tracemalloc.stop()
 
 
 def test_the_summary_has_a_line_per_agent():
