@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -190,7 +191,7 @@ def test_ctrl_c_names_the_directory_that_continues(tmp_path: Path, monkeypatch: 
         raise KeyboardInterrupt(str(tmp_path / "iteration-1"))
 
     monkeypatch.setattr(sys.modules[mc.psro.__module__], "train", interrupted)
-    with pytest.raises(KeyboardInterrupt, match=f"^{tmp_path}$"):
+    with pytest.raises(KeyboardInterrupt, match=f"^{re.escape(str(tmp_path))}$"):
         respond(tmp_path, 1)
 
 
