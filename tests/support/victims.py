@@ -3,7 +3,6 @@
 import mmap
 import os
 import signal
-import sys
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -20,8 +19,7 @@ def fork(work: Callable[..., int | None], *arguments: Any) -> int:
     try:
         code = work(*arguments) or 0
     except BaseException:
-        traceback.print_exc()
-        sys.stderr.flush()
+        os.write(2, traceback.format_exc().encode())  # at once: who waits for its first line may kill this child then
     finally:
         os._exit(code)
 
