@@ -33,10 +33,10 @@ from .record import (
     Progress,
     SharedProgress,
     checkpoint_path,
+    each_metric,
     fixed_settings,
     is_address,
     read_config,
-    read_metrics,
     steps_taken,
 )
 from .request import Request
@@ -375,7 +375,7 @@ def _score(run_dir: Path, begin: int, evaluates: bool) -> float:
     """The mean over agents of the last evaluation, or of the last tenth of the episodes, after a step; NaN: none."""
     name = "eval_return" if evaluates else "episode_return"
     values: dict[str, list[float]] = {}
-    for metric in read_metrics(run_dir / "metrics.csv"):
+    for metric in each_metric(run_dir / "metrics.csv"):
         if metric.name == name and metric.step > begin:
             values.setdefault(metric.agent, []).append(metric.value)
     counted = [own[-1:] if evaluates else own[-max(1, len(own) // 10) :] for own in values.values()]

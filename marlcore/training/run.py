@@ -18,7 +18,7 @@ from ..checks import check_timeout
 from ..errors import SegmentNotFound, TimedOut
 from ..processes import Children
 from .evaluation import LoadedPolicy, SavedRun, published_policy
-from .record import RemoteCopy, Status, Table, final_returns, plot_run, read_metrics
+from .record import RemoteCopy, Status, Table, each_metric, final_returns, plot_run
 from .run_input import RunInput, warn_of_few_samples
 from .self_play import plot_payoff
 from .session import Session
@@ -173,14 +173,14 @@ def _result(session: Session) -> Result:
     config, policies = session.input.config, session.input.policies
     status, run_dir = session.monitor.status, session.directory.path
     warn_of_few_samples(session.input, status.steps, status.updates)
-    metrics = read_metrics(run_dir / "metrics.csv")
+    metrics = run_dir / "metrics.csv"
     algorithms = ", ".join(dict.fromkeys(type(policy.algorithm).__name__ for policy in policies))
     title = f"{session.described['env']}, {algorithms}, seed {config.seed}"
     if session.input.plots:
-        plot_run(metrics, run_dir / "curves.png", title)
+        plot_run(each_metric(metrics), run_dir / "curves.png", title)
     for table in sorted(run_dir.glob("payoff*.json")) if session.input.plots else ():
         plot_payoff(table, table.with_suffix(".png"), title)
-    returns = final_returns(metrics, config.total_steps, chain(*(policy.agents for policy in policies)))
+    returns = final_returns(each_metric(metrics), config.total_steps, chain(*(policy.agents for policy in policies)))
     if not config.offline and (endless := [agent for agent, mean in returns.items() if math.isnan(mean)]):
         log.warning("returns: NaN for %s: no episode ended in %d steps", ", ".join(endless), status.steps)
     lost, restarts = session.telemetry.lost, status.restarts

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ..processes import Children
 from .config import Config
-from .record import Progress, SharedProgress, plot_runs, read_config, read_metrics
+from .record import Progress, SharedProgress, each_metric, plot_runs, read_config
 from .request import Request
 from .run import Result
 from .run_input import RunInput
@@ -48,4 +48,4 @@ def _plot_ended(results: Mapping[int, Result], folder: Path) -> None:
     if ended:
         described = read_config(next(iter(ended.values())))
         title = f"{described['env']}, {described['algorithm']}, seeds {', '.join(map(str, ended))}"
-        plot_runs([read_metrics(path / "metrics.csv") for path in ended.values()], folder / "curves.png", title)
+        plot_runs([each_metric(path / "metrics.csv") for path in ended.values()], folder / "curves.png", title)

@@ -32,11 +32,11 @@ from .record import (
     changed_hyperparameters,
     check_resumed,
     describe,
+    each_metric,
     environment_of,
     load_checkpoint,
     open_sinks,
     read_config,
-    read_metrics,
     read_progress,
     save_checkpoint,
     taken_over,
@@ -74,7 +74,7 @@ class Session:
             self._traffic: dict[str, Traffic] = {}
             self._taken: dict[Path, dict[str, Any]] = {}  # of a resumed run that continues with another's weights
             if run_input.resume is not None and config.stop != StopConfig():
-                conditions.check_unmet(read_metrics(self.directory.path / "metrics.csv"))
+                conditions.check_unmet(each_metric(self.directory.path / "metrics.csv"))
             csv, path, callback = self.directory.csv, self.directory.path, run_input.callback
             make_callback = partial(CallbackSink, callback, interrupts) if callback is not None else None
             self.sinks = open_sinks(csv, path, config.metrics, make_callback)

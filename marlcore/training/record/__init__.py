@@ -43,5 +43,5 @@ from .run_directory import (
     read_progress,
     steps_taken,
 )
-from .sinks import Sink, open_sinks, read_metrics
+from .sinks import Sink, each_metric, open_sinks, read_metrics
 from .stop_conditions import StopConditions

@@ -6,7 +6,8 @@ import io
 import math
 import textwrap
 import threading
-from collections.abc import Callable, Iterator
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,13 +52,13 @@ def say_that_none_ended(axes: Axes) -> None:
     axes.text(0.5, 0.5, "no episode has ended", transform=axes.transAxes, ha="center", fontsize=15)
 
 
-def plot_run(metrics: list[Metric], path: Path, title: str) -> None:
+def plot_run(metrics: Iterable[Metric], path: Path, title: str) -> None:
     """Plots each agent's finite `episode_return`s over steps as points, and their running mean, as a PNG at `path`."""
     curves = returns_of(metrics)
     _plot(path, title, "return (points: episodes, lines: running means)", [curves], list(curves), _plot_episodes)
 
 
-def plot_runs(runs: list[list[Metric]], path: Path, title: str) -> None:
+def plot_runs(runs: Sequence[Iterable[Metric]], path: Path, title: str) -> None:
     """As `plot_run`, the mean of several runs' running means, and a band from the lowest to the highest."""
     runs_curves = [returns_of(metrics) for metrics in runs]
     agents = [agent for agent in runs_curves[0] if all(agent in curves for curves in runs_curves)] if runs else []
@@ -125,17 +126,15 @@ def _plot_band(axes: Axes, agent: str, runs: list[Points], color: Any) -> None:
     axes.plot(grid, rows.mean(0), color=color, linewidth=2, label=f"{agent}: mean of {len(rows)} runs")
 
 
-def returns_of(metrics: list[Metric]) -> dict[str, Points]:
+def returns_of(metrics: Iterable[Metric]) -> dict[str, Points]:
     """The finite returns by agent, in order."""
-    points: dict[str, list[tuple[int, float]]] = {}
+    noted: dict[str, array[float]] = {}  # step, return, step, return ...
     for metric in metrics:
         if metric.name == "episode_return" and math.isfinite(metric.value):
-            points.setdefault(metric.agent, []).append((metric.step, metric.value))
+            noted.setdefault(metric.agent, array("d")).extend((metric.step, metric.value))
+    points = {agent: np.frombuffer(noted[agent]).reshape(-1, 2) for agent in sorted(noted, key=agent_order)}
     # Several actors report, so their episodes come out of order.
-    return {
-        agent: np.array(sorted(points[agent], key=lambda point: point[0]), np.float64)
-        for agent in sorted(points, key=agent_order)
-    }
+    return {agent: own[own[:, 0].argsort(kind="stable")] for agent, own in points.items()}
 
 
 def running_mean(values: NDArray[np.float64], window: int) -> NDArray[np.float64]:

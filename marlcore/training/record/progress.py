@@ -256,13 +256,14 @@ class LateReturns:
         return 10 * ended >= 9 * min(step, self._total)
 
 
-def final_returns(metrics: list[Metric], total_steps: int, agents: Iterable[str]) -> dict[str, float]:
+def final_returns(metrics: Iterable[Metric], total_steps: int, agents: Iterable[str]) -> dict[str, float]:
     """By agent: the mean return late in the run, which may have been stopped before `total_steps`."""
     ended = {agent: LateReturns(total_steps) for agent in sorted(agents, key=agent_order)}
+    end = 0
     for metric in metrics:
+        end = max(end, metric.step)
         if metric.name == "episode_return" and metric.agent in ended:
             ended[metric.agent].add(metric)
-    end = max((metric.step for metric in metrics), default=0)
     return {agent: late.mean(end) for agent, late in ended.items()}
 
 

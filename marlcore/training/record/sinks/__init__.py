@@ -5,6 +5,6 @@ a thread of its own: it slows nobody, and what it loses is counted. Sinks never 
 """
 
 from .background import Background, Sink, Sinks, open_sinks
-from .csv import CsvSink, read_metrics
+from .csv import CsvSink, each_metric, read_metrics
 from .tensorboard import TensorBoardSink
 from .wandb import WandbSink

@@ -3,8 +3,11 @@
 import csv
 import io
 import os
+import sys
 import zlib
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -39,7 +42,8 @@ class CsvSink:
                 self._rows.writerow(_HEADER)
                 self._file.flush()
             else:
-                read_metrics(path)  # raises ValueError: it is none
+                for _ in each_metric(path):  # raises ValueError: it is none
+                    pass
                 whole, newline, _ = path.read_bytes().rpartition(b"\n")
                 os.truncate(path, len(whole) + len(newline))
                 self._raw.take(whole + newline)
@@ -114,19 +118,28 @@ def read_metrics(path: str | Path) -> list[Metric]:
 
     Raises ValueError: the file is not a metrics.csv, one of its lines is not a metric, or it was changed.
     """
-    text = _verified(Path(path)).decode("utf-8", errors="replace")
-    lines = io.StringIO(text[: text.rfind("\n") + 1], newline="").readlines()
-    header, expected = lines[0].rstrip("\r\n") if lines else "", ",".join(_HEADER)
-    if header != expected:
+    return list(each_metric(path))
+
+
+def each_metric(path: str | Path) -> Iterator[Metric]:
+    """As `read_metrics`, one at a time: a long run has more metrics than there should be in memory."""
+    data = _verified(Path(path))
+    data = data[: data.rfind(b"\n") + 1]
+    lines, expected = _lines(data), ",".join(_HEADER)
+    if (header := next(lines, "").rstrip("\r\n")) != expected:
         raise ValueError(f"{str(path)!r}: expected the header {expected}, got {brief(header)}")
-    rows = csv.reader(lines[1:])
+    rows = csv.reader(lines)
     try:
-        return [
-            Metric(float(time_s), int(step), agent, name, float(value)) for time_s, step, agent, name, value in rows
-        ]
+        for time_s, step, agent, name, value in rows:
+            yield Metric(float(time_s), int(step), sys.intern(agent), sys.intern(name), float(value))
     except (ValueError, csv.Error) as error:
-        got = f"in line {1 + rows.line_num}, got {brief(lines[rows.line_num])}"
+        (line,) = islice(_lines(data), rows.line_num, rows.line_num + 1)
+        got = f"in line {1 + rows.line_num}, got {brief(line)}"
         raise ValueError(f"{str(path)!r}: expected {expected} {got} ({error})") from None
+
+
+def _lines(data: bytes) -> Iterator[str]:
+    return io.TextIOWrapper(io.BytesIO(data), "utf-8", errors="replace", newline="")
 
 
 def _verified(path: Path) -> bytes:
