@@ -81,7 +81,7 @@ def train(
             The message of KeyboardInterrupt is the run's directory, if it has one.
         Whatever the callback raises, except `StopRun`.
     """
-    with _children(config) as children:
+    with children_of(config) as children:
         return _trained(
             Request(env_fn, algorithm, config, progress, resume, callback, init_from, init_strict), children
         )
@@ -121,7 +121,7 @@ def train_offline(
 
     Raises: as `train`; ValueError also where the replay's spec differs, NotEnoughData where no batch can be drawn.
     """
-    with _children(config) as children:
+    with children_of(config) as children:
         from .offline import OfflineData
 
         data = OfflineData(replay, updates)
@@ -148,7 +148,7 @@ def start(
 
     Raises: as `train`, for everything that fails before the run's processes start; `Run.wait` raises the rest.
     """
-    children = _children(config)
+    children = children_of(config)
     with ClosedAfterError(children):
         from .run import Run
         from .run_input import RunInput
@@ -177,7 +177,7 @@ def train_seeds(
     Raises: as `train`; ValueError also if a seed comes twice, or if runs in serial mode, which all work in this
         process, are to run in parallel.
     """
-    with _children(config) as children:
+    with children_of(config) as children:
         from .seeds import work_seeds
 
         request = Request(env_fn, algorithm, config, progress, init_from=init_from, init_strict=init_strict)
@@ -215,13 +215,13 @@ def train_population(
 
     Raises: as `train`, but a member that diverges does not end the others.
     """
-    with _children(config) as children:
+    with children_of(config) as children:
         from .population import work_population
 
         return work_population(Request(env_fn, algorithm, config, progress, plots=False), population, resume, children)
 
 
-def _children(config: Config | None) -> Children:
+def children_of(config: Config | None) -> Children:
     """The processes of a run, the server that forks them among them: it imports what they need from now on."""
     children = Children(interrupts=Interrupts())
     if getattr(config, "mode", "async") == "async":

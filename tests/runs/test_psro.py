@@ -187,10 +187,14 @@ def test_a_killed_psro_continues_after_its_last_whole_iteration(tmp_path: Path) 
 
 
 def test_ctrl_c_names_the_directory_that_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: Any, **options: Any) -> None:
-        raise KeyboardInterrupt(str(tmp_path / "iteration-1"))
+    module = sys.modules[mc.psro.__module__]
+    work = module.work
 
-    monkeypatch.setattr(sys.modules[mc.psro.__module__], "train", interrupted)
+    def interrupted(*arguments: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGINT)
+        return work(*arguments)
+
+    monkeypatch.setattr(module, "work", interrupted)
     with pytest.raises(KeyboardInterrupt, match=f"^{re.escape(str(tmp_path))}$"):
         respond(tmp_path, 1)
 

@@ -21,12 +21,14 @@ from numpy.typing import NDArray
 from ...checks import absolute, check_whole, is_number
 from ...envs import factory
 from ...notices import say, shown_with
+from ...processes import Children, Interrupts
 from ..config import Config, EvaluationConfig, SelfPlayConfig
-from ..doors import train
+from ..doors import children_of
 from ..evaluation import LoadedPolicy, evaluate, load_policy, save_policies
 from ..loops import PolicyModel, build_model
 from ..record import checkpoint_path, is_address, load_checkpoint, save_checkpoint
 from ..request import Algorithms, Request
+from ..run import work
 from ..run_input import RunInput, assigned, check_learners
 from ..self_play import POLICY
 from ..several import folder_of, held
@@ -94,8 +96,8 @@ def psro(
             raise ValueError(f"config.{name}: expected the default, since psro chooses all games, got other settings")
     folder = _folder(config.run_dir, resume)
     name = meta_solver if isinstance(meta_solver, str) else getattr(meta_solver, "__name__", "function")
-    oracles = Oracles(folder, env_fn, algorithm, config, games, progress)
-    with shown_with(progress), held(folder, "psro"):
+    with children_of(config) as children, shown_with(progress), held(folder, "psro"):
+        oracles = Oracles(folder, env_fn, algorithm, config, games, progress, children)
         result = oracles.checked(resume is not None)
         _mix(result, solve)  # perhaps by another solver than before
         write_result(result, name)  # before all else, so that a psro which is killed at once can continue
@@ -140,6 +142,7 @@ class Oracles:
     config: Config
     games: int
     progress: bool
+    children: Children  # whose server forks the workers of all runs
 
     def checked(self, resumed: bool) -> PSROResult:
         """What is known at the beginning. Raises ValueError, TypeError: the input is refused, or none can continue."""
@@ -197,12 +200,10 @@ class Oracles:
         number = len(result.payoffs)
         shutil.rmtree(self._run_dir(number), ignore_errors=True)  # of a psro that was killed
         for place, policy in enumerate(self.policies):
-            env_fn, algorithm, config = self._run(place, number, result.populations[place - 1].mixture)
-            try:
-                train(env_fn, algorithm, config, progress=self.progress)
-            except KeyboardInterrupt:  # whose message is the run's directory, which does not continue
-                raise KeyboardInterrupt(str(self.folder)) from None
-            state = load_checkpoint(checkpoint_path(Path(str(config.run_dir)), policy.name))
+            run_dir = self._train(
+                Request(*self._run(place, number, result.populations[place - 1].mixture), self.progress)
+            )
+            state = load_checkpoint(checkpoint_path(run_dir, policy.name))
             kept = {name: state[name] for name in state.keys() - {"trainer"}}
             save_checkpoint(checkpoint_path(*self._saved(place, number)), kept)
         tables = np.zeros((2, number + 1, number + 1))
@@ -213,6 +214,14 @@ class Oracles:
         if not self._shared:
             tables[:, -1, -1] = self._payoff(number, number)
         return tables[0], tables[1]
+
+    def _train(self, request: Request) -> Path:
+        """The run's directory. A signal that ends it names that of all runs, which is the one that continues."""
+        run_input, self.children.interrupts = RunInput.checked(request), Interrupts()
+        with self.children.interrupts as interrupts:
+            result = work(run_input, Children(interrupts=interrupts, server=self.children.server))
+        interrupts.deliver(str(self.folder))
+        return result.run_dir
 
     def policy(self, place: int, number: int) -> LoadedPolicy:
         return load_policy(*self._saved(place, number))
