@@ -55,13 +55,16 @@ def _plain_loop(seed: int, steps: int, tell: Callable[[int, float], object]) -> 
 SPREAD = mc.preset("simple-spread-ppo")
 # Memory: the same settings with it and without.
 R2D2, RECURRENT_PPO = mc.preset("recall-r2d2"), mc.preset("recall-recurrentppo")
+WIDE = mc.DQN(hidden=(128, 128))  # instead of 128 x 64 units
 SHARED = ("batch_size", "minibatch_size", "learning_rate", "entropy_coefficient")
 
 
 TASKS = {
     "CartPole-v1": Task("gymnasium:CartPole-v1", "dqn"),
     "CartPole-v1, plain loop": Task("gymnasium:CartPole-v1", "dqn", peer=_plain_loop),
+    "CartPole-v1, 128 x 128 units": Task("gymnasium:CartPole-v1", WIDE),
     "LunarLander-v3": Task("gymnasium:LunarLander-v3", "dqn"),
+    "LunarLander-v3, 128 x 128 units": Task("gymnasium:LunarLander-v3", WIDE),
     "simple_spread_v3": Task("pettingzoo:mpe2.simple_spread_v3", "dqn"),
     "simple_spread_v3, dqn, one policy": Task(SPREAD.env, "dqn", mc.Config(policies=SPREAD.config.policies)),
     "simple_spread_v3, ippo, one policy": Task(*SPREAD),

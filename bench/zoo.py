@@ -36,6 +36,7 @@ from .results import EPISODES, play_randomly
 
 FIGURES = Path(__file__).parents[1] / "docs" / "zoo" / "figures.json"
 DEFAULTS = FIGURES.with_name("defaults.json")  # of `bench.defaults`
+BENCHMARL = FIGURES.with_name("benchmarl.json")  # of `bench.teams`
 BINS = 30  # of a stored curve
 
 
@@ -126,7 +127,7 @@ def main() -> None:
     options = parser.parse_args()
     figures = read_figures(options.figures)
     if options.page:
-        zoo_page.write(figures, read_figures(DEFAULTS))
+        zoo_page.write(figures, read_figures(DEFAULTS), read_figures(BENCHMARL))
         return
     for preset in options.only or preset_names():
         figures[preset] = record_of(figures, preset)

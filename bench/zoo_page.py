@@ -30,9 +30,13 @@ RL_ZOO = {  # one run each, in thousands of steps; HalfCheetah and Hopper are -v
     "acrobot-ppo": (-73.5, 1000), "bipedalwalker-ppo": (213.3, 5000), "breakout-dqn": (358.3, 10_000),
     "cartpole-dqn": (500, 50), "cartpole-ppo": (500, 100), "halfcheetah-sac": (9535, 1000),
     "hopper-ppo": (2410.4, 1000), "lunarlander-dqn": (154.4, 100), "lunarlander-ppo": (242.1, 1000),
-    "mountaincar-dqn": (-100.8, 120), "pendulum-sac": (-157.0, 20), "pendulum-td3": (-151.9, 20),
+    "mountaincar-ppo": (-110.4, 1000), "pendulum-sac": (-157.0, 20), "pendulum-td3": (-151.9, 20),
     "pong-dqn": (20.6, 10_000),
 }  # fmt: skip
+TEAM_TASKS = ("simple-spread", "simple-reference", "simple-tag")
+TEAM_ALGORITHMS = ("vdn", "qmix", "matd3", "maddpg", "happo", "coma", "mappo", "ppo")
+TEAM_STEPS = 100_000  # of the environment, by all of their presets
+OF_BENCHMARL = {"vdn": "vdn", "qmix": "qmix", "maddpg": "maddpg", "mappo": "mappo", "ippo": "ppo"}  # by its names
 COLUMNS = (
     "preset", "environment", "algorithm", "steps", "seeds", "random", "last", "best", "threshold", "solved", "RL Zoo",
     "seconds", "CPU seconds",
@@ -48,15 +52,17 @@ def interquartile_mean(scores: Sequence[float]) -> tuple[float, float, float]:
     return float(mean(scores)), *map(float, drawn.confidence_interval)
 
 
-def write(figures: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
-    """Writes what of the page comes from figures, between its marks, and the picture."""
+def write(figures: Mapping[str, Any], defaults: Mapping[str, Any], benchmarl: Mapping[str, Any]) -> None:
+    """Writes what of the page comes from figures, between its marks, and the pictures."""
     table = markdown(COLUMNS, (row_of(name, figures.get(name)) for name in preset_names()))
     picture = "![Return over the steps of each preset's runs: means, and lowest to highest](zoo/curves.png)"
     text = "\n".join([table, conditions(figures), "", picture, ""])
     page = DOCS / "zoo.md"
     renderers = {"zoo": lambda _: text, "defaults": lambda _: table_of_defaults(defaults)}
+    renderers["benchmarl"] = lambda _: beside_benchmarl(figures, benchmarl)
     page.write_text(filled(page.read_text(), renderers))
     draw({name: figures[name] for name in preset_names() if name in figures}, DOCS / "zoo" / "curves.png")
+    draw_teams(figures, DOCS / "zoo" / "teams.png")
 
 
 def conditions(figures: Mapping[str, Any]) -> str:
@@ -105,6 +111,33 @@ def table_of_defaults(defaults: Mapping[str, Any]) -> str:
     return markdown(("algorithm", "settings", "score", "scores by seed"), rows)
 
 
+def beside_benchmarl(figures: Mapping[str, Any], benchmarl: Mapping[str, Any]) -> str:
+    """A row a run of BenchMARL, beside the preset of the same task and algorithm."""
+    columns = [
+        "BenchMARL's run",
+        "seed",
+        "steps",
+        "return",
+        "seconds",
+        "CPU seconds",
+        "preset",
+        "its return",
+        "its seconds",
+    ]
+    columns += ["its CPU seconds", "CPU time, times"]
+    rows = []
+    for name, runs in benchmarl["runs"].items():
+        task, algorithm = name.split()[:2]
+        preset = f"{task}-{OF_BENCHMARL[algorithm]}"
+        ours = list(figures[preset]["runs"].values())
+        seconds, cpu = (median(run[measure] for run in ours) for measure in ("seconds", "cpu"))
+        score = f"{interquartile_mean([run['last'] for run in ours])[0]:.4g}"
+        for seed, run in runs.items():
+            theirs = [name, seed, run["steps"], f"{run['last']:.4g}", run["seconds"], run["cpu"]]
+            rows.append([*theirs, preset, score, f"{seconds:.0f}", f"{cpu:.0f}", f"{run['cpu'] / cpu:.1f}"])
+    return markdown(columns, rows) + f"\n{benchmarl['machine']}; {benchmarl['software']}.\n"
+
+
 def threshold_of(env: str) -> float | None:
     """What Gymnasium's registry calls solved; None for environments without a threshold, and of other packages."""
     spec = gymnasium.registry.get(env.partition(":")[2])
@@ -133,6 +166,23 @@ def draw(figures: Mapping[str, Any], path: Path) -> None:
         axes.tick_params(labelsize=7)
         axes.spines[["top", "right"]].set_visible(False)
     path.parent.mkdir(exist_ok=True)
+    figure.savefig(path)
+    use_fewer_colours(path)
+
+
+def draw_teams(figures: Mapping[str, Any], path: Path) -> None:
+    """A panel a task: the mean curve of each algorithm's seeds."""
+    figure = Figure(figsize=(12, 4), dpi=90, layout="constrained")
+    for axes, task in zip(figure.subplots(1, len(TEAM_TASKS)), TEAM_TASKS, strict=True):
+        for number, algorithm in enumerate(TEAM_ALGORITHMS):
+            if record := figures.get(f"{task}-{algorithm}"):
+                curve = np.array([run["curve"] for run in record["runs"].values()], float).mean(0)
+                steps = (np.arange(len(curve)) + 0.5) / len(curve) * TEAM_STEPS
+                axes.plot(steps, curve, color=f"C{number}", linewidth=1.5, label=algorithm.upper())
+        axes.set_title(task.replace("-", "_"), fontsize=9)
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+        axes.legend(fontsize=7, frameon=False)
+        axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path)
     use_fewer_colours(path)
 

@@ -1,6 +1,6 @@
-"""Peers in environments of their own: `python -m bench.peers.install sample-factory` or `sorrel`.
+"""Peers in environments of their own: `python -m bench.peers.install benchmarl`, `sample-factory` or `sorrel`.
 
-Sample Factory needs older packages. sorrel 1.6.0 needs Python 3.12 and 6 GB; beside it are the packages of
+BenchMARL and Sample Factory need older packages. sorrel 1.6.0 needs Python 3.12 and 6 GB; beside it are the packages of
 marlcore[train], and marlcore itself is found by PYTHONPATH, so that this checkout is what runs.
 """
 
@@ -57,6 +57,17 @@ OF_MARLCORE = [
     for requirement in requires("marlcore") or []
     if "extra" not in requirement or 'extra == "train"' in requirement
 ]
+BENCHMARL = Environment(
+    "benchmarl",
+    (
+        "benchmarl==1.5.1",
+        "torchrl==0.10.1",
+        "tensordict==0.10.0",
+        "torch==2.13.0",
+        "pettingzoo==1.24.3",
+        "pygame==2.6.1",
+    ),
+)
 SAMPLE_FACTORY = Environment("sample-factory", ("sample-factory==2.1.1", "gymnasium==0.29.1", "numpy==1.26.4"))
 SORREL = Environment(
     "sorrel", ("sorrel==1.6.0", "hypothesis", "pytest-benchmark", "pytest-xdist", *OF_MARLCORE), (3, 12)
@@ -78,7 +89,7 @@ def appo_rate() -> float:
 
 
 if __name__ == "__main__":
-    environments = {environment.name: environment for environment in (SAMPLE_FACTORY, SORREL)}
+    environments = {environment.name: environment for environment in (BENCHMARL, SAMPLE_FACTORY, SORREL)}
     parser = argparse.ArgumentParser(prog="python -m bench.peers.install", description=__doc__)
     parser.add_argument("peer", choices=environments)
     peer = parser.parse_args().peer
