@@ -52,11 +52,13 @@ def held(folder: Path, kind: str) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ValueError(f"run_dir: expected one in which no other {kind} works, got {str(folder)!r}") from None
-        yield
+        try:
+            yield
+        finally:
+            with suppress(OSError):  # it holds the runs
+                folder.rmdir()
     finally:
         os.close(lock)
-        with suppress(OSError):  # it holds the runs
-            folder.rmdir()
 
 
 def make_runs(

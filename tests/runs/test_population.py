@@ -233,6 +233,7 @@ def test_one_program_at_a_time_works_in_a_population(tmp_path: Path) -> None:
     with held(tmp_path / "run", "population"):
         says = "run_dir: expected one in which no other population works, got "
         check_refused(lambda: train(tmp_path, population()), ValueError, says)
+        assert (tmp_path / "run").is_dir(), "it belongs to the one that works"
 
 
 @pytest.mark.usefixtures("scored_by_rate")

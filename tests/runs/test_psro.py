@@ -186,15 +186,18 @@ def test_a_killed_psro_continues_after_its_last_whole_iteration(tmp_path: Path) 
     np.testing.assert_equal(respond(folder, resume=folder).gains, whole.gains)
 
 
-def test_ctrl_c_names_the_directory_that_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("during", ["work", "evaluate", "plot_result"])
+def test_ctrl_c_names_the_directory_that_continues(
+    during: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     module = sys.modules[mc.psro.__module__]
-    work = module.work
+    whole = getattr(module, during)
 
-    def interrupted(*arguments: Any) -> Any:
+    def interrupted(*arguments: Any, **options: Any) -> Any:
         os.kill(os.getpid(), signal.SIGINT)
-        return work(*arguments)
+        return whole(*arguments, **options)
 
-    monkeypatch.setattr(module, "work", interrupted)
+    monkeypatch.setattr(module, during, interrupted)
     with pytest.raises(KeyboardInterrupt, match=f"^{re.escape(str(tmp_path))}$"):
         respond(tmp_path, 1)
 

@@ -101,21 +101,31 @@ def psro(
         result = oracles.checked(resume is not None)
         _mix(result, solve)  # perhaps by another solver than before
         write_result(result, name)  # before all else, so that a psro which is killed at once can continue
-        oracles.begin(result)
-        while len(result.payoffs) <= iterations and not _is_over(result, min_gain):
-            add_policies(result, *oracles.respond(result))
-            _mix(result, solve)
-            write_result(result, name)
-            plot_result(result, name)
-            for policy, population in zip(oracles.policies, result.populations, strict=True):
-                number, (gain, half) = len(population.gains), population.gains[-1]
-                spread = "all games alike" if math.isnan(half) else f"± {half:.2g}"
-                say(f"psro: policy {number} of {policy.name} gains {gain:.3g} ({spread}) over the last mixture")
-        if len(result.payoffs) <= iterations:
-            say(f"psro: ends after {len(result.payoffs) - 1} of {iterations} iterations: none gained {min_gain:g}")
+        try:
+            _iterate(oracles, result, solve, name, iterations, min_gain)
+        except KeyboardInterrupt:  # of a run, in games, or between: the directory of all is the one that continues
+            raise KeyboardInterrupt(str(folder)) from None
         for place, population in enumerate(result.populations):
             population.policies = [oracles.policy(place, number) for number in range(len(population.mixture))]
     return result
+
+
+def _iterate(
+    oracles: Oracles, result: PSROResult, solve: MetaSolver, name: str, iterations: int, min_gain: float | None
+) -> None:
+    """Adds policies to the result, and files to its directory, until it is over; `name` is the solver's."""
+    oracles.begin(result)
+    while len(result.payoffs) <= iterations and not _is_over(result, min_gain):
+        add_policies(result, *oracles.respond(result))
+        _mix(result, solve)
+        write_result(result, name)
+        plot_result(result, name)
+        for policy, population in zip(oracles.policies, result.populations, strict=True):
+            number, (gain, half) = len(population.gains), population.gains[-1]
+            spread = "all games alike" if math.isnan(half) else f"± {half:.2g}"
+            say(f"psro: policy {number} of {policy.name} gains {gain:.3g} ({spread}) over the last mixture")
+    if len(result.payoffs) <= iterations:
+        say(f"psro: ends after {len(result.payoffs) - 1} of {iterations} iterations: none gained {min_gain:g}")
 
 
 def _mix(result: PSROResult, solve: MetaSolver) -> None:
@@ -216,11 +226,11 @@ class Oracles:
         return tables[0], tables[1]
 
     def _train(self, request: Request) -> Path:
-        """The run's directory. A signal that ends it names that of all runs, which is the one that continues."""
+        """The run's directory."""
         run_input, self.children.interrupts = RunInput.checked(request), Interrupts()
         with self.children.interrupts as interrupts:
             result = work(run_input, Children(interrupts=interrupts, server=self.children.server))
-        interrupts.deliver(str(self.folder))
+        interrupts.deliver()
         return result.run_dir
 
     def policy(self, place: int, number: int) -> LoadedPolicy:
