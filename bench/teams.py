@@ -50,8 +50,7 @@ def main() -> None:
                 sys.stdout.write(f"{task} {algorithm} {seed} {json.dumps(found)}\n")
                 name = f"{task} {algorithm}" + (f" {options.changes}" if options.changes != "{}" else "")
                 figures = read_figures(FIGURES)
-                runs = figures.setdefault("runs", {}).setdefault(name, {})
-                runs[str(seed)] = found
+                figures.setdefault("runs", {}).setdefault(name, {})[str(seed)] = found
                 write(FIGURES, {**figures, "machine": processor(), "software": " ".join(BENCHMARL.packages)})
 
 

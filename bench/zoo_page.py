@@ -113,18 +113,8 @@ def table_of_defaults(defaults: Mapping[str, Any]) -> str:
 
 def beside_benchmarl(figures: Mapping[str, Any], benchmarl: Mapping[str, Any]) -> str:
     """A row a run of BenchMARL, beside the preset of the same task and algorithm."""
-    columns = [
-        "BenchMARL's run",
-        "seed",
-        "steps",
-        "return",
-        "seconds",
-        "CPU seconds",
-        "preset",
-        "its return",
-        "its seconds",
-    ]
-    columns += ["its CPU seconds", "CPU time, times"]
+    columns = ["BenchMARL's run", "seed", "steps", "return", "seconds", "CPU seconds", "preset"]
+    columns += ["its return", "its seconds", "its CPU seconds", "seconds, times", "CPU seconds, times"]
     rows = []
     for name, runs in benchmarl["runs"].items():
         task, algorithm = name.split()[:2]
@@ -134,7 +124,8 @@ def beside_benchmarl(figures: Mapping[str, Any], benchmarl: Mapping[str, Any]) -
         score = f"{interquartile_mean([run['last'] for run in ours])[0]:.4g}"
         for seed, run in runs.items():
             theirs = [name, seed, run["steps"], f"{run['last']:.4g}", run["seconds"], run["cpu"]]
-            rows.append([*theirs, preset, score, f"{seconds:.0f}", f"{cpu:.0f}", f"{run['cpu'] / cpu:.1f}"])
+            times = [f"{run['seconds'] / seconds:.1f}", f"{run['cpu'] / cpu:.1f}"]
+            rows.append([*theirs, preset, score, f"{seconds:.0f}", f"{cpu:.0f}", *times])
     return markdown(columns, rows) + f"\n{benchmarl['machine']}; {benchmarl['software']}.\n"
 
 

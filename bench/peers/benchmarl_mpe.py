@@ -1,8 +1,9 @@
 """One run of BenchMARL on a task of MPE; a program for BenchMARL's environment: TASK ALGORITHM STEPS SEED CHANGES.
 
-The settings are BenchMARL's own, with these changes of its experiment (JSON), but for networks of 64 x 64 units and
-episodes of 25 steps, as the presets have them. It prints one line of JSON: the steps that it took, the mean return of
-an agent in the greedy episodes after them, and seconds without these episodes.
+The settings are BenchMARL's own, with these changes of its experiment (JSON), but for networks of 64 x 64 units,
+episodes of 25 steps and, where an algorithm has them, discrete actions, as the presets have them. It prints one line of
+JSON: the steps that it took, the mean return of an agent in the greedy episodes after them, and seconds without these
+episodes.
 """
 
 import json
@@ -63,6 +64,7 @@ def main(task: str, algorithm: str, steps: int, seed: int, changes: dict[str, An
     model = MlpConfig.get_from_yaml()
     model.num_cells = [64, 64]
     config = ExperimentConfig.get_from_yaml()
+    config.prefer_continuous_actions = False
     for name, value in changes.items():
         setattr(config, name, value)
     batch = config.collected_frames_per_batch(chosen.on_policy())
