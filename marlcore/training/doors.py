@@ -82,9 +82,7 @@ def train(
         Whatever the callback raises, except `StopRun`.
     """
     with children_of(config) as children:
-        return _trained(
-            Request(env_fn, algorithm, config, progress, resume, callback, init_from, init_strict), children
-        )
+        return trained(Request(env_fn, algorithm, config, progress, resume, callback, init_from, init_strict), children)
 
 
 def train_offline(
@@ -125,7 +123,7 @@ def train_offline(
         from .offline import OfflineData
 
         data = OfflineData(replay, updates)
-        return _trained(
+        return trained(
             Request(env_fn, algorithm, config, progress, resume, callback, init_from, init_strict, data), children
         )
 
@@ -230,7 +228,7 @@ def children_of(config: Config | None) -> Children:
     return children
 
 
-def _trained(request: Request, children: Children) -> Result:
+def trained(request: Request, children: Children) -> Result:
     """Makes a run in this thread; raises what a signal came for, or what the callback raised."""
     from .run import work
     from .run_input import RunInput

@@ -190,7 +190,7 @@ def test_a_killed_psro_continues_after_its_last_whole_iteration(tmp_path: Path) 
 def test_ctrl_c_names_the_directory_that_continues(
     during: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = sys.modules[mc.psro.__module__]
+    module = sys.modules["marlcore.training.run" if during == "work" else mc.psro.__module__]
     whole = getattr(module, during)
 
     def interrupted(*arguments: Any, **options: Any) -> Any:

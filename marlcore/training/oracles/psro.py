@@ -23,12 +23,11 @@ from ...envs import factory
 from ...notices import say, shown_with
 from ...processes import Children, Interrupts
 from ..config import Config, EvaluationConfig, SelfPlayConfig
-from ..doors import children_of
+from ..doors import children_of, trained
 from ..evaluation import LoadedPolicy, evaluate, load_policy, save_policies
 from ..loops import PolicyModel, build_model
 from ..record import checkpoint_path, is_address, load_checkpoint, save_checkpoint
 from ..request import Algorithms, Request
-from ..run import work
 from ..run_input import RunInput, assigned, check_learners
 from ..self_play import POLICY
 from ..several import folder_of, held
@@ -227,11 +226,8 @@ class Oracles:
 
     def _train(self, request: Request) -> Path:
         """The run's directory."""
-        run_input, self.children.interrupts = RunInput.checked(request), Interrupts()
-        with self.children.interrupts as interrupts:
-            result = work(run_input, Children(interrupts=interrupts, server=self.children.server))
-        interrupts.deliver()
-        return result.run_dir
+        self.children.interrupts = interrupts = Interrupts()  # which end the wait for a server, too
+        return trained(request, Children(interrupts=interrupts, server=self.children.server)).run_dir
 
     def policy(self, place: int, number: int) -> LoadedPolicy:
         return load_policy(*self._saved(place, number))
