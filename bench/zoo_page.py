@@ -11,8 +11,10 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
+from numpy.typing import NDArray
 from scipy.stats import bootstrap, trim_mean
 
 import marlcore as mc
@@ -144,18 +146,15 @@ def draw(figures: Mapping[str, Any], path: Path) -> None:
         axes.set_axis_off()
     for axes, (preset, record) in zip(panels, figures.items(), strict=False):
         env, _, config = mc.preset(preset)
-        curves = np.array([run["curve"] for run in record["runs"].values()], float)
-        steps = (np.arange(curves.shape[1]) + 0.5) / curves.shape[1] * config.total_steps
+        steps, curves = _curves_of(record, config.total_steps)
         whole = ~np.isnan(curves).any(0)
         steps, curves = steps[whole], curves[:, whole]
         axes.fill_between(steps, curves.min(0), curves.max(0), alpha=0.25, linewidth=0)
         axes.plot(steps, curves.mean(0), linewidth=1.5)
         if (threshold := threshold_of(env)) is not None:
             axes.axhline(threshold, color="0.5", linewidth=1, linestyle="--")
-        axes.set_title(preset, fontsize=9)
-        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+        _label(axes, preset)
         axes.tick_params(labelsize=7)
-        axes.spines[["top", "right"]].set_visible(False)
     path.parent.mkdir(exist_ok=True)
     figure.savefig(path)
     use_fewer_colours(path)
@@ -167,15 +166,25 @@ def draw_teams(figures: Mapping[str, Any], path: Path) -> None:
     for axes, task in zip(figure.subplots(1, len(TEAM_TASKS)), TEAM_TASKS, strict=True):
         for number, algorithm in enumerate(TEAM_ALGORITHMS):
             if record := figures.get(f"{task}-{algorithm}"):
-                curve = np.array([run["curve"] for run in record["runs"].values()], float).mean(0)
-                steps = (np.arange(len(curve)) + 0.5) / len(curve) * TEAM_STEPS
-                axes.plot(steps, curve, color=f"C{number}", linewidth=1.5, label=algorithm.upper())
-        axes.set_title(task.replace("-", "_"), fontsize=9)
-        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+                steps, curves = _curves_of(record, TEAM_STEPS)
+                axes.plot(steps, curves.mean(0), color=f"C{number}", linewidth=1.5, label=algorithm.upper())
+        _label(axes, task.replace("-", "_"))
         axes.legend(fontsize=7, frameon=False)
-        axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path)
     use_fewer_colours(path)
+
+
+def _curves_of(record: Mapping[str, Any], total_steps: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The steps in the middle of each bin, and the returns [runs, bins]."""
+    curves = np.array([run["curve"] for run in record["runs"].values()], float)
+    bins = curves.shape[1]
+    return (np.arange(bins) + 0.5) / bins * total_steps, curves
+
+
+def _label(axes: Axes, title: str) -> None:
+    axes.set_title(title, fontsize=9)
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.spines[["top", "right"]].set_visible(False)
 
 
 def _number(value: float | None) -> str:
