@@ -31,7 +31,7 @@ def watch(context: mc.WorkerContext, replay: mc.ReplayBuffer) -> None:
     """Reports the pole's mean lean in the rows held, in degrees; takes no lock and changes nothing."""
     sampler = replay.sampler(batch_size=256, min_size=256)
     while not context.stopping:
-        lean = np.abs(sampler.sample().obs.reshape(-1, 4)[:, 2]).mean()
+        lean = np.abs(sampler.sample(timeout=60.0).obs.reshape(-1, 4)[:, 2]).mean()
         context.report("lean", np.degrees(lean))
         time.sleep(0.2)
 
@@ -58,7 +58,7 @@ def main(args: Args) -> float:
     with mc.Workers() as workers:
         workers.start(watch, model.replay_buffer.replay)
         model.learn(args.timesteps)
-        lean = [report.value for report in workers.reports()]
+    lean = [report.value for report in workers.reports()]
     mean, _ = evaluate_policy(model, Monitor(gym.make("CartPole-v1")), n_eval_episodes=20)
     print(f"the pole leant by {lean[0]:.1f} degrees at first and by {lean[-1]:.1f} at last; mean return {mean:.1f}")
     model.replay_buffer.close()
