@@ -2,60 +2,43 @@
 
 `pip install "marlcore[envs]"`. The agents of simple_spread (Lowe et al. 2017, arXiv:1706.02275) earn more the nearer
 they are to all landmarks together, and less where they collide. Members of a team act by what each sees; those of
-MAPPO and PPO are agents on their own, who share a policy. spread.png shows the greedy evaluations of all.
+MAPPO and PPO are agents on their own, who share a policy. The settings are the presets'. spread.png shows the greedy
+evaluations of all.
 """
 
 import argparse
 import time
 from dataclasses import replace
-from typing import Any
 
 import matplotlib.pyplot as plt
 
 import marlcore as mc
 from marlcore.training import read_metrics
 
-ENV, AGENTS = "pettingzoo-parallel:mpe2.simple_spread_v3", ("agent_0", "agent_1", "agent_2")
-OFF_POLICY = mc.Config(
-    updates_per_step=0.1,
-    actor=mc.ActorConfig(envs=16),
-    learner=mc.LearnerConfig(gamma=0.95, batch_size=128, warmup=1_000),
-)
-ON_POLICY = mc.Config(actor=mc.ActorConfig(envs=16), learner=mc.LearnerConfig(gamma=0.95))
-SHARED = replace(ON_POLICY, policies=dict.fromkeys(AGENTS, "all"))
-CHOICES: dict[str, tuple[Any, mc.Config]] = {
-    "VDN": (mc.VDN(), OFF_POLICY),
-    "QMIX": (mc.QMIX(positive="softmax"), OFF_POLICY),
-    "MATD3": (mc.MATD3(), OFF_POLICY),
-    "MADDPG": (mc.MADDPG(), OFF_POLICY),
-    "HAPPO": (mc.HAPPO(learning_rate=7e-4, entropy_coefficient=0.01, batch_size=800, minibatch_size=200), ON_POLICY),
-    "COMA": (mc.COMA(), ON_POLICY),
-    "MAPPO": (mc.MAPPO(learning_rate=7e-4, batch_size=2400, minibatch_size=600), SHARED),
-    "PPO": (mc.PPO(learning_rate=7e-4, batch_size=2400, minibatch_size=600), SHARED),
-}
+ALGORITHMS, AGENTS = ("vdn", "qmix", "matd3", "maddpg", "happo", "coma", "mappo", "ppo"), 3
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition(":")[0])
-    parser.add_argument("--algorithms", nargs="+", choices=[*CHOICES], default=[*CHOICES])
+    parser.add_argument("--algorithms", nargs="+", choices=ALGORITHMS, default=ALGORITHMS)
     parser.add_argument("--steps", type=int, default=40_000, help="of the environment, in which all three agents act")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     for name in options.algorithms:
-        algorithm, config = CHOICES[name]
-        steps = options.steps * (len(AGENTS) if config.policies else 1)  # a team's step is one of the environment
+        env, algorithm, config = mc.preset(f"simple-spread-{name}")
+        steps = options.steps * (AGENTS if config.policies else 1)  # a team's step is one of the environment
         evaluation = mc.EvaluationConfig(interval=steps // 5)
         config = replace(config, total_steps=steps, seed=options.seed, evaluation=evaluation)
         began = time.monotonic()
-        result = mc.train(ENV, algorithm, config, progress=False)
+        result = mc.train(env, algorithm, config, progress=False)
         seconds = time.monotonic() - began
         returns = mc.evaluate(result.run_dir, episodes=100).mean
-        print(f"{name:6} {sum(returns.values()) / len(AGENTS):.1f} by agent in {seconds:.0f} s", flush=True)
+        print(f"{name:6} {sum(returns.values()) / AGENTS:.1f} by agent in {seconds:.0f} s", flush=True)
         found = [metric for metric in read_metrics(result.run_dir / "metrics.csv") if metric.name == "eval_return"]
         curve: dict[float, float] = {}  # the sum over teams or agents, by step
         for metric in found:
             step = metric.step * options.steps / steps
-            curve[step] = curve.get(step, 0.0) + metric.value / len(AGENTS)
+            curve[step] = curve.get(step, 0.0) + metric.value / AGENTS
         plt.plot(list(curve), list(curve.values()), label=name)
     plt.gca().set(xlabel="steps of the environment", ylabel="return of an agent, greedily")
     plt.legend()
