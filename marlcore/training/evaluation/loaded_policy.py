@@ -26,9 +26,9 @@ from ..record import (
     check_trusted,
     checkpoint_path,
     described_policies,
-    kept_steps,
     load_checkpoint,
     read_sealed,
+    saved_checkpoints,
     write_policies,
     write_sealed,
 )
@@ -174,8 +174,8 @@ class SavedRun:
         path = checkpoint_path(self.path, assigned.name, str(which))
         state = load_checkpoint(path)
         if not state:
-            kept = ", ".join(map(str, kept_steps(self.path, assigned.name))) or "none"
-            raise ValueError(f"which: expected a checkpoint at {path}, which does not exist; steps kept: {kept}")
+            expected = f"which: expected one of the checkpoints of {assigned.name!r} in {path.parent}"
+            raise ValueError(f"{expected}, {brief(saved_checkpoints(self.path, assigned.name))}, got {which!r}")
         model = build_model(assigned, self.config)
         model.restore(state)
         counts = {"updates": int(state["updates"]), "steps": int(state.get("step", 0))}

@@ -13,6 +13,7 @@ from .checkpoints import (
     kept_steps,
     load_checkpoint,
     save_checkpoint,
+    saved_checkpoints,
     taken_over,
 )
 from .curves import canvas, plot_run, plot_runs, say_that_none_ended

@@ -52,11 +52,17 @@ class KeptCheckpoints:
         return checkpoint_path(self._run_dir, self._policy, which)
 
 
+def saved_checkpoints(run_dir: Path, policy: str) -> list[str]:
+    """What `checkpoint_path` finds of a policy: "last", "best", kept steps, a pool's opponents."""
+    begin = f"{checkpoint_path(run_dir, policy).stem}."
+    names = [path.name.removeprefix(begin) for path in (run_dir / "checkpoints").glob(f"{begin}*pt")]
+    return sorted(name.removesuffix("pt").rstrip(".") or "last" for name in names)
+
+
 def kept_steps(run_dir: Path, policy: str, prefix: str = "") -> list[int]:
     """The steps of a policy's kept checkpoints, ascending; with a prefix, the numbers that follow it."""
-    begin = f"{checkpoint_path(run_dir, policy).stem}.{prefix}"
-    names = [path.stem.removeprefix(begin) for path in (run_dir / "checkpoints").glob(f"{begin}*.pt")]
-    return sorted(int(name) for name in names if name.isdecimal())
+    found = [name[len(prefix) :] for name in saved_checkpoints(run_dir, policy) if name.startswith(prefix)]
+    return sorted(int(name) for name in found if name.isdecimal())
 
 
 def save_checkpoint(path: Path, state: Mapping[str, Any], hold: Hold | None = None) -> None:
