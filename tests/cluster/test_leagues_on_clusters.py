@@ -42,7 +42,7 @@ from arena import Arena, Marking, weak
 
 settings = {"pool": 64, "admit_updates": 25, "latest": 0.2, "anchors": {weak: 0.2}, "draw": "uniform"}
 
-def league(steps, resume=None, **changes):
+def league(steps, resume=None, make=Arena, **changes):
     config = configured(
         sys.argv[2], steps, actor=mc.ActorConfig(processes=0, envs=4, sync_interval=5),
         learner=mc.LearnerConfig(
@@ -52,7 +52,7 @@ def league(steps, resume=None, **changes):
         replay=mc.ReplayConfig(capacity=48_000, save=True, mixture={"anchor": 0.25, "pool": 0.75}),
         self_play=mc.SelfPlayConfig(**{**settings, **changes}),
     )
-    return mc.start(partial(Arena, Path(sys.argv[3])), Marking(), config, resume=resume)
+    return mc.start(partial(make, Path(sys.argv[3])), Marking(), config, resume=resume)
 """
 
 
@@ -73,8 +73,15 @@ def test_a_league_of_machines_plays_as_one(ray_nodes: RayNodes, program: Program
 
 
 KILLED = """
-run = league(40_000, admit_updates=100, latest=0.0, anchors={})
-until(lambda: all(words(run, name)[0] > 2_000 for name in ("node-0", "node-1")), lambda: run.status().running)
+class Gated(Arena):
+    # Rests early until the test is about to kill: one machine may begin when the other could have ended the run.
+    def reset(self, **options):
+        while self._episode > 150 and not self._path.parent.with_name("open").exists():
+            time.sleep(0.01)
+        return super().reset(**options)
+
+run = league(40_000, make=Gated, admit_updates=100, latest=0.0, anchors={})
+until(lambda: all(words(run, name)[0] > 1_000 for name in ("node-0", "node-1")), lambda: run.status().running)
 print("working", flush=True)
 told(run.wait())
 """
@@ -94,6 +101,7 @@ def test_no_game_counts_twice_whatever_is_killed(
     victims = called(ray_nodes, "marlcore.training.nodes")[:1]
     if killed != "a program":
         victims = [*called(ray_nodes, "ray::PorterActor"), called(ray_nodes, "marlcore actor")[0]]
+    (tmp_path / "open").touch()
     for pid in victims:
         os.kill(pid, signal.SIGKILL)
     assert result_of(driver)["steps"] >= 40_000
