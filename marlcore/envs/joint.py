@@ -83,7 +83,7 @@ class JointEnvironment:
 
     def _joint_of(self, observations: Mapping[str, Any]) -> NDArray[Any]:
         if self._has_state:
-            return as_field(JOINT, self._field, np.asarray(self._env.state()).reshape(-1))
+            return as_field("state()", self._field, np.asarray(self._env.state()).reshape(-1))
         with np.errstate(over="ignore"):  # an observation beyond its dtype becomes infinite, which is refused later
             parts = [
                 gym.flatten(space, observations[agent]) if agent in observations else np.zeros(self._sizes[agent])

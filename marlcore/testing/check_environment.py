@@ -17,6 +17,7 @@ from ..checks import brief
 from ..envs import adapt, factory, is_vector, vectorize
 from ..envs.agent_view import LARGEST_REWARD, AgentView, Result, label_of, may_mask, wrong_values
 from ..envs.copies import EMPTY_EPISODES
+from ..envs.pettingzoo import is_parallel
 from ..errors import EnvironmentFailed
 from ..interfaces import Environment, Outcome, Turn, VectorEnvironment
 from ..observations import by_name
@@ -50,6 +51,7 @@ def check_env(env_or_fn: Any, steps: int = 1000, seed: int = 0) -> None:
             env = _make(env_or_fn, made)
         player = _player(env)
         first = player.play(steps, seed)
+        _check_state(env, seed)
         again, what = player.play(steps, seed), "the same environment, reset with the same seed"
         differs = _difference(first, again)
         if env is not env_or_fn:
@@ -70,6 +72,14 @@ def _make(env_fn: Any, made: ExitStack) -> Any:
 def _player(env: Any) -> _Single | _Several:
     several = is_vector(env) or hasattr(env, "num_envs") or hasattr(env, "send")
     return _Several(vectorize(lambda: env, 1)) if several else _Single(adapt(env))
+
+
+def _check_state(env: Any, seed: int) -> None:
+    """Of a PettingZoo Parallel environment with a `state_space`, which critics of several agents see."""
+    space = getattr(env, "state_space", None)
+    if isinstance(space, gym.Box) and is_parallel(env):
+        env.reset(seed=seed)
+        _checked("state()", space, env.state())
 
 
 def _difference(first: list[Event], again: list[Event]) -> str | None:
@@ -156,7 +166,7 @@ class _Single:
         view, space = self._views[agent], self._env.observation_spaces[agent]
         try:
             plain, mask = view.split(observation, {})
-            values = [_checked(agent, part.keys, part.space, part.of(plain)) for part in view.spaces.parts]
+            values = [_checked(f"{agent}: {label_of(p.keys)}", p.space, p.of(plain)) for p in view.spaces.parts]
         except (KeyError, IndexError, TypeError):
             raise EnvironmentFailed(f"{agent}: obs: expected {space}, got {brief(observation)}") from None
         if may_mask(space, view.spaces.action):
@@ -187,10 +197,9 @@ class _Single:
         raise EnvironmentFailed(f"step: expected an error for an action of {case}, got none")
 
 
-def _checked(agent: str, keys: tuple[Any, ...], space: gym.Space, value: Any) -> NDArray[Any]:
-    """A part of an observation, copied. Raises EnvironmentFailed: it is not of its space."""
-    array = np.array(value)
-    label, dtype = f"{agent}: {label_of(keys)}", np.dtype(space.dtype)
+def _checked(label: str, space: gym.Space, value: Any) -> NDArray[Any]:
+    """A part of an observation, or a state, copied. Raises EnvironmentFailed: it is not of its space."""
+    array, dtype = np.array(value), np.dtype(space.dtype)
     same = array.dtype == dtype or (isinstance(space, gym.Discrete) and array.dtype.kind in "iu")
     if array.shape != space.shape or not same:
         expected = f"{dtype.name} {space.shape}"

@@ -181,9 +181,11 @@ def _in_teams(make_env: Callable[[], Any], config: Config) -> tuple[Callable[[],
         teams = teams_of(env.agents, config.teams)
     made = Teams(make_env, teams)
     made().close()  # raises ValueError where the environment is of a kind without them
-    if config.teams is None:
-        return made, config
-    return made, replace(config, teams={member: team for team, members in teams.items() for member in members})
+    team_of = {member: team for team, members in teams.items() for member in members}
+    for agent in config.policies if isinstance(config.policies, Mapping) else ():
+        if agent in team_of and agent not in teams:
+            raise ValueError(f"policies: expected the team {team_of[agent]!r} in place of its member, got {agent!r}")
+    return made, config if config.teams is None else replace(config, teams=team_of)
 
 
 def _assigned_to_data(

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
+from itertools import chain, count
 from pathlib import Path
 from typing import TypeAlias
 
@@ -38,13 +40,18 @@ def begin_several(config: Config, parallel: int, kind: str) -> Path:
 
 
 def folder_of(place: str | Path | None, kind: str) -> Path:
-    """The absolute directory of several runs, by default in runs/<date and time>-<kind>."""
-    return absolute(place or f"{RUNS}/{time.strftime('%Y%m%d-%H%M%S')}-{kind}")
+    """The absolute directory of several runs, by default a new one, runs/<date and time>-<kind>."""
+    name = f"{RUNS}/{time.strftime('%Y%m%d-%H%M%S')}-{kind}"
+    new = (each for each in chain([name], map(f"{name}-{{}}".format, count(1))) if not Path(each).exists())
+    return absolute(place or next(new))
 
 
 @contextmanager
 def held(folder: Path, kind: str) -> Iterator[None]:
-    """Keeps the directory from other processes; one that stays empty is removed. Raises ValueError: one works in it."""
+    """Keeps the directory from other processes. Raises ValueError: one works in it.
+
+    A directory that stays empty is removed, and a new one if the block fails before the first run has begun.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -52,8 +59,13 @@ def held(folder: Path, kind: str) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ValueError(f"run_dir: expected one in which no other {kind} works, got {str(folder)!r}") from None
+        new = not any(folder.iterdir())
         try:
             yield
+        except Exception:  # not by Ctrl-C, after which it can be continued
+            if new and not any(folder.glob("**/config.json")):
+                shutil.rmtree(folder)
+            raise
         finally:
             with suppress(OSError):  # it holds the runs
                 folder.rmdir()
@@ -102,7 +114,7 @@ def _side_by_side(
             if interrupts.stopping:
                 waiting.clear()
                 for run in running.values():
-                    run.stop()
+                    run.stop(interrupts.reason or "")
                     if interrupts.again:
                         run.hurry()
             while waiting and len(running) < parallel:

@@ -133,6 +133,7 @@ def test_roles_choose_their_opponents_and_exploiters_begin_anew(tmp_path: Path) 
         table = dict(tables(result, f"payoff.{name}.json"))
         assert sum(row["games"] for row in table.values()) == sum(met[name].values())
     assert [*dict(tables(result, "payoff.rival.json"))] == ["pool:main:latest"]
+    assert mc.load_policy(result.run_dir, "rival", "initial").act(np.zeros(4, np.float32)) == [BAND]
     more = runs.train(tmp_path, env_fn, algorithms, resume=True, **{**options, "total_steps": 7_000})
     assert min(more.updates[name] - result.updates[name] for name in ROLES) > 0
     check_refused(

@@ -25,7 +25,7 @@ from marlcore.training import Member
 from marlcore.training.lineage import Lineage
 from marlcore.training.population import links_to_take, take_links
 from marlcore.training.record import checkpoint_path, load_checkpoint, read_config, write_json
-from marlcore.training.several import held
+from marlcore.training.several import folder_of, held
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -130,7 +130,7 @@ def test_a_diverged_member_copies_another(tmp_path: Path) -> None:
     assert all(member.steps == 240 for member in members if member.score > float("-inf"))
 
 
-class Cut(Exception):
+class Cut(BaseException):
     """Stands for SIGKILL of the program."""
 
 
@@ -161,6 +161,8 @@ def test_a_population_cut_at_any_write_goes_on(tmp_path: Path, monkeypatch: pyte
         lambda: train(tmp_path, chosen, total_steps=40, resume=True), ValueError,
         "total_steps: expected more, since no member has steps left to take, got 40",
     )  # fmt: skip
+    says = "/run', which holds the runs ['member-0', 'member-1']"
+    check_refused(lambda: mc.load_policy(tmp_path / "run", "agent_0"), ValueError, says)
 
 
 LEARNT = {"algorithm.learning_rate": mc.Choice(1e-3, 1e-2)}
@@ -226,6 +228,19 @@ def test_other_input_of_a_population_is_refused(tmp_path: Path) -> None:
     for call, kind, says in cases:
         check_refused(call, kind, says)
     assert not any(tmp_path.iterdir())
+
+
+def test_directories_without_a_name_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also within a second; one whose first run could not begin is removed."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("time.strftime", lambda _: "now")
+    for name in ("now-population", "now-population-1", "now-population-2"):
+        with held(folder_of(None, "population"), "population"):
+            write_json(tmp_path / "runs" / name / "lineage.csv", {})
+    with pytest.raises(ValueError, match="unfit"), held(folder_of(None, "population"), "population"):
+        write_json(tmp_path / "runs" / "now-population-3" / "lineage.csv", {})
+        raise ValueError("unfit")
+    assert not (tmp_path / "runs" / "now-population-3").exists()
 
 
 def test_one_program_at_a_time_works_in_a_population(tmp_path: Path) -> None:

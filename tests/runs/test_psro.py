@@ -113,10 +113,20 @@ class Generous(Pennies):
         return looked, {agent: earned + 1 for agent, earned in paid.items()}, *rest
 
 
+class Interrupting(Pennies):
+    """Ctrl-C comes in the first game."""
+
+    def step(self, actions: dict[str, int]) -> Any:
+        raise KeyboardInterrupt
+
+
 def test_a_psro_that_ended_in_its_first_games_continues(tmp_path: Path) -> None:
-    """And each agent meets the other's policies by their shares."""
+    """If Ctrl-C ended it; a failure leaves no directory. And each agent meets the other's policies by their shares."""
     with refused(ValueError, "env_fn: expected a game whose returns sum to 0, got 2"):
         pennies(tmp_path, env_fn=Generous)
+    assert not tmp_path.exists()
+    with pytest.raises(KeyboardInterrupt):
+        pennies(tmp_path, env_fn=Interrupting)
     result = pennies(tmp_path, 1, meta_solver="uniform", min_gain=None, resume=tmp_path)
     untrained, trained = columns = moves_of(result.opponent)
     np.testing.assert_array_equal(result.payoffs, Pennies.payoffs[np.ix_(moves_of(result), columns)])

@@ -120,6 +120,11 @@ def test_runs_that_do_not_fit_teams_are_refused_in_one_line(tmp_path: Path) -> N
         ValueError,
         "QMIX: expected an agent that is a team (see Config.teams), got one that observes Box",
     )
+    check_refused(
+        lambda: runs.train(tmp_path, FOUR, "vdn", teams=None, policies={"agent_0": "a"}),
+        ValueError,
+        "policies: expected the team 'team' in place of its member, got 'agent_0'",
+    )
     says = "teams: expected an environment of PettingZoo whose agents act at once"
     check_refused(lambda: runs.train(tmp_path, "gymnasium:CartPole-v1", "vdn", teams=None), ValueError, says)
     for label, value in {"n_step": 2, "reward_norm": "running"}.items():

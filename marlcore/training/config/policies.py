@@ -62,12 +62,16 @@ def assign(
         first = spaces[agents[0]]
         for agent in agents[1:]:
             if spaces[agent] != first:
+                label = "self_play" if roles else "policies"
                 raise ValueError(
-                    f"policies: expected agents of one policy to have equal spaces, got {first} for {agents[0]} and "
+                    f"{label}: expected agents of one policy to have equal spaces, got {first} for {agents[0]} and "
                     f"{spaces[agent]} for {agent} of {name!r}"
                 )
         stacked = dataclasses.replace(first, stack=stack)
-        chosen.transition(stacked)  # refuses spaces that it cannot handle
+        try:
+            chosen.transition(stacked)
+        except ValueError as error:  # it cannot handle the spaces
+            raise ValueError(f"{error} for {agents[0]}") from None
         assigned.append(AssignedPolicy(name, agents, stacked, chosen, index=index))
     return tuple(assigned)
 

@@ -154,7 +154,9 @@ class SavedRun:
             return cls(path, saved["policies"], saved["config"], saved["env_fn"])
         except Exception as error:  # unpickling may raise anything
             expected = f"run_dir: expected a run's directory with {PICKLED}"
-            raise ValueError(f"{expected}, got {str(run_dir)!r} ({_reason(error)})") from None
+            inside = sorted(each.parent.name for each in path.glob("*/config.json"))
+            reason = f", which holds the runs {brief(inside)}" if inside else f" ({_reason(error)})"
+            raise ValueError(f"{expected}, got {str(run_dir)!r}{reason}") from None
 
     @property
     def env_fn(self) -> Callable[[], Any]:
@@ -178,7 +180,7 @@ class SavedRun:
             raise ValueError(f"{expected}, {brief(saved_checkpoints(self.path, assigned.name))}, got {which!r}")
         model = build_model(assigned, self.config)
         model.restore(state)
-        counts = {"updates": int(state["updates"]), "steps": int(state.get("step", 0))}
+        counts = {"updates": int(state.get("updates", 0)), "steps": int(state.get("step", 0))}
         schedules = schedules_of(assigned.algorithm, self.config)
         numbers = {label: schedule.at(counts[schedule.of]) for label, schedule in schedules.items()}
         return LoadedPolicy(assigned.algorithm, model.acting, assigned.spaces, self.config.replay.pad, numbers)

@@ -219,7 +219,7 @@ class Oracles:
         tables[:, :-1, :-1] = result.payoffs, result.half_widths
         for other in range(number):
             mean, half = tables[:, -1, other] = self._payoff(number, other)
-            tables[:, other, -1] = (-mean, half) if self._shared else self._payoff(other, number)
+            tables[:, other, -1] = (0.0 - mean, half) if self._shared else self._payoff(other, number)
         if not self._shared:
             tables[:, -1, -1] = self._payoff(number, number)
         return tables[0], tables[1]

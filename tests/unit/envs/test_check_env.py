@@ -52,6 +52,17 @@ def test_a_right_environment_passes(name):
     assert check_env(FINE[name](), steps=300) is None
 
 
+class Stated(Relay):
+    state_space = gym.Box(0, 1, (3,), np.float32)
+
+    def state(self):
+        return np.zeros(2, np.float32)
+
+
+def test_a_state_of_another_shape_is_named():
+    check_refused(lambda: check_env(Stated), EnvironmentFailed, "state(): expected float32 (3,), got float32 (2,)")
+
+
 def test_the_room_is_right_when_nothing_is_wrong():
     check_env(Room, steps=100)
 

@@ -77,7 +77,7 @@ def test_the_joint_observation_is_all_agents_one_after_another():
 
 def test_a_state_beyond_float32_is_named(monkeypatch):
     monkeypatch.setattr(Stated, "state", lambda self: np.full((1, 3), 1e39))
-    with pytest.raises(ValueError, match=r"^joint_observation: expected values in float32's range, got 1e\+39$"):
+    with pytest.raises(ValueError, match=r"^state\(\): expected values in float32's range, got 1e\+39$"):
         JointEnvironment(Stated(), ("a",)).reset()
 
 
