@@ -87,6 +87,8 @@ def work_population(
         config = replace(config, run_dir=str(absolute(resume)))
     folder = begin_several(config, population.parallel, "population")
     config = config.with_absolute_paths()
+    if population.method == "pbt" and population.interval >= config.total_steps:
+        log.warning("interval: no member looks at others in %d steps, so none copies", config.total_steps)
     with _warned_once():
         policies = _check_settings(replace(request, config=replace(config, run_dir=None)), population)
         with held(folder, "population"):

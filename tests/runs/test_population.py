@@ -99,6 +99,11 @@ def test_losers_take_weights_and_settings_of_winners(tmp_path: Path) -> None:
             assert float(after["algorithm.learning_rate"]) in map(pytest.approx, expected)
 
 
+def test_an_interval_as_long_as_the_run_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    train(tmp_path, population(size=2, interval=60), learner=STILL)
+    assert "interval: no member looks at others in 60 steps" in caplog.text
+
+
 def test_random_members_keep_their_settings(tmp_path: Path) -> None:
     members = train(tmp_path, population(method="random", settings={"algorithm.hidden": mc.Choice((4,), (8, 8))}))
     assert {member.steps for member in members} == {60} and len(lineage(tmp_path)) == 4
