@@ -38,6 +38,7 @@ FIGURES = Path(__file__).parents[1] / "docs" / "zoo" / "figures.json"
 DEFAULTS = FIGURES.with_name("defaults.json")  # of `bench.defaults`
 BENCHMARL = FIGURES.with_name("benchmarl.json")  # of `bench.teams`
 BINS = 30  # of a stored curve
+FRAMES = 18_000  # of an Atari episode, as Mnih et al. 2015 evaluate: a greedy policy may wait for ever to serve
 
 
 class RandomPlayer:
@@ -74,7 +75,8 @@ def train(preset: str, seed: int, run_dir: Path, changes: Mapping[str, Any] | No
         scores = {"last": win_rate(run_dir)}
     else:
         kept = ["last", "best"] if config.evaluation.evaluates else ["last"]
-        means = {which: mc.evaluate(run_dir, EPISODES, which=which).mean for which in kept}
+        capped = mc.NamedEnvironment(env, {"max_num_frames_per_episode": FRAMES}) if env.startswith("atari:") else None
+        means = {which: mc.evaluate(run_dir, EPISODES, which=which, env_fn=capped).mean for which in kept}
         scores = {which: sum(mean.values()) / agents for which, mean in means.items()}
     curve = binned(run_dir, config.total_steps, agents)
     return {**scores, "seconds": round(seconds), "cpu": round(cpu), "load": round(load, 1), "curve": curve}

@@ -25,9 +25,6 @@ from .pages import filled, markdown
 
 DOCS = Path(__file__).parents[1] / "docs"
 PANELS = 5  # in a row of the picture
-EARLIER = {  # medians of docs/results.md with a preset's settings: figure, seeds, section
-    "pong-dqn": ("-15.5 after 358,000 steps, exploring", 1, "pixels"),
-}
 RL_ZOO = {  # one run each, in thousands of steps; HalfCheetah and Hopper are -v3 there, LunarLander is -v2
     "acrobot-ppo": (-73.5, 1000), "bipedalwalker-ppo": (213.3, 5000), "breakout-dqn": (358.3, 10_000),
     "cartpole-dqn": (500, 50), "cartpole-ppo": (500, 100), "halfcheetah-sac": (9535, 1000),
@@ -84,9 +81,7 @@ def row_of(preset: str, record: Mapping[str, Any] | None) -> list[str]:
     threshold = threshold_of(env)
     names = [preset, env.rpartition(":")[2], type(algorithm).__name__, f"{config.total_steps:,}"]
     if record is None:
-        said, seeds, section = EARLIER.get(preset, ("not run", "", ""))
-        earlier = f"{said} ([earlier](results.md#{section}))" if section else said
-        return [*names, str(seeds), "", earlier, "", _number(threshold), "", beside, "", ""]
+        return [*names, "", "", "not run", "", _number(threshold), "", beside, "", ""]
     runs = list(record["runs"].values())
     last = [run["last"] for run in runs]
     mean, low, high = interquartile_mean(last)

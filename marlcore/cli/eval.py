@@ -76,8 +76,10 @@ def main(arguments: list[str]) -> int:
 
 
 def check_format(path: str) -> None:
-    """Raises: ValueError: the file is neither GIF nor MP4. ImportError: MP4 needs a package."""
+    """Raises: ValueError: it is neither GIF nor MP4, or has no directory. ImportError: MP4 needs a package."""
     kind = Path(path).suffix.lower()
+    if not Path(path).absolute().parent.is_dir():
+        raise ValueError(f"video: expected a file in a directory that exists, got {path!r}")
     if kind not in (".gif", ".mp4"):
         raise ValueError(f"video: expected a file named .gif or .mp4, got {path!r}")
     if kind == ".mp4":

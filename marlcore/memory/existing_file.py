@@ -46,7 +46,7 @@ def _open_existing(path: Path, writable: bool) -> File:
             if not stat.S_ISREG(status.st_mode):
                 raise SegmentCorrupt(f"{path}: expected a regular file")
             if status.st_uid != os.geteuid() or status.st_mode & 0o077:
-                raise SegmentCorrupt(f"{path}: expected a file of this user alone, mode 0600")
+                raise SegmentCorrupt(f"{path}: expected a file of this user alone, mode 0600 (chmod 600)")
             return file
     except (FileNotFoundError, NotADirectoryError):
         raise SegmentNotFound(f"{path}: no such segment") from None

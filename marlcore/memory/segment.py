@@ -211,7 +211,7 @@ class Segment:
         """In a forked child: releases the segment, and makes later use raise; arrays of its bytes stay valid."""
         if self._closed is None:
             self._mapping.detach(self._file.fd)
-        self._let_go(StaleHandle, "it was opened before a fork; attach to its handle in the child")
+        self._let_go(StaleHandle, "it was opened before a fork; use spawn, or attach to its handle in the child")
 
     def _let_go(self, kind: type[MarlcoreError], why: str) -> None:
         """Every step may repeat: an earlier call, perhaps interrupted, may have done it already."""

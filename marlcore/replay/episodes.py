@@ -171,7 +171,7 @@ def _episodes_in(arrays: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _fields_of(episode: Any) -> dict[str, Any]:
-    """An episode's fields by our names. Raises ValueError, TypeError: it has none, or two for one."""
+    """An episode's fields by our names. Raises ValueError, TypeError: it has none, or two for one, or unclear ends."""
     if not isinstance(episode, Mapping):
         if not hasattr(episode, "observations"):
             raise TypeError(f"expected a dict of arrays or an episode of Minari, got {brief(episode)}")
@@ -179,6 +179,8 @@ def _fields_of(episode: Any) -> dict[str, Any]:
     fields = {NAMES.get(name, name): value for name, value in episode.items()}
     if len(fields) < len(episode):
         raise ValueError(f"expected one array for each field, got {sorted(episode)}")
+    if not fields.keys() & {"terminated", "truncated"} and (ends := sorted(fields.keys() & {"done", "dones"})):
+        raise ValueError(f"terminated: expected it or truncated, got {ends[0]!r} alone, which does not say which")
     return fields
 
 

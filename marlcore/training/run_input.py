@@ -24,7 +24,7 @@ from ..spaces import Spaces
 from .config import SCRIPT, AssignedPolicy, Config, assign, check_applied, source_of, teams_of, wants_teams
 from .loops import ScriptedPlayer, choose_device, with_functions_of
 from .offline import OFFLINE
-from .record import RUNS, Callback, check_callback, fetch_run, initial_states, is_address
+from .record import RUNS, Callback, check_callback, fetch_run, initial_states, is_address, steps_taken
 from .request import Algorithms, Request
 from .self_play import check_self_play, policies_in_self_play
 from .warmup import compile_before_a_run
@@ -98,7 +98,7 @@ class RunInput:
             check_picklable(config=config, algorithm=[policy.algorithm for policy in policies])  # which a run saves
             if config.mode == "async":
                 check_picklable(env_fn=make_env)
-            _warn_of_short_run(config, policies)
+            _warn_of_short_run(policies, config, 0 if resume is None or config.replay.save else steps_taken(resume))
             compile_before_a_run()
         if remote and request.resume is not None:  # last, since it may take long
             resume = fetch_run(remote, absolute(RUNS))
@@ -253,15 +253,19 @@ def warn_of_few_samples(run_input: RunInput, steps: int, updates: Mapping[str, i
             )  # fmt: skip
 
 
-def _warn_of_short_run(config: Config, policies: tuple[AssignedPolicy, ...]) -> None:
-    """Warns if a run ends before the warm-up of a replay, or before a queue's first batch."""
+def _warn_of_short_run(policies: tuple[AssignedPolicy, ...], config: Config, taken: int) -> None:
+    """Warns if a run ends before the warm-up of a replay, or before a queue's first batch.
+
+    A resumed run has `taken` steps already, whose rows are lost.
+    """
+    left = config.total_steps - taken
     for policy in policies:
-        steps, source = share_of(policy, policies) * config.total_steps, policy.source
+        steps, source = share_of(policy, policies) * left, policy.source
         label, needed = "learner.warmup", config.learner_of(policy.name).warmup
         if isinstance(source, QueueSource):
             label, needed = "the algorithm's batch_size", source.batch_size * (source.length or 1)
         if steps <= needed:
             log.warning(
                 "%s: %s takes %s of the %d steps, and learns only after %d: it will learn nothing",
-                label, policy.name, f"{steps:.1f}".removesuffix(".0"), config.total_steps, needed,
+                label, policy.name, f"{steps:.1f}".removesuffix(".0"), left, needed,
             )  # fmt: skip

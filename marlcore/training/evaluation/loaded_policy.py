@@ -152,6 +152,9 @@ class SavedRun:
         try:
             saved = cloudpickle.loads(read_sealed(path / PICKLED))
             return cls(path, saved["policies"], saved["config"], saved["env_fn"])
+        except ImportError as error:
+            where = "evaluate it where that can be imported, such as in the directory from which it was trained"
+            raise ValueError(f"run_dir: {str(run_dir)!r} names code of yours ({error}): {where}") from None
         except Exception as error:  # unpickling may raise anything
             expected = f"run_dir: expected a run's directory with {PICKLED}"
             inside = sorted(each.parent.name for each in path.glob("*/config.json"))
@@ -177,7 +180,8 @@ class SavedRun:
         state = load_checkpoint(path)
         if not state:
             expected = f"which: expected one of the checkpoints of {assigned.name!r} in {path.parent}"
-            raise ValueError(f"{expected}, {brief(saved_checkpoints(self.path, assigned.name))}, got {which!r}")
+            there = saved_checkpoints(self.path, assigned.name)
+            raise ValueError(f"{expected}, {brief(there) if there else 'of which there is none yet'}, got {which!r}")
         model = build_model(assigned, self.config)
         model.restore(state)
         counts = {"updates": int(state.get("updates", 0)), "steps": int(state.get("step", 0))}

@@ -218,6 +218,7 @@ BAD = [  # fields of an episode of two transitions
     ({"reward": NANS[:2, 0]}, ValueError, "reward: expected finite numbers, got nan"),
     ({"action": np.array([0.5, 1.0])}, TypeError, "action: expected int64 (2,), got dtype float64"),
     ({"terminated": np.array([True, False])}, ValueError, "terminated: expected True of the last transition alone"),
+    ({"terminated": None, "truncated": None, "done": [0, 1]}, ValueError, "terminated: expected it or truncated, got"),
     ({"truncated": "yes"}, ValueError, "truncated: expected bool (2,), got shape ()"),
     (UNENDED, ValueError, "final_obs: expected the observation after an episode that does not terminate, got none"),
     (
