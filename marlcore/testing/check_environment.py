@@ -22,6 +22,7 @@ from ..errors import EnvironmentFailed
 from ..interfaces import Environment, Outcome, Turn, VectorEnvironment
 from ..observations import by_name
 from ..spaces import MASK, Spaces
+from ..spec import Field, as_field
 
 Event = tuple[Any, ...]  # where something happened, and the values that two plays with one seed have in common
 COSTS = "training works, but a seed does not repeat a run, also in serial mode, nor the episodes of an evaluation"
@@ -75,11 +76,14 @@ def _player(env: Any) -> _Single | _Several:
 
 
 def _check_state(env: Any, seed: int) -> None:
-    """Of a PettingZoo Parallel environment with a `state_space`, which critics of several agents see."""
+    """Of a PettingZoo Parallel environment with a `state_space`, as critics of several agents take it."""
     space = getattr(env, "state_space", None)
     if isinstance(space, gym.Box) and is_parallel(env):
         env.reset(seed=seed)
-        _checked("state()", space, env.state())
+        try:
+            as_field("state()", Field((int(np.prod(space.shape)),), "float32"), np.ravel(env.state()))
+        except (ValueError, TypeError) as error:
+            raise EnvironmentFailed(str(error)) from None
 
 
 def _difference(first: list[Event], again: list[Event]) -> str | None:
@@ -166,7 +170,7 @@ class _Single:
         view, space = self._views[agent], self._env.observation_spaces[agent]
         try:
             plain, mask = view.split(observation, {})
-            values = [_checked(f"{agent}: {label_of(p.keys)}", p.space, p.of(plain)) for p in view.spaces.parts]
+            values = [_checked(agent, part.keys, part.space, part.of(plain)) for part in view.spaces.parts]
         except (KeyError, IndexError, TypeError):
             raise EnvironmentFailed(f"{agent}: obs: expected {space}, got {brief(observation)}") from None
         if may_mask(space, view.spaces.action):
@@ -197,9 +201,10 @@ class _Single:
         raise EnvironmentFailed(f"step: expected an error for an action of {case}, got none")
 
 
-def _checked(label: str, space: gym.Space, value: Any) -> NDArray[Any]:
-    """A part of an observation, or a state, copied. Raises EnvironmentFailed: it is not of its space."""
-    array, dtype = np.array(value), np.dtype(space.dtype)
+def _checked(agent: str, keys: tuple[Any, ...], space: gym.Space, value: Any) -> NDArray[Any]:
+    """A part of an observation, copied. Raises EnvironmentFailed: it is not of its space."""
+    array = np.array(value)
+    label, dtype = f"{agent}: {label_of(keys)}", np.dtype(space.dtype)
     same = array.dtype == dtype or (isinstance(space, gym.Discrete) and array.dtype.kind in "iu")
     if array.shape != space.shape or not same:
         expected = f"{dtype.name} {space.shape}"

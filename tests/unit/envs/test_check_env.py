@@ -60,7 +60,7 @@ class Stated(Relay):
 
 
 def test_a_state_of_another_shape_is_named():
-    check_refused(lambda: check_env(Stated), EnvironmentFailed, "state(): expected float32 (3,), got float32 (2,)")
+    check_refused(lambda: check_env(Stated), EnvironmentFailed, "state(): expected float32 (3,), got shape (2,)")
 
 
 def test_the_room_is_right_when_nothing_is_wrong():
