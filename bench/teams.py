@@ -1,8 +1,9 @@
 """`python -m bench.teams`: BenchMARL on MPE, at as many steps of the environment as the zoo's presets, for docs/zoo.md.
 
-Each run is in the environment that `python -m bench.peers.install benchmarl` makes, and is stored in
-docs/zoo/benchmarl.json; a seed that runs again replaces its own. `--changes` are of BenchMARL's experiment, such as
-'{"lr": 0.0005}'. `python -m bench.zoo --page` then renews the table and the picture.
+Each run is in the environment that `python -m bench.peers.install benchmarl` makes. It is stored in
+docs/zoo/benchmarl.json, with the time that the preset's run took after it; a seed that runs again replaces its own.
+`--changes` are of BenchMARL's experiment, such as '{"lr": 0.0005}'. `python -m bench.zoo --page` then renews the table
+and the picture.
 """
 
 import argparse
@@ -17,7 +18,7 @@ from .figures import write
 from .machine import processor
 from .peers.install import BENCHMARL
 from .zoo import BENCHMARL as FIGURES
-from .zoo import read_figures
+from .zoo import read_figures, train_fresh
 from .zoo_page import OF_BENCHMARL, TEAM_STEPS, TEAM_TASKS
 
 PROGRAM = Path(__file__).with_name("peers") / "benchmarl_mpe.py"
@@ -47,6 +48,8 @@ def main() -> None:
         for algorithm in options.algorithms:
             for seed in options.seeds:
                 found = run(task.replace("-", "_"), algorithm, options.steps, seed, options.changes)
+                ours = train_fresh(f"{task}-{OF_BENCHMARL[algorithm]}", seed)
+                found["beside"] = {measure: ours[measure] for measure in ("seconds", "cpu", "load")}
                 sys.stdout.write(f"{task} {algorithm} {seed} {json.dumps(found)}\n")
                 name = f"{task} {algorithm}" + (f" {options.changes}" if options.changes != "{}" else "")
                 figures = read_figures(FIGURES)

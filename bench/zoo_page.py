@@ -117,9 +117,10 @@ def beside_benchmarl(figures: Mapping[str, Any], benchmarl: Mapping[str, Any]) -
         task, algorithm = name.split()[:2]
         preset = f"{task}-{OF_BENCHMARL[algorithm]}"
         ours = list(figures[preset]["runs"].values())
-        seconds, cpu = (median(run[measure] for run in ours) for measure in ("seconds", "cpu"))
+        medians = {measure: median(run[measure] for run in ours) for measure in ("seconds", "cpu")}
         score = f"{interquartile_mean([run['last'] for run in ours])[0]:.4g}"
         for seed, run in runs.items():
+            seconds, cpu = (run.get("beside", medians)[measure] for measure in ("seconds", "cpu"))
             theirs = [name, seed, run["steps"], f"{run['last']:.4g}", run["seconds"], run["cpu"]]
             times = [f"{run['seconds'] / seconds:.1f}", f"{run['cpu'] / cpu:.1f}"]
             rows.append([*theirs, preset, score, f"{seconds:.0f}", f"{cpu:.0f}", *times])

@@ -30,9 +30,8 @@ RECORD = 48  # bytes of a transition of VECTOR as a row of a replay
 FOOTER = """\
 ratio: us / bound us. The bound is the memory copy alone, without checks and
 without the hand-over to other processes: no library gets below 1, but by
-noise. Those cost
-as much for few bytes as for many, so small calls have large ratios; compare
-them by us."""
+noise. Those cost as much for few bytes as for many, so small calls have large
+ratios; compare them by us."""
 
 Call = Callable[[], Any]
 

@@ -81,9 +81,10 @@ def _check_state(env: Any, seed: int) -> None:
     if isinstance(space, gym.Box) and is_parallel(env):
         env.reset(seed=seed)
         try:
-            as_field("state()", Field((int(np.prod(space.shape)),), "float32"), np.ravel(env.state()))
-        except (ValueError, TypeError) as error:
-            raise EnvironmentFailed(str(error)) from None
+            state = as_field("state()", Field((int(np.prod(space.shape)),), "float32"), np.ravel(env.state()))
+        except Exception as error:  # the environment may raise anything
+            raise EnvironmentFailed(str(error) or f"state(): {type(error).__name__}") from error
+        _require(np.isfinite(state).all(), "state()", "finite numbers", state.tolist())
 
 
 def _difference(first: list[Event], again: list[Event]) -> str | None:

@@ -87,10 +87,10 @@ def work_population(
         config = replace(config, run_dir=str(absolute(resume)))
     folder = begin_several(config, population.parallel, "population")
     config = config.with_absolute_paths()
-    if population.method == "pbt" and population.interval >= config.total_steps:
-        log.warning("interval: no member looks at others in %d steps, so none copies", config.total_steps)
     with _warned_once():
         policies = _check_settings(replace(request, config=replace(config, run_dir=None)), population)
+        if population.method == "pbt" and population.interval >= config.total_steps:
+            log.warning("interval: no member looks at others before its %d steps are over", config.total_steps)
         with held(folder, "population"):
             if resume is None:
                 lineage = Lineage.begun(folder, population, config.total_steps, config.seed)
@@ -116,7 +116,8 @@ def _work(members: _Members, mode: str, population: PopulationConfig, children: 
         for label, result in stack.enter_context(closing(ended)):
             member, failed = int(label.rpartition(" ")[2]), False
             try:
-                if result().stopped:
+                outcome = result()
+                if outcome.stopped or outcome.steps < lineage.kin[member].target:  # by Ctrl-C
                     continue
             except WorkerFailed as error:
                 if error.reason != "diverged":

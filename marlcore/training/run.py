@@ -108,9 +108,9 @@ class Run:
         atexit.unregister(self.close)
         return self._result.result()
 
-    def stop(self, reason: str = "the program stopped the run") -> None:
-        """Makes the run write its checkpoints and end; `wait` for that. The log has the reason of the first call."""
-        self._interrupts.stop(reason)
+    def stop(self) -> None:
+        """Makes the run write its checkpoints and end; `wait` for that. Repeated calls are harmless."""
+        self._interrupts.stop("the program stopped the run")
 
     def hurry(self) -> None:
         """Makes a run that was stopped end at once, without its last checkpoints."""

@@ -152,7 +152,9 @@ def assigned(
     with closing(vectorize(make_env, 1)) as env:
         if config.self_play.pool:
             config = replace(config, policies=policies_in_self_play(config, env.agents))
-        policies = assign(env.spaces, config.policies, algorithm, config.replay.frames, config.self_play.roles)
+        setting = "self_play" if config.self_play.pool else "policies"
+        applied = config.replay.frames, config.self_play.roles, setting
+        policies = assign(env.spaces, config.policies, algorithm, *applied)
         if _has_own_copies(env, make_env):
             config = replace(config, actor=replace(config.actor, envs=env.copies))
     joint = [policy.agents for policy in policies if getattr(policy.algorithm, "wants_joint", False)]
@@ -161,7 +163,7 @@ def assigned(
         make_env = JointObservations(make_env, tuple(dict.fromkeys(chain(*joint))))
         make_env().close()  # raises ValueError where the environment is of a kind without them
         with closing(vectorize(make_env, 1)) as env:
-            policies = assign(env.spaces, config.policies, algorithm, config.replay.frames, config.self_play.roles)
+            policies = assign(env.spaces, config.policies, algorithm, *applied)
     return make_env, tuple(replace(policy, source=source_of(policy, config)) for policy in policies), config
 
 
@@ -256,16 +258,17 @@ def warn_of_few_samples(run_input: RunInput, steps: int, updates: Mapping[str, i
 def _warn_of_short_run(policies: tuple[AssignedPolicy, ...], config: Config, taken: int) -> None:
     """Warns if a run ends before the warm-up of a replay, or before a queue's first batch.
 
-    A resumed run has `taken` steps already, whose rows are lost.
+    A run that is resumed on this machine has `taken` steps already, whose rows are lost.
     """
     left = config.total_steps - taken
+    these = "steps that are left" if taken else "steps"
     for policy in policies:
         steps, source = share_of(policy, policies) * left, policy.source
         label, needed = "learner.warmup", config.learner_of(policy.name).warmup
         if isinstance(source, QueueSource):
             label, needed = "the algorithm's batch_size", source.batch_size * (source.length or 1)
-        if steps <= needed:
+        if 0 < steps <= needed:
             log.warning(
-                "%s: %s takes %s of the %d steps, and learns only after %d: it will learn nothing",
-                label, policy.name, f"{steps:.1f}".removesuffix(".0"), left, needed,
+                "%s: %s takes %s of the %d %s, and learns only after %d: it will learn nothing in them",
+                label, policy.name, f"{steps:.1f}".removesuffix(".0"), left, these, needed,
             )  # fmt: skip

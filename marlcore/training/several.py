@@ -41,17 +41,20 @@ def begin_several(config: Config, parallel: int, kind: str) -> Path:
 
 def folder_of(place: str | Path | None, kind: str) -> Path:
     """The absolute directory of several runs, by default a new one, runs/<date and time>-<kind>."""
+    if place:
+        return absolute(place)
     name = f"{RUNS}/{time.strftime('%Y%m%d-%H%M%S')}-{kind}"
-    new = (each for each in chain([name], map(f"{name}-{{}}".format, count(1))) if not Path(each).exists())
-    return absolute(place or next(new))
+    names = chain([name], map(f"{name}-{{}}".format, count(1)))
+    return absolute(next(each for each in names if not Path(each).exists()))
 
 
 @contextmanager
 def held(folder: Path, kind: str) -> Iterator[None]:
     """Keeps the directory from other processes. Raises ValueError: one works in it.
 
-    A directory that stays empty is removed, and a new one if the block fails before the first run has begun.
+    A directory that stays empty is removed, and one made here if the block fails before the first run has begun.
     """
+    new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -59,12 +62,11 @@ def held(folder: Path, kind: str) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ValueError(f"run_dir: expected one in which no other {kind} works, got {str(folder)!r}") from None
-        new = not any(folder.iterdir())
         try:
             yield
         except Exception:  # not by Ctrl-C, after which it can be continued
             if new and not any(folder.glob("**/config.json")):
-                shutil.rmtree(folder)
+                shutil.rmtree(folder, ignore_errors=True)
             raise
         finally:
             with suppress(OSError):  # it holds the runs
@@ -114,7 +116,7 @@ def _side_by_side(
             if interrupts.stopping:
                 waiting.clear()
                 for run in running.values():
-                    run.stop(interrupts.reason or "")
+                    run.stop()
                     if interrupts.again:
                         run.hurry()
             while waiting and len(running) < parallel:

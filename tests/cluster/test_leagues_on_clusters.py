@@ -48,7 +48,7 @@ def league(steps, resume=None, make=Arena, **changes):
         learner=mc.LearnerConfig(
             device="cpu", n_step=1, publish_interval=5, batch_size=16, warmup=50, checkpoint_interval=40
         ),
-        supervision=mc.SupervisionConfig(max_restarts=100, backoff=0.0),
+        supervision=mc.SupervisionConfig(max_restarts=100, backoff=0.0, actor_timeout=600.0),
         replay=mc.ReplayConfig(capacity=48_000, save=True, mixture={"anchor": 0.25, "pool": 0.75}),
         self_play=mc.SelfPlayConfig(**{**settings, **changes}),
     )

@@ -101,7 +101,7 @@ def test_losers_take_weights_and_settings_of_winners(tmp_path: Path) -> None:
 
 def test_an_interval_as_long_as_the_run_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     train(tmp_path, population(size=2, interval=60), learner=STILL)
-    assert "interval: no member looks at others in 60 steps" in caplog.text
+    assert "interval: no member looks at others before its 60 steps" in caplog.text
 
 
 def test_random_members_keep_their_settings(tmp_path: Path) -> None:
@@ -238,7 +238,7 @@ def test_other_input_of_a_population_is_refused(tmp_path: Path) -> None:
 def test_directories_without_a_name_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also within a second; one whose first run could not begin is removed."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("time.strftime", lambda _: "now")
+    monkeypatch.setattr("time.strftime", lambda *_: "now")
     for name in ("now-population", "now-population-1", "now-population-2"):
         with held(folder_of(None, "population"), "population"):
             write_json(tmp_path / "runs" / name / "lineage.csv", {})
@@ -246,6 +246,20 @@ def test_directories_without_a_name_differ(tmp_path: Path, monkeypatch: pytest.M
         write_json(tmp_path / "runs" / "now-population-3" / "lineage.csv", {})
         raise ValueError("unfit")
     assert not (tmp_path / "runs" / "now-population-3").exists()
+
+
+class Interrupted(Corridor):
+    def step(self, action: int) -> Any:
+        os.kill(os.getpid(), signal.SIGINT)
+        return super().step(action)
+
+
+def test_a_segment_that_ctrl_c_cut_is_not_scored(tmp_path: Path) -> None:
+    chosen = population(size=2, method="random")
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path, chosen, env_fn=Interrupted)
+    assert lineage(tmp_path) == []
+    assert [member.steps for member in train(tmp_path, chosen, resume=True)] == [60] * 2
 
 
 def test_one_program_at_a_time_works_in_a_population(tmp_path: Path) -> None:

@@ -141,7 +141,7 @@ def test_a_resumed_run_says_that_its_replays_were_not_saved(tmp_path: Path, capl
     train(tmp_path, HUNT, total_steps=420, resume=True)
     assert caplog.messages == ["resume: replays were not saved (replay.save): empty at first for agent_0, agent_1"]
     train(tmp_path, HUNT, total_steps=440, resume=True)
-    assert "learner.warmup: agent_0 takes 10 of the 20 steps, and learns only after 50: it" in caplog.text
+    assert "learner.warmup: agent_0 takes 10 of the 20 steps that are left, and learns only after 50: it" in caplog.text
 
 
 def test_a_configuration_is_read_back_as_it_was(tmp_path: Path) -> None:
@@ -234,7 +234,7 @@ def test_own_algorithms_and_environments_are_resumed_by_name(tmp_path: Path) -> 
     assert code == 2 and len(output.splitlines()) == 1
     assert "got 'mine:Mine' (ModuleNotFoundError: No module named 'mine')" in output
     code, output = finished(marlcore("eval", "run", cwd=tmp_path))
-    assert "/run' names code of yours (No module named 'mine'): evaluate it where" in output
+    assert "/run' names other code (No module named 'mine'): load it where" in output
 
 
 # ---- what is refused, and leaves the run as it was ----

@@ -121,6 +121,11 @@ def test_runs_that_do_not_fit_teams_are_refused_in_one_line(tmp_path: Path) -> N
         "QMIX: expected an agent that is a team (see Config.teams), got one that observes Box",
     )
     check_refused(
+        lambda: runs.train(tmp_path, "pettingzoo-parallel:mpe2.simple_adversary_v3", "dqn", teams=None, self_play=PLAY),
+        ValueError,
+        "self_play: expected agents of one policy to have equal spaces",
+    )
+    check_refused(
         lambda: runs.train(tmp_path, FOUR, "vdn", teams=None, policies={"agent_0": "a"}),
         ValueError,
         "policies: expected the team 'team' in place of its member, got 'agent_0'",

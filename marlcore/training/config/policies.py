@@ -47,10 +47,11 @@ def assign(
     algorithm: Algorithm | str | Mapping[str, Algorithm | str],
     stack: int,
     roles: Collection[str] = (),
+    setting: str = "policies",
 ) -> tuple[AssignedPolicy, ...]:
     """The policies of agents with these spaces, in the order of their first agents. Raises ValueError, TypeError.
 
-    The policies that have roles, if there are some, each act for all agents.
+    The policies that have roles, if there are some, each act for all agents. `setting` is what gave agents one policy.
     """
     agents_of = dict.fromkeys(roles, tuple(spaces))
     for agent, name in () if roles else policy_names(list(spaces), policies).items():
@@ -62,16 +63,15 @@ def assign(
         first = spaces[agents[0]]
         for agent in agents[1:]:
             if spaces[agent] != first:
-                label = "self_play" if roles else "policies"
                 raise ValueError(
-                    f"{label}: expected agents of one policy to have equal spaces, got {first} for {agents[0]} and "
+                    f"{setting}: expected agents of one policy to have equal spaces, got {first} for {agents[0]} and "
                     f"{spaces[agent]} for {agent} of {name!r}"
                 )
         stacked = dataclasses.replace(first, stack=stack)
         try:
             chosen.transition(stacked)
         except ValueError as error:  # it cannot handle the spaces
-            raise ValueError(f"{error} for {agents[0]}") from None
+            raise ValueError(f"{error} for {agents[0]}") from error
         assigned.append(AssignedPolicy(name, agents, stacked, chosen, index=index))
     return tuple(assigned)
 

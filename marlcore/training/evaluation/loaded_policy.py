@@ -152,12 +152,13 @@ class SavedRun:
         try:
             saved = cloudpickle.loads(read_sealed(path / PICKLED))
             return cls(path, saved["policies"], saved["config"], saved["env_fn"])
-        except ImportError as error:
-            where = "evaluate it where that can be imported, such as in the directory from which it was trained"
-            raise ValueError(f"run_dir: {str(run_dir)!r} names code of yours ({error}): {where}") from None
         except Exception as error:  # unpickling may raise anything
+            if isinstance(error, ImportError) and not (error.name or "marlcore").startswith("marlcore"):
+                where = "load it where that can be imported, such as in the directory from which it was trained"
+                raise ValueError(f"run_dir: {str(run_dir)!r} names other code ({error}): {where}") from None
             expected = f"run_dir: expected a run's directory with {PICKLED}"
-            inside = sorted(each.parent.name for each in path.glob("*/config.json"))
+            pickled = (path / PICKLED).exists()
+            inside = [] if pickled else sorted(each.parent.name for each in path.glob("*/config.json"))
             reason = f", which holds the runs {brief(inside)}" if inside else f" ({_reason(error)})"
             raise ValueError(f"{expected}, got {str(run_dir)!r}{reason}") from None
 

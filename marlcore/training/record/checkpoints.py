@@ -53,10 +53,11 @@ class KeptCheckpoints:
 
 
 def saved_checkpoints(run_dir: Path, policy: str) -> list[str]:
-    """What `checkpoint_path` finds of a policy: "last", "best", kept steps, a pool's opponents."""
+    """What `checkpoint_path` finds of a policy: "best", "last" and other words, then steps and opponents by number."""
     begin = f"{checkpoint_path(run_dir, policy).stem}."
     names = [path.name.removeprefix(begin) for path in (run_dir / "checkpoints").glob(f"{begin}*pt")]
-    return sorted(name.removesuffix("pt").rstrip(".") or "last" for name in names)
+    found = (name.removesuffix("pt").rstrip(".") or "last" for name in names)
+    return sorted(found, key=lambda name: (name[-1].isdigit(), len(name), name))
 
 
 def kept_steps(run_dir: Path, policy: str, prefix: str = "") -> list[int]:
