@@ -120,7 +120,8 @@ class ActorConfig(Declared):
     """Rounds (one action in each copy) between checks for newer weights. On-policy actors check in every round."""
     max_policy_lag: Annotated[int | None, Whole(0)] = None
     """Versions by which the acting weights may be behind: an actor whose weights are staler pulls before it acts. None:
-    stale weights last until the next check. On-policy actors always pull what is newer."""
+    stale weights last until the next check. On-policy actors always pull what is newer. The metric `policy_lag` is
+    another thing: the age of the rows that the learner draws."""
     device: Annotated[str | tuple[str, ...], By(device_names)] = "cpu"
     """Device on which actors choose actions: "cpu", "cuda:0", "mps", or "auto" for the best available one. Several,
     such as cuda:0 cuda:1, are dealt out to the processes in turn; the evaluator takes the first."""
