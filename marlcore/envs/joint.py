@@ -49,11 +49,9 @@ class JointEnvironment:
         self._for = frozenset(agents)
         self._spaces = {agent: env.observation_space(agent) for agent in env.possible_agents}
         self._sizes = {agent: gym.flatdim(space) for agent, space in self._spaces.items()}
-        state = getattr(env, "state_space", None)
-        self._has_state = isinstance(state, gym.Box)
-        size = int(np.prod(state.shape)) if state is not None and self._has_state else sum(self._sizes.values())
-        self._joint = gym.Box(-np.inf, np.inf, (size,), np.float32)
-        self._field = Field((size,), "float32")
+        self._state = state_field(env)
+        self._field = self._state or Field((sum(self._sizes.values()),), "float32")
+        self._joint = gym.Box(-np.inf, np.inf, self._field.shape, np.float32)
 
     def observation_space(self, agent: str) -> gym.Space:
         space = self._spaces[agent]
@@ -82,8 +80,8 @@ class JointEnvironment:
         return joined
 
     def _joint_of(self, observations: Mapping[str, Any]) -> NDArray[Any]:
-        if self._has_state:
-            return as_field("state()", self._field, np.asarray(self._env.state()).reshape(-1))
+        if self._state is not None:
+            return state_of(self._env, self._state)
         with np.errstate(over="ignore"):  # an observation beyond its dtype becomes infinite, which is refused later
             parts = [
                 gym.flatten(space, observations[agent]) if agent in observations else np.zeros(self._sizes[agent])
@@ -95,6 +93,17 @@ class JointEnvironment:
         if name.startswith("_"):
             raise AttributeError(name)
         return getattr(self._env, name)
+
+
+def state_field(env: Any) -> Field | None:
+    """What critics see of an environment's state; None without a `state_space` that is a Box."""
+    space = getattr(env, "state_space", None)
+    return Field((int(np.prod(space.shape)),), "float32") if isinstance(space, gym.Box) else None
+
+
+def state_of(env: Any, field: Field) -> NDArray[Any]:
+    """The environment's state in its `state_field`. Raises ValueError, TypeError: it does not fit."""
+    return as_field("state()", field, np.asarray(env.state()).reshape(-1))
 
 
 def unmasked(parts: Mapping[str, Any]) -> Any:

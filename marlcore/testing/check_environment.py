@@ -17,12 +17,12 @@ from ..checks import brief
 from ..envs import adapt, factory, is_vector, vectorize
 from ..envs.agent_view import LARGEST_REWARD, AgentView, Result, label_of, may_mask, wrong_values
 from ..envs.copies import EMPTY_EPISODES
+from ..envs.joint import state_field, state_of
 from ..envs.pettingzoo import is_parallel
 from ..errors import EnvironmentFailed
 from ..interfaces import Environment, Outcome, Turn, VectorEnvironment
 from ..observations import by_name
 from ..spaces import MASK, Spaces
-from ..spec import Field, as_field
 
 Event = tuple[Any, ...]  # where something happened, and the values that two plays with one seed have in common
 COSTS = "training works, but a seed does not repeat a run, also in serial mode, nor the episodes of an evaluation"
@@ -77,11 +77,11 @@ def _player(env: Any) -> _Single | _Several:
 
 def _check_state(env: Any, seed: int) -> None:
     """Of a PettingZoo Parallel environment with a `state_space`, as critics of several agents take it."""
-    space = getattr(env, "state_space", None)
-    if isinstance(space, gym.Box) and is_parallel(env):
+    field = state_field(env)
+    if field is not None and is_parallel(env):
         env.reset(seed=seed)
         try:
-            state = as_field("state()", Field((int(np.prod(space.shape)),), "float32"), np.ravel(env.state()))
+            state = state_of(env, field)
         except Exception as error:  # the environment may raise anything
             raise EnvironmentFailed(str(error) or f"state(): {type(error).__name__}") from error
         _require(np.isfinite(state).all(), "state()", "finite numbers", state.tolist())

@@ -116,8 +116,7 @@ def _work(members: _Members, mode: str, population: PopulationConfig, children: 
         for label, result in stack.enter_context(closing(ended)):
             member, failed = int(label.rpartition(" ")[2]), False
             try:
-                outcome = result()
-                if outcome.stopped or outcome.steps < lineage.kin[member].target:  # by Ctrl-C
+                if result().steps < lineage.kin[member].target:  # Ctrl-C cut it
                     continue
             except WorkerFailed as error:
                 if error.reason != "diverged":

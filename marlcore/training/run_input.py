@@ -152,9 +152,7 @@ def assigned(
     with closing(vectorize(make_env, 1)) as env:
         if config.self_play.pool:
             config = replace(config, policies=policies_in_self_play(config, env.agents))
-        setting = "self_play" if config.self_play.pool else "policies"
-        applied = config.replay.frames, config.self_play.roles, setting
-        policies = assign(env.spaces, config.policies, algorithm, *applied)
+        policies = assign(env.spaces, config.policies, algorithm, config.replay.frames, config.self_play)
         if _has_own_copies(env, make_env):
             config = replace(config, actor=replace(config.actor, envs=env.copies))
     joint = [policy.agents for policy in policies if getattr(policy.algorithm, "wants_joint", False)]
@@ -163,7 +161,7 @@ def assigned(
         make_env = JointObservations(make_env, tuple(dict.fromkeys(chain(*joint))))
         make_env().close()  # raises ValueError where the environment is of a kind without them
         with closing(vectorize(make_env, 1)) as env:
-            policies = assign(env.spaces, config.policies, algorithm, *applied)
+            policies = assign(env.spaces, config.policies, algorithm, config.replay.frames, config.self_play)
     return make_env, tuple(replace(policy, source=source_of(policy, config)) for policy in policies), config
 
 

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
-from itertools import chain, count
 from pathlib import Path
 from typing import TypeAlias
 
@@ -20,7 +19,7 @@ from ..checks import absolute, check_whole
 from ..errors import WorkerFailed
 from ..processes import Children, Interrupts
 from .config import Config
-from .record import RUNS, SharedProgress, Table, is_address, steps_taken
+from .record import RUNS, SharedProgress, Table, dated_paths, is_address, steps_taken
 from .run import Result, Run, work
 from .run_input import RunInput
 
@@ -43,9 +42,7 @@ def folder_of(place: str | Path | None, kind: str) -> Path:
     """The absolute directory of several runs, by default a new one, runs/<date and time>-<kind>."""
     if place:
         return absolute(place)
-    name = f"{RUNS}/{time.strftime('%Y%m%d-%H%M%S')}-{kind}"
-    names = chain([name], map(f"{name}-{{}}".format, count(1)))
-    return absolute(next(each for each in names if not Path(each).exists()))
+    return next(path for path in dated_paths(RUNS, f"-{kind}") if not path.exists())
 
 
 @contextmanager

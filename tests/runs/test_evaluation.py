@@ -168,6 +168,7 @@ REFUSED = {
     "run_dir: expected a run's directory with checkpoints/run.pickle, got '/no/run'": {"run": "/no/run"},
     "episodes: expected an integer of at least 1, got 0": {"episodes": 0},
     "envs: expected an integer of at least 1, got 0": {"envs": 0},
+    "which: expected one of the checkpoints of 'agent_0' in ": {"which": "17"},
     "/checkpoints, ['best', 'last', '": {"which": "17"},
     "policies: expected names among ['agent_0'], got 'red'": {"policies": {"red": Walker}},
     "env_fn: expected the agents ['agent_0'], got 'agent_1'": {"env_fn": "treasure_hunt"},

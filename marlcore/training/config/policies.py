@@ -1,7 +1,7 @@
 """A run's policies: agents, algorithms, workers, and which settings apply to them; checked before anything starts."""
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +12,7 @@ from ...spaces import Spaces
 from .config import ActorConfig, Config, ExplorationConfig, LearnerConfig, ReplayConfig
 from .schedules import Schedule, check_free
 from .sections import EPSILON
+from .self_play import SelfPlayConfig
 
 EVALUATOR = "evaluator"
 TEAM = "team"  # the name of the team of all agents
@@ -19,6 +20,7 @@ OF_LEARNER = ("batch_size", "n_step", "warmup", "prefetch", "publish_interval")
 OF_RUN = ("updates_per_step", "updates_tolerance")
 OF_ACTOR = ("sync_interval", "max_policy_lag")
 SCRIPT = "exploration.script"
+NO_SELF_PLAY = SelfPlayConfig()
 OF_EXPLORATION = ("epsilon", "ladder")
 OF_REPLAY = [name for name in ReplayConfig.__dataclass_fields__ if name not in ("stack", "pad")]
 METHODS = ("transition", "source", "make_model", "act", "make_trainer")  # schedules may be missing
@@ -46,13 +48,13 @@ def assign(
     policies: Mapping[str, str] | Callable[[str], str] | None,
     algorithm: Algorithm | str | Mapping[str, Algorithm | str],
     stack: int,
-    roles: Collection[str] = (),
-    setting: str = "policies",
+    self_play: SelfPlayConfig = NO_SELF_PLAY,
 ) -> tuple[AssignedPolicy, ...]:
     """The policies of agents with these spaces, in the order of their first agents. Raises ValueError, TypeError.
 
-    The policies that have roles, if there are some, each act for all agents. `setting` is what gave agents one policy.
+    The policies that have roles in self-play, if there are some, each act for all agents.
     """
+    roles, setting = self_play.roles, "self_play" if self_play.pool else "policies"
     agents_of = dict.fromkeys(roles, tuple(spaces))
     for agent, name in () if roles else policy_names(list(spaces), policies).items():
         agents_of[name] = (*agents_of.get(name, ()), agent)

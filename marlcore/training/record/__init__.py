@@ -38,6 +38,7 @@ from .run_directory import (
     RunDirectory,
     agent_order,
     checkpoint_path,
+    dated_paths,
     has_all_steps,
     has_ended,
     read_config,

@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import chain, count, takewhile
@@ -118,6 +118,12 @@ def checkpoint_path(run_dir: Path, policy: str, which: str = "last") -> Path:
     return run_dir / "checkpoints" / f"{_file_name(policy)}{'' if which == 'last' else '.' + which}.pt"
 
 
+def dated_paths(runs: str | Path, kind: str = "") -> Iterator[Path]:
+    """Absolute paths for a new directory in `runs`, named by date and time; the first that is free is to be taken."""
+    name = time.strftime("%Y%m%d-%H%M%S") + kind
+    return (absolute(Path(runs, name + suffix)) for suffix in chain([""], map("-{}".format, count(1))))
+
+
 def read_config(run_dir: str | Path) -> dict[str, Any]:
     """A run's config.json; a change since the run wrote it is logged. Raises ValueError: there is no run."""
     try:
@@ -189,9 +195,7 @@ def _make_directory(path: str | Path | None, runs: str | Path, undo: ExitStack) 
             raise ValueError(f"run_dir: expected a new or empty directory, got a file, {str(root)!r}")
         _make(root, undo)
         return root
-    name = time.strftime("%Y%m%d-%H%M%S")
-    roots = (absolute(Path(runs, name + suffix)) for suffix in chain([""], map("-{}".format, count(1))))
-    return next(root for root in roots if _make(root, undo))
+    return next(root for root in dated_paths(runs) if _make(root, undo))
 
 
 def _lay_out(root: Path, undo: ExitStack) -> None:
