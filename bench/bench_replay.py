@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from tiers import long_but
 
 from .adding_while_sampled import LIBRARIES, measure_rates
 from .report import ROWS
@@ -10,21 +11,26 @@ from .save_work import LIBRARIES as SAVE_LIBRARIES
 from .save_work import measure_saves
 from .work import Row, Scale, benchmark_row
 
+OURS = "marlcore"
+WORK = [
+    pytest.param(row, name, id=f"{row.name}-{name}", marks=() if name == OURS else pytest.mark.long)
+    for row in ROWS
+    for name in row.libraries
+]
 
-@pytest.mark.parametrize(
-    ("row", "library"), [pytest.param(row, name, id=f"{row.name}-{name}") for row in ROWS for name in row.libraries]
-)
+
+@pytest.mark.parametrize(("row", "library"), WORK)
 def test_row(benchmark: Any, row: Row, library: str, scale: Scale) -> None:
     benchmark_row(benchmark, row, library, scale)
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize("library", long_but([OURS], LIBRARIES))
 def test_writer_rate_while_sampled(library: str) -> None:
     rates = measure_rates(library, rounds=1, seconds=0.02, warm_up_s=0.02)
     assert min(rates.alone, rates.beside_spinning, rates.beside_sampling) > 0
 
 
-@pytest.mark.parametrize("library", SAVE_LIBRARIES)
+@pytest.mark.parametrize("library", long_but([OURS], SAVE_LIBRARIES))
 def test_save(library: str, scale: Scale) -> None:
     figures = measure_saves(library, scale.frames, rounds=1)
     assert figures.nbytes > scale.frames * 84 * 84

@@ -20,6 +20,7 @@ Programs = Callable[..., Any]
 RUN = "told(mc.train(CARTPOLE, sys.argv[3], configured(sys.argv[2], int(sys.argv[4])), progress=False))"
 
 
+@LONG
 def test_the_actors_of_all_nodes_work_for_one_learner(ray_nodes: RayNodes, program: Programs, tmp_path: Path) -> None:
     run_dir, steps = tmp_path / "run", 6000
     result = result_of(program(BEGINNING, RUN, args=[ray_nodes.address, run_dir, "dqn", steps]))

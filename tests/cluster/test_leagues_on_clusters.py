@@ -207,6 +207,7 @@ class Held(Porter):
         return super().fetch(newer_than, timeout) if self.released else time.sleep(0.01)
 
 
+@LONG
 def test_a_node_awaits_the_opponents_that_its_weights_name(tmp_path: Path) -> None:
     """No game is played against another one meanwhile, and its report has each game once."""
     make = partial(Arena, tmp_path)

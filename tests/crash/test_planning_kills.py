@@ -94,6 +94,7 @@ class DeadlyOnce(World):
         return [(1.0, (step + 1, profile[0] * (step == 0)))] if step < 2 else None
 
 
+@pytest.mark.long
 def test_deaths_seen_while_this_process_expands_a_state_are_an_error() -> None:
     """They once counted as the model's failure in a later state, whose turn never came."""
     with pytest.raises(WorkerFailed, match="so ended each of the 4 processes") as caught:
@@ -109,6 +110,7 @@ class Slow(Slippery):
         return super().transition_probabilities(state, profile)
 
 
+@pytest.mark.long
 def test_a_stopped_worker_is_waited_for_until_it_dies() -> None:
     before = frozenset(planners())
 

@@ -29,7 +29,7 @@ BUILDS = {
 """Flags of the compiler, and what runs the program."""
 
 
-QUICK_BUILDS = [("test_core", "optimized"), ("test_transitions", "optimized"), ("test_transitions", "sanitized")]
+QUICK_BUILDS = [("test_core", "optimized"), ("test_transitions", "optimized")]
 
 
 @pytest.mark.parametrize(("name", "kind"), long_but(QUICK_BUILDS, product(["test_core", "test_transitions"], BUILDS)))

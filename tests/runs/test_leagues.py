@@ -86,6 +86,7 @@ def name_of(values: list[float], number_of: dict[float, int]) -> str:
     return anchors.get(values[0]) or f"pool:{number_of[values[0]]}"
 
 
+@LONG
 def test_a_game_of_three_is_learnt(tmp_path: Path) -> None:
     """Each agent names what it sees; the last policy beats two of the first one from every seat."""
     result = runs.train(

@@ -72,6 +72,7 @@ def report(node: LearnerNode, **orders: Any) -> LearnerReport:
     return told
 
 
+@pytest.mark.long
 def test_a_learner_continues_its_predecessor_of_another_machine(scene: Scene) -> None:
     """From the last checkpoint, with versions above all others, while the earlier one, which lives, saves no more."""
     first = scene.begin(0)

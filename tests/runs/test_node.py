@@ -87,11 +87,13 @@ def test_a_nodes_rows_arrive_in_the_lanes_of_its_seat(stack: ExitStack) -> None:
     assert 160 <= report.steps < 164
 
 
+@pytest.mark.long
 def test_a_successor_takes_the_steps_that_are_left(stack: ExitStack) -> None:
     scene = Scene(stack)
     assert 60 <= finished(scene.node(60, taken=40), Orders(60, 0)).steps < 64
 
 
+@pytest.mark.long
 def test_a_fenced_node_learns_of_it_and_its_rows_are_refused(stack: ExitStack) -> None:
     scene = Scene(stack)
     node = scene.node(10**6)
@@ -104,6 +106,7 @@ def test_a_fenced_node_learns_of_it_and_its_rows_are_refused(stack: ExitStack) -
     assert len(scene.replay) == before
 
 
+@pytest.mark.long
 def test_without_a_fence_its_rows_would_be_taken(stack: ExitStack) -> None:
     """The control of the test above: what it sees is the fence."""
     scene = Scene(stack, fences=False)
@@ -114,6 +117,7 @@ def test_without_a_fence_its_rows_would_be_taken(stack: ExitStack) -> None:
     until(lambda: node.beat(Orders(10**6, 0)) and len(scene.replay) > before + 50)
 
 
+@pytest.mark.long
 def test_a_dead_program_is_reported_and_takes_its_actors_along(stack: ExitStack) -> None:
     node = Scene(stack).node(10**6)
     until(lambda: node.beat(Orders(10**6, 0)).steps > 0)

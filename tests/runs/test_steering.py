@@ -212,6 +212,7 @@ def test_a_metric_that_no_evaluation_has_is_told_after_the_first(caplog: pytest.
     assert [record.getMessage() for record in caplog.records] == [says]
 
 
+@pytest.mark.long
 def test_a_callback_is_heard_however_long_its_last_call_takes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -229,7 +230,7 @@ def test_a_callback_is_heard_however_long_its_last_call_takes(
 @MODES
 @pytest.mark.parametrize(
     "stop",
-    [{"episodes": 7}, {"seconds": 2.0}, {"metric": "eval_return", "threshold": -1e6}, {"patience": 100, "window": 2}],
+    [{"episodes": 7}, {"seconds": 0.3}, {"metric": "eval_return", "threshold": -1e6}, {"patience": 100, "window": 2}],
     ids=lambda stop: next(iter(stop)),
 )
 def test_a_condition_ends_a_run(tmp_path: Path, mode: str, stop: dict[str, Any]) -> None:

@@ -22,12 +22,13 @@ def check_refused(call: Callable[[], object], error: Errors, says: str) -> None:
     assert says in str(raised.value) and "\n" not in str(raised.value)
 
 
-def refusals(table: Mapping[str, Refused]) -> Callable[[str], None]:
-    """A test of each row of a table."""
+def refusals(table: Mapping[str, Refused]) -> Callable[[pytest.Subtests], None]:
+    """A test of all rows of a table, which names each that fails."""
 
-    @pytest.mark.parametrize("case", table)
-    def test(case: str) -> None:
-        check_refused(*table[case])
+    def test(subtests: pytest.Subtests) -> None:
+        for case in table:
+            with subtests.test(case):
+                check_refused(*table[case])
 
     return test
 

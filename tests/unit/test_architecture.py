@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -85,25 +86,25 @@ def room_of(path: Path, depth: int = 0) -> str:
     return path.relative_to(PACKAGE).parts[depth].removesuffix(".py")
 
 
-@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: str(p.relative_to(PACKAGE)))
-def test_a_file_imports_only_what_its_room_may(path: Path) -> None:
-    room = room_of(path)
-    if room in ABOVE_ALL:
-        return
-    for target, *inside in imports_of(path):
+@functools.cache
+def imports() -> list[tuple[Path, tuple[str, ...]]]:
+    """Each file of the package, with each name that it imports."""
+    return [(path, target) for path in sorted(PACKAGE.rglob("*.py")) for target in imports_of(path)]
+
+
+def test_a_file_imports_only_what_its_room_may() -> None:
+    for path, (target, *inside) in imports():
+        room = room_of(path)
         if target == "_core":
             assert (room, path.stem) == ("memory", "native"), f"{path}: only memory/native.py imports the compiled core"
-        elif target not in TOP | {room, "__version__"}:
+        elif room not in ABOVE_ALL and target not in TOP | {room, "__version__"}:
             assert room in BELOW and target in below(room, BELOW), f"{path}: {room} may not import {target}"
             assert not inside or target in OPEN_ROOMS, f"{path}: expected names of {target}, got its {inside[0]}"
 
 
-@pytest.mark.parametrize(
-    "path", sorted((PACKAGE / "training").rglob("*.py")), ids=lambda p: str(p.relative_to(PACKAGE))
-)
-def test_a_file_of_training_imports_only_what_its_room_may(path: Path) -> None:
-    room = room_of(path, 1)
-    for target in imports_of(path):
+def test_a_file_of_training_imports_only_what_its_room_may() -> None:
+    for path, target in imports():
+        room = room_of(path, 1) if room_of(path) == "training" else "__init__"
         if target[0] == "training" and len(target) > 1 and target[1] != room and room != "__init__":
             assert target[1] in below(room, TRAINING), f"{path}: {room} may not import {target[1]}"
             assert len(target) == 2, f"{path}: expected names of {target[1]}, got its {target[2]}"
@@ -116,7 +117,10 @@ def test_every_room_has_its_rule() -> None:
 
 def test_no_files_import_each_other_in_a_circle() -> None:
     modules = {path.relative_to(PACKAGE).with_suffix("").parts: path for path in PACKAGE.rglob("*.py")}
-    graph = {parts: {target for target in imports_of(path) if target in modules} for parts, path in modules.items()}
+    graph = {
+        parts: {target for file, target in imports() if file == path} & modules.keys()
+        for parts, path in modules.items()
+    }
     try:
         tuple(TopologicalSorter(graph).static_order())
     except CycleError as error:

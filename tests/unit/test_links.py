@@ -3,6 +3,7 @@
 import re
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 from xml.etree import ElementTree
@@ -57,44 +58,42 @@ def broken(page: Path) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("name", PAGES)
-def test_every_link_and_anchor_of_a_page_leads_somewhere(name: str) -> None:
-    assert broken(PAGES[name]) == []
-
-
-@pytest.mark.parametrize("name", PAGES)
-def test_every_external_link_is_well_formed_and_https(name: str) -> None:
-    page = PAGES[name]
+def malformed(page: Path) -> list[str]:
+    """The links to elsewhere that are no https addresses."""
     outside = [link for link in links(page) if urlsplit(link).scheme]
     outside += re.findall(r"(?<![(`\"\w])https?:[^\s)>`\"]+", re.sub(r"`[^`\n]*`", "", prose(page)))
-    assert [link for link in outside if not re.fullmatch(r"https://[\w-]+(\.[\w-]+)+(/[^\s<>]*)?", link)] == []
+    return [link for link in outside if not re.fullmatch(r"https://[\w-]+(\.[\w-]+)+(/[^\s<>]*)?", link)]
 
 
-@pytest.mark.parametrize("name", PAGES)
-def test_every_picture_has_an_alternative_text(name: str) -> None:
-    assert re.findall(r"!\[\s*\]\([^)]*\)", prose(PAGES[name])) == []
+def unnamed(page: Path) -> list[str]:
+    """The pictures without an alternative text."""
+    return re.findall(r"!\[\s*\]\([^)]*\)", prose(page))
 
 
-@pytest.mark.parametrize("name", PAGES)
-def test_lines_of_code_fit_the_site(name: str) -> None:
-    """At 1440 pixels there is room for 120 columns."""
-    blocks = re.findall(r"^( *)(`{3,})[^\n]*\n(.*?)^\1\2`*$", PAGES[name].read_text(), flags=re.M | re.S)
-    assert [line for *_, code in blocks for line in code.split("\n") if len(line) > 120] == []
+def wide(page: Path) -> list[str]:
+    """The lines of programs that do not fit the site: at 1440 pixels there is room for 120 columns."""
+    blocks = re.findall(r"^( *)(`{3,})[^\n]*\n(.*?)^\1\2`*$", page.read_text(), flags=re.M | re.S)
+    return [line for *_, code in blocks for line in code.split("\n") if len(line) > 120]
 
 
-@pytest.mark.parametrize("name", [path.name for path in sorted((DOCS / "pictures").glob("*.svg"))])
-def test_a_picture_is_whole_by_itself_and_on_a_page(name: str) -> None:
-    text = (DOCS / "pictures" / name).read_text()
-    assert ElementTree.fromstring(text)[0].text  # its title
-    assert re.findall(r"https?://|@import|url\((?!#)", text) == ["http://"]  # the namespace
-    assert any(f"pictures/{name})" in page.read_text() for page in PAGES.values())
+def forbidden(page: Path) -> list[str]:
+    """The lines with a word that the style forbids."""
+    text = re.sub(r"`[^`\n]*`", "", prose(page))
+    return re.findall(rf"[^\n]*\b(?:{'|'.join(FORBIDDEN)})\b[^\n]*", text, re.I)
 
 
-@pytest.mark.parametrize("name", PAGES)
-def test_a_page_has_no_word_that_the_style_forbids(name: str) -> None:
-    text = re.sub(r"`[^`\n]*`", "", prose(PAGES[name]))
-    found = re.findall(rf"[^\n]*\b(?:{'|'.join(FORBIDDEN)})\b[^\n]*", text, re.I)
-    assert found == []
+@pytest.mark.parametrize("faults", [broken, malformed, unnamed, wide, forbidden])
+def test_no_page_has_a_fault(faults: Callable[[Path], list[str]]) -> None:
+    assert {name: found for name, page in PAGES.items() if (found := faults(page))} == {}
+
+
+def test_a_picture_is_whole_by_itself_and_on_a_page() -> None:
+    pages = "".join(page.read_text() for page in PAGES.values())
+    for path in sorted((DOCS / "pictures").glob("*.svg")):
+        text = path.read_text()
+        assert ElementTree.fromstring(text)[0].text  # its title
+        assert re.findall(r"https?://|@import|url\((?!#)", text) == ["http://"]  # the namespace
+        assert f"pictures/{path.name})" in pages
 
 
 def test_a_broken_link_is_found(tmp_path: Path) -> None:

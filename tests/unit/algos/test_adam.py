@@ -76,6 +76,7 @@ def test_a_restored_state_leaves_the_options_as_they_are():
     assert [(group["lr"], group["eps"]) for group in resumed.param_groups] == [(0.5, 1e-5)]
 
 
+@pytest.mark.long
 def test_it_does_not_import_torchs_compiler():
     """Which takes a second, in each learner of a run."""
     program = """

@@ -11,6 +11,7 @@ import torch
 from batches import QUEUED, SMALL, batch_of, box_spaces, made_obs
 from gymnasium import spaces as gym
 from rounding import rounding
+from tiers import long_but
 from torch import nn
 
 import marlcore as mc
@@ -96,7 +97,7 @@ def learnt(case, trainer):
 
 
 @WHOLE
-@pytest.mark.parametrize("late", [False, True], ids=["before the trainer is made", "after"])
+@pytest.mark.parametrize("late", long_but([True], [False, True]), ids=["before the trainer is made", "after"])
 def test_a_replaced_part_is_called_and_learns(case, late):
     """Each part at every level is replaced, alone, in a model that acted before, or acted and learnt."""
     hyper, spaces = CASES[case]

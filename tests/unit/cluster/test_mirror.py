@@ -65,6 +65,7 @@ def test_a_mirror_fetches_the_newest_and_no_backlog(home: ParameterStore) -> Non
         assert mirror.version == 100 and link.porter.copies == 1
 
 
+@pytest.mark.long
 def test_a_mirror_of_every_version_gets_those_that_are_held_in_order(home: ParameterStore) -> None:
     """One that comes late too; two share a copy of what both want next."""
     porter, model = Porter(home, every=True), tree()
@@ -108,6 +109,7 @@ def test_a_version_that_no_mirror_wants_is_not_copied(home: ParameterStore) -> N
         assert porter.fetch(0, 0.0) is porter.fetch(0, 0.0) and (porter.copies, porter.requests) == (1, 2)
 
 
+@pytest.mark.long
 def test_sync_seconds_is_the_least_time_between_fetches(home: ParameterStore, monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float] = []
 
@@ -205,6 +207,7 @@ def test_killed_mirrors_tear_nothing_and_go_on(home: ParameterStore, program: Ca
         assert home.version >= target.version > 20 * kills
 
 
+@pytest.mark.long
 def test_a_mirror_that_moved_takes_no_row_of_the_earlier_home(home: ParameterStore) -> None:
     """Not even one that was on its way; of the next home, the first of a higher version."""
     early, late = threading.Event(), threading.Event()

@@ -113,6 +113,7 @@ def test_a_killed_porter_is_started_again(nodes: RayNodes, program: Callable[...
     program(DRIVER, body, args=[nodes.address]).finish()
 
 
+@pytest.mark.long
 def test_a_mirror_on_another_node_follows(program: Callable[..., Any]) -> None:
     """The quick one of these, with one further node."""
     body = """

@@ -442,6 +442,7 @@ def test_dqn_learns_what_it_learns_with_its_own_buffer():
         model.learn(2)
 
 
+@pytest.mark.long
 def test_a_model_saves_and_loads_it_and_goes_on_learning():
     model = dqn(ReplayBuffer).learn(300)
     file = io.BytesIO()

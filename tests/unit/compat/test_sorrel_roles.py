@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import sorrel_double as double
 import torch
-from refused import Refused, check_refused
+from refused import Refused, refusals
 
 from marlcore import ClosedError
 from marlcore.cli import top
@@ -748,6 +748,4 @@ REFUSED: dict[str, Refused] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_refuses(case: str) -> None:
-    check_refused(*REFUSED[case])
+test_refuses = refusals(REFUSED)

@@ -48,8 +48,8 @@ FINE: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", FINE)
 def test_a_right_environment_passes(name):
-    assert check_env(FINE[name], steps=300) is None
-    assert check_env(FINE[name](), steps=300) is None
+    assert check_env(FINE[name], steps=150) is None
+    assert check_env(FINE[name](), steps=150) is None
 
 
 class Stated(Relay):

@@ -136,6 +136,7 @@ class Slow(World):
         return self._inner.transition_probabilities(state, profile)
 
 
+@pytest.mark.long
 def test_workers_help_once_a_graph_takes_long() -> None:
     inner = Slippery(2, 5, 12)
     model, alone = Slow(inner), built(inner, workers=1)
@@ -401,6 +402,7 @@ def limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cgroup, "memory_limit", lambda: cgroup.MemoryLimit(limit=1000 << 20, left=99 << 20))
 
 
+@pytest.mark.long
 def test_too_little_free_memory_ends_the_call(limited: None) -> None:
     chain = Slow(Table(1, 1, {i: {(0,): [(1.0, i + 1)]} for i in range(80)}))  # long enough for a look at the memory
     expected = r"expected 0.1 of the memory limit \(1000 MiB\) to stay free at \d+ states, got 99 MiB free$"

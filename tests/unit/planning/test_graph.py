@@ -84,6 +84,7 @@ def test_a_graph_and_policies_show_their_counts() -> None:
             assert re.fullmatch(r"<Policies /dev/shm/\S+ states=3 goals=\{0: 2\} dtype=float32>", repr(found))
 
 
+@pytest.mark.long
 def test_a_picture_shows_each_state_and_an_arrow_to_each_successor(tmp_path: Any) -> None:
     pytest.importorskip("matplotlib")
     with build_graph(Doors()) as graph:

@@ -124,6 +124,7 @@ class Locked:
         return [(1.0, (0, 0))]
 
 
+@pytest.mark.long
 def test_what_cannot_be_pickled_is_evaluated_here(graph: Graph) -> None:
     policies = [
         backward_induction(graph, {0: [at_2]}, believed=Locked(seconds), workers=workers)

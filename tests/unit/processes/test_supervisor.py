@@ -16,6 +16,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 from hunt import HUNT
+from tiers import long_but
 
 import marlcore as mc
 from marlcore.algos import DQN
@@ -284,6 +285,9 @@ def test_a_learner_may_be_silent_as_long_as_its_policies() -> None:
     assert {name: worker.timeout for name, worker in workers.items()} == {"actor-0": 7, "learner-0": 60, "learner-1": 6}
 
 
+HANGS = ["Python", "C", "C with the interpreter's lock"]
+
+
 def hang(how: str, control: SegmentHandle) -> None:
     if how != "Python":
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
@@ -299,7 +303,7 @@ def hang(how: str, control: SegmentHandle) -> None:
 
 
 @pytest.mark.usefixtures("shared_fork_server")
-@pytest.mark.parametrize("how", ["Python", "C", "C with the interpreter's lock"])
+@pytest.mark.parametrize("how", long_but(["C with the interpreter's lock"], HANGS))
 def test_a_worker_that_hangs_leaves_its_stacks_in_its_log(tmp_path: Path, how: str) -> None:
     path = tmp_path / "actor-0.log"
     with Control.create(["actor-0"]) as control, closing(Children()) as children:
@@ -400,6 +404,7 @@ def test_a_run_continues_when_an_actor_dies_fails_or_hangs(tmp_path: Path, how: 
     assert max(steps) >= config.total_steps - 100
 
 
+@pytest.mark.long
 @SHARED
 def test_a_learner_continues_from_its_last_checkpoint(tmp_path: Path) -> None:
     algorithm = TrappedDQN()

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from model import chi_square_limit
+from tiers import long_but
 
 from marlcore import Field, Hindsight, Mixture, Prefetch, Prioritized, ReplayBuffer, TransitionSpec
 from marlcore.replay.hindsight import Relabelling
@@ -232,7 +233,7 @@ def write_for_ever(handle: Any, lane: int, started: Any, stop: Any) -> None:
                 started.release()
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", long_but(["future"], STRATEGIES))
 def test_goals_are_of_the_same_episode_while_many_write(replay, strategy):
     """Each goal of a row is an achieved goal of the row's episode, at a later step, whatever is overwritten."""
     context = multiprocessing.get_context("spawn")

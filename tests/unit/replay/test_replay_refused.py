@@ -333,11 +333,12 @@ REFUSED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_refuses(case):
-    if case.startswith("prefetch: device"):
-        pytest.importorskip("torch")  # an extra of the core
-    check_refused(*REFUSED[case])
+def test_refuses(subtests):
+    for case in REFUSED:
+        with subtests.test(case):
+            if case.startswith("prefetch: device"):
+                pytest.importorskip("torch")  # an extra of the core
+            check_refused(*REFUSED[case])
 
 
 def test_limits_of_the_options_are_allowed():

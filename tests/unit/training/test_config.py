@@ -10,7 +10,7 @@ import gymnasium
 import pytest
 from arena import weak
 from gymnasium.spaces import Box, Discrete
-from refused import Refused, check_refused
+from refused import Refused, check_refused, refusals
 
 import marlcore as mc
 from marlcore.declared import hints_of
@@ -59,11 +59,12 @@ WRONG = {
 LATER = {"policies", "teams"}  # checked where the environment is known
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_a_setting_out_of_its_range_is_refused_by_name(name: str) -> None:
-    section, _, last = name.rpartition(".")
-    plain = {section: {last: WRONG[name]}} if section else {last: WRONG[name]}
-    check_refused(lambda: mc.Config.from_dict(plain), (ValueError, TypeError), f"{name}: ")
+def test_a_setting_out_of_its_range_is_refused_by_name(subtests: pytest.Subtests) -> None:
+    for name, value in WRONG.items():
+        section, _, last = name.rpartition(".")
+        plain = {section: {last: value}} if section else {last: value}
+        with subtests.test(name):
+            check_refused(partial(mc.Config.from_dict, plain), (ValueError, TypeError), f"{name}: ")
 
 
 def test_every_setting_has_a_range_or_is_checked_later() -> None:
@@ -215,9 +216,7 @@ REFUSED: dict[str, Refused] = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_wrong_settings_and_assignments_are_refused(name: str) -> None:
-    check_refused(*REFUSED[name])
+test_wrong_settings_and_assignments_are_refused = refusals(REFUSED)
 
 
 @pytest.mark.parametrize("copies", [1, 3])

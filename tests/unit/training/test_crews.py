@@ -116,6 +116,7 @@ def test_what_a_learner_needs_is_text_or_amounts(tmp_path: Path) -> None:
     assert cluster.reserved_for("blue") == {"CPU": 1.0, "highmem": 0.5}
 
 
+@pytest.mark.long
 def test_a_run_on_one_machine_imports_nothing_of_clusters(program: Callable[..., Any], tmp_path: Path) -> None:
     code = """
     import sys

@@ -16,8 +16,8 @@ from batches import SMALL, team_spaces
 from gymnasium import spaces as gym
 from own_networks import EntityTransformer, GridTorso, SharedTorso
 from refused import Refused, check_refused
+from tiers import long_but
 from torch import nn
-from whole_runs import LONG
 
 import marlcore as mc
 from marlcore.__main__ import main
@@ -103,6 +103,7 @@ KINDS: dict[str, tuple[Any, tuple[Any, ...]]] = {
 }
 
 QUICK = ("dqn of joint actions", "iqn", "mappo", "ppo", "recurrentppo", "r2d2 with a cell", "sac", "td3")
+BOTH = ("dqn of joint actions", "r2d2 with a cell")  # in both formats
 
 
 def policy_of(kind: str, normalized: bool = True) -> LoadedPolicy:
@@ -201,7 +202,8 @@ OTHERS = zip([kind for kind in KINDS if kind not in QUICK], cycle(FORMATS), stri
 
 
 @pytest.mark.parametrize(
-    ("kind", "ending"), [*product(QUICK, FORMATS), *(pytest.param(*pair, marks=LONG) for pair in OTHERS)]
+    ("kind", "ending"),
+    long_but([*product(BOTH, FORMATS), *product(QUICK, [".pt"])], [*product(QUICK, FORMATS), *OTHERS]),
 )
 def test_a_program_acts_as_its_policy(kind: str, ending: str, tmp_path: Path, program: Any) -> None:
     """On 1,000 observations: episodes side by side in the program, one after another in the policy."""

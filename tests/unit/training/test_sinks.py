@@ -360,6 +360,7 @@ def test_hanging_sinks_share_one_time_limit(tmp_path):
         until(lambda held=held: held.closed)
 
 
+@pytest.mark.long
 def test_a_hanging_sink_does_not_keep_the_interpreter(program):
     code = """
     import threading

@@ -73,7 +73,8 @@ class Late(HUNT.func):  # type: ignore[misc, name-defined]
         time.sleep(0.5)
 
 
-@pytest.mark.parametrize("prefetch", [0, pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("prefetch", [0, 2])
 def test_learners_of_a_free_run_wait_for_their_warm_up(tmp_path: Path, prefetch: int) -> None:
     changes: dict[str, Any] = {
         "updates_per_step": None,

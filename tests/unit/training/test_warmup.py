@@ -59,6 +59,7 @@ def test_after_a_warm_up_no_plan_compiles():
     ran(code)
 
 
+@pytest.mark.long
 def test_a_wait_for_the_compiler_is_one_line(tmp_path):
     """Off a terminal too, such as under nohup, where a run shows progress; `train` shows it by default."""
     code = f"""if True:
