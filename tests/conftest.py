@@ -93,6 +93,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if "ray_nodes" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("ray"))  # one process starts the cluster, for all of them
     if config.getoption("--long"):
         return
     left_out = [item for item in items if item.get_closest_marker("long")]
@@ -288,6 +291,18 @@ def shared_fork_server(fork_server: ForkServer, monkeypatch: pytest.MonkeyPatch)
     """Runs and groups of workers use the server that tests share, and leave it open."""
     lent = SimpleNamespace(begin=lambda: None, fork=fork_server.fork, close=lambda: None)
     monkeypatch.setattr("marlcore.processes.children.ForkServer", lambda *_: lent)
+
+
+@pytest.fixture(scope="session")
+def ray_nodes() -> Iterator[Any]:
+    """A cluster of Ray on this machine: a head, which has the drivers, and two more nodes. Drivers are other processes.
+
+    All tests share it, and each leaves it as it was: whoever loses a node starts it again.
+    """
+    from ray_nodes import RayNodes
+
+    with RayNodes(3) as nodes:
+        yield nodes
 
 
 @pytest.fixture
