@@ -75,6 +75,8 @@ class Outcome(NamedTuple):
             `observe`.
         infos: (copy, numbers by name) of episodes that ended.
         member_rewards: of a team, [k, members]: what each member earned.
+        acted: False: `reward` is what the agent earned by no action of its own, in an episode that ended: before its
+            first action, or after its end. It counts in the episode's return, and no row holds it.
     """
 
     agent: str
@@ -85,6 +87,7 @@ class Outcome(NamedTuple):
     final_obs: Values | None
     infos: Sequence[tuple[int, Mapping[str, float]]] = ()
     member_rewards: Sequence[Any] = ()
+    acted: bool = True
 
     def part(self, which: NDArray[np.bool_]) -> Outcome:
         """The results in some of the copies, bool [k]."""
@@ -92,7 +95,7 @@ class Outcome(NamedTuple):
         final_obs = None if self.final_obs is None else rows_at(self.final_obs, which)
         infos = [info for info in self.infos if info[0] in copies] if self.infos else ()
         of_members = [*compress(self.member_rewards, which)]
-        return Outcome(self.agent, copies, self.reward[which], *ends, final_obs, infos, of_members)
+        return Outcome(self.agent, copies, self.reward[which], *ends, final_obs, infos, of_members, self.acted)
 
 
 class Turn(NamedTuple):
@@ -136,7 +139,9 @@ class VectorEnvironment(Protocol):
         """The results of earlier actions, and the turns of the agents that act now.
 
         Each action has one outcome, not later than its agent's next turn in that copy; none if the episode ends for all
-        before the environment tells. Raises EnvironmentFailed: a copy raised, or returned a value outside its space.
+        before the environment tells. Outcomes are of episodes that had begun in an earlier call. At most one episode
+        ends in a copy, so a copy has no turn after an episode in which no agent acted. Raises EnvironmentFailed: a copy
+        raised, or returned a value outside its space.
         """
 
     def act(self, turn: Turn, action: NDArray[Any]) -> None:

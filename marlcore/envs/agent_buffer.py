@@ -11,7 +11,7 @@ from ..interfaces import MEMBER_REWARDS, Outcome, Turn
 from ..observations import Values, by_name, in_form, rows_at
 from ..spaces import ALIVE, MASK
 from ..spec import as_field
-from .agent_view import AgentView, Result, as_reward, failed, label_of, numbers
+from .agent_view import EXPECTED_MASK, AgentView, Result, as_reward, failed, label_of, numbers
 
 TAG = "tag"  # in the info of an agent's first observation: the kind of the episode
 
@@ -19,7 +19,9 @@ TAG = "tag"  # in the info of an agent's first observation: the kind of the epis
 class AgentBuffer:
     """One agent's results and observations in `copies` copies of an environment.
 
-    In a round, call `tell` and `ask` for copies in ascending order, then `outcome` and `turn`.
+    In a round, call its other methods for copies in ascending order, then `outcome`, `aside` and `turn`. A reward that
+    comes before the agent's first action of an episode, or after its end, is no action's result: it is set aside until
+    the episode is over for all.
     """
 
     def __init__(self, view: AgentView, copies: int) -> None:
@@ -28,6 +30,8 @@ class AgentBuffer:
         self._parts = [(part, part.name, part.field, part.field.numpy, part.field.shape) for part in view.spaces.parts]
         self._is_team = any(part.keys[-1:] == (ALIVE,) for part in view.spaces.parts)
         fields = by_name(view.spaces.obs)
+        # Whether the agent's infos hold masks where it acts; None until it does
+        self._masks = None if view.mask_in == "info" else True
         self._seen, self._final = ({name: field.zeros(copies) for name, field in fields.items()} for _ in range(2))
         self.begin()
 
@@ -38,12 +42,23 @@ class AgentBuffer:
         self._results: list[tuple[int, float, bool, bool]] = []  # copy, reward, terminated, truncated
         self._member_rewards: list[Any] = []  # of the results
         self._infos: list[tuple[int, Mapping[str, float]]] = []  # of ended episodes
+        self._aside: dict[int, tuple[float, dict[str, float]]] = {}  # by copy, of present episodes: rewards, info
+        self._over: list[tuple[int, float, dict[str, float]]] = []  # copy, and the same of ended episodes
         self._asked: list[int] = []
         self._tags: dict[int, Any] = {}
 
-    def begin_copy(self, copy: int) -> None:
+    def end(self, copy: int) -> None:
+        """The episode of a copy is over for all."""
         self._pending[copy] = False
         self._begins[copy] = True
+        if copy in self._aside:
+            self._over.append((copy, *self._aside.pop(copy)))
+
+    def leave(self, copy: int, reward: Any) -> None:
+        """Takes the reward of an agent that is not there. If it left without an end, its action has no outcome."""
+        self._pending[copy] = False
+        self._begins[copy] = True
+        self._set_aside(copy, reward, {})
 
     def acted(self, copies: list[int]) -> None:
         for copy in copies:
@@ -63,10 +78,18 @@ class AgentBuffer:
                 self._put(self._final, copy, observation, info, final=True)
                 if of_info := numbers(info):
                     self._infos.append((copy, of_info))
+        else:
+            self._set_aside(copy, reward, numbers(info) if ended else {})
         self._pending[copy] = False
         if ended:
             self._begins[copy] = True
         return ended
+
+    def _set_aside(self, copy: int, reward: Any, of_info: dict[str, float]) -> None:
+        number = self._number(copy, reward)
+        if number or of_info:
+            earned, told = self._aside.get(copy, (0.0, {}))
+            self._aside[copy] = earned + number, told | of_info
 
     def ask(self, copy: int, observation: Any, info: Mapping[str, Any]) -> None:
         """Takes the observation of a copy in which the agent acts next."""
@@ -86,6 +109,18 @@ class AgentBuffer:
         copies, (reward, terminated, truncated) = self._numbers_of(acted), map(np.array, columns)
         final_obs = self._rows(self._final, copies) if True in columns[1] or True in columns[2] else None
         outcome = Outcome(self.view.agent, copies, reward, terminated, truncated, final_obs, infos, of_members)
+        self.view.check_outcome(outcome)
+        return outcome
+
+    def aside(self) -> Outcome | None:
+        """What was set aside in episodes that are over, checked; None if nothing was. Raises EnvironmentFailed."""
+        over, self._over = self._over, []
+        if not over:
+            return None
+        copies, rewards, _ = zip(*over, strict=True)
+        never, infos = np.zeros(len(over), bool), [(copy, of_info) for copy, _, of_info in over if of_info]
+        columns = self._numbers_of(copies), np.array(rewards), never, never, None
+        outcome = Outcome(self.view.agent, *columns, infos, acted=False)
         self.view.check_outcome(outcome)
         return outcome
 
@@ -134,7 +169,7 @@ class AgentBuffer:
                     array = as_field(label_of(part.keys), field, value)
                 arrays[name][copy] = array
             if self.view.spaces.masked:
-                arrays[MASK][copy] = self._final_mask(mask) if final else self.view.mask(mask)
+                arrays[MASK][copy] = self._final_mask(mask) if final else self._acting_mask(mask)
         except (KeyError, IndexError) as error:
             keys = ", ".join(label_of(part.keys) for part in self.view.spaces.parts)
             masked = f" and its {MASK}" if self.view.mask_in == "observation" else ""
@@ -142,6 +177,14 @@ class AgentBuffer:
             raise failed(copy, self.view.agent, reason) from error
         except (TypeError, ValueError) as error:
             raise failed(copy, self.view.agent, error) from error
+
+    def _acting_mask(self, mask: Any) -> NDArray[Any] | bool:
+        """All is allowed to an agent whose infos never hold a mask, though those of others do."""
+        if self._masks is None:
+            self._masks = mask is not None
+        if not self._masks and mask is not None:
+            raise ValueError(EXPECTED_MASK + brief(mask))
+        return self.view.mask(mask) if self._masks else True
 
     def _final_mask(self, mask: Any) -> NDArray[Any] | bool:
         """Environments leave out the mask of an agent that acts no more, or allow nothing: then all is allowed."""

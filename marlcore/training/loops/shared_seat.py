@@ -24,8 +24,12 @@ class SharedSeat:
         for seat in self.seats:
             seat.pull_if_due(rounds)
 
-    def record(self, outcome: Outcome) -> Ended | None:
-        ended = [seat.record(outcome.part(rows)) for seat, rows in self._split(outcome.copies)]
+    def record(self, outcome: Outcome) -> None:
+        for seat, rows in self._split(outcome.copies):
+            seat.record(outcome.part(rows))
+
+    def end(self, copies: NDArray[np.int64]) -> Ended | None:
+        ended = [seat.end(copies[rows]) for seat, rows in self._split(copies)]
         some = [one for one in ended if one is not None]
         if not some:
             return None
