@@ -50,8 +50,10 @@ class Environment(Protocol):
         """Begin an episode; a seed makes this episode and all later ones reproducible."""
 
     def last(self) -> tuple[Any, float, bool, bool, Mapping[str, Any]]:
-        """(observation, reward since this agent's previous action, terminated, truncated, info) of `agent`.
+        """(observation, reward since this agent's previous action or reset, terminated, truncated, info) of `agent`.
 
+        A reward before the agent's first action counts in the episode's return, but no action caused it: it is in no
+        row.
         A mask of the allowed actions is `observation["action_mask"]`, beside `observation["observation"]`, or
         `info["action_mask"]`.
         """
@@ -75,8 +77,8 @@ class Outcome(NamedTuple):
             `observe`.
         infos: (copy, numbers by name) of episodes that ended.
         member_rewards: of a team, [k, members]: what each member earned.
-        acted: False: `reward` is what the agent earned by no action of its own, in an episode that ended: before its
-            first action, or after its end. It counts in the episode's return, and no row holds it.
+        acted: False: `reward` is what the agent earned by no action, before its first one or after its end, in an
+            episode that is over. It counts in the return, and no row holds it. `terminated`, `truncated` are False.
     """
 
     agent: str
@@ -139,9 +141,9 @@ class VectorEnvironment(Protocol):
         """The results of earlier actions, and the turns of the agents that act now.
 
         Each action has one outcome, not later than its agent's next turn in that copy; none if the episode ends for all
-        before the environment tells. Outcomes are of episodes that had begun in an earlier call. At most one episode
-        ends in a copy, so a copy has no turn after an episode in which no agent acted. Raises EnvironmentFailed: a copy
-        raised, or returned a value outside its space.
+        before the environment tells. In a copy, all outcomes are of the episode that began in an earlier call; if no
+        agent acts in the next episode, the copy has no turn. Raises EnvironmentFailed: a copy raised, or returned a
+        value outside its space.
         """
 
     def act(self, turn: Turn, action: NDArray[Any]) -> None:

@@ -13,15 +13,17 @@ from ..spaces import ALIVE, MASK
 from ..spec import as_field
 from .agent_view import EXPECTED_MASK, AgentView, Result, as_reward, failed, label_of, numbers
 
+# Copy, reward, terminated, truncated, the numbers of an ended episode's info, the rewards of a team's members
+Told = tuple[int, float, bool, bool, dict[str, float], Any]
 TAG = "tag"  # in the info of an agent's first observation: the kind of the episode
 
 
 class AgentBuffer:
     """One agent's results and observations in `copies` copies of an environment.
 
-    In a round, call its other methods for copies in ascending order, then `outcome`, `aside` and `turn`. A reward that
-    comes before the agent's first action of an episode, or after its end, is no action's result: it is set aside until
-    the episode is over for all.
+    In a round, call its other methods for copies in ascending order, then `outcomes` and `turn`. A reward that comes
+    before the agent's first action of an episode, or after its end, is no action's result: it is set aside until the
+    episode is over for all.
     """
 
     def __init__(self, view: AgentView, copies: int) -> None:
@@ -39,20 +41,18 @@ class AgentBuffer:
         copies = len(self._everywhere)
         self._pending = [False] * copies  # an action whose outcome has not come
         self._begins = [True] * copies
-        self._results: list[tuple[int, float, bool, bool]] = []  # copy, reward, terminated, truncated
-        self._member_rewards: list[Any] = []  # of the results
-        self._infos: list[tuple[int, Mapping[str, float]]] = []  # of ended episodes
-        self._aside: dict[int, tuple[float, dict[str, float]]] = {}  # by copy, of present episodes: rewards, info
-        self._over: list[tuple[int, float, dict[str, float]]] = []  # copy, and the same of ended episodes
+        self._results: list[Told] = []  # of actions
+        self._aside: dict[int, tuple[float, dict[str, float]]] = {}  # by copy: rewards of no action, numbers of an info
+        self._over: list[Told] = []  # what was set aside in ended episodes
         self._asked: list[int] = []
         self._tags: dict[int, Any] = {}
 
-    def end(self, copy: int) -> None:
-        """The episode of a copy is over for all."""
+    def begin_copy(self, copy: int) -> None:
         self._pending[copy] = False
         self._begins[copy] = True
         if copy in self._aside:
-            self._over.append((copy, *self._aside.pop(copy)))
+            earned, told = self._aside.pop(copy)
+            self._over.append((copy, earned, False, False, told, None))
 
     def leave(self, copy: int, reward: Any) -> None:
         """Takes the reward of an agent that is not there. If it left without an end, its action has no outcome."""
@@ -70,24 +70,21 @@ class AgentBuffer:
         observation, reward, terminated, truncated, info = result
         terminated, truncated = self._end(copy, "terminated", terminated), self._end(copy, "truncated", truncated)
         ended = terminated or truncated
+        of_info = numbers(info) if ended else {}
         if self._pending[copy]:
-            self._results.append((copy, self._number(copy, reward), terminated, truncated))
-            if self._is_team:
-                self._member_rewards.append(info.get(MEMBER_REWARDS))
+            earned, by_member = self._number(copy, reward), info.get(MEMBER_REWARDS)
+            self._results.append((copy, earned, terminated, truncated, of_info, by_member))
             if ended:
                 self._put(self._final, copy, observation, info, final=True)
-                if of_info := numbers(info):
-                    self._infos.append((copy, of_info))
         else:
-            self._set_aside(copy, reward, numbers(info) if ended else {})
+            self._set_aside(copy, reward, of_info)
         self._pending[copy] = False
         if ended:
             self._begins[copy] = True
         return ended
 
     def _set_aside(self, copy: int, reward: Any, of_info: dict[str, float]) -> None:
-        number = self._number(copy, reward)
-        if number or of_info:
+        if (number := self._number(copy, reward)) or of_info:
             earned, told = self._aside.get(copy, (0.0, {}))
             self._aside[copy] = earned + number, told | of_info
 
@@ -98,29 +95,18 @@ class AgentBuffer:
         if self._begins[copy] and TAG in info:
             self._tags[copy] = info[TAG]
 
-    def outcome(self) -> Outcome | None:
-        """The results of this round, checked; None without any. Raises EnvironmentFailed."""
-        results, self._results = self._results, []
-        infos, self._infos = self._infos, []
-        of_members, self._member_rewards = self._member_rewards, []
-        if not results:
-            return None
-        acted, *columns = zip(*results, strict=True)
-        copies, (reward, terminated, truncated) = self._numbers_of(acted), map(np.array, columns)
-        final_obs = self._rows(self._final, copies) if True in columns[1] or True in columns[2] else None
-        outcome = Outcome(self.view.agent, copies, reward, terminated, truncated, final_obs, infos, of_members)
-        self.view.check_outcome(outcome)
-        return outcome
+    def outcomes(self) -> list[Outcome]:
+        """The results of this round, checked: of actions, and of no action. Raises EnvironmentFailed."""
+        told, self._results, self._over = ((self._results, True), (self._over, False)), [], []
+        return [self._outcome(results, acted) for results, acted in told if results]
 
-    def aside(self) -> Outcome | None:
-        """What was set aside in episodes that are over, checked; None if nothing was. Raises EnvironmentFailed."""
-        over, self._over = self._over, []
-        if not over:
-            return None
-        copies, rewards, _ = zip(*over, strict=True)
-        never, infos = np.zeros(len(over), bool), [(copy, of_info) for copy, _, of_info in over if of_info]
-        columns = self._numbers_of(copies), np.array(rewards), never, never, None
-        outcome = Outcome(self.view.agent, *columns, infos, acted=False)
+    def _outcome(self, results: list[Told], acted: bool) -> Outcome:
+        told, *columns, infos, of_members = zip(*results, strict=True)
+        copies, (reward, terminated, truncated) = self._numbers_of(told), map(np.array, columns)
+        final_obs = self._rows(self._final, copies) if True in columns[1] or True in columns[2] else None
+        of_ended = [(copy, of_info) for copy, of_info in zip(told, infos, strict=True) if of_info]
+        ends = terminated, truncated, final_obs, of_ended
+        outcome = Outcome(self.view.agent, copies, reward, *ends, of_members if self._is_team else (), acted)
         self.view.check_outcome(outcome)
         return outcome
 

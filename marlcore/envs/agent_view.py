@@ -196,13 +196,10 @@ def as_reward(value: Any) -> float:
     if value.__class__ is float:
         number: float = value
         return number
-    if isinstance(value, (str, bytes, bytearray)) or getattr(getattr(value, "dtype", None), "kind", "f") in "cSU":
+    shape, kind = getattr(value, "shape", ()), getattr(getattr(value, "dtype", None), "kind", "f")
+    if isinstance(value, (str, bytes, bytearray)) or kind in "cSU" or math.prod(shape) != 1:
         raise TypeError(f"reward: expected a number, got {brief(value)}")
-    if shape := getattr(value, "shape", ()):
-        if math.prod(shape) != 1:
-            raise TypeError(f"reward: expected a number, got {brief(value)}")
-        value = value.item()
-    return float(value)
+    return float(value.item() if shape else value)
 
 
 def numbers(info: Mapping[str, Any]) -> dict[str, float]:

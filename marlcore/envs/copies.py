@@ -62,33 +62,28 @@ class Copies:
             with in_copy(copy):
                 self._advance(copy, env)
         buffers = self._buffers.values()
-        outcomes = [outcome for buffer in buffers if (outcome := buffer.outcome()) is not None]
-        outcomes += [outcome for buffer in buffers if (outcome := buffer.aside()) is not None]
+        outcomes = [outcome for buffer in buffers for outcome in buffer.outcomes()]
         return outcomes, [turn for buffer in buffers if (turn := buffer.turn()) is not None]
 
     def _advance(self, copy: int, env: _Turns | ParallelRounds) -> None:
         """Plays until an agent acts, or a second episode is over, whose end is left to the next `observe`."""
+        acting = False
         for ends in (True, False):
-            while results := env.round():
-                if self._tell(copy, env, results):
-                    self._empty[copy] = 0
-                    return
+            while not acting and (results := env.round()):
+                for agent, result in results.items():
+                    buffer = self._buffers[agent]
+                    if isinstance(result, Absent):
+                        buffer.leave(copy, result.reward)
+                    elif buffer.tell(copy, result):
+                        env.act(agent, None)
+                    else:
+                        buffer.ask(copy, result[0], result[4])
+                        acting = True
+            if acting:
+                self._empty[copy] = 0
+                return
             if ends:
                 self._end(copy, env)
-
-    def _tell(self, copy: int, env: _Turns | ParallelRounds, results: Mapping[str, Result | Absent]) -> bool:
-        """Tells the agents of a copy their results; returns whether one acts next."""
-        acting = False
-        for agent, result in results.items():
-            buffer = self._buffers[agent]
-            if isinstance(result, Absent):
-                buffer.leave(copy, result.reward)
-            elif buffer.tell(copy, result):
-                env.act(agent, None)
-            else:
-                buffer.ask(copy, result[0], result[4])
-                acting = True
-        return acting
 
     def _end(self, copy: int, env: _Turns | ParallelRounds) -> None:
         self._empty[copy] += 1
@@ -97,7 +92,7 @@ class Copies:
         self.episodes += 1
         self.ended[copy] += 1
         for buffer in self._buffers.values():
-            buffer.end(copy)
+            buffer.begin_copy(copy)
         env.reset()
 
     def act(self, turn: Turn, action: NDArray[Any]) -> None:
@@ -128,10 +123,10 @@ class _Turns:
     def infos(self) -> Mapping[str, Mapping[str, Any]]:
         """Of the agent that acts, and of others that hold a mask, which many environments give for a turn alone."""
         agent = self._env.agent
-        infos: Any = getattr(self._env, "infos", None) or (
-            {} if agent is None else {agent: result_of("last", self._env.last())[4]}
-        )
-        return {name: info for name, info in infos.items() if name == agent or MASK in info}
+        infos: Any = getattr(self._env, "infos", None)
+        if not infos and agent is not None:
+            return {agent: result_of("last", self._env.last())[4]}
+        return {name: info for name, info in (infos or {}).items() if name == agent or MASK in info}
 
     def round(self) -> Mapping[str, Result]:
         agent = self._env.agent

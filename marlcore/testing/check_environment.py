@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -161,7 +161,9 @@ class _Single:
         observation, reward, terminated, truncated, info = self._last(agent)
         for name, value in {"terminated": terminated, "truncated": truncated}.items():
             _require(np.size(value) == 1 and np.asarray(value).dtype == bool, f"{agent}: {name}", "a bool", value)
-        number = _number(reward)
+        number = np.nan
+        with suppress(TypeError, ValueError, OverflowError):
+            number = as_reward(reward)
         _require(abs(number) <= LARGEST_REWARD, f"{agent}: reward", "a finite number of float32", reward)
         ended = bool(terminated or truncated)
         values, mask = self._seen(agent, observation, info, acting=not ended)
@@ -202,14 +204,6 @@ class _Single:
         except Exception:
             return
         raise EnvironmentFailed(f"step: expected an error for an action of {case}, got none")
-
-
-def _number(reward: Any) -> float:
-    """NaN if it is no number."""
-    try:
-        return as_reward(reward)
-    except (TypeError, ValueError, OverflowError):
-        return np.nan
 
 
 def _checked(agent: str, keys: tuple[Any, ...], space: gym.Space, value: Any) -> NDArray[Any]:
@@ -294,10 +288,11 @@ class _Several:
             _require(final_obs is not None, final, "observations, since an episode ended", final_obs)
             self._values(final, agent, copies, final_obs)
         for copy, end in zip(copies.tolist(), ended.tolist(), strict=True):
-            if outcome.acted and (agent, copy) not in self._pending:
+            if not outcome.acted:
+                continue
+            if (agent, copy) not in self._pending:
                 raise EnvironmentFailed(f"{label}: copy {copy}: expected none, since the agent has not acted there")
-            if outcome.acted:
-                self._pending.discard((agent, copy))
+            self._pending.discard((agent, copy))
             if end:
                 self._begun.discard((agent, copy))
         return label, copies.copy(), np.array(reward), terminated.copy(), truncated.copy()

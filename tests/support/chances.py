@@ -51,17 +51,52 @@ class Cycle(Rounds, AECEnv):  # type: ignore[misc]
 
 
 class OneShot(Cycle):
-    """A game of pure chance: "a" wins half of the games by its first move, and "b" the others."""
+    """A game of pure chance: "a" wins half of the games by its first move, and "b" the others. A judge may reverse."""
 
     possible_agents = ("a", "b")
     games: list[str] = []  # noqa: RUF012 - of all copies: who won
+
+    def __init__(self, judge: bool = False) -> None:
+        self.judge = judge
 
     def play(self, me: str, action: Any) -> None:
         self.agent_selection = "b" if me == "a" else "a"
         if me == "b" or self.rng.random() < 0.5:
             self.games.append(me)
             self.rewards = {me: 1.0, self.agent_selection: -1.0}
+            self.infos = {agent: {"winner": -won} if self.judge else {} for agent, won in self.rewards.items()}
             self.terminations = dict.fromkeys(self.agents, True)
+
+
+class Masked(Cycle):
+    """Agents "a" and "b" act in turn; whose infos hold masks, which forbid an action, and when: `when`, by agent.
+
+    At each time, on its own turns, never, or on its own from the second one on.
+    """
+
+    possible_agents = ("a", "b")
+    HOLDS = {"always": 0, "acting": 0, "never": 99, "late": 2}  # noqa: RUF012 - from which turn on
+
+    def __init__(self, **when: str) -> None:
+        self.when = when
+
+    def reset(self, seed: int | None = None, options: Any = None) -> None:
+        super().reset(seed)
+        self._show()
+
+    def play(self, me: str, action: Any) -> None:
+        assert "action_mask" not in self.infos[me] or self.infos[me]["action_mask"][int(action)], "a masked action"
+        self.agent_selection = "b" if me == "a" else "a"
+        self.terminations = dict.fromkeys(self.agents, self.turns == 6)
+        self._show()
+
+    def _show(self) -> None:
+        mask = np.arange(3) != self.turns % 3
+        shown = {
+            agent: self.turns >= self.HOLDS[when] and (when == "always" or agent == self.agent_selection)
+            for agent, when in self.when.items()
+        }
+        self.infos = {agent: {"action_mask": mask} if shown[agent] else {} for agent in self.agents}
 
 
 class Chances(Cycle):
@@ -75,17 +110,17 @@ class Chances(Cycle):
 
     def reset(self, seed: int | None = None, options: Any = None) -> None:
         super().reset(seed)
-        self._happen(0.2)
+        self._happen(self.rng.choice([0.0, 1.0], p=[0.7, 0.3]))
 
     def play(self, me: str, action: Any) -> None:
         self.rewards[me] += int(action)
-        self._happen(0.5)
+        self._happen(0.1)
 
-    def _happen(self, odds: float) -> None:
+    def _happen(self, death: float) -> None:
         for agent in self.agents:
-            self.rewards[agent] += int(self.rng.integers(-8, 9)) / 4 * (self.rng.random() < odds)
+            self.rewards[agent] += int(self.rng.integers(-8, 9)) / 4 * (self.rng.random() < 0.5)
             for ends in (self.terminations, self.truncations):
-                ends[agent] |= bool(self.rng.random() < odds / 5)
+                ends[agent] |= bool(self.rng.random() < death)
         if not self.turns:
             self._accumulate_rewards()
         live = [agent for agent in self.agents if not (self.terminations[agent] or self.truncations[agent])]

@@ -53,9 +53,8 @@ def observe(env: VectorEnvironment, seats: Seats, host: ActorHost) -> list[Turn]
     over = np.flatnonzero(env.ended != host.ended)
     if len(over):
         host.ended[over] = env.ended[over]
-        for ended in [seat.end(over) for seat in seats.values()]:  # a game's result needs the returns of all
-            if ended is not None:
-                host.report_ended(ended)
+        for ended in [ended for seat in seats.values() for ended in seat.end(over)]:  # results need all returns
+            host.report_ended(ended)
     return turns
 
 

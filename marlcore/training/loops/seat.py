@@ -80,7 +80,7 @@ class Seat:
     def record(self, outcome: Outcome) -> None:
         """Adds to the returns, and writes the transitions that the results of earlier actions complete."""
         self._returns[self._at(outcome.copies)] += outcome.reward
-        self._infos.update(outcome.infos)
+        self._infos |= {copy: told for copy, told in outcome.infos if self.numbers[copy] == LATEST}
         if not outcome.acted:
             return
         if self.opponents is not None:
@@ -105,16 +105,13 @@ class Seat:
         self._waiting[at] = False
         self.player.reward(outcome.reward, at)
 
-    def end(self, copies: NDArray[np.int64]) -> Ended | None:
-        """Ends the returns of episodes that are over for all agents; returns those of the policy that learns."""
+    def end(self, copies: NDArray[np.int64]) -> list[Ended]:
+        """Ends the returns of episodes that are over for all agents; gives those of the policy that learns, if any."""
         self.returns[copies], lengths = self._returns[copies], self._lengths[copies]
         self._returns[copies], self._lengths[copies] = 0.0, 0
-        told = [(copy, self._infos.pop(copy)) for copy in copies.tolist() if copy in self._infos]
-        learns = self.numbers[copies] == LATEST
-        if not learns.any():
-            return None
-        infos = [(copy, of_info) for copy, of_info in told if self.numbers[copy] == LATEST]
-        return Ended(self.agent, copies[learns], self.returns[copies[learns]], lengths[learns], infos)
+        infos = [(copy, self._infos.pop(copy)) for copy in copies.tolist() if copy in self._infos]
+        own = self.numbers[copies] == LATEST
+        return [Ended(self.agent, copies[own], self.returns[copies[own]], lengths[own], infos)] if own.any() else []
 
     def _rewards_of_members(self, outcome: Outcome) -> NDArray[np.float32]:
         field, rewards = self.spec.extras[MEMBER_REWARDS], outcome.member_rewards
