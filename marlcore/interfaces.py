@@ -52,10 +52,9 @@ class Environment(Protocol):
     def last(self) -> tuple[Any, float, bool, bool, Mapping[str, Any]]:
         """(observation, reward since this agent's previous action or reset, terminated, truncated, info) of `agent`.
 
-        A reward before the agent's first action counts in the episode's return, but no action caused it: it is in no
-        row.
+        A reward before the agent's first action counts in the episode's return, but is in no row: no action caused it.
         A mask of the allowed actions is `observation["action_mask"]`, beside `observation["observation"]`, or
-        `info["action_mask"]`.
+        `info["action_mask"]`, which may be there for the acting agent alone.
         """
 
     def step(self, action: Any) -> None:

@@ -72,7 +72,7 @@ class AgentBuffer:
         ended = terminated or truncated
         of_info = numbers(info) if ended else {}
         if self._pending[copy]:
-            earned, by_member = self._number(copy, reward), info.get(MEMBER_REWARDS)
+            earned, by_member = self._number(copy, reward), info.get(MEMBER_REWARDS) if self._is_team else None
             self._results.append((copy, earned, terminated, truncated, of_info, by_member))
             if ended:
                 self._put(self._final, copy, observation, info, final=True)
@@ -97,14 +97,15 @@ class AgentBuffer:
 
     def outcomes(self) -> list[Outcome]:
         """The results of this round, checked: of actions, and of no action. Raises EnvironmentFailed."""
-        told, self._results, self._over = ((self._results, True), (self._over, False)), [], []
-        return [self._outcome(results, acted) for results, acted in told if results]
+        results, over, self._results, self._over = self._results, self._over, [], []
+        told = [self._outcome(results, acted=True)] if results else []
+        return [*told, self._outcome(over, acted=False)] if over else told
 
-    def _outcome(self, results: list[Told], acted: bool) -> Outcome:
+    def _outcome(self, results: list[Told], *, acted: bool) -> Outcome:
         told, *columns, infos, of_members = zip(*results, strict=True)
         copies, (reward, terminated, truncated) = self._numbers_of(told), map(np.array, columns)
         final_obs = self._rows(self._final, copies) if True in columns[1] or True in columns[2] else None
-        of_ended = [(copy, of_info) for copy, of_info in zip(told, infos, strict=True) if of_info]
+        of_ended = [(copy, of_info) for copy, of_info in zip(told, infos, strict=True) if of_info] if any(infos) else ()
         ends = terminated, truncated, final_obs, of_ended
         outcome = Outcome(self.view.agent, copies, reward, *ends, of_members if self._is_team else (), acted)
         self.view.check_outcome(outcome)

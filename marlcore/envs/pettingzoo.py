@@ -106,8 +106,9 @@ class ParallelRounds:
         staying = [agent for agent in self._env.agents if agent not in ended]
         named = [agent for agent in actions if agent in ended] + staying
         self._results = self._results_of(named, observations, rewards, terminated, truncated)
-        absent = (actions.keys() | rewards.keys() & self.action_spaces.keys()) - set(named)
-        self._results.update({agent: Absent(rewards.get(agent, 0.0)) for agent in absent})
+        for agent in (actions.keys() | rewards.keys()) - self._results.keys():
+            if agent in self.action_spaces:
+                self._results[agent] = Absent(rewards.get(agent, 0.0))
 
     def _results_of(
         self, agents: list[str], observations: ByAgent, rewards: ByAgent, terminated: ByAgent, truncated: ByAgent

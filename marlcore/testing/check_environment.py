@@ -112,10 +112,9 @@ class _Single:
             if set(named) != set(agents):
                 raise EnvironmentFailed(f"{name}: expected those of {agents}, got those of {named}")
         self._reset(0)  # what is wrong at first is said in the checks' words
-        masked = masked_agents(env)
         self._views = {
-            agent: AgentView.of(agent, env.observation_spaces[agent], env.action_spaces[agent], masked[agent])
-            for agent in agents
+            agent: AgentView.of(agent, env.observation_spaces[agent], env.action_spaces[agent], masked)
+            for agent, masked in masked_agents(env).items()
         }
         self._refused: set[str] = set()  # misuses that the environment was seen to refuse
 
