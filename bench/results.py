@@ -59,11 +59,12 @@ def play_randomly(env_fn: Any, steps: int = 20_000) -> float:
     running = {agent: np.zeros(env.copies) for agent in env.agents}
     ended: list[float] = []
     while steps > 0:
+        before = env.ended.copy()
         outcomes, turns = env.observe()
         for outcome in outcomes:
-            returns = running[outcome.agent]
-            returns[outcome.copies] += outcome.reward
-            over = outcome.copies[outcome.terminated | outcome.truncated]
+            running[outcome.agent][outcome.copies] += outcome.reward
+        over = env.ended > before
+        for returns in running.values():
             ended.extend(returns[over].tolist())
             returns[over] = 0.0
         for turn in turns:

@@ -50,10 +50,11 @@ class Environment(Protocol):
         """Begin an episode; a seed makes this episode and all later ones reproducible."""
 
     def last(self) -> tuple[Any, float, bool, bool, Mapping[str, Any]]:
-        """(observation, reward since this agent's previous action, terminated, truncated, info) of `agent`.
+        """(observation, reward since this agent's previous action or reset, terminated, truncated, info) of `agent`.
 
+        A reward before the agent's first action counts in the episode's return, but is in no row: no action caused it.
         A mask of the allowed actions is `observation["action_mask"]`, beside `observation["observation"]`, or
-        `info["action_mask"]`.
+        `info["action_mask"]`, which may be there for the acting agent alone.
         """
 
     def step(self, action: Any) -> None:
@@ -75,6 +76,8 @@ class Outcome(NamedTuple):
             `observe`.
         infos: (copy, numbers by name) of episodes that ended.
         member_rewards: of a team, [k, members]: what each member earned.
+        acted: False: `reward` is what the agent earned by no action, before its first one or after its end, in an
+            episode that is over. It counts in the return, and no row holds it. `terminated`, `truncated` are False.
     """
 
     agent: str
@@ -85,6 +88,7 @@ class Outcome(NamedTuple):
     final_obs: Values | None
     infos: Sequence[tuple[int, Mapping[str, float]]] = ()
     member_rewards: Sequence[Any] = ()
+    acted: bool = True
 
     def part(self, which: NDArray[np.bool_]) -> Outcome:
         """The results in some of the copies, bool [k]."""
@@ -92,7 +96,7 @@ class Outcome(NamedTuple):
         final_obs = None if self.final_obs is None else rows_at(self.final_obs, which)
         infos = [info for info in self.infos if info[0] in copies] if self.infos else ()
         of_members = [*compress(self.member_rewards, which)]
-        return Outcome(self.agent, copies, self.reward[which], *ends, final_obs, infos, of_members)
+        return Outcome(self.agent, copies, self.reward[which], *ends, final_obs, infos, of_members, self.acted)
 
 
 class Turn(NamedTuple):
@@ -136,7 +140,9 @@ class VectorEnvironment(Protocol):
         """The results of earlier actions, and the turns of the agents that act now.
 
         Each action has one outcome, not later than its agent's next turn in that copy; none if the episode ends for all
-        before the environment tells. Raises EnvironmentFailed: a copy raised, or returned a value outside its space.
+        before the environment tells. In a copy, all outcomes are of the episode that began in an earlier call; if no
+        agent acts in the next episode, the copy has no turn. Raises EnvironmentFailed: a copy raised, or returned a
+        value outside its space.
         """
 
     def act(self, turn: Turn, action: NDArray[Any]) -> None:

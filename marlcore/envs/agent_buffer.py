@@ -11,15 +11,19 @@ from ..interfaces import MEMBER_REWARDS, Outcome, Turn
 from ..observations import Values, by_name, in_form, rows_at
 from ..spaces import ALIVE, MASK
 from ..spec import as_field
-from .agent_view import AgentView, Result, as_reward, failed, label_of, numbers
+from .agent_view import EXPECTED_MASK, AgentView, Result, as_reward, failed, label_of, numbers
 
+# Copy, reward, terminated, truncated, the numbers of an ended episode's info, the rewards of a team's members
+Told = tuple[int, float, bool, bool, dict[str, float], Any]
 TAG = "tag"  # in the info of an agent's first observation: the kind of the episode
 
 
 class AgentBuffer:
     """One agent's results and observations in `copies` copies of an environment.
 
-    In a round, call `tell` and `ask` for copies in ascending order, then `outcome` and `turn`.
+    In a round, call its other methods for copies in ascending order, then `outcomes` and `turn`. A reward that comes
+    before the agent's first action of an episode, or after its end, is no action's result: it is set aside until the
+    episode is over for all.
     """
 
     def __init__(self, view: AgentView, copies: int) -> None:
@@ -28,6 +32,8 @@ class AgentBuffer:
         self._parts = [(part, part.name, part.field, part.field.numpy, part.field.shape) for part in view.spaces.parts]
         self._is_team = any(part.keys[-1:] == (ALIVE,) for part in view.spaces.parts)
         fields = by_name(view.spaces.obs)
+        # Whether the agent's infos hold masks where it acts; None until it does
+        self._masks = None if view.mask_in == "info" else True
         self._seen, self._final = ({name: field.zeros(copies) for name, field in fields.items()} for _ in range(2))
         self.begin()
 
@@ -35,15 +41,24 @@ class AgentBuffer:
         copies = len(self._everywhere)
         self._pending = [False] * copies  # an action whose outcome has not come
         self._begins = [True] * copies
-        self._results: list[tuple[int, float, bool, bool]] = []  # copy, reward, terminated, truncated
-        self._member_rewards: list[Any] = []  # of the results
-        self._infos: list[tuple[int, Mapping[str, float]]] = []  # of ended episodes
+        self._results: list[Told] = []  # of actions
+        self._aside: dict[int, tuple[float, dict[str, float]]] = {}  # by copy: rewards of no action, numbers of an info
+        self._over: list[Told] = []  # what was set aside in ended episodes
         self._asked: list[int] = []
         self._tags: dict[int, Any] = {}
 
     def begin_copy(self, copy: int) -> None:
         self._pending[copy] = False
         self._begins[copy] = True
+        if copy in self._aside:
+            earned, told = self._aside.pop(copy)
+            self._over.append((copy, earned, False, False, told, None))
+
+    def leave(self, copy: int, reward: Any) -> None:
+        """Takes the reward of an agent that is not there. If it left without an end, its action has no outcome."""
+        self._pending[copy] = False
+        self._begins[copy] = True
+        self._set_aside(copy, reward, {})
 
     def acted(self, copies: list[int]) -> None:
         for copy in copies:
@@ -55,18 +70,23 @@ class AgentBuffer:
         observation, reward, terminated, truncated, info = result
         terminated, truncated = self._end(copy, "terminated", terminated), self._end(copy, "truncated", truncated)
         ended = terminated or truncated
+        of_info = numbers(info) if ended else {}
         if self._pending[copy]:
-            self._results.append((copy, self._number(copy, reward), terminated, truncated))
-            if self._is_team:
-                self._member_rewards.append(info.get(MEMBER_REWARDS))
+            earned, by_member = self._number(copy, reward), info.get(MEMBER_REWARDS) if self._is_team else None
+            self._results.append((copy, earned, terminated, truncated, of_info, by_member))
             if ended:
                 self._put(self._final, copy, observation, info, final=True)
-                if of_info := numbers(info):
-                    self._infos.append((copy, of_info))
+        else:
+            self._set_aside(copy, reward, of_info)
         self._pending[copy] = False
         if ended:
             self._begins[copy] = True
         return ended
+
+    def _set_aside(self, copy: int, reward: Any, of_info: dict[str, float]) -> None:
+        if (number := self._number(copy, reward)) or of_info:
+            earned, told = self._aside.get(copy, (0.0, {}))
+            self._aside[copy] = earned + number, told | of_info
 
     def ask(self, copy: int, observation: Any, info: Mapping[str, Any]) -> None:
         """Takes the observation of a copy in which the agent acts next."""
@@ -75,17 +95,19 @@ class AgentBuffer:
         if self._begins[copy] and TAG in info:
             self._tags[copy] = info[TAG]
 
-    def outcome(self) -> Outcome | None:
-        """The results of this round, checked; None without any. Raises EnvironmentFailed."""
-        results, self._results = self._results, []
-        infos, self._infos = self._infos, []
-        of_members, self._member_rewards = self._member_rewards, []
-        if not results:
-            return None
-        acted, *columns = zip(*results, strict=True)
-        copies, (reward, terminated, truncated) = self._numbers_of(acted), map(np.array, columns)
+    def outcomes(self) -> list[Outcome]:
+        """The results of this round, checked: of actions, and of no action. Raises EnvironmentFailed."""
+        results, over, self._results, self._over = self._results, self._over, [], []
+        told = [self._outcome(results, acted=True)] if results else []
+        return [*told, self._outcome(over, acted=False)] if over else told
+
+    def _outcome(self, results: list[Told], *, acted: bool) -> Outcome:
+        told, *columns, infos, of_members = zip(*results, strict=True)
+        copies, (reward, terminated, truncated) = self._numbers_of(told), map(np.array, columns)
         final_obs = self._rows(self._final, copies) if True in columns[1] or True in columns[2] else None
-        outcome = Outcome(self.view.agent, copies, reward, terminated, truncated, final_obs, infos, of_members)
+        of_ended = [(copy, of_info) for copy, of_info in zip(told, infos, strict=True) if of_info] if any(infos) else ()
+        ends = terminated, truncated, final_obs, of_ended
+        outcome = Outcome(self.view.agent, copies, reward, *ends, of_members if self._is_team else (), acted)
         self.view.check_outcome(outcome)
         return outcome
 
@@ -134,7 +156,7 @@ class AgentBuffer:
                     array = as_field(label_of(part.keys), field, value)
                 arrays[name][copy] = array
             if self.view.spaces.masked:
-                arrays[MASK][copy] = self._final_mask(mask) if final else self.view.mask(mask)
+                arrays[MASK][copy] = self._final_mask(mask) if final else self._acting_mask(mask)
         except (KeyError, IndexError) as error:
             keys = ", ".join(label_of(part.keys) for part in self.view.spaces.parts)
             masked = f" and its {MASK}" if self.view.mask_in == "observation" else ""
@@ -142,6 +164,14 @@ class AgentBuffer:
             raise failed(copy, self.view.agent, reason) from error
         except (TypeError, ValueError) as error:
             raise failed(copy, self.view.agent, error) from error
+
+    def _acting_mask(self, mask: Any) -> NDArray[Any] | bool:
+        """All is allowed to an agent whose infos never hold a mask, though those of others do."""
+        if self._masks is None:
+            self._masks = mask is not None
+        if not self._masks and mask is not None:
+            raise ValueError(EXPECTED_MASK + brief(mask))
+        return self.view.mask(mask) if self._masks else True
 
     def _final_mask(self, mask: Any) -> NDArray[Any] | bool:
         """Environments leave out the mask of an agent that acts no more, or allow nothing: then all is allowed."""

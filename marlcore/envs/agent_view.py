@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from gymnasium import spaces as gym
@@ -20,11 +20,19 @@ from ..spec import Field, rows_of
 
 Result = tuple[Any, float, bool, bool, Mapping[str, Any]]  # observation, reward, terminated, truncated, info
 
+
+class Absent(NamedTuple):
+    """In place of a result: the reward of an agent that neither acts next nor was told its end now."""
+
+    reward: Any
+
+
 RETURNED = {"reset": ("observation", "info"), "step": ("observation", "reward", "terminated", "truncated", "info")}
 RETURNED["last"] = RETURNED["step"]
 ALLOW_INF = "allow_inf"  # the attribute of a Box whose values may be infinite; its bounds do not tell
 SCALARS = (int, float, np.bool_, np.integer, np.floating)
 LARGEST_REWARD = float(np.finfo(np.float32).max)
+EXPECTED_MASK = f"{MASK}: expected one in every info or in none, got "
 
 
 @dataclass(frozen=True)
@@ -64,7 +72,7 @@ class AgentView:
             return observation[ALONE] if self.wrapped else observation, observation[MASK]
         mask = info.get(MASK)
         if self.mask_in is None and mask is not None and _has_choice(self.spaces.action):
-            raise ValueError(f"{MASK}: expected one in every info or in none, got {brief(mask)}")
+            raise ValueError(EXPECTED_MASK + brief(mask))
         return observation, mask if self.mask_in else None
 
     def mask(self, value: Any, rows: tuple[int, ...] = ()) -> NDArray[Any]:
@@ -184,13 +192,14 @@ def failed(copy: Any, agent: str, reason: Any) -> EnvironmentFailed:
 
 
 def as_reward(value: Any) -> float:
-    """Raises TypeError, ValueError, OverflowError: the value is no number; float takes texts too."""
+    """The value, or an array's only one. Raises TypeError, ValueError, OverflowError: it is no number, as texts are."""
     if value.__class__ is float:
         number: float = value
         return number
-    if isinstance(value, (str, bytes, bytearray)) or getattr(getattr(value, "dtype", None), "kind", "f") in "cSU":
+    shape, kind = getattr(value, "shape", ()), getattr(getattr(value, "dtype", None), "kind", "f")
+    if isinstance(value, (str, bytes, bytearray)) or kind in "cSU" or math.prod(shape) != 1:
         raise TypeError(f"reward: expected a number, got {brief(value)}")
-    return float(value)
+    return float(value.item() if shape else value)
 
 
 def numbers(info: Mapping[str, Any]) -> dict[str, float]:

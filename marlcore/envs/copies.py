@@ -14,7 +14,7 @@ from ..errors import EnvironmentFailed
 from ..interfaces import Environment, Outcome, Turn
 from ..spaces import MASK, Spaces
 from .agent_buffer import AgentBuffer
-from .agent_view import AgentView, Result, may_mask, result_of
+from .agent_view import Absent, AgentView, Result, may_mask, result_of
 from .lockstep import child_seeds
 from .pettingzoo import ParallelRounds, is_parallel
 
@@ -35,7 +35,7 @@ class Copies:
         ]
         first = self._envs[0]
         with in_copy(0):
-            masked = _masked(first)
+            masked = masked_agents(first)
         views = {
             agent: AgentView.of(agent, first.observation_spaces[agent], first.action_spaces[agent], masked[agent])
             for agent in first.agents
@@ -46,6 +46,7 @@ class Copies:
         self.episodes = 0
         self.ended = np.zeros(self.copies, np.int64)
         self._buffers = _Buffers({agent: AgentBuffer(view, self.copies) for agent, view in views.items()})
+        self._empty = [0] * self.copies  # episodes in a row without an action
 
     def reset(self, seed: int) -> None:
         self.episodes = 0
@@ -61,30 +62,38 @@ class Copies:
             with in_copy(copy):
                 self._advance(copy, env)
         buffers = self._buffers.values()
-        outcomes = [outcome for buffer in buffers if (outcome := buffer.outcome()) is not None]
+        outcomes = [outcome for buffer in buffers for outcome in buffer.outcomes()]
         return outcomes, [turn for buffer in buffers if (turn := buffer.turn()) is not None]
 
     def _advance(self, copy: int, env: _Turns | ParallelRounds) -> None:
-        for _ in range(EMPTY_EPISODES):
-            while results := env.round():
-                acting = False
+        """Plays until an agent acts, or a second episode is over, whose end is left to the next `observe`."""
+        acting = False
+        for ends in (True, False):
+            while not acting and (results := env.round()):
                 for agent, result in results.items():
                     buffer = self._buffers[agent]
-                    if result is None:
-                        buffer.begin_copy(copy)
+                    if isinstance(result, Absent):
+                        buffer.leave(copy, result.reward)
                     elif buffer.tell(copy, result):
                         env.act(agent, None)
                     else:
                         buffer.ask(copy, result[0], result[4])
                         acting = True
-                if acting:
-                    return
-            self.episodes += 1
-            self.ended[copy] += 1
-            for buffer in self._buffers.values():
-                buffer.begin_copy(copy)
-            env.reset()
-        raise RuntimeError(f"expected an agent that acts, got {EMPTY_EPISODES} episodes without one")
+            if acting:
+                self._empty[copy] = 0
+                return
+            if ends:
+                self._end(copy, env)
+
+    def _end(self, copy: int, env: _Turns | ParallelRounds) -> None:
+        self._empty[copy] += 1
+        if self._empty[copy] > EMPTY_EPISODES:
+            raise RuntimeError(f"expected an agent that acts, got {EMPTY_EPISODES} episodes without one")
+        self.episodes += 1
+        self.ended[copy] += 1
+        for buffer in self._buffers.values():
+            buffer.begin_copy(copy)
+        env.reset()
 
     def act(self, turn: Turn, action: NDArray[Any]) -> None:
         buffer = self._buffers[turn.agent]
@@ -112,9 +121,12 @@ class _Turns:
 
     @property
     def infos(self) -> Mapping[str, Mapping[str, Any]]:
+        """Of the agent that acts, and of others that hold a mask, which many environments give for a turn alone."""
         agent = self._env.agent
         infos: Any = getattr(self._env, "infos", None)
-        return infos or ({} if agent is None else {agent: self._env.last()[4]})
+        if not infos and agent is not None:
+            return {agent: result_of("last", self._env.last())[4]}
+        return {name: info for name, info in (infos or {}).items() if name == agent or MASK in info}
 
     def round(self) -> Mapping[str, Result]:
         agent = self._env.agent
@@ -154,11 +166,13 @@ class in_copy:  # noqa: N801 - reads as "with in_copy(3)"; a generator's would c
             raise EnvironmentFailed(f"environment copy {where}: {type(error).__name__}: {error}") from error
 
 
-def _masked(env: _Turns | ParallelRounds) -> dict[str, bool]:
-    """Whether each agent's infos hold masks, by its first info; an agent without one follows the others."""
+def masked_agents(env: Environment | ParallelRounds | _Turns) -> dict[str, bool]:
+    """Whether each agent's infos hold masks, by those after a reset; an agent that does not act then, and has no mask,
+    follows the others."""
     may = {agent: may_mask(env.observation_spaces[agent], env.action_spaces[agent]) for agent in env.agents}
     if not any(may.values()):
         return may
     env.reset(0)
-    has = {agent: MASK in info for agent, info in env.infos.items()}
+    infos = env.infos if isinstance(env, (ParallelRounds, _Turns)) else _Turns(env, 0).infos
+    has = {agent: MASK in info for agent, info in infos.items()}
     return {agent: may[agent] and has.get(agent, any(has.values())) for agent in may}

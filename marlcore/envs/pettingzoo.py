@@ -9,7 +9,7 @@ from typing import Any
 from gymnasium import Space
 
 from ..checks import brief
-from .agent_view import AgentView, Result, check_action, failed, result_of
+from .agent_view import Absent, AgentView, Result, check_action, failed, result_of
 
 ByAgent = Mapping[str, Any]
 FUNCTIONS = {"pettingzoo": "env", "pettingzoo-parallel": "parallel_env"}
@@ -84,9 +84,9 @@ class ParallelRounds:
         self._actions: dict[str, Any] = {}
         self._results = self._results_of(self._env.agents, observations, {}, {}, {})
 
-    def round(self) -> Mapping[str, Result | None]:
+    def round(self) -> Mapping[str, Result | Absent]:
         """Steps if agents acted. Returns results in the form of `Environment.last`: of the agents whose episode ended,
-        then of those that act next, empty when the episode is over; None for an agent that left without an end."""
+        then of those that act next, then rewards of others; empty when the episode is over."""
         if self._actions:
             self._step()
         results, self._results = self._results, {}
@@ -106,13 +106,15 @@ class ParallelRounds:
         staying = [agent for agent in self._env.agents if agent not in ended]
         named = [agent for agent in actions if agent in ended] + staying
         self._results = self._results_of(named, observations, rewards, terminated, truncated)
-        self._results.update(dict.fromkeys(actions.keys() - set(named)))
+        for agent in (actions.keys() | rewards.keys()) - self._results.keys():
+            if agent in self.action_spaces:
+                self._results[agent] = Absent(rewards.get(agent, 0.0))
 
     def _results_of(
         self, agents: list[str], observations: ByAgent, rewards: ByAgent, terminated: ByAgent, truncated: ByAgent
-    ) -> dict[str, Result | None]:
+    ) -> dict[str, Result | Absent]:
         """Raises EnvironmentFailed: there is no observation of an agent."""
-        results: dict[str, Result | None] = {}
+        results: dict[str, Result | Absent] = {}
         for agent in agents:
             if agent not in observations:
                 reason = f"obs: expected an observation, got those of {brief(list(observations))}"
@@ -154,7 +156,7 @@ class ParallelEnvironment(ParallelRounds):
             self._begin_round()
 
     def _begin_round(self) -> None:
-        self._turns = {agent: result for agent, result in self.round().items() if result is not None}
+        self._turns = {agent: result for agent, result in self.round().items() if not isinstance(result, Absent)}
         self.agent = next(iter(self._turns), None)
 
 

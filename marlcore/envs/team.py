@@ -161,9 +161,10 @@ class TeamEnvironment:
         for name, team in self._teams.items():
             ends = name in actions and name not in self.agents
             cut = [member for member in team.members if ends and member in ended and not terminated.get(member)]
-            if name not in self.agents and ended.isdisjoint(team.members):
-                continue  # it is not there, or left without an end
             earned = [as_reward(rewards.get(member, 0.0)) for member in team.members]
+            if name not in self.agents and ended.isdisjoint(team.members):
+                of_agents[1][name] = sum(earned)  # it is not there, or left without an end
+                continue
             values = (
                 team.observation(observations, cut or live),
                 sum(earned),

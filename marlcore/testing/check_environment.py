@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from ..checks import brief
 from ..envs import adapt, factory, is_vector, vectorize
-from ..envs.agent_view import LARGEST_REWARD, AgentView, Result, label_of, may_mask, wrong_values
-from ..envs.copies import EMPTY_EPISODES
+from ..envs.agent_view import EXPECTED_MASK, LARGEST_REWARD, AgentView, Result, as_reward, label_of, wrong_values
+from ..envs.copies import EMPTY_EPISODES, masked_agents
 from ..envs.joint import state_field, state_of
 from ..envs.pettingzoo import is_parallel
 from ..errors import EnvironmentFailed
@@ -111,14 +111,16 @@ class _Single:
             named = list(getattr(env, name))
             if set(named) != set(agents):
                 raise EnvironmentFailed(f"{name}: expected those of {agents}, got those of {named}")
+        self._reset(0)  # what is wrong at first is said in the checks' words
         self._views = {
-            agent: AgentView.of(agent, env.observation_spaces[agent], env.action_spaces[agent]) for agent in agents
+            agent: AgentView.of(agent, env.observation_spaces[agent], env.action_spaces[agent], masked)
+            for agent, masked in masked_agents(env).items()
         }
         self._refused: set[str] = set()  # misuses that the environment was seen to refuse
 
     def play(self, steps: int, seed: int) -> list[Event]:
         choosers = {agent: _Chooser(view.spaces, seed) for agent, view in self._views.items()}
-        self._masked: dict[str, bool] = {}  # by agent: whether its infos hold masks
+        self._masked: dict[str, bool] = {}  # by agent: whether its infos hold masks where it acts
         events: list[Event] = []
         empty = 0
         self._reset(seed)
@@ -145,7 +147,7 @@ class _Single:
     def _reset(self, seed: int | None) -> None:
         self._env.reset(seed)
         agent = self._env.agent
-        if agent in self._views and any(self._last(agent)[2:4]):
+        if agent in self._env.agents and any(self._last(agent)[2:4]):
             raise EnvironmentFailed(f"reset: expected an episode that begins, got the end of {agent}'s")
 
     def _last(self, agent: str) -> Result:
@@ -157,27 +159,28 @@ class _Single:
     def _turn(self, agent: str) -> tuple[Event, bool, NDArray[np.bool_] | None]:
         observation, reward, terminated, truncated, info = self._last(agent)
         for name, value in {"terminated": terminated, "truncated": truncated}.items():
-            _require(isinstance(value, (bool, np.bool_)), f"{agent}: {name}", "a bool", value)
-        number = isinstance(reward, (int, float, np.number, np.ndarray)) and np.ndim(reward) == 0
-        fits = number and abs(reward) <= LARGEST_REWARD
-        _require(fits, f"{agent}: reward", "a finite number of float32", reward)
+            _require(np.size(value) == 1 and np.asarray(value).dtype == bool, f"{agent}: {name}", "a bool", value)
+        number = np.nan
+        with suppress(TypeError, ValueError, OverflowError):
+            number = as_reward(reward)
+        _require(abs(number) <= LARGEST_REWARD, f"{agent}: reward", "a finite number of float32", reward)
         ended = bool(terminated or truncated)
         values, mask = self._seen(agent, observation, info, acting=not ended)
-        return (agent, *values, mask, float(reward), terminated, truncated), ended, mask
+        return (agent, *values, mask, number, terminated, truncated), ended, mask
 
     def _seen(
         self, agent: str, observation: Any, info: Mapping[str, Any], *, acting: bool
     ) -> tuple[list[NDArray[Any]], NDArray[np.bool_] | None]:
         view, space = self._views[agent], self._env.observation_spaces[agent]
         try:
-            plain, mask = view.split(observation, {})
+            plain, mask = view.split(observation, info)
             values = [_checked(agent, part.keys, part.space, part.of(plain)) for part in view.spaces.parts]
         except (KeyError, IndexError, TypeError):
             raise EnvironmentFailed(f"{agent}: obs: expected {space}, got {brief(observation)}") from None
-        if may_mask(space, view.spaces.action):
-            mask = info.get(MASK)
-            same = self._masked.setdefault(agent, mask is not None) == (mask is not None)
-            _require(same or not acting, f"{agent}: {MASK}", "one in every info or in none", info)
+        except ValueError as error:
+            raise EnvironmentFailed(f"{agent}: {error}") from None
+        if acting and self._masked.setdefault(agent, mask is not None) != (mask is not None):
+            raise EnvironmentFailed(f"{agent}: {EXPECTED_MASK}{brief(info)}")
         if mask is None or not acting:
             return values, None
         try:
@@ -256,11 +259,12 @@ class _Several:
             raise EnvironmentFailed(f"ended: expected no episodes after a reset, got {env.ended}")
         events: list[Event] = []
         while len(events) < steps:
+            episodes = env.episodes
             outcomes, turns = env.observe()
             _check_array("ended", env.ended, (env.copies,), "i")
             if int(env.ended.sum()) != env.episodes:
                 raise EnvironmentFailed(f"ended: expected {env.episodes} episodes in all copies, got {env.ended}")
-            if not turns:
+            if not turns and env.episodes == episodes:
                 raise EnvironmentFailed("observe: expected at least one turn, got none")
             events += [self._outcome(outcome) for outcome in outcomes]
             events += [self._turn(turn) for turn in turns]
@@ -283,6 +287,8 @@ class _Several:
             _require(final_obs is not None, final, "observations, since an episode ended", final_obs)
             self._values(final, agent, copies, final_obs)
         for copy, end in zip(copies.tolist(), ended.tolist(), strict=True):
+            if not outcome.acted:
+                continue
             if (agent, copy) not in self._pending:
                 raise EnvironmentFailed(f"{label}: copy {copy}: expected none, since the agent has not acted there")
             self._pending.discard((agent, copy))

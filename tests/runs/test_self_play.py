@@ -13,6 +13,7 @@ import pytest
 import torch
 from arena import ANCHOR, SIDES, Arena, Counted, Marking, episodes_of, weak
 from arena_games import check_opponents, check_parts, check_table, marks, rows_of, sides_of
+from chances import OneShot
 from refused import check_refused
 from whole_runs import LONG, Runs, change_checkpoint, metrics_of, opponents_of, saved_replay
 
@@ -27,6 +28,9 @@ runs = Runs(
     replay={"capacity": 48_000, "save": True, "mixture": {"anchor": 0.25, "pool": 0.75}},
     self_play={"pool": 64, "admit_updates": 25, "latest": 0.2, "anchors": {weak: 0.2}, "draw": "uniform"},
 )
+
+
+small = Runs(total_steps=300, learner={"warmup": 50})
 
 
 def train(tmp_path: Path, algorithm: Any = None, **changes: Any) -> mc.Result:
@@ -91,6 +95,18 @@ def test_every_row_of_an_episode_lies_in_its_tags_part(played: tuple[mc.Result, 
 def test_the_payoff_table_counts_every_game(played: tuple[mc.Result, Path]) -> None:
     result, folder = played
     check_table(result.run_dir, folder)
+
+
+@pytest.mark.parametrize("judge", [False, True])
+def test_games_that_end_before_the_learners_first_move_count(tmp_path: Path, judge: bool) -> None:
+    """It sits on "b" and "a" in turn, and wins where chance says so, or where the judge does."""
+    OneShot.games.clear()
+    play = {"pool": 1, "admit_updates": 10_000, "latest": 0.0, "anchors": {"chances:script": 1.0}}
+    result = small.train(tmp_path, partial(OneShot, judge), actor={"envs": 1}, self_play=mc.SelfPlayConfig(**play))
+    [table] = json.loads((result.run_dir / "payoff.json").read_text())["opponents"].values()
+    won = [(winner == "ba"[game % 2]) != judge for game, winner in enumerate(OneShot.games)][: table["games"]]
+    assert table["games"] >= len(OneShot.games) - 1 > 100
+    assert (table["wins"], table["draws"], table["losses"]) == (sum(won), 0, len(won) - sum(won))
 
 
 def test_win_rates_and_the_pools_size_are_metrics(run: tuple[mc.Result, Path]) -> None:

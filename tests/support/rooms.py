@@ -1,6 +1,7 @@
 """An environment that returns one wrong value, and what is said of it by copies and by `check_env`."""
 
 import numpy as np
+import torch
 from gymnasium import spaces as gym
 
 MISSING = object()
@@ -87,6 +88,8 @@ WRONG = {  # by case: the field, its value, what copies say, and what `check_env
     "texts": ("reward", np.array("1"), f"{REWARD}a number, got array('1', dtype='<U1')", None),
     "complex reward": ("reward", np.complex64(1), f"{REWARD}a number, got ", None),
     "two rewards": ("reward", np.zeros(2), f"{REWARD}a number, got array([0., 0.])", f"{REWARD}a finite number"),
+    "rewards of torch": ("reward", torch.zeros(2), f"{REWARD}a number, got tensor([0., 0.])", None),
+    "no rewards": ("reward", np.zeros(0), f"{REWARD}a number, got array([], dtype=float64)", None),
     "text for an end": ("terminated", "False", *[f"{END}'False'"] * 2),
     "no end": ("terminated", None, *[f"{END}None"] * 2),
     "number for an end": ("terminated", 0.0, *[f"{END}0.0"] * 2),

@@ -6,6 +6,7 @@ It sees all copies of the environment at once, as arrays: no line of this file r
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import EnvironmentFailed
@@ -21,6 +22,7 @@ class ActorHost(Protocol):
     """An actor's worker, as its loop sees it."""
 
     rounds: int  # so far
+    ended: NDArray[np.int64]  # [copies], episodes that are over, as of the last round
 
     def acting(self) -> bool:
         """Whether steps of this actor's share are left, and the run was not told to stop."""
@@ -47,8 +49,11 @@ def observe(env: VectorEnvironment, seats: Seats, host: ActorHost) -> list[Turn]
     """Records the outcomes of earlier actions, where a writer may wait for a learner; returns the due turns."""
     outcomes, turns = env.observe()
     for outcome in outcomes:
-        ended = seats[outcome.agent].record(outcome)
-        if ended is not None:
+        seats[outcome.agent].record(outcome)
+    over = np.flatnonzero(env.ended != host.ended)
+    if len(over):
+        host.ended[over] = env.ended[over]
+        for ended in [ended for seat in seats.values() for ended in seat.end(over)]:  # results need all returns
             host.report_ended(ended)
     return turns
 

@@ -27,7 +27,7 @@ class Evaluation:
     """The outcome of an evaluation's episodes.
 
     Attributes:
-        returns: by agent, float64 [episodes]; 0 where the agent never acted.
+        returns: by agent, float64 [episodes]: all that the environment gave it, also where it never acted.
         lengths: by agent, int64 [episodes], its actions.
         infos: by agent and name, the mean of the numbers in its infos at the ends of episodes.
         distinct: episodes that differ from each other in an observation, an action or a reward. 1 after several
@@ -159,14 +159,15 @@ class _Episodes:
         for turn in turns:
             action = self._players[turn.agent].choose(turn.obs, turn.copies, turn.begins).action
             self._digest(turn.agent, turn.copies, *by_name(turn.obs).values(), action)
+            self._lengths[turn.agent][self._place[turn.copies[self._left[turn.copies] > 0]]] += 1
             self._env.act(turn, action)
 
     def _add(self, outcome: Outcome) -> None:
-        self._players[outcome.agent].reward(outcome.reward, outcome.copies)
+        if outcome.acted:
+            self._players[outcome.agent].reward(outcome.reward, outcome.copies)
         counts = self._left[outcome.copies] > 0
         at = self._place[outcome.copies[counts]]
         self._returns[outcome.agent][at] += outcome.reward[counts]
-        self._lengths[outcome.agent][at] += 1
         self._digest(outcome.agent, outcome.copies, outcome.reward)
         for copy, numbers in outcome.infos:
             if self._left[copy]:

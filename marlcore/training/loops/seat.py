@@ -21,7 +21,7 @@ FirstPriority = Callable[[ByName, NDArray[Any], ByName], NDArray[np.float32]]  #
 
 
 class Ended(NamedTuple):
-    """Episodes that ended for an agent, of the policy that learns; arrays [k]."""
+    """An agent's episodes that are over, of the policy that learns, also those without an action; arrays [k]."""
 
     agent: str
     copies: NDArray[np.int64]
@@ -65,8 +65,10 @@ class Seat:
         self._versions = np.zeros(copies, np.int64)  # of the weights that chose the actions
         self._version: int | None = 0  # that of all copies, if they are known to be one
         self._waiting = np.zeros(copies, np.bool_)  # for an outcome
-        self.returns = np.zeros(copies)  # so far, of whoever plays
+        self.returns = np.zeros(copies)  # of the episodes that were over last, of whoever played
+        self._returns = np.zeros(copies)  # so far
         self._lengths = np.zeros(copies, np.int64)
+        self._infos: dict[int, Mapping[str, float]] = {}  # by copy, of the agent's end
         self._held = np.zeros(copies, np.bool_)  # until the values of the next observations come
         self._held_rewards = np.zeros(copies, np.float32)
         self._values: dict[str, NDArray[Any]] = {}  # of the observations acted on
@@ -75,9 +77,12 @@ class Seat:
         """Before a turn in the round after so many: takes newer weights, if it is time for them."""
         self.player.policy.pull_if_due(rounds)
 
-    def record(self, outcome: Outcome) -> Ended | None:
-        """Writes the transitions that the results of earlier actions complete; returns the episodes that ended."""
-        self.returns[self._at(outcome.copies)] += outcome.reward
+    def record(self, outcome: Outcome) -> None:
+        """Adds to the returns, and writes the transitions that the results of earlier actions complete."""
+        self._returns[self._at(outcome.copies)] += outcome.reward
+        self._infos |= {copy: told for copy, told in outcome.infos if self.numbers[copy] == LATEST}
+        if not outcome.acted:
+            return
         if self.opponents is not None:
             learns = self.numbers[outcome.copies] == LATEST
             if not learns.all():
@@ -85,7 +90,7 @@ class Seat:
                 self.opponents.reward(theirs.reward, theirs.copies)
                 outcome = outcome.part(learns)
             if not len(outcome.copies):
-                return None
+                return
         at = self._at(outcome.copies)
         if RETURN in self._extras:
             self._discounted[at] = self._discounted[at] * self.gamma + outcome.reward
@@ -93,18 +98,20 @@ class Seat:
         if MEMBER_REWARDS in self._extras:
             self._extras[MEMBER_REWARDS][at] = self._rewards_of_members(outcome)
         ends = outcome.terminated | outcome.truncated
-        some_ended = bool(ends.any())
         if self.first_priority is None:
-            self._write(outcome, some_ended)
+            self._write(outcome, bool(ends.any()))
         else:
             self._write_ended(outcome, ends)
         self._waiting[at] = False
         self.player.reward(outcome.reward, at)
-        self._lengths[at] += 1
-        if not some_ended:
-            return None
-        ended = outcome.copies[ends]
-        return Ended(self.agent, ended, self.returns[ended], self._lengths[ended], outcome.infos)
+
+    def end(self, copies: NDArray[np.int64]) -> list[Ended]:
+        """Ends the returns of episodes that are over for all agents; gives those of the policy that learns, if any."""
+        self.returns[copies], lengths = self._returns[copies], self._lengths[copies]
+        self._returns[copies], self._lengths[copies] = 0.0, 0
+        infos = [(copy, self._infos.pop(copy)) for copy in copies.tolist() if copy in self._infos]
+        own = self.numbers[copies] == LATEST
+        return [Ended(self.agent, copies[own], self.returns[copies[own]], lengths[own], infos)] if own.any() else []
 
     def _rewards_of_members(self, outcome: Outcome) -> NDArray[np.float32]:
         field, rewards = self.spec.extras[MEMBER_REWARDS], outcome.member_rewards
@@ -122,7 +129,7 @@ class Seat:
         self.writer.new_episode(self._lanes[copies])
         lost = copies[self._waiting[copies]]
         self._waiting[lost] = False
-        self.returns[copies], self._lengths[copies], self._discounted[copies] = 0.0, 0, 0.0
+        self._discounted[copies] = 0.0
         if self.script is not None:
             self._scripted[copies] = not self.learned()
         self._lanes[copies] = self.lanes[self.parts[copies], copies]
@@ -156,6 +163,7 @@ class Seat:
         self._versions[at] = version
         self._version = version if isinstance(at, slice) else None
         self._waiting[at] = True
+        self._lengths[at] += 1
         return chosen.action
 
     def _chosen(self, turn: Turn, at: Any) -> Action:

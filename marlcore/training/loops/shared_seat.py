@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -24,13 +23,12 @@ class SharedSeat:
         for seat in self.seats:
             seat.pull_if_due(rounds)
 
-    def record(self, outcome: Outcome) -> Ended | None:
-        ended = [seat.record(outcome.part(rows)) for seat, rows in self._split(outcome.copies)]
-        some = [one for one in ended if one is not None]
-        if not some:
-            return None
-        copies, returns, lengths = (np.concatenate([one[field] for one in some]) for field in (1, 2, 3))
-        return Ended(some[0].agent, copies, returns, lengths, [*chain(*(one.infos for one in some))])
+    def record(self, outcome: Outcome) -> None:
+        for seat, rows in self._split(outcome.copies):
+            seat.record(outcome.part(rows))
+
+    def end(self, copies: NDArray[np.int64]) -> list[Ended]:
+        return [ended for seat, rows in self._split(copies) for ended in seat.end(copies[rows])]
 
     def begin(self, copies: NDArray[np.int64]) -> int:
         """Begins for all policies, since the last episode may have been another one's."""

@@ -35,7 +35,7 @@ class Against:
     def observe(self) -> tuple[list[Outcome], list[Turn]]:
         outcomes, turns = self._env.observe()
         for outcome in outcomes:
-            if outcome.agent not in self.agents:
+            if outcome.agent not in self.agents and outcome.acted:
                 self._opponent.reward(outcome.reward, outcome.copies)
         for turn in turns:
             if turn.agent not in self.agents:

@@ -63,21 +63,19 @@ class Matches:
         # [policies, copies]: the place of the policy's own seat in its last match there
         self._sides = np.tile(np.arange(copies) % len(self._agents), (len(self.contenders), 1))
         self._left = np.zeros(copies, np.int64)  # episodes of each copy's block that are still to begin
-        self._over: dict[int, dict[str, float | None]] = {}  # by copy and agent that learned: info["winner"]
         for contender in self.contenders:
             for agent, seat in contender.seats.items():
                 player = partial(contender.opponents.player, agent)
                 seat.opponents = PlayersByNumber(seat.numbers.__getitem__, player)
 
     def begin(self, turn: Turn) -> None:
-        """Reports the games before, draws the matches of episodes that begin with this turn, and seats all sides."""
+        """Draws the matches of episodes that begin with this turn, and seats all sides."""
         copies = turn.copies[turn.begins]
         copies = copies[self._episodes[copies] != self.ended[copies]]
         if not len(copies):
             return
         self._episodes[copies] = self.ended[copies]
         for copy in copies.tolist():
-            self._report(copy)
             if self._left[copy] == 0:
                 self._left[copy] = self.config.block
                 self.learning[copy] = (self.learning[copy] + 1) % len(self.contenders)
@@ -104,19 +102,14 @@ class Matches:
         turned = np.roll([LATEST, *self.present[copy].tolist()], self._sides[self.learning[copy], copy])
         return dict(zip(self._agents, turned.tolist(), strict=True))
 
-    def note(self, ended: Ended) -> None:
-        """Notes where games ended for the learning policy; others' returns may be still to come."""
-        infos = dict(ended.infos)
-        for copy in ended.copies.tolist():
-            self._over.setdefault(copy, {})[ended.agent] = infos.get(copy, {}).get(WINNER)
-
-    def _report(self, copy: int) -> None:
-        """Reports a game's results, one for each pair of a seat that learned and one that did not."""
-        numbers = self._numbers(copy)
-        for agent, winner in self._over.pop(copy, {}).items():
-            for other, number in numbers.items():
+    def report(self, ended: Ended) -> None:
+        """Reports the results of games of a seat that learned, one for each seat that did not."""
+        infos, played = dict(ended.infos), self._episodes[ended.copies] == self.ended[ended.copies] - 1
+        for copy in ended.copies[played].tolist():
+            winner = infos.get(copy, {}).get(WINNER)
+            for other, number in self._numbers(copy).items():
                 if number != LATEST:
-                    self._contender(copy).report(number, self._result(copy, agent, other, winner))
+                    self._contender(copy).report(number, self._result(copy, ended.agent, other, winner))
 
     def _result(self, copy: int, agent: str, other: str, winner: float | None) -> int:
         """By info["winner"], else by the sign of the return or, among more than two, of its lead over the other's."""

@@ -54,6 +54,7 @@ class ActorWorker(Worker):
         if len(blueprint.self_play) > 1:
             self.seats = {agent: SharedSeat([seats[agent] for seats in own], learning) for agent in env.agents}
         env.reset(run_seed(config, "env", self._number, self._steps))
+        self.ended = env.ended.copy()
         self._assignment: Routes | Matches | None = None  # fills the seats' columns where an episode begins
         if blueprint.self_play:
             self._assignment = self._matches(own, learning)
@@ -164,7 +165,7 @@ class ActorWorker(Worker):
             for name, value in numbers.items():
                 self.report(ended.agent, f"info/{name}", value)
         if isinstance(self._assignment, Matches):
-            self._assignment.note(ended)
+            self._assignment.report(ended)
 
     def count_steps(self, steps: int) -> None:
         self._steps += steps
@@ -174,7 +175,8 @@ class ActorWorker(Worker):
             self.counters.store(EPISODES, self.env.episodes)
         if self._on_gpu:
             self.report_gpu(self._device)
-        self.counters.store(READY, self.attempt)  # what raised before would raise again: see the supervisor
+        if steps:
+            self.counters.store(READY, self.attempt)  # what raised before would raise again: see the supervisor
         self.beat()
 
     def work(self) -> None:

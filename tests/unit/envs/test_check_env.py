@@ -1,17 +1,21 @@
 """`check_env` passes environments that keep the interface, and names each violation in one line."""
 
+from functools import partial
 from itertools import count
 from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
+import torch
+from chances import Masked
 from crowd import Relay
 from gymnasium import spaces as gym
 from gymnasium.vector import SyncVectorEnv
 from odd_spaces import Counting
 from pettingzoo.utils import parallel_to_aec
 from puck import two_player_puck
+from random_play import play
 from refused import check_refused
 from rooms import WRONG, Room
 
@@ -50,6 +54,35 @@ FINE: dict[str, Any] = {
 def test_a_right_environment_passes(name):
     assert check_env(FINE[name], steps=150) is None
     assert check_env(FINE[name](), steps=150) is None
+
+
+@pytest.mark.parametrize("first", Masked.HOLDS)
+@pytest.mark.parametrize("second", Masked.HOLDS)
+def test_masks_of_infos_are_needed_where_an_agent_acts(first, second):
+    """Of an agent that gives none at first, no other one's may follow. A run and a check agree."""
+    make = partial(Masked, a=first, b=second)
+    if "late" in (first, second) or (first, second) == ("never", "acting"):
+        for call in (lambda: check_env(make, steps=30), lambda: play(vectorize(make, 2), 20)):
+            check_refused(call, EnvironmentFailed, ": action_mask: expected one in every info or in none, got ")
+        return
+    check_env(make, steps=30)
+    events, _ = play(env := vectorize(make, 2), 40)
+    assert env.episodes > 4 and [spaces.masked for spaces in env.spaces.values()] == [
+        first != "never",
+        second != "never" or first != "never",
+    ]
+    for agent, when in {"a": first, "b": second}.items():
+        masks = [event[1][-1].tolist() for event in events[0, agent] if event[0] == "turn" and len(event[1]) == 2]
+        assert all(sum(mask) == (3 if when == "never" else 2) for mask in masks)
+
+
+@pytest.mark.parametrize("value", [np.array([2.0]), np.array([[2.0]]), np.array(2.0), torch.tensor([2.0])])
+def test_an_array_of_one_number_is_a_reward(value):
+    make = partial(Room, "reward", value)
+    check_env(make, steps=20)
+    check_env(lambda: Room("terminated", np.array([False])), steps=20)
+    events, _ = play(vectorize(make, 1), 10)
+    assert 2.0 in [event[1] for event in events[0, "b"] if event[0] == "outcome"]
 
 
 class Stated(Relay):

@@ -99,10 +99,11 @@ def phoenix(env, obs, rewards, terminated, truncated, infos):
 
 @pytest.mark.parametrize("make", [lambda: Changed(phoenix), lambda: ParallelEnvironment(Changed(phoenix))])
 def test_an_agent_that_comes_back_after_its_end_begins_again(make):
+    """What came with its return counts when the episode is over; an agent's turn cannot tell of it."""
     first, later, ended = ("turn", True, True), ("turn", False, False), ("outcome", 1.0, 1.0, True, True)
-    alive = ("outcome", 1.0, 1.0, False, False)
+    alive, aside = (("outcome", reward, reward, False, False) for reward in (1.0, 9.0))
     told = list(told_to(vectorize(make, 2), "a", 40))
-    assert told[:9] == [first, alive, later, alive, later, ended, first, alive, first]
+    assert told[:10] == [first, alive, later, alive, later, ended, first, alive, aside, first]
 
 
 def vanishing(env, obs, rewards, terminated, truncated, infos):
@@ -145,17 +146,19 @@ class Abrupt:
 
 
 def test_actions_whose_outcome_never_comes_are_dropped():
+    """What came before the first action is told at the end."""
     env, told, action = vectorize(Abrupt, 2), [], np.zeros((2, 1), np.float32)
     env.reset(0)
     for _ in range(8):
         outcomes, [turn] = env.observe()
-        told += [("outcome", outcome.agent) for outcome in outcomes]
+        told += [("outcome", outcome.agent, *outcome.reward) for outcome in outcomes if outcome.acted]
+        told += [("aside", outcome.agent, *outcome.reward) for outcome in outcomes if not outcome.acted]
         told.append((turn.agent, *turn.begins))
         env.act(turn, action)
     assert not action.any(), "the caller's action was changed"
     begin = [("a", True, True), ("b", True, True)]
-    end = [("outcome", "a"), ("a", False, False), ("outcome", "b"), ("b", False, False)]
-    assert told == (begin + end) * 2
+    end = [("outcome", "a", 5.0, 5.0), ("a", False, False), ("outcome", "b", 5.0, 5.0), ("b", False, False)]
+    assert told == begin + end + [("aside", "a", 5.0, 5.0), ("aside", "b", 5.0, 5.0)] + begin + end
 
 
 def test_agents_that_act_at_once_share_an_observation():
@@ -318,7 +321,7 @@ class Deserted(Relay):
 @pytest.mark.parametrize("make", [Deserted, lambda: ParallelEnvironment(Deserted())])
 def test_an_environment_in_which_no_agent_ever_acts_is_named(make):
     says = "environment copy 0: RuntimeError: expected an agent that acts, got 1000 episodes without one"
-    check_refused(lambda: list(rounds(vectorize(make, 2))), EnvironmentFailed, says)
+    check_refused(lambda: list(rounds(vectorize(make, 2), 1001)), EnvironmentFailed, says)
 
 
 @FORM

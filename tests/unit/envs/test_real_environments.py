@@ -37,6 +37,9 @@ NEEDS = {
     ("pettingzoo.butterfly", "pettingzoo.sisl"): ("pygame", "pymunk"),
     ("pettingzoo.sisl.multiwalker",): ("Box2D",),
     ("pettingzoo.classic",): ("pygame",),
+    ("pettingzoo.classic.chess",): ("chess",),
+    ("pettingzoo.classic.hanabi",): ("pyspiel", "shimmy"),
+    ("pettingzoo.classic.leduc", "pettingzoo.classic.texas"): ("rlcard",),
 }
 
 

@@ -179,7 +179,7 @@ def test_a_team_that_leaves_without_an_end_has_none():
     env = made({"a": ALL, "b": ALL, "c": ALL}, [{}, {"there": "c"}, {"there": "abc"}], {"team": ("a", "b")})
     env.reset()
     _, rewards, *_ = env.step(waiting(env))
-    assert env.agents == ["c"] and rewards.keys() == {"c"}
+    assert env.agents == ["c"] and rewards == {"team": 1.0 + 2.0, "c": 3.0}
     observed, rewards, *ends, _ = env.step(waiting(env))
     assert env.agents == ["team", "c"] and observed["team"][ALIVE].tolist() == [1, 1]
     assert rewards["team"] == 0.0 and ends == [{"team": False}] * 2, "it came back and has not acted"

@@ -183,7 +183,8 @@ def test_opponents_of_self_play_are_told_their_own_rewards() -> None:
     assert set(opponents.tolist()) == {1, 2}
     seat.act(turn)
     never = np.zeros(6, bool)
-    assert seat.record(mc.Outcome("right", copies, copies + 1.0, never, never, None)) is None
+    seat.record(mc.Outcome("right", copies, copies + 1.0, never, never, None))
+    seat.record(mc.Outcome("right", copies, copies + 9.0, never, never, None, acted=False))
     seat.act(turn._replace(begins=never))
     for number, player in pool.items():
         assert player.before[PREVIOUS_REWARD].tolist() == (copies[opponents == number] + 1.0).tolist()

@@ -1,0 +1,166 @@
+"""Every reward counts: training and evaluation give what PettingZoo's own loops do, whenever and to whom it comes."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from contextlib import closing
+from functools import partial
+from itertools import islice, product
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import mpe2
+import numpy as np
+import pytest
+from chances import AtOnce, Chances, Told, script, told_at_once, told_by_turns
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from random_play import child_seeds
+from test_real_environments import need
+from tiers import long_but
+
+import marlcore as mc
+from marlcore.envs import NamedEnvironment, make, vectorize
+from marlcore.envs.team import Teams
+from marlcore.training.loops import ScriptedPlayer, Seat, act, observe, play
+
+COPIES = 2
+SEED = 3  # whose children for both copies are below 2^31, as Hanabi needs
+
+
+Rows = dict[Any, list[float]]  # by copy and agent: the rewards of its actions
+
+
+def evaluated(env_fn: Any, episodes: int, seed: int) -> tuple[list[list[Told]], Rows]:
+    """By copy: what an evaluation says of its episodes; and of which rewards it told players."""
+    rows: Rows = defaultdict(list)
+    with closing(vectorize(env_fn, COPIES)) as env:
+        players = {agent: ScriptedPlayer("script", script, env.spaces[agent], COPIES) for agent in env.agents}
+        for agent, player in players.items():
+            player.reward = partial(note, rows, agent)  # type: ignore[method-assign]
+        played = play(env, players, COPIES * episodes, seed)
+        columns = [{a: of_agent.tolist() for a, of_agent in by.items()} for by in (played.returns, played.lengths)]
+    by_copy = [
+        [Told(*({a: column[a][i] for a in column} for column in columns), {}) for i in range(at, at + episodes)]
+        for at in range(0, COPIES * episodes, episodes)
+    ]
+    return by_copy, rows
+
+
+def note(rows: Rows, agent: str, rewards: Any, copies: Any) -> None:
+    for copy, reward in zip(copies.tolist(), rewards.tolist(), strict=True):
+        rows[copy, agent].append(reward)
+
+
+def trained(env_fn: Any, episodes: int, seed: int) -> tuple[list[list[Told]], Rows]:
+    """By copy: what an actor reports of its episodes; and by copy and agent the rewards of its rows."""
+    reported: list[Any] = [defaultdict(list) for _ in range(COPIES)]
+    rows: Rows = defaultdict(list)
+
+    def report(ended: Any) -> None:
+        for copy, *values in zip(ended.copies.tolist(), ended.returns.tolist(), ended.lengths.tolist(), strict=True):
+            reported[copy][ended.agent].append(values)
+
+    def add(agent: str) -> Any:
+        def add(obs: Any, action: Any, reward: Any, terminated: Any, truncated: Any, final: Any, lanes: Any) -> None:
+            note(rows, agent, reward, np.arange(COPIES) if lanes is None else lanes)
+
+        return SimpleNamespace(add=add, new_episode=lambda lanes: None)
+
+    with closing(vectorize(env_fn, COPIES)) as env:
+        player: Any = SimpleNamespace(reward=lambda *_: None, before={}, policy=SimpleNamespace(version=1))
+        player.policy.pull_if_due = lambda rounds: None
+        seats = {}
+        for agent, spaces in env.spaces.items():
+            scripted = ScriptedPlayer("script", script, spaces, COPIES)
+            spec = mc.TransitionSpec(spaces.obs, spaces.action_field)
+            seats[agent] = Seat(
+                agent, player, add(agent), spec, np.arange(COPIES), script=scripted, learned=lambda: False
+            )
+        env.reset(seed)
+        host: Any = SimpleNamespace(rounds=0, ended=env.ended.copy(), begin=lambda turn: None, report_ended=report)
+        host.count_steps, host.report = lambda steps: None, lambda *_: None
+        while env.ended.min() < episodes:
+            act(env, seats, observe(env, seats, host), host)
+    by_copy = [
+        [Told(*({a: told[i][column] for a, told in of_copy.items()} for column in (0, 1)), {}) for i in range(episodes)]
+        for of_copy in reported
+    ]
+    return by_copy, rows
+
+
+def check_equal(env_fn: Any, loop: Any, episodes: int, seed: int) -> None:
+    """Returns and lengths of episodes, in training and evaluation, and rows, are those of a plain loop."""
+    plays = trained(env_fn, episodes, seed), evaluated(env_fn, episodes, seed)
+    for copy, child in enumerate(child_seeds(seed, COPIES)):
+        expected = list(islice(loop(env_fn(), child), episodes))
+        for by_copy, rows in plays:
+            for one, other in zip(by_copy[copy], expected, strict=True):
+                assert {agent: one.lengths[agent] for agent in other.lengths} == other.lengths
+                assert one.returns == pytest.approx(other.returns, rel=1e-9, abs=1e-9)
+            for agent in expected[0].rows:
+                of_agent = [reward for one in expected for reward in one.rows.get(agent, [])]
+                assert rows[copy, agent][: len(of_agent)] == of_agent
+
+
+def told_of_team(env: Any, seed: int) -> Iterator[Told]:
+    """The plain loop's returns, those of "a" and "b" added up."""
+    for one in told_at_once(env._env, seed):
+        yield Told({"team": one.returns["a"] + one.returns["b"], "c": one.returns["c"]}, {}, {})
+
+
+ANY = {
+    "turns": (Chances, told_by_turns),
+    "rounds": (AtOnce, told_at_once),
+    "a team": (Teams(AtOnce, {"team": ("a", "b")}), told_of_team),
+}
+
+
+@pytest.mark.parametrize(("kind", "games"), long_but([(kind, 8) for kind in ANY], product(ANY, (8, 100))))
+def test_any_reward_at_any_time_counts(kind: str, games: int) -> None:
+    @given(st.integers(0, 2**32 - 1))
+    @settings(max_examples=games)
+    def check(seed: int) -> None:
+        check_equal(*ANY[kind], 5, seed)
+
+    check()
+
+
+GAMES = {  # by name: episodes
+    "mpe2.simple_tag_v3": 2,
+    "pettingzoo.classic.tictactoe_v3": 20,
+    "pettingzoo.classic.connect_four_v3": 5,
+    "pettingzoo.classic.rps_v2": 2,
+    "pettingzoo.classic.chess_v6": 1,
+    "pettingzoo.classic.go_v5": 1,
+    "pettingzoo.classic.hanabi_v5": 1,  # its resets without a seed do not repeat
+    "pettingzoo.classic.leduc_holdem_v4": 300,
+    "pettingzoo.classic.texas_holdem_v4": 50,
+    "pettingzoo.classic.texas_holdem_no_limit_v6": 50,
+    **{f"mpe2.{path.stem}": 3 for path in Path(mpe2.__file__).parent.glob("*_v[0-9].py")},
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*Box (low|high).s precision lowered")  # of the games themselves
+@pytest.mark.parametrize("name", long_but([*GAMES][:2], GAMES))
+def test_a_games_returns_are_those_of_pettingzoos_loop(name: str) -> None:
+    need(name)
+    check_equal(NamedEnvironment(f"pettingzoo:{name}"), told_by_turns, GAMES[name], SEED)
+
+
+def test_a_games_returns_are_openspiels() -> None:
+    """Of a race that the first player may win before the second moves."""
+    pytest.importorskip("pyspiel", reason="needs open_spiel")
+
+    def told(env: Any, seed: int) -> Any:
+        env.reset(seed)
+        while True:
+            acted = Counter(dict.fromkeys(env.agents, 0))
+            while (agent := env.agent) is not None:
+                over = env.state.is_terminal()
+                acted[agent] += not over
+                env.step(None if over else script(env.last()[0]))
+            yield Told(dict(zip(env.agents, env.state.returns(), strict=True)), acted, {})
+            env.reset()
+
+    check_equal(lambda: make("openspiel:pig(winscore=3)"), told, 30, 7)
