@@ -82,7 +82,7 @@ class GymnasiumVector:
         final_obs, infos = None, []
         if len(over):
             self._learn_mode(info)
-            last = {copy: self._last_info(info, copy) for copy in over.tolist()}
+            last = {copy: self._call(self._last_info, info, copy) for copy in over.tolist()}
             final_obs = self._final_obs(values, info, last)
             infos = [(copy, told) for copy, of_copy in last.items() if (told := numbers(of_copy))]
         outcome = Outcome(AGENT, copies, rewards, terminated[copies], truncated[copies], final_obs, infos)
