@@ -119,7 +119,7 @@ def test_every_copy_is_what_the_single_environment_gives(name: str, mode: Autore
     assert env.copies == 3
     masked = env.spaces["agent_0"].masked
     assert masked == name.startswith("masked")
-    events, _ = assert_plays_as(env, [maker] * 3, 60, masked)
+    events, _ = assert_plays_as(env, [maker] * 3, 71, masked)
     ends = [event for mine in events.values() for event in mine if event[0] == "outcome" and any(event[2:4])]
     assert len(ends) == env.episodes > 0
     env.close()
