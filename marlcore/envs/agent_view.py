@@ -42,7 +42,7 @@ class AgentView:
     @classmethod
     def of(cls, agent: str, observation: gym.Space, action: gym.Space, masked: bool = False) -> AgentView:
         """`masked`: its infos hold masks. Raises ValueError, naming the agent and the part: of a space."""
-        inside = _has_choice(action) and has_mask(observation)
+        inside = has_mask(observation)
         wrapped = inside and observation.spaces.keys() == {MASK, ALONE}
         plain = observation
         if wrapped:
@@ -63,8 +63,10 @@ class AgentView:
         if self.mask_in == "observation":
             return observation[ALONE] if self.wrapped else observation, observation[MASK]
         mask = info.get(MASK)
-        if self.mask_in is None and mask is not None and _has_choice(self.spaces.action):
-            raise ValueError(f"{MASK}: expected one in every info or in none, got {brief(mask)}")
+        if self.mask_in is None and mask is not None:
+            action = self.spaces.action
+            expected = "one in every info or in none" if _has_choice(action) else f"none for the action space {action}"
+            raise ValueError(f"{MASK}: expected {expected}, got {brief(mask)}")
         return observation, mask if self.mask_in else None
 
     def mask(self, value: Any, rows: tuple[int, ...] = ()) -> NDArray[Any]:
@@ -139,7 +141,7 @@ def wrong_values(space: gym.Space, values: NDArray[Any]) -> NDArray[np.bool_] | 
         size = space.n if isinstance(space, gym.Discrete) else space.nvec
         outside: NDArray[np.bool_] = (values < space.start) | (values >= space.start + size)
         return outside
-    return None
+    return values >> 1 != 0 if isinstance(space, gym.MultiBinary) else None  # a shift alone leaves 0 and 1 at 0
 
 
 def label_of(keys: tuple[Any, ...]) -> str:

@@ -62,8 +62,9 @@ class Team:
         own = {part: _repeated(plain[group[0]], len(group)) for part, (group, _) in self._groups.items()}
         self.observation_space = gym.Dict({**own, ALIVE: gym.MultiBinary(len(members))})
         self._choices = dict(zip(self.members, sizes, strict=True))
-        chosen = isinstance(self.action_space, gym.MultiDiscrete)
-        self._masked = chosen and any(has_mask(space) for space in self._spaces.values())
+        self._masked = any(has_mask(space) for space in self._spaces.values())
+        if self._masked and isinstance(self.action_space, gym.Box):
+            raise ValueError(f"team {name}: {MASK}: expected none for the action space {self.action_space}")
         if self._masked:
             self.observation_space = gym.Dict({ALONE: self.observation_space, MASK: gym.MultiBinary(sum(sizes))})
 

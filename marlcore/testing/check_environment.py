@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ..checks import brief
 from ..envs import adapt, factory, is_vector, vectorize
-from ..envs.agent_view import LARGEST_REWARD, AgentView, Result, label_of, may_mask, wrong_values
+from ..envs.agent_view import LARGEST_REWARD, AgentView, Result, has_mask, label_of, may_mask, wrong_values
 from ..envs.copies import EMPTY_EPISODES
 from ..envs.joint import state_field, state_of
 from ..envs.pettingzoo import is_parallel
@@ -174,8 +174,11 @@ class _Single:
             values = [_checked(agent, part.keys, part.space, part.of(plain)) for part in view.spaces.parts]
         except (KeyError, IndexError, TypeError):
             raise EnvironmentFailed(f"{agent}: obs: expected {space}, got {brief(observation)}") from None
-        if may_mask(space, view.spaces.action):
+        if not has_mask(space):
             mask = info.get(MASK)
+            action = view.spaces.action
+            may = mask is None or may_mask(space, action)
+            _require(may, f"{agent}: {MASK}", f"none for the action space {action}", mask)
             same = self._masked.setdefault(agent, mask is not None) == (mask is not None)
             _require(same or not acting, f"{agent}: {MASK}", "one in every info or in none", info)
         if mask is None or not acting:
