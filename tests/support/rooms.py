@@ -84,7 +84,7 @@ WRONG = {  # by case: the field, its value, what copies say, and what `check_env
     "bounds": ("place", np.full(2, 5, np.float32), None, f"{PLACE}a member of Box(-1.0, 1.0, (2,), float32), got [5.0"),
     "kind": ("room", 1.0, *["b: obs['room']: expected int64 (), got " + of for of in ("dtype float64", "float64 ()")]),
     "range": ("room", 3, *["b: obs['room']: expected " + of + "Discrete(3), got 3" for of in A_MEMBER]),
-    "bits": ("doors", np.int8([0, 2]), *["b: obs['doors']: expected " + of + "MultiBinary(2), got [" for of in A_MEMBER]),
+    "bits": ("doors", np.int8([0, 2]), *["b: obs['doors']: expected " + of + "MultiBinary(2)" for of in A_MEMBER]),
     "mask of a Box": ("mask of b", np.ones(2, bool), *["b: action_mask: expected none for the action space Box("] * 2),
     "missing": (
         "room", MISSING, "b: obs: expected obs['doors'], obs['place'], obs['room'], got {", "b: obs: expected Dict(",
