@@ -1,6 +1,5 @@
 """An agent's spaces, as Gymnasium defines them, and the arrays that hold their values in rows and networks."""
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,7 +10,7 @@ from gymnasium import spaces as gym
 from numpy.typing import NDArray
 
 from .checks import brief, check_whole
-from .observations import ALONE, Values, in_form
+from .observations import ALONE, Values, in_form, part_name
 from .spec import Field
 
 MASK = "action_mask"  # PettingZoo's name
@@ -79,7 +78,7 @@ class Spaces:
     @cached_property
     def left_out(self) -> tuple[str, ...]:
         """The names of the texts and empty arrays beside an observation's other parts: no network takes them."""
-        return tuple(_name(keys) for _, keys, leaf in _leaves("", self.observation) if _is_left_out(leaf))
+        return tuple(part_name(keys) for _, keys, leaf in _leaves("", self.observation) if _is_left_out(leaf))
 
     @cached_property
     def obs(self) -> Field | dict[str, Field]:
@@ -193,16 +192,9 @@ def _part(label: str, keys: tuple[Any, ...], space: Any) -> Part:
         raise ValueError(f"{label}: expected {expected}, got {space!r}")
     if isinstance(space, gym.MultiDiscrete) and space.nvec.ndim != 1:
         raise ValueError(f"{label}: expected a MultiDiscrete with one axis, got {space!r}")
-    part = Part(_name(keys), keys, space)
+    part = Part(part_name(keys), keys, space)
     try:
         part.field  # noqa: B018 it checks the shape
     except ValueError as error:
         raise ValueError(f"{label}: {error}") from None
     return part
-
-
-def _name(keys: tuple[Any, ...]) -> str:
-    if not keys:
-        return ALONE
-    name = re.sub(r"\W", "_", "__".join(str(key) for key in keys))
-    return name if name.isidentifier() else f"part_{name}"
