@@ -60,6 +60,12 @@ SPACES = [
     (BOX, gym.Dict({"a": DISCRETE}), "action space: expected a Box, Discrete, MultiBinary or MultiDiscrete, got D"),
     (BOX, gym.Sequence(DISCRETE), f"action space: expected {KINDS}, got Sequence("),
     (MASKED, DISCRETE, "action_mask: expected 3 values"),
+    (
+        gym.Dict({"a": gym.Dict({"b": BOX}), "a__b": BOX}),
+        DISCRETE,
+        "observation space: expected keys whose names differ",
+    ),
+    (gym.MultiDiscrete([[2, 2]]), DISCRETE, "observation space: expected a MultiDiscrete with one axis"),
     *(
         (MASKED, space, f"action_mask: expected none for the action space {space}")
         for space in (BOX, gym.MultiBinary(4))
