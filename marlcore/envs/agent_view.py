@@ -44,13 +44,8 @@ class AgentView:
         """`masked`: its infos hold masks. Raises ValueError, naming the agent and the part: of a space."""
         inside = has_mask(observation)
         wrapped = inside and observation.spaces.keys() == {MASK, ALONE}
-        plain = observation
-        if wrapped:
-            plain = observation[ALONE]
-        elif inside:
-            plain = gym.Dict({key: space for key, space in observation.spaces.items() if key != MASK})
         try:
-            spaces = Spaces(plain, action, masked=inside or masked)
+            spaces = Spaces(without_mask(observation), action, masked=inside or masked)
             _ = spaces.obs  # checks the observation space
             if inside and observation[MASK].shape != (spaces.choices,):
                 raise ValueError(f"{MASK}: expected {spaces.choices} values, got {observation[MASK]}")
@@ -159,6 +154,20 @@ def _has_choice(action: gym.Space) -> bool:
 
 def has_mask(space: gym.Space) -> bool:
     return isinstance(space, gym.Dict) and MASK in space.spaces
+
+
+def unmasked(parts: Mapping[str, Any]) -> Any:
+    """The parts of an observation, or of its space, without the mask: the only other one, or all by name."""
+    rest = {key: part for key, part in parts.items() if key != MASK}
+    return rest[ALONE] if rest.keys() == {ALONE} else rest
+
+
+def without_mask(space: gym.Space) -> gym.Space:
+    """The space of an observation without its mask."""
+    if not has_mask(space):
+        return space
+    own = unmasked(space.spaces)
+    return gym.Dict(own) if isinstance(own, dict) else own
 
 
 def result_of(method: str, result: Any) -> Any:

@@ -71,7 +71,8 @@ class GymnasiumVector:
             (obs, info), self._first = self._first, None
             return [], [self._turn(self._values(obs, info))]
         obs, reward, terminated, truncated, info = self._call(self._step)
-        terminated, truncated = self._bools("terminated", terminated), self._bools("truncated", truncated)
+        terminated = self._of_copies("terminated", terminated, bools=True)
+        truncated = self._of_copies("truncated", truncated, bools=True)
         ended = np.logical_or(terminated, truncated)
         over = ended.nonzero()[0]
         self.episodes += len(over)
@@ -125,13 +126,11 @@ class GymnasiumVector:
 
     def _learn_mode(self, info: Mapping[str, Any]) -> None:
         """Without metadata, the mode by the info at an episode's end. Raises EnvironmentFailed: ends contradict."""
-        if self._is_declared:
-            return
         shown = "SameStep" if any(name in info for name in FINAL_OBS) else "NextStep"
-        if self._mode not in (None, shown):
+        if not self._is_declared and self._mode not in (None, shown):
             expected = "autoreset_mode: expected it in the metadata, or final_obs at all ends of episodes or at none"
             raise EnvironmentFailed(f"{AGENT}: {expected}, got an end as in {shown} after one as in {self._mode}")
-        self._mode = shown
+        self._mode = self._mode or shown
 
     def _last_info(self, info: Mapping[str, Any], copy: int) -> dict[str, Any]:
         """What a copy told at its episode's end; in SAME_STEP mode, Gymnasium's statistics stand beside the rest."""
@@ -152,10 +151,7 @@ class GymnasiumVector:
         return final_obs if len(self._acting) == self.copies else rows_at(final_obs, self._acting)
 
     def _final_values(self, info: Mapping[str, Any], copy: int, last: Mapping[str, Any]) -> dict[str, Any]:
-        """A copy's final observation and its mask by name, of an array or a list of such, or of a batch of all copies.
-
-        Raises EnvironmentFailed: the info has none, or it does not fit the space.
-        """
+        """A copy's final observation, with its mask, by name, of an array or a list of such, or of a batch of all."""
         name = next((name for name in FINAL_OBS if name in info), FINAL_OBS[0])
         finals = info.get(name)
         by_copy = isinstance(finals, list) or (isinstance(finals, np.ndarray) and finals.dtype.kind == "O")
@@ -211,18 +207,13 @@ class GymnasiumVector:
             masks = [np.zeros(shape[1], bool) if mask is None else self._view.mask(mask) for mask in masks]
         return self._view.mask(np.asarray(masks), shape[:1]).astype(bool)
 
-    def _bools(self, name: str, ends: Any) -> NDArray[np.bool_]:
-        array = self._of_copies(name, ends)
-        if array.dtype.kind not in "biu":
-            raise EnvironmentFailed(f"{AGENT}: {name}: expected bools, got {brief(ends)}")
-        return array.astype(bool, copy=False)
-
-    def _of_copies(self, name: str, values: Any) -> NDArray[Any]:
+    def _of_copies(self, name: str, values: Any, bools: bool = False) -> NDArray[Any]:
         """What a step told of each copy, [copies] or [copies, 1], as an array [copies]."""
-        array = np.asarray(values)
-        if array.shape not in ((self.copies,), (self.copies, 1)):
-            raise EnvironmentFailed(f"{AGENT}: {name}: expected shape ({self.copies},), got {array.shape}")
-        return array.reshape(self.copies)
+        array, shape = np.asarray(values), (self.copies,)
+        if array.shape not in (shape, (*shape, 1)) or (bools and array.dtype.kind not in "biu"):
+            expected = f"{'bools' if bools else 'numbers'} {shape}"
+            raise EnvironmentFailed(f"{AGENT}: {name}: expected {expected}, got {brief(values)}")
+        return array.reshape(shape).astype(bool if bools else array.dtype, copy=False)
 
     def _call(self, method: Any, *args: Any, **options: Any) -> Any:
         try:

@@ -66,7 +66,7 @@ class Recorded:
         if self.spec is not None:
             return self.spec.obs_fields.keys()
         space = getattr(self.source, "observation_space", None)  # a Minari dataset's
-        return None if space is None else {*_names_in(space)}
+        return None if space is None else _names_in(space)
 
     def _arguments(self, fields: dict[str, Any]) -> dict[str, Any]:
         obs, action, rewards = (_needed(fields, name) for name in ("obs", "action", "reward"))
@@ -183,10 +183,7 @@ def _episodes_in(fields: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _fields_of(episode: Any, declared: Collection[str] | None) -> dict[str, Any]:
-    """An episode's fields by our names, observations as arrays by name; see `_arrays`.
-
-    Raises ValueError, TypeError: it has none, or two for one, unclear ends, or tuples that nothing explains.
-    """
+    """An episode's fields by our names. Raises ValueError, TypeError: it has none, two for one, or unclear ones."""
     if not isinstance(episode, Mapping):
         if not hasattr(episode, "observations"):
             raise TypeError(f"expected a dict of arrays or an episode of Minari, got {brief(episode)}")
@@ -215,15 +212,16 @@ def _arrays(label: str, obs: Any, declared: Collection[str] | None, keys: tuple[
     A tuple holds the steps of the array that is declared by its name, otherwise the parts of a Tuple. Raises
     ValueError: nothing is declared.
     """
-    if isinstance(obs, tuple) and declared is None:
+    inside: Iterable[tuple[Any, Any]]
+    if isinstance(obs, Mapping):
+        inside = obs.items()
+    elif not isinstance(obs, tuple) or (declared is not None and part_name(keys) in declared):
+        return np.asarray(obs)
+    elif declared is None:
         expected = "a list or an array of steps, or a spec that names a tuple's parts"
         raise ValueError(f"{label}: expected {expected}, got a tuple of {len(obs)}")
-    if isinstance(obs, Mapping):
-        inside: Iterable[tuple[Any, Any]] = obs.items()
-    elif isinstance(obs, tuple) and declared is not None and part_name(keys) not in declared:
-        inside = enumerate(obs)
     else:
-        return np.asarray(obs)
+        inside = enumerate(obs)
     arrays: dict[str, Any] = {}
     for key, part in inside:
         values = _arrays(label, part, declared, (*keys, key))
@@ -234,13 +232,12 @@ def _arrays(label: str, obs: Any, declared: Collection[str] | None, keys: tuple[
     return arrays
 
 
-def _names_in(space: Any, keys: tuple[Any, ...] = ()) -> Iterator[str]:
+def _names_in(space: Any, keys: tuple[Any, ...] = ()) -> set[str]:
     inside = getattr(space, "spaces", None)
     if inside is None:
-        yield part_name(keys)
-        return
-    for key, part in inside.items() if isinstance(inside, Mapping) else enumerate(inside):
-        yield from _names_in(part, (*keys, key))
+        return {part_name(keys)}
+    pairs = inside.items() if isinstance(inside, Mapping) else enumerate(inside)
+    return set().union(*(_names_in(part, (*keys, key)) for key, part in pairs))
 
 
 def _final_obs(fields: Mapping[str, Any], obs: Values, steps: int) -> Any:

@@ -175,8 +175,7 @@ class _Single:
         except (KeyError, IndexError, TypeError):
             raise EnvironmentFailed(f"{agent}: obs: expected {space}, got {brief(observation)}") from None
         if not has_mask(space):
-            mask = info.get(MASK)
-            action = view.spaces.action
+            mask, action = info.get(MASK), view.spaces.action
             may = mask is None or may_mask(space, action)
             _require(may, f"{agent}: {MASK}", f"none for the action space {action}", mask)
             same = self._masked.setdefault(agent, mask is not None) == (mask is not None)

@@ -164,10 +164,8 @@ def _log_prob_of_bits(output: torch.Tensor, ones: torch.Tensor) -> torch.Tensor:
 
 
 def masked(output: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-    """The outputs [..., outputs], -inf where the mask, bool of the same shape, forbids an action.
-
-    A row whose mask allows nothing is padding, and stays as it is: a softmax of infinities alone is NaN.
-    """
+    """The outputs [..., outputs], -inf where the mask, bool of the same shape, forbids an action; rows of padding,
+    where it allows none, stay as they are, since a softmax of infinities alone is NaN."""
     return output if mask is None else output.masked_fill(~mask & mask.any(-1, keepdim=True), -math.inf)
 
 

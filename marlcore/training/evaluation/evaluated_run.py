@@ -14,7 +14,7 @@ from ...envs import factory, vectorize
 from ...envs.joint import JointObservations
 from ...envs.team import Teams
 from ...references import is_importable, resolve
-from ..loops import Evaluation, Player, ScriptedPlayer, hides_joint, play
+from ..loops import Evaluation, Player, ScriptedPlayer, play
 from .loaded_policy import LoadedPolicy, SavedRun
 
 
@@ -127,8 +127,7 @@ class EvaluatedRun:
             chosen = self._load(policy.name)
         if isinstance(chosen, LoadedPolicy):
             return chosen.player(copies, seed, explore)
-        joint = hides_joint(policy.algorithm, policy.spaces)
-        return ScriptedPlayer(f"policies[{agent!r}]", chosen, policy.spaces, copies, joint=joint)
+        return ScriptedPlayer(f"policies[{agent!r}]", chosen, policy.spaces, copies, policy.algorithm)
 
     def _checked(self, name: str, player: Any, trust: bool) -> Any:
         """A policy or a script that can act for an agent or a policy of the run."""

@@ -34,14 +34,13 @@ class ScriptedPlayer:
     """A script that chooses: a function of an observation, or a class or an object with a method `act(obs)`.
 
     Each copy of the environment has an object of its own. A method `reset()`, if there is one, is called where an
-    episode begins. A script gets the observation as `Spaces.obs` says, if `joint` without the part for critics.
-
-    Raises TypeError: it is none of these.
+    episode begins. A script gets the observation as `Spaces.obs` says, without what critics of the `algorithm` alone
+    see. Raises TypeError: it is none of these.
     """
 
-    def __init__(self, name: str, script: Any, spaces: Spaces, copies: int, *, joint: bool = False) -> None:
+    def __init__(self, name: str, script: Any, spaces: Spaces, copies: int, algorithm: Algorithm | None = None) -> None:
         self._label = f"action of {name}"
-        self._spaces, self._joint = spaces, joint
+        self._spaces, self._joint = spaces, hides_joint(algorithm, spaces)
         self._resets: list[Callable[[], Any]] = []
         if not hasattr(script, "act"):
             if isinstance(script, type):
@@ -87,7 +86,7 @@ class ScriptedPlayer:
         return of_row
 
 
-def hides_joint(algorithm: Algorithm, spaces: Spaces) -> bool:
+def hides_joint(algorithm: Algorithm | None, spaces: Spaces) -> bool:
     """Whether observations have a part for critics alone; other algorithms see an environment's own of its name."""
     wants = getattr(algorithm, "wants_joint", False) or getattr(algorithm, "wants_team", False)
     return wants and any(part.name == JOINT for part in spaces.parts)

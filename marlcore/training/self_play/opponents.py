@@ -18,7 +18,7 @@ import torch
 from ...references import resolve
 from ...weights import ParameterStore
 from ..config import AssignedPolicy, Config
-from ..loops import Player, Policy, PolicyPlayer, ScriptedPlayer, build_model, exploration_of, hides_joint
+from ..loops import Player, Policy, PolicyPlayer, ScriptedPlayer, build_model, exploration_of
 from .pool import SPAN, load_opponent
 
 MakePlayer: TypeAlias = Callable[[], Player]  # of one agent, in all copies
@@ -88,7 +88,6 @@ def make_anchors(
     policy: AssignedPolicy, config: Config, copies: int, generator: np.random.Generator, device: torch.device
 ) -> list[MakePlayer]:
     """Makers of the anchors' players. Raises ValueError: one cannot be imported, or is of another network."""
-    joint = hides_joint(policy.algorithm, policy.spaces)
     anchors: list[MakePlayer] = []
     for reference, name in zip(config.self_play.anchors, config.self_play.names, strict=True):
         source = _source_of(reference)
@@ -99,7 +98,7 @@ def make_anchors(
             acting = Policy(policy.algorithm, model.to(device).acting, generator, device)
             anchors.append(partial(PolicyPlayer, acting, policy.spaces, copies, config.replay.pad))
         else:
-            anchors.append(partial(ScriptedPlayer, name, source, policy.spaces, copies, joint=joint))
+            anchors.append(partial(ScriptedPlayer, name, source, policy.spaces, copies, policy.algorithm))
     return anchors
 
 

@@ -304,10 +304,13 @@ WRONG = {
         set_to("reward", np.array([0, np.inf, 0])),
         OF_COPY.format(1) + "reward: expected a finite number of float32, got inf",
     ),
-    "columns": (set_to("reward", np.zeros((3, 2))), "agent_0: reward: expected shape (3,), got (3, 2)"),
+    "columns": (set_to("reward", np.zeros((3, 2))), "agent_0: reward: expected numbers (3,), got array([[0., "),
     "texts": (set_to("reward", np.array(["1.0"] * 3)), OF_COPY.format(0) + "reward: expected a number, got "),
     "shape": (set_to("obs", np.zeros((3, 3), np.float32)), OF_COPY.format(0) + "obs: expected float32 (4,), got shape"),
-    "ends": (set_to("truncated", ["False"] * 3), "agent_0: truncated: expected bools, got ['False', 'False', 'False']"),
+    "ends": (
+        set_to("truncated", ["False"] * 3),
+        "agent_0: truncated: expected bools (3,), got ['False', 'False', 'False']",
+    ),
     "raise": (broken, "environment: RuntimeError: the pole broke"),
 }
 FINAL = {

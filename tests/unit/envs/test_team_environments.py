@@ -217,8 +217,9 @@ def test_box_actions_of_several_shapes_are_joined():
 
 
 def test_a_mask_beside_continuous_actions_is_refused():
-    says = "team team: action_mask: expected none for the action space Box"
-    check_refused(lambda: made({"a": (MASKED, gym.Box(-1, 1, (2,)))}), ValueError, says)
+    spaces = {"a": (MASKED, gym.Box(-1, 1, (2,)))}
+    team = Teams(partial(Script, spaces), {"team": ("a",)})
+    check_refused(lambda: vectorize(team, 1), ValueError, "team: action_mask: expected none for the action space Box")
 
 
 def test_images_stay_and_other_spaces_are_flattened():

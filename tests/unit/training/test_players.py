@@ -210,7 +210,7 @@ class Counter:
 def test_each_copy_has_a_script_of_its_own(script: Any, first: int) -> None:
     observation = gym.Dict({"observation": gym.Box(-1, 1, (1,)), "joint_observation": gym.Box(-1, 1, (2,))})
     spaces = mc.Spaces(observation, gym.Discrete(20))
-    player = ScriptedPlayer("bot", script, spaces, 3, joint=True)
+    player = ScriptedPlayer("bot", script, spaces, 3, mc.MAPPO())
 
     def choose(copies: list[int], begins: list[bool]) -> list[int]:
         rows = {name: np.zeros((len(copies), *field.shape), np.float32) for name, field in spaces.obs.items()}
