@@ -164,9 +164,13 @@ def _log_prob_of_bits(output: torch.Tensor, ones: torch.Tensor) -> torch.Tensor:
 
 
 def masked(output: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-    """The outputs [..., outputs], -inf where the mask, bool of the same shape, forbids an action; rows of padding,
-    where it allows none, stay as they are, since a softmax of infinities alone is NaN."""
-    return output if mask is None else output.masked_fill(~mask & mask.any(-1, keepdim=True), -math.inf)
+    """The outputs [..., outputs], -inf where the mask, bool of the same shape, forbids an action.
+
+    Rows of padding, where it allows none, are 0, since a softmax of infinities alone is NaN.
+    """
+    if mask is None:
+        return output
+    return output.masked_fill(~mask, -math.inf).masked_fill(~mask.any(-1, keepdim=True), 0.0)
 
 
 def entropy_of(log_probs: torch.Tensor) -> torch.Tensor:
