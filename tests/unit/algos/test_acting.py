@@ -205,7 +205,7 @@ def test_outputs_far_below_zero_let_no_forbidden_action_through(name):
     obs = made_obs(spaces, 400, np.random.default_rng(0))
     masks = obs[MASK].numpy()
     masks[:, spaces.mask_starts] |= ~np.logical_or.reduceat(masks, spaces.mask_starts, 1)
-    for epsilon in (None, 0.0, 0.5):
+    for epsilon in (None, 0.0, np.linspace(0, 1, 400)):
         assert allowed_by(masks, spaces, act(hyper, model, obs, epsilon, obs[MASK])[0]).all()
     taken = batch.obs[MASK].numpy()
     np.put_along_axis(taken, batch.action.numpy().reshape(*taken.shape[:-1], -1) + spaces.mask_starts, True, -1)
