@@ -1,5 +1,6 @@
 """Observations as arrays: one array, or several by name; the one indexing of both forms."""
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeVar
 
@@ -21,6 +22,14 @@ def by_name(parts: T | Mapping[str, T]) -> dict[str, T]:
 def in_form(parts: Mapping[str, T], form: Any) -> T | dict[str, T]:
     """The inverse of `by_name`: parts in the form of an observation, its fields or its values."""
     return dict(parts) if isinstance(form, Mapping) else parts[ALONE]
+
+
+def part_name(keys: tuple[Any, ...]) -> str:
+    """The name of the part to which these keys of Dicts and Tuples lead: an identifier; ALONE without keys."""
+    if not keys:
+        return ALONE
+    name = re.sub(r"\W", "_", "__".join(map(str, keys)))
+    return name if name.isidentifier() else f"part_{name}"
 
 
 def each(function: Callable[..., Any], values: Any, *others: Any) -> Any:

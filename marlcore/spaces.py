@@ -1,6 +1,5 @@
 """An agent's spaces, as Gymnasium defines them, and the arrays that hold their values in rows and networks."""
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,7 +10,7 @@ from gymnasium import spaces as gym
 from numpy.typing import NDArray
 
 from .checks import brief, check_whole
-from .observations import ALONE, Values, in_form
+from .observations import ALONE, Values, in_form, part_name
 from .spec import Field
 
 MASK = "action_mask"  # PettingZoo's name
@@ -46,7 +45,7 @@ class Spaces:
 
     Attributes:
         observation: a Box, Discrete, MultiBinary or MultiDiscrete, or a Dict or Tuple of these, also nested, in which a
-            Text is left out; without the action mask.
+            Text, or a part without values such as a Box of shape (0,), is left out; without the action mask.
         action: a Box, Discrete, MultiBinary or MultiDiscrete. Rows hold actions of a Discrete or MultiDiscrete
             counted from 0, whatever the space's start.
         masked: each observation comes with a mask of the allowed actions, bool [actions]: the n of a Discrete, or the
@@ -67,7 +66,7 @@ class Spaces:
             raise ValueError(f"action space: expected a Box, Discrete, MultiBinary or MultiDiscrete, got {self.action}")
         parts_of("action space", self.action)
         if self.masked and not isinstance(self.action, (gym.Discrete, gym.MultiDiscrete)):
-            raise ValueError(f"action mask: expected none for the action space {self.action}")
+            raise ValueError(f"{MASK}: expected none for the action space {self.action}")
         if self.masked and any(part.name == MASK for part in self.parts):
             raise ValueError(f"observation space: {MASK!r} is the name of the mask, got {self.observation}")
 
@@ -77,9 +76,9 @@ class Spaces:
         return parts_of("observation space", self.observation)
 
     @cached_property
-    def texts(self) -> tuple[str, ...]:
-        """The names of the texts beside an observation's other parts, which are left out: no network takes them."""
-        return tuple(_name(keys) for _, keys, leaf in _leaves("", self.observation) if is_text(leaf))
+    def left_out(self) -> tuple[str, ...]:
+        """The names of the texts and empty arrays beside an observation's other parts: no network takes them."""
+        return tuple(part_name(keys) for _, keys, leaf in _leaves("", self.observation) if _is_left_out(leaf))
 
     @cached_property
     def obs(self) -> Field | dict[str, Field]:
@@ -116,9 +115,17 @@ class Spaces:
         return action + self.action_start if self._is_shifted else action
 
     def first_refused(self, action: NDArray[Any]) -> int | None:
-        """The place of the first of these actions [k, ...] of rows that the environment would refuse; None: of none."""
-        taken = enumerate(self.shifted(action))
-        return next((at for at, value in taken if not self.action.contains(value)), None)
+        """The place of the first of these actions [k, ...] of rows that the space does not have; None: of none."""
+        low, high = self._action_bounds
+        wrong = (action < low) | (action > high)
+        return int(wrong.reshape(len(action), -1).any(axis=1).argmax()) if wrong.any() else None
+
+    @cached_property
+    def _action_bounds(self) -> tuple[Any, Any]:
+        space = self.action
+        if isinstance(space, gym.Box):
+            return space.low, space.high
+        return 0, (2 if isinstance(space, gym.MultiBinary) else getattr(space, "nvec", getattr(space, "n", 0))) - 1
 
     @cached_property
     def _is_shifted(self) -> bool:
@@ -152,7 +159,7 @@ def parts_of(label: str, space: gym.Space) -> tuple[Part, ...]:
 
     Raises: ValueError, naming `label` and the part: a space is of another kind, or two parts have one name.
     """
-    parts = tuple(_part(*leaf) for leaf in _leaves(label, space) if not (leaf[1] and is_text(leaf[2])))
+    parts = tuple(_part(*leaf) for leaf in _leaves(label, space) if not (leaf[1] and _is_left_out(leaf[2])))
     names = [part.name for part in parts]
     if len(set(names)) < len(names):
         raise ValueError(f"{label}: expected keys whose names differ, got {sorted(names)}")
@@ -164,6 +171,10 @@ def parts_of(label: str, space: gym.Space) -> tuple[Part, ...]:
 def is_text(space: Any) -> bool:
     """Whether it is a Text, or another space of strings, such as MiniGrid's missions."""
     return isinstance(space, gym.Space) and getattr(space.dtype, "kind", "") == "U"
+
+
+def _is_left_out(space: Any) -> bool:
+    return is_text(space) or 0 in (getattr(space, "shape", None) or ())
 
 
 def _leaves(label: str, space: Any, keys: tuple[Any, ...] = ()) -> Iterator[tuple[str, tuple[Any, ...], Any]]:
@@ -181,16 +192,9 @@ def _part(label: str, keys: tuple[Any, ...], space: Any) -> Part:
         raise ValueError(f"{label}: expected {expected}, got {space!r}")
     if isinstance(space, gym.MultiDiscrete) and space.nvec.ndim != 1:
         raise ValueError(f"{label}: expected a MultiDiscrete with one axis, got {space!r}")
-    part = Part(_name(keys), keys, space)
+    part = Part(part_name(keys), keys, space)
     try:
         part.field  # noqa: B018 it checks the shape
     except ValueError as error:
         raise ValueError(f"{label}: {error}") from None
     return part
-
-
-def _name(keys: tuple[Any, ...]) -> str:
-    if not keys:
-        return ALONE
-    name = re.sub(r"\W", "_", "__".join(str(key) for key in keys))
-    return name if name.isidentifier() else f"part_{name}"

@@ -21,6 +21,7 @@ from .base import AtLeast1, Request, rate_schedule
 from .continuous import ActorCriticTrainer, Continuous
 from .fast import faster
 from .matd3 import TeamActorCritic, TeamPolicy
+from .networks.distributions import entropy_of
 from .networks.members import discrete_team
 from .networks.own import torso_of
 from .networks.torso import Dense
@@ -149,12 +150,11 @@ class COMATrainer(ActorCriticTrainer):
         with torch.no_grad():
             values = faster(self.critics)(batch.obs, action)
         log_probs = functional.log_softmax(faster(self.policy)(batch.obs).view_as(values), -1)
-        probability, taken = log_probs.exp(), action.view_as(values)
-        advantage = (values * (taken - probability.detach())).sum(-1)
-        entropy = -(probability * log_probs).sum(-1)
+        advantage = (values * (action.view_as(values) - log_probs.detach().exp())).sum(-1)
+        taken = log_probs.gather(-1, batch.action.long()[..., None]).squeeze(-1)
         alive = self.policy.team.alive(batch.obs)
         share = alive / alive.sum().clamp(min=1.0)
-        policy_loss = -(advantage * (log_probs * taken).sum(-1) * share).sum()
-        entropy = (entropy * share).sum()
+        policy_loss = -(advantage * taken * share).sum()
+        entropy = (entropy_of(log_probs) * share).sum()
         self.descend(self.policy_optimizer, policy_loss - self.hyper.entropy_coefficient * entropy)
         return {"policy_loss": policy_loss.detach(), "entropy": entropy.detach()}

@@ -25,7 +25,7 @@ from .base import Request
 from .fast import faster
 from .networks.actions import BoxActions
 from .networks.critics import TwinCritics
-from .networks.distributions import NEVER
+from .networks.distributions import masked
 from .networks.initialization import initialize
 from .networks.members import Members, TeamSpaces
 from .networks.own import torso_of
@@ -72,7 +72,7 @@ class MATD3(TD3):
         uniform = request.generator.random((rows, 1)) < np.reshape(request.explore["epsilon"], (-1, 1))
         gumbel = request.generator.gumbel(size=(rows, size))
         outputs = faster(model)(obs).cpu().numpy()
-        scores = np.where(uniform & (outputs > NEVER), 0.0, outputs) + gumbel
+        scores = np.where(uniform & (outputs > -np.inf), 0.0, outputs) + gumbel
         return Action(model.actions.decode(scores))
 
     def greedy(self, model: Any, obs: Any, state: Any, mask: torch.Tensor | None) -> Any:
@@ -129,7 +129,7 @@ class TeamPolicy(nn.Module):
         outputs: torch.Tensor = self.members(obs)
         if self.team.choices:
             allowed = self.team.allowed(self.team.mask_in(obs) if mask is None else mask, outputs)
-            outputs = outputs if allowed is None else outputs.masked_fill(~allowed, NEVER)
+            outputs = masked(outputs, allowed)
         return outputs.flatten(1)
 
     def greedy(self, outputs: torch.Tensor) -> torch.Tensor:

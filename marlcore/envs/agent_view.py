@@ -50,15 +50,10 @@ class AgentView:
     @classmethod
     def of(cls, agent: str, observation: gym.Space, action: gym.Space, masked: bool = False) -> AgentView:
         """`masked`: its infos hold masks. Raises ValueError, naming the agent and the part: of a space."""
-        inside = _has_choice(action) and has_mask(observation)
+        inside = has_mask(observation)
         wrapped = inside and observation.spaces.keys() == {MASK, ALONE}
-        plain = observation
-        if wrapped:
-            plain = observation[ALONE]
-        elif inside:
-            plain = gym.Dict({key: space for key, space in observation.spaces.items() if key != MASK})
         try:
-            spaces = Spaces(plain, action, masked=inside or masked)
+            spaces = Spaces(without_mask(observation), action, masked=inside or masked)
             _ = spaces.obs  # checks the observation space
             if inside and observation[MASK].shape != (spaces.choices,):
                 raise ValueError(f"{MASK}: expected {spaces.choices} values, got {observation[MASK]}")
@@ -71,8 +66,10 @@ class AgentView:
         if self.mask_in == "observation":
             return observation[ALONE] if self.wrapped else observation, observation[MASK]
         mask = info.get(MASK)
-        if self.mask_in is None and mask is not None and _has_choice(self.spaces.action):
-            raise ValueError(EXPECTED_MASK + brief(mask))
+        if self.mask_in is None and mask is not None:
+            if _has_choice(self.spaces.action):
+                raise ValueError(EXPECTED_MASK + brief(mask))
+            raise ValueError(f"{MASK}: expected none for the action space {self.spaces.action}, got {brief(mask)}")
         return observation, mask if self.mask_in else None
 
     def mask(self, value: Any, rows: tuple[int, ...] = ()) -> NDArray[Any]:
@@ -147,7 +144,7 @@ def wrong_values(space: gym.Space, values: NDArray[Any]) -> NDArray[np.bool_] | 
         size = space.n if isinstance(space, gym.Discrete) else space.nvec
         outside: NDArray[np.bool_] = (values < space.start) | (values >= space.start + size)
         return outside
-    return None
+    return values >> 1 != 0 if isinstance(space, gym.MultiBinary) else None  # a shift alone leaves 0 and 1 at 0
 
 
 def label_of(keys: tuple[Any, ...]) -> str:
@@ -165,6 +162,20 @@ def _has_choice(action: gym.Space) -> bool:
 
 def has_mask(space: gym.Space) -> bool:
     return isinstance(space, gym.Dict) and MASK in space.spaces
+
+
+def unmasked(parts: Mapping[str, Any]) -> Any:
+    """The parts of an observation, or of its space, without the mask: the only other one, or all by name."""
+    rest = {key: part for key, part in parts.items() if key != MASK}
+    return rest[ALONE] if rest.keys() == {ALONE} else rest
+
+
+def without_mask(space: gym.Space) -> gym.Space:
+    """The space of an observation without its mask."""
+    if not has_mask(space):
+        return space
+    own = unmasked(space.spaces)
+    return gym.Dict(own) if isinstance(own, dict) else own
 
 
 def result_of(method: str, result: Any) -> Any:

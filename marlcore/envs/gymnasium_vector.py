@@ -17,6 +17,7 @@ from .agent_view import AgentView, failed, label_of, may_mask, numbers, result_o
 from .gymnasium import AGENT
 
 MODES = ("NextStep", "SameStep", "Disabled")
+FINAL_OBS = ("final_obs", "final_observation")  # Gymnasium's names in an info, since 1.1 and before
 NOT_NUMBERS = {"env_id"}  # of EnvPool
 
 
@@ -24,7 +25,8 @@ class GymnasiumVector:
     """A Gymnasium vector environment as a `VectorEnvironment` with one agent, "agent_0".
 
     It determines the number of copies. Every autoreset mode works; in NEXT_STEP mode a copy has no turn in the step
-    that resets it. If the infos may hold action masks, the environment is reset once here to see.
+    that resets it. Metadata without a mode leave it to the first episode's end: final observations in its info mean
+    SAME_STEP. If the infos may hold action masks, the environment is reset once here to see.
 
     Raises: ValueError: marlcore does not support a space. EnvironmentFailed: the environment raised.
     """
@@ -42,10 +44,11 @@ class GymnasiumVector:
         self.ended = np.zeros(self.copies, np.int64)
         self._first: Any = None  # what a reset returned, until it is observed
         self._all = np.arange(self.copies)
-        mode = (getattr(env, "metadata", None) or {}).get("autoreset_mode", "NextStep")
-        self._mode: str = getattr(mode, "value", mode)
+        mode = (getattr(env, "metadata", None) or {}).get("autoreset_mode")
+        self._mode: str | None = getattr(mode, "value", mode)
+        self._is_declared = self._mode is not None
         # In the mode Disabled, a reset of some copies returns only their masks.
-        if self._mode not in MODES or (masked and self._mode == "Disabled"):
+        if self._mode not in (None, *MODES) or (masked and self._mode == "Disabled"):
             raise ValueError(f"autoreset_mode of {env}: expected NextStep or SameStep, got {self._mode}")
         self._idle = _member(self._view)
         self._actions = np.stack([self._idle] * self.copies)
@@ -68,20 +71,21 @@ class GymnasiumVector:
             (obs, info), self._first = self._first, None
             return [], [self._turn(self._values(obs, info))]
         obs, reward, terminated, truncated, info = self._call(self._step)
-        terminated, truncated = _bools("terminated", terminated), _bools("truncated", truncated)
+        terminated = self._of_copies("terminated", terminated, bools=True)
+        truncated = self._of_copies("truncated", truncated, bools=True)
         ended = np.logical_or(terminated, truncated)
         over = ended.nonzero()[0]
         self.episodes += len(over)
         self.ended[over] += 1
         values = self._values(obs, info)
-        copies, rewards = self._acting, np.asarray(reward)[self._acting]
+        copies, rewards = self._acting, self._of_copies("reward", reward)[self._acting]
         self._view.check_rewards(copies, rewards)
         final_obs, infos = None, []
         if len(over):
-            last = _final_info(info) if self._mode == "SameStep" else info
-            final_obs = self._final_obs(values, info, last, over)
-            by_copy = ((copy, _numbers(last, copy, self.copies)) for copy in over.tolist()) if last else ()
-            infos = [(copy, of_copy) for copy, of_copy in by_copy if of_copy]
+            self._learn_mode(info)
+            last = {copy: self._call(self._last_info, info, copy) for copy in over.tolist()}
+            final_obs = self._final_obs(values, info, last)
+            infos = [(copy, told) for copy, of_copy in last.items() if (told := numbers(of_copy))]
         outcome = Outcome(AGENT, copies, rewards, terminated[copies], truncated[copies], final_obs, infos)
         if self._mode == "NextStep":
             self._begins = np.ones(self.copies, bool)
@@ -120,23 +124,60 @@ class GymnasiumVector:
         self._view.check(copies, values, acting=True)
         return Turn(AGENT, copies, values, begins)
 
-    def _final_obs(
-        self, values: Values, info: Mapping[str, Any], last: Mapping[str, Any], over: NDArray[np.int64]
-    ) -> Values:
+    def _learn_mode(self, info: Mapping[str, Any]) -> None:
+        """Without metadata, the mode by the info at an episode's end. Raises EnvironmentFailed: ends contradict."""
+        shown = "SameStep" if any(name in info for name in FINAL_OBS) else "NextStep"
+        if not self._is_declared and self._mode not in (None, shown):
+            expected = "autoreset_mode: expected it in the metadata, or final_obs at all ends of episodes or at none"
+            raise EnvironmentFailed(f"{AGENT}: {expected}, got an end as in {shown} after one as in {self._mode}")
+        self._mode = self._mode or shown
+
+    def _last_info(self, info: Mapping[str, Any], copy: int) -> dict[str, Any]:
+        """What a copy told at its episode's end; in SAME_STEP mode, Gymnasium's statistics stand beside the rest."""
+        if self._mode != "SameStep":
+            return _info_of(info, copy, self.copies)
+        beside = {name: info[name] for name in ("episode", "_episode") if name in info}
+        return _info_of(beside, copy, self.copies) | _info_of(info.get("final_info", {}), copy, self.copies)
+
+    def _final_obs(self, values: Values, info: Mapping[str, Any], last: Mapping[int, Mapping[str, Any]]) -> Values:
         arrays = {name: array.copy() for name, array in by_name(values).items()}
-        if self._mode == "SameStep":  # the final observations are in the info, those of all copies are of later ones
-            for copy in over.tolist():
-                mask = last[MASK][copy] if MASK in last else None
-                plain, mask = self._view.split(info["final_obs"][copy], {} if mask is None else {MASK: mask})
-                for part in self._view.spaces.parts:
-                    arrays[part.name][copy] = _value(copy, part, part.of(plain))
-                if MASK in arrays:
-                    arrays[MASK][copy] = False if mask is None else mask
+        for copy, of_copy in last.items() if self._mode == "SameStep" else ():  # `values` begin the next episodes
+            for name, value in self._final_values(info, copy, of_copy).items():
+                arrays[name][copy] = value
         if MASK in arrays:  # no action follows, and many environments allow none
             arrays[MASK][~arrays[MASK].any(axis=1)] = True
-        final_obs = in_form(arrays, values)
+        final_obs, over = in_form(arrays, values), np.array([*last])
         self._view.check(over, rows_at(final_obs, over), acting=False)
         return final_obs if len(self._acting) == self.copies else rows_at(final_obs, self._acting)
+
+    def _final_values(self, info: Mapping[str, Any], copy: int, last: Mapping[str, Any]) -> dict[str, Any]:
+        """A copy's final observation, with its mask, by name, of an array or a list of such, or of a batch of all."""
+        name = next((name for name in FINAL_OBS if name in info), FINAL_OBS[0])
+        finals = info.get(name)
+        by_copy = isinstance(finals, list) or (isinstance(finals, np.ndarray) and finals.dtype.kind == "O")
+        try:
+            if finals is None or not info.get(f"_{name}", {copy: True})[copy]:
+                raise ValueError(f"expected the last observation of an episode that ended, got none in {brief(info)}")
+            plain, mask = self._view.split(self._row(finals, copy) if by_copy else finals, last)
+            if not by_copy and self._view.mask_in == "observation":
+                mask = self._row(mask, copy)
+            values: dict[str, Any] = {}
+            if self._view.spaces.masked:
+                values[MASK] = False if mask is None else self._view.mask(mask)
+            for part in self._view.spaces.parts:
+                value = part.of(plain)
+                values[part.name] = _value(copy, part, value if by_copy else self._row(value, copy))
+        except ValueError as error:
+            raise failed(copy, AGENT, f"{name}: {error}") from error
+        except (KeyError, IndexError, TypeError) as error:
+            expected = ", ".join(label_of(part.keys) for part in self._view.spaces.parts)
+            raise failed(copy, AGENT, f"{name}: expected {expected}, got {brief(finals)}") from error
+        return values
+
+    def _row(self, values: Any, copy: int) -> Any:
+        if len(values) != self.copies:
+            raise ValueError(f"expected those of {self.copies} copies, got {len(values)}")
+        return values[copy]
 
     def _values(self, obs: Any, info: Mapping[str, Any]) -> Values:
         try:
@@ -165,6 +206,14 @@ class GymnasiumVector:
         if isinstance(masks, np.ndarray) and masks.dtype == object:  # tuples, one for each component
             masks = [np.zeros(shape[1], bool) if mask is None else self._view.mask(mask) for mask in masks]
         return self._view.mask(np.asarray(masks), shape[:1]).astype(bool)
+
+    def _of_copies(self, name: str, values: Any, bools: bool = False) -> NDArray[Any]:
+        """What a step told of each copy, [copies] or [copies, 1], as an array [copies]."""
+        array, shape = np.asarray(values), (self.copies,)
+        if array.shape not in (shape, (*shape, 1)) or (bools and array.dtype.kind not in "biu"):
+            expected = f"{'bools' if bools else 'numbers'} {shape}"
+            raise EnvironmentFailed(f"{AGENT}: {name}: expected {expected}, got {brief(values)}")
+        return array.reshape(shape).astype(bool if bools else array.dtype, copy=False)
 
     def _call(self, method: Any, *args: Any, **options: Any) -> Any:
         try:
@@ -213,13 +262,6 @@ def is_envpool(env: Any) -> bool:
     return all(hasattr(env, name) for name in ("send", "recv", "config", "spec", "observation_space"))
 
 
-def _bools(name: str, ends: Any) -> NDArray[np.bool_]:
-    array = np.asarray(ends)
-    if array.dtype.kind not in "biu":
-        raise EnvironmentFailed(f"{AGENT}: {name}: expected bools, got {brief(ends)}")
-    return array.astype(bool, copy=False)
-
-
 def _value(copy: int, part: Part, value: Any) -> NDArray[Any]:
     """A copy's value of a part. Raises EnvironmentFailed: it does not fit the space."""
     try:
@@ -235,28 +277,16 @@ def _member(view: AgentView) -> NDArray[Any]:
     return fixed.astype(zero.dtype)
 
 
-def _final_info(info: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The infos at the episodes' ends in SAME_STEP mode; Gymnasium's statistics stand beside them, not inside."""
-    statistics = {name: info[name] for name in ("episode", "_episode") if name in info}
-    return {**statistics, **info.get("final_info", {})}
-
-
-def _numbers(info: Mapping[str, Any], copy: int, copies: int) -> dict[str, float]:
-    """The numbers of a copy in an info of arrays, whose "_name" says where "name" is present."""
-
-    def holds(name: str) -> bool:
-        return f"_{name}" not in info or bool(info[f"_{name}"][copy])
-
-    of_copy = {
-        name: values[copy]
-        for name, values in info.items()
-        if isinstance(values, np.ndarray)
-        and values.shape == (copies,)
-        and not name.startswith("_")
-        and name not in NOT_NUMBERS
-        and holds(name)
-    }
-    statistics = info.get("episode")
-    if isinstance(statistics, Mapping) and holds("episode"):
-        of_copy["episode"] = _numbers(statistics, copy, copies)
-    return numbers(of_copy)
+def _info_of(info: Any, copy: int, copies: int) -> dict[str, Any]:
+    """A copy's info: its row of arrays by name, whose "_name" says where "name" is present; or of an array of infos."""
+    if not isinstance(info, Mapping):
+        return dict(info[copy] or {})
+    of_copy: dict[str, Any] = {}
+    for name, values in info.items():
+        if name.startswith("_") or name in NOT_NUMBERS or not info.get(f"_{name}", {copy: True})[copy]:
+            continue
+        if isinstance(values, Mapping):
+            of_copy[name] = _info_of(values, copy, copies)
+        elif isinstance(values, np.ndarray) and values.shape[:1] == (copies,):
+            of_copy[name] = values[copy]
+    return of_copy

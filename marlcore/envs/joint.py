@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ..observations import ALONE
 from ..spaces import JOINT, MASK
 from ..spec import Field, as_field
-from .agent_view import has_mask, result_of
+from .agent_view import has_mask, result_of, unmasked, without_mask
 from .per_agent import by_agents
 from .pettingzoo import is_parallel
 
@@ -104,17 +104,3 @@ def state_field(env: Any) -> Field | None:
 def state_of(env: Any, field: Field) -> NDArray[Any]:
     """The environment's state in its `state_field`. Raises ValueError, TypeError: it does not fit."""
     return as_field("state()", field, np.asarray(env.state()).reshape(-1))
-
-
-def unmasked(parts: Mapping[str, Any]) -> Any:
-    """The parts of an observation, or of its space, without the mask: the only other one, or all by name."""
-    rest = {key: part for key, part in parts.items() if key != MASK}
-    return rest[ALONE] if rest.keys() == {ALONE} else rest
-
-
-def without_mask(space: gym.Space) -> gym.Space:
-    """The space of an observation without its mask."""
-    if not has_mask(space):
-        return space
-    own = unmasked(space.spaces)
-    return gym.Dict(own) if isinstance(own, dict) else own

@@ -15,8 +15,7 @@ from ..interfaces import MEMBER_REWARDS
 from ..observations import ALONE
 from ..spaces import ALIVE, MASK, MEMBERS
 from ..spec import Field, as_field
-from .agent_view import as_reward, has_mask, result_of
-from .joint import unmasked, without_mask
+from .agent_view import as_reward, has_mask, result_of, unmasked, without_mask
 from .per_agent import by_agents
 from .pettingzoo import is_parallel
 
@@ -62,8 +61,7 @@ class Team:
         own = {part: _repeated(plain[group[0]], len(group)) for part, (group, _) in self._groups.items()}
         self.observation_space = gym.Dict({**own, ALIVE: gym.MultiBinary(len(members))})
         self._choices = dict(zip(self.members, sizes, strict=True))
-        chosen = isinstance(self.action_space, gym.MultiDiscrete)
-        self._masked = chosen and any(has_mask(space) for space in self._spaces.values())
+        self._masked = any(has_mask(space) for space in self._spaces.values())
         if self._masked:
             self.observation_space = gym.Dict({ALONE: self.observation_space, MASK: gym.MultiBinary(sum(sizes))})
 

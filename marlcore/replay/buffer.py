@@ -121,11 +121,11 @@ class ReplayBuffer(TransitionLanes):
         """A new replay of one lane, filled with recorded episodes, each by one `Writer.add_batch`.
 
         An episode is a dict of arrays: `obs` [T, ...], or [T + 1, ...] with the observation after the last action (a
-        dict of arrays for several fields); `action` and `reward` [T, ...]; `terminated`, `truncated`: a bool, or bool
-        [T]; `final_obs` [...] or `next_obs` [T, ...], where obs has T rows; extras of the spec [T, ...]. Other entries
-        are ignored. The names of Minari and D4RL will do too, such as `observations` and `timeouts`. An episode that
-        does not terminate counts as truncated, and needs its last observation. Where the spec has recurrent states
-        (`every` above 1) that an episode lacks, they are 0.
+        dict of arrays for several fields, or a tuple whose parts the spec or Minari's space names); `action` and
+        `reward` [T, ...]; `terminated`, `truncated`: a bool, or bool [T]; `final_obs` [...] or `next_obs` [T, ...],
+        where obs has T rows; extras of the spec [T, ...]. Other entries are ignored. The names of Minari and D4RL will
+        do too, such as `observations` and `timeouts`. An episode that does not terminate counts as truncated, and needs
+        its last observation. Where the spec has recurrent states (`every` above 1) that an episode lacks, they are 0.
 
         Args:
             episodes: an iterable of episodes; a Minari dataset; or the path of a .npz file, or a dict, whose arrays

@@ -1,7 +1,7 @@
 """Recorded episodes, of a .npz file, a Minari dataset or any iterator; each is checked before it is written."""
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..checks import brief, check_finite, names_error
-from ..observations import Values, by_name, each, in_form, rows_at
+from ..observations import Values, by_name, each, in_form, part_name, rows_at
 from ..spec import Field, TransitionSpec, rows_of
 
 # The names of fields in the data sets of Minari and D4RL
@@ -28,6 +28,8 @@ NAMES = {
 }
 OF_MINARI = ("observations", "actions", "rewards", "terminations", "truncations")
 MASK = "action_mask"
+PRIORITY = "priority"  # an extra in which NaN stands for the highest so far
+OBSERVATIONS = ("obs", "final_obs", "next_obs")
 _REWARD, _FLAG = Field((), "float32"), Field((), "bool")
 
 
@@ -51,16 +53,24 @@ class Recorded:
             self.action_space = own
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        for index, episode in enumerate(_episodes_of(self.source)):
+        for index, episode in enumerate(_episodes_of(self.source, self._declared)):
             try:
-                yield self._arguments(_fields_of(episode))
+                yield self._arguments(_fields_of(episode, self._declared))
             except (ValueError, TypeError) as error:
                 kind = TypeError if isinstance(error, TypeError) else ValueError
                 raise kind(f"episode {index}: {error}") from None
 
+    @property
+    def _declared(self) -> Collection[str] | None:
+        """The names of an observation's arrays, ALONE of a single one; None if nothing declares them."""
+        if self.spec is not None:
+            return self.spec.obs_fields.keys()
+        space = getattr(self.source, "observation_space", None)  # a Minari dataset's
+        return None if space is None else _names_in(space)
+
     def _arguments(self, fields: dict[str, Any]) -> dict[str, Any]:
         obs, action, rewards = (_needed(fields, name) for name in ("obs", "action", "reward"))
-        action, obs = np.asarray(action), _arrays(obs)
+        action = np.asarray(action)
         if not action.ndim or not len(action):
             raise ValueError(f"action: expected an array [T, ...] with T of at least 1, got {brief(fields['action'])}")
         steps, final = len(action), _final_obs(fields, obs, len(action))
@@ -85,6 +95,8 @@ class Recorded:
                 raise ValueError(f"{name}: expected {field.describe()} for each transition, got none")
             # Recurrent states of other policies are of no use: windows begin with zeros, and burn in.
             arguments[name] = rows_of(name, field, fields.get(name, field.zeros(steps)), steps)
+            if field.numpy.kind in "fc" and field.every == 1 and name != PRIORITY:
+                check_finite(name, arguments[name])
         self.spec = spec
         return arguments
 
@@ -100,10 +112,10 @@ class Recorded:
                 )
             action = action - start
         action = rows_of("action", spec.action, action, len(action))
-        if action.dtype.kind == "f":
+        if action.dtype.kind in "fc":
             check_finite("action", action)
         if mask is not None and action.ndim == 1:
-            allowed = (action[:, None] == np.arange(mask.shape[1])) & mask
+            allowed = (action[:, None] == np.arange(mask.shape[1])) & (mask != 0)
             if not (allowed := allowed.any(1)).all():
                 step = int(np.argmin(allowed))
                 raise ValueError(f"action: expected one that {MASK} allows, got {action[step]} at step {step}")
@@ -115,11 +127,11 @@ def rows_taken(arguments: Mapping[str, Any]) -> int:
     return len(arguments["reward"]) + (arguments["final_obs"] is not None)
 
 
-def _episodes_of(source: Any) -> Iterable[Any]:
+def _episodes_of(source: Any, declared: Collection[str] | None) -> Iterable[Any]:
     if isinstance(source, (str, os.PathLike)):
-        return _episodes_in(_arrays_in(Path(source)))
+        source = _arrays_in(Path(source))
     if isinstance(source, Mapping):
-        return _episodes_in(source)
+        return _episodes_in(_fields_of(source, declared))
     if hasattr(source, "iterate_episodes"):
         episodes: Iterable[Any] = source.iterate_episodes()
         return episodes
@@ -146,8 +158,8 @@ def _arrays_in(path: Path) -> dict[str, Any]:
     return arrays
 
 
-def _episodes_in(arrays: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    fields = {name: _arrays(values) for name, values in _fields_of(arrays).items()}
+def _episodes_in(fields: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    fields = {name: values if name in OBSERVATIONS else np.asarray(values) for name, values in fields.items()}
     finals = fields.pop("final_obs", None)
     steps = len(np.atleast_1d(_needed(fields, "reward")))
     for name, values in fields.items():
@@ -170,8 +182,8 @@ def _episodes_in(arrays: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         yield episode
 
 
-def _fields_of(episode: Any) -> dict[str, Any]:
-    """An episode's fields by our names. Raises ValueError, TypeError: it has none, or two for one, or unclear ends."""
+def _fields_of(episode: Any, declared: Collection[str] | None) -> dict[str, Any]:
+    """An episode's fields by our names. Raises ValueError, TypeError: it has none, two for one, or unclear ones."""
     if not isinstance(episode, Mapping):
         if not hasattr(episode, "observations"):
             raise TypeError(f"expected a dict of arrays or an episode of Minari, got {brief(episode)}")
@@ -181,6 +193,10 @@ def _fields_of(episode: Any) -> dict[str, Any]:
         raise ValueError(f"expected one array for each field, got {sorted(episode)}")
     if not fields.keys() & {"terminated", "truncated"} and (ends := sorted(fields.keys() & {"done", "dones"})):
         raise ValueError(f"terminated: expected it or truncated, got {ends[0]!r} alone, which does not say which")
+    for name in OBSERVATIONS:
+        if name in fields:
+            fields[name] = _arrays(name, fields[name], declared)
+            declared = declared or by_name(fields[name]).keys()
     return fields
 
 
@@ -190,18 +206,38 @@ def _needed(fields: Mapping[str, Any], name: str) -> Any:
     return fields[name]
 
 
-def _arrays(obs: Any) -> Any:
-    """Observations as an array, or as arrays by name; the names of a dict in a dict are joined by "__"."""
-    if not isinstance(obs, Mapping):
+def _arrays(label: str, obs: Any, declared: Collection[str] | None, keys: tuple[Any, ...] = ()) -> Any:
+    """Observations as an array, or as arrays by name (see `part_name`), of which texts and empty ones are left out.
+
+    A tuple holds the steps of the array that is declared by its name, otherwise the parts of a Tuple. Raises
+    ValueError: nothing is declared.
+    """
+    inside: Iterable[tuple[Any, Any]]
+    if isinstance(obs, Mapping):
+        inside = obs.items()
+    elif not isinstance(obs, tuple) or (declared is not None and part_name(keys) in declared):
         return np.asarray(obs)
+    elif declared is None:
+        expected = "a list or an array of steps, or a spec that names a tuple's parts"
+        raise ValueError(f"{label}: expected {expected}, got a tuple of {len(obs)}")
+    else:
+        inside = enumerate(obs)
     arrays: dict[str, Any] = {}
-    for name, part in obs.items():
-        inside = _arrays(part)
-        named = (
-            {f"{name}__{key}": array for key, array in inside.items()} if isinstance(inside, dict) else {name: inside}
-        )
-        arrays |= named
+    for key, part in inside:
+        values = _arrays(label, part, declared, (*keys, key))
+        if isinstance(values, dict):
+            arrays |= values
+        elif values.size and values.dtype.kind != "U":
+            arrays[part_name((*keys, key))] = values
     return arrays
+
+
+def _names_in(space: Any, keys: tuple[Any, ...] = ()) -> set[str]:
+    inside = getattr(space, "spaces", None)
+    if inside is None:
+        return {part_name(keys)}
+    pairs = inside.items() if isinstance(inside, Mapping) else enumerate(inside)
+    return set().union(*(_names_in(part, (*keys, key)) for key, part in pairs))
 
 
 def _final_obs(fields: Mapping[str, Any], obs: Values, steps: int) -> Any:
@@ -210,10 +246,10 @@ def _final_obs(fields: Mapping[str, Any], obs: Values, steps: int) -> Any:
     if lengths not in ({(steps,)}, {(steps + 1,)}):
         raise ValueError(f"obs: expected {steps} rows, as action has, or one more, got {brief(lengths)}")
     if "final_obs" in fields:
-        return each(lambda array: array[None], _arrays(fields["final_obs"]))
+        return each(lambda array: array[None], fields["final_obs"])
     if lengths == {(steps + 1,)}:
         return rows_at(obs, slice(steps, None))
-    return rows_at(_arrays(fields["next_obs"]), slice(-1, None)) if "next_obs" in fields else None
+    return rows_at(fields["next_obs"], slice(-1, None)) if "next_obs" in fields else None
 
 
 def _field_of(array: NDArray[Any]) -> Field:
@@ -231,7 +267,7 @@ def _values(label: str, spec: TransitionSpec, obs: Any, rows: int) -> Values:
     for name, field in fields.items():
         part = f"{label}[{name!r}]" if isinstance(spec.obs, Mapping) else label
         checked[name] = rows_of(part, field, arrays[name], rows)
-        if field.numpy.kind == "f":
+        if field.numpy.kind in "fc":
             check_finite(part, checked[name])
     values: Values = in_form(checked, spec.obs)
     return values

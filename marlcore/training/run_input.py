@@ -71,10 +71,9 @@ class RunInput:
                 make_env, policies = _assigned_to_data(env_fn, algorithm, config)
             else:
                 make_env, policies, config = assigned(factory(env_fn), algorithm, config)
-            for texts in dict.fromkeys(policy.spaces.texts for policy in policies):
-                if texts:
-                    left_out = ", ".join(texts)
-                    say(f"observations: left out {left_out}, since no network takes text; a wrapper may encode it")
+            for left_out in filter(None, dict.fromkeys(policy.spaces.left_out for policy in policies)):
+                reason = "since no network takes a text, which a wrapper may encode, or an empty array"
+                say(f"observations: left out {', '.join(left_out)}, {reason}")
             names = [policy.name for policy in policies]
             if data is not None:
                 config = replace(config, total_steps=data.updates * len(names))

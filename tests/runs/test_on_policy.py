@@ -169,6 +169,9 @@ def test_mappo_trains_and_its_policies_act_on_their_own(tmp_path: Path) -> None:
     assert apart["critic.torso.dense.layers.0.weight"].shape == (16, 18)
     policy = mc.load_policy(result.run_dir, "agent_0")
     assert policy.act(np.zeros(18, np.float32)) in range(5), "without a joint observation"
-    assert mc.evaluate(result.run_dir, 2).mean.keys() == set(SPREAD_AGENTS)
+    seen: list[Any] = []
+    scripts = dict.fromkeys(("both", "apart"), lambda obs: seen.append(np.shape(obs)) or 0)
+    assert mc.evaluate(result.run_dir, 2, policies=scripts).mean.keys() == set(SPREAD_AGENTS)
+    assert {*seen} == {(18,)}
     resumed = train(tmp_path, SPREAD, algorithms, mode="serial", total_steps=1_800, policies=policies, resume=True)
     assert resumed.updates["both"] > result.updates["both"]

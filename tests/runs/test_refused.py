@@ -1,10 +1,13 @@
 """A run that is not possible is refused in one line, before it starts: by `mc.train`, the settings and the command."""
 
+import sys
 import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from arena import Arena, Marking
@@ -16,6 +19,7 @@ from whole_runs import Runs
 
 import marlcore as mc
 from marlcore.__main__ import main
+from marlcore.testing import check_env
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
@@ -215,6 +219,50 @@ SETTINGS: dict[str, Refused] = {
     },
 }  # fmt: skip
 test_the_configuration_refuses = refusals(SETTINGS)
+
+
+def with_vmas(call: Callable[[], object]) -> Callable[[], object]:
+    """The call beside a VMAS whose agents observe dicts, if the environment is so called."""
+
+    def make_env(scenario: str, *_: Any, **__: Any) -> Any:
+        seen = {"place": gym.Box(0, 1)} if scenario == "dicts" else gym.Box(0, 1)
+        spaces = {"observation_space": [seen], "action_space": [gym.Discrete(2)]}
+        return SimpleNamespace(agents=[SimpleNamespace(name="a")], reset=lambda seed: [], **spaces)
+
+    def called() -> object:
+        with patch.dict(sys.modules, vmas=SimpleNamespace(make_env=make_env)):
+            return call()
+
+    return called
+
+
+GAMMAS = mc.PopulationConfig(size=2, settings={"learner.gamma": mc.Uniform(0.9, 0.99)})
+OF_PAGES: dict[str, Refused] = {  # what the pages say is refused, and no other test refuses
+    "guides/populations.md": (
+        lambda: mc.train_population(PAIR, "dqn", mc.Config(self_play=mc.SelfPlayConfig(**PLAY)), GAMMAS), ValueError,
+        "self_play.pool: expected 0 in a population",
+    ),
+    "cluster.md": (
+        lambda: mc.train_offline(None, "dqn", 5, CARTPOLE, mc.Config(cluster=mc.ClusterConfig(address="auto"))),
+        ValueError, "cluster: expected the default ",
+    ),
+    "environments.md, dicts": (
+        with_vmas(lambda: mc.train("vmas:dicts", "dqn")), mc.EnvironmentFailed,
+        "env_fn: ValueError: vmas: expected Box, Discrete or MultiDiscrete spaces, got {'place': ",
+    ),
+    "environments.md, teams": (
+        with_vmas(lambda: mc.train("vmas:balance", "vdn")), ValueError,
+        "teams: expected an environment of PettingZoo whose agents act at once",
+    ),
+    **{
+        f"guides/action-masks.md, {space}": (
+            partial(check_env, partial(Counting, space, "info")), mc.EnvironmentFailed,
+            f"agent_0: action_mask: expected none for the action space {space}, got ",
+        )
+        for space in (gym.Box(-1, 1), gym.MultiBinary(5))
+    },
+}  # fmt: skip
+test_what_the_pages_say_is_refused = refusals(OF_PAGES)
 
 
 OPTIONS = {

@@ -16,7 +16,9 @@ class Room:
     def __init__(self, field="", value=None):
         self.field, self.value = field, value
         self.agents = value if field == "agents" else ("a", "b")
-        space = gym.Dict({"place": gym.Box(-1, 1, (2,), np.float32), "room": gym.Discrete(3)})
+        empty = {"more": gym.Box(-1, 1, (0,), np.float32)}
+        place = {"place": gym.Box(-1, 1, (2,), np.float32), "room": gym.Discrete(3), "doors": gym.MultiBinary(2)}
+        space = gym.Dict(place | empty)
         self.observation_spaces = dict.fromkeys("a" if field == "spaces" else "ab", space)
         self.action_spaces = {"a": gym.Discrete(3), "b": gym.Box(-1, 1, (2,), np.float32)}
         self.agent = None
@@ -37,14 +39,22 @@ class Room:
 
     def last(self):
         over = self.turn >= 6
-        fields = {"place": self.place, "room": 2, "reward": float(self.turn), "terminated": over}
+        fields = {
+            "doors": np.int8([0, 1]),
+            "place": self.place,
+            "room": 2,
+            "reward": float(self.turn),
+            "terminated": over,
+        }
         if self.agent == "a":
             fields["action_mask"] = np.ones(3, np.int8)
         if self.turn == 3 + (self.field == "action_mask"):
             fields[self.field] = self.value
         fields = {name: value for name, value in fields.items() if value is not MISSING}
-        obs = {name: fields[name] for name in ("place", "room") if name in fields}
-        info = {name: fields[name] for name in ("action_mask",) if name in fields}
+        obs = {name: fields[name] for name in ("doors", "place", "room") if name in fields}
+        obs["more"] = np.zeros(0, np.float32)
+        masks = [fields[name] for name in ("action_mask", "mask of b") if name in fields]
+        info = {"action_mask": masks[0]} if masks else {}
         result = obs, fields["reward"], fields["terminated"], False, info
         return result[:4] if self.field == "short" else result
 
@@ -64,6 +74,7 @@ class Room:
 
 
 PLACE, MASK, REWARD = "b: obs['place']: expected ", "a: action_mask: expected ", "b: reward: expected "
+A_MEMBER = "", "a member of "
 FLOATS, END = f"{PLACE}float32 (2,), got ", "b: terminated: expected a bool, got "
 WRONG = {  # by case: the field, its value, what copies say, and what `check_env` says; None: see another case
     "inf": ("place", np.float32([0, -np.inf]), *[f"{PLACE}finite numbers, got -inf in [0.0, -inf]"] * 2),
@@ -73,8 +84,12 @@ WRONG = {  # by case: the field, its value, what copies say, and what `check_env
     "none": ("place", None, f"{FLOATS}shape ()", f"{FLOATS}object ()"),
     "bounds": ("place", np.full(2, 5, np.float32), None, f"{PLACE}a member of Box(-1.0, 1.0, (2,), float32), got [5.0"),
     "kind": ("room", 1.0, *["b: obs['room']: expected int64 (), got " + of for of in ("dtype float64", "float64 ()")]),
-    "range": ("room", 3, *["b: obs['room']: expected " + of + "Discrete(3), got 3" for of in ("", "a member of ")]),
-    "missing": ("room", MISSING, "b: obs: expected obs['place'], obs['room'], got {", "b: obs: expected Dict("),
+    "range": ("room", 3, *["b: obs['room']: expected " + of + "Discrete(3), got 3" for of in A_MEMBER]),
+    "bits": ("doors", np.int8([0, 2]), *["b: obs['doors']: expected " + of + "MultiBinary(2)" for of in A_MEMBER]),
+    "mask of a Box": ("mask of b", np.ones(2, bool), *["b: action_mask: expected none for the action space Box("] * 2),
+    "missing": (
+        "room", MISSING, "b: obs: expected obs['doors'], obs['place'], obs['room'], got {", "b: obs: expected Dict(",
+    ),
     "mask length": ("action_mask", np.ones(4, np.int8), *[f"{MASK}bool (3,), got array([1, 1, 1, 1]"] * 2),
     "mask missing": ("action_mask", MISSING, f"{MASK}bool (3,), got None", f"{MASK}one in every info or in none, got "),
     "mask of nothing": (

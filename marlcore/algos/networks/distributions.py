@@ -23,7 +23,6 @@ from ...kernels.policies import draw_category
 from ...spec import Field
 from .actions import dtype_of
 
-NEVER = -1e9  # the output of an action that a mask forbids: its probability is 0, and 0 times its logarithm too
 DRAWN = "drawn"  # the extra in which rows store what a Gaussian drew
 
 
@@ -73,12 +72,11 @@ class Categorical(nn.Module):
 
     def forward(self, output: torch.Tensor, mask: torch.Tensor | None, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
         actions = batch.action.long().reshape(len(output), -1)
-        among = masked(output, mask)
-        parts = [among] if len(self._sizes) == 1 else torch.split(among, self._sizes, 1)
-        logs = [torch.log_softmax(part, 1) for part in parts]
+        parts = torch.split(output, self._sizes, 1)
+        masks = [None] * len(parts) if mask is None else torch.split(mask, self._sizes, 1)
+        logs = [torch.log_softmax(masked(*pair), 1) for pair in zip(parts, masks, strict=True)]
         taken = [log.gather(1, actions[:, i, None]).squeeze(1) for i, log in enumerate(logs)]
-        entropies = [-(log.exp() * log).sum(1) for log in logs]
-        return reduce(torch.add, taken), reduce(torch.add, entropies)
+        return reduce(torch.add, taken), reduce(torch.add, map(entropy_of, logs))
 
 
 class Bernoulli(nn.Module):
@@ -166,5 +164,16 @@ def _log_prob_of_bits(output: torch.Tensor, ones: torch.Tensor) -> torch.Tensor:
 
 
 def masked(output: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-    """The outputs [B, outputs], with NEVER where the mask, bool of the same shape, forbids an action."""
-    return output if mask is None else output.masked_fill(~mask, NEVER)
+    """The outputs [..., outputs], -inf where the mask, bool of the same shape, forbids an action.
+
+    Rows of padding, where it allows none, are 0, since a softmax of infinities alone is NaN.
+    """
+    if mask is None:
+        return output
+    return output.masked_fill(~mask, -math.inf).masked_fill(~mask.any(-1, keepdim=True), 0.0)
+
+
+def entropy_of(log_probs: torch.Tensor) -> torch.Tensor:
+    """The entropies [...] of log-probabilities [..., outputs], of which those of forbidden actions are -inf."""
+    finite = log_probs.clamp(min=torch.finfo(log_probs.dtype).min)  # 0 times -inf is NaN, in the gradient too
+    return -(log_probs.exp() * finite).sum(-1)

@@ -127,7 +127,7 @@ class EvaluatedRun:
             chosen = self._load(policy.name)
         if isinstance(chosen, LoadedPolicy):
             return chosen.player(copies, seed, explore)
-        return ScriptedPlayer(f"policies[{agent!r}]", chosen, policy.spaces, copies)
+        return ScriptedPlayer(f"policies[{agent!r}]", chosen, policy.spaces, copies, policy.algorithm)
 
     def _checked(self, name: str, player: Any, trust: bool) -> Any:
         """A policy or a script that can act for an agent or a policy of the run."""

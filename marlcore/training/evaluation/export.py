@@ -14,7 +14,7 @@ from torch import nn
 
 from ...observations import ALONE, in_form
 from ...spaces import JOINT, MASK, Spaces
-from ..loops import Policy
+from ..loops import Policy, hides_joint
 
 NEEDS = "export: ONNX needs onnx and onnxscript, try: pip install 'marlcore[onnx]'; or name a file .pt"
 TRACED, TRIED = 3, 5  # rows of the observations with which a program is traced, and with which it is tried
@@ -87,7 +87,8 @@ class GreedyStep(nn.Module):
         self.model: Any = policy.model
         self._normalizes = policy.model.norm is not None and policy.model.norm.is_active
         self._policy, self._spaces = policy, spaces
-        self._names = {part.name: _input_of(part.name) for part in spaces.parts if part.name != JOINT}
+        hidden = JOINT if hides_joint(policy.algorithm, spaces) else None
+        self._names = {part.name: _input_of(part.name) for part in spaces.parts if part.name != hidden}
         self._state: dict[str, torch.Tensor] = {}  # of one row, zeros
         values = self(self.examples(1))
         state = {name: part for name, part in values.items() if name != "action"}

@@ -21,7 +21,7 @@ from ...spaces import JOINT, MASK, Spaces
 from ...spec import as_field
 from ...weights import ParameterStore
 from ..config import AssignedPolicy, Config, schedules_of
-from ..loops import ActingModel, Policy, PolicyPlayer, build_model, exploration_of
+from ..loops import ActingModel, Policy, PolicyPlayer, build_model, exploration_of, hides_joint
 from ..record import (
     check_trusted,
     checkpoint_path,
@@ -73,7 +73,7 @@ class LoadedPolicy:
         Raises: ValueError, TypeError: the observation is not of the space, or the reward is not finite. Of floats only
             finiteness is checked, as in training: values beyond a Box's bounds are accepted.
         """
-        values = _of_one_copy(self.spaces, obs, mask)
+        values = _of_one_copy(self.spaces, obs, mask, hides_joint(self._algorithm, self.spaces))
         rewards = np.array([reward])
         check_finite("reward", rewards)
         self._player.reward(rewards, slice(None))
@@ -115,15 +115,16 @@ class LoadedPolicy:
         return f"<LoadedPolicy for {self.spaces.observation}, {self.spaces.action}>"
 
 
-def _of_one_copy(spaces: Spaces, obs: Any, mask: Any) -> Values:
+def _of_one_copy(spaces: Spaces, obs: Any, mask: Any, joint: bool) -> Values:
     """An environment's observation with a first axis of 1, checked."""
     if mask is None and spaces.masked and isinstance(obs, Mapping) and MASK in obs:
         obs, mask = obs[ALONE] if obs.keys() == {MASK, ALONE} else obs, obs[MASK]
-    if mask is not None and spaces.masked:
+    if mask is not None:
+        if not spaces.masked:
+            raise ValueError(f"mask: expected None, since the policy learned without masks, got {brief(mask)}")
         mask = AgentView("", spaces, "info", False).mask(mask).astype(bool)
-    joint = next((part for part in spaces.parts if part.name == JOINT), None)
-    if joint is not None and not (isinstance(obs, Mapping) and JOINT in obs):
-        obs = {ALONE: obs, JOINT: np.zeros(joint.space.shape, np.float32)}  # which the policy does not see
+    if joint and not (isinstance(obs, Mapping) and {ALONE, JOINT} <= obs.keys()):
+        obs = {ALONE: obs, JOINT: by_name(spaces.obs)[JOINT].zeros()}  # which the policy does not see
     label = "" if isinstance(spaces.obs, Mapping) else "obs"
     parts, fields = by_name(spaces.values(obs, mask)), by_name(spaces.obs)
     values = in_form({name: as_field(label or name, fields[name], parts[name])[None] for name in parts}, spaces.obs)

@@ -10,7 +10,7 @@ from .evaluator import Candidate, CommonGames, Evaluator, Games, GoesOn, Report
 from .goals import with_functions_of
 from .learner import Learner, catch_up, learn, learn_until_stopped
 from .model import ActingModel, FiniteCheck, Normalizer, PolicyModel, build_model, choose_device, run_seed
-from .players import LATEST, Player, PlayersByNumber, ScriptedPlayer
+from .players import LATEST, Player, PlayersByNumber, ScriptedPlayer, hides_joint
 from .policy import Policy, PolicyPlayer, PublishedPolicy, exploration_of
 from .seat import ByName, Ended, Routes, Seat, part_of_tag
 from .shared_seat import SharedSeat

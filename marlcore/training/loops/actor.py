@@ -4,14 +4,12 @@ It sees all copies of the environment at once, as arrays: no line of this file r
 """
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import EnvironmentFailed
 from ...interfaces import Turn, VectorEnvironment
-from ...spaces import Spaces
 from .seat import Ended, Seat
 from .shared_seat import SharedSeat
 
@@ -72,17 +70,5 @@ def act(env: VectorEnvironment, seats: Seats, turns: list[Turn], host: ActorHost
             lost = seat.begin(turn.copies[turn.begins])
             if lost:
                 host.report(turn.agent, "transitions_lost", lost)
-        action = seat.act(turn)
-        try:
-            env.act(turn, action)
-        except EnvironmentFailed:
-            check_actions(env.spaces[turn.agent], action)  # whose fault it is
-            raise
+        env.act(turn, seat.act(turn))
     host.count_steps(sum(len(turn.copies) for turn in turns))
-
-
-def check_actions(spaces: Spaces, action: NDArray[Any]) -> None:
-    at = spaces.first_refused(action)
-    if at is not None:
-        value = spaces.shifted(action)[at]
-        raise ValueError(f"action of the algorithm: expected one of {spaces.action}, got {value.tolist()}")

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...checks import brief, check_finite
-from ...interfaces import Action
+from ...interfaces import Action, Algorithm
 from ...observations import ALONE, Values, rows_at
 from ...spaces import JOINT, MASK, Spaces
 from ...spec import as_field
@@ -34,12 +34,13 @@ class ScriptedPlayer:
     """A script that chooses: a function of an observation, or a class or an object with a method `act(obs)`.
 
     Each copy of the environment has an object of its own. A method `reset()`, if there is one, is called where an
-    episode begins. A script gets the observation as `Spaces.obs` says. Raises TypeError: it is none of these.
+    episode begins. A script gets the observation as `Spaces.obs` says, without what critics of the `algorithm` alone
+    see. Raises TypeError: it is none of these.
     """
 
-    def __init__(self, name: str, script: Any, spaces: Spaces, copies: int) -> None:
+    def __init__(self, name: str, script: Any, spaces: Spaces, copies: int, algorithm: Algorithm | None = None) -> None:
         self._label = f"action of {name}"
-        self._spaces = spaces
+        self._spaces, self._joint = spaces, hides_joint(algorithm, spaces)
         self._resets: list[Callable[[], Any]] = []
         if not hasattr(script, "act"):
             if isinstance(script, type):
@@ -73,7 +74,8 @@ class ScriptedPlayer:
 
     def _action(self, copy: int, obs: Any) -> NDArray[Any]:
         spaces, label = self._spaces, self._label
-        action = as_field(label, spaces.action_field, self._acts[copy](_without_joint(obs)))
+        seen = _without_joint(obs) if self._joint else obs
+        action = as_field(label, spaces.action_field, self._acts[copy](seen))
         if action.dtype.kind == "f":
             check_finite(label, action)
         if not spaces.action.contains(action):
@@ -84,10 +86,14 @@ class ScriptedPlayer:
         return of_row
 
 
-def _without_joint(obs: Any) -> Any:
+def hides_joint(algorithm: Algorithm | None, spaces: Spaces) -> bool:
+    """Whether observations have a part for critics alone; other algorithms see an environment's own of its name."""
+    wants = getattr(algorithm, "wants_joint", False) or getattr(algorithm, "wants_team", False)
+    return wants and any(part.name == JOINT for part in spaces.parts)
+
+
+def _without_joint(obs: Mapping[str, Any]) -> Any:
     """An observation without the part that is for critics alone."""
-    if not isinstance(obs, Mapping) or JOINT not in obs:
-        return obs
     own = {name.removeprefix(f"{ALONE}__"): value for name, value in obs.items() if name != JOINT}
     return own[ALONE] if own.keys() == {ALONE} else own
 

@@ -146,6 +146,9 @@ class PolicyPlayer:
         action = rows_of("action of the algorithm", self._action, chosen.action, len(begins))
         if action.dtype.kind == "f":
             check_finite("action of the algorithm", action)
+        if (refused := self.spaces.first_refused(action)) is not None:
+            got = self.spaces.shifted(action[refused]).tolist()
+            raise ValueError(f"action of the algorithm: expected one of {self.spaces.action}, got {got}")
         if mask is not None:
             self._check_allowed(action, mask)
         if chosen.state is not None:
@@ -165,8 +168,8 @@ class PolicyPlayer:
         return pushed
 
     def _check_allowed(self, action: NDArray[Any], mask: NDArray[np.bool_]) -> None:
-        """Checks actions [k, ...] against the masks [k, choices]; the environment refuses those outside the space."""
-        allowed = mask.take(action.ravel() + self._choices[: action.size], mode="clip")
+        """Checks actions [k, ...] of the space against the masks [k, choices]."""
+        allowed = mask.take(action.ravel() + self._choices[: action.size])
         if not allowed.all():
             row = action[int(np.argmin(allowed.reshape(len(action), -1).all(axis=1)))]
             raise ValueError(

@@ -298,7 +298,7 @@ def _described(space: gym.Space) -> dict[str, Any]:
     """A form for JSON of the spaces that `Spaces` takes."""
     if isinstance(space, gym.Dict):
         # A key of another kind is kept as a value that cannot be a key.
-        keys = [key if isinstance(key, (str, int)) else {"repr": repr(key)} for key in space.spaces]
+        keys = [key if isinstance(key, (str, int, float)) else {"repr": repr(key)} for key in space.spaces]
         return {"kind": "Dict", "spaces": list(zip(keys, map(_described, space.spaces.values()), strict=True))}
     if isinstance(space, gym.Tuple):
         return {"kind": "Tuple", "spaces": [_described(part) for part in space.spaces]}
@@ -315,7 +315,7 @@ def _space(plain: Mapping[str, Any]) -> gym.Space:
     """Raises KeyError, TypeError, ValueError: `plain` is not of `_described`."""
     kind = plain["kind"]
     if kind == "Dict":
-        return gym.Dict({key: _space(part) for key, part in plain["spaces"]})
+        return gym.Dict([(key, _space(part)) for key, part in plain["spaces"]])  # of a dict it would sort the keys
     if kind == "Tuple":
         return gym.Tuple([_space(part) for part in plain["spaces"]])
     if kind == "MultiBinary":

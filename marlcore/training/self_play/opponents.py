@@ -98,7 +98,7 @@ def make_anchors(
             acting = Policy(policy.algorithm, model.to(device).acting, generator, device)
             anchors.append(partial(PolicyPlayer, acting, policy.spaces, copies, config.replay.pad))
         else:
-            anchors.append(partial(ScriptedPlayer, name, source, policy.spaces, copies))
+            anchors.append(partial(ScriptedPlayer, name, source, policy.spaces, copies, policy.algorithm))
     return anchors
 
 

@@ -102,13 +102,15 @@ class ActorWorker(Worker):
 
         of_part = storage.lanes // parts
         lanes = self.blueprint.crew.lanes(parts, len(policy.agents), self.env.copies, of_part)[:, :, self._index]
-        script, seats = config.exploration.script, {}
+        script, seats, copies = config.exploration.script, {}, self.env.copies
         for i, agent in enumerate(policy.agents):
             writer = self.hold(storage.vector_writer(lanes[:, i].ravel().tolist()))
-            player = PolicyPlayer(acting, policy.spaces, self.env.copies, config.replay.pad)
+            player = PolicyPlayer(acting, policy.spaces, copies, config.replay.pad)
             priority = first_priority if PRIORITY in storage.spec.extras else None
             ends = isinstance(policy.source, ReplaySource) and policy.source.hindsight is not None
-            scripted = script and ScriptedPlayer(script, resolve(SCRIPT, script), policy.spaces, self.env.copies)
+            scripted = script and ScriptedPlayer(
+                script, resolve(SCRIPT, script), policy.spaces, copies, policy.algorithm
+            )
             learned = partial(getattr, acting, "learned")
             seats[agent] = Seat(
                 agent, player, writer, storage.spec, lanes[:, i], priority, gamma, ends, scripted or None, learned

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from batches import SMALL, box_spaces, continuous_spaces, made_obs
+from batches import SMALL, batch_of, box_spaces, continuous_spaces, made_obs
 from gymnasium import spaces as gym
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -184,6 +184,35 @@ def test_random_actions_are_uniform_among_the_allowed(name):
     assert ((counts[[1, 3, 4]] > 896) & (counts[[1, 3, 4]] < 1104)).all()  # four standard deviations of 26
     greedy = act(hyper, model, obs, None, obs[MASK])[0]
     assert counts[[0, 2]].sum() == 0 and set(greedy.tolist()) <= {1, 3, 4}
+
+
+def allowed_by(mask, spaces, action):
+    """Where the masks [..., choices] have the components of actions [..., components]."""
+    return np.take_along_axis(mask, action.reshape(*mask.shape[:-1], -1) + spaces.mask_starts, -1)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, (_, spaces) in SMALL.items() if not isinstance(spaces.action, gym.Box)]
+)
+def test_outputs_far_below_zero_let_no_forbidden_action_through(name):
+    """All outputs are -5e9; updates stay finite, also of rows whose masks allow nothing."""
+    hyper, spaces = SMALL[name]
+    spaces = replace(spaces, masked=True)
+    batch, model = batch_of(hyper, spaces), hyper.make_model(spaces)
+    for parameter_name, parameter in getattr(model, "acting", model).named_parameters():
+        if "bias" in parameter_name:
+            torch.nn.init.constant_(parameter, -5e9)
+    obs = made_obs(spaces, 400, np.random.default_rng(0))
+    masks = obs[MASK].numpy()
+    masks[:, spaces.mask_starts] |= ~np.logical_or.reduceat(masks, spaces.mask_starts, 1)
+    for epsilon in (None, 0.0, np.linspace(0, 1, 400)):
+        assert allowed_by(masks, spaces, act(hyper, model, obs, epsilon, obs[MASK])[0]).all()
+    taken = batch.obs[MASK].numpy()
+    np.put_along_axis(taken, batch.action.numpy().reshape(*taken.shape[:-1], -1) + spaces.mask_starts, True, -1)
+    batch.obs[MASK] = torch.from_numpy(taken)
+    update = hyper.make_trainer(model).update(batch)
+    assert all(map(torch.isfinite, update.metrics.values())), update.metrics
+    assert all(parameter.isfinite().all() for parameter in model.parameters())
 
 
 def test_components_of_joint_actions_are_masked():

@@ -82,8 +82,9 @@ def test_actions_are_members_of_the_space(name):
         assert all(space.contains(one + start if isinstance(space, gym.Discrete) else one) for one in actions)
 
 
+@pytest.mark.parametrize("shift", [0.0, -2e9])
 @pytest.mark.parametrize("name", ["discrete", "multi"])
-def test_a_forbidden_value_is_never_taken(name):
+def test_a_forbidden_value_is_never_taken(name, shift):
     space = SPACES[name]
     sizes = [5] if name == "discrete" else [3, 1, 4]
     distribution = distribution_of("PPO", space)
@@ -93,16 +94,27 @@ def test_a_forbidden_value_is_never_taken(name):
     for start, size in zip(starts, sizes, strict=True):
         masks[np.arange(ROWS), start + rng.integers(size, size=ROWS)] = True
     mask = torch.from_numpy(masks)
-    output = 5 * torch.randn(ROWS, sum(sizes))
+    output = 5 * torch.randn(ROWS, sum(sizes)) + shift
     sampled = distribution.sample(output, mask, rng)
     for actions in (sampled[0], distribution.mode(output, mask).numpy()):
         taken = actions.reshape(ROWS, -1) + starts
         assert np.take_along_axis(masks, taken, 1).all()
     log_prob, entropy = distribution(output, mask, batch_of(sampled))
     np.testing.assert_allclose(sampled[1], log_prob, **CLOSE)
-    parts = [plain.Categorical(logits=one) for one in output.masked_fill(~mask, -torch.inf).split(sizes, 1)]
+    far = output.double()  # whose logarithms float32 rounds away
+    parts = [plain.Categorical(logits=one) for one in far.masked_fill(~mask, -torch.inf).split(sizes, 1)]
     expected = sum(-(one.probs * one.logits.clamp(min=-1e9)).sum(1) for one in parts)
-    torch.testing.assert_close(entropy, expected, **CLOSE)
+    torch.testing.assert_close(entropy, expected.float(), **CLOSE)
+
+
+def test_rows_without_an_allowed_value_and_their_gradients_are_finite():
+    distribution = distribution_of("PPO", SPACES["multi"])
+    output = torch.randn(ROWS, 8, requires_grad=True)
+    mask = torch.ones(ROWS, 8, dtype=torch.bool)
+    mask[0], mask[1, 4:] = False, False  # all of a row, and a component of another
+    judged = distribution(output, mask, SimpleNamespace(action=torch.zeros(ROWS, 3), extras={}))
+    torch.autograd.backward([*judged], [torch.ones(ROWS)] * 2)
+    assert all(map(torch.Tensor.all, map(torch.isfinite, (*judged, output.grad))))
 
 
 @pytest.mark.parametrize("name", list(SPACES))

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from batches import box_spaces, continuous_spaces, made_batch, made_obs, made_trainer
+from batches import box_spaces, continuous_spaces, made_batch, made_trainer
 from gymnasium import spaces as gym
 from rounding import near, rounding
 
@@ -83,19 +83,6 @@ def test_bc_fits_its_demonstrations(name):
     batch = demonstrations(spaces, 5)
     losses = [trainer.update(batch).metrics["loss"].item() for _ in range(60)]
     assert losses[-1] < losses[0] - 0.1
-
-
-@pytest.mark.parametrize("name", ["masked", "multi"])
-@pytest.mark.parametrize("explore", [None, {}])
-def test_bc_chooses_allowed_actions(name, explore):
-    spaces = CLONED[name]
-    hyper = mc.BC(hidden=(8, 8))
-    obs = made_obs(spaces, 200, np.random.default_rng(0))
-    starts = spaces.mask_starts
-    obs[MASK][:, starts + 0] = True  # each component has an allowed value
-    request = {"explore": explore, "state": None, "mask": obs[MASK], "generator": np.random.default_rng(1)}
-    action = hyper.act(hyper.make_model(spaces), obs, **request).action.reshape(200, -1)
-    assert np.take_along_axis(obs[MASK].numpy(), starts + action, 1).all()
 
 
 @pytest.mark.parametrize("masked", [False, True])

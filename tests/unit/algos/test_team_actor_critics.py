@@ -165,19 +165,6 @@ def test_drawn_actions_are_one_hot_and_follow_the_policy():
     assert scores.grad[:, :3].any() and not scores.grad[:, MOST:].any()
 
 
-@pytest.mark.parametrize("epsilon", [0.0, 1.0, np.linspace(0, 1, 24)])
-def test_actors_choose_what_masks_allow(epsilon):
-    spaces, rng = spaces_of(masked=True), np.random.default_rng(0)
-    hyper = mc.MATD3(**SMALL)
-    model, _ = made_trainer(hyper, spaces)
-    obs = batch_of(spaces).obs
-    for _ in range(20):
-        explore = {"epsilon": epsilon, "noise": 0.1}
-        action = hyper.act(model.acting, obs, explore=explore, state=None, mask=obs[MASK], generator=rng).action
-        assert action.shape == (24, COUNT)
-        assert np.take_along_axis(obs[MASK].numpy().reshape(24, COUNT, MOST), action[..., None], 2).all()
-
-
 @pytest.mark.parametrize("action", [None, BOX], ids=["discrete", "box"])
 def test_rows_have_the_probability_of_all_living_members(action):
     """So the ratio of an unchanged policy is 1, whatever a dead member drew."""

@@ -7,7 +7,8 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces as gym
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorWrapper
+from gymnasium.vector.utils import concatenate, create_empty_array
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
 from odd_spaces import Counting
 from random_play import assert_same, play, single
@@ -25,6 +26,10 @@ MAKERS: dict[str, Any] = {
     "dict": lambda: Counting(),
     "masked dict": lambda: Counting(mask_in="observation"),
     "masked info": lambda: Counting(mask_in="info"),
+    "masked choices": lambda: Counting(gym.MultiDiscrete([3, 2]), mask_in="info"),
+    "tuple": lambda: gymnasium.wrappers.TransformObservation(
+        Counting(), lambda obs: obs["keys"], Counting().observation_space["keys"]
+    ),
     "multi-discrete": lambda: Counting(action=gym.MultiDiscrete([3, 2], start=[4, -1])),
 }
 
@@ -57,11 +62,55 @@ def numbers_at_ends(env, rounds, value=0):
     return told
 
 
+def by_old_names(env, info):
+    """As Gymnasium told before 1.1."""
+    copies = range(env.num_envs)
+    names = {name for name in info.get("final_info", ()) if not name.startswith("_")}
+    infos = [{name: env_value(info["final_info"][name], i) for name in names} for i in copies]
+    ended = info["_final_obs"]
+    told = np.array([own if there else None for own, there in zip(infos, ended, strict=True)], dtype=object)
+    rest = {name: value for name, value in info.items() if "final" not in name}
+    return rest | {"final_observation": info["final_obs"], "_final_observation": ended, "final_info": told}
+
+
+def env_value(values, copy):
+    return {name: part[copy] for name, part in values.items()} if isinstance(values, dict) else values[copy]
+
+
+def in_a_batch(env, info):
+    """As arrays of all copies in the form of the space; of those whose episode goes on, something else."""
+    space = env.single_observation_space
+    rows = [space.sample() if row is None else row for row in info["final_obs"]]
+    batch = concatenate(space, rows, create_empty_array(space, env.num_envs))
+    return info | {"final_obs": batch}
+
+
+def as_a_list(env, info):
+    return info | {"final_obs": [*info["final_obs"]]}
+
+
+class Told(VectorWrapper):
+    """Tells the infos at episodes' ends in another form, ends and rewards [copies, 1], and no autoreset mode."""
+
+    def __init__(self, env, form=None):
+        super().__init__(env)
+        self.metadata, self.form = {}, form
+
+    def step(self, actions):
+        obs, *columns, info = super().step(actions)
+        if self.form and "final_obs" in info:
+            info = self.form(self, info)
+        return obs, *(column[:, None] for column in columns), info
+
+
+FORMS = [None, by_old_names, in_a_batch, as_a_list]
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", MAKERS)
 def test_every_copy_is_what_the_single_environment_gives(name: str, mode: AutoresetMode):
     maker = MAKERS[name]
-    if (name, mode) == ("masked info", AutoresetMode.DISABLED):
+    if name in ("masked info", "masked choices") and mode is AutoresetMode.DISABLED:
         with pytest.raises(ValueError, match=r"^autoreset_mode of .*: expected NextStep or SameStep, got Disabled$"):
             vectorize(lambda: SyncVectorEnv([maker] * 3, autoreset_mode=mode), 1)
         return
@@ -70,7 +119,7 @@ def test_every_copy_is_what_the_single_environment_gives(name: str, mode: Autore
     assert env.copies == 3
     masked = env.spaces["agent_0"].masked
     assert masked == name.startswith("masked")
-    events, _ = assert_plays_as(env, [maker] * 3, 120, masked)
+    events, _ = assert_plays_as(env, [maker] * 3, 71, masked)
     ends = [event for mine in events.values() for event in mine if event[0] == "outcome" and any(event[2:4])]
     assert len(ends) == env.episodes > 0
     env.close()
@@ -137,10 +186,10 @@ def test_masks_may_be_left_out_where_nobody_acts(mode: AutoresetMode, copies: in
     check_refused(lambda: play(GymnasiumVector(make(3)), 40), EnvironmentFailed, says)
 
 
-@pytest.mark.parametrize("mode", MODES[:2])
-def test_numbers_at_an_episodes_end_are_told(mode: AutoresetMode):
-    env = GymnasiumVector(RecordEpisodeStatistics(SyncVectorEnv([Counting] * 2, autoreset_mode=mode)))
-    told = numbers_at_ends(env, 30)
+@pytest.mark.parametrize(("mode", "form"), [(MODES[0], None), *((MODES[1], form) for form in FORMS)])
+def test_numbers_at_an_episodes_end_are_told(mode: AutoresetMode, form: Any):
+    env = Told(RecordEpisodeStatistics(SyncVectorEnv([Counting] * 2, autoreset_mode=mode)), form)
+    told = numbers_at_ends(GymnasiumVector(env), 30)
     assert told.keys() == {0, 1}
     for numbers in told.values():
         assert numbers["steps"] >= 1.0
@@ -168,9 +217,64 @@ def test_copies_that_are_reset_get_the_first_action():
     assert {copy: set(numbers) for copy, numbers in told.items()} == {0: {"steps", "bonus"}, 1: {"steps"}}
 
 
-def test_processes_of_gymnasium():
-    maker = MAKERS["CartPole"]
-    env = vectorize(lambda: AsyncVectorEnv([maker] * 2, shared_memory=False), 1)
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", ["CartPole", "tuple", "masked dict", "masked choices"])
+def test_final_observations_say_same_step_in_each_form(name: str, form: Any):
+    """The tuple has as many parts as there are copies."""
+    maker, several = MAKERS[name], SyncVectorEnv([MAKERS[name]] * 2, autoreset_mode=AutoresetMode.SAME_STEP)
+    env = GymnasiumVector(Told(several, form))
+    assert_plays_as(env, [maker] * 2, 60, env.spaces["agent_0"].masked)
+
+
+def changed(**changes):
+    """Told in a batch, with other values in the info; None leaves one out."""
+
+    def form(env, info):
+        info = in_a_batch(env, info) | changes
+        return {name: value for name, value in info.items() if value is not None}
+
+    return form
+
+
+def first_alone(env, info, seen=[]):  # noqa: B006
+    seen.append(info)
+    return info if len(seen) == 1 else {}
+
+
+ENDS = "environment copy 0, agent_0: final_obs: "
+BAD_ENDS: dict[str, Any] = {
+    "part": (changed(final_obs={"doors": np.zeros((1, 3), np.int8)}), ENDS + "expected obs['doors'], obs['keys'][0], "),
+    "rows": (
+        changed(final_obs=dict.fromkeys(["doors", "keys", "place"], np.zeros((3, 3)))),
+        ENDS + "expected those of 1",
+    ),
+    "absent": (changed(_final_obs=np.zeros(1, bool)), ENDS + "expected the last observation of an episode that ended"),
+    "contradiction": (first_alone, "autoreset_mode: expected it in the metadata, or final_obs at all ends"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_ENDS)
+def test_final_observations_that_do_not_fit_are_refused(case: str):
+    form, says = BAD_ENDS[case]
+    several = SyncVectorEnv([Counting], autoreset_mode=AutoresetMode.SAME_STEP)
+    check_refused(lambda: play(GymnasiumVector(Told(several, form)), 40), EnvironmentFailed, says)
+
+
+def test_same_step_without_final_observations_is_refused():
+    env = Told(SyncVectorEnv([Counting], autoreset_mode=AutoresetMode.SAME_STEP), lambda env, info: {})
+    env.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
+    for call in (lambda: play(GymnasiumVector(env), 40), lambda: check_env(env, steps=40)):
+        check_refused(
+            call, EnvironmentFailed, ENDS + "expected the last observation of an episode that ended, got none"
+        )
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", ["CartPole", "dict"])
+def test_processes_of_gymnasium(name: str, mode: AutoresetMode):
+    maker = MAKERS[name]
+    several = AsyncVectorEnv([maker] * 2, shared_memory=False, autoreset_mode=mode)
+    env = vectorize(lambda: several if mode is AutoresetMode.DISABLED else Told(several), 1)
     assert_plays_as(env, [maker] * 2, 40)
     env.close()
 
@@ -200,9 +304,13 @@ WRONG = {
         set_to("reward", np.array([0, np.inf, 0])),
         OF_COPY.format(1) + "reward: expected a finite number of float32, got inf",
     ),
+    "columns": (set_to("reward", np.zeros((3, 2))), "agent_0: reward: expected numbers (3,), got array([[0., "),
     "texts": (set_to("reward", np.array(["1.0"] * 3)), OF_COPY.format(0) + "reward: expected a number, got "),
     "shape": (set_to("obs", np.zeros((3, 3), np.float32)), OF_COPY.format(0) + "obs: expected float32 (4,), got shape"),
-    "ends": (set_to("truncated", ["False"] * 3), "agent_0: truncated: expected bools, got ['False', 'False', 'False']"),
+    "ends": (
+        set_to("truncated", ["False"] * 3),
+        "agent_0: truncated: expected bools (3,), got ['False', 'False', 'False']",
+    ),
     "raise": (broken, "environment: RuntimeError: the pole broke"),
 }
 FINAL = {

@@ -60,6 +60,16 @@ SPACES = [
     (BOX, gym.Dict({"a": DISCRETE}), "action space: expected a Box, Discrete, MultiBinary or MultiDiscrete, got D"),
     (BOX, gym.Sequence(DISCRETE), f"action space: expected {KINDS}, got Sequence("),
     (MASKED, DISCRETE, "action_mask: expected 3 values"),
+    (
+        gym.Dict({"a": gym.Dict({"b": BOX}), "a__b": BOX}),
+        DISCRETE,
+        "observation space: expected keys whose names differ",
+    ),
+    (gym.MultiDiscrete([[2, 2]]), DISCRETE, "observation space: expected a MultiDiscrete with one axis"),
+    *(
+        (MASKED, space, f"action_mask: expected none for the action space {space}")
+        for space in (BOX, gym.MultiBinary(4))
+    ),
 ]
 NO_WRAPPER = "wrappers: expected something that can be imported, got 'no_such:wrapper'"
 REFUSED: dict[str, Refused] = {
@@ -180,7 +190,7 @@ def test_texts_are_left_out_of_observations():
     space = gym.Dict({"image": BOX, "mission": Mission(dtype=str), "more": gym.Tuple([gym.Text(3), DISCRETE])})
     env = vectorize(lambda: Talking(space, DISCRETE), 2)
     spaces = env.spaces["agent_0"]
-    assert list(spaces.obs) == ["image", "more__1"] and spaces.texts == ("mission", "more__0")
+    assert list(spaces.obs) == ["image", "more__1"] and spaces.left_out == ("mission", "more__0")
     env.reset(0)
     _, [turn] = env.observe()
     assert {name: len(rows) for name, rows in turn.obs.items()} == {"image": 2, "more__1": 2}

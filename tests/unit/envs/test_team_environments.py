@@ -216,9 +216,10 @@ def test_box_actions_of_several_shapes_are_joined():
     assert env.acted[0]["a"].tolist() == [[0.5, 1], [1.5, 2]] and env.acted[0]["b"].tolist() == [-0.25]
 
 
-def test_a_mask_beside_continuous_actions_is_left_out():
-    env = made({"a": (MASKED, gym.Box(-1, 1, (2,)))})
-    assert env.reset()[0]["team"].keys() == {"members", ALIVE}
+def test_a_mask_beside_continuous_actions_is_refused():
+    spaces = {"a": (MASKED, gym.Box(-1, 1, (2,)))}
+    team = Teams(partial(Script, spaces), {"team": ("a",)})
+    check_refused(lambda: vectorize(team, 1), ValueError, "team: action_mask: expected none for the action space Box")
 
 
 def test_images_stay_and_other_spaces_are_flattened():

@@ -8,7 +8,7 @@ from rounding import rounding
 
 from marlcore.kernels.policies import draw_category
 
-NEVER = -1e9  # the output of a value of probability 0
+NEVER = -np.inf  # the output of a value of probability 0
 LAST = np.nextafter(1.0, 0.0)
 
 

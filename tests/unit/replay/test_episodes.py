@@ -1,5 +1,6 @@
 """A replay filled from recorded episodes: in each form the rows are the episodes', and bad data leaves nothing."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -115,7 +116,7 @@ def test_every_form_gives_the_rows_of_the_episodes(tmp_path):
 @pytest.mark.filterwarnings("ignore")  # of Minari, about the data set's author and environment
 def test_a_data_set_of_minari_gives_the_rows_of_its_episodes(tmp_path, monkeypatch):
     minari = pytest.importorskip("minari", reason="needs minari: pip install 'minari[hdf5]'")
-    from gymnasium.spaces import Box, Discrete
+    from gymnasium.spaces import Box, Discrete, Tuple
     from minari.data_collector.episode_buffer import EpisodeBuffer
 
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
@@ -127,6 +128,49 @@ def test_a_data_set_of_minari_gives_the_rows_of_its_episodes(tmp_path, monkeypat
     with mc.ReplayBuffer.from_episodes(dataset) as replay:
         rows = rows_of(replay)
     assert {ticket: row[:3] for ticket, row in rows.items()} == {at: row[:3] for at, row in expected_rows().items()}
+    pairs = [replace(buffer, observations=(buffer.observations, -buffer.observations)) for buffer in buffers]
+    spaces["observation_space"] = Tuple([spaces["observation_space"]] * 2)
+    dataset = minari.create_dataset_from_buffers("walk/tuple-v0", pairs, **spaces, data_format="hdf5")
+    with mc.ReplayBuffer.from_episodes(dataset) as replay:  # two parts: as many as some episodes have steps
+        batch = replay.sampler(50, seed=0).sample()
+    assert batch.obs.keys() == mc.Spaces(**{n.removesuffix("_space"): s for n, s in spaces.items()}).obs.keys()
+    assert (batch.obs["part_0"] == -batch.obs["part_1"]).all() and batch.obs["part_0"].shape == (50, 2)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_the_spec_says_what_a_tuple_holds(steps):
+    """Two parts, or the steps of one array; where nothing does, the tuple is refused."""
+    rows = np.arange(2.0 * steps + 2, dtype=np.float32).reshape(-1, 2)
+    rest = {"action": np.zeros(steps, np.int64), "reward": np.zeros(steps), "terminated": True}
+    two = {"part_0": mc.Field((2,)), "part_1": mc.Field((2,)), "of__0": mc.Field((2,)), "of__1": mc.Field((2,))}
+    forms = [
+        ({"part_0": two["part_0"], "part_1": two["part_1"]}, (rows, rows + 9), "part_1"),
+        ({"of__0": two["of__0"], "of__1": two["of__1"]}, {"of": (rows, rows + 9)}, "of__1"),
+        ({"of": two["of__0"]}, {"of": tuple(rows + 9)}, "of"),
+        (mc.Field((2,)), tuple(rows + 9), None),
+    ]
+    for fields, obs, name in forms:
+        spec = mc.TransitionSpec(fields, mc.Field((), "int64"))
+        with mc.ReplayBuffer.from_episodes([{**rest, "obs": obs}], spec) as replay:
+            batch = replay.sampler(9, seed=0, min_size=1).sample()
+            held = batch.obs if name is None else batch.obs[name]
+            np.testing.assert_array_equal(held, rows[batch.index] + 9)
+    says = (
+        "episode 0: obs: expected a list or an array of steps, or a spec that names a tuple's parts, got a tuple of 2"
+    )
+    check_refused(filled([{**rest, "obs": (rows, rows)}]), ValueError, says)
+
+
+def test_parts_are_named_and_left_out_as_those_of_spaces():
+    from gymnasium import spaces as gym
+
+    box = gym.Box(-1, 1, (2,))
+    space = gym.Dict([("a.b", box), (3, gym.Tuple([box, box])), ("none", gym.Box(0, 1, (0,))), ("said", gym.Text(2))])
+    rows = np.zeros((3, 2), np.float32)
+    seen = {"a.b": rows, 3: {0: rows, 1: rows}, "none": np.zeros((3, 0)), "said": np.array(["go"] * 3)}
+    episode = {"obs": seen, "action": np.zeros(2, np.int64), "reward": np.zeros(2), "terminated": True}
+    with mc.ReplayBuffer.from_episodes([episode]) as replay:
+        assert replay.spec.obs == mc.Spaces(space, gym.Discrete(2)).obs
 
 
 def test_observations_of_several_parts_come_from_arrays_and_from_files(tmp_path):
@@ -201,6 +245,7 @@ def filled(source, spec=None, **options):
     return lambda: mc.ReplayBuffer.from_episodes(source, spec, **options)
 
 
+NAN = np.full((3, 2), complex(0, np.nan))
 NANS, ROW = np.full((3, 2), np.nan, np.float32), mc.TransitionSpec(mc.Field((2,)), mc.Field((), "int64"))
 MASKED = {"obs": {"place": np.zeros((2, 1)), "action_mask": np.array([[True, False], [True, True]])}}
 MASKED |= {"action": np.array([0]), "reward": np.zeros(1), "terminated": True}
@@ -215,6 +260,7 @@ BAD = [  # fields of an episode of two transitions
     ({"obs": np.zeros((3, 7))}, ValueError, "obs: expected float32 (2, 2), got shape (2, 7)"),
     ({"obs": {"x": np.zeros((3, 2))}}, TypeError, "obs: expected float32 (2,), got {'x': "),
     ({"obs": NANS}, ValueError, "obs: expected finite numbers, got nan"),
+    ({"action": NAN[:2, 0]}, TypeError, "action: expected int64 (2,), got dtype complex128"),
     ({"reward": NANS[:2, 0]}, ValueError, "reward: expected finite numbers, got nan"),
     ({"action": np.array([0.5, 1.0])}, TypeError, "action: expected int64 (2,), got dtype float64"),
     ({"terminated": np.array([True, False])}, ValueError, "terminated: expected True of the last transition alone"),
@@ -228,6 +274,7 @@ BAD = [  # fields of an episode of two transitions
     ),
 ]
 WITH_COST = mc.TransitionSpec(ROW.obs, ROW.action, {"cost": mc.Field()})
+COMPLEX = mc.TransitionSpec(mc.Field((2,), "complex128"), mc.Field((), "complex128"))
 REFUSED: dict[str, Refused] = {
     "action range": (
         filled(recorded(), action_space=ActionSpace()), ValueError,
@@ -238,6 +285,17 @@ REFUSED: dict[str, Refused] = {
         "episode 1: action: expected one that action_mask allows, got 1 at step 0",
     ),
     "extra": (filled(recorded(), WITH_COST), ValueError, "episode 0: cost: expected float32 () for each transition"),
+    "extra that is not finite": (
+        filled([{**episode, "cost": np.full(len(episode["action"]), np.nan)} for episode in recorded()], WITH_COST),
+        ValueError, "episode 0: cost: expected finite numbers, got nan in",
+    ),
+    **{
+        f"complex {name}": (
+            filled(with_one_bad(**{name: values}), COMPLEX), ValueError,
+            f"episode 3: {name}: expected finite numbers, got nanj in",
+        )
+        for name, values in {"obs": NAN, "action": NAN[:2, 0]}.items()
+    },
     "no episode": (filled([1]), TypeError, "episode 0: expected a dict of arrays or an episode of Minari, got 1"),
     "none": (filled([]), ValueError, "episodes: expected at least one, got none in []"),
     "source": (filled(3), TypeError, "episodes: expected the path of a .npz file, a Minari dataset or an iterable"),

@@ -22,9 +22,12 @@ from torch import nn
 import marlcore as mc
 from marlcore.__main__ import main
 from marlcore.algos import ALGORITHMS
+from marlcore.envs.agent_view import AgentView
 from marlcore.observations import in_form
-from marlcore.training.evaluation import LoadedPolicy
-from marlcore.training.loops import ActingModel, Normalizer
+from marlcore.training.config import AssignedPolicy
+from marlcore.training.evaluation import LoadedPolicy, save_policies
+from marlcore.training.loops import ActingModel, Normalizer, build_model
+from marlcore.training.record import checkpoint_path, save_checkpoint
 
 DOCS = (Path(__file__).parents[3] / "docs" / "training.md").read_text()
 LAYOUT = DOCS.partition("| key | what it is |")[2].partition("What evaluations keep")[0]
@@ -236,6 +239,52 @@ def test_a_program_acts_as_its_policy(kind: str, ending: str, tmp_path: Path, pr
         assert action.dtype == spaces.action_field.numpy
         exact = action.dtype.kind != "f"
         np.testing.assert_allclose(action, np.stack(expected), rtol=0 if exact else 1e-4, atol=0 if exact else 1e-4)
+
+
+PAIR_OF_BOXES = [gym.Box(-1, 1, (2,)), gym.Box(2, 3, (1,))]
+INSIDE = gym.Dict([("z", PAIR_OF_BOXES[0]), ("b", gym.Tuple(PAIR_OF_BOXES)), ("a", PAIR_OF_BOXES[1])])
+ODD_SPACES: dict[str, gym.Space] = {
+    "unsorted": gym.Dict([("observed", PAIR_OF_BOXES[0]), ("more", PAIR_OF_BOXES[1])]),
+    "tuple": gym.Tuple([gym.Discrete(4, start=-1), *PAIR_OF_BOXES, gym.MultiBinary(3)]),
+    "nested": gym.Dict([("y", gym.Tuple([INSIDE, gym.Box(0, 1, (0,))])), ("x", INSIDE), ("t", gym.Text(3))]),
+    "keys": gym.Dict([(key, BOX) for key in (10, 2, "a/c", "a.b", 1.5, "10 1", "class")]),
+    "joint": gym.Dict([("z", BOX), ("joint_observation", BOX), ("a", BOX)]),
+    "as critics see": gym.Dict([("observation", BOX), ("joint_observation", BOX)]),
+    "masked": gym.Dict([("z", PAIR_OF_BOXES[0]), ("action_mask", gym.MultiBinary(3)), ("a", PAIR_OF_BOXES[1])]),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "ending"),
+    long_but([*product(ODD_SPACES, [".pt"])], product(ODD_SPACES, FORMATS)),
+)
+def test_each_loader_and_program_acts_as_the_policy_that_was_saved(
+    name: str, ending: str, tmp_path: Path, program: Any
+) -> None:
+    space, config = ODD_SPACES[name], mc.Config()
+    spaces = AgentView.of("agent_0", space, gym.Discrete(3)).spaces
+    torch.manual_seed(0)
+    assigned = AssignedPolicy("agent_0", ("agent_0",), spaces, mc.DQN(hidden=(16, 16)))
+    model = build_model(assigned, config)
+    for parameter in model.acting.parameters():
+        nn.init.normal_(parameter)  # so that every part of an observation matters
+    (tmp_path / "checkpoints").mkdir()
+    save_policies(tmp_path, print, (assigned,), config)
+    save_checkpoint(checkpoint_path(tmp_path, "agent_0"), {"acting": model.acting.state_dict(), "version": 1})
+    saved = LoadedPolicy(assigned.algorithm, model.acting, spaces, "repeat", {})
+    loaded = [mc.load_policy(tmp_path, "agent_0", weights_only=alone) for alone in (False, True)]
+    run = FORMATS[ending](tmp_path / f"p{ending}", loaded[1].export(tmp_path / f"p{ending}"), program)
+    space.seed(0)
+    for _ in range(50):
+        obs = space.sample()
+        if spaces.masked:
+            obs["action_mask"][0] = 1
+        action = saved.act(obs)
+        assert [policy.act(obs) for policy in loaded] == [action, action]
+        values = {part.name: np.asarray(part.of(obs))[None] for part in spaces.parts}
+        inputs = {"obs" if key == "observation" else f"obs_{key}": value for key, value in values.items()}
+        inputs |= {"action_mask": obs["action_mask"][None].astype(bool)} if spaces.masked else {}
+        assert run(inputs)["action"].tolist() == [action]
 
 
 def needs_onnx(*further: str) -> None:

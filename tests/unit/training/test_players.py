@@ -33,6 +33,24 @@ def player_of(spaces: mc.Spaces, action: Any) -> PolicyPlayer:
     return PolicyPlayer(policy, spaces, 2, "repeat")
 
 
+@pytest.mark.parametrize(
+    ("space", "bad"),
+    [
+        (gym.Discrete(3, start=1), 3),
+        (gym.Discrete(3), -1),
+        (gym.MultiDiscrete([3, 2]), [0, 2]),
+        (gym.MultiBinary(2), [0, 2]),
+        (gym.Box(-1, 1, (2,)), [0, 1.5]),
+    ],
+)
+def test_an_action_outside_its_space_is_refused(space: gym.Space, bad: Any) -> None:
+    actions = np.array([np.zeros_like(bad), bad], space.dtype)
+    got = actions[1] + getattr(space, "start", 0)
+    says = f"action of the algorithm: expected one of {space}, got {got.tolist()}"
+    choose = player_of(mc.Spaces(gym.Box(-1, 1, (1,)), space), actions).choose
+    check_refused(lambda: choose(np.zeros((2, 1), np.float32), slice(None), np.ones(2, bool)), ValueError, says)
+
+
 def act(bad: float) -> None:
     spaces = mc.Spaces(gym.Box(-1, 1, (1,)), gym.Box(-np.inf, np.inf, (2,)))
     player = player_of(spaces, np.array([[0, 1], [0, bad]], np.float32))
@@ -70,6 +88,12 @@ WRONG_SHAPE, WRONG_DTYPE = torch.zeros(2, 7), torch.zeros(2, 3, dtype=torch.comp
 SAYS: dict[str, Callable[[], object]] = {
     "obs: expected Discrete(4), got 9": lambda: loaded(mc.Spaces(gym.Discrete(4), gym.Discrete(3))).act(9),
     "obs: expected finite numbers, got nan in [0.0, nan]": lambda: loaded(PLAIN).act([0.0, np.nan]),
+    "obs: expected MultiBinary(2), got [0, 2]": lambda: loaded(mc.Spaces(gym.MultiBinary(2), gym.Discrete(3))).act(
+        [0, 2]
+    ),
+    "mask: expected None, since the policy learned without masks, got array": lambda: loaded(PLAIN).act(
+        NOISE, mask=MASK
+    ),
     "reward: expected finite numbers, got nan in [nan]": lambda: loaded(PLAIN).act(NOISE, reward=np.nan),
     "obs['target']: expected Discrete(4), got 9": lambda: loaded(MASKED).act(
         {"noise": NOISE, "target": 9, "action_mask": MASK}
@@ -186,7 +210,7 @@ class Counter:
 def test_each_copy_has_a_script_of_its_own(script: Any, first: int) -> None:
     observation = gym.Dict({"observation": gym.Box(-1, 1, (1,)), "joint_observation": gym.Box(-1, 1, (2,))})
     spaces = mc.Spaces(observation, gym.Discrete(20))
-    player = ScriptedPlayer("bot", script, spaces, 3)
+    player = ScriptedPlayer("bot", script, spaces, 3, mc.MAPPO())
 
     def choose(copies: list[int], begins: list[bool]) -> list[int]:
         rows = {name: np.zeros((len(copies), *field.shape), np.float32) for name, field in spaces.obs.items()}
