@@ -26,6 +26,7 @@ from marlcore.training.loops import (
     Policy,
     PolicyPlayer,
     ScriptedPlayer,
+    compared,
     play,
 )
 from marlcore.training.loops.episodes import t_975
@@ -354,6 +355,14 @@ def test_results_are_the_winners_or_the_signs_of_the_returns():
         player = ScriptedPlayer("still", lambda obs: 0, env.spaces[agent], 1)
         outcome = play(env, {agent: player}, 4, seed=0)
     assert outcome is not None and outcome.results[agent].tolist() == [1, 0, 1, -1]
+
+
+@pytest.mark.parametrize(
+    ("returns", "others", "expected"),
+    [(1.0, 1.0, 0), (1.0, 0.0, 1), (0.0, 1.0, -1), (-1.0, 0.0, -1), (0.1 + 0.2, 0.3, 0), (-2.0, -2.5, 1)],
+)
+def test_the_higher_return_wins(returns: float, others: float, expected: int) -> None:
+    assert compared(returns, others) == expected
 
 
 def test_the_same_weights_are_evaluated_once(run_dir):
