@@ -177,7 +177,17 @@ def _of_kind(kind: Any, words: list[str]) -> Any:
     (word,) = words
     if choices := _choices(kind):
         return choices[word]
-    return kind(word) if kind in (int, float) else word
+    return _whole(word) if kind is int else float(word) if kind is float else word
+
+
+def _whole(word: str) -> int:
+    """Raises ValueError: it is not whole, as 100000 and 1e5 are."""
+    try:
+        return int(word)
+    except ValueError:
+        if not (number := float(word)).is_integer():
+            raise
+        return int(number)
 
 
 def _expected(kind: Any) -> str:

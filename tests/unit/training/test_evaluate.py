@@ -374,6 +374,19 @@ def test_the_same_weights_are_evaluated_once(run_dir):
     assert kept_steps(run_dir, "both") == [0, 250]
 
 
+def test_evaluations_that_fell_due_and_were_never_made_are_counted(run_dir: Path) -> None:
+    """The one after the last step is one of them only where one is due just then."""
+    scene, skipped = Scene(run_dir), []
+    for step, final in [(50, False), (100, False), (350, False), (360, False), (400, True), (720, True)]:
+        scene.published.publish(1, step)
+        if final or scene.evaluator.due:
+            scene.now = step
+            assert scene.evaluator.evaluate(lambda: True, final)
+        skipped.append(scene.evaluator.skipped)
+        scene.at(step)
+    assert skipped == [0, 0, 0, 1, 1, 4]
+
+
 def test_an_evaluation_without_whole_weights_stays_due(run_dir):
     scene = Scene(run_dir)
     assert not scene.at(100) and scene.evaluator.due  # nothing was published yet
