@@ -40,9 +40,9 @@ class Rule(ABC):
 
 @dataclass(frozen=True)
 class Whole(Rule):
-    """An integer of Python or NumPy from `low` to `high`, or a float that is one, such as 1e5; the field holds Python's.
+    """An integer of Python or NumPy from `low` to `high`, or a whole float, such as 1e5.
 
-    JSON knows no other.
+    The field holds Python's integer, since JSON knows no other.
     """
 
     low: int
