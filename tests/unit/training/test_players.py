@@ -166,7 +166,7 @@ def test_a_batch_is_acted_on_as_each_of_it_alone(case: str) -> None:
         together.reset(ended) if step else None
         for policy in (own for own, over in zip(alone, ended, strict=True) if over):
             policy.reset()
-        obs, rewards = [seen.sample() for _ in alone], rng.normal(size=3)
+        obs, rewards = [seen.sample() for _ in alone], rng.normal(scale=20, size=3)
         masks = rng.random((3, spaces.choices)) < 0.6 if spaces.masked else [None] * 3
         if spaces.masked:
             masks[:, -1] = masks[:, 0] = True
