@@ -181,13 +181,8 @@ def _of_kind(kind: Any, words: list[str]) -> Any:
 
 
 def _whole(word: str) -> int:
-    """Raises ValueError: it is not whole, as 100000 and 1e5 are."""
-    try:
-        return int(word)
-    except ValueError:
-        if not (number := float(word)).is_integer():
-            raise
-        return int(number)
+    number = float(word)
+    return int(number) if "e" in word.lower() and number.is_integer() else int(word)
 
 
 def _expected(kind: Any) -> str:

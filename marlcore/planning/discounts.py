@@ -38,9 +38,7 @@ class Discount(Declared):
         return 1.0 if self.gamma is None else math.pow(self.gamma, duration)
 
 
-def discounted_rows(
-    tabulate: Tabulate, durations: Durations | None, *discounts: Discount, sums: str = "float64"
-) -> list[Rows]:
+def discounted_rows(tabulate: Tabulate, durations: Durations | None, *discounts: Discount) -> list[Rows]:
     """The graph as kernels see it, with each of these discounts; durations are evaluated if one depends on them."""
     graph = tabulate.graph
     if graph.probability is None:
@@ -51,8 +49,7 @@ def discounted_rows(
     arrays = graph.row_start, graph.profile, graph.start, graph.successor, graph.probability
     # `math` computes the factors: NumPy's powers may differ from it in the last bit.
     factors = [np.array([discount.over(duration) for duration in lasting]) for discount in discounts]
-    kept = np.empty(0, "uint16" if sums == "float16" else sums)
-    return [Rows(*arrays, discount, int(len(discount) > 1), graph.profiles, kept) for discount in factors]
+    return [Rows(*arrays, discount, int(len(discount) > 1), graph.profiles) for discount in factors]
 
 
 def _durations(durations: Durations, graph: Graph, numbers: Numbers) -> NDArray[np.float64]:

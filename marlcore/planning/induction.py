@@ -86,7 +86,7 @@ def backward_induction(
     Choice(DTYPES[::2]).checked("sums", sums)
     threads = count_workers(workers)
     tabulate = Tabulate(graph, threads)
-    [rows] = discounted_rows(tabulate, durations, Discount(gamma, rho), sums=sums)
+    [rows] = discounted_rows(tabulate, durations, Discount(gamma, rho))
     acting = np.diff(graph.row_start) > 0
     tables = {agent: tabulate_goals(tabulate, goals, agent, acting) for agent in chosen}
     beliefs = {agent: tabulate_belief(tabulate, agent, robots, optimistic, believed, acting) for agent in chosen}
@@ -97,7 +97,9 @@ def backward_induction(
         """All agents' values and policies in some states."""
         for agent, belief in beliefs.items():
             its, width = policies[agent], len(tables[agent].goals)
-            scratch = Scratch(*(np.empty(shape) for shape in ((actions, width), width, width, actions, actions)))
+            total = np.empty(width, np.float32 if sums == "float16" else np.float64)
+            q, extreme, mass, chosen = (np.empty(shape) for shape in ((actions, width), width, actions, actions))
+            scratch = Scratch(q, total, extreme, mass, chosen)
             arrays = its.flags, its.stored, its.policy
             stuck = induce(rows, belief, actions**agent, float(beta), *arrays, numbers, scratch)
             if stuck >= 0:

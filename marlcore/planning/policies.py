@@ -23,8 +23,8 @@ class AgentPolicies(GoalTable):
     Attributes:
         goals: the goals, in the order of the second axis.
         values: [states, goals], float64, float32 or float16: the discounted probability of achieving the goal.
-        policy: [states, goals, actions], float64 or float32. Zero in terminal states, and where
-            a goal is not on offer.
+        policy: [states, goals, actions], float64 or float32. Zero in terminal states, and where a goal is not on
+            offer.
         flags: uint8 [states, goals]; `offered` and `achieved` read them.
         weight: float64 [states, goals] or [1, goals].
     """

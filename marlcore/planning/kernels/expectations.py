@@ -11,7 +11,6 @@ does, to the last bit, for the numbers from 0 to 65504; other dtypes pass unchan
 import math
 from typing import Any, NamedTuple
 
-import numpy as np
 from numba.core import types
 from numba.extending import overload
 
@@ -38,7 +37,6 @@ class Rows(NamedTuple):
     discount: Any  # float64 [outcomes], or [1] if all are equal
     stride: int  # of discounts: 1, or 0 if all are equal
     profiles: int  # how many there are
-    sums: Any  # [0], of the dtype in which sums are kept: float64, or uint16 for float16
 
 
 def wide(value):
@@ -61,39 +59,28 @@ def _wide(value):
 @overload(narrow, inline="always")
 def _narrow(values, value):
     if isinstance(values.dtype, types.Integer):
-
-        def half(values, value):
-            if value < LEAST_NORMAL:
-                return bits_of(value + SUBNORMAL) & 0x7FF
-            bits = bits_of(value)
-            return ((bits + HALF + ((bits & EVEN) >> DROPPED)) >> DROPPED) - REBIAS
-
-        return half
+        return lambda values, value: half_bits(value)
     return lambda values, value: value
 
 
-def kept(sums, value):
-    """A term or a sum as the dtype of `sums` holds it."""
+def kept(total, value):
+    """A term or a sum as float16 holds it where `total` is float32, in which NumPy adds the products of float16."""
     raise NotImplementedError("only kernels call it")
 
 
 @overload(kept, inline="always")
-def _kept(sums, value):
-    if isinstance(sums.dtype, types.Integer):
-        return lambda sums, value: wide(narrow(sums, value))
-    return lambda sums, value: value
+def _kept(total, value):
+    if total.dtype == types.float32:
+        return lambda total, value: wide(half_bits(float(value)))
+    return lambda total, value: value
 
 
-def added(sums, value):
-    """A sum as NumPy keeps it while it adds the products of two arrays: of float16 as float32."""
-    raise NotImplementedError("only kernels call it")
-
-
-@overload(added, inline="always")
-def _added(sums, value):
-    if isinstance(sums.dtype, types.Integer):
-        return lambda sums, value: float(np.float32(value))
-    return lambda sums, value: value
+@inlined
+def half_bits(value):
+    if value < LEAST_NORMAL:
+        return bits_of(value + SUBNORMAL) & 0x7FF
+    bits = bits_of(value)
+    return ((bits + HALF + ((bits & EVEN) >> DROPPED)) >> DROPPED) - REBIAS
 
 
 @inlined
@@ -128,10 +115,9 @@ def expect(rows, row, flags, values, total):
         successor = rows.successor[outcome]
         for goal in range(len(total)):
             achieved = flags[successor, goal] & ACHIEVED
-            gained = p * (1.0 if achieved else discount * wide(values[successor, goal]))
-            total[goal] = added(rows.sums, total[goal] + gained)
+            total[goal] += p * (1.0 if achieved else discount * wide(values[successor, goal]))
     for goal in range(len(total)):
-        total[goal] = kept(rows.sums, total[goal])
+        total[goal] = kept(total, total[goal])
 
 
 @inlined

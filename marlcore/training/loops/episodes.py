@@ -204,7 +204,8 @@ class _Episodes:
         winners, own = self._winners[agent], self._returns[agent]
         others = [returns for other, returns in self._returns.items() if other != agent] or [np.zeros_like(own)]
         by_return = compared(own, np.max(others, axis=0))
-        return np.where(np.isnan(winners), by_return, np.sign(winners)).astype(np.int64)
+        results: NDArray[np.float64] = np.where(np.isnan(winners), by_return, np.sign(winners))
+        return results.astype(np.int64)
 
 
 def compared(returns: Any, others: Any) -> Any:
