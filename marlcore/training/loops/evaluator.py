@@ -1,4 +1,4 @@
-"""The evaluator's loop: at intervals, greedy episodes with the newest weights; actors and learners know nothing of it.
+"""The evaluator's loop: at intervals, greedy episodes with the newest weights.
 
 An evaluation never changes its weights midway, and the same weights are not evaluated twice.
 """

@@ -186,7 +186,13 @@ def test_the_size_of_a_batch_with_memory_may_change_at_a_reset_only() -> None:
     assert policy.act(NOISE) in range(3)
 
 
-def test_a_loaded_policy_acts_with_the_runs_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+def play(policy: LoadedPolicy, obs: Any) -> None:
+    """As evaluations do."""
+    policy.player(1).choose(obs[None], slice(None), np.ones(1, np.bool_))
+
+
+@pytest.mark.parametrize("acts", [LoadedPolicy.act, play])
+def test_a_loaded_policy_acts_with_the_runs_threads(monkeypatch: pytest.MonkeyPatch, acts: Any) -> None:
     """And gives the program its own number back, whatever the algorithm does."""
     threads = []
 
@@ -200,7 +206,7 @@ def test_a_loaded_policy_acts_with_the_runs_threads(monkeypatch: pytest.MonkeyPa
     for own in (1, 2):
         threads[:] = [7]
         with pytest.raises(OSError):
-            LoadedPolicy(algorithm, ActingModel(torch.nn.Identity(), None), PLAIN, "repeat", {}, own).act(NOISE)
+            acts(LoadedPolicy(algorithm, ActingModel(torch.nn.Identity(), None), PLAIN, "repeat", {}, own), NOISE)
         assert threads == [7, own, own, 7]
 
 
