@@ -30,7 +30,7 @@ def mean_return(trial: optuna.Trial, steps: int) -> float:
         seed=trial.number,
         mode="serial",
         run_dir=f"runs/study/trial-{trial.number}",
-        evaluation=mc.EvaluationConfig(interval=steps // 5, episodes=5),
+        evaluation=mc.EvaluationConfig(interval=steps // 5, episodes=5, wait=True),
     )
     result = mc.train("gymnasium:CartPole-v1", algorithm, config, progress=False, callback=Reports(trial))
     return result.returns["agent_0"]

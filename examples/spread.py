@@ -27,7 +27,7 @@ def main() -> None:
     for name in options.algorithms:
         env, algorithm, config = mc.preset(f"simple-spread-{name}")
         steps = options.steps * (AGENTS if config.policies else 1)  # a team's step is one of the environment
-        evaluation = mc.EvaluationConfig(interval=steps // 5)
+        evaluation = mc.EvaluationConfig(interval=steps // 5, wait=True)
         config = replace(config, total_steps=steps, seed=options.seed, evaluation=evaluation)
         began = time.monotonic()
         result = mc.train(env, algorithm, config, progress=False)

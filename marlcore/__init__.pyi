@@ -101,6 +101,7 @@ from .training import start as start
 from .training import train as train
 from .training import train_offline as train_offline
 from .training import train_population as train_population
+from .training import train_seeds as train_seeds
 
 # isort: split
 # Many machines

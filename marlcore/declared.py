@@ -40,12 +40,17 @@ class Rule(ABC):
 
 @dataclass(frozen=True)
 class Whole(Rule):
-    """An integer of Python or NumPy from `low` to `high`; the field holds Python's, since JSON knows no other."""
+    """An integer of Python or NumPy from `low` to `high`, or a whole float, such as 1e5.
+
+    The field holds Python's integer, since JSON knows no other.
+    """
 
     low: int
     high: int | None = None
 
     def checked(self, label: str, value: Any) -> int:
+        if isinstance(value, (float, np.floating)) and value.is_integer():
+            value = int(value)
         check_whole(label, value, self.low, self.high)
         return int(value)
 

@@ -177,7 +177,12 @@ def _of_kind(kind: Any, words: list[str]) -> Any:
     (word,) = words
     if choices := _choices(kind):
         return choices[word]
-    return kind(word) if kind in (int, float) else word
+    return _whole(word) if kind is int else float(word) if kind is float else word
+
+
+def _whole(word: str) -> int:
+    number = float(word)
+    return int(number) if "e" in word.lower() and number.is_integer() else int(word)
 
 
 def _expected(kind: Any) -> str:

@@ -8,7 +8,6 @@ Differences from EMPO:
 - Where not all profiles are possible, an agent expects the possible ones; EMPO indexes its lists by profile, and fails.
 - Results are the same for any number of workers. A worker's exception is raised, never swallowed.
 - `prior.values` and its parts are read-only mappings, which look a number up when it is asked for.
-- `use_float16` also stores policies as float32; they are returned as float64 that sum to 1.
 - Arrays in shared memory need neither slices nor pauses, so keywords about these are checked and have no effect.
 """
 
@@ -91,7 +90,8 @@ def compute_human_policy_prior(
         level_fct: see `marlcore.planning.build_graph`.
         return_Vh: also return the values, by state, agent and goal.
         optimistic: expect the best of the robots instead of the worst.
-        use_float16: store values as float16 instead of float64.
+        use_float16: round the transitions' probabilities to float16 and, where nothing is discounted, sums too, as
+            NumPy 2 does in EMPO. Values are stored as float16 in any case, and policies as float64.
         progress_callback: called with (states done, all states).
         return_attainment_cache: also return an `AttainmentCache`, or None without `use_attainment_cache`.
         archive_dir: a directory, made if need be, where `vh_values.pkl` gets the values by level, in the format of
@@ -122,20 +122,30 @@ def compute_human_policy_prior(
     if archive_dir is not None:
         Path(archive_dir).mkdir(parents=True, exist_ok=True)
 
+    undiscounted = gamma_h in (None, 1.0) and rho_h in (None, 0.0)
+
+    def rounded(probability: Any) -> NDArray[np.float64]:
+        return np.asarray(probability, np.float16 if use_float16 else None).astype(np.float64)
+
     def durations(state: Any, profile: tuple[int, ...], outcomes: list[tuple[float, Any]]) -> Any:
-        return world_model.transition_durations(state, [*profile], outcomes)
+        probability = rounded([p for p, _ in outcomes]).tolist()
+        successors = [successor for _, successor in outcomes]
+        return world_model.transition_durations(state, [*profile], [*zip(probability, successors, strict=True)])
 
     with build_graph(
         world_model, workers=workers, progress=not quiet, level_fct=level_fct,
         min_free_memory_fraction=min_free_memory_fraction,
     ) as graph:  # fmt: skip
         humans = [int(agent) for agent in human_agent_indices]
+        if graph.probability is not None:
+            graph.probability = rounded(graph.probability)
         with backward_induction(
             graph, generator.generate, humans,
             robots=[agent for agent in range(graph.agents) if agent not in humans],
             optimistic=optimistic, believed=believed_others_policy, beta=beta_h, gamma=gamma_h, rho=rho_h,
             durations=durations if hasattr(world_model, "transition_durations") else None,
-            dtype="float16" if use_float16 else "float64", workers=workers, progress=progress_callback,
+            dtype="float16", policy_dtype="float64", sums="float16" if use_float16 and undiscounted else "float64",
+            workers=workers, progress=progress_callback,
         ) as policies:  # fmt: skip
             arrays = {agent: policies[agent] for agent in humans}  # they keep the memory, without its name
         acting = np.diff(graph.row_start) > 0
@@ -306,8 +316,7 @@ class _ByGoal(Mapping[Goal, Any]):
             raise KeyError(goal)
         if self.wants_values:
             return float(self.its.values[self.state, i])
-        policy = self.its.policy[self.state, i].astype(np.float64)
-        return policy if self.its.policy.dtype == np.float64 else policy / policy.sum()
+        return self.its.policy[self.state, i].copy()
 
     def __iter__(self) -> Iterator[Goal]:
         return (self.its.goals[i] for i in self.its.on_offer(self.state))

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from ..checks import brief
-from ..declared import Number
+from ..declared import Choice, Number
 from .batches import count_workers
 from .beliefs import Believed, tabulate_belief
 from .discounts import Discount, Durations, discounted_rows
@@ -33,6 +33,8 @@ def backward_induction(
     rho: float | None = None,
     durations: Durations | None = None,
     dtype: str = "float64",
+    policy_dtype: str | None = None,
+    sums: str = "float64",
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> Policies:
@@ -59,7 +61,9 @@ def backward_induction(
         beta: at least 0; infinity takes the best action, or each of the best ones equally often.
         gamma, rho: the discount of a duration of 1, or its rate -ln(gamma); by default none.
         durations: (state, profile, [(probability, successor), ...]) -> the duration of each outcome; by default 1.
-        dtype: of the stored values: float64, float32 or float16; the arithmetic is that of float64.
+        dtype: of the stored values: float64, float32 or float16.
+        policy_dtype: of the stored policies: float64 or float32; by default float64, or float32 with narrower values.
+        sums: the dtype in which Q is summed: float64, or float16 as NumPy sums arrays of float16.
         workers: threads that share large levels, and processes that evaluate slow functions; by default one for each
             processor. Functions that cannot be pickled stay in this process.
         progress: called with (states done, all states).
@@ -77,6 +81,9 @@ def backward_induction(
     beta = BETA.checked("beta", beta)
     if dtype not in DTYPES:
         raise ValueError(f"dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}")
+    policy_dtype = policy_dtype or ("float64" if dtype == "float64" else "float32")
+    Choice(DTYPES[:2]).checked("policy_dtype", policy_dtype)
+    Choice(DTYPES[::2]).checked("sums", sums)
     threads = count_workers(workers)
     tabulate = Tabulate(graph, threads)
     [rows] = discounted_rows(tabulate, durations, Discount(gamma, rho))
@@ -84,13 +91,15 @@ def backward_induction(
     tables = {agent: tabulate_goals(tabulate, goals, agent, acting) for agent in chosen}
     beliefs = {agent: tabulate_belief(tabulate, agent, robots, optimistic, believed, acting) for agent in chosen}
     actions = graph.actions
-    policies = Policies.create(tables, actions, dtype)
+    policies = Policies.create(tables, actions, dtype, policy_dtype)
 
     def step(numbers: Numbers) -> None:
         """All agents' values and policies in some states."""
         for agent, belief in beliefs.items():
             its, width = policies[agent], len(tables[agent].goals)
-            scratch = Scratch(*(np.empty(shape) for shape in ((actions, width), width, width, actions, actions)))
+            total = np.empty(width, np.float32 if sums == "float16" else np.float64)
+            q, extreme, mass, chosen = (np.empty(shape) for shape in ((actions, width), width, actions, actions))
+            scratch = Scratch(q, total, extreme, mass, chosen)
             arrays = its.flags, its.stored, its.policy
             stuck = induce(rows, belief, actions**agent, float(beta), *arrays, numbers, scratch)
             if stuck >= 0:

@@ -23,8 +23,8 @@ class AgentPolicies(GoalTable):
     Attributes:
         goals: the goals, in the order of the second axis.
         values: [states, goals], float64, float32 or float16: the discounted probability of achieving the goal.
-        policy: [states, goals, actions], float64, or float32 with narrower values. Zero in terminal states, and where
-            a goal is not on offer.
+        policy: [states, goals, actions], float64 or float32. Zero in terminal states, and where a goal is not on
+            offer.
         flags: uint8 [states, goals]; `offered` and `achieved` read them.
         weight: float64 [states, goals] or [1, goals].
     """
@@ -85,13 +85,13 @@ class Policies(Shared):
         self._goals: dict[int, list[Goal]] | None = None
 
     @classmethod
-    def create(cls, tables: Mapping[int, GoalTable], actions: int, dtype: str) -> Policies:
+    def create(cls, tables: Mapping[int, GoalTable], actions: int, dtype: str, policy_dtype: str) -> Policies:
         """Zeroed values and policies for these agents' goals."""
         goals = {agent: table.goals for agent, table in tables.items()}
         content = pickled(goals, "goals: expected something that can be pickled, got {}")
         about = {
             "kind": cls.kind, "agents": [*tables], "states": len(next(iter(tables.values())).flags),
-            "actions": actions, "dtype": dtype, "goals": [*map(len, goals.values())],
+            "actions": actions, "dtype": dtype, "policy_dtype": policy_dtype, "goals": [*map(len, goals.values())],
             "weight_rows": [len(table.weight) for table in tables.values()], "pickled": len(content),
         }  # fmt: skip
         policies = cls(Segment.create("policies", about, nbytes_of(_shapes(about))))
@@ -126,7 +126,7 @@ def _shapes(about: Mapping[str, Any]) -> Shapes:
     shapes: dict[Any, tuple[str, tuple[int, ...]]] = {}
     for agent, goals, weight_rows in zip(about["agents"], about["goals"], about["weight_rows"], strict=True):
         shapes[agent, "values"] = dtype, (states, goals)
-        shapes[agent, "policy"] = "float64" if dtype == "float64" else "float32", (states, goals, actions)
+        shapes[agent, "policy"] = about["policy_dtype"], (states, goals, actions)
         shapes[agent, "flags"] = "uint8", (states, goals)
         shapes[agent, "weight"] = "float64", (weight_rows, goals)
     return {**shapes, "pickled": ("uint8", (about["pickled"],))}

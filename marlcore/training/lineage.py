@@ -44,6 +44,7 @@ class Lineage:
     config: PopulationConfig
     total_steps: int  # of each member that is not left behind
     kin: list[Kin]
+    seed: int  # of the members' decisions
     rows: list[dict[str, Any]] = field(default_factory=list)  # of the table, one for each segment that has ended
 
     @classmethod
@@ -54,10 +55,10 @@ class Lineage:
         generator = np.random.default_rng(seed)
         drawn = [{name: source.draw(generator) for name, source in config.settings.items()} for _ in range(config.size)]
         first = total_steps if config.method == "random" else min(config.interval, total_steps)
-        return cls(folder, config, total_steps, [Kin(settings, first) for settings in drawn])
+        return cls(folder, config, total_steps, [Kin(settings, first) for settings in drawn], seed)
 
     @classmethod
-    def read(cls, folder: Path, config: PopulationConfig, total_steps: int) -> Lineage:
+    def read(cls, folder: Path, config: PopulationConfig, total_steps: int, seed: int) -> Lineage:
         """The population of a folder. Raises ValueError: there is none, or it was begun with other settings."""
         try:
             saved = read_json(folder / STATE)
@@ -71,7 +72,7 @@ class Lineage:
             raise ValueError(f"{expected}, got {str(folder)!r} ({error})") from None
         for own in kin:
             own.settings = {name: tuple(v) if isinstance(v, list) else v for name, v in own.settings.items()}
-        return cls(folder, config, total_steps, kin, rows)
+        return cls(folder, config, total_steps, kin, seed, rows)
 
     def write(self) -> None:
         """Replaces the file that `read` reads, and then the table."""
@@ -128,7 +129,7 @@ class Lineage:
 
     def generator_of(self, member: int) -> np.random.Generator:
         """Of a member's next decision; a population that is resumed decides the same."""
-        return np.random.default_rng([len(self.rows), member, self.config.size])
+        return np.random.default_rng([self.seed, len(self.rows), member])
 
 
 def _fixed(config: PopulationConfig, total_steps: int) -> dict[str, Any]:
@@ -149,14 +150,13 @@ def _plain(value: Any) -> Any:
 def parent_of(member: int, scores: Mapping[int, float], share: float, generator: np.random.Generator) -> int | None:
     """Truncation selection: the member of the highest share that one of the lowest share copies; None for others.
 
-    A member that diverged copies one of the highest share in any case, at least the best.
+    A share has at least one member. A member that diverged copies one of the highest share in any case.
     """
     ranked = sorted(scores, key=scores.__getitem__)
-    count = int(share * len(ranked))
-    lost = scores.get(member) == LOST
-    if member not in ranked[:count] and not lost:
+    count = max(1, int(share * len(ranked)))
+    if member not in ranked[:count] and scores.get(member) != LOST:
         return None
-    top = ranked[-max(count, 1) :]
+    top = ranked[-count:]
     better = [other for other in top if scores[other] > scores[member]]
     return int(generator.choice(better)) if better else None
 

@@ -95,7 +95,7 @@ def work_population(
             if resume is None:
                 lineage = Lineage.begun(folder, population, config.total_steps, config.seed)
             else:
-                lineage = Lineage.read(folder, population, config.total_steps)
+                lineage = Lineage.read(folder, population, config.total_steps, config.seed)
             members = _Members(request, config, lineage, policies)
             members.resume()
             if not members.waiting:
@@ -224,8 +224,9 @@ class _Members:
         lineage, own, run_dir = self.lineage, self.lineage.kin[member], self.run_dir(member)
         begun = (run_dir / "config.json").exists()
         config, algorithm = _with(self.request, own.settings)
-        seed = config.seed + member + len(lineage.kin) * sum(row["member"] == member for row in lineage.rows)
-        config = replace(config, run_dir=str(run_dir), total_steps=own.target, seed=seed % 2**63)
+        segment = sum(row["member"] == member for row in lineage.rows)
+        seed = int(np.random.SeedSequence([config.seed, member, segment]).generate_state(1)[0])
+        config = replace(config, run_dir=str(run_dir), total_steps=own.target, seed=seed)
         asked = replace(self.request, config=config, algorithm=algorithm, progress=False)
         if begun:
             asked = replace(asked, resume=run_dir, init_from=links_to_take(run_dir, self.policies, own.copied) or None)

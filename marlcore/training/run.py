@@ -18,7 +18,7 @@ from ..checks import check_timeout
 from ..errors import SegmentNotFound, TimedOut
 from ..processes import Children
 from .evaluation import LoadedPolicy, SavedRun, published_policy
-from .record import RemoteCopy, Status, Table, each_metric, final_returns, plot_run
+from .record import SKIPPED, RemoteCopy, Status, Table, each_metric, final_returns, plot_run
 from .run_input import RunInput, warn_of_few_samples
 from .self_play import plot_payoff
 from .session import Session
@@ -173,6 +173,11 @@ def _result(session: Session) -> Result:
     config, policies = session.input.config, session.input.policies
     status, run_dir = session.monitor.status, session.directory.path
     warn_of_few_samples(session.input, status.steps, status.updates)
+    if skipped := int(status.metrics.get(("", SKIPPED), 0)):
+        log.warning(
+            "evaluation: %d that fell due every %d steps were skipped, since training did not wait for them; "
+            "evaluation.wait makes it wait", skipped, config.evaluation.interval,
+        )  # fmt: skip
     metrics = run_dir / "metrics.csv"
     algorithms = ", ".join(dict.fromkeys(type(policy.algorithm).__name__ for policy in policies))
     title = f"{session.described['env']}, {algorithms}, seed {config.seed}"

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing import current_process
 from pathlib import Path
 from typing import Any
 
@@ -251,6 +252,39 @@ def start(tmp_path: Path) -> Iterator[Callable[..., mc.Run]]:
 def newest(run: mc.Run) -> int:
     steps = [path.name.split(".")[1] for path in (run.run_dir / "checkpoints").glob(f"{AGENT}.*.pt")]
     return max((int(step) for step in steps if step.isdecimal()), default=-1)
+
+
+class Lagging(Corridor):
+    """In the evaluator an evaluation ends once so many more are due, or all steps are taken."""
+
+    lag = 2
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        if seed is not None:  # an evaluation begins
+            self.until = (mc.run_step().step // 250 + self.lag) * 250
+        return super().reset(seed=seed)
+
+    def step(self, action: int) -> Any:
+        while current_process().name == EVALUATOR and mc.run_step().step < min(self.until, 1_200):
+            time.sleep(0.01)
+        return super().step(action)
+
+
+class Punctual(Lagging):
+    lag = 1
+
+
+@LONG
+@pytest.mark.parametrize("env_fn", [Lagging, Punctual])
+def test_each_evaluation_that_falls_due_is_made_or_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, env_fn: Any
+) -> None:
+    """With `wait` all are made, while the training goes on to the next one that is due."""
+    wait = env_fn is Punctual
+    path = train(tmp_path, env_fn, DQN, mode="async", evaluation={"interval": 250, "wait": wait}).run_dir
+    made, skipped = len(evaluations(path)), evaluations(path, "eval_skipped")[-1][1]
+    assert made + skipped == 5 and (skipped == 0) == wait
+    assert (f"evaluation: {skipped:g} that fell due every 250 steps were skipped" in caplog.text) == (not wait)
 
 
 @LONG

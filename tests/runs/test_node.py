@@ -94,6 +94,18 @@ def test_a_successor_takes_the_steps_that_are_left(stack: ExitStack) -> None:
 
 
 @pytest.mark.long
+def test_a_nodes_actors_wait_for_an_evaluation_that_is_due(stack: ExitStack) -> None:
+    """Two actors with two copies each take a round more at most."""
+    scene = Scene(stack, evaluation=mc.EvaluationConfig(interval=60, wait=True))
+    node = scene.node(100)
+    for steps in until(
+        lambda: held if min(held := [node.beat(Orders(100, 0)).steps for _ in range(50)]) >= 60 else None
+    ):
+        assert steps < 64
+    assert finished(node, Orders(100, 0, evaluated=60)).steps >= 100
+
+
+@pytest.mark.long
 def test_a_fenced_node_learns_of_it_and_its_rows_are_refused(stack: ExitStack) -> None:
     scene = Scene(stack)
     node = scene.node(10**6)

@@ -72,6 +72,17 @@ ALGORITHMS = [
 ]
 
 
+@LONG
+def test_updates_wait_for_evaluations_that_are_due(tmp_path: Path) -> None:
+    evaluation = {"interval": 100, "episodes": 2, "wait": True}
+    with filled(CARTPOLE) as data:
+        result = train(
+            tmp_path, data, mc.BC(), 450, mode="async", learner={"publish_interval": 5}, evaluation=evaluation
+        )
+    skipped = [metric.value for metric in read_metrics(result.run_dir / "metrics.csv") if metric.name == "eval_skipped"]
+    assert skipped == [0.0] * 5
+
+
 @pytest.mark.parametrize(("algorithm", "name"), ALGORITHMS, ids=lambda value: type(value).__name__)
 def test_every_off_policy_algorithm_learns_from_a_replay(tmp_path, algorithm, name):
     with filled(name, algorithm) as replay:

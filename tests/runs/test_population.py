@@ -99,6 +99,13 @@ def test_losers_take_weights_and_settings_of_winners(tmp_path: Path) -> None:
             assert float(after["algorithm.learning_rate"]) in map(pytest.approx, expected)
 
 
+def test_populations_of_neighbouring_seeds_share_no_run(tmp_path: Path) -> None:
+    both = [
+        train(tmp_path / str(seed), population(size=2, method="random"), seed=seed, total_steps=20) for seed in (0, 1)
+    ]
+    assert len({read_config(member.run_dir)["seed"] for members in both for member in members}) == 4
+
+
 def test_an_interval_as_long_as_the_run_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     train(tmp_path, population(size=2, interval=60), learner=STILL)
     assert "interval: no member looks at others before its 60 steps" in caplog.text

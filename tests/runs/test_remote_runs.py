@@ -14,7 +14,6 @@ from refused import check_refused
 from whole_runs import SMALL, changed, checkpoint, metrics_of, steps_of
 
 import marlcore as mc
-from marlcore.training import train_seeds
 from marlcore.training.record import RemoteCopy, described_run, fetch_run
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
@@ -159,7 +158,7 @@ REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
     "no run": (partial(train, resume="memory://x"), ValueError, "resume: expected the address of a run, got 'memory:"),
     "code": (lambda: described_run(ADDRESS), ValueError, "trust: expected trust=True or --trust for a run elsewhere"),
     "seeds": (
-        lambda: train_seeds(HUNT, "dqn", changed(SMALL, run_dir=ADDRESS), [0, 1]), ValueError,
+        lambda: mc.train_seeds(HUNT, "dqn", changed(SMALL, run_dir=ADDRESS), [0, 1]), ValueError,
         "run_dir: expected a directory of this machine for several seeds, got 'memory://bucket/demo'",
     ),
 }  # fmt: skip

@@ -114,7 +114,7 @@ mc.%s("treasure_hunt", "dqn", mc.Config()%s)
 """
 
 
-@pytest.mark.parametrize(("door", "more"), [("train", ""), ("start", ""), ("training.train_seeds", ", [1]")])
+@pytest.mark.parametrize(("door", "more"), [("train", ""), ("start", ""), ("train_seeds", ", [1]")])
 def test_the_fork_server_starts_before_this_process_imports(door: str, more: str) -> None:
     """So that both import at the same time; each import takes seconds."""
     code = FIRST_OF_ALL % (door, more)

@@ -16,7 +16,6 @@ from whole_runs import LONG, Runs, checkpoint, finished, marlcore, metrics_of, s
 
 import marlcore as mc
 from marlcore.processes import ForkServer, Metric
-from marlcore.training import train_seeds
 from marlcore.training.record import Progress, SharedProgress
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -35,7 +34,7 @@ def test_seeds_run_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
             servers.append(self)
 
     monkeypatch.setattr("marlcore.processes.children.ForkServer", Counted)
-    results = train_seeds(HUNT, "dqn", runs.configured(tmp_path), [3, 1, 2], parallel=2, progress=False)
+    results = mc.train_seeds(HUNT, "dqn", runs.configured(tmp_path), [3, 1, 2], parallel=2, progress=False)
     assert [result.run_dir.name for result in results] == ["seed-3", "seed-1", "seed-2"] and len(servers) == 1
     assert all(800 <= result.steps < 802 and min(result.updates.values()) > 10 for result in results)
     assert (tmp_path / "run" / "curves.png").read_bytes().startswith(b"\x89PNG")
@@ -48,7 +47,7 @@ def test_a_run_that_fails_stops_the_others(tmp_path: Path) -> None:
     once = mc.SupervisionConfig(max_restarts=0)
     config = runs.configured(tmp_path, total_steps=10**9, supervision=once)
     with pytest.raises(mc.WorkerFailed, match="the floor gave way"):
-        train_seeds(partial(Corridor, 1, collapse), "dqn", config, [0, 1], parallel=2, progress=False)
+        mc.train_seeds(partial(Corridor, 1, collapse), "dqn", config, [0, 1], parallel=2, progress=False)
 
 
 @LONG
@@ -77,7 +76,7 @@ def test_serial_seeds_work_in_the_main_thread(tmp_path: Path) -> None:
     before = signal.getsignal(signal.SIGUSR2)
     config = runs.configured(tmp_path, mode="serial", total_steps=100)
     try:
-        results = train_seeds(InTheMainThread, "dqn", config, [0, 1], progress=False)
+        results = mc.train_seeds(InTheMainThread, "dqn", config, [0, 1], progress=False)
     finally:
         signal.signal(signal.SIGUSR2, before)
     assert [result.steps for result in results] == [100, 100]
@@ -107,7 +106,7 @@ def test_a_signal_after_a_failure_waits_for_no_other_seed(tmp_path: Path, monkey
 
     monkeypatch.setattr("marlcore.training.several.Run", Half)
     with pytest.raises(KeyError, match="mine"):
-        train_seeds(HUNT, "dqn", runs.configured(tmp_path), [0, 1], parallel=2, progress=False)
+        mc.train_seeds(HUNT, "dqn", runs.configured(tmp_path), [0, 1], parallel=2, progress=False)
     assert len(made) == 2
 
 

@@ -7,6 +7,8 @@ Python's `sum` is not used: since 3.12 it compensates for rounding.
 from itertools import product
 from math import exp, log
 
+import numpy as np
+
 
 class Induction:
     """Values and policies by agent, goal number and state number: `values[agent][goal][i]`, `policies[agent][goal][i]`.
@@ -20,13 +22,15 @@ class Induction:
             act at random.
         discount: discount(state, profile, [(probability, successor)]) -> a factor for each outcome.
         store: what storing a value does to it, such as rounding to float16.
+        half: sums are those of NumPy's float16.
     """
 
     def __init__(self, states, transitions, agents, n, goals, *, robots=(), optimistic=False, offered=None,
-                 believed=None, beta=10.0, gamma=1.0, discount=None, store=float):  # fmt: skip
+                 believed=None, beta=10.0, gamma=1.0, discount=None, store=float, half=False):  # fmt: skip
         self.states, self.n, self.agents = states, n, agents
         self.rows = [{profile: (p, successors) for profile, p, successors in of_state} for of_state in transitions]
-        self.robots, self.optimistic, self.beta, self.store = robots, optimistic, beta, store
+        self.robots, self.optimistic, self.beta, self.store, self.half = robots, optimistic, beta, store, half
+        self.kept = rounded if half else float
         self.believed = believed or self._at_random
         self.discount = discount or (lambda state, profile, outcomes: [gamma] * len(outcomes))
         self.values, self.policies, self.achieved = {}, {}, {}
@@ -74,7 +78,8 @@ class Induction:
                 missing = True
                 continue
             mass += p
-            total += p * (max(expectations) if self.optimistic else min(expectations))
+            best = max(expectations) if self.optimistic else min(expectations)
+            total = self.kept(total + self.kept(self.kept(p) * best))
         if not mass > 0.0:
             return None
         return total / mass if missing else total
@@ -83,10 +88,18 @@ class Induction:
         probabilities, successors = self.rows[i][profile]
         outcomes = [(p, self.states[j]) for p, j in zip(probabilities, successors, strict=True)]
         factors = self.discount(self.states[i], profile, outcomes)
+        gains = [1.0 if achieved[j] else factor * values[j] for j, factor in zip(successors, factors, strict=True)]
+        if self.half:
+            return float(np.dot(np.array(probabilities, np.float16), np.array(gains, np.float16)))
         total = 0.0
-        for p, j, factor in zip(probabilities, successors, factors, strict=True):
-            total += p * (1.0 if achieved[j] else factor * values[j])
+        for p, gain in zip(probabilities, gains, strict=True):
+            total += p * gain
         return total
+
+
+def rounded(value):
+    """The value as float16 holds it."""
+    return float(np.float16(value))
 
 
 def softmax(scores, beta):

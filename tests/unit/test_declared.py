@@ -103,9 +103,10 @@ def test_the_ends_are_allowed_and_so_is_none_where_the_type_says_so():
     assert {name: getattr(made, name) for name in ends} == ends
 
 
-def test_integers_of_numpy_become_pythons():
-    made = Settings(steps=np.int64(3), sizes=(np.int32(5), 6))
-    assert type(made.steps) is int and [type(size) for size in made.sizes] == [int, int]
+@pytest.mark.parametrize("three", [np.int64(3), 3.0, np.float32(3), 0.3e1])
+def test_whole_numbers_of_other_kinds_become_integers(three):
+    made = Settings(steps=three, sizes=(three, 6))
+    assert (made.steps, made.sizes) == (3, (3, 6)) and {type(made.steps), *map(type, made.sizes)} == {int}
 
 
 def test_a_rule_of_ones_own_gives_the_value():

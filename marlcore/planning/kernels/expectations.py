@@ -59,15 +59,28 @@ def _wide(value):
 @overload(narrow, inline="always")
 def _narrow(values, value):
     if isinstance(values.dtype, types.Integer):
-
-        def half(values, value):
-            if value < LEAST_NORMAL:
-                return bits_of(value + SUBNORMAL) & 0x7FF
-            bits = bits_of(value)
-            return ((bits + HALF + ((bits & EVEN) >> DROPPED)) >> DROPPED) - REBIAS
-
-        return half
+        return lambda values, value: half_bits(value)
     return lambda values, value: value
+
+
+def kept(total, value):
+    """A term or a sum as float16 holds it where `total` is float32, in which NumPy adds the products of float16."""
+    raise NotImplementedError("only kernels call it")
+
+
+@overload(kept, inline="always")
+def _kept(total, value):
+    if total.dtype == types.float32:
+        return lambda total, value: wide(half_bits(float(value)))
+    return lambda total, value: value
+
+
+@inlined
+def half_bits(value):
+    if value < LEAST_NORMAL:
+        return bits_of(value + SUBNORMAL) & 0x7FF
+    bits = bits_of(value)
+    return ((bits + HALF + ((bits & EVEN) >> DROPPED)) >> DROPPED) - REBIAS
 
 
 @inlined
@@ -103,6 +116,8 @@ def expect(rows, row, flags, values, total):
         for goal in range(len(total)):
             achieved = flags[successor, goal] & ACHIEVED
             total[goal] += p * (1.0 if achieved else discount * wide(values[successor, goal]))
+    for goal in range(len(total)):
+        total[goal] = kept(total, total[goal])
 
 
 @inlined

@@ -9,7 +9,7 @@ Where believed profiles are not possible, p is conditioned on the possible ones.
 from typing import Any, NamedTuple
 
 from ...kernels.jit import inlined, jit
-from .expectations import ACHIEVED, OFFERED, divide, expect, narrow, row_of, soften
+from .expectations import ACHIEVED, OFFERED, divide, expect, kept, narrow, row_of, soften
 
 
 class Belief(NamedTuple):
@@ -27,7 +27,7 @@ class Scratch(NamedTuple):
     """Memory for one thread, float64."""
 
     q: Any  # [actions, goals]
-    total: Any  # [goals]
+    total: Any  # [goals]; float32 for sums of float16
     extreme: Any  # [goals]
     mass: Any  # [actions]
     chosen: Any  # [actions]
@@ -65,7 +65,7 @@ def _evaluate(rows, state, action, place, belief, flags, values, scratch):
             continue
         mass += p
         for goal in range(len(q)):
-            q[goal] += p * scratch.extreme[goal]
+            q[goal] = kept(scratch.total, q[goal] + kept(scratch.total, kept(scratch.total, p) * scratch.extreme[goal]))
     if missing and mass > 0.0:
         divide(q, mass)
     scratch.mass[action] = mass

@@ -336,6 +336,10 @@ class EvaluationConfig(Declared):
     """Environment copies that play them."""
     keep: Annotated[int, Whole(0)] = 3
     """Checkpoints of the last evaluations to keep for each policy, beside the best one."""
+    wait: bool = False
+    """Hold the training where an evaluation by `interval` is due until it has begun, so that none is skipped, as in
+    serial mode. By default training never waits, and an evaluation that cannot begin before the next one is due is
+    skipped and counted (metric eval_skipped). A run that waits stands still if the episodes of one never end."""
 
     @property
     def evaluates(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,10 @@ from numpy.typing import NDArray
 from ...checks import absolute, brief, check_finite
 from ...envs.agent_view import AgentView, fault_of
 from ...errors import TimedOut
-from ...interfaces import Algorithm
+from ...interfaces import Action, Algorithm
 from ...observations import ALONE, Pad, Values, by_name, in_form
-from ...spaces import JOINT, MASK, Spaces
-from ...spec import as_field
+from ...spaces import JOINT, MASK, Part, Spaces
+from ...spec import Field, as_field
 from ...weights import ParameterStore
 from ..config import AssignedPolicy, Config, schedules_of
 from ..loops import ActingModel, Policy, PolicyPlayer, build_model, exploration_of, hides_joint
@@ -41,7 +42,10 @@ PICKLED = "checkpoints/run.pickle"
 
 @dataclass(eq=False, repr=False)
 class LoadedPolicy:
-    """A policy that acts in one environment, as its actors did; it is greedy. Made by `load_policy` or `Run.policy`.
+    """A policy that acts in one environment, or in several, as its actors did; it is greedy.
+
+    Made by `load_policy` or `Run.policy`. It acts with as many threads of torch as the run's workers, `learner.threads`
+    (1 by default), and gives the program its own number back after each call.
 
     Attributes:
         spaces: its agents' spaces.
@@ -52,34 +56,51 @@ class LoadedPolicy:
     spaces: Spaces
     _pad: Pad
     _numbers: Mapping[str, float]  # of exploration, as they were for these weights
+    _threads: int = 1
 
     def __post_init__(self) -> None:
         self.reset()
 
-    def reset(self) -> None:
-        """Begins an episode: clears the stack of observations and the recurrent state."""
-        self._player = self.player(1)
-        self._begins = np.ones(1, np.bool_)
+    def reset(self, ended: Any = None) -> None:
+        """Begins an episode: clears the stack of observations and the recurrent state.
 
-    def act(self, obs: Any, mask: Any = None, reward: float = 0.0) -> int | NDArray[Any]:
+        Args:
+            ended: of a batch, those in which an episode begins, bool [B]; None: all of them.
+        """
+        if ended is None:
+            self._player = self.player(1)
+            self._begins = np.ones(1, np.bool_)
+        else:
+            self._begins |= as_field("ended", Field(self._begins.shape, "bool"), ended)
+
+    def act(self, obs: Any, mask: Any = None, reward: Any = 0.0) -> int | NDArray[Any]:
         """The action for an observation, as the environment's `step` takes it: an int for a Discrete.
+
+        Of a batch of observations, with a leading axis [B, ...] in each of their arrays, the actions [B, ...]. A policy
+        with a memory or a stack has one for each of them; their number may change at a `reset` only.
 
         Args:
             obs: of the observation space: an array, or a dict or tuple of them; with the mask of the allowed actions
                 if the environment puts it there.
-            mask: of the allowed actions, if the environment gives it elsewhere.
-            reward: of the action before; recurrent policies may have it as an input. Ignored where an episode begins.
+            mask: of the allowed actions, if the environment gives it elsewhere; of a batch [B, choices].
+            reward: of the action before, a float, or [B] of a batch; recurrent policies may have it as an input.
+                Ignored where an episode begins.
 
         Raises: ValueError, TypeError: the observation is not of the space, or the reward is not finite. Of floats only
             finiteness is checked, as in training: values beyond a Box's bounds are accepted.
         """
-        values = _of_one_copy(self.spaces, obs, mask, hides_joint(self._algorithm, self.spaces))
-        rewards = np.array([reward])
+        values, rows, alone = _as_rows(self.spaces, obs, mask, hides_joint(self._algorithm, self.spaces))
+        rewards = as_field("reward", Field((rows,), "float64"), reward if np.ndim(reward) else np.full(rows, reward))
         check_finite("reward", rewards)
+        if rows != len(self._begins):
+            if self._player.remembers and not self._begins.all():
+                raise ValueError(f"obs: expected {len(self._begins)} observations, as since the reset, got {rows}")
+            self._player, self._begins = self.player(rows), np.ones(rows, np.bool_)
         self._player.reward(rewards, slice(None))
         chosen = self._player.choose(values, slice(None), self._begins)
-        self._begins = np.zeros(1, np.bool_)
-        action = self.spaces.shifted(chosen.action)[0]
+        self._begins = np.zeros(rows, np.bool_)
+        actions = self.spaces.shifted(chosen.action)
+        action = actions[0] if alone else actions
         return int(action) if action.ndim == 0 and action.dtype.kind in "iu" else np.asarray(action)
 
     def player(self, copies: int, seed: int = 0, explore: bool = False) -> PolicyPlayer:
@@ -109,29 +130,62 @@ class LoadedPolicy:
         return export_policy(path, self._policy(), self.spaces)
 
     def _policy(self, seed: int = 0, numbers: Mapping[str, float] | None = None) -> Policy:
-        return Policy(self._algorithm, self._model, np.random.default_rng(seed), torch.device("cpu"), numbers)
+        generator, device = np.random.default_rng(seed), torch.device("cpu")
+        return _PolicyOfThreads(self._algorithm, self._model, generator, device, numbers, threads=self._threads)
 
     def __repr__(self) -> str:
         return f"<LoadedPolicy for {self.spaces.observation}, {self.spaces.action}>"
 
 
-def _of_one_copy(spaces: Spaces, obs: Any, mask: Any, joint: bool) -> Values:
-    """An environment's observation with a first axis of 1, checked."""
+@dataclass(kw_only=True)
+class _PolicyOfThreads(Policy):
+    """Acts with so many threads of torch: on a busy machine small networks take ten times as long with several."""
+
+    threads: int
+
+    def act(self, obs: Values, at: Any, state: Mapping[str, torch.Tensor] | None) -> Action:
+        before = torch.get_num_threads()
+        torch.set_num_threads(self.threads)  # a fraction of a microsecond
+        try:
+            return super().act(obs, at, state)
+        finally:
+            torch.set_num_threads(before)
+
+
+def _as_rows(spaces: Spaces, obs: Any, mask: Any, joint: bool) -> tuple[Values, int, bool]:
+    """The rows [k, ...] of an environment's observation or of a batch of them, checked; k; whether it is one alone."""
     if mask is None and spaces.masked and isinstance(obs, Mapping) and MASK in obs:
         obs, mask = obs[ALONE] if obs.keys() == {MASK, ALONE} else obs, obs[MASK]
+    unseen = joint and not (isinstance(obs, Mapping) and {ALONE, JOINT} <= obs.keys())
+    own = next(part for part in spaces.parts if not (joint and part.name == JOINT))
+    lead = _lead_of(own, {ALONE: obs} if unseen else obs)
+    if unseen:
+        obs = {ALONE: obs, JOINT: by_name(spaces.obs)[JOINT].zeros(*lead)}  # which the policy does not see
     if mask is not None:
         if not spaces.masked:
             raise ValueError(f"mask: expected None, since the policy learned without masks, got {brief(mask)}")
-        mask = AgentView("", spaces, "info", False).mask(mask).astype(bool)
-    if joint and not (isinstance(obs, Mapping) and {ALONE, JOINT} <= obs.keys()):
-        obs = {ALONE: obs, JOINT: by_name(spaces.obs)[JOINT].zeros()}  # which the policy does not see
+        mask = AgentView("", spaces, "info", False).mask(mask, lead).astype(bool)
     label = "" if isinstance(spaces.obs, Mapping) else "obs"
-    parts, fields = by_name(spaces.values(obs, mask)), by_name(spaces.obs)
-    values = in_form({name: as_field(label or name, fields[name], parts[name])[None] for name in parts}, spaces.obs)
+    arrays, fields = by_name(spaces.values(obs, mask)), by_name(spaces.obs)
+    wide = {name: Field((*lead, *field.shape), field.dtype) for name, field in fields.items()}
+    parts = {name: as_field(label or name, wide[name], array) for name, array in arrays.items()}
+    values = in_form(parts if lead else {name: part[None] for name, part in parts.items()}, spaces.obs)
     fault = fault_of(spaces, values, acting=True)
     if fault is not None:
         raise ValueError(fault[1])
-    return values
+    return values, lead[0] if lead else 1, not lead
+
+
+def _lead_of(part: Part, obs: Any) -> tuple[int, ...]:
+    """The leading axis of a batch of observations, (B,), by the shape of a part; () of one observation."""
+    shape: tuple[int, ...] = ()
+    with suppress(KeyError, IndexError, TypeError, ValueError):  # `Spaces.values` says what is wrong
+        shape = np.shape(part.of(obs))
+    if len(shape) != len(part.field.shape) + 1:
+        return ()
+    if shape[0] == 0:
+        raise ValueError("obs: expected at least one observation, got none")
+    return shape[:1]
 
 
 @dataclass(frozen=True)
@@ -189,7 +243,7 @@ class SavedRun:
         counts = {"updates": int(state.get("updates", 0)), "steps": int(state.get("step", 0))}
         schedules = schedules_of(assigned.algorithm, self.config)
         numbers = {label: schedule.at(counts[schedule.of]) for label, schedule in schedules.items()}
-        return LoadedPolicy(assigned.algorithm, model.acting, assigned.spaces, self.config.replay.pad, numbers)
+        return _loaded(assigned, model.acting, self.config, numbers)
 
 
 def _reason(error: Exception) -> str:
@@ -238,7 +292,11 @@ def published_policy(blueprint: Blueprint, name: str) -> LoadedPolicy:
         if not subscriber.wait(newer_than=0, timeout=FIRST_WEIGHTS_S) or not subscriber.pull():
             raise TimedOut(f"policy: {policy.name} has published no weights after {FIRST_WEIGHTS_S:g} seconds")
         numbers = exploration_of(subscriber.extras)
-    return LoadedPolicy(policy.algorithm, model.acting, policy.spaces, blueprint.config.replay.pad, numbers)
+    return _loaded(policy, model.acting, blueprint.config, numbers)
+
+
+def _loaded(policy: AssignedPolicy, model: ActingModel, config: Config, numbers: Mapping[str, float]) -> LoadedPolicy:
+    return LoadedPolicy(policy.algorithm, model, policy.spaces, config.replay.pad, numbers, config.learner.threads)
 
 
 def save_policies(

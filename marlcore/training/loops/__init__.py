@@ -5,7 +5,7 @@ nothing in shared memory.
 """
 
 from .actor import act, act_until_done, observe
-from .episodes import WINNER, Evaluation, counted, play
+from .episodes import WINNER, Evaluation, compared, counted, play
 from .evaluator import Candidate, CommonGames, Evaluator, Games, GoesOn, Report
 from .goals import with_functions_of
 from .learner import Learner, catch_up, learn, learn_until_stopped

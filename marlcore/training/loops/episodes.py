@@ -33,7 +33,8 @@ class Evaluation:
         distinct: episodes that differ from each other in an observation, an action or a reward. 1 after several
             episodes: all are copies of one game, so that nothing is known of the spread of returns.
         results: by agent, int64 [episodes]: 1 where it won, 0 after a draw, -1 where it lost, by the sign of
-            `info["winner"]` at the episode's end, or of its return where there is none.
+            `info["winner"]` at the episode's end. Where there is none, its return is compared with the highest of the
+            other agents, or with 0 if it is alone.
     """
 
     returns: Mapping[str, NDArray[np.float64]]
@@ -197,11 +198,20 @@ class _Episodes:
             agent: {name: sum(values) / len(values) for name, values in numbers.items()}
             for agent, numbers in self._infos.items()
         }
-        results = {
-            agent: np.sign(np.where(np.isnan(winners), self._returns[agent], winners)).astype(np.int64)
-            for agent, winners in self._winners.items()
-        }
+        results = {agent: self._results_of(agent) for agent in self._returns}
         return Evaluation(self._returns, self._lengths, infos, len(self._games), results)
+
+    def _results_of(self, agent: str) -> NDArray[np.int64]:
+        winners, own = self._winners[agent], self._returns[agent]
+        others = [returns for other, returns in self._returns.items() if other != agent] or [np.zeros_like(own)]
+        by_return = compared(own, np.max(others, axis=0))
+        results: NDArray[np.float64] = np.where(np.isnan(winners), by_return, np.sign(winners))
+        return results.astype(np.int64)
+
+
+def compared(returns: Any, others: Any) -> Any:
+    """1 where a return is higher than another, -1 where it is lower, 0 where they differ by rounding at most."""
+    return np.where(np.isclose(returns, others, rtol=1e-9, atol=1e-9), 0.0, np.sign(np.subtract(returns, others)))
 
 
 def counted(episodes: int, copies: int) -> NDArray[np.int64]:

@@ -1,4 +1,4 @@
-"""The evaluator's loop: at intervals, greedy episodes with the newest weights; actors and learners know nothing of it.
+"""The evaluator's loop: at intervals, greedy episodes with the newest weights.
 
 An evaluation never changes its weights midway, and the same weights are not evaluated twice.
 """
@@ -99,7 +99,10 @@ class CommonGames:
 
 @dataclass
 class Evaluator:
-    """Evaluates a run's policies every `interval` steps, and every so many seconds; 0: not by these."""
+    """Evaluates a run's policies every `interval` steps, and every so many seconds; 0: not by these.
+
+    `skipped` counts the evaluations by steps that were due and never made, since another one was under way.
+    """
 
     candidates: Sequence[Candidate]
     games: Games
@@ -107,19 +110,27 @@ class Evaluator:
     steps: Callable[[], int]  # the run's step count
     seconds: float = 0.0
     clock: Callable[[], float] = time.monotonic
+    begins: Callable[[int], None] = lambda step: None  # told the step count at which an evaluation begins
 
     def __post_init__(self) -> None:
         self._last_s = self.clock()
-        self._last = max((candidate.kept.last for candidate in self.candidates), default=0)  # the step of the last one
+        self.last = max((candidate.kept.last for candidate in self.candidates), default=0)  # the step of the last one
+        self.skipped = 0
         self._evaluated: list[int] = []  # versions
 
     @property
     def due(self) -> bool:
-        by_steps = self.interval > 0 and self.steps() // self.interval > self._last // self.interval
-        return by_steps or (self.seconds > 0 and self.clock() - self._last_s >= self.seconds)
+        return self._passed(self.steps()) > 0 or (self.seconds > 0 and self.clock() - self._last_s >= self.seconds)
 
-    def evaluate(self, goes_on: GoesOn) -> bool:
-        """Evaluates newer weights, if any; returns whether it did. An evaluation that was cut off stays due."""
+    def _passed(self, now: int) -> int:
+        """How many evaluations by steps fell due since the last one."""
+        return now // self.interval - self.last // self.interval if self.interval else 0
+
+    def evaluate(self, goes_on: GoesOn, final: bool = False) -> bool:
+        """Evaluates newer weights, if any; returns whether it did. An evaluation that was cut off stays due.
+
+        The `final` one, of the last weights, stands for one by steps only if that is due just then.
+        """
         now, now_s = self.steps(), self.clock()
         try:
             for candidate in self.candidates:
@@ -129,9 +140,12 @@ class Evaluator:
         versions = [candidate.subscriber.version for candidate in self.candidates]
         if not all(versions):
             return False
+        self.begins(now)
         played = versions != self._evaluated and self.games(now, goes_on)
         if played:
             self._evaluated = versions
+            stands = not final or (self.interval > 0 and now % self.interval == 0)
+            self.skipped += max(0, self._passed(now) - stands)
         if versions == self._evaluated:
-            self._last, self._last_s = now, now_s
+            self.last, self._last_s = now, now_s
         return played

@@ -131,6 +131,11 @@ class PolicyPlayer:
         self._state: dict[str, torch.Tensor] | None = None
         self.before: Mapping[str, torch.Tensor] = {}  # the state [k, ...] with which the last actions were chosen
 
+    @property
+    def remembers(self) -> bool:
+        """Whether actions depend on earlier observations of their copy."""
+        return self._stacks is not None or self._state is not None
+
     def choose(self, obs: Values, at: Any, begins: NDArray[np.bool_]) -> Action:
         """See `Player`. Raises ValueError, TypeError: an action or the state is wrong, not finite or not allowed."""
         mask = obs[MASK] if self.spaces.masked else None

@@ -19,8 +19,8 @@ import cloudpickle
 from ...closing import Closing
 from ...cluster import Mirror
 from ...errors import WorkerFailed, suppress_failed_calls
-from ...processes import EPISODES, RESTARTS, SHARE, STEPS, Control, Metric, Telemetry, start_child
-from ..config import AssignedPolicy, Config, Crew, crews
+from ...processes import EPISODES, EVALUATED, RESTARTS, SHARE, STEPS, Control, Metric, Telemetry, start_child
+from ..config import EVALUATOR, AssignedPolicy, Config, Crew, crews
 from ..self_play import SelfPlay, results_in
 from ..workers import Blueprint, dealt
 from .traffic import Address, Traffic
@@ -59,6 +59,7 @@ class Orders:
     share: int  # the seat's steps, earlier holders' included, at which its actors are done
     elsewhere: int  # steps that the run's other actors have taken
     homes: Mapping[str, Address | None] = field(default_factory=dict)  # of their learners, by policy
+    evaluated: int = 0  # the run's steps at which its last evaluation began
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ class Node(Closing):
         self._plan, self._crew, config = plan, plan.crew, plan.config
         self._episodes = dict.fromkeys(self._crew.names, (0, 0))  # ended before, and the last count
         with ExitStack() as stack:
-            self._control = stack.enter_context(Control.create([*self._crew.names, ELSEWHERE]))
+            self._control = stack.enter_context(Control.create([*self._crew.names, ELSEWHERE, EVALUATOR]))
             self._telemetry = stack.enter_context(Telemetry.create(self._crew.names))
             each = [1] * self._crew.count
             for name, steps in zip(self._crew.names, dealt(plan.taken, [0] * len(each), each), strict=True):
@@ -123,6 +124,7 @@ class Node(Closing):
             traffic.move(orders.homes.get(traffic.policy.name, traffic.home))
         workers, names = self._control.workers, self._crew.names
         workers[ELSEWHERE].store(STEPS, orders.elsewhere)
+        workers[EVALUATOR].store(EVALUATED, orders.evaluated)
         if orders.share != sum(self._control.notes[name].load(SHARE) for name in names):
             shares = dealt(orders.share, [workers[name].load(STEPS) for name in names], [1] * len(names))
             for name, share in zip(names, shares, strict=True):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-from ...processes import EPISODES, READY, SHARE, STEPS
-from ..config import AssignedPolicy
+from ...processes import EPISODES, EVALUATED, READY, SHARE, STEPS
+from ..config import EVALUATOR, AssignedPolicy
 from ..self_play import report_result
 from .fleet import Hired
 from .node import Orders, Plan, Report
@@ -57,8 +57,9 @@ class Seat(Post):
         )  # fmt: skip
 
     def orders(self) -> Orders:
-        self.asked = self.share
-        return Orders(self.asked, self.office.control.steps - self.counters.load(STEPS), {**self.office.homes})
+        control, self.asked = self.office.control, self.share
+        evaluated = control.workers[EVALUATOR].load(EVALUATED) if EVALUATOR in control.workers else 0
+        return Orders(self.asked, control.steps - self.counters.load(STEPS), {**self.office.homes}, evaluated)
 
     def _take(self, agent: Hired, report: Report) -> None:
         for opponent, result in report.results:  # first: these games count however the agent ended

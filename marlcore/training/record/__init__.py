@@ -27,7 +27,7 @@ from .descriptions import (
     fixed_settings,
     write_policies,
 )
-from .events import CHECKPOINT_S, EVALUATION_S, CheckpointEvent, EvaluationEvent
+from .events import CHECKPOINT_S, EVALUATION_S, SKIPPED, CheckpointEvent, EvaluationEvent
 from .files import check_trusted, read_json, read_sealed, write_atomically, write_json, write_sealed
 from .hold import Hold
 from .monitor import Monitor, Status

@@ -9,6 +9,7 @@ from ..config import EVALUATED
 from .run_directory import checkpoint_path
 
 EVALUATION_S, CHECKPOINT_S = "eval_s", "checkpoint_s"  # the last metrics of an evaluation and of a checkpoint
+SKIPPED = "eval_skipped"
 
 
 @dataclass(frozen=True)

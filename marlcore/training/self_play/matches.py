@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ...interfaces import Turn
 from ...processes import Reporter, Telemetry
 from ..config import BOTH, SelfPlayConfig
-from ..loops import LATEST, WINNER, Ended, PlayersByNumber, Seat, part_of_tag
+from ..loops import LATEST, WINNER, Ended, PlayersByNumber, Seat, compared, part_of_tag
 from .opponents import Opponents, name_of
 
 
@@ -112,12 +112,11 @@ class Matches:
                     self._contender(copy).report(number, self._result(copy, ended.agent, other, winner))
 
     def _result(self, copy: int, agent: str, other: str, winner: float | None) -> int:
-        """By info["winner"], else by the sign of the return or, among more than two, of its lead over the other's."""
+        """By info["winner"], else by the two returns."""
         seats = self._contender(copy).seats
-        score = seats[agent].returns[copy] if winner is None else winner
-        if winner is None and len(seats) > 2:
-            score -= seats[other].returns[copy]
-        return int(np.sign(score))
+        if winner is not None:
+            return int(np.sign(winner))
+        return int(compared(seats[agent].returns[copy], seats[other].returns[copy]))
 
 
 def report_result(lane: Reporter, opponent: int, result: int) -> None:

@@ -154,6 +154,8 @@ class ActorWorker(Worker):
         return self._steps >= self._notes.load(SHARE)
 
     def acting(self) -> bool:
+        if not self.done:
+            self.await_evaluation()
         return not self.done and not self.control.stopping
 
     def begin(self, turn: Turn) -> None:

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 
 from ...envs import vectorize
-from ...processes import DONE, EPISODES, READY
+from ...processes import DONE, EPISODES, EVALUATED, READY
 from ...weights import ParameterStore
 from ..loops import Candidate, CommonGames, Evaluator, Games, GoesOn, build_model, choose_device, run_seed
-from ..record import EVALUATION_S, KeptCheckpoints
+from ..record import EVALUATION_S, SKIPPED, KeptCheckpoints
 from ..self_play import OpponentGames, Opponents, Rival, own_first
 from .worker import WAIT_S, PolicyBlueprint, Worker
 
@@ -35,7 +35,10 @@ class EvaluatorWorker(Worker):
         else:
             play = CommonGames(env, candidates, config.evaluation, config.replay.pad, seed, self.report).play
         settings = config.evaluation
-        self._evaluator = Evaluator(candidates, play, settings.interval, lambda: self.control.steps, settings.seconds)
+        begins = partial(self.counters.store, EVALUATED)
+        evaluator = Evaluator(candidates, play, settings.interval, lambda: self.steps, settings.seconds, begins=begins)
+        self.counters.store(EVALUATED, max(self.counters.load(EVALUATED), evaluator.last))  # of an earlier process
+        self._evaluator = evaluator
 
     def _league_games(self, candidates: list[Candidate], seed: Callable[[int], int]) -> Games:
         """The games of all policies in self-play, each against its own opponents."""
@@ -58,9 +61,9 @@ class EvaluatorWorker(Worker):
     def step(self, goes_on: GoesOn) -> bool:
         """Makes an evaluation if one is due; returns whether it did."""
         self.beat()
-        return self._evaluator.due and self.finish(goes_on)
+        return self._evaluator.due and self.finish(goes_on, final=False)
 
-    def finish(self, goes_on: GoesOn) -> bool:
+    def finish(self, goes_on: GoesOn, final: bool = True) -> bool:
         """Makes an evaluation if there are newer weights; returns whether it did."""
 
         def goes_on_with_a_beat() -> bool:
@@ -70,9 +73,10 @@ class EvaluatorWorker(Worker):
             return goes_on()
 
         began = time.monotonic()
-        played = self._evaluator.evaluate(goes_on_with_a_beat)
+        played = self._evaluator.evaluate(goes_on_with_a_beat, final)
         if played:
             step = max(candidate.step for candidate in self._evaluator.candidates)
+            self.report("", SKIPPED, self._evaluator.skipped, step)
             self.report("", EVALUATION_S, time.monotonic() - began, step)
         return played
 
@@ -80,8 +84,9 @@ class EvaluatorWorker(Worker):
         control = self.control
         os.nice(NICENESS)
         self.counters.store(READY, self.attempt)
-        while not control.stopping:
-            if not self.step(lambda: not control.stopping):
+        waits = self.config.evaluation.wait
+        while not control.stopping:  # at the end the last weights are evaluated instead, unless none may be skipped
+            if not self.step(lambda: not control.stopping or (waits and control.finishing)):
                 time.sleep(WAIT_S)
         learners = [control.workers[name] for name in control.about["learners"]]
         while control.finishing and not all(counters.load(DONE) for counters in learners):

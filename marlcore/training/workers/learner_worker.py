@@ -122,6 +122,8 @@ class LearnerWorker(Worker):
         return League(settings, pool, rivals, results, policy.run_dir, report, saved, seed=seed)
 
     def learning(self) -> bool:
+        if self.config.offline:  # an update is a step
+            self.await_evaluation()
         return not self.control.stopping and not self.done
 
     @property

@@ -13,13 +13,14 @@ import torch
 
 from ...envs import Looking, RunStep
 from ...memory import SegmentHandle
-from ...processes import Control, Telemetry, WorkerBase, fitting_name
-from ..config import AssignedPolicy, Config, Crew
+from ...processes import EVALUATED, Control, Telemetry, WorkerBase, fitting_name
+from ..config import EVALUATOR, AssignedPolicy, Config, Crew
 from ..record import Hold
 from ..self_play import SelfPlay
 
 GPU_S = 5.0  # between a worker's reports of its GPU
 WAIT_S = 0.1  # of workers, between looks at the parent's word
+HELD_S = 0.01  # of those that wait for an evaluation to begin, between looks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,10 +77,26 @@ class Worker(WorkerBase):
         total, stages = self.config.total_steps, self.config.stages
 
         def look() -> RunStep:
-            step = min(self.control.steps, total)
+            step = self.steps
             return RunStep(step, total, bisect_right(stages, step))
 
         self.hold(Looking(look))
+
+    @property
+    def steps(self) -> int:
+        """The run's step count, without what actors take beyond `total_steps`."""
+        return min(self.control.steps, self.config.total_steps)
+
+    def await_evaluation(self) -> None:
+        """With `evaluation.wait`: holds a worker that counts steps while an evaluation is due that has not begun."""
+        settings, evaluator = self.config.evaluation, self.control.workers.get(EVALUATOR)
+        if not (settings.wait and settings.interval and evaluator):
+            return
+        while evaluator.load(EVALUATED) // settings.interval < self.steps // settings.interval:
+            if self.control.stopping:
+                return
+            self.beat()
+            time.sleep(HELD_S)
 
     def work(self) -> None:
         """Runs the loop in the worker's own process, until it is done or the parent stops it."""

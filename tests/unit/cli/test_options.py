@@ -45,7 +45,7 @@ READ: dict[str, dict[str, Any]] = {
     "here --count=-3 --rate linear(1) --no-flag": {"place": "here", "count": -3, "rate": "linear(1)", "flag": False},
     "--flag here --maybe None --name x=y": {"place": "here", "flag": True, "maybe": None, "name": "x=y"},
     "--name=--x --maybe False here": {"place": "here", "name": "--x", "maybe": False},
-    "--path None": {"path": None},
+    "--path None --count 1e5": {"path": None, "count": 100_000},
     "--mode 3 --colour BLUE --pair 1 x --sizes": {"mode": 3, "colour": Colour.BLUE, "pair": (1, "x"), "sizes": ()},
     "--sizes 1 2 --words a b": {"sizes": (1, 2), "words": ["a", "b"]},
     "--shares a 0.5 b 1": {"shares": {"a": 0.5, "b": 1.0}},
@@ -58,6 +58,8 @@ READ: dict[str, dict[str, Any]] = {
 REFUSED = {
     "--count": "count: expected an integer, got none",
     "--count x": "count: expected an integer, got 'x'",
+    "--count 1.5": "count: expected an integer, got '1.5'",
+    "--count inf": "count: expected an integer, got 'inf'",
     "--mode off": "mode: expected on or 3, got 'off'",
     "--colour GREEN": "colour: expected RED or BLUE, got 'GREEN'",
     "--maybe x": "maybe: expected True or False or None, got 'x'",

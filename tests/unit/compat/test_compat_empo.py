@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from graph_oracle import graph_lists
-from induction_oracle import Induction
+from induction_oracle import Induction, rounded
 from refused import Refused, refusals
 from world_models import Diamonds, Doors, Slippery
 
@@ -54,13 +54,19 @@ def planned(model: Any, humans: list[int], *beliefs: Any, use_float16: bool = Fa
     )
 
 
-def oracle(model: Any, humans: list[int], **options: Any) -> Induction:
+def oracle(model: Any, humans: list[int], use_float16: bool = False, **options: Any) -> Induction:
+    """EMPO's values: stored as float16, with probabilities of float16 if asked for."""
     lists = graph_lists(model)
+    transitions = [
+        [(profile, [*map(rounded, p)] if use_float16 else p, successors) for profile, p, successors in rows]
+        for rows in lists.transitions
+    ]
     return Induction(
-        lists.states, lists.transitions, len(model.agents), model.action_space.n,
+        lists.states, transitions, len(model.agents), model.action_space.n,
         {agent: GOALS[agent] for agent in humans},
         robots=[agent for agent in range(len(model.agents)) if agent not in humans],
-        offered=lambda state, agent: [goal for goal, _ in Generator().generate(state, agent)], **options,
+        offered=lambda state, agent: [goal for goal, _ in Generator().generate(state, agent)], store=rounded,
+        **options,
     )  # fmt: skip
 
 
@@ -94,24 +100,18 @@ def test_it_replaces_a_method_by_assignment() -> None:
     assert successors[0] == sorted({j for _, _, reached in transitions[0] for j in reached})
 
 
-@pytest.mark.parametrize("options", [{}, {"optimistic": True, "beta_h": math.inf}, {"beta_h": 3.0}])
-def test_priors_and_values_are_the_oracles(model: Any, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("options", [{}, {"beta": math.inf}, {"beta": 3.0}, {"gamma": 0.9}])
+@pytest.mark.parametrize("optimistic", [False, True])
+@pytest.mark.parametrize("use_float16", [False, True])
+def test_priors_and_values_are_the_oracles(
+    model: Any, options: dict[str, float], optimistic: bool, use_float16: bool
+) -> None:
+    """To the last bit."""
+    told: dict[str, Any] = {"optimistic": optimistic, "use_float16": use_float16}
+    half = use_float16 and "gamma" not in options  # where nothing is discounted, sums are float16 too
     for humans in ([0], [0, 1]):
-        found = planned(model, humans, return_Vh=True, gamma_h=0.9, **options)
-        wanted = {"gamma": 0.9, "beta": options.get("beta_h", 10.0), "optimistic": options.get("optimistic", False)}
-        check(model, humans, found, oracle(model, humans, **wanted))
-
-
-def test_float16_rounds_values_as_they_are_stored() -> None:
-    model = MODELS["slippery"]
-    prior, values = planned(model, [0], return_Vh=True, use_float16=True)
-    expected = oracle(model, [0], store=lambda value: float(np.float16(value)))
-    for i, state in enumerate(expected.states):
-        for goal, value in values[state][0].items():
-            assert value == expected.values[0][GOALS[0].index(goal)][i]
-            policy = prior(state, 0, goal)
-            assert policy.dtype == np.float64 and abs(policy.sum() - 1) < 1e-15
-            assert np.allclose(policy, expected.policies[0][GOALS[0].index(goal)][i], rtol=1e-6, atol=1e-7)
+        found = planned(model, humans, return_Vh=True, **told, **{f"{name}_h": by for name, by in options.items()})
+        check(model, humans, found, oracle(model, humans, **told, half=half, **options))
 
 
 def test_workers_levels_and_a_generator_of_the_model_change_nothing() -> None:

@@ -73,6 +73,8 @@ REFUSED: dict[str, tuple[Callable[..., None], dict[str, Any], str]] = {
     "negative rho": (plan, {"rho": -0.1}, "rho: expected a finite number of at least 0, got -0.1"),
     "both": (plan, {"rho": 0.1, "gamma": 0.9}, "expected gamma or rho, got both"),
     "dtype": (plan, {"dtype": "int8"}, "dtype: expected one of float64, float32, float16, got 'int8'"),
+    "policies": (plan, {"policy_dtype": "float16"}, "policy_dtype: expected float64 or float32, got 'float16'"),
+    "sums": (plan, {"sums": "float32"}, "sums: expected float64 or float16, got 'float32'"),
     "workers": (plan, {"workers": 0}, "workers: expected an integer of at least 1, got 0"),
     "generator without agents": (plan, {"goals": nothing}, "agents: expected the agents whose goals"),
     "generator of nothing": (

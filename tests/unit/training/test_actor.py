@@ -14,13 +14,14 @@ import numpy as np
 import pytest
 import torch
 from mapped import Mapped
+from processes import PATIENCE_S, until
 from refused import check_refused
 
 import marlcore as mc
 from marlcore.cli import CommandLine
 from marlcore.declared import changed, hints_of
 from marlcore.envs import TreasureHunt, checked, vectorize
-from marlcore.processes import BEATS, SHARE, Control, Telemetry
+from marlcore.processes import BEATS, EVALUATED, SHARE, STEPS, Control, Telemetry
 from marlcore.training.config import AssignedPolicy, crews
 from marlcore.training.loops import PublishedPolicy, act, build_model, observe
 from marlcore.training.record import read_config
@@ -181,7 +182,7 @@ def telemetry() -> Iterator[Telemetry]:
 
 @pytest.fixture
 def worker(telemetry: Telemetry) -> Iterator[Worker]:
-    with closing(Control.create(["actor-0"])) as control:
+    with closing(Control.create(["actor-0", "evaluator"])) as control:
         blueprint: Any = SimpleNamespace(control=control.handle, telemetry=telemetry.handle, began=0.0, config=None)
         with closing(Worker("actor-0", blueprint)) as made:
             yield made
@@ -205,6 +206,22 @@ def test_a_workers_fork_leaves_at_its_next_call(worker: Worker, next_call: Calla
     worker.close()
     for fd in (ended, end):
         os.close(fd)
+
+
+@pytest.mark.parametrize("ends", [lambda control: control.workers["evaluator"].store(EVALUATED, 23), Control.stop])
+def test_a_worker_waits_until_a_due_evaluation_has_begun(worker: Worker, ends: Callable[[Control], None]) -> None:
+    worker.config = mc.Config(total_steps=29, evaluation=mc.EvaluationConfig(interval=10, wait=True))
+    counters = worker.control.workers["actor-0"]
+    worker.control.workers["evaluator"].store(EVALUATED, 10)
+    counters.store(STEPS, 19)
+    worker.await_evaluation()
+    counters.store(STEPS, 30)  # an actor took one too many, so that 20 alone is due
+    waits = threading.Thread(target=worker.await_evaluation, daemon=True)
+    waits.start()
+    until(lambda: counters.load(BEATS) > 3, waits.is_alive)
+    ends(worker.control)
+    waits.join(PATIENCE_S)
+    assert not waits.is_alive()
 
 
 def test_a_metrics_name_is_cut_by_its_bytes(worker: Worker, telemetry: Telemetry) -> None:

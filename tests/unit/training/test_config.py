@@ -41,7 +41,7 @@ WRONG = {
     "exploration.epsilon": 2, "exploration.ladder": math.inf, "exploration.schedules": {"odds": 1},
     "exploration.script": "bot",
     "evaluation.interval": -1, "evaluation.episodes": 0, "evaluation.envs": 0, "evaluation.keep": 1.5,
-    "evaluation.seconds": -1,
+    "evaluation.seconds": -1, "evaluation.wait": 3,
     "self_play.pool": -1, "self_play.admit_updates": 0, "self_play.admit_win_rate": 2, "self_play.window": 0,
     "self_play.side": 3, "self_play.explore": 3, "self_play.draw": "old", "self_play.power": -1, "self_play.latest": 2,
     "self_play.anchors": {"no": 1}, "self_play.begin_win_rate": 1.5, "self_play.begin_step": 0, "self_play.block": 0,

@@ -26,6 +26,7 @@ from marlcore.training.loops import (
     Policy,
     PolicyPlayer,
     ScriptedPlayer,
+    compared,
     play,
 )
 from marlcore.training.loops.episodes import t_975
@@ -356,6 +357,14 @@ def test_results_are_the_winners_or_the_signs_of_the_returns():
     assert outcome is not None and outcome.results[agent].tolist() == [1, 0, 1, -1]
 
 
+@pytest.mark.parametrize(
+    ("returns", "others", "expected"),
+    [(1.0, 1.0, 0), (1.0, 0.0, 1), (0.0, 1.0, -1), (-1.0, 0.0, -1), (0.1 + 0.2, 0.3, 0), (-2.0, -2.5, 1)],
+)
+def test_the_higher_return_wins(returns: float, others: float, expected: int) -> None:
+    assert compared(returns, others) == expected
+
+
 def test_the_same_weights_are_evaluated_once(run_dir):
     scene = Scene(run_dir)
     scene.published.publish(1, step=0)
@@ -363,6 +372,19 @@ def test_the_same_weights_are_evaluated_once(run_dir):
     scene.published.publish(0, step=250)
     assert scene.at(300)
     assert kept_steps(run_dir, "both") == [0, 250]
+
+
+def test_evaluations_that_fell_due_and_were_never_made_are_counted(run_dir: Path) -> None:
+    """The one after the last step is one of them only where one is due just then."""
+    scene, skipped = Scene(run_dir), []
+    for step, final in [(50, False), (100, False), (350, False), (360, False), (400, True), (720, True)]:
+        scene.published.publish(1, step)
+        if final or scene.evaluator.due:
+            scene.now = step
+            assert scene.evaluator.evaluate(lambda: True, final)
+        skipped.append(scene.evaluator.skipped)
+        scene.at(step)
+    assert skipped == [0, 0, 0, 1, 1, 4]
 
 
 def test_an_evaluation_without_whole_weights_stays_due(run_dir):

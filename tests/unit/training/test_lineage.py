@@ -23,10 +23,24 @@ def test_the_lowest_share_copies_any_of_the_highest() -> None:
     assert [parents(member, scores) for member in range(8)] == [{6, 7}, {6, 7}, *[{None}] * 6]
 
 
-def test_too_few_or_equal_scores_make_nobody_copy() -> None:
-    assert parents(0, {0: 1.0, 1: 2.0, 2: 3.0}) == {None}
+def test_of_two_or_three_the_worst_copies_the_best() -> None:
+    """Jaderberg et al. 2017: the agents in the bottom of the ranking copy those in its top."""
+    for scores in ({0: 1.0, 1: 2.0}, {0: 1.0, 1: 2.0, 2: 3.0}):
+        assert [parents(member, scores) for member in scores] == [{len(scores) - 1}, *[{None}] * (len(scores) - 1)]
+
+
+def test_one_score_or_equal_ones_make_nobody_copy() -> None:
+    assert parents(0, {0: 1.0}) == {None}
     assert parents(0, dict.fromkeys(range(8), 3.0)) == {None}
     assert parents(5, {member: float(member) for member in range(4)}) == {None}
+
+
+def test_a_decision_is_that_of_its_seed_member_and_time() -> None:
+    def draws(rows: int) -> list[float]:
+        lineages = [Lineage(Path(), mc.PopulationConfig(settings=RATE), 9, [], seed, [{}] * rows) for seed in range(5)]
+        return [lineage.generator_of(member).random() for lineage in lineages for member in range(2)]
+
+    assert draws(0) == draws(0) and len({*draws(0), *draws(1)}) == 20
 
 
 def test_a_diverged_member_copies_the_best_if_there_is_one() -> None:
@@ -67,7 +81,7 @@ def test_a_lineage_reads_back_as_it_was_written(tmp_path: Path) -> None:
     lineage.ended(1, 100, 2.5, None)
     lineage.kin[0] = Kin({"algorithm.hidden": (16, 8)}, 100, score=LOST, done=True)
     lineage.write()
-    again = Lineage.read(tmp_path, config, 100)
+    again = Lineage.read(tmp_path, config, 100, seed=1)
     assert again.kin[0] == lineage.kin[0] and again.rows == lineage.rows
     assert math.isnan(again.kin[1].score) and again.kin[1].begin == 100
     table = (tmp_path / "lineage.csv").read_text().splitlines()
@@ -109,4 +123,4 @@ def test_a_population_keeps_what_it_began_with(tmp_path: Path, other: dict[str, 
     Lineage.begun(tmp_path, config, 100, seed=1).write()
     (name,) = other
     with pytest.raises(ValueError, match=rf"population.{name}: expected .*, as it began, got"):
-        Lineage.read(tmp_path, mc.PopulationConfig(**{**vars(config), **other}), 100)
+        Lineage.read(tmp_path, mc.PopulationConfig(**{**vars(config), **other}), 100, seed=1)

@@ -12,7 +12,7 @@ from refused import check_refused
 import marlcore as mc
 from marlcore.cli.eval import main
 from marlcore.envs import factory
-from marlcore.training import ReplayConfig, SelfPlayConfig, read_metrics, train_seeds
+from marlcore.training import ReplayConfig, SelfPlayConfig, read_metrics
 from marlcore.training.record import RunDirectory
 from marlcore.training.request import Request
 from marlcore.training.run_input import RunInput
@@ -112,7 +112,7 @@ def test_a_run_stays_where_it_was_started(elsewhere, tmp_path, monkeypatch, mode
     monkeypatch.chdir(here)
     assert mc.train(elsewhere, "dqn", replace(config, total_steps=800), progress=False, resume="run").steps >= 800
     monkeypatch.chdir(here)
-    many = train_seeds(elsewhere, "dqn", replace(config, run_dir="seeds", total_steps=100), (0, 1), progress=False)
+    many = mc.train_seeds(elsewhere, "dqn", replace(config, run_dir="seeds", total_steps=100), (0, 1), progress=False)
     assert [result.run_dir for result in many] == [here / "seeds" / "seed-0", here / "seeds" / "seed-1"]
     assert not any((tmp_path / "elsewhere").iterdir())
 
@@ -120,7 +120,7 @@ def test_a_run_stays_where_it_was_started(elsewhere, tmp_path, monkeypatch, mode
 @pytest.mark.long
 def test_each_seed_has_a_run_of_its_own_and_one_picture_shows_all(tmp_path: Path) -> None:
     config = mc.Config(total_steps=1500, mode="serial", run_dir=str(tmp_path / "all"))
-    results = train_seeds(HUNT, "dqn", config, [3, 5], progress=False)
+    results = mc.train_seeds(HUNT, "dqn", config, [3, 5], progress=False)
     assert [result.run_dir for result in results] == [tmp_path / "all" / f"seed-{seed}" for seed in (3, 5)]
     assert results[0].returns != results[1].returns
     assert (tmp_path / "all" / "curves.png").read_bytes().startswith(b"\x89PNG")
@@ -129,13 +129,13 @@ def test_each_seed_has_a_run_of_its_own_and_one_picture_shows_all(tmp_path: Path
 def test_a_seed_that_comes_twice_is_refused(tmp_path: Path) -> None:
     config = mc.Config(run_dir=str(tmp_path / "all"))
     says = "seeds: expected different ones, got [1, 1]"
-    check_refused(lambda: train_seeds(HUNT, "dqn", config, [1, 1]), ValueError, says)
+    check_refused(lambda: mc.train_seeds(HUNT, "dqn", config, [1, 1]), ValueError, says)
     check_refused(
-        lambda: train_seeds(HUNT, "dqn", config, [1], parallel=0), ValueError,
+        lambda: mc.train_seeds(HUNT, "dqn", config, [1], parallel=0), ValueError,
         "parallel: expected an integer of at least 1, got 0",
     )  # fmt: skip
     check_refused(
-        lambda: train_seeds(HUNT, "dqn", replace(config, mode="serial"), [1, 2], parallel=2), ValueError,
+        lambda: mc.train_seeds(HUNT, "dqn", replace(config, mode="serial"), [1, 2], parallel=2), ValueError,
         "parallel: expected 1 in serial mode, whose runs work in this process, got 2",
     )  # fmt: skip
     assert list(tmp_path.iterdir()) == []

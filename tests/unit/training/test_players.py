@@ -105,6 +105,14 @@ SAYS: dict[str, Callable[[], object]] = {
     "action_mask: expected bool (3,), got ([True], [[True], True])": lambda: loaded(MASKED).act(
         OBS, mask=([True], [[True], True])
     ),
+    "obs: expected at least one observation, got none": lambda: loaded(PLAIN).act(np.zeros((0, 2), np.float32)),
+    "target: expected int64 (2,), got shape (3,)": lambda: loaded(MASKED).act(
+        {"noise": np.zeros((2, 2), np.float32), "target": np.zeros(3, int), "action_mask": np.tile(MASK, (2, 1))}
+    ),
+    "action_mask: expected bool (2, 3), got [False, True, False]": lambda: loaded(MASKED).act(
+        {"noise": np.zeros((2, 2), np.float32), "target": np.zeros(2, int)}, MASK.tolist()
+    ),
+    "reward: expected float64 (2,), got shape (3,)": lambda: loaded(PLAIN).act(np.zeros((2, 2)), reward=np.zeros(3)),
     "action_mask: expected 3 booleans, got None": lambda: loaded(MASKED).act({"observation": OBS}),
     "obs: expected a value with the keys 'noise', 'target', got {'noise': 0, 'action_mask': array([0, 1, 0])}": (
         lambda: loaded(MASKED).act({"noise": 0, "action_mask": np.array([0, 1, 0])})
@@ -140,6 +148,90 @@ def test_what_is_not_finite_is_refused(call: Callable[[float], object], name: st
 def test_what_is_possible_is_accepted() -> None:
     assert loaded(PLAIN).act(5 * np.ones(2)) == 1  # bounds are not checked
     remember(np.nan, "priority")  # which stands for the highest so far
+
+
+CHOICES, TWO = gym.Discrete(3), gym.MultiDiscrete([2, 3])
+DQN, R2D2 = mc.DQN(hidden=(16,)), mc.R2D2(hidden=(8, 8), units=6, length=12, burn_in=4, period=8)
+BATCHES: dict[str, tuple[Any, mc.Spaces]] = {
+    "Box": (DQN, PLAIN),
+    "Discrete": (DQN, mc.Spaces(gym.Discrete(9, start=2), gym.Discrete(3, start=4))),
+    "masked Dict": (DQN, MASKED),
+    "Tuple of several choices": (DQN, mc.Spaces(gym.Tuple((BOX, gym.Discrete(4))), TWO, masked=True)),
+    "stack": (DQN, mc.Spaces(BOX, CHOICES, stack=3)),
+    "memory": (R2D2, mc.Spaces(BOX, CHOICES)),
+    "Box of actions": (mc.SAC(hidden=(16,)), mc.Spaces(BOX, BOX)),
+    "joint": (DQN, mc.Spaces(gym.Dict(observation=BOX, joint_observation=BOX), CHOICES)),
+}
+
+
+def stacked(observations: list[Any]) -> Any:
+    first = observations[0]
+    if isinstance(first, dict):
+        return {key: stacked([obs[key] for obs in observations]) for key in first}
+    return tuple(map(stacked, zip(*observations, strict=True))) if isinstance(first, tuple) else np.stack(observations)
+
+
+@pytest.mark.parametrize("case", BATCHES)
+def test_a_batch_is_acted_on_as_each_of_it_alone(case: str) -> None:
+    """With its mask, its stack, its memory and its reward; some begin an episode, and others go on."""
+    algorithm, spaces = BATCHES[case]
+    torch.manual_seed(0)
+    model, rng = algorithm.make_model(spaces), np.random.default_rng(0)
+    with torch.no_grad():
+        for weights in model.parameters():
+            weights *= 5 * (weights.ndim > 1)  # so that observations, and what lies before, matter
+    acting = ActingModel(getattr(model, "acting", model), None)
+    together, *alone = (LoadedPolicy(algorithm, acting, spaces, "repeat", {}) for _ in range(4))
+    seen = gym.Dict(observation=BOX)["observation"] if case == "joint" else spaces.observation
+    seen.seed(0)
+    different = set()
+    for step in range(20):
+        ended = np.array([step % 7 == 6, False, step % 5 == 4])
+        together.reset(ended) if step else None
+        for policy in (own for own, over in zip(alone, ended, strict=True) if over):
+            policy.reset()
+        obs, rewards = [seen.sample() for _ in alone], rng.normal(scale=20, size=3)
+        masks = rng.random((3, spaces.choices)) < 0.6 if spaces.masked else [None] * 3
+        if spaces.masked:
+            masks[:, -1] = masks[:, 0] = True
+        acted = together.act(stacked(obs), masks if spaces.masked else None, rewards)
+        for row, expected in enumerate(map(LoadedPolicy.act, alone, obs, masks, rewards)):
+            np.testing.assert_allclose(acted[row], expected, rtol=1e-5)
+        different |= {str(action) for action in acted}
+    assert len(different) > 1
+
+
+def test_the_size_of_a_batch_with_memory_may_change_at_a_reset_only() -> None:
+    algorithm, spaces = BATCHES["memory"]
+    policy = LoadedPolicy(algorithm, ActingModel(algorithm.make_model(spaces), None), spaces, "repeat", {})
+    policy.act(np.zeros((2, 2), np.float32))
+    check_refused(lambda: policy.act(NOISE), ValueError, "obs: expected 2 observations, as since the reset, got 1")
+    policy.reset()
+    assert policy.act(NOISE) in range(3)
+
+
+def play(policy: LoadedPolicy, obs: Any) -> None:
+    """As evaluations do."""
+    policy.player(1).choose(obs[None], slice(None), np.ones(1, np.bool_))
+
+
+@pytest.mark.parametrize("acts", [LoadedPolicy.act, play])
+def test_a_loaded_policy_acts_with_the_runs_threads(monkeypatch: pytest.MonkeyPatch, acts: Any) -> None:
+    """And gives the program its own number back, whatever the algorithm does."""
+    threads = []
+
+    def act_of(*_: Any, **__: Any) -> mc.Action:
+        threads.append(torch.get_num_threads())
+        raise OSError
+
+    algorithm: Any = SimpleNamespace(act=act_of)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads[-1])
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
+    for own in (1, 2):
+        threads[:] = [7]
+        with pytest.raises(OSError):
+            acts(LoadedPolicy(algorithm, ActingModel(torch.nn.Identity(), None), PLAIN, "repeat", {}, own), NOISE)
+        assert threads == [7, own, own, 7]
 
 
 @pytest.mark.parametrize("mask", [list(MASK), MASK.tolist(), ([0, 1], [0])])
