@@ -163,7 +163,7 @@ def test_the_vector_form_is_what_plain_copies_give(kind, options, copies):
     assert ours.agents == theirs.agents
     assert ours.spaces == theirs.spaces
     for seed in (1, 2):
-        together, alone = play(ours, 150, seed)[0], play(theirs, 150, seed)[0]
+        together, alone = play(ours, 320, seed)[0], play(theirs, 320, seed)[0]
         assert together.keys() == alone.keys()
         for key in alone:
             assert_same(together[key], alone[key])

@@ -160,7 +160,7 @@ BATCHES: dict[str, tuple[Any, mc.Spaces]] = {
     "stack": (DQN, mc.Spaces(BOX, CHOICES, stack=3)),
     "memory": (R2D2, mc.Spaces(BOX, CHOICES)),
     "Box of actions": (mc.SAC(hidden=(16,)), mc.Spaces(BOX, BOX)),
-    "joint": (DQN, mc.Spaces(gym.Dict(observation=BOX, joint_observation=BOX), CHOICES)),
+    "joint": (mc.MAPPO(hidden=(16,)), mc.Spaces(gym.Dict(observation=BOX, joint_observation=BOX), CHOICES)),
 }
 
 
