@@ -9,11 +9,13 @@ import sys
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
+from chances import OneShot
 from crowd import Contest, RockPaperScissors
 from kuhn_poker import KuhnPoker
 from refused import Refused, refusals, refused
@@ -134,6 +136,23 @@ def test_a_psro_that_ended_in_its_first_games_continues(tmp_path: Path) -> None:
     assert 0.65 < rewards.count(Pennies.payoffs[0, trained]) / len(rewards) < 0.85
 
 
+def test_opponents_of_a_response_are_told_what_their_actions_earned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of this game, an opponent that acts wins; where it never acts, it loses by the other's move."""
+    told: list[float] = []
+    player = SimpleNamespace(
+        choose=lambda obs, at, begins: mc.Action(np.zeros(len(at), np.int64)),
+        reward=lambda reward, at: told.extend(reward.tolist()),
+    )
+    load = lambda *saved: SimpleNamespace(player=lambda copies: player)  # noqa: E731
+    monkeypatch.setattr("marlcore.training.oracles.against.load_policy", load)
+    env = Against(OneShot, 2, "a", {(Path(), "b", "last"): 1.0})
+    env.reset(0)
+    for _ in range(60):
+        for turn in env.observe()[1]:
+            env.act(turn, np.zeros(len(turn.copies), np.int64))
+    assert told.count(1.0) == len(told) > 20
+
+
 def gain_of_best_move(mixture: np.ndarray) -> float:
     return float(max(mixture - np.roll(mixture, 1)))  # each move beats the one before it
 
@@ -160,6 +179,7 @@ KILLED = """
 import os, signal, sys
 sys.path[:0] = sys.argv[2:]
 from pathlib import Path
+from types import SimpleNamespace
 from marlcore.training.oracles import nash
 from test_psro import respond
 

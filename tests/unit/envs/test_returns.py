@@ -27,12 +27,11 @@ from marlcore.training.loops import ScriptedPlayer, Seat, act, observe, play
 COPIES = 2
 SEED = 3  # whose children for both copies are below 2^31, as Hanabi needs
 
-
 Rows = dict[Any, list[float]]  # by copy and agent: the rewards of its actions
 
 
 def evaluated(env_fn: Any, episodes: int, seed: int) -> tuple[list[list[Told]], Rows]:
-    """By copy: what an evaluation says of its episodes; and of which rewards it told players."""
+    """By copy: what an evaluation says of its episodes; and the rewards that it told players."""
     rows: Rows = defaultdict(list)
     with closing(vectorize(env_fn, COPIES)) as env:
         players = {agent: ScriptedPlayer("script", script, env.spaces[agent], COPIES) for agent in env.agents}
@@ -98,7 +97,7 @@ def check_equal(env_fn: Any, loop: Any, episodes: int, seed: int) -> None:
             for one, other in zip(by_copy[copy], expected, strict=True):
                 assert {agent: one.lengths[agent] for agent in other.lengths} == other.lengths
                 assert one.returns == pytest.approx(other.returns, rel=1e-9, abs=1e-9)
-            for agent in expected[0].rows:
+            for agent in {agent for one in expected for agent in one.rows}:
                 of_agent = [reward for one in expected for reward in one.rows.get(agent, [])]
                 assert rows[copy, agent][: len(of_agent)] == of_agent
 
