@@ -213,17 +213,19 @@ def _checked(agent: str, keys: tuple[Any, ...], space: gym.Space, value: Any) ->
     if array.shape != space.shape or not same:
         expected = f"{dtype.name} {space.shape}"
         raise EnvironmentFailed(f"{label}: expected {expected}, got {array.dtype.name} {array.shape}")
-    _check_floats(label, space, array)
+    if array.dtype.kind in "fc":
+        _check_values(label, space, array)
     member = space.contains(value if isinstance(space, gym.Discrete) else array)
     _require(member, label, f"a member of {space}", array.tolist())
     return array
 
 
-def _check_floats(label: str, space: gym.Space, array: NDArray[Any]) -> None:
-    wrong = wrong_values(space, array) if array.dtype.kind in "fc" else None
+def _check_values(label: str, space: gym.Space, array: NDArray[Any]) -> None:
+    wrong = wrong_values(space, array)
     if wrong is not None and wrong.any():
+        expected = "finite numbers" if array.dtype.kind in "fc" else brief(space)
         got = f"{array[wrong].flat[0]} in {brief(array.tolist())}"
-        raise EnvironmentFailed(f"{label}: expected finite numbers, got {got}")
+        raise EnvironmentFailed(f"{label}: expected {expected}, got {got}")
 
 
 def _components(spaces: Spaces, mask: NDArray[Any]) -> list[NDArray[Any]]:
@@ -329,7 +331,7 @@ class _Several:
             of_part = f"{label}[{name!r}]" if isinstance(obs, dict) else label
             _check_array(of_part, arrays[name], (len(copies), *field.shape), field.numpy)
             if name in spaces:
-                _check_floats(of_part, spaces[name], arrays[name])
+                _check_values(of_part, spaces[name], arrays[name])
         return [arrays[name].copy() for name in fields]
 
     def _actions(self, turn: Turn, chooser: _Chooser) -> NDArray[Any]:

@@ -223,6 +223,25 @@ SEVERAL: dict[str, tuple[str, Any, str]] = {  # by case: the part that is wrong,
 }  # fmt: skip
 
 
+class Doubled:
+    """Two copies in which a bit is twice what it was."""
+
+    def __init__(self):
+        self.inner = vectorize(Counting, 2)
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+    def observe(self):
+        outcomes, turns = self.inner.observe()
+        return outcomes, [turn._replace(obs=turn.obs | {"doors": turn.obs["doors"] * np.int8(2)}) for turn in turns]
+
+
+def test_a_value_that_a_space_does_not_have_is_named_in_several_copies():
+    says = "turn of agent_0: obs['doors']: expected MultiBinary(3), got 2 in ["
+    check_refused(lambda: check_env(Doubled, steps=100), EnvironmentFailed, says)
+
+
 @pytest.mark.parametrize("case", SEVERAL)
 def test_a_violation_of_several_copies_is_named_in_one_line(case):
     part, change, says = SEVERAL[case]
