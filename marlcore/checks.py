@@ -12,11 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _LONGEST = 200  # characters of a value in a message
-_BRACKETS: dict[Any, tuple[str, str]] = {
-    dict.__repr__: ("{", "}"),
-    list.__repr__: ("[", "]"),
-    tuple.__repr__: ("(", ")"),
-}
+_BRACKETS: dict[Any, Any] = {dict.__repr__: "{}", list.__repr__: "[]", tuple.__repr__: "()"}
 
 
 def check_finite(label: str, values: NDArray[Any]) -> None:

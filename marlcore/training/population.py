@@ -37,7 +37,7 @@ from .record import (
     each_metric,
     fixed_settings,
     is_address,
-    open_directory,
+    open_run,
     read_config,
     steps_taken,
 )
@@ -86,7 +86,7 @@ def work_population(
         if is_address(resume):
             raise ValueError(f"resume: expected a directory of this machine, got {str(resume)!r}")
         check_same_run(config.run_dir, resume)
-        config = replace(config, run_dir=str(open_directory(resume, CONTINUED)))
+        config = replace(config, run_dir=str(open_run(resume, CONTINUED)))
     folder = begin_several(config, population.parallel, "population")
     config = config.with_absolute_paths()
     with _warned_once():

@@ -175,6 +175,7 @@ BOMB = npz(("obs.npy", npy(np.zeros(0), shape=(2**26,)) + bytes(2**29)), how=zip
 NPZ = {
     "a billion claimed": npz(("obs.npy", npy(np.zeros(3), shape=(10**12,)))),
     "a bomb": BOMB,
+    "a bomb that hides its ratio": changed(BOMB, CENTRAL, 23, 0x20),  # compressed bytes: 2^29
     "zlib": changed(DEFLATED, b"PK\1\2", -9, 0xFF),
     "encrypted": changed(npz(), CENTRAL, 8, 1),
     "a directory": npz(("obs/", b""), ("reward.npy", npy(np.zeros(3)))),

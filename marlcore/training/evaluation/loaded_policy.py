@@ -28,7 +28,7 @@ from ..record import (
     checkpoint_path,
     described_policies,
     load_checkpoint,
-    open_directory,
+    open_run,
     read_sealed,
     saved_checkpoints,
     write_policies,
@@ -149,7 +149,7 @@ class SavedRun:
     @classmethod
     def of(cls, run_dir: str | Path, *, trust: bool = False, weights_only: bool = False) -> SavedRun:
         """See `load_policy`. Raises ValueError: there is no run, or another version wrote it."""
-        path = open_directory(run_dir, WEIGHTS if weights_only else UNPICKLED, trust)
+        path = open_run(run_dir, WEIGHTS if weights_only else UNPICKLED, trust)
         if weights_only:
             return cls(path, *described_policies(path), described=True)
         try:

@@ -26,15 +26,7 @@ from ..config import Config, EvaluationConfig, SelfPlayConfig
 from ..doors import children_of, trained
 from ..evaluation import LoadedPolicy, evaluate, load_policy, save_policies
 from ..loops import PolicyModel, build_model
-from ..record import (
-    UNPICKLED,
-    checkpoint_path,
-    holds_files,
-    is_address,
-    load_checkpoint,
-    open_directory,
-    save_checkpoint,
-)
+from ..record import UNPICKLED, checkpoint_path, holds_files, is_address, load_checkpoint, open_run, save_checkpoint
 from ..request import Algorithms, Request
 from ..run_input import RunInput, assigned, check_learners
 from ..self_play import POLICY
@@ -297,4 +289,4 @@ def _folder(run_dir: str | None, resume: str | Path | None) -> Path:
         return folder
     if not folder.is_dir():
         raise ValueError(f"resume: expected the directory of a psro, got {str(resume)!r}, which does not exist")
-    return open_directory(folder, UNPICKLED)
+    return open_run(folder, UNPICKLED)

@@ -48,4 +48,4 @@ from .run_directory import (
 )
 from .sinks import Sink, each_metric, open_sinks, read_metrics
 from .stop_conditions import StopConditions
-from .trust import CONTINUED, UNPICKLED, WAYS, WEIGHTS, open_directory
+from .trust import CONTINUED, UNPICKLED, WAYS, WEIGHTS, open_run

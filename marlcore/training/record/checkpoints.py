@@ -15,7 +15,7 @@ from .descriptions import policies_of
 from .files import ZIP, read_sealed, write_sealed
 from .hold import Hold
 from .run_directory import checkpoint_path
-from .trust import WEIGHTS, open_directory
+from .trust import WEIGHTS, open_run
 
 Weights: TypeAlias = str | Path | Mapping[str, torch.Tensor]
 InitFrom: TypeAlias = Weights | Mapping[str, Weights]
@@ -129,7 +129,7 @@ def _initial_state(policy: str, source: Any) -> dict[str, Any]:
     if not isinstance(source, (str, os.PathLike)):
         expected = "init_from: expected a run's directory, a checkpoint, a state_dict, or one of these for each policy"
         raise TypeError(f"{expected}, got {brief(source)}")
-    path = open_directory(source, WEIGHTS)
+    path = open_run(source, WEIGHTS)
     if path.is_dir():
         names = policies_of(path)
         if policy not in names and len(names) != 1:

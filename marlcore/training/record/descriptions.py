@@ -28,7 +28,7 @@ from ..config import AssignedPolicy, Config, is_custom
 from .files import read_json, write_json
 from .remote import fetch_run, is_address
 from .run_directory import read_config, steps_taken
-from .trust import IMPORTED, open_directory
+from .trust import IMPORTED, open_run
 
 POLICIES = "checkpoints/policies.json"
 ANCHORS, ROLES = "self_play.anchors", "self_play.roles"
@@ -111,7 +111,7 @@ def described_run(run_dir: str | Path, *, trust: bool = False) -> tuple[Any, Alg
             raise ValueError(f"{expected}, got {run_dir!r} without it")
         with TemporaryDirectory() as folder:
             return described_run(fetch_run(run_dir, Path(folder), "config.json"), trust=True)
-    described = read_config(open_directory(run_dir, IMPORTED, trust))
+    described = read_config(open_run(run_dir, IMPORTED, trust))
     try:
         config, env, name = Config.from_dict(described), described["env"], described["algorithm"]
         chosen = described["hyperparameters"]

@@ -23,7 +23,7 @@ from ..config import SINKS
 from .files import make_directory, read_json, write_json
 from .lock import LOCK, holds_files, is_directory_locked, lock_directory
 from .sinks.csv import PROGRESS, CsvSink
-from .trust import RECORD, open_directory
+from .trust import RECORD, open_run
 
 RUNS = "runs"  # parent of run directories without a given path
 
@@ -169,7 +169,7 @@ def has_all_steps(run_dir: str | Path) -> bool:
 def has_ended(path: str | Path) -> bool:
     """Whether it is the directory of a run that no process continues; one that is being made is none."""
     with suppress_failed_calls():  # another user's, of which nothing is known
-        root = open_directory(path, RECORD)
+        root = open_run(path, RECORD)
         return (root / "config.json").exists() and not is_directory_locked(root)
     return False
 

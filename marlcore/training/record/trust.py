@@ -40,14 +40,15 @@ RECORD = Way(("best_run", "marlcore top"), "`metrics.csv`, `config.json`, `check
 WAYS = (UNPICKLED, IMPORTED, CONTINUED, COMPARED, WEIGHTS, RECORD)
 
 
-def open_directory(run_dir: str | os.PathLike[str], way: Way = COMPARED, trust: bool | None = None) -> Path:
+def open_run(run_dir: str | os.PathLike[str], way: Way = COMPARED, trust: bool | None = None) -> Path:
     """The absolute path of a directory, which every door asks for before it reads there; of an own one the real path.
 
     `trust` is None for a door that asks nobody. Raises ValueError: another user could have changed it.
     """
+    root = absolute(run_dir)
     if not way.own:
-        return absolute(Path(run_dir))
-    root = Path(os.path.realpath(run_dir))
+        return root
+    root = Path(os.path.realpath(root))
     inside = [Path(folder, name) for folder, *names in os.walk(root / "checkpoints") for name in chain(*names)]
     for path in () if trust else (root, *(root / name for name in CODE), *inside):  # a walk does not follow links
         if os.path.lexists(path) and (reason := _doubt(os.lstat(path))):
