@@ -29,11 +29,11 @@ def read_npz(label: str, path: str | os.PathLike[str]) -> dict[str, NDArray[Any]
 
 
 def check_members(archive: ZipFile) -> None:
-    """Raises ValueError: a member is no array, is encrypted or comes twice, or they unpack to far more bytes."""
+    """Raises ValueError: a member is no array or comes twice, or they unpack to far more bytes."""
     members = archive.infolist()
     for info in members:
-        if not info.filename.endswith(".npy") or info.flag_bits & 1:
-            raise ValueError(f"expected members that are .npy files without a password, got {info.filename!r}")
+        if not info.filename.endswith(".npy"):
+            raise ValueError(f"expected arrays, got {info.filename!r}")
     if len({info.filename for info in members}) < len(members):
         raise ValueError("expected each name once, got one twice")
     held, claimed = archive.start_dir, sum(info.file_size for info in members)

@@ -176,7 +176,7 @@ NPZ = {
     "a billion claimed": npz(("obs.npy", npy(np.zeros(3), shape=(10**12,)))),
     "a bomb": BOMB,
     "a bomb that hides its ratio": changed(BOMB, CENTRAL, 23, 0x20),  # compressed bytes: 2^29
-    "zlib": changed(DEFLATED, b"PK\1\2", -9, 0xFF),
+    "zlib": DEFLATED[:60] + b"\xff" * 3 + DEFLATED[63:],
     "encrypted": changed(npz(), CENTRAL, 8, 1),
     "a directory": npz(("obs/", b""), ("reward.npy", npy(np.zeros(3)))),
     "no array": npz(("obs.txt", b"text")),
@@ -200,7 +200,8 @@ NPZ = {
 @pytest.mark.parametrize("case", NPZ)
 def test_a_broken_npz_is_refused_cheaply(tmp_path: Path, reader: str, case: str) -> None:
     (tmp_path / "data.npz").write_bytes(NPZ[case])
-    refuse_cheaply(lambda: READERS[reader](tmp_path / "data.npz"), "expected")
+    says = "expected each name once" if case == "twice" else "expected"
+    refuse_cheaply(lambda: READERS[reader](tmp_path / "data.npz"), says)
 
 
 @pytest.mark.parametrize("how", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])

@@ -240,6 +240,10 @@ def test_no_door_executes_a_hostile_directory(hostile: Path, door: str) -> None:
 
 def test_a_population_executes_nothing_of_an_own_directory_either(hostile: Path) -> None:
     hostile.chmod(0o755)
+    for name in ("population.json", "psro.json"):
+        everybodys(hostile, name)
+        check_refused(lambda: DOORS["train_population(resume=)"](hostile), ValueError, f"{name}', which has mode 0646")
+        (hostile / name).chmod(0o644)
     says = "(settings: expected the fields ['learner.gamma'], got ['learner.gamma', 'algorithm.network'])"
     check_refused(lambda: DOORS["train_population(resume=)"](hostile), ValueError, says)
     assert not (hostile.parent / "exploded").exists()
