@@ -43,7 +43,7 @@ WAYS = (UNPICKLED, IMPORTED, CONTINUED, COMPARED, WEIGHTS, RECORD)
 def open_run(run_dir: str | os.PathLike[str], way: Way = COMPARED, trust: bool | None = None) -> Path:
     """The absolute path of a directory, which every door asks for before it reads there; of an own one the real path.
 
-    `trust` is None for a door that asks nobody. Raises ValueError: another user could have changed it.
+    `trust` is None for a door without this argument. Raises ValueError: another user could have changed it.
     """
     root = absolute(run_dir)
     if not way.own:

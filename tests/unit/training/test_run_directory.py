@@ -268,7 +268,7 @@ def test_a_live_run_is_not_resumed(run, version):
     RunDirectory.resume(path).close()
 
 
-def test_nobody_who_may_only_read_a_run_can_block_it(run):
+def test_a_user_who_may_only_read_a_run_cannot_block_it(run):
     """Another user may share a lock of metrics.csv, and lock the directory; `.lock` is closed to others."""
     run.close()
     (run.path / ".lock").chmod(0o644)  # as some copies have it
