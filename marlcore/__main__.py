@@ -99,6 +99,7 @@ def _usage() -> str:
 
 
 def _run(command: str, arguments: list[str]) -> int:
+    from .checks import printable
     from .errors import MarlcoreError, WorkerFailed
     from .lazy import missing
     from .notices import say_always
@@ -116,17 +117,17 @@ def _run(command: str, arguments: list[str]) -> int:
         sys.stderr.write(f"marlcore: {error}\n")
         return 1
     except ModuleNotFoundError as error:
-        sys.stderr.write(f"marlcore: {missing(f'marlcore {command}', error)}\n")
+        sys.stderr.write(printable(f"marlcore: {missing(f'marlcore {command}', error)}") + "\n")
         return 2
     except (ValueError, TypeError, ImportError, OSError, MarlcoreError) as error:
         if isinstance(error, OSError) and error.filename is None and _output_fails(error):
             raise
         few = isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
         line = re.sub("^env_fn: ", "--env: ", str(error))
-        sys.stderr.write(f"marlcore: {line}{'; raise `ulimit -n`' if few else ''}\n")
+        sys.stderr.write(f"marlcore: {printable(line)}{'; raise `ulimit -n`' if few else ''}\n")
         return 2
     except KeyboardInterrupt as stop:
-        sys.stderr.write("marlcore: stopped" + _how_to_resume(str(stop)) + "\n")
+        sys.stderr.write(printable("marlcore: stopped" + _how_to_resume(str(stop))) + "\n")
         return 130
 
 

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from difflib import SequenceMatcher, get_close_matches
 from numbers import Real
 from pathlib import Path
@@ -10,6 +10,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+_LONGEST = 200  # characters of a value in a message
+_BRACKETS: dict[Any, Any] = {dict.__repr__: "{}", list.__repr__: "[]", tuple.__repr__: "()"}
 
 
 def check_finite(label: str, values: NDArray[Any]) -> None:
@@ -92,6 +95,42 @@ def absolute(path: str | os.PathLike[str]) -> Path:
 
 
 def brief(value: Any) -> str:
-    """The value in an error message, on one line of at most 200 characters."""
-    text = " ".join(repr(value).split())
-    return text if len(text) <= 200 else text[:197] + "..."
+    """The value in an error message, on one line of at most 200 printable characters, however large it is."""
+    text = ""
+    for piece in _pieces(value):
+        text += piece
+        if len(text) > 4 * _LONGEST:  # a value may contain itself, or so many others that their text takes hours
+            break
+    text = printable(" ".join(text.split()))
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."
+
+
+def printable(text: str, but: str = "") -> str:
+    """The text for a terminal: escapes stand for control characters and marks of direction, except for those in `but`.
+
+    Names of agents, files and metrics may hold any; some of them move the cursor, or hide what follows.
+    """
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() or char in but else ascii(char)[1:-1] for char in text)
+
+
+def _pieces(value: Any, depth: int = 20) -> Iterator[str]:
+    """The text of `repr` in pieces."""
+    own: Any = type(value).__repr__
+    if own in (str.__repr__, bytes.__repr__):
+        yield repr(value[:_LONGEST])
+    elif own is int.__repr__ and value.bit_length() > 4 * _LONGEST:
+        yield f"an integer of {value.bit_length()} bits"
+    elif own not in _BRACKETS or not depth:
+        yield repr(value) if own not in _BRACKETS else "..."
+    else:
+        begin, end = _BRACKETS[own]
+        yield begin
+        for number, part in enumerate(value):
+            yield ", " if number else ""
+            yield from _pieces(part, depth - 1)
+            if own is dict.__repr__:
+                yield ": "
+                yield from _pieces(value[part], depth - 1)
+        yield f",{end}" if own is tuple.__repr__ and len(value) == 1 else end

@@ -42,17 +42,22 @@ class Rule(ABC):
 class Whole(Rule):
     """An integer of Python or NumPy from `low` to `high`, or a whole float, such as 1e5.
 
-    The field holds Python's integer, since JSON knows no other.
+    The field holds Python's integer, since JSON knows no other. Without `high` it is at most `most`, of which a message speaks only if it is exceeded.
     """
 
     low: int
     high: int | None = None
+    most: int = 2**63 - 1  # shared counters hold no more
 
     def checked(self, label: str, value: Any) -> int:
         if isinstance(value, (float, np.floating)) and value.is_integer():
             value = int(value)
         check_whole(label, value, self.low, self.high)
+        check_whole(label, value, self.low, self.most if self.high is None else self.high)
         return int(value)
+
+
+UNITS = Whole(1, most=2**16)  # of a layer: the weights of a larger one would not fit into memory
 
 
 @dataclass(frozen=True)
@@ -109,12 +114,12 @@ class Scheduled(Number):
 
 @dataclass(frozen=True)
 class Sizes(Rule):
-    """A tuple of at least one integer of at least 1."""
+    """A tuple of at least one number of units."""
 
     def checked(self, label: str, value: Any) -> tuple[int, ...]:
         if not isinstance(value, tuple) or not value:
             raise ValueError(f"{label}: expected a tuple of at least one size, got {brief(value)}")
-        return tuple(Whole(1).checked(label, size) for size in value)
+        return tuple(UNITS.checked(label, size) for size in value)
 
 
 @dataclass(frozen=True)
@@ -134,7 +139,7 @@ class _Section(Rule):
     def checked(self, label: str, value: Any) -> Any:
         if not isinstance(value, self.kind):
             article = "an" if self.kind.__name__[0] in "AEIOU" else "a"
-            raise TypeError(f"{label}: expected {article} {self.kind.__name__}, got {value!r}")
+            raise TypeError(f"{label}: expected {article} {self.kind.__name__}, got {brief(value)}")
         return value
 
 

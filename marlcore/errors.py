@@ -11,6 +11,8 @@ from functools import partial
 from traceback import walk_tb
 from typing import Any
 
+from .checks import printable
+
 
 class MarlcoreError(Exception):
     """Base of marlcore's errors.
@@ -18,6 +20,9 @@ class MarlcoreError(Exception):
     It also comes by itself where no program needs to tell the causes apart: writers overwrite every draw (use a larger
     capacity), processes cannot be started, descriptors run out. The message names the remedy.
     """
+
+    def __str__(self) -> str:
+        return printable(super().__str__(), but="\n\t")  # of a traceback; it may quote names of any characters
 
 
 class SharedMemoryFull(MarlcoreError, MemoryError):

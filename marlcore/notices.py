@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from .checks import printable
 from .errors import suppress_failed_calls
 
 _log = logging.getLogger("marlcore")
@@ -37,7 +38,7 @@ def say(text: str) -> None:
     shown = [_by_default, *_inside.values()][-1]
     if sys.stderr is not None and (sys.stderr.isatty() if shown is None else shown):
         with suppress_failed_calls():  # the terminal was closed
-            sys.stderr.write(f"marlcore: {text}\n")
+            sys.stderr.write(f"marlcore: {printable(text)}\n")
             sys.stderr.flush()
     else:
         _log.info(text)

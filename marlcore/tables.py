@@ -9,6 +9,8 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from .checks import printable
+
 _EDGES = 4  # a table's lines other than its rows
 _NARROW = 30  # columns of a console on which names and numbers do not fit side by side
 
@@ -24,6 +26,11 @@ class FittedTable:
     min_width: int = 0  # of a column, which keeps it steady while its numbers grow
     crop: bool = False  # whether to omit further tables that do not fit the console's height
     optional: Collection[str] = ()  # titles of columns drawn only if one table fits all columns
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "headline", [*map(printable, self.headline)])
+        object.__setattr__(self, "titles", [*map(printable, self.titles)])
+        object.__setattr__(self, "rows", {printable(name): cells for name, cells in self.rows.items()})
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         width = options.max_width

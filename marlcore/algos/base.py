@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from ..declared import By, Number, Scheduled, Sizes, Whole, check_declared
+from ..declared import UNITS, By, Number, Scheduled, Sizes, Whole, check_declared
 from ..interfaces import Action, Algorithm
 from ..spaces import Spaces
 from .fast.adam import ClippedAdam, unrecorded
@@ -22,6 +22,7 @@ from .networks.torso import Activation
 Positive: TypeAlias = Annotated[float, Number(above=0)]
 Share: TypeAlias = Annotated[float, Number(above=0, high=1)]
 AtLeast1: TypeAlias = Annotated[int, Whole(1)]
+Units: TypeAlias = Annotated[int, UNITS]
 LearningRate: TypeAlias = Annotated[float | str, Scheduled(above=0)]
 Layers: TypeAlias = Annotated[tuple[int, ...], Sizes()]
 Network: TypeAlias = Annotated[str | Callable[[Spaces], nn.Module] | None, By(network_function)]

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from ..interfaces import Update
 from ..spaces import Spaces
-from .base import AtLeast1, Layers, Positive, own_generator
+from .base import AtLeast1, Layers, Positive, Units, own_generator
 from .fast import faster
 from .networks.initialization import initialize
 from .networks.own import torso_of
@@ -31,7 +31,7 @@ class IQN(FeedforwardQLearning):
 
     hidden: Layers = (64, 64)
     """Units in each fully connected layer, at least one; the last is the head's, after the embedding."""
-    n_cos: AtLeast1 = 64
+    n_cos: Units = 64
     """Cosines in a fraction's embedding, at least 1 (Dabney et al. 2018, equation 4)."""
     n_tau: AtLeast1 = 8
     """Fractions drawn per transition for the prediction, N in the paper, at least 1."""

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from .base import AtLeast1
+from .base import Units
 from .networks.members import TeamSpaces
 from .value_decomposition import TeamQLearning
 
@@ -25,9 +25,9 @@ class QMIX(TeamQLearning):
 
     wants_joint = True
 
-    mixing_units: AtLeast1 = 32
+    mixing_units: Units = 32
     """Units of the mixing network's hidden layer, at least 1."""
-    hyper_units: AtLeast1 = 64
+    hyper_units: Units = 64
     """Units of the hidden layers that make the mixing network's weights of the state, at least 1."""
     positive: Literal["absolute", "softmax"] = "absolute"
     """What keeps the mixing network's weights from being negative: "absolute" values, as in the paper, or a "softmax",

@@ -18,7 +18,7 @@ from ..interfaces import Action, ReplaySource, Update
 from ..observations import each
 from ..spaces import Spaces
 from ..spec import Sequence, TransitionSpec
-from .base import AtLeast1, LearningRate, Positive, Request, raw_reward
+from .base import AtLeast1, LearningRate, Positive, Request, Units, raw_reward
 from .fast import faster
 from .networks.qnetwork import QNetwork, best
 from .networks.recurrent import (
@@ -43,7 +43,7 @@ class WindowedQLearning(QLearning):
     So each update reads `length` times as many transitions as DQN's: ask for fewer updates.
     """
 
-    units: AtLeast1 = 64
+    units: Units = 64
     """Units of the recurrent layer, at least 1; rows store its state at intervals."""
     length: AtLeast1 = 40
     """Transitions of a window, those of its burn-in included."""

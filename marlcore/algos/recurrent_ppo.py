@@ -16,7 +16,7 @@ from ..interfaces import PREVIOUS_REWARD, Action, Update
 from ..observations import rows_at
 from ..spaces import Spaces
 from ..spec import TransitionSpec
-from .base import AtLeast1, Request, raw_reward
+from .base import AtLeast1, Request, Units, raw_reward
 from .fast import faster
 from .networks.initialization import initialize
 from .networks.policy_value import PolicyNetwork
@@ -33,7 +33,7 @@ class RecurrentPPO(PPO):
     cell: Cell = "lstm"
     """The recurrent layer: an lstm, a gru, which on a CPU takes twice the time, or your own, a function of inputs and
     units or its module:name; docs/guides/own-network.md says more."""
-    units: AtLeast1 = 64
+    units: Units = 64
     """Units of the recurrent layer, at least 1; rows store its state."""
     unroll: AtLeast1 = 16
     """Longest window, at least 1: transitions through which gradients reach back. Minibatches are of whole windows."""

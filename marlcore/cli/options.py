@@ -14,7 +14,7 @@ from enum import Enum
 from importlib.util import find_spec
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
-from ..checks import brief, did_you_mean
+from ..checks import brief, did_you_mean, printable
 from ..declared import hints_of, listed
 
 T = TypeVar("T")
@@ -216,6 +216,7 @@ def print_table(
 
     Off a terminal, on a very narrow one, or without rich, it writes the rows and the total, if there is one, with tabs.
     """
+    rows = [[*map(printable, row)] for row in rows]
     narrow = shutil.get_terminal_size().columns < 10 * len(columns)
     if narrow or not sys.stdout.isatty() or find_spec("rich") is None:
         sys.stdout.writelines("\t".join(row) + "\n" for row in (*rows, total) if row)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, is_dataclass, make_dataclass
 from typing import Annotated, Any
 
 from .. import algos
-from ..checks import brief, did_you_mean
+from ..checks import brief, did_you_mean, printable
 from ..declared import changed, hints_of
 from ..training import (
     Config,
@@ -85,8 +85,8 @@ def main(arguments: list[str]) -> int:
             results = train_seeds(env, algorithm, config, chosen.seeds, parallel=chosen.parallel, **start)
             for seed, result in zip(chosen.seeds, results, strict=True):
                 returns = ", ".join(f"{agent} {value:,.2f}" for agent, value in result.returns.items())
-                sys.stdout.write(f"seed {seed}: mean return at the end: {returns}\n")
-            sys.stdout.write(f"results in {results[0].run_dir.parent}\n")
+                sys.stdout.write(printable(f"seed {seed}: mean return at the end: {returns}") + "\n")
+            sys.stdout.write(printable(f"results in {results[0].run_dir.parent}") + "\n")
             return 0
         if chosen.parallel != 1:
             raise ValueError(f"parallel: expected 1 without --seeds, got {chosen.parallel}")
@@ -94,8 +94,8 @@ def main(arguments: list[str]) -> int:
     updates = ", ".join(f"{agent} {count:,}" for agent, count in result.updates.items())
     sys.stdout.write(summary(result.returns))
     if result.stopped:
-        sys.stdout.write(f"\nstopped before all steps: {result.stopped}")
-    sys.stdout.write(f"\nupdates: {updates}\nresults in {result.run_dir}\n")
+        sys.stdout.write(printable(f"\nstopped before all steps: {result.stopped}", but="\n"))
+    sys.stdout.write(f"\n{printable(f'updates: {updates}')}\n{printable(f'results in {result.run_dir}')}\n")
     return 0
 
 

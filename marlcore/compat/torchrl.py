@@ -21,6 +21,7 @@ from torchrl.data.replay_buffers import Writer as _Writer
 from ..checks import brief, names_error
 from ..errors import LaneBusy, MarlcoreError, NotEnoughData
 from ..memory import SEGMENT_LOCK, SegmentHandle, invalidate_after_fork
+from ..regular_files import open_regular
 from ..replay import ReplayBuffer as Replay
 from ..replay import Sampler
 from ..spec import Field, rows_of
@@ -213,7 +214,8 @@ class _LaneStorage(_Storage):  # the base's counters are unused; compilable ones
         torch.save(self.state_dict(), Path(path) / "lanes.pt")
 
     def loads(self, path: str | Path) -> None:
-        self.load_state_dict(torch.load(Path(path) / "lanes.pt", weights_only=True))
+        with open_regular(Path(path) / "lanes.pt") as file:
+            self.load_state_dict(torch.load(file, weights_only=True))
 
     def __getstate__(self) -> dict[str, Any]:
         """For another process, which attaches to the same memory and writes to another lane."""

@@ -11,7 +11,7 @@ import numpy as np
 from gymnasium import spaces as gym
 from numpy.typing import NDArray
 
-from ..checks import brief
+from ..checks import brief, printable
 from ..errors import EnvironmentFailed
 from ..interfaces import Outcome
 from ..observations import ALONE, Values, by_name, rows_at
@@ -58,7 +58,7 @@ class AgentView:
             if inside and observation[MASK].shape != (spaces.choices,):
                 raise ValueError(f"{MASK}: expected {spaces.choices} values, got {observation[MASK]}")
         except ValueError as error:
-            raise ValueError(f"{agent}: {error}") from None
+            raise ValueError(f"{printable(agent)}: {error}") from None
         return cls(agent, spaces, "observation" if inside else "info" if masked else None, wrapped)
 
     def split(self, observation: Any, info: Mapping[str, Any]) -> tuple[Any, Any]:

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..checks import brief, check_finite, names_error
+from ..npz import read_npz
 from ..observations import Values, by_name, each, in_form, part_name, rows_at
 from ..spec import Field, TransitionSpec, rows_of
 
@@ -143,18 +143,14 @@ def _episodes_of(source: Any, declared: Collection[str] | None) -> Iterable[Any]
 
 def _arrays_in(path: Path) -> dict[str, Any]:
     arrays: dict[str, Any] = {}
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            for name in file.files:
-                field, _, part = name.partition(".")
-                if part:
-                    arrays.setdefault(field, {})[part] = file[name]
-                else:
-                    arrays[name] = file[name]
-    except (BadZipFile, ValueError, AttributeError, TypeError) as error:  # a .npy file has one array and no `files`
-        raise ValueError(
-            f"episodes: expected a .npz file of arrays of numbers, got {str(path)!r} ({brief(error)})"
-        ) from None
+    for name, array in read_npz("episodes", path).items():
+        field, _, part = name.partition(".")
+        if part and isinstance(arrays.setdefault(field, {}), dict):
+            arrays[field][part] = array
+        elif part or field in arrays:
+            raise ValueError(f"episodes: expected one array or parts of {field!r}, got both in {str(path)!r}")
+        else:
+            arrays[name] = array
     return arrays
 
 

@@ -10,30 +10,34 @@ import io
 import itertools
 import json
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
+from ..checks import brief, check_whole, names_error, printable
+from ..declared import Declared, Whole
 from .config import PopulationConfig
-from .record import canvas, read_json, say_that_none_ended, write_atomically, write_json
+from .record import canvas, holds_files, read_json, say_that_none_ended, write_atomically, write_json
 
 STATE, TABLE, PICTURE = "population.json", "lineage.csv", "lineage.png"
+AtLeast0 = Annotated[int, Whole(0)]
 LOST = -math.inf  # the score of a member that diverged; NaN is that of one of which none is known
 
 
 @dataclass
-class Kin:
+class Kin(Declared):
     """A member as the lineage knows it."""
 
     settings: dict[str, Any]
-    target: int  # total steps of its run at the end of the segment that it is in, or was in last
-    begin: int = 0  # steps at which that segment began
+    target: AtLeast0  # total steps of its run at the end of the segment that it is in, or was in last
+    begin: AtLeast0 = 0  # steps at which that segment began
     score: float = math.nan  # the newest
     done: bool = False  # takes no more steps
-    copied: int | None = None  # the number of the newest copy that it made
+    copied: AtLeast0 | None = None  # the number of the newest copy that it made
 
 
 @dataclass
@@ -50,7 +54,7 @@ class Lineage:
     @classmethod
     def begun(cls, folder: Path, config: PopulationConfig, total_steps: int, seed: int) -> Lineage:
         """A new population, whose settings are drawn. Raises ValueError: the folder holds something."""
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        if folder.exists() and (not folder.is_dir() or holds_files(folder)):
             raise ValueError(f"run_dir: expected a new or empty directory, got {str(folder)!r}")
         generator = np.random.default_rng(seed)
         drawn = [{name: source.draw(generator) for name, source in config.settings.items()} for _ in range(config.size)]
@@ -59,20 +63,22 @@ class Lineage:
 
     @classmethod
     def read(cls, folder: Path, config: PopulationConfig, total_steps: int, seed: int) -> Lineage:
-        """The population of a folder. Raises ValueError: there is none, or it was begun with other settings."""
-        try:
+        """The population of a folder, with values that the settings' distributions allow, and no others.
+
+        Raises ValueError: there is none, it was begun with other settings, or it holds what no population writes.
+        """
+        with _population_in(folder):
             saved = read_json(folder / STATE)
-            for name, now in _fixed(config, total_steps).items():
-                if saved[name] != now:
-                    raise ValueError(f"population.{name}: expected {saved[name]}, as it began, got {now}")
-            kin = [Kin(**{**own, "score": float(own["score"])}) for own in saved["members"]]
-            rows = saved["rows"]
-        except (KeyError, TypeError, OSError) as error:
-            expected = "resume: expected the directory of a population"
-            raise ValueError(f"{expected}, got {str(folder)!r} ({error})") from None
-        for own in kin:
-            own.settings = {name: tuple(v) if isinstance(v, list) else v for name, v in own.settings.items()}
-        return cls(folder, config, total_steps, kin, seed, rows)
+            before = {name: saved[name] for name in _fixed(config, total_steps)}
+        for name, now in _fixed(config, total_steps).items():
+            if before[name] != now:
+                raise ValueError(f"population.{name}: expected {brief(before[name])}, as it began, got {now}")
+        with _population_in(folder):
+            kin = [_kin(config, own) for own in saved["members"]]
+            check_whole("members", len(kin), config.size, config.size)
+            for row in saved["rows"]:
+                _check_row(config, row)
+        return cls(folder, config, total_steps, kin, seed, saved["rows"])
 
     def write(self) -> None:
         """Replaces the file that `read` reads, and then the table."""
@@ -130,6 +136,36 @@ class Lineage:
     def generator_of(self, member: int) -> np.random.Generator:
         """Of a member's next decision; a population that is resumed decides the same."""
         return np.random.default_rng([self.seed, len(self.rows), member])
+
+
+@contextmanager
+def _population_in(folder: Path) -> Iterator[None]:
+    """Raises ValueError, which says why the block fails: the folder's file is not that of a population."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError, OSError) as error:
+        expected = "resume: expected the directory of a population"
+        raise ValueError(f"{expected}, got {str(folder)!r} ({printable(str(error))})") from None
+
+
+def _kin(config: PopulationConfig, own: Mapping[str, Any]) -> Kin:
+    """A member of the file. Raises ValueError and others: it is none of a population with these settings."""
+    settings = own["settings"]
+    if settings.keys() != config.settings.keys():
+        raise names_error("settings", config.settings, settings)
+    allowed = {name: source.restored(name, settings[name]) for name, source in config.settings.items()}
+    return Kin(**{**own, "settings": allowed, "score": float(own["score"])})
+
+
+def _check_row(config: PopulationConfig, row: Mapping[str, Any]) -> None:
+    """Raises ValueError and others: it is no row of the table."""
+    names = {"member", "step", "score", "copied", *config.settings}
+    if row.keys() != names:
+        raise names_error("rows", names, row)
+    check_whole("step", row["step"], 0)
+    for name in ("member", *(["copied"] if row["copied"] != "" else [])):
+        check_whole(name, row[name], 0, config.size - 1)
+    float(row["score"])
 
 
 def _fixed(config: PopulationConfig, total_steps: int) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from ..algos import make
-from ..checks import absolute, brief, did_you_mean
+from ..checks import brief, did_you_mean
 from ..declared import changed, hints_of
 from ..errors import WorkerFailed
 from ..interfaces import Algorithm, QueueSource
@@ -30,12 +30,14 @@ from .config import AssignedPolicy, Config, PopulationConfig, StopConfig
 from .lineage import LOST, Lineage, explored, parent_of, plot_lineage
 from .loops import build_model
 from .record import (
+    CONTINUED,
     Progress,
     SharedProgress,
     checkpoint_path,
     each_metric,
     fixed_settings,
     is_address,
+    open_run,
     read_config,
     steps_taken,
 )
@@ -75,7 +77,7 @@ def work_population(
 ) -> list[Member]:
     """The members of a population, the best first. Raises: see `train_population`."""
     if not isinstance(population, PopulationConfig):
-        raise TypeError(f"population: expected a PopulationConfig, got {population!r}")
+        raise TypeError(f"population: expected a PopulationConfig, got {brief(population)}")
     request = _completed(request)
     config = request.config
     assert config is not None
@@ -84,7 +86,7 @@ def work_population(
         if is_address(resume):
             raise ValueError(f"resume: expected a directory of this machine, got {str(resume)!r}")
         check_same_run(config.run_dir, resume)
-        config = replace(config, run_dir=str(absolute(resume)))
+        config = replace(config, run_dir=str(open_run(resume, CONTINUED)))
     folder = begin_several(config, population.parallel, "population")
     config = config.with_absolute_paths()
     with _warned_once():
@@ -282,7 +284,7 @@ def _completed(request: Request) -> Request:
     """The request with an algorithm whose hyperparameters can change. Raises ValueError, TypeError."""
     algorithm = request.algorithm
     if not isinstance(request.config, Config | None):
-        raise TypeError(f"config: expected a Config or None, got {request.config!r}")
+        raise TypeError(f"config: expected a Config or None, got {brief(request.config)}")
     if isinstance(algorithm, type):
         raise TypeError(f"algorithm: expected an Algorithm, such as marlcore.PPO(), got the class {algorithm.__name__}")
     if isinstance(algorithm, Mapping):
@@ -351,7 +353,7 @@ def _check_plain(name: str, value: Any) -> None:
         json.dumps(value)
     except TypeError:
         expected = f"settings: expected numbers, texts and tuples of Python for {name!r}"
-        raise ValueError(f"{expected}, got {value!r} of type {type(value).__name__}") from None
+        raise ValueError(f"{expected}, got {brief(value)} of type {type(value).__name__}") from None
 
 
 def _check_interval(policies: tuple[AssignedPolicy, ...], interval: int) -> None:

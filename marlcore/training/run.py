@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
-from ..checks import check_timeout
+from ..checks import check_timeout, printable
 from ..errors import SegmentNotFound, TimedOut
 from ..processes import Children
 from .evaluation import LoadedPolicy, SavedRun, published_policy
@@ -187,7 +187,7 @@ def _result(session: Session) -> Result:
         plot_payoff(table, table.with_suffix(".png"), title)
     returns = final_returns(each_metric(metrics), config.total_steps, chain(*(policy.agents for policy in policies)))
     if not config.offline and (endless := [agent for agent, mean in returns.items() if math.isnan(mean)]):
-        log.warning("returns: NaN for %s: no episode ended in %d steps", ", ".join(endless), status.steps)
+        log.warning("returns: NaN for %s: no episode ended in %d steps", printable(", ".join(endless)), status.steps)
     lost, restarts = session.telemetry.lost, status.restarts
     stopped = (session.interrupts.reason or "") if status.steps < config.total_steps else ""
     return Result(run_dir, status.steps, status.updates, returns, lost, session.sinks.lost, restarts, stopped)

@@ -10,7 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from ..checks import absolute
+from ..checks import absolute, brief, printable
 from ..envs import factory, vectorize
 from ..envs.copies import Copies
 from ..envs.joint import JointObservations
@@ -24,7 +24,7 @@ from ..spaces import Spaces
 from .config import SCRIPT, AssignedPolicy, Config, assign, check_applied, source_of, teams_of, wants_teams
 from .loops import ScriptedPlayer, choose_device, with_functions_of
 from .offline import OFFLINE
-from .record import RUNS, Callback, check_callback, fetch_run, initial_states, is_address, steps_taken
+from .record import RUNS, Callback, check_callback, fetch_run, initial_states, is_address, open_run, steps_taken
 from .request import Algorithms, Request
 from .self_play import check_self_play, policies_in_self_play
 from .warmup import compile_before_a_run
@@ -57,7 +57,7 @@ class RunInput:
         """
         env_fn, algorithm, config, data = request.env_fn, request.algorithm, request.config, request.data
         if not isinstance(config, Config | None):
-            raise TypeError(f"config: expected a Config or None, got {config!r}")
+            raise TypeError(f"config: expected a Config or None, got {brief(config)}")
         check_callback(request.callback)
         config = config or (Config() if data is None else OFFLINE)
         config, resume, remote = _located(config, request.resume)  # first: an environment may change the directory
@@ -116,7 +116,7 @@ def _located(config: Config, resume: str | Path | None) -> tuple[Config, Path | 
     remote = place if is_address(place) else None
     if is_address(config.run_dir):
         config = replace(config, run_dir=None)
-    here = None if resume is None or remote else absolute(resume)
+    here = None if resume is None or remote else open_run(resume)
     if here is not None:
         config = replace(config, run_dir=str(here))
     return config.with_absolute_paths(), here, remote
@@ -248,7 +248,7 @@ def warn_of_few_samples(run_input: RunInput, steps: int, updates: Mapping[str, i
             log.warning(
                 "updates_per_step: %s trained on %.2g samples for each of its steps, since the run was free; "
                 "a number, such as %g, holds the ratio",
-                policy.name, ratio, Config.updates_per_step,
+                printable(policy.name), ratio, Config.updates_per_step,
             )  # fmt: skip
 
 
@@ -267,5 +267,5 @@ def _warn_of_short_run(policies: tuple[AssignedPolicy, ...], config: Config, tak
         if 0 < steps <= needed:
             log.warning(
                 "%s: %s takes %s of the %d %s, and learns only after %d: it will learn nothing in them",
-                label, policy.name, f"{steps:.1f}".removesuffix(".0"), left, these, needed,
+                label, printable(policy.name), f"{steps:.1f}".removesuffix(".0"), left, these, needed,
             )  # fmt: skip

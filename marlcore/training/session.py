@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from ..checks import printable
 from ..declared import changed
 from ..interfaces import QueueSource, ReplaySource
 from ..processes import PID, STEPS, Children, Control, Telemetry
@@ -69,7 +70,7 @@ class Session:
         if run_input.resume is not None:
             check_resumed(run_input.resume, self.described, policies)  # first, so that a refused run stays unchanged
         with ExitStack() as stack:
-            self.directory = self._open_directory(stack)
+            self.directory = self._open_run(stack)
             self._fleet = stack.enter_context(self._hired()) if config.cluster.seats else None
             self._traffic: dict[str, Traffic] = {}
             self._taken: dict[Path, dict[str, Any]] = {}  # of a resumed run that continues with another's weights
@@ -130,23 +131,23 @@ class Session:
             make = partial(make_beside_anchors, make, anchors)
         return Fleet(config.cluster, make, self.described["env"], self.interrupts, trials)
 
-    def _open_directory(self, stack: ExitStack) -> RunDirectory:
+    def _open_run(self, stack: ExitStack) -> RunDirectory:
         config, resume = self.input.config, self.input.resume
         if resume is None:
             return stack.enter_context(RunDirectory.create(config.run_dir, self.described, self.input.runs))
         run = stack.enter_context(RunDirectory.resume(resume))
         before, now = environment_of(read_config(resume)), environment_of(self.described)
         if before != now and "<" not in f"{before}{now}":  # else it is a local function's name or an object's
-            log.warning("resume: the environment is %s instead of %s, with the same spaces", now, before)
+            log.warning("resume: the environment is %r instead of %r, with the same spaces", now, before)
         for policy in self.input.policies:
             Hold(run.checkpoint_path(policy.name), "", 0).end()  # a learner that still lives elsewhere saves no more
             if not run.checkpoint_path(policy.name).exists() and policy.name not in self.input.initial:
-                log.warning("resume: %s has no checkpoint yet, its learner starts from scratch", policy.name)
+                log.warning("resume: %s has no checkpoint yet, its learner starts from scratch", printable(policy.name))
         own = [policy for policy in self.input.policies if policy.name not in self.input.replays]
         replays = [policy.name for policy in own if isinstance(policy.source, ReplaySource)]
         if empty := [name for name in replays if not run.replay_path(name).exists()]:
             why = "were not saved before the run ended" if config.replay.save else "were not saved (replay.save)"
-            log.warning("resume: replays %s: empty at first for %s", why, ", ".join(empty))
+            log.warning("resume: replays %s: empty at first for %s", why, printable(", ".join(empty)))
         return run
 
     def _about(self) -> dict[str, Any]:
@@ -177,13 +178,13 @@ class Session:
         if initial is not None:
             left_out = model.initialise(initial, self.input.init_strict, name)
             if left_out:
-                log.warning("init_from: %s starts without %s", name, ", ".join(left_out))
+                log.warning("init_from: %s starts without %s", printable(name), ", ".join(left_out))
             if self.input.resume is None:
                 save_checkpoint(checkpoint, {**NO_COUNTS, **model.saved()})
             else:
                 self._taken[checkpoint] = taken_over(state, initial) | model.saved()
         elif state:
-            expected = f"resume: expected a checkpoint of {name}'s {type(policy.algorithm).__name__}"
+            expected = f"resume: expected a checkpoint of {printable(name)}'s {type(policy.algorithm).__name__}"
             try:
                 model.restore_checked(state, checkpoint, expected)
             except ValueError as error:
@@ -194,7 +195,9 @@ class Session:
                 alone = {label: {other: old[other] for other in old if other != label} for label in old}
                 unfit = [label for label in old if not _fits(state, policy, config, alone[label])] or old
                 told = " and ".join(f"{label} {changes[label][1]!r} instead of {old[label]!r}" for label in unfit)
-                raise ValueError(f"resume: expected hyperparameters that fit {name}'s network, got {told}") from error
+                raise ValueError(
+                    f"resume: expected hyperparameters that fit {printable(name)}'s network, got {told}"
+                ) from error
         store = stack.enter_context(create_weights(policy, config, model, state.get("version", 0)))
         if name in config.cluster.learners:
             from .nodes import Traffic

@@ -5,13 +5,11 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 import shutil
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TypeAlias
 
@@ -19,7 +17,7 @@ from ..checks import absolute, check_whole
 from ..errors import WorkerFailed
 from ..processes import Children, Interrupts
 from .config import Config
-from .record import RUNS, SharedProgress, Table, dated_paths, is_address, steps_taken
+from .record import RUNS, SharedProgress, Table, dated_paths, holds_files, is_address, lock_directory, steps_taken
 from .run import Result, Run, work
 from .run_input import RunInput
 
@@ -52,13 +50,11 @@ def held(folder: Path, kind: str) -> Iterator[None]:
     A directory that stays empty is removed, and one made here if the block fails before the first run has begun.
     """
     new = not folder.exists()
-    folder.mkdir(parents=True, exist_ok=True)
-    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(f"run_dir: expected one in which no other {kind} works, got {str(folder)!r}") from None
+    folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+    lock = lock_directory(folder)
+    if lock is None:
+        raise ValueError(f"run_dir: expected one in which no other {kind} works, got {str(folder)!r}")
+    with lock:
         try:
             yield
         except Exception:  # not by Ctrl-C, after which it can be continued
@@ -66,10 +62,8 @@ def held(folder: Path, kind: str) -> Iterator[None]:
                 shutil.rmtree(folder, ignore_errors=True)
             raise
         finally:
-            with suppress(OSError):  # it holds the runs
-                folder.rmdir()
-    finally:
-        os.close(lock)
+            if folder.exists() and not holds_files(folder):
+                shutil.rmtree(folder)
 
 
 def make_runs(

@@ -37,7 +37,7 @@ BELOW = {
     "compat": ["training", "planning"],
 }
 TOP = {"cgroup", "checks", "closing", "declared", "errors", "lazy", "notices", "observations", "references", "spec"}
-TOP |= {"shm"}
+TOP |= {"npz", "regular_files", "shm"}
 ABOVE_ALL = {"__init__", "__main__", "preload"}
 OPEN_ROOMS = {"kernels", "algos", "envs"}  # whose modules are what they offer
 

@@ -2,14 +2,16 @@
 
 import os
 import pickle
-from typing import IO, Any
+from contextlib import nullcontext
+from typing import IO, Any, cast
 from zipfile import ZipFile
 
 import numpy as np
-from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from ...checks import brief
+from ...npz import check_members, read_array, read_header
+from ...regular_files import open_regular
 from ..ring import Rows
 
 File = str | os.PathLike[str] | IO[bytes]
@@ -26,7 +28,9 @@ def save(file: File, values: Rows, summed: bool) -> None:
 def load(file: File) -> tuple[Rows, bool]:
     """Each field of the transitions, [n, *shape], and whether they are returns of n steps."""
     try:
-        with ZipFile(file) as archive:
+        named = isinstance(file, (str, os.PathLike))
+        with open_regular(cast(str, file)) if named else nullcontext(file) as opened, ZipFile(opened) as archive:
+            check_members(archive)
             parts = {name: _read(archive, name) for name in ("version", "safe", "data", "Nstep", "cache", "next_of")}
         if parts["version"] != _VERSION:
             raise ValueError(f"version {parts['version']!r}")
@@ -50,12 +54,9 @@ def _expand(values: Rows, next_of: list[str] | None, cache: dict[int, dict[str, 
 
 def _read(archive: ZipFile, name: str) -> Any:
     with archive.open(f"{name}.npy") as file:
-        version = npy.read_magic(file)
-        read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-        if read(file)[2].hasobject:
+        if read_header(file)[1].hasobject:
             return _Plain(file).load().content[0]
-        file.seek(0)
-        return npy.read_array(file, allow_pickle=False).tolist()
+    return read_array(archive, f"{name}.npy", kinds="biufcU").tolist()
 
 
 def _numbers(value: Any) -> NDArray[Any]:

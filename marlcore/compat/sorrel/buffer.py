@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...checks import brief, names_error
+from ...checks import brief, check_whole, names_error
 from ...errors import NotEnoughData
+from ...npz import read_npz
 from ...spec import Field, as_field
 from ..ring import Held, Ints, Ring, whole_number
-from ..saved import read_npz
 from .adder import SCALARS, Adder
 
 Array = NDArray[Any]
@@ -287,13 +287,17 @@ class Buffer(Ring):
 
         Raises: ValueError: it is another kind of file. OSError: it cannot be read.
         """
-        extras = read_npz(Path(input_file))
+        extras = read_npz("input_file", input_file)
         needed = {"n_frames", "idx", *_SORREL_NAMES.values()}
         if not needed <= extras.keys():
             raise ValueError(f"input_file: expected one with {sorted(needed)}, got {sorted(extras)}")
-        n_frames, idx = int(extras.pop("n_frames")), int(extras.pop("idx"))
         columns = {name: extras.pop(theirs) for name, theirs in _SORREL_NAMES.items()}
-        capacity, shapes = len(columns["obs"]), {name: array.shape[1:] for name, array in extras.items()}
+        counts, capacity = [extras.pop(name) for name in ("n_frames", "idx")], len(np.atleast_1d(columns["obs"]))
+        if any(count.shape for count in counts) or not columns["obs"].ndim:
+            raise ValueError("input_file: expected the numbers n_frames and idx, and rows of states, got other shapes")
+        n_frames, idx = map(int, counts)
+        check_whole("input_file: n_frames", n_frames, 1, capacity)
+        shapes = {name: array.shape[1:] for name, array in extras.items()}
         buffer = cls(capacity, columns["obs"].shape[1:], n_frames, **shapes)
         buffer.fill({**columns, **extras}, idx, capacity)
         return buffer

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
-from ...checks import absolute, did_you_mean
+from ...checks import absolute, brief, did_you_mean
 from ...declared import By, Declared, Whole, changed, flattened
 from .cluster import ClusterConfig
 from .schedules import Constant, Schedule, Scheduled, Stages, ascending
@@ -35,10 +35,10 @@ else:
 
 def _learners(label: str, learners: Any) -> Any:
     if not isinstance(learners, Mapping):
-        raise TypeError(f"{label}: expected a dict, got {learners!r}")
+        raise TypeError(f"{label}: expected a dict, got {brief(learners)}")
     for policy, learner in learners.items():
         if not isinstance(learner, LearnerConfig):
-            raise TypeError(f"{label}: expected a LearnerConfig for {policy!r}, got {learner!r}")
+            raise TypeError(f"{label}: expected a LearnerConfig for {policy!r}, got {brief(learner)}")
     return dict(learners)
 
 
@@ -114,7 +114,7 @@ class Config(Declared):
         if self.stop.judges and self.stop.of_evaluation and not self.evaluation.evaluates:
             raise ValueError(
                 f"stop.metric: expected one of a run without evaluations (evaluation.interval 0), "
-                f"got {self.stop.metric!r}"
+                f"got {brief(self.stop.metric)}"
             )
 
     def learner_of(self, policy: str) -> LearnerConfig:

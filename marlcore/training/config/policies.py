@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...checks import did_you_mean
+from ...checks import brief, did_you_mean
 from ...interfaces import MEMBER_REWARDS, Algorithm, QueueSource, ReplaySource
 from ...processes import encoded_name
 from ...spaces import Spaces
@@ -88,7 +88,7 @@ def policy_names(agents: list[str], policies: Mapping[str, str] | Callable[[str]
     elif callable(policies):
         names = {agent: policies(agent) for agent in agents}
     else:
-        raise TypeError(f"policies: expected the policy of each agent, got {policies!r}")
+        raise TypeError(f"policies: expected the policy of each agent, got {brief(policies)}")
     for agent, policy in names.items():
         if not isinstance(policy, str) or not policy:
             raise TypeError(f"policies: expected the name of a policy for {agent}, got {policy!r}")
@@ -112,7 +112,7 @@ def teams_of(
     if callable(teams):
         teams = {agent: teams(agent) for agent in agents}
     if not isinstance(teams, Mapping):
-        raise TypeError(f"teams: expected the team of each member, got {teams!r}")
+        raise TypeError(f"teams: expected the team of each member, got {brief(teams)}")
     for agent, team in teams.items():
         if agent not in agents:
             hint = did_you_mean(agent, agents)
@@ -167,7 +167,7 @@ def source_of(policy: AssignedPolicy, config: Config) -> ReplaySource | QueueSou
     chosen = ReplaySource(config.learner_of(policy.name).n_step, prioritized, hindsight=hindsight)
     source = policy.algorithm.source(chosen)
     if not isinstance(source, (ReplaySource, QueueSource)):
-        raise TypeError(f"source of {policy.name}: expected a ReplaySource or a QueueSource, got {source!r}")
+        raise TypeError(f"source of {policy.name}: expected a ReplaySource or a QueueSource, got {brief(source)}")
     return source
 
 
@@ -250,7 +250,7 @@ def _check_unused(section: str, names: Iterable[str], chosen: Any, default: Any,
     for name in names:
         value, usual = getattr(chosen, name), getattr(default, name)
         if value != usual:
-            raise ValueError(f"{section}{name}: expected the default {usual!r}, since {why}, got {value!r}")
+            raise ValueError(f"{section}{name}: expected the default {usual!r}, since {why}, got {brief(value)}")
 
 
 def learner_names(config: Config, policies: Sequence[str]) -> dict[str, list[str]]:

@@ -1,5 +1,6 @@
 """The settings of a population: which hyperparameters its members have, and how it searches for better ones."""
 
+import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -20,6 +21,10 @@ class Distribution(ABC):
     @abstractmethod
     def ends(self) -> tuple[Any, ...]:
         """Values that are allowed if and only if all are: the ends of a range, or every option."""
+
+    @abstractmethod
+    def restored(self, label: str, value: Any) -> Any:
+        """The value that a file holds of it. Raises ValueError: it has no such value."""
 
     @abstractmethod
     def draw(self, generator: np.random.Generator) -> Any: ...
@@ -46,6 +51,9 @@ class Uniform(Distribution):
     def ends(self) -> tuple[float, float]:
         return float(self.low), float(self.high)
 
+    def restored(self, label: str, value: Any) -> float:
+        return float(Number(self.low, self.high).checked(label, value))
+
     def draw(self, generator: np.random.Generator) -> float:
         return float(generator.uniform(self.low, self.high))
 
@@ -60,7 +68,7 @@ class LogUniform(Uniform):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.low <= 0:
-            raise ValueError(f"LogUniform: expected numbers above 0, got {self.low!r}")
+            raise ValueError(f"LogUniform: expected numbers above 0, got {brief(self.low)}")
 
     def draw(self, generator: np.random.Generator) -> float:
         drawn = math.exp(generator.uniform(math.log(self.low), math.log(self.high)))
@@ -82,12 +90,16 @@ class Choice(Distribution):
     def ends(self) -> tuple[Any, ...]:
         return self.options
 
+    def restored(self, label: str, value: Any) -> Any:
+        for option in self.options:
+            if json.dumps(option) == json.dumps(value):
+                return option
+        raise ValueError(f"{label}: expected one of {brief(self.options)}, got {brief(value)}")
+
     def draw(self, generator: np.random.Generator) -> Any:
         return self.options[int(generator.integers(len(self.options)))]
 
     def perturbed(self, value: Any, factor: float) -> Any:
-        if value not in self.options:  # which a resumed population may have changed
-            return self.options[0]
         place = self.options.index(value) + (1 if factor > 1 else -1)
         return self.options[min(max(place, 0), len(self.options) - 1)]
 

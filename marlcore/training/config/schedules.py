@@ -63,7 +63,7 @@ class Schedule:
         if callable(value):
             return Custom(value)
         if not is_number(value):
-            raise TypeError(f"{label}: expected a number, a schedule or a function of the step count, got {value!r}")
+            raise TypeError(f"{label}: expected a number, a schedule or a function of the steps, got {brief(value)}")
         return Constant(float(value))
 
 
@@ -83,10 +83,10 @@ def _points(label: str, points: Any) -> tuple[tuple[int, float], ...]:
     try:
         pairs = tuple((WHOLE.checked(label, count), float(value)) for count, value in points)
     except (TypeError, ValueError):
-        raise ValueError(f"{label}: expected pairs of a count and a value, got {points!r}") from None
+        raise ValueError(f"{label}: expected pairs of a count and a value, got {brief(points)}") from None
     counts = [count for count, _ in pairs]
     if not pairs or counts != sorted(set(counts)):
-        raise ValueError(f"{label}: expected ascending counts, got {points!r}")
+        raise ValueError(f"{label}: expected ascending counts, got {brief(points)}")
     for i, (_, value) in enumerate(pairs):
         FINITE.checked(f"{label}[{i}]", value)
     return pairs
@@ -97,9 +97,9 @@ def ascending(label: str, begins: Any) -> tuple[int, ...]:
     try:
         counts = tuple(WHOLE.checked(label, count) for count in begins)
     except (TypeError, ValueError):
-        raise ValueError(f"{label}: expected counts, got {begins!r}") from None
+        raise ValueError(f"{label}: expected counts, got {brief(begins)}") from None
     if list(counts) != sorted(set(counts)) or any(count < 1 for count in counts):
-        raise ValueError(f"{label}: expected ascending counts of at least 1, got {begins!r}")
+        raise ValueError(f"{label}: expected ascending counts of at least 1, got {brief(begins)}")
     return counts
 
 

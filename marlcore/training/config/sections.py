@@ -25,7 +25,7 @@ RATIO = Number(1e-6, 1e6)
 def shares(label: str, value: Any) -> dict[str, float]:
     """Shares by name. Raises ValueError, TypeError: they are none, or their sum is not 1."""
     if not isinstance(value, Mapping):
-        raise TypeError(f"{label}: expected shares by name, got {value!r}")
+        raise TypeError(f"{label}: expected shares by name, got {brief(value)}")
     numbers = [*value.values()]
     right = all(is_number(number) and number >= 0 for number in numbers)
     if not right or (numbers and not math.isclose(sum(numbers), 1.0, abs_tol=1e-6)):
@@ -75,7 +75,7 @@ def updates_per_step(label: str, value: Any) -> Schedule | float:
 def named_schedules(label: str, value: Any) -> dict[str, Schedule]:
     """Schedules by name. Raises ValueError, TypeError: one is none, or its name is taken."""
     if not isinstance(value, Mapping):
-        raise TypeError(f"{label}: expected schedules by name, got {value!r}")
+        raise TypeError(f"{label}: expected schedules by name, got {brief(value)}")
     check_free(label, value, "epsilon")
     return {name: Schedule.from_value(f"{label}.{name}", schedule) for name, schedule in value.items()}
 
@@ -98,7 +98,7 @@ def sink_names(label: str, names: Any) -> tuple[str, ...]:
     """Names of sinks, csv among them. Raises ValueError, TypeError."""
     listed = isinstance(names, Collection) and not isinstance(names, str)
     if not listed or not all(isinstance(name, str) for name in names):
-        raise TypeError(f"{label}: expected names of sinks, got {names!r}")
+        raise TypeError(f"{label}: expected names of sinks, got {brief(names)}")
     for name in names:
         if name not in SINKS and not is_importable(name):
             known = ", ".join(SINKS)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ...checks import absolute, did_you_mean
+from ...checks import absolute, brief, did_you_mean
 from ...declared import By, Declared, Number, Whole
 from ...processes import encoded_name
 from ...references import is_importable, reference_to
@@ -37,7 +37,7 @@ def _last_part(reference: str) -> str:
 def _anchors(label: str, anchors: Any) -> dict[str, Schedule]:
     """The shares by reference; functions and classes that can be imported become references."""
     if not isinstance(anchors, Mapping):
-        raise TypeError(f"{label}: expected shares by opponent, got {anchors!r}")
+        raise TypeError(f"{label}: expected shares by opponent, got {brief(anchors)}")
     shares = {}
     for anchor, share in anchors.items():
         name = anchor if isinstance(anchor, str) else reference_to(anchor) or ""
@@ -53,20 +53,20 @@ def _draw(label: str, draw: str) -> str:
     """The name of a way to draw, or a reference to a function."""
     if draw not in DRAWS and (":" not in draw or not is_importable(draw)):
         expected = f"{', '.join(DRAWS)}, or module:name of a function"
-        raise ValueError(f"{label}: expected {expected}, got {draw!r}{did_you_mean(draw, DRAWS)}")
+        raise ValueError(f"{label}: expected {expected}, got {brief(draw)}{did_you_mean(draw, DRAWS)}")
     return draw
 
 
 def _roles(label: str, roles: Any) -> dict[str, str]:
     if not isinstance(roles, Mapping):
-        raise TypeError(f"{label}: expected roles by policy, got {roles!r}")
+        raise TypeError(f"{label}: expected roles by policy, got {brief(roles)}")
     for policy, role in roles.items():
         if not isinstance(policy, str) or not policy:
             raise TypeError(f"{label}: expected names of policies, got {policy!r}")
         encoded_name(label, policy)  # refuses names that metrics cannot hold
         if role not in ROLES:
             hint = did_you_mean(role, ROLES)
-            raise ValueError(f"{label}: expected one of {', '.join(ROLES)} for {policy!r}, got {role!r}{hint}")
+            raise ValueError(f"{label}: expected one of {', '.join(ROLES)} for {policy!r}, got {brief(role)}{hint}")
     if roles and MAIN not in roles.values():
         raise ValueError(f"{label}: expected a policy of the role {MAIN}, got {dict(roles)}")
     return dict(roles)

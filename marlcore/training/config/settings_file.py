@@ -7,16 +7,26 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from ...checks import did_you_mean
+from ...checks import brief, did_you_mean, printable
 from ...declared import flattened, hints_of
+from ...regular_files import read_regular
 from .config import Config, LearnerConfig
 
 PRESETS = Path(__file__).parents[2] / "presets"
+LONGEST = 2**20  # bytes of a file
 _NULL = "tag:yaml.org,2002:null"
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]
-    """YAML 1.1, but 1e-3 is a number there too, and a key with nothing after its colon is left out; `null` is None."""
+    """YAML 1.1 without aliases, which make a few hundred bytes as large as they like.
+
+    1e-3 is a number too, and a key with nothing after its colon is left out; `null` is None.
+    """
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.MarkedYAMLError(None, None, "expected a value, got an alias", self.peek_event().start_mark)
+        return super().compose_node(parent, index)
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
         node.value = [(key, value) for key, value in node.value if (value.tag, value.value) != (_NULL, "")]
@@ -49,20 +59,22 @@ def read_settings(path: str | Path) -> Settings:
         that names the file and the key.
     """
     try:
-        plain = yaml.load(Path(path).read_text(encoding="utf-8"), _Loader) or {}
+        plain = yaml.load(read_regular(path, LONGEST).decode("utf-8"), _Loader)
+        plain = {} if plain is None else plain
     except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
-        raise ValueError(f"config: expected a YAML file, got {str(path)!r} ({' '.join(str(error).split())})") from None
+        reason = printable(" ".join(str(error).split()))
+        raise ValueError(f"config: expected a YAML file, got {str(path)!r} ({reason})") from None
     try:
         _check_names(plain)
         for name in ("env", "algo"):
             if not isinstance(plain.get(name, ""), str):
-                raise ValueError(f"{name}: expected a name, got {plain[name]!r}; mc.train takes an algorithm a policy")
+                raise ValueError(f"{name}: expected a name, got {brief(plain[name])}; mc.train takes one a policy")
         hyperparameters = plain.get("algorithm", {})
         if not isinstance(hyperparameters, Mapping):
-            raise ValueError(f"algorithm: expected its hyperparameters by name, got {hyperparameters!r}")
+            raise ValueError(f"algorithm: expected its hyperparameters by name, got {brief(hyperparameters)}")
         return Settings(Config.from_dict(plain), plain.get("env"), plain.get("algo"), hyperparameters)
     except (ValueError, TypeError) as error:
-        raise ValueError(f"{path}: {error}") from None
+        raise ValueError(printable(f"{path}: {error}")) from None
 
 
 def preset_names() -> list[str]:
@@ -83,7 +95,7 @@ def _check_names(plain: Any) -> None:
     names = [name for name, _ in flattened(plain, Config)]
     learners = plain.get("learners", {})
     if not isinstance(learners, Mapping):
-        raise ValueError(f"learners: expected settings by policy, got {learners!r}")
+        raise ValueError(f"learners: expected settings by policy, got {brief(learners)}")
     for policy, section in learners.items():
         known |= hints_of(LearnerConfig, f"learners.{policy}.").keys()
         names += [name for name, _ in flattened(section, LearnerConfig, f"learners.{policy}.")]

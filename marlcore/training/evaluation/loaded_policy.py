@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ...checks import absolute, brief, check_finite
+from ...checks import brief, check_finite
 from ...envs.agent_view import AgentView, fault_of
 from ...errors import TimedOut
 from ...interfaces import Action, Algorithm
@@ -24,10 +24,12 @@ from ...weights import ParameterStore
 from ..config import AssignedPolicy, Config, schedules_of
 from ..loops import ActingModel, Policy, PolicyPlayer, build_model, exploration_of, hides_joint
 from ..record import (
-    check_trusted,
+    UNPICKLED,
+    WEIGHTS,
     checkpoint_path,
     described_policies,
     load_checkpoint,
+    open_run,
     read_sealed,
     saved_checkpoints,
     write_policies,
@@ -38,6 +40,7 @@ from .export import export_policy
 
 FIRST_WEIGHTS_S = 60.0
 PICKLED = "checkpoints/run.pickle"
+_ALWAYS, _CRITICS = 2**26, 100  # bytes, and how many for each of a checkpoint, which may leave out the critics
 
 
 @dataclass(eq=False, repr=False)
@@ -196,14 +199,14 @@ class SavedRun:
     policies: tuple[AssignedPolicy, ...]
     config: Config
     pickled_env_fn: bytes | None = None  # also if cloudpickle could not pickle it
+    described: bool = False  # by files that anybody may have made
 
     @classmethod
     def of(cls, run_dir: str | Path, *, trust: bool = False, weights_only: bool = False) -> SavedRun:
         """See `load_policy`. Raises ValueError: there is no run, or another version wrote it."""
-        path = absolute(run_dir)
+        path = open_run(run_dir, WEIGHTS if weights_only else UNPICKLED, trust)
         if weights_only:
-            return cls(path, *described_policies(path))
-        path = check_trusted(path, trust)
+            return cls(path, *described_policies(path), described=True)
         try:
             saved = cloudpickle.loads(read_sealed(path / PICKLED))
             return cls(path, saved["policies"], saved["config"], saved["env_fn"])
@@ -238,12 +241,24 @@ class SavedRun:
             expected = f"which: expected one of the checkpoints of {assigned.name!r} in {path.parent}"
             there = saved_checkpoints(self.path, assigned.name)
             raise ValueError(f"{expected}, {brief(there) if there else 'of which there is none yet'}, got {which!r}")
+        if self.described:
+            _check_claimed(assigned, self.config, path)
         model = build_model(assigned, self.config)
         model.restore(state)
         counts = {"updates": int(state.get("updates", 0)), "steps": int(state.get("step", 0))}
         schedules = schedules_of(assigned.algorithm, self.config)
         numbers = {label: schedule.at(counts[schedule.of]) for label, schedule in schedules.items()}
         return _loaded(assigned, model.acting, self.config, numbers)
+
+
+def _check_claimed(policy: AssignedPolicy, config: Config, path: Path) -> None:
+    """Raises ValueError, before memory is allocated: the network would be far larger than its checkpoint."""
+    with torch.device("meta"):
+        tensors = build_model(policy, config).whole.state_dict().values()
+    claimed, held = sum(tensor.nbytes for tensor in tensors), path.stat().st_size
+    if claimed > max(_ALWAYS, _CRITICS * held):
+        expected = f"weights_only: expected a network of the size of its checkpoint, {held:,} bytes"
+        raise ValueError(f"{expected}, got one of {claimed:,} bytes for {str(path)!r}")
 
 
 def _reason(error: Exception) -> str:

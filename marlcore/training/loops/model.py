@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from ...algos.networks.moments import RunningMoments
+from ...checks import printable
 from ...errors import Diverged
 from ...interfaces import RETURN
 from ...observations import by_name, in_form
@@ -129,7 +130,7 @@ class PolicyModel:
             missing += [name for name in shapes if name not in fitting[-1]]
         if not wrong and (left_out or missing):
             wrong = f"others, {', '.join(left_out)}" if left_out else f"none for {', '.join(missing)}"
-        expected = f"init_from: expected weights of {policy}'s network"
+        expected = f"init_from: expected weights of {printable(policy)}'s network"
         if not fitting[0]:
             raise ValueError(f"{expected}, got none that fits")
         if strict and wrong:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...checks import absolute, check_whole, is_number
+from ...checks import absolute, brief, check_whole, is_number
 from ...envs import factory
 from ...notices import say, shown_with
 from ...processes import Children, Interrupts
@@ -26,7 +26,7 @@ from ..config import Config, EvaluationConfig, SelfPlayConfig
 from ..doors import children_of, trained
 from ..evaluation import LoadedPolicy, evaluate, load_policy, save_policies
 from ..loops import PolicyModel, build_model
-from ..record import checkpoint_path, is_address, load_checkpoint, save_checkpoint
+from ..record import UNPICKLED, checkpoint_path, holds_files, is_address, load_checkpoint, open_run, save_checkpoint
 from ..request import Algorithms, Request
 from ..run_input import RunInput, assigned, check_learners
 from ..self_play import POLICY
@@ -85,11 +85,11 @@ def psro(
     check_whole("iterations", iterations)
     check_whole("games", games, 2)
     if min_gain is not None and not is_number(min_gain):
-        raise ValueError(f"min_gain: expected a number or None, got {min_gain!r}")
+        raise ValueError(f"min_gain: expected a number or None, got {brief(min_gain)}")
     solve = solver_of(meta_solver)
     mixture_by(solve, np.zeros((1, 1)))
     if not isinstance(config, Config):
-        raise TypeError(f"config: expected a Config, got {config!r}")
+        raise TypeError(f"config: expected a Config, got {brief(config)}")
     for name, default in (("self_play", SelfPlayConfig()), ("evaluation", EvaluationConfig())):
         if getattr(config, name) != default:
             raise ValueError(f"config.{name}: expected the default, since psro chooses all games, got other settings")
@@ -155,7 +155,7 @@ class Oracles:
 
     def checked(self, resumed: bool) -> PSROResult:
         """What is known at the beginning. Raises ValueError, TypeError: the input is refused, or none can continue."""
-        if not resumed and any(self.folder.iterdir()):
+        if not resumed and holds_files(self.folder):
             raise ValueError(f"run_dir: expected a new or empty directory, got {str(self.folder)!r}, which holds files")
         self._make_env, policies, self._config = assigned(factory(self.env_fn), self.algorithm, self.config)
         self._agents = tuple(agent for policy in policies for agent in policy.agents)
@@ -285,6 +285,8 @@ def _folder(run_dir: str | None, resume: str | Path | None) -> Path:
     folder = folder_of(place, "psro")
     if resume is not None and run_dir is not None and absolute(run_dir) != folder:
         raise ValueError(f"run_dir: expected None or that of the psro that continues, {str(resume)!r}, got {run_dir!r}")
-    if resume is not None and not folder.is_dir():
+    if resume is None:
+        return folder
+    if not folder.is_dir():
         raise ValueError(f"resume: expected the directory of a psro, got {str(resume)!r}, which does not exist")
-    return folder
+    return open_run(folder, UNPICKLED)

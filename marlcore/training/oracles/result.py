@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...checks import printable
 from ..evaluation import LoadedPolicy
 from ..record import canvas, read_json, write_json
 
@@ -125,16 +126,19 @@ def read_into(result: PSROResult) -> None:
     """
     try:
         saved = read_json(result.run_dir / TABLE)
-    except OSError as error:
+        parts = [saved, saved["opponent"]] if "opponent" in saved else [saved]
+        if len(parts) != len(result.populations):
+            expected = f"resume: expected a psro of {len(result.populations)} populations"
+            raise ValueError(f"{expected}, got one of {len(parts)}")
+        for population, part in zip(result.populations, parts, strict=True):
+            population.mixture = np.array(part["mixture"], np.float64)
+            population.gains = [*map(tuple, np.array(part["gains"], np.float64).tolist())]
+        result.payoffs, result.half_widths = (np.array(saved[name], np.float64) for name in ("payoffs", "half_widths"))
+        if not result.payoffs.shape == result.half_widths.shape == (len(result.payoffs),) * 2:
+            raise TypeError(f"expected square tables, got {result.payoffs.shape} and {result.half_widths.shape}")
+    except (KeyError, TypeError, OSError) as error:
         expected = "resume: expected the directory of a psro"
-        raise ValueError(f"{expected}, got {str(result.run_dir)!r} ({error})") from None
-    parts = [saved, saved["opponent"]] if "opponent" in saved else [saved]
-    if len(parts) != len(result.populations):
-        raise ValueError(f"resume: expected a psro of {len(result.populations)} populations, got one of {len(parts)}")
-    for population, part in zip(result.populations, parts, strict=True):
-        population.mixture = np.array(part["mixture"], np.float64)
-        population.gains = [*map(tuple, np.array(part["gains"], np.float64).tolist())]
-    result.payoffs, result.half_widths = (np.array(saved[name], np.float64) for name in ("payoffs", "half_widths"))
+        raise ValueError(f"{expected}, got {str(result.run_dir)!r} ({printable(str(error))})") from None
 
 
 def plot_result(result: PSROResult, meta_solver: str) -> None:

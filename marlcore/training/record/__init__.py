@@ -28,8 +28,9 @@ from .descriptions import (
     write_policies,
 )
 from .events import CHECKPOINT_S, EVALUATION_S, SKIPPED, CheckpointEvent, EvaluationEvent
-from .files import check_trusted, read_json, read_sealed, write_atomically, write_json, write_sealed
+from .files import read_json, read_sealed, write_atomically, write_json, write_sealed
 from .hold import Hold
+from .lock import holds_files, lock_directory
 from .monitor import Monitor, Status
 from .progress import Progress, SharedProgress, Table, final_returns, summary
 from .remote import RemoteCopy, fetch_run, is_address
@@ -47,3 +48,4 @@ from .run_directory import (
 )
 from .sinks import Sink, each_metric, open_sinks, read_metrics
 from .stop_conditions import StopConditions
+from .trust import CONTINUED, UNPICKLED, WAYS, WEIGHTS, open_run

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from .sinks import read_metrics
+from .trust import RECORD, open_run
 
 
 def best_run(runs: str | Path | Sequence[str | Path], metric: str = "eval_return", agent: str | None = None) -> Path:
@@ -33,7 +34,7 @@ def best_run(runs: str | Path | Sequence[str | Path], metric: str = "eval_return
 
 
 def _in_the_end(folder: Path, metric: str, agent: str | None) -> float:
-    path = folder / "metrics.csv"
+    path = open_run(folder, RECORD) / "metrics.csv"
     if not path.exists():
         raise ValueError(f"runs: expected directories of runs, got {str(folder)!r}")
     values: dict[str, list[float]] = defaultdict(list)

@@ -6,14 +6,16 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
+from zipfile import ZipFile
 
 import torch
 
-from ...checks import absolute, brief
+from ...checks import brief
 from .descriptions import policies_of
 from .files import ZIP, read_sealed, write_sealed
 from .hold import Hold
 from .run_directory import checkpoint_path
+from .trust import WEIGHTS, open_run
 
 Weights: TypeAlias = str | Path | Mapping[str, torch.Tensor]
 InitFrom: TypeAlias = Weights | Mapping[str, Weights]
@@ -81,6 +83,9 @@ def load_checkpoint(path: Path, *, own_name: bool = True, label: str = "resume")
         data = read_sealed(path, own_name=own_name)
         if not data.startswith(ZIP):  # torch's older formats, which are never written here, have executed code
             raise ValueError("expected a zip")
+        with ZipFile(io.BytesIO(data)) as archive:
+            if sum(member.file_size for member in archive.infolist()) > len(data):
+                raise ValueError("expected a zip without compression")
         state: dict[str, Any] = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except Exception as error:  # torch may raise anything for a file that it did not write
         reason = str(error).partition("\n")[0]
@@ -124,7 +129,7 @@ def _initial_state(policy: str, source: Any) -> dict[str, Any]:
     if not isinstance(source, (str, os.PathLike)):
         expected = "init_from: expected a run's directory, a checkpoint, a state_dict, or one of these for each policy"
         raise TypeError(f"{expected}, got {brief(source)}")
-    path = absolute(source)
+    path = open_run(source, WEIGHTS)
     if path.is_dir():
         names = policies_of(path)
         if policy not in names and len(names) != 1:

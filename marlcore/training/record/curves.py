@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...checks import printable
 from ...processes import Metric
 from .files import write_atomically
 from .run_directory import agent_order
@@ -39,7 +40,9 @@ def canvas(path: Path, title: str, height: float) -> Iterator[tuple[Figure, Axes
     with _plotting:
         figure = Figure(figsize=(12, height), dpi=100, layout="constrained")
         axes = figure.add_subplot()
-        axes.set_title(textwrap.fill(title, 100), fontsize=15, pad=12, parse_math=False)  # it may contain a dollar sign
+        axes.set_title(
+            textwrap.fill(printable(title), 100), fontsize=15, pad=12, parse_math=False
+        )  # it may contain a dollar sign
         yield figure, axes
         png = io.BytesIO()
         figure.savefig(png, format="png", dpi=100)
@@ -95,7 +98,7 @@ def _plot(
         )
         for agent, color in zip(agents, colors, strict=True):
             name = f" {agent}" if agent.startswith("_") else agent  # matplotlib shows no label that begins with "_"
-            plot_agent(axes, name or "all", [curves[agent] for curves in runs], color)
+            plot_agent(axes, printable(name) or "all", [curves[agent] for curves in runs], color)
         widest = max(len(label) for label in axes.get_legend_handles_labels()[1])
         # Below the axes: beside the curves, the legend would take a sixth of the width.
         legend = figure.legend(loc="outside lower center", frameon=False, ncols=max(1, 160 // (widest + 8)))

@@ -16,7 +16,7 @@ from gymnasium import spaces as gym
 from numpy.typing import NDArray
 
 from ... import algos
-from ...checks import brief
+from ...checks import brief, printable
 from ...declared import flattened
 from ...envs import NamedEnvironment
 from ...envs.joint import JointObservations
@@ -25,9 +25,10 @@ from ...interfaces import Algorithm
 from ...references import reference_to
 from ...spaces import Spaces, is_text
 from ..config import AssignedPolicy, Config, is_custom
-from .files import check_trusted, read_json, write_json
+from .files import read_json, write_json
 from .remote import fetch_run, is_address
 from .run_directory import read_config, steps_taken
+from .trust import IMPORTED, open_run
 
 POLICIES = "checkpoints/policies.json"
 ANCHORS, ROLES = "self_play.anchors", "self_play.roles"
@@ -47,6 +48,7 @@ OF_ROWS = (
     "replay.prioritized",
 )  # fmt: skip
 OF_PRIORITIES = ("learner.n_step", "replay.alpha")
+MOST_NUMBERS = 2**24  # of described spaces together, whose arrays are made before any weights are compared
 _NUMBERS = {"Discrete": ("n", "start"), "MultiDiscrete": ("nvec", "start"), "Box": ("low", "high")}
 
 
@@ -109,7 +111,7 @@ def described_run(run_dir: str | Path, *, trust: bool = False) -> tuple[Any, Alg
             raise ValueError(f"{expected}, got {run_dir!r} without it")
         with TemporaryDirectory() as folder:
             return described_run(fetch_run(run_dir, Path(folder), "config.json"), trust=True)
-    described = read_config(check_trusted(run_dir, trust))
+    described = read_config(open_run(run_dir, IMPORTED, trust))
     try:
         config, env, name = Config.from_dict(described), described["env"], described["algorithm"]
         chosen = described["hyperparameters"]
@@ -121,7 +123,7 @@ def described_run(run_dir: str | Path, *, trust: bool = False) -> tuple[Any, Alg
             return env, remade(name, chosen), config
         return env, {policy: remade(name[policy], chosen[policy], f"algorithm of {policy}") for policy in name}, config
     except (KeyError, TypeError, AttributeError, ValueError) as error:
-        reason = str(error) if isinstance(error, ValueError) else repr(error)
+        reason = printable(str(error)) if isinstance(error, ValueError) else brief(error)
         raise ValueError(
             f"resume: expected a run that its config.json describes, got {str(run_dir)!r} ({reason}); "
             "the program that started it can resume it: marlcore.train(env_fn, algorithm, config, resume=...)"
@@ -142,7 +144,7 @@ def _check_named(what: str, name: str) -> None:
 
 def _value(label: str, value: Any, kind: str = "hyperparameter") -> Any:
     if isinstance(value, Mapping):
-        raise ValueError(f"{kind} {label}: {value.get('repr')} cannot be made again")
+        raise ValueError(f"{kind} {label}: {printable(str(value.get('repr')))} cannot be made again")
     return tuple(_value(label, member, kind) for member in value) if isinstance(value, list) else value
 
 
@@ -161,7 +163,7 @@ def check_resumed(run_dir: str | Path, described: dict[str, Any], policies: tupl
     for label, reason in fixed.items():
         for name, old, new in _each(label, before, now):
             if old != new:
-                raise ValueError(f"resume: expected {name} {old!r}, as the run had it, got {new!r}: {reason}")
+                raise ValueError(f"resume: expected {name} {old!r}, as the run had it, got {brief(new)}: {reason}")
     _check_same_spaces(Path(run_dir) / POLICIES, policies)
     taken = steps_taken(run_dir)
     if now["total_steps"] <= taken:
@@ -269,9 +271,14 @@ def described_policies(run_dir: Path) -> tuple[tuple[AssignedPolicy, ...], Confi
     path = run_dir / POLICIES
     try:
         described = read_json(path)
+        numbers = sum(
+            _numbers_in(policy[space]) for policy in described["policies"] for space in ("observation", "action")
+        )
+        if numbers > MOST_NUMBERS:
+            raise ValueError(f"expected spaces of at most {MOST_NUMBERS:,} numbers, got {brief(numbers)}")
         return tuple(map(_policy, described["policies"])), _config(described["config"])
     except Exception as error:  # a sealed file may still hold anything
-        reason = str(error) if isinstance(error, (ValueError, OSError)) else brief(error)
+        reason = printable(str(error)) if isinstance(error, (ValueError, OSError)) else brief(error)
         expected = "weights_only: expected policies of built-in algorithms"
         raise ValueError(f"{expected}, got {str(path)!r} ({reason})") from None
 
@@ -279,7 +286,7 @@ def described_policies(run_dir: Path) -> tuple[tuple[AssignedPolicy, ...], Confi
 def _policy(plain: Mapping[str, Any]) -> AssignedPolicy:
     name, values = plain["algorithm"], plain["hyperparameters"]
     if name.lower() not in algos.ALGORITHMS:
-        raise ValueError(f"{plain['name']} is of the algorithm {name}, whose code would have to be imported")
+        raise ValueError(f"{plain['name']} is of the algorithm {printable(name)}, whose code would have to be imported")
     for label, value in values.items():
         if ":" in json.dumps(value):  # module:name, or a value that JSON could not hold
             raise ValueError(f"{plain['name']} has the hyperparameter {label}={brief(value)}, which is code")
@@ -309,6 +316,14 @@ def _described(space: gym.Space) -> dict[str, Any]:
     kind = next(name for name in _NUMBERS if isinstance(space, getattr(gym, name)))
     numbers = {name: _shortened(np.asarray(getattr(space, name))) for name in _NUMBERS[kind]}
     return {"kind": kind, **numbers, "shape": list(space.shape), "dtype": np.dtype(space.dtype).name}
+
+
+def _numbers_in(plain: Mapping[str, Any]) -> float:
+    """The numbers of a network's inputs or outputs that a described space claims. Raises: as `_space`."""
+    if plain["kind"] in ("Dict", "Tuple"):
+        return sum(_numbers_in(part[1] if plain["kind"] == "Dict" else part) for part in plain["spaces"])
+    n, nvec, shape = (np.array(plain.get(name, 1), np.float64) for name in ("n", "nvec", "shape"))
+    return float(max(n.prod(), nvec.sum() * (shape.prod() if nvec.size == 1 else 1)))
 
 
 def _space(plain: Mapping[str, Any]) -> gym.Space:

@@ -12,23 +12,20 @@ import logging
 import os
 import re
 import secrets
-import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from glob import escape
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from ...checks import brief
+from ...checks import brief, printable
 from ...processes import opener
+from ...regular_files import read_regular
 
 _DIGITS = 64
 _SEAL = re.compile(rb'"file": "([^"]*)",\s*"sha256": "([0-9a-f]{64})"\s*\}\n\Z')
 _LONGEST = 4096  # bytes of a seal
 ZIP = b"PK\x03\x04"  # its first bytes
-
-CODE = ("config.json", "checkpoints")  # of a run's directory: modules that are imported, and what is unpickled
 
 log = logging.getLogger(__name__)
 _warn_once = functools.cache(log.warning)
@@ -114,26 +111,13 @@ def read_json(path: Path, *, editable: bool = False) -> dict[str, Any]:
     return {name: value for name, value in members.items() if name not in ("file", "sha256")}
 
 
-def read_regular(path: Path) -> bytes:
-    """The bytes of a file. Raises: ValueError: it is a pipe or a device, which may never end. OSError."""
-    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK | os.O_CLOEXEC)) as file:
-        check_regular(path, file.fileno())
-        return file.read()
-
-
-def check_regular(path: Path, fd: int) -> None:
-    """Raises ValueError: the open file is a pipe or a device."""
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        raise ValueError(f"{str(path)!r}: expected a regular file, got a pipe or a device")
-
-
 def _fault(path: Path, data: bytes, own_name: bool) -> str:
     """The contradiction between a file and its seal; empty if they agree."""
     seal = _SEAL.search(data, max(len(data) - _LONGEST, 0))
     if seal is None or hashlib.sha256(memoryview(data)[: seal.start(2)]).hexdigest().encode() != seal[2]:
         return "expected the file as the run wrote it, got a changed or damaged one"
     if own_name and seal[1] != json.dumps(path.name)[1:-1].encode():
-        return f"expected {path.name}, got a copy of {seal[1].decode(errors='replace')}"
+        return f"expected {path.name}, got a copy of {printable(seal[1].decode(errors='replace'))}"
     return ""
 
 
@@ -146,26 +130,3 @@ def naming(path: Path, kept: str) -> Iterator[None]:
         if error.errno is None:  # a signal handler's
             raise
         raise OSError(error.errno, f"{error.strerror or error}; {kept}", str(path)) from error
-
-
-def check_trusted(run_dir: str | Path, trust: bool = False) -> Path:
-    """The real path of a run's directory. Raises ValueError, unless `trust`: another user could have changed it."""
-    root = Path(os.path.realpath(run_dir))
-    inside = [Path(folder, name) for folder, *names in os.walk(root / "checkpoints") for name in chain(*names)]
-    for path in () if trust else (root, *(root / name for name in CODE), *inside):  # a walk does not follow links
-        if not os.path.lexists(path):
-            continue
-        status = os.lstat(path)
-        if status.st_uid not in (os.geteuid(), 0):
-            reason = f"belongs to user {status.st_uid}"
-        elif stat.S_ISLNK(status.st_mode):
-            reason = "is a link"
-        elif status.st_mode & 0o022:
-            reason = f"has mode {stat.S_IMODE(status.st_mode):04o}; chmod -R go-w repairs that"
-        else:
-            continue
-        raise ValueError(
-            f"trust: expected a run that only this user can write, since loading it executes code, got {str(path)!r}, "
-            f"which {reason}; trust=True or --trust loads it all the same"
-        )
-    return root

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...errors import Fenced
+from ...regular_files import read_regular
 from .files import remove_unfinished, write_atomically
 
 
@@ -46,7 +47,7 @@ class Hold:
 
     def _held(self) -> bytes:
         with suppress(FileNotFoundError):
-            return self._path.read_bytes()
+            return read_regular(self._path)
         return b""
 
     @property

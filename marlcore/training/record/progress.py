@@ -15,6 +15,7 @@ from typing import Any, Protocol, TextIO, cast
 from rich.console import Console
 from rich.live import Live
 
+from ...checks import printable
 from ...processes import Metric
 from ...tables import FittedTable
 from .run_directory import agent_order
@@ -127,7 +128,7 @@ class Progress:
 
     def _print(self, line: str) -> None:
         # Text only: no markup, no colours, no wrapping at 80 columns.
-        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+        self._console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
 
     def _header(self) -> list[str]:
         elapsed = f"elapsed {_clock(monotonic() - self._began)}"
@@ -270,7 +271,8 @@ def final_returns(metrics: Iterable[Metric], total_steps: int, agents: Iterable[
 def summary(returns: Mapping[str, float]) -> str:
     """`final_returns` in words, one line per agent."""
     return "\n".join(
-        f"{agent or 'all'}: " + ("no episode ended" if math.isnan(mean) else f"mean return {mean:,.2f} at the end")
+        f"{printable(agent) or 'all'}: "
+        + ("no episode ended" if math.isnan(mean) else f"mean return {mean:,.2f} at the end")
         for agent, mean in returns.items()
     )
 

@@ -16,11 +16,14 @@ from typing import Any
 from urllib.parse import quote
 
 from ...checks import absolute, brief
+from ...closing import ClosedAfterError
 from ...errors import suppress_failed_calls
-from ...memory import is_locked
+from ...memory import File
 from ..config import SINKS
 from .files import make_directory, read_json, write_json
+from .lock import LOCK, holds_files, is_directory_locked, lock_directory
 from .sinks.csv import PROGRESS, CsvSink
+from .trust import RECORD, open_run
 
 RUNS = "runs"  # parent of run directories without a given path
 
@@ -31,7 +34,8 @@ class RunDirectory:
 
     run_dir/
         config.json             the configuration; its presence marks a run
-        metrics.csv             every metric, one a line; its lock keeps other processes out
+        .lock                   its lock keeps other processes out
+        metrics.csv             every metric, one a line
         tensorboard/, wandb/    the same, where `Config.metrics` names these sinks
         logs/<worker>.log
         checkpoints/<policy>.pt, and <policy>.replay where replays are saved
@@ -41,6 +45,7 @@ class RunDirectory:
 
     path: Path
     csv: CsvSink
+    _lock: File
     _undo: ExitStack = field(default_factory=ExitStack)
 
     @classmethod
@@ -54,10 +59,12 @@ class RunDirectory:
             with ExitStack() as undo:
                 root = _make_directory(path, runs, undo)
                 _lay_out(root, undo)
+                lock = _locked(root)
+                undo.callback(lock.close)
                 csv = CsvSink(root / "metrics.csv", "x")
                 undo.callback(csv.close)
                 write_json(root / "config.json", config, indent=2)  # last: this file marks a run
-                return cls(root, csv, undo.pop_all())
+                return cls(root, csv, lock, undo.pop_all())
         except OSError as error:
             if error.errno is None:  # a signal handler's
                 raise
@@ -74,7 +81,9 @@ class RunDirectory:
         try:
             with suppress_failed_calls(errno.EEXIST):  # logs may be deleted
                 make_directory(root / "logs")
-            return cls(root, CsvSink(root / "metrics.csv", "r+"))
+            lock = _locked(root)
+            with ClosedAfterError(lock):
+                return cls(root, CsvSink(root / "metrics.csv", "r+"), lock)
         except OSError as error:
             if error.errno is None:  # a signal handler's
                 raise
@@ -93,7 +102,10 @@ class RunDirectory:
 
     def close(self) -> None:
         """Flush and close metrics.csv; closing twice is fine. Raises OSError: a write failed; the file is closed."""
-        self.csv.close()
+        try:
+            self.csv.close()
+        finally:
+            self._lock.close()
 
     def log_path(self, worker: str) -> Path:
         return self.path / "logs" / f"{_file_name(worker)}.log"
@@ -156,8 +168,9 @@ def has_all_steps(run_dir: str | Path) -> bool:
 
 def has_ended(path: str | Path) -> bool:
     """Whether it is the directory of a run that no process continues; one that is being made is none."""
-    with suppress_failed_calls(), open(Path(path) / "metrics.csv", "rb") as file:
-        return (Path(path) / "config.json").exists() and not is_locked(file.fileno(), 0)  # held while the run lives
+    with suppress_failed_calls():  # another user's, of which nothing is known
+        root = open_run(path, RECORD)
+        return (root / "config.json").exists() and not is_directory_locked(root)
     return False
 
 
@@ -168,6 +181,14 @@ def agent_order(agent: str) -> tuple[int, str]:
 
 def _no_run(path: str | Path, error: Exception) -> ValueError:
     return ValueError(f"resume: expected the directory of a run, got {str(path)!r} ({error})")
+
+
+def _locked(root: Path) -> File:
+    """The lock of a run's directory. Raises ValueError: its run still goes on."""
+    lock = lock_directory(root)
+    if lock is None:
+        raise ValueError(f"resume: expected a run that has ended, got {str(root)!r}, which is still running")
+    return lock
 
 
 def _make(directory: Path, undo: ExitStack) -> bool:
@@ -199,7 +220,7 @@ def _make_directory(path: str | Path | None, runs: str | Path, undo: ExitStack) 
 
 
 def _lay_out(root: Path, undo: ExitStack) -> None:
-    if any(root.iterdir()):
+    if holds_files(root):
         content = "a run" if (root / "config.json").exists() else "files"
         raise ValueError(f"run_dir: expected a new or empty directory, got {str(root)!r}, which holds {content}")
     make_directory(root / "checkpoints")  # if two runs race for the directory, one fails here
@@ -210,7 +231,7 @@ def _lay_out(root: Path, undo: ExitStack) -> None:
 def _remove_contents(root: Path) -> None:
     for name in ("checkpoints", "logs", *SINKS):  # a sink's directory has its name
         shutil.rmtree(root / name, ignore_errors=True)
-    for name in ("metrics.csv", "config.json"):
+    for name in ("metrics.csv", "config.json", LOCK):
         (root / name).unlink(missing_ok=True)
 
 

@@ -1,11 +1,9 @@
 """marlcore.compat.sorrel against a plain NumPy ring with sorrel's rules, and in two processes."""
 
 import gc
-import io
 import multiprocessing as mp
 import pickle
 import weakref
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -234,32 +232,10 @@ def test_refuses(case: str) -> None:
     check_refused(*REFUSED[case])
 
 
-def saved(save: Callable[..., None], *arrays: Any, **named: Any) -> bytes:
-    file = io.BytesIO()
-    save(file, *arrays, **named)
-    return file.getvalue()
-
-
-DAMAGED = saved(np.savez, states=np.zeros(300)).replace(bytes(800), bytes(799) + b"\1")
-OTHER_FILES = {
-    "one array": (saved(np.save, np.zeros((3, 2))), "(ValueError('it holds one array of shape (3, 2)'))"),
-    "empty": (b"", "(EOFError('No data left in file'))"),
-    "text": (b"states", "pickled"),
-    "damaged": (DAMAGED, "Bad CRC-32"),
-    "cut": (DAMAGED[:500], "File is not a zip file"),
-    "names": (saved(np.savez, a=np.zeros(3)),
-        "expected one with ['actions', 'dones', 'idx', 'n_frames', 'rewards', 'states'], got ['a']"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", OTHER_FILES)
-def test_refuses_another_file(case: str, tmp_path: Path) -> None:
-    content, says = OTHER_FILES[case]
-    path = tmp_path / "file.npy"
-    path.write_bytes(content)
-    whose = "" if case == "names" else f"expected an .npz file, got {str(path)!r} ("
-    for words in (f"input_file: {whose}", says):
-        check_refused(lambda: Buffer.load(path), ValueError, words)
+def test_refuses_a_file_of_other_arrays(tmp_path: Path) -> None:
+    np.savez(tmp_path / "file.npz", a=np.zeros(3))
+    says = "input_file: expected one with ['actions', 'dones', 'idx', 'n_frames', 'rewards', 'states'], got ['a']"
+    check_refused(lambda: Buffer.load(tmp_path / "file.npz"), ValueError, says)
 
 
 def test_a_saved_buffer_is_loaded_with_each_row_at_its_position(tmp_path: Path) -> None:

@@ -327,15 +327,6 @@ def test_bad_episodes_are_refused_in_one_line_and_leave_nothing(case):
     assert survey_segments() == before
 
 
-@pytest.mark.parametrize("name", ["array.npy", "text.npz", "objects.npz"])
-def test_a_file_of_another_kind_is_refused(tmp_path, name):
-    np.save(tmp_path / "array.npy", np.zeros(3))
-    (tmp_path / "text.npz").write_text("no arrays")
-    np.savez(tmp_path / "objects.npz", obs=np.array([{}], dtype=object))
-    says = f"episodes: expected a .npz file of arrays of numbers, got {str(tmp_path / name)!r}"
-    check_refused(filled(tmp_path / name), ValueError, says)
-
-
 def test_a_late_bad_episode_leaves_no_file(tmp_path):
     path = tmp_path / "replay.marlcore"
     check_refused(filled(with_one_bad(obs=NANS), capacity=64, path=path), ValueError, "episode 3: obs: expected finite")

@@ -5,6 +5,7 @@ import logging
 import os
 import random
 import shutil
+import zipfile
 from collections.abc import Callable
 from itertools import cycle, islice
 from pathlib import Path
@@ -39,7 +40,7 @@ from marlcore.training.record.sinks.wandb import _run_id
 from marlcore.training.workers.storage import OwnerOf
 
 SPACES = Spaces(gymnasium.spaces.Box(-1, 1, (3,)), gymnasium.spaces.Discrete(2))
-NEVER_READ = ("logs", "tensorboard", "curves.png", "payoff.png")
+NEVER_READ = (".lock", "logs", "tensorboard", "curves.png", "payoff.png")
 
 
 def plain(value: Any) -> Any:
@@ -217,3 +218,13 @@ def test_a_checkpoint_without_a_seal_or_in_an_older_format_is_refused(tmp_path):
     torch.save({"updates": 3}, data, _use_new_zipfile_serialization=False)
     files.write_sealed(path, data.getvalue())
     check_refused(lambda: load_checkpoint(path), ValueError, "a.pt' (expected a zip)")
+
+
+def test_a_checkpoint_that_unpacks_to_more_than_its_size_is_refused(tmp_path):
+    path, data = tmp_path / "a.pt", io.BytesIO()
+    torch.save({"updates": torch.zeros(2**20)}, path)
+    with zipfile.ZipFile(path) as whole, zipfile.ZipFile(data, "w", zipfile.ZIP_DEFLATED) as packed:
+        for name in whole.namelist():
+            packed.writestr(name, whole.read(name))
+    files.write_sealed(path, data.getvalue())
+    check_refused(lambda: load_checkpoint(path), ValueError, "a.pt' (expected a zip without compression)")

@@ -2,13 +2,15 @@
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from refused import refusals
+from refused import check_refused, refusals
 
 import marlcore as mc
-from marlcore.training.lineage import LOST, Kin, Lineage, explored, parent_of, promoted
+from marlcore.training.lineage import LOST, STATE, Kin, Lineage, explored, parent_of, promoted
+from marlcore.training.record import read_json, write_json
 
 RATE = {"algorithm.learning_rate": mc.LogUniform(1e-5, 1e-2)}
 SEEDS = range(200)
@@ -114,6 +116,41 @@ test_bad_settings_are_refused = refusals(
         ),
     }
 )  # fmt: skip
+
+
+FORGED: dict[str, tuple[dict[str, Any], str]] = {
+    "another setting": ({"settings": {"algorithm.network": "os:system"}}, "settings: expected the fields ["),
+    "no option": (
+        {"settings": {"algorithm.hidden": [4], "learner.gamma": 0.95}},
+        "algorithm.hidden: expected one of ((8,), (16, 8)), got [4]",
+    ),
+    "out of range": (
+        {"settings": {"algorithm.hidden": [8], "learner.gamma": 2}},
+        "learner.gamma: expected a number from 0.9 to 0.99, got 2",
+    ),
+    "a path": ({"copied": "../../x"}, "copied: expected an integer of at least 0, got '../../x'"),
+    "no target": ({"target": None}, "target: expected an integer of at least 0, got None"),
+    "another member": ({"name": 1}, "unexpected keyword argument 'name'"),
+    "a row": ({"row": {"member": 7}}, "member: expected an integer from 0 to 1, got 7"),
+    "a row's name": ({"row": {"x": 1}}, "rows: expected the fields ["),
+    "no member": ({"members": []}, "members: expected an integer from 2 to 2, got 0"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", FORGED)
+def test_a_forged_population_is_refused_in_one_line(tmp_path: Path, case: str) -> None:
+    changes, says = FORGED[case]
+    hidden = mc.Choice((8,), (16, 8))
+    config = mc.PopulationConfig(settings={"algorithm.hidden": hidden, "learner.gamma": mc.Uniform(0.9, 0.99)}, size=2)
+    lineage = Lineage.begun(tmp_path, config, 100, seed=1)
+    lineage.ended(1, 100, 2.5, 0)
+    lineage.write()
+    saved = read_json(tmp_path / STATE)
+    saved["rows"][0] |= changes.get("row", {})
+    saved["members"][0] |= {name: value for name, value in changes.items() if name not in ("row", "members")}
+    write_json(tmp_path / STATE, saved | {"members": changes.get("members", saved["members"])})
+    check_refused(lambda: Lineage.read(tmp_path, config, 100), ValueError, f"'{tmp_path}' (")
+    check_refused(lambda: Lineage.read(tmp_path, config, 100), ValueError, says)
 
 
 @pytest.mark.parametrize("other", [{"size": 3}, {"method": "pbt"}, {"interval": 5}])

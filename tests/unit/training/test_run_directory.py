@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import fcntl
 import json
 import math
 import os
@@ -18,9 +19,11 @@ import pytest
 from refused import check_refused
 
 from marlcore.errors import ClosedError
+from marlcore.memory import try_lock
 from marlcore.processes import Metric
 from marlcore.training import read_metrics
-from marlcore.training.record import RunDirectory, read_config, write_atomically, write_json
+from marlcore.training.record import RunDirectory, has_ended, lock_directory, read_config, write_atomically, write_json
+from marlcore.training.several import held
 
 
 @pytest.fixture
@@ -38,7 +41,7 @@ def test_a_new_run_holds_its_configuration_and_its_folders(tmp_path):
     assert written.pop("sha256") and written == {"seed": 3, "run_dir": str(tmp_path), "file": "config.json"}
     assert read_config(run.path) == {"seed": 3, "run_dir": str(tmp_path)}
     names = sorted(entry.name for entry in run.path.iterdir())
-    assert names == ["checkpoints", "config.json", "logs", "metrics.csv"]
+    assert names == [".lock", "checkpoints", "config.json", "logs", "metrics.csv"]
     (tmp_path / "empty").mkdir()
     RunDirectory.create(tmp_path / "empty", {}).close()
     assert (tmp_path / "empty" / "config.json").exists()
@@ -251,11 +254,49 @@ def test_metrics_of_steps_that_are_taken_again_are_cut_off(run, saved, step, kep
     assert read_metrics(run.path / "metrics.csv") == [*metrics[:kept], metrics[-1]]
 
 
-def test_a_live_run_is_not_resumed(run):
-    says = f"resume: expected a run that has ended, got {str(run.path)!r}, which is still running"
-    check_refused(lambda: RunDirectory.resume(run.path), ValueError, says)
+@pytest.mark.parametrize("version", ["0.2", "now"])
+def test_a_live_run_is_not_resumed(run, version):
+    """One of marlcore 0.2 locks metrics.csv itself, and has no other lock."""
+    says, path = f"resume: expected a run that has ended, got {str(run.path)!r}, which is still running", run.path
+    if version == "0.2":
+        run.close()
+        (path / ".lock").unlink()
+        run = open(path / "metrics.csv", "r+b")  # noqa: SIM115
+        assert try_lock(run.fileno(), 0, exclusive=True)
+    check_refused(lambda: RunDirectory.resume(path), ValueError, says)
     run.close()
-    RunDirectory.resume(run.path).close()
+    RunDirectory.resume(path).close()
+
+
+def test_a_user_who_may_only_read_a_run_cannot_block_it(run):
+    """Another user may share a lock of metrics.csv, and lock the directory; `.lock` is closed to others."""
+    run.close()
+    (run.path / ".lock").chmod(0o644)  # as some copies have it
+    with open(run.path / "metrics.csv", "rb") as metrics:
+        assert try_lock(metrics.fileno(), 0, exclusive=False)
+        folder = os.open(run.path, os.O_RDONLY)
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        with RunDirectory.resume(run.path), pytest.raises(ValueError, match="in which no other psro works"):
+            assert (run.path / ".lock").stat().st_mode & 0o777 == 0o600 and not has_ended(run.path)
+            with held(run.path, "psro"):
+                pass
+        with held(run.path, "psro"):
+            check_refused(lambda: RunDirectory.resume(run.path), ValueError, "which is still running")
+        os.close(folder)
+    assert has_ended(run.path)
+
+
+def test_a_lock_whose_file_was_removed_meanwhile_is_taken_anew(tmp_path, monkeypatch):
+    """Its first holder removes the file before it lets go; a third process would lock a new one."""
+
+    def removed(fd, offset, exclusive):
+        monkeypatch.undo()
+        (tmp_path / ".lock").unlink()
+        return try_lock(fd, offset, exclusive)
+
+    monkeypatch.setattr("marlcore.training.record.lock.try_lock", removed)
+    with lock_directory(tmp_path) as lock:
+        assert os.path.samestat(os.fstat(lock.fd), os.stat(tmp_path / ".lock")) and lock_directory(tmp_path) is None
 
 
 def test_any_name_of_a_worker_or_agent_has_its_file(run):
@@ -298,9 +339,8 @@ def test_no_planted_link_is_written_through_and_no_other_user_may_write(tmp_path
         os.umask(before)
     assert other.read_text() == "theirs" and not (run.path / "checkpoints" / "run.json").is_symlink()
     own = [path for path in (tmp_path / "a").rglob("*") if not path.is_symlink()]
-    assert {path.name: f"{path.stat().st_mode & 0o7777:o}" for path in own if path.is_file()} == dict.fromkeys(
-        ["config.json", "metrics.csv", "run.json"], "644"
-    )
+    modes = dict.fromkeys(["config.json", "metrics.csv", "run.json"], "644") | {".lock": "600"}
+    assert {path.name: f"{path.stat().st_mode & 0o7777:o}" for path in own if path.is_file()} == modes
     assert {path.stat().st_mode & 0o777 for path in own if path.is_dir()} == {0o755}
 
 

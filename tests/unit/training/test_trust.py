@@ -1,8 +1,15 @@
 """A run's directory is code: one that others could have changed is refused, and weights alone execute nothing."""
 
+import io
 import os
 import pickle
+import re
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr
+from dataclasses import fields, replace
 from functools import partial
+from importlib import import_module
+from inspect import isclass, isfunction, signature
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,14 +21,15 @@ from odd_spaces import Counting
 from refused import check_refused
 
 import marlcore as mc
-from marlcore.__main__ import main
+from marlcore.__main__ import COMMANDS, main
 from marlcore.algos import name_of
 from marlcore.spaces import Spaces
-from marlcore.training import ExplorationConfig, MetricsConfig
+from marlcore.training import ExplorationConfig, MetricsConfig, SelfPlayConfig
 from marlcore.training.config import AssignedPolicy
 from marlcore.training.evaluation import SavedRun, save_policies
 from marlcore.training.loops import build_model
 from marlcore.training.record import (
+    WAYS,
     RunDirectory,
     checkpoint_path,
     describe,
@@ -50,15 +58,6 @@ class Bomb:
 
     def __reduce__(self) -> Any:
         return os.mkdir, (str(self.mark),)
-
-
-called: list[bool] = []
-
-
-def environment() -> Any:
-    """What a configuration may name."""
-    called.append(True)
-    raise ValueError("it was made")
 
 
 @pytest.fixture
@@ -128,30 +127,134 @@ def test_a_link_to_a_run_is_followed(run, tmp_path):
     assert SavedRun.of(tmp_path / "newest").path == run.resolve(), "what is read is what was checked"
 
 
-def test_a_refused_run_executes_nothing_at_any_door(run, capsys):
-    mark = with_bomb(run)
+def command(*words: object) -> None:
+    """Runs the command line; its error is raised."""
+    with redirect_stderr(io.StringIO()) as said:
+        failed = main([*map(str, words)])
+    if failed:
+        raise ValueError(said.getvalue().strip())
+
+
+def offline(run: Path) -> None:
+    with mc.ReplayBuffer.create(mc.BC().transition(SPACES), 16) as replay:
+        with replay.writer(0) as writer:
+            writer.add(OBS, 0, 0.0, terminated=True)
+        mc.train_offline(replay, mc.BC(), 1, SPACES, resume=run, progress=False)
+
+
+CARTPOLE = "gymnasium:CartPole-v1"
+SERIAL = mc.Config(mode="serial", total_steps=100, actor=mc.ActorConfig(envs=1))
+SEARCH = mc.PopulationConfig(settings={"learner.gamma": mc.Uniform(0.9, 0.99)}, size=2, interval=50, parallel=1)
+QUIET: Any = {"progress": False}
+DOORS: dict[str, Callable[[Path], object]] = {
+    "load_policy": lambda run: mc.load_policy(run, "agent_0"),
+    "evaluate": lambda run: mc.evaluate(run, 1),
+    "psro(resume=)": lambda run: mc.psro(
+        CARTPOLE, mc.DQN(), SERIAL, iterations=1, meta_solver="uniform", resume=run, **QUIET
+    ),
+    "marlcore eval": lambda run: command("eval", run),
+    "marlcore export": lambda run: command("export", run, "--policy", "agent_0", "--file", run.parent / "p.pt"),
+    "marlcore train --resume": lambda run: command("train", "--resume", run),
+    "train_population(resume=)": lambda run: mc.train_population(
+        CARTPOLE, mc.DQN(), SERIAL, SEARCH, resume=run, **QUIET
+    ),
+    "train(resume=)": lambda run: mc.train(CARTPOLE, mc.DQN(), SERIAL, resume=run, **QUIET),
+    "start(resume=)": lambda run: mc.start(CARTPOLE, mc.DQN(), SERIAL, resume=run),
+    "train_offline(resume=)": offline,
+    "load_policy(weights_only=True)": lambda run: mc.load_policy(run, "agent_0", weights_only=True),
+    "marlcore export --weights-only": lambda run: command(
+        "export", run, "--policy", "agent_0", "--file", run.parent / "p.pt", "--weights-only"
+    ),
+    "init_from=": lambda run: mc.train(CARTPOLE, mc.DQN(), SERIAL, init_from=run, **QUIET),
+    "self_play.anchors": lambda run: mc.train(
+        "pettingzoo:classic.tictactoe_v3", mc.DQN(),
+        replace(SERIAL, self_play=SelfPlayConfig(pool=1, anchors={str(run / "checkpoints/agent_0.pt"): 0.5})), **QUIET
+    ),
+    "best_run": lambda run: mc.best_run([run]),
+    "marlcore top": lambda run: command("top", run),
+}  # fmt: skip
+WAY_OF = {door: way for way in WAYS for door in way.doors}
+VARIANTS = {"load_policy(weights_only=True)", "marlcore export --weights-only", "self_play.anchors"}
+
+
+def public_doors() -> Iterator[str]:
+    """The parameters of public functions, and the options of commands, that name a directory."""
+    for name in dir(mc):
+        if isfunction(function := getattr(mc, name)):
+            for place, (label, parameter) in enumerate(signature(function).parameters.items()):
+                if "init_from" in label:
+                    yield "init_from="
+                elif "Path" in str(parameter.annotation) and label != "path":
+                    yield name if place == 0 else f"{name}({label}=)"
+    for name in COMMANDS:
+        kinds = filter(isclass, vars(import_module(f"marlcore.cli.{name}")).values())
+        labels = {field.name for kind in kinds if kind.__name__.endswith("Options") for field in fields(kind)}
+        yield from ([f"marlcore {name}"] if "run_dir" in labels else [])
+        yield from ([f"marlcore {name} --resume"] if "resume" in labels else [])
+
+
+def test_every_door_has_a_way_and_a_call_here() -> None:
+    assert {*public_doors()} == WAY_OF.keys() - VARIANTS and DOORS.keys() == WAY_OF.keys()
+
+
+def test_few_files_of_training_unpickle() -> None:
+    """Apart from `open_run`'s reader, these are told by their own parent."""
+    folder = Path(mc.__file__).parent / "training"
+    unpickle = {path.name for path in folder.rglob("*.py") if re.search(r"pickle\.loads?\(", path.read_text())}
+    assert unpickle == {"loaded_policy.py", "agent.py", "node.py", "__main__.py"}
+
+
+def test_the_page_has_the_ways_as_a_table() -> None:
+    table = "| door | reads | executes | a directory that another user could have changed |\n|---|---|---|---|\n"
+    for way in WAYS:
+        doors = ", ".join(f"`{door}`" for door in way.doors)
+        table += f"| {doors} | {way.reads} | {way.executes} | {'refused' if way.own else 'opened'} |\n"
+    assert table in (Path(__file__).parents[3] / "docs/security.md").read_text(), table
+
+
+@pytest.fixture
+def hostile(run: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run that another user could have changed, each of whose files names code that leaves a mark."""
+    (run.parent / "planted.py").write_text(f"import os\nos.mkdir({str(run.parent / 'exploded')!r})\n")
+    monkeypatch.syspath_prepend(run.parent)
+    with_bomb(run)
+    named = {"network": "planted:net"}
+    write_json(run / "config.json", read_json(run / "config.json") | {"env": "planted:env", "hyperparameters": named})
+    member = {"settings": {"learner.gamma": 0.95, "algorithm.network": "planted:net"}, "target": 50, "score": "nan"}
+    kept = {"rungs": [], "size": 2, "method": "pbt", "interval": 50, "settings": ["learner.gamma"]}
+    write_json(run / "population.json", {**kept, "members": [member, member], "rows": []})
+    write_json(run / "psro.json", {"meta_solver": "planted:solver"})
+    policies = read_json(run / POLICIES)
+    policies["policies"][0]["hyperparameters"] |= named
+    write_json(run / POLICIES, policies)
     writable(run, "")
-    doors = [partial(mc.load_policy, run, "agent_0"), partial(mc.evaluate, run, 1)]
-    for door in doors:
-        check_refused(door, ValueError, "trust=True or --trust loads it")
-    for arguments in (["eval", str(run)], ["train", "--resume", str(run)]):
-        assert main(arguments) == 2
-        assert "trust=True or --trust loads it" in capsys.readouterr().err
-    assert not mark.exists()
-    for arguments in (["eval", str(run), "--trust"], ["train", "--resume", str(run), "--trust"]):
-        assert main(arguments) == 2
-        assert "trust" not in capsys.readouterr().err
-    assert mark.exists()
+    return run
 
 
-def test_nothing_that_a_refused_configuration_names_is_called(run):
-    config = read_json(run / "config.json") | {"env": "test_trust:environment"}
-    write_json(run / "config.json", config)
-    everybodys(run, "config.json")
-    assert main(["train", "--resume", str(run)]) == 2
-    assert not called
-    assert main(["train", "--resume", str(run), "--trust"]) == 2
-    assert called.pop()
+@pytest.mark.parametrize("door", DOORS)
+def test_no_door_executes_a_hostile_directory(hostile: Path, door: str) -> None:
+    says = "trust: expected a run that only this user can write" if WAY_OF[door].own else "expected"
+    check_refused(lambda: DOORS[door](hostile), (ValueError, TypeError), says)
+    assert not (hostile.parent / "exploded").exists()
+
+
+def test_a_population_executes_nothing_of_an_own_directory_either(hostile: Path) -> None:
+    hostile.chmod(0o755)
+    for name in ("population.json", "psro.json"):
+        everybodys(hostile, name)
+        check_refused(lambda: DOORS["train_population(resume=)"](hostile), ValueError, f"{name}', which has mode 0646")
+        (hostile / name).chmod(0o644)
+    says = "(settings: expected the fields ['learner.gamma'], got ['learner.gamma', 'algorithm.network'])"
+    check_refused(lambda: DOORS["train_population(resume=)"](hostile), ValueError, says)
+    assert not (hostile.parent / "exploded").exists()
+
+
+@pytest.mark.parametrize("door", ["marlcore eval", "marlcore train --resume"])
+def test_a_trusted_run_executes_its_code(hostile: Path, door: str) -> None:
+    _, *words = door.split()
+    with pytest.raises(ValueError, match="expected"):
+        command(*words, hostile, "--trust")
+    assert (hostile.parent / "exploded").exists(), "the control of the tests above"
 
 
 def test_weights_alone_execute_nothing_and_act_alike(run):
@@ -191,6 +294,15 @@ def test_all_kinds_of_spaces_are_described(tmp_path, masked):
     assert again == policy
 
 
+def discrete(n: int) -> dict[str, Any]:
+    return {"kind": "Discrete", "n": str(n), "start": "0", "shape": [], "dtype": "int64"}
+
+
+def box(shape: list[int]) -> dict[str, Any]:
+    return {"kind": "Box", "low": "0", "high": "1", "shape": shape, "dtype": "float32"}
+
+
+SMALL = "expected spaces of at most 16,777,216 numbers, got "
 IS_CODE = "agent_0 has the hyperparameter hidden="
 UNFIT = "weights_only: expected a policy and weights that fit it, got "
 CHANGED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
@@ -198,7 +310,13 @@ CHANGED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "reference": ({}, {"hidden": "os:system"}, IS_CODE),
     "function": ({}, {"hidden": {"repr": "<function>"}}, IS_CODE),
     "reference in a list": ({}, {"hidden": ["antigravity:x"]}, IS_CODE),
-    "huge": ({}, {"hidden": [10**12]}, "weights_only: expected "),
+    "huge": ({}, {"hidden": [10**9]}, "hidden: expected an integer from 1 to 65536, got 1000000000"),
+    "large": ({}, {"hidden": [2**16, 2**16]}, "weights_only: expected a network of the size of its checkpoint, "),
+    "choices": ({"observation": discrete(10**9)}, {}, SMALL),
+    "box": ({"observation": box([10**5, 10**5])}, {}, SMALL),
+    "boxes": ({"observation": {"kind": "Tuple", "spaces": [box([2**20])] * 17}}, {}, SMALL),
+    "bits": ({"action": {"kind": "MultiBinary", "n": [10**5, 10**5]}}, {}, SMALL),
+    "components": ({"action": {**discrete(3), "kind": "MultiDiscrete", "nvec": "3", "shape": [10**9]}}, {}, SMALL),
     "other size": ({}, {"hidden": [5]}, UNFIT),
     "no choice": ({}, {"dueling": "x"}, "weights_only: expected "),
 }

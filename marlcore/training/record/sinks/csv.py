@@ -15,7 +15,8 @@ from ....checks import brief
 from ....errors import ClosedError
 from ....memory import try_lock
 from ....processes import Metric
-from ..files import check_regular, naming, opener, read_json, read_regular
+from ....regular_files import check_regular, read_regular
+from ..files import naming, opener, read_json
 
 PROGRESS = "checkpoints/run.json"  # of a run, beside its metrics.csv
 
@@ -23,18 +24,19 @@ _HEADER = ["time_s", "step", "agent", "name", "value"]
 
 
 class CsvSink:
-    """Writes a metrics.csv, which its lock keeps for this process; "r+" continues one after its last whole line.
+    """Writes a metrics.csv; "r+" continues one after its last whole line.
 
     Raises: ValueError: another process writes the file, or it is not a metrics.csv; nothing was changed. OSError.
     """
 
     def __init__(self, path: Path, mode: Literal["x", "r+"]) -> None:
         self._path = path
-        self._raw = _Summed(path, mode, opener=opener)
+        self._raw = _Summed(path, f"{mode.rstrip('+')}+", opener=opener)
         self._file = io.TextIOWrapper(io.BufferedWriter(self._raw), encoding="utf-8", newline="")
         try:
             check_regular(path, self._file.fileno())
-            if not try_lock(self._file.fileno(), 0, exclusive=True):
+            # Keeps runs of marlcore 0.2 away, which lock this file. Other users can only share the lock.
+            if not try_lock(self._file.fileno(), 0, exclusive=False):
                 expected = "resume: expected a run that has ended"
                 raise ValueError(f"{expected}, got {str(path.parent)!r}, which is still running")
             self._rows = csv.writer(self._file, lineterminator="\n")

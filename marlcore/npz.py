@@ -1,0 +1,60 @@
+"""Arrays of numbers in .npz files, which anybody may have made: each claim is checked before memory is allocated."""
+
+import math
+import os
+from typing import Any
+from zipfile import ZipFile
+
+import numpy as np
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+
+from .checks import brief
+from .regular_files import open_regular
+
+_ALWAYS, _INFLATED = 2**28, 200  # bytes that any archive may hold, and how many for each byte of a larger one
+
+
+def read_npz(label: str, path: str | os.PathLike[str]) -> dict[str, NDArray[Any]]:
+    """The arrays by name. Raises: ValueError, which begins with the label: it is another kind of file. OSError."""
+    try:
+        with open_regular(path) as file, ZipFile(file) as archive:
+            check_members(archive)
+            return {name.removesuffix(".npy"): read_array(archive, name) for name in archive.namelist()}
+    except Exception as error:  # NumPy and zipfile raise nearly any on a damaged file
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        expected = f"{label}: expected a .npz file of arrays of numbers"
+        raise ValueError(f"{expected}, got {os.fspath(path)!r} ({brief(error)})") from None
+
+
+def check_members(archive: ZipFile) -> None:
+    """Raises ValueError: a member is no array or comes twice, or they unpack to far more bytes."""
+    members = archive.infolist()
+    for info in members:
+        if not info.filename.endswith(".npy"):
+            raise ValueError(f"expected arrays, got {info.filename!r}")
+    if len({info.filename for info in members}) < len(members):
+        raise ValueError("expected each name once, got one twice")
+    held, claimed = archive.start_dir, sum(info.file_size for info in members)
+    if claimed > max(_ALWAYS, _INFLATED * held):
+        raise ValueError(f"expected at most {_INFLATED} bytes for each of its {held:,}, got {claimed:,}")
+
+
+def read_array(archive: ZipFile, name: str, kinds: str = "biufc") -> NDArray[Any]:
+    """One array, by default of numbers. Raises ValueError: its dtype or its length is not as it should be; others."""
+    with archive.open(name) as member:
+        shape, dtype = read_header(member)
+        held = archive.getinfo(name).file_size - member.tell()
+        if dtype.kind not in kinds or math.prod(shape) * max(dtype.itemsize, 1) != held:
+            raise ValueError(f"expected numbers in {held:,} bytes of {name!r}, got {dtype} {brief(shape)}")
+        member.seek(0)
+        array: NDArray[Any] = npy.read_array(member, allow_pickle=False)
+        return array
+
+
+def read_header(member: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """The shape and the dtype of a .npy file, whose content follows. Raises ValueError: it is damaged; others."""
+    read = npy.read_array_header_1_0 if npy.read_magic(member) == (1, 0) else npy.read_array_header_2_0
+    shape, _, dtype = read(member)
+    return shape, dtype

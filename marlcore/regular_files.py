@@ -1,0 +1,31 @@
+"""Reading regular files: a pipe or a device, which may block or never end, is refused before anything is read."""
+
+import os
+import stat
+from typing import BinaryIO
+
+
+def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
+    """The file, open for reading. Raises: ValueError: it is a pipe or a device. OSError."""
+    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK | os.O_CLOEXEC))  # noqa: SIM115
+    try:
+        check_regular(path, file.fileno())
+    except ValueError:
+        file.close()
+        raise
+    return file
+
+
+def read_regular(path: str | os.PathLike[str], most: int = -1) -> bytes:
+    """The bytes of a file, of at most so many if `most` is not negative. Raises: ValueError: it is longer; others."""
+    with open_regular(path) as file:
+        data = file.read(most if most < 0 else most + 1)
+    if 0 <= most < len(data):
+        raise ValueError(f"{os.fspath(path)!r}: expected a file of at most {most:,} bytes, got a longer one")
+    return data
+
+
+def check_regular(path: str | os.PathLike[str], fd: int) -> None:
+    """Raises ValueError: the open file is a pipe or a device."""
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        raise ValueError(f"{os.fspath(path)!r}: expected a regular file, got a pipe or a device")
