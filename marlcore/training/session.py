@@ -138,7 +138,7 @@ class Session:
         run = stack.enter_context(RunDirectory.resume(resume))
         before, now = environment_of(read_config(resume)), environment_of(self.described)
         if before != now and "<" not in f"{before}{now}":  # else it is a local function's name or an object's
-            log.warning("resume: the environment is %r instead of %r, with the same spaces", now, before)
+            log.warning("resume: the environment is %s", printable(f"{now} instead of {before}, with the same spaces"))
         for policy in self.input.policies:
             Hold(run.checkpoint_path(policy.name), "", 0).end()  # a learner that still lives elsewhere saves no more
             if not run.checkpoint_path(policy.name).exists() and policy.name not in self.input.initial:

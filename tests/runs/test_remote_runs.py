@@ -43,7 +43,8 @@ def held(files: Any, address: str = ADDRESS) -> dict[str, bytes]:
 
 
 def of(run_dir: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(run_dir)): path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
+    files = (path for path in run_dir.rglob("*") if path.is_file() and path.name != ".lock")
+    return {str(path.relative_to(run_dir)): path.read_bytes() for path in files}
 
 
 def test_an_address_has_the_whole_run_and_it_goes_on_from_there(memory: Any) -> None:
