@@ -21,7 +21,7 @@ import cloudpickle
 
 from ..checks import brief
 from ..closing import Closing
-from ..errors import Diverged, EnvironmentFailed, WorkerFailed, pass_on_from_handler, suppress_failed_calls
+from ..errors import Deadlocked, Diverged, EnvironmentFailed, WorkerFailed, pass_on_from_handler, suppress_failed_calls
 from ..memory import too_many_files
 from .forkserver import KILL_S, ForkServer, read_status
 from .logs import has_log_file
@@ -205,8 +205,8 @@ def failure_of(name: str, error: BaseException, short: bool = False) -> WorkerFa
 
     A short one leaves out this package's frames.
     """
-    if isinstance(error, Diverged):
-        return WorkerFailed(name, "diverged", str(error))
+    if isinstance(error, Diverged | Deadlocked):
+        return WorkerFailed(name, "diverged" if isinstance(error, Diverged) else "deadlock", str(error))
     if isinstance(error, OSError) and error.errno in DISK_FULL and error.filename is not None:
         return WorkerFailed(name, "worker", str(error))
     users = short_traceback(error) if short else None

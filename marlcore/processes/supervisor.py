@@ -174,9 +174,12 @@ class Supervised:
 
     @property
     def _will_fail_again(self) -> bool:
-        """Whether it diverged, raised before its first step, or its environment raised twice before any episode."""
+        """Whether it diverged, raised before its first step, or its environment raised twice before any episode.
+
+        Or it waits for a worker that waits for it.
+        """
         reasons = [failure.reason for _, failure in self._failures[-2:]]
-        if reasons[-1] == "diverged":
+        if reasons[-1] in ("diverged", "deadlock"):
             return True
         if reasons[-1] in ("environment", "worker") and not self._counters.load(READY):
             return True
