@@ -23,18 +23,16 @@ from ..checks import brief
 from ..closing import Closing
 from ..errors import Deadlocked, Diverged, EnvironmentFailed, WorkerFailed, pass_on_from_handler, suppress_failed_calls
 from ..memory import too_many_files
-from .forkserver import KILL_S, ForkServer, read_status
+from .forkserver import KILL_S, STATUS_S, ForkServer, cause_of, read_status
 from .logs import has_log_file
 from .serve import leave, readable, show_title
 from .signals import STACKS, Interrupts
 from .tracebacks import short_traceback
 
 PRELOAD = ("marlcore.preload",)  # modules that workers of marlcore need
-STATUS_S = 1.0  # for a dead process's exit status to arrive
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 TEXT_LIMIT = 12_000  # bytes of a traceback: a socket takes them at once, although the parent reads them only at the end
 _DONE, _FAILED = b"+", b"-"  # first byte of a message
-_SIGNALS = {signum.value: signum.name for signum in signal.Signals}
 
 log = logging.getLogger(__name__)
 
@@ -154,12 +152,7 @@ class Child:
     def ending(self) -> WorkerFailed:
         """How a process that has ended did so, by its exit status."""
         code = read_status(self._status) if readable(STATUS_S, self._status) else None
-        if code is None:
-            cause = "the process that it was forked from"
-        elif code < 0:
-            cause = f"signal {_SIGNALS.get(-code, -code)}"
-        else:
-            cause = f"exit code {code}"
+        cause = "the process that it was forked from" if code is None else cause_of(code)
         reason = "worker" if code is not None and code >= 0 else "death"
         return WorkerFailed(self.name, reason, f"the process ended with {cause} and left no traceback")
 
