@@ -262,11 +262,11 @@ def _warn_of_short_run(policies: tuple[AssignedPolicy, ...], config: Config, tak
     these = "steps that are left" if taken else "steps"
     for policy in policies:
         steps, source = share_of(policy, policies) * left, policy.source
-        label, needed = "learner.warmup", config.learner_of(policy.name).warmup
+        label, needed = "learner.warmup", config.learner_of(policy.name).warmup + 1
         if isinstance(source, QueueSource):
             label, needed = "the algorithm's batch_size", source.batch_size * (source.length or 1)
-        if 0 < steps <= needed:
+        if 0 < steps < needed:
             log.warning(
-                "%s: %s takes %s of the %d %s, and learns only after %d: it will learn nothing in them",
+                "%s: %s takes %s of the %d %s, and learns only with %d: it will learn nothing in them",
                 label, policy.name, f"{steps:.1f}".removesuffix(".0"), left, these, needed,
             )  # fmt: skip

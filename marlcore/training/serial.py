@@ -67,6 +67,11 @@ def run_serial(blueprint: Blueprint, monitor: Monitor, interrupts: Interrupts) -
         before = interrupt_waits_with(give_turn)
         try:
             _take_rounds(actors, learners, evaluators, monitor, unfinished)
+            if actors and not (interrupts.stopping or interrupts.finishing):
+                for actor in actors:
+                    _guarded(actor, actor.cut_episodes)
+                for learner in learners:
+                    _guarded(learner, learner.take_turn)
         except _Stopped:
             pass
         except WorkerFailed as failed:

@@ -3,9 +3,10 @@
 It sees all copies of the environment at once, as arrays: no line of this file runs once for each copy.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any, Protocol
 
+import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import EnvironmentFailed
@@ -51,6 +52,25 @@ def observe(env: VectorEnvironment, seats: Seats, host: ActorHost) -> list[Turn]
         if ended is not None:
             host.report_ended(ended)
     return turns
+
+
+def cut_episodes(env: VectorEnvironment, seats: Seats, host: ActorHost, agents: Set[str]) -> None:
+    """After the last actions: records their outcomes, and truncates the episodes of these agents that would go on.
+
+    So their last transitions are whole, and a queue's reader finds the last batch.
+    """
+    outcomes, turns = env.observe()
+    following = {turn.agent: turn for turn in turns if turn.agent in agents}
+    for outcome in outcomes:
+        if turn := following.get(outcome.agent):
+            cut = np.isin(outcome.copies, turn.copies) & ~(outcome.terminated | outcome.truncated)
+            rest, outcome = outcome.part(cut), outcome.part(~cut)
+            final_obs = turn.part(np.isin(turn.copies, rest.copies)).obs
+            if len(rest.copies):  # its return is not one of a whole episode
+                seats[rest.agent].record(rest._replace(truncated=np.ones(len(rest.copies), bool), final_obs=final_obs))
+        ended = seats[outcome.agent].record(outcome) if len(outcome.copies) else None
+        if ended is not None:
+            host.report_ended(ended)
 
 
 def act(env: VectorEnvironment, seats: Seats, turns: list[Turn], host: ActorHost) -> None:

@@ -1,6 +1,7 @@
 """An actor in its worker: it builds the environment, the policies and the seats, and counts the steps."""
 
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from ..loops import (
     act_until_done,
     build_model,
     choose_device,
+    cut_episodes,
     run_seed,
 )
 from ..self_play import SPAN, Contender, Matches, Opponents, Rival, own_first, report_result
@@ -153,6 +155,13 @@ class ActorWorker(Worker):
     def acting(self) -> bool:
         return not self.done and not self.control.stopping
 
+    def cut_episodes(self) -> None:
+        """Once it is done: makes the last transitions in queues whole."""
+        queued = [policy.agents for policy in self.blueprint.policies if isinstance(policy.source, QueueSource)]
+        if queued:
+            cut_episodes(self.env, self.seats, self, {*chain(*queued)})
+            self.count_steps(0)
+
     def begin(self, turn: Turn) -> None:
         if self._assignment is not None:
             self._assignment.begin(turn)
@@ -180,6 +189,8 @@ class ActorWorker(Worker):
     def work(self) -> None:
         with self.checked_waits():  # for a learner
             act_until_done(self.env, self.seats, self)
+            if not self.control.stopping:
+                self.cut_episodes()
             self.counters.store(READY, self.attempt)  # a successor may have no step to take
 
 
