@@ -119,7 +119,7 @@ MODELS = (
             "LOOKS_AFTER_ROOM",
             "LOOKED_BEFORE_RELEASE",
         ),
-        sizes=((), ("BATCH=6", "KILLS=0"), ("WRITERS=1", "ROWS=14")),
+        sizes=((), ("BATCH=6", "KILLS=0"), ("WRITERS=1", "ROWS=8")),
     ),
     Model(
         "lease",
