@@ -67,7 +67,7 @@ class ActorWorker(Worker):
 
     def _policy(self, policy: PolicyBlueprint) -> PublishedPolicy:
         self.beat()  # a thousand policies take longer than a worker may be silent
-        config, copies = self.config, self.env.copies
+        config, copies = self.config.of(policy.name), self.env.copies
         device = self._device
         model = build_model(policy, config).acting.to(device)
         use = self._number * len(self.blueprint.policies) + policy.index
@@ -91,7 +91,7 @@ class ActorWorker(Worker):
     def _seats(self, policy: PolicyBlueprint, acting: PublishedPolicy) -> dict[str, Seat]:
         """The seats of a policy's agents; a lane is of a part of the replay, an agent, an actor and a copy."""
         self.beat()
-        config, storage = self.config, self.hold(attach_storage(policy))
+        config, storage = self.config.of(policy.name), self.hold(attach_storage(policy))
         parts = config.replay.parts if isinstance(policy.source, ReplaySource) else 1
         gamma = config.learner_of(policy.name).gamma
 
