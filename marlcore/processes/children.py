@@ -8,6 +8,7 @@ import logging
 import multiprocessing
 import os
 import pickle
+import re
 import signal
 import sys
 import traceback
@@ -32,6 +33,9 @@ from .tracebacks import short_traceback
 PRELOAD = ("marlcore.preload",)  # modules that workers of marlcore need
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 TEXT_LIMIT = 12_000  # bytes of a traceback: a socket takes them at once, although the parent reads them only at the end
+OF_MAIN = (
+    "a worker does not run the program's own file: move what its child processes run out of __main__, into a module"
+)
 _DONE, _FAILED = b"+", b"-"  # first byte of a message
 
 log = logging.getLogger(__name__)
@@ -204,6 +208,8 @@ def failure_of(name: str, error: BaseException, short: bool = False) -> WorkerFa
         return WorkerFailed(name, "worker", str(error))
     users = short_traceback(error) if short else None
     said = f"(without marlcore's own frames)\n{users}" if users else traceback.format_exc()
+    if "__main__" in str(error) and re.search("pickle|get attribute", str(error)):
+        said = f"{said.rstrip()}\n{OF_MAIN}"
     text = said.encode(errors="backslashreplace")  # a lone surrogate has no UTF-8
     reason = "environment" if isinstance(error, EnvironmentFailed) else "worker"
     return WorkerFailed(name, reason, text[-TEXT_LIMIT:].decode(errors="ignore"))

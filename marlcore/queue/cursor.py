@@ -131,7 +131,9 @@ class ReadCursor(CursorLines):
 
     def crowded(self, committed: Ints) -> NDArray[np.bool_]:
         """The lanes, with so many rows committed, whose writer asks for more room than there is: bool [lanes]."""
-        crowded: NDArray[np.bool_] = self._released + self._capacity - committed < np.minimum(self._asked, self._longest)
+        crowded: NDArray[np.bool_] = self._released + self._capacity - committed < np.minimum(
+            self._asked, self._longest
+        )
         return crowded
 
     def count_look(self) -> None:

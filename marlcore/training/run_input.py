@@ -145,7 +145,9 @@ def check_same_run(run_dir: str | None, resume: str | Path) -> None:
 
 def check_learners(config: Config, names: list[str]) -> None:
     """Raises ValueError: settings by policy are of no policy."""
-    for label, given in ({name: getattr(config, name) for name in SECTIONS} | {"cluster.learners": config.cluster.learners}).items():
+    for label, given in (
+        {name: getattr(config, name) for name in SECTIONS} | {"cluster.learners": config.cluster.learners}
+    ).items():
         if wrong := given.keys() - names:
             raise ValueError(f"{label}: expected the policies {names}, got {min(wrong)!r}")
 

@@ -74,7 +74,9 @@ def test_ends_that_wait_for_each_other_end_with(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(ReadCursor, "crowded", lambda cursor, committed: committed < 0)
     if looks:
         monkeypatch.setattr(TrajectoryReader, "may_be_ready", True)
-        with pytest.raises(mc.WorkerFailed, match=r"^actor-0 failed: .*lane \d+ waits for room for \d rows, and.*$") as failed:
+        with pytest.raises(
+            mc.WorkerFailed, match=r"^actor-0 failed: .*lane \d+ waits for room for \d rows, and.*$"
+        ) as failed:
             fight(tmp_path, [99, *[5] * 9], 128)
         assert failed.value.reason == "deadlock"
         return

@@ -144,7 +144,7 @@ class Config(Declared):
         own = {section: getattr(self, by)[policy] for by, section in SECTIONS.items() if policy in getattr(self, by)}
         if "replay" in own:
             own["replay"] = replace(own["replay"], **{name: getattr(self.replay, name) for name in OF_ALL_REPLAYS})
-        return replace(self, **own, **dict.fromkeys(SECTIONS, {})) if own else self
+        return replace(self, **own, **{by: {} for by in SECTIONS}) if own else self
 
     def learner_of(self, policy: str) -> LearnerConfig:
         return self.learners.get(policy, self.learner)
@@ -247,7 +247,7 @@ class Config(Declared):
         return cls().changed(dict(flattened({name: plain[name] for name in plain if name in names}, cls)) | values)
 
     def changed(self, values: Mapping[str, Any]) -> Config:
-        """The same settings but for these, by dotted name, such as learners.guard.n_step. Raises ValueError, TypeError."""
+        """The settings with these, by dotted name, such as learners.guard.n_step. Raises ValueError, TypeError."""
         own = {name: values[name] for name in values if "." in name and name.partition(".")[0] in BY_POLICY}
         config = changed(self, {name: values[name] for name in values if name not in own})
         for label, value in own.items():

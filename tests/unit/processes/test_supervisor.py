@@ -272,7 +272,9 @@ def test_a_refused_start_is_tried_later(scene: Scene, refusal: Exception) -> Non
 def test_a_first_start_is_tried_again_when_the_server_dies(scene: Scene) -> None:
     scene.refused, scene.refusal, scene.worker.process = 9, mc.MarlcoreError("the server died"), None
     scene.worker.start()
-    with pytest.raises(mc.WorkerFailed, match="^actor-0 failed:\nstart 2: no process could be started: the server died"):
+    with pytest.raises(
+        mc.WorkerFailed, match=r"^actor-0 failed:\nstart 2: no process could be started: the server died"
+    ):
         scene.watch_until(20.0)
     assert scene.worker.attempts == 5 and scene.now == 7.0  # 3 restarts, after 1, 2 and 4 s
 
@@ -455,7 +457,8 @@ def test_work_is_done_in_turn_where_no_process_starts(
     [
         (False, "/nowhere/python", r"mode: no processes can be started here \(.*/nowhere/python'?\)"),
         (
-            True, "/bin/false",
+            True,
+            "/bin/false",
             r"^actor-0 failed: no process could be started: the process that forks workers died 4 times, "
             r"the last time: it ended with exit code 1$",
         ),
@@ -465,6 +468,8 @@ def test_a_start_that_cannot_be_mended_ends_the_run(
     tmp_path: Path, python_is: Any, fallback: bool, python: str, says: str
 ) -> None:
     python_is(python)
-    config = replace(RUN, run_dir=str(tmp_path / "run"), supervision=SupervisionConfig(serial_fallback=fallback, max_restarts=0))
+    config = replace(
+        RUN, run_dir=str(tmp_path / "run"), supervision=SupervisionConfig(serial_fallback=fallback, max_restarts=0)
+    )
     with pytest.raises(mc.MarlcoreError, match=says):
         mc.train(HUNT, "dqn", config, progress=False)

@@ -325,7 +325,10 @@ def test_a_waiting_writer_wakes_for_a_reader_it_is_too_long_for(no_slices):
     with make(16) as queue, queue.writer() as writer:
         fill(writer, range(4))
         rows = np.zeros(13)
-        with soon(lambda: queue.reader(4, stack=7)), pytest.raises(ValueError, match=r"^reward: expected at most 9 rows"):
+        with (
+            soon(lambda: queue.reader(4, stack=7)),
+            pytest.raises(ValueError, match=r"^reward: expected at most 9 rows"),
+        ):
             writer.add_batch(rows.astype(int), rows.astype(int), rows)
 
 

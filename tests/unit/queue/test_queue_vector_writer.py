@@ -12,7 +12,7 @@ from mapped import Mapped
 from meanwhile import soon
 from tiers import long_but
 
-from marlcore import Deadlocked, Field, NotEnoughData, TrajectoryQueue, TransitionSpec
+from marlcore import Field, NotEnoughData, TrajectoryQueue, TransitionSpec
 from marlcore.queue.cursor import LONGEST, CursorLines
 from marlcore.queue.gates import QueueGates
 
@@ -115,7 +115,11 @@ def test_values_are_checked_before_rows_are_left_out():
 
 def test_a_lane_whose_writer_waits_begins_the_batch(no_slices):
     """All of 18 rows go to lane 0 of 4, which holds 6, as if every other agent had died; none is lost, nor doubled."""
-    with TrajectoryQueue.create(SPEC, 24, lanes=4) as queue, queue.vector_writer() as vector, queue.reader(16) as reader:
+    with (
+        TrajectoryQueue.create(SPEC, 24, lanes=4) as queue,
+        queue.vector_writer() as vector,
+        queue.reader(16) as reader,
+    ):
 
         def write() -> None:
             for step in range(18):
@@ -130,19 +134,6 @@ def test_a_lane_whose_writer_waits_begins_the_batch(no_slices):
     with TrajectoryQueue.create(SPEC, 24, lanes=4, when_full="drop_newest") as queue, queue.vector_writer() as vector:
         queue.reader(8)
         assert [vector.add(**rows(1), lanes=[0]).item() for _ in range(7)] == [0, 1, 2, 3, 4, 5, -1]
-
-
-def test_both_ends_that_wait_for_each_other_end_with_an_error(monkeypatch):
-    """The sizes never allow it: here the reader is kept from seeing that the lane is full."""
-    none = np.zeros(4, np.bool_)
-    monkeypatch.setattr("marlcore.queue.cursor.ReadCursor.crowded", lambda cursor, committed: none)
-    with TrajectoryQueue.create(SPEC, 24, lanes=4) as queue, queue.vector_writer(timeout=0.0) as vector:
-        with queue.reader(8) as reader, pytest.raises(Deadlocked, match=r"writer of lane 0 waits for room for 1 rows, and"):
-            for _ in range(9):
-                with contextlib.suppress(TimeoutError, NotEnoughData):
-                    vector.add(**rows(1), lanes=[0])
-                with contextlib.suppress(NotEnoughData):
-                    reader.read()
 
 
 # Neither reader nor writers wait for ever, in the smallest queue that all of them take

@@ -68,7 +68,9 @@ def test_a_setting_out_of_its_range_is_refused_by_name(name: str) -> None:
 
 def test_the_runs_epsilon_is_not_of_algorithms_with_their_own() -> None:
     """Where it is of others: SAC acted at random as long as DQN should. Alone, SAC takes it."""
-    policies = assign({"a": OTHER, "b": Spaces(Box(-1, 1, (3,)), Box(-1, 1, (2,)))}, None, {"a": mc.DQN(), "b": mc.SAC()}, 1)
+    policies = assign(
+        {"a": OTHER, "b": Spaces(Box(-1, 1, (3,)), Box(-1, 1, (2,)))}, None, {"a": mc.DQN(), "b": mc.SAC()}, 1
+    )
     given = mc.Config(exploration=ExplorationConfig(epsilon=0.3, ladder=7))
 
     def epsilons(config: mc.Config, some: tuple[Any, ...]) -> dict[str, Any]:
