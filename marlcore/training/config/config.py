@@ -35,7 +35,10 @@ else:
 
 SECTIONS = {"learners": "learner", "replays": "replay", "explorations": "exploration", "ratios": "updates_per_step"}
 BY_POLICY = {"learners": LearnerConfig, "replays": ReplayConfig, "explorations": ExplorationConfig}
-OF_ALL_REPLAYS = ("stack", "pad", "save", "clear_at_stage", "mixture", "path")  # settings that no policy has for itself
+RUN_WIDE = {  # settings that no policy has for itself
+    "learner": ("processes", "threads"),
+    "replay": ("stack", "pad", "save", "clear_at_stage", "mixture", "path"),
+}
 
 
 def _by_policy(label: str, sections: Any) -> Any:
@@ -141,10 +144,14 @@ class Config(Declared):
 
     def of(self, policy: str) -> Config:
         """The settings as they apply to a policy."""
-        own = {section: getattr(self, by)[policy] for by, section in SECTIONS.items() if policy in getattr(self, by)}
-        if "replay" in own:
-            own["replay"] = replace(own["replay"], **{name: getattr(self.replay, name) for name in OF_ALL_REPLAYS})
-        return replace(self, **own, **{by: {} for by in SECTIONS}) if own else self
+        own: dict[str, Any] = {
+            usual: getattr(self, by)[policy] for by, usual in SECTIONS.items() if policy in getattr(self, by)
+        }
+        for section in own.keys() & RUN_WIDE.keys():
+            own[section] = replace(
+                own[section], **{name: getattr(getattr(self, section), name) for name in RUN_WIDE[section]}
+            )
+        return replace(self, **dict[str, Any](own, **{by: {} for by in SECTIONS})) if own else self
 
     def learner_of(self, policy: str) -> LearnerConfig:
         return self.learners.get(policy, self.learner)
@@ -255,7 +262,7 @@ class Config(Declared):
             by, _, policy = prefix.partition(".")
             sections = getattr(config, by)
             section = changed(sections.get(policy, getattr(config, SECTIONS[by])), {name: value}, f"{prefix}.")
-            config = replace(config, **{by: {**sections, policy: section}})
+            config = changed(config, {by: {**sections, policy: section}})
         return config
 
 
