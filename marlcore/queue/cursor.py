@@ -4,7 +4,7 @@ Only the reader writes these slots of the segment:
 
     slot 0         turn      batches consumed; its lowest bit selects the valid half of the other slots
                    longest   rows of the largest add for which the reader can always make room
-                   (unused)
+                   (unused; queues in ordinary files keep their layout)
                    passed    transitions of all lanes below the cursor
                    wanted    unread transitions with which the reader surely finds a batch, if it waits for more; or 0
                    looks     how often the reader found too few rows for a batch, and then made room where it was asked
@@ -131,9 +131,8 @@ class ReadCursor(CursorLines):
 
     def crowded(self, committed: Ints) -> NDArray[np.bool_]:
         """The lanes, with so many rows committed, whose writer asks for more room than there is: bool [lanes]."""
-        crowded: NDArray[np.bool_] = self._released + self._capacity - committed < np.minimum(
-            self._asked, self._longest
-        )
+        left = self._released + self._capacity - committed
+        crowded: NDArray[np.bool_] = left < np.minimum(self._asked, self._longest)
         return crowded
 
     def count_look(self) -> None:

@@ -43,7 +43,7 @@ class TrajectoryQueue(TransitionLanes):
 
     A killed process stops no other. A writer's successor begins a new episode, so no delivered trajectory crosses the
     seam. A reader's successor continues at the cursor, which each batch moves with one store: every transition is
-    delivered at most once, and exactly once unless its reader died between that store and its use of the batch.
+    delivered at most once, and exactly once unless its reader ended with a batch that it had taken, or begun, unused.
 
     Attributes:
         spec: the fields of a transition.

@@ -13,7 +13,7 @@ from ..errors import WorkerFailed
 from ..memory import interrupt_waits_with
 from ..processes import READY, Interrupts, failure_of
 from .config import EVALUATOR, actor_names, learner_names
-from .loops import act, observe
+from .loops import act, learn, observe
 from .record import Monitor
 from .workers import ActorWorker, Blueprint, EvaluatorWorker, LearnerWorker, Worker
 
@@ -57,12 +57,16 @@ def run_serial(blueprint: Blueprint, monitor: Monitor, interrupts: Interrupts) -
 
         def give_turn() -> None:
             """In a wait of an actor: only a learner, in this same thread, can end it."""
+            if before is not None:
+                before()
             if threading.get_ident() != thread:  # of the caller's program
                 return
             if not unstopped():
                 raise _Stopped
-            for learner in learners:
-                _guarded(learner, learner.take_turn)
+            for worker in learners:
+                for learner in worker.learners:
+                    _guarded(worker, learn, learner)
+                worker.count_updates()
 
         before = interrupt_waits_with(give_turn)
         try:
