@@ -111,6 +111,7 @@ from . import cluster as cluster
 # Further errors
 from .errors import CallbackFailed as CallbackFailed
 from .errors import ClosedError as ClosedError
+from .errors import Deadlocked as Deadlocked
 from .errors import Diverged as Diverged
 from .errors import EnvironmentFailed as EnvironmentFailed
 from .errors import Fenced as Fenced

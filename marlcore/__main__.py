@@ -127,7 +127,7 @@ def _run(command: str, arguments: list[str]) -> int:
         sys.stderr.write(f"marlcore: {printable(line)}{'; raise `ulimit -n`' if few else ''}\n")
         return 2
     except KeyboardInterrupt as stop:
-        sys.stderr.write(printable("marlcore: stopped" + _how_to_resume(str(stop))) + "\n")
+        sys.stderr.write(printable("marlcore: stopped" + _how_to_resume(getattr(stop, "folder", ""))) + "\n")
         return 130
 
 

@@ -135,6 +135,13 @@ class Diverged(MarlcoreError):
     """
 
 
+class Deadlocked(MarlcoreError):
+    """A queue's writer and its reader wait for each other, which only damaged counters make possible.
+
+    The message names the segment and the lane. A run ends at once: a restarted worker would wait again.
+    """
+
+
 class StopRun(MarlcoreError):
     """Raised by a callback to end its run in order; the message is the reason that `Result.stopped` has.
 
@@ -151,7 +158,7 @@ class WorkerFailed(MarlcoreError):
     Attributes:
         worker: the worker's name, such as "actor-0" or "learner-agent_1".
         reason: the last failure: "environment" or "worker" (where an exception came from), "diverged" (see `Diverged`),
-            "death" (usually by a signal) or "hang".
+            "deadlock" (see `Deadlocked`), "death" (usually by a signal) or "hang".
         traceback: the worker's formatted traceback, or how its process ended; one for each start, the latest last. One
             line where that tells all: it diverged, or the disk is full. Without marlcore's own frames where the
             worker's log file has the whole.

@@ -110,6 +110,18 @@ MODELS = (
         liveness=True,
     ),
     Model(
+        "queue",
+        (
+            "NEVER_ASKED",
+            "NOBODY_WOKEN",
+            "ROOM_WITHOUT_TAKING",
+            "A_LOOK_THAT_HAD_BEGUN_COUNTS",
+            "LOOKS_AFTER_ROOM",
+            "LOOKED_BEFORE_RELEASE",
+        ),
+        sizes=((), ("BATCH=6", "KILLS=0"), ("WRITERS=1", "ROWS=8")),
+    ),
+    Model(
         "lease",
         (
             "EPOCH_REUSED",

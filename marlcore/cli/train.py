@@ -12,6 +12,7 @@ from ..training import (
     Config,
     Settings,
     described_run,
+    hints_by_policy,
     preset_names,
     read_preset,
     read_settings,
@@ -105,6 +106,7 @@ def _resumed(line: CommandLine) -> tuple[str, str, Any, Config]:
         line.show_help(ResumeOptions, single_flags=True)
     own = hints_of(ResumeOptions)
     settings = {name: hint for name, hint in hints_of(Config).items() if name != "run_dir"}
+    settings |= hints_by_policy(line.words)
     # Known once the run is read, which executes code, so a misspelt option is refused before.
     of_algorithm = {name: tuple[str, ...] for name in line.words if name.startswith("algorithm.")}
     values = line.read(own | settings | of_algorithm, refuse="--resume takes no {}".format)
@@ -118,7 +120,7 @@ def _resumed(line: CommandLine) -> tuple[str, str, Any, Config]:
         algorithm = changed(algorithm, {name.removeprefix("algorithm."): read[name] for name in hints.keys() & read})
         values = {name: read[name] for name in settings.keys() & read}
     moved = {"run_dir": None}  # since its directory may lie elsewhere than config.json says
-    return options.resume, env, algorithm, changed(config, values | moved)
+    return options.resume, env, algorithm, config.changed(values | moved)
 
 
 def _read(line: CommandLine) -> tuple[TrainOptions, str, Any, Config]:
@@ -127,7 +129,7 @@ def _read(line: CommandLine) -> tuple[TrainOptions, str, Any, Config]:
     name = line.word("algo") or settings.algo or TrainOptions.algo
     kind: Any = algos.find(name)
     own, of_algorithm = hints_of(TrainOptions), hints_of(kind, "algorithm.") if is_dataclass(kind) else {}
-    hints = own | hints_of(Config) | of_algorithm
+    hints = own | hints_of(Config) | hints_by_policy(line.words) | of_algorithm
     hyperparameters = settings.algorithm if settings.algo in (None, name) else {}
     for key in (f"algorithm.{label}" for label in hyperparameters):
         if key not in of_algorithm:
@@ -147,7 +149,7 @@ def _read(line: CommandLine) -> tuple[TrainOptions, str, Any, Config]:
     algorithm = kind(**chosen)
     if sections:
         algorithm = changed(algorithm, sections)
-    return options, env, algorithm, changed(settings.config, values)
+    return options, env, algorithm, settings.config.changed(values)
 
 
 def _chosen_settings(line: CommandLine) -> Settings:

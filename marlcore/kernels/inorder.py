@@ -27,8 +27,8 @@ NEXT, SETTLED, PROBE = range(3)
 # the ones that no batch can hold
 POSITION, PASSED, DROPPED, SKIPPED = range(4)
 # Rows of `tallies`: rows to avoid at the start of each window; transitions or unrolls that are ready; how many of them
-# the batch takes; the lowest ticket that the kernel looked at
-MARGIN, READY, SHARE, LEAST = range(4)
+# the batch takes; the lowest ticket that the kernel looked at; whether all are taken, though too few for the batch
+MARGIN, READY, SHARE, LEAST, CROWDED = range(5)
 
 NOT_LOOKED_AT = 1 << 62  # a lowest ticket that is never overwritten
 
@@ -115,39 +115,42 @@ def _share(ready, first, total, share):
 
 
 @jit
-def read(plan, columns, out, first, cursors, tallies):
-    """Copies the next batch: from each lane in turn one run after the cursor; copies nothing if too little is ready.
+def read(plan, columns, out, first, filled, cursors, tallies):
+    """Completes a batch of which `filled` slots are: from each lane in turn one run after the cursor.
 
-    If the lanes' shares cannot be equal, the lane `first` gets one more. Sets the windows' seams, moves the first of
-    `cursors`, int64 [3, 4, lanes], past the batch, and writes all of `tallies`, int64 [4, lanes], but the margins.
+    If the lanes' shares cannot be equal, the lane `first` gets one more. If too little is ready, it takes only what is
+    ready in crowded lanes. Sets the windows' seams, moves the first of `cursors`, int64 [3, 4, lanes], past what it
+    took, and writes the ready ones, shares and lowest tickets of `tallies`, int64 [5, lanes].
 
-    Returns: (whether a batch was copied; transitions or unrolls that are ready, counted up to a batch a lane; those
-    begun that later rows may complete).
+    Returns: (slots that are filled now; transitions or unrolls that were filled or ready, counted up to a batch a lane;
+    those begun that later rows may complete).
     """
     p, cursor = plan[0], cursors[NEXT]
     find_seams(p)
-    total, pending = 0, 0
+    total, pending = filled, 0
     for lane in range(p.lanes):
         ready, more = _look(p, lane, cursors, tallies)
         total += ready
         pending += more
     if total < p.batch:
-        return False, total, pending
-    _share(tallies[READY], first, p.batch, tallies[SHARE])
-    slot = 0
+        for lane in range(p.lanes):
+            tallies[SHARE, lane] = tallies[READY, lane] * tallies[CROWDED, lane]
+    else:
+        _share(tallies[READY], first, p.batch - filled, tallies[SHARE])
+    slot = filled
     for lane in range(p.lanes):
         _copy(cursor, cursors[SETTLED], lane)
         for _ in range(tallies[SHARE, lane]):
             ticket = cursor[POSITION, lane]
             if ticket >= int64_at(p.hi)[lane]:
-                return False, total, pending  # overwritten meanwhile: validation reports it
+                return filled, total, pending  # overwritten meanwhile: validation reports it
             taken, lowest, rows = take(p, columns, out, lane, ticket, slot)
             if not taken:
-                return False, total, pending
+                return filled, total, pending
             tallies[LEAST, lane] = min(tallies[LEAST, lane], lowest)
             cursor[POSITION, lane] += rows
             cursor[PASSED, lane] += rows
             slot += 1
             if slot < p.batch:
                 _settle(p, lane, cursor)
-    return True, total, pending
+    return slot, total, pending

@@ -8,6 +8,7 @@ import logging
 import multiprocessing
 import os
 import pickle
+import re
 import signal
 import sys
 import traceback
@@ -21,20 +22,21 @@ import cloudpickle
 
 from ..checks import brief
 from ..closing import Closing
-from ..errors import Diverged, EnvironmentFailed, WorkerFailed, pass_on_from_handler, suppress_failed_calls
+from ..errors import Deadlocked, Diverged, EnvironmentFailed, WorkerFailed, pass_on_from_handler, suppress_failed_calls
 from ..memory import too_many_files
-from .forkserver import KILL_S, ForkServer, read_status
+from .forkserver import KILL_S, STATUS_S, ForkServer, cause_of, read_status
 from .logs import has_log_file
 from .serve import leave, readable, show_title
 from .signals import STACKS, Interrupts
 from .tracebacks import short_traceback
 
 PRELOAD = ("marlcore.preload",)  # modules that workers of marlcore need
-STATUS_S = 1.0  # for a dead process's exit status to arrive
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 TEXT_LIMIT = 12_000  # bytes of a traceback: a socket takes them at once, although the parent reads them only at the end
+OF_MAIN = (
+    "a worker does not run the program's own file: move what its child processes run out of __main__, into a module"
+)
 _DONE, _FAILED = b"+", b"-"  # first byte of a message
-_SIGNALS = {signum.value: signum.name for signum in signal.Signals}
 
 log = logging.getLogger(__name__)
 
@@ -154,12 +156,7 @@ class Child:
     def ending(self) -> WorkerFailed:
         """How a process that has ended did so, by its exit status."""
         code = read_status(self._status) if readable(STATUS_S, self._status) else None
-        if code is None:
-            cause = "the process that it was forked from"
-        elif code < 0:
-            cause = f"signal {_SIGNALS.get(-code, -code)}"
-        else:
-            cause = f"exit code {code}"
+        cause = "the process that it was forked from" if code is None else cause_of(code)
         reason = "worker" if code is not None and code >= 0 else "death"
         return WorkerFailed(self.name, reason, f"the process ended with {cause} and left no traceback")
 
@@ -205,12 +202,14 @@ def failure_of(name: str, error: BaseException, short: bool = False) -> WorkerFa
 
     A short one leaves out this package's frames.
     """
-    if isinstance(error, Diverged):
-        return WorkerFailed(name, "diverged", str(error))
+    if isinstance(error, Diverged | Deadlocked):
+        return WorkerFailed(name, "diverged" if isinstance(error, Diverged) else "deadlock", str(error))
     if isinstance(error, OSError) and error.errno in DISK_FULL and error.filename is not None:
         return WorkerFailed(name, "worker", str(error))
     users = short_traceback(error) if short else None
     said = f"(without marlcore's own frames)\n{users}" if users else traceback.format_exc()
+    if "__main__" in str(error) and re.search("pickle|get attribute", str(error)):
+        said = f"{said.rstrip()}\n{OF_MAIN}"
     text = said.encode(errors="backslashreplace")  # a lone surrogate has no UTF-8
     reason = "environment" if isinstance(error, EnvironmentFailed) else "worker"
     return WorkerFailed(name, reason, text[-TEXT_LIMIT:].decode(errors="ignore"))

@@ -34,6 +34,7 @@ STARTS = 4  # of the server, before the error after repeated deaths
 BACKOFF_S = 0.2  # before the second start; doubled before each further start
 KILL_S = 10.0  # longer than the kernel takes to end a killed process and free its memory, unless it is stuck
 LOOK_S = 0.05
+STATUS_S = 1.0  # for a dead process's exit status to arrive
 _CLOSED = (errno.EPIPE, errno.ECONNRESET)  # of a call on a channel whose other end is gone
 _PROGRAM = """
 import sys
@@ -42,6 +43,7 @@ from marlcore.processes.serve import serve
 serve(*map(int, sys.argv[1:3]), sys.argv[3].split())
 """
 _GPUS = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
+_SIGNALS = {signum.value: signum.name for signum in signal.Signals}
 Program: TypeAlias = "subprocess.Popen[bytes] | ForkOfThis"
 log = logging.getLogger(__name__)
 
@@ -152,11 +154,19 @@ class ForkServer:
             if readable(LOOK_S, channel.fileno()):
                 answer, fds = receive(channel, NUMBER.size, 1)
                 if not answer:
-                    raise _Gone("it ended")
+                    raise _Gone(f"it ended{self._status()}")
                 return NUMBER.unpack(answer)[0], fds
             if not self._answered:
                 self._check_hurry()
         raise _Gone(f"it did not answer within {seconds:g} s")
+
+    def _status(self) -> str:
+        """How a server that closed its channel ended, where that is known."""
+        if self._process is not None:
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(STATUS_S)
+        code = getattr(self._process, "returncode", None)
+        return "" if code is None else f" with {cause_of(code)}"
 
     def _check_hurry(self) -> None:
         if self._hurry():
@@ -285,6 +295,11 @@ def _is_inherited(fd: int) -> bool:
     with suppress_failed_calls(errno.EBADF):
         return os.get_inheritable(fd)
     return False
+
+
+def cause_of(code: int) -> str:
+    """An exit status, in the form of `Popen.returncode`, in words."""
+    return f"signal {_SIGNALS.get(-code, -code)}" if code < 0 else f"exit code {code}"
 
 
 def read_status(pipe: int) -> int | None:

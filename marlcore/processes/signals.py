@@ -22,6 +22,14 @@ PATIENCE_S = 1.0  # wrappers repeat signals that the whole group already got: a 
 _masks = threading.local()
 
 
+class Stopped(KeyboardInterrupt):
+    """Ctrl-C, after work that can be continued: `folder` is its directory, `resume` names what continues it."""
+
+    def __init__(self, folder: str, resume: str = "") -> None:
+        super().__init__(f"stopped; call it again with resume={resume or folder!r} to continue")
+        self.folder = folder
+
+
 class Interrupts:
     """The one place where work is told to end: by a signal, or by `stop` or `finish`, from any thread.
 
@@ -71,10 +79,12 @@ class Interrupts:
             self.reason = reason
         self.finishing = True
 
-    def deliver(self, message: str = "") -> None:
-        """Raises KeyboardInterrupt(message) after SIGINT, SystemExit(128 + signum) after others; else the error."""
+    def deliver(self, folder: str = "", resume: str = "") -> None:
+        """Raises KeyboardInterrupt (see `Stopped`) or SystemExit(128 + signum) after a signal; else the error."""
+        if self.signum == signal.SIGINT and folder:
+            raise Stopped(folder, resume)
         if self.signum is not None:
-            raise_for(self.signum, message=message)
+            raise_for(self.signum)
         if self.error is not None:
             raise self.error
 
@@ -90,10 +100,10 @@ class Interrupts:
             signal.signal(signum, handler)
 
 
-def raise_for(signum: int, frame: FrameType | None = None, message: str = "") -> None:
+def raise_for(signum: int, frame: FrameType | None = None) -> None:
     """A signal handler that raises KeyboardInterrupt for SIGINT, SystemExit(128 + signum) for others."""
     if signum == signal.SIGINT:
-        raise KeyboardInterrupt(message) if message else KeyboardInterrupt
+        raise KeyboardInterrupt
     sys.exit(128 + signum)
 
 

@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from ..errors import MarlcoreError, WorkerFailed
 from .children import Child, Children
-from .control import BEATS, EPISODES, PID, READY, RESTARTS, Control
+from .control import BEATS, EPISODES, PID, READY, RESTARTS, STEPS, UPDATES, Control
 
 LONGEST_BACKOFF_S = 30.0
 START_S = 120.0  # smallest timeout of a start, which imports, compiles and waits for the first weights
@@ -81,15 +81,23 @@ class Supervised:
         self._children, self._start, self._policy = children, start, policy
         self._counters, self._notes = control.workers[name], control.notes[name]
         self._failures: list[tuple[float, WorkerFailed]] = []  # those in the window, each with its time
+        self._stands: tuple[tuple[str, str, int], ...] = ()  # of the last two failures: why, and its steps and updates
         self._hang = ""  # why its process is killed
         self._kill_at: float | None = None
         self._beats, self._looked, self._silent = 0, 0.0, 0.0
 
     def start(self) -> None:
-        """Starts the worker's next process. Raises OSError, MarlcoreError: see `ForkServer.fork`."""
+        """Starts the worker's next process; where the fork server always dies, tries again as after the worker's death.
+
+        Raises: OSError: the system starts no process. WorkerFailed: it was tried as often as the run allows.
+        """
         self.attempts += 1
         self.due, self._hang, self._kill_at = None, "", None
-        self.process = self._start(self.name, self.attempts)
+        try:
+            self.process = self._start(self.name, self.attempts)
+        except MarlcoreError as error:
+            self._failed("death", f"no process could be started: {error}", time.monotonic())
+            return
         self._notes.store(PID, self.process.pid)
         self._notes.store(RESTARTS, self.attempts - 1)
         self._beats, self._looked, self._silent = self._counters.load(BEATS), time.monotonic(), 0.0
@@ -133,8 +141,8 @@ class Supervised:
     def _restart(self) -> None:
         try:
             self.start()
-        except (OSError, MarlcoreError) as error:
-            if isinstance(error, OSError) and error.errno is None:  # a signal handler's
+        except OSError as error:
+            if error.errno is None:  # a signal handler's
                 raise
             self._failed("death", f"no process could be started: {error}", time.monotonic())
 
@@ -163,6 +171,8 @@ class Supervised:
 
     def _failed(self, reason: str, text: str, now: float) -> None:
         recent = [(at, failure) for at, failure in self._failures if now - at <= self._policy.window]
+        done = sum(self._counters.load(count) for count in (STEPS, UPDATES))
+        self._stands = (*self._stands[-1:], (reason, text, done))
         self._failures = [*recent, (now, WorkerFailed(self.name, reason, text))]
         if self.stands_down:
             return
@@ -174,10 +184,16 @@ class Supervised:
 
     @property
     def _will_fail_again(self) -> bool:
-        """Whether it diverged, raised before its first step, or its environment raised twice before any episode."""
+        """Whether a restart can mend nothing.
+
+        It diverged, waits for what waits for it, raised before its first step, or raised the same twice without a step
+        or an update between; or its environment raised twice before any episode.
+        """
         reasons = [failure.reason for _, failure in self._failures[-2:]]
-        if reasons[-1] == "diverged":
+        if reasons[-1] in ("diverged", "deadlock"):
             return True
         if reasons[-1] in ("environment", "worker") and not self._counters.load(READY):
+            return True
+        if reasons[-1] in ("environment", "worker") and self._stands[0] == self._stands[-1] and len(self._stands) == 2:
             return True
         return reasons == ["environment", "environment"] and not self._counters.load(EPISODES)

@@ -3,17 +3,20 @@
 Only the reader writes these slots of the segment:
 
     slot 0         turn      batches consumed; its lowest bit selects the valid half of the other slots
-                   longest   rows of the largest add that never leaves reader and writers waiting for one another
-                   whole     the most rows in all lanes of transitions that are whole while the reader waits
+                   longest   rows of the largest add for which the reader can always make room
+                   (unused; queues in ordinary files keep their layout)
                    passed    transitions of all lanes below the cursor
                    wanted    unread transitions with which the reader surely finds a batch, if it waits for more; or 0
+                   looks     how often the reader found too few rows for a batch, and then made room where it was asked
     slot 1 + lane  released  rows below this ticket may be overwritten
                    two halves of position, passed, dropped, skipped: see kernels/inorder.py
 
 The reader writes the next cursor of all lanes into the invalid half; then one store of `turn` makes it valid. So a
 batch is consumed whole or not at all, wherever the reader dies. Only then does the reader release rows.
 
-On its lane's counters line, a writer counts in `refused` the transitions that found no room.
+On its lane's counters line, a writer counts in `refused` the transitions that found no room, and writes in `asked` the
+rows of an add that waits for room, or 0. A reader that waits for more rows takes what is whole in such a lane at once:
+neither side ever waits for the other, however unequally the lanes are filled.
 """
 
 from itertools import pairwise
@@ -27,9 +30,9 @@ from ..memory import LINE, ROOM_OFFSET, Event, LaneGeometry, NativeLanes, Segmen
 
 CURSOR_ROWS = 4
 
-TURN, LONGEST, WHOLE, PASSED, WANTED = range(5)  # words of slot 0: see above
+TURN, LONGEST, _, PASSED, WANTED, LOOKS = range(6)  # words of slot 0: see above
 _RELEASED, _HALVES = 0, 1  # of a lane's slot
-_REFUSED = 2  # word of a lane's counters line, after committed and reserved
+_REFUSED, _ASKED = 2, 3  # words of a lane's counters line, after committed and reserved
 _LINE_WORDS = LINE // 8
 
 Ints = NDArray[np.int64]
@@ -74,16 +77,23 @@ class CursorLines:
         """For the lane's writer: counts further transitions that found no room."""
         self._counters.add(lane * _LINE_WORDS + _REFUSED, transitions)
 
+    def ask(self, lane: int, rows: int) -> None:
+        """For the lane's writer: asks the reader for room for an add of so many rows, 0: no more."""
+        self._counters.store(lane * _LINE_WORDS + _ASKED, rows)
+
     @staticmethod
     def _at(half: int, row: int, lane: int) -> int:
         return _lane_word(lane) + _HALVES + half * CURSOR_ROWS + row
 
 
 class ReadCursor(CursorLines):
-    """The cursor as its reader moves it; `longest` and `whole` are the words of these names."""
+    """The cursor as its reader moves it; `longest` is the word of this name."""
 
-    def __init__(self, segment: Segment, lanes: NativeLanes, geometry: LaneGeometry, longest: int, whole: int) -> None:
+    def __init__(self, segment: Segment, lanes: NativeLanes, geometry: LaneGeometry, longest: int) -> None:
         super().__init__(segment, geometry)
+        counters = segment.body[geometry.counters_offset(0) : geometry.counters_offset(geometry.lanes)]
+        self._asked: Ints = counters.view(np.int64)[_ASKED::_LINE_WORDS]
+        self._capacity, self._longest = geometry.capacity, longest
         self._room = Event(segment.body, ROOM_OFFSET)
         self._written = np.stack([self.half(0), self.half(1)])
         self.now = self.load()
@@ -93,8 +103,7 @@ class ReadCursor(CursorLines):
         in_order = (0, self._released, position, committed), (0, dropped, dropped + skipped, passed, position)
         if any((low > high).any() for words in in_order for low, high in pairwise(words)):
             raise SegmentCorrupt(f"{segment.path}: the reader's counters contradict one another")
-        for word, value in ((WHOLE, 0), (LONGEST, longest), (WHOLE, whole)):  # never stricter than both readers
-            self._words.store(word, value)
+        self._words.store(LONGEST, longest)
         self._words.store(PASSED, int(passed.sum()))
         self._wanted = -1
         self.want(0)
@@ -119,6 +128,15 @@ class ReadCursor(CursorLines):
             self._words.store(WANTED, unread)
             self._wanted = unread
             self._room.notify()
+
+    def crowded(self, committed: Ints) -> NDArray[np.bool_]:
+        """The lanes, with so many rows committed, whose writer asks for more room than there is: bool [lanes]."""
+        left = self._released + self._capacity - committed
+        crowded: NDArray[np.bool_] = left < np.minimum(self._asked, self._longest)
+        return crowded
+
+    def count_look(self) -> None:
+        self._words.add(LOOKS, 1)
 
     def release(self, tickets: Ints) -> None:
         """Lets writers overwrite rows below these tickets, one per lane, and wakes the writers."""

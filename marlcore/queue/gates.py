@@ -7,10 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..checks import deadline_of
-from ..errors import SegmentCorrupt, TimedOut
+from ..errors import Deadlocked, SegmentCorrupt, TimedOut
 from ..memory import ROOM_OFFSET, Event, sleep_until
 from ..transitions import LaneView, share_of
-from .cursor import LONGEST, PASSED, WANTED, WHOLE, CursorLines
+from .cursor import LONGEST, LOOKS, PASSED, WANTED, CursorLines
 
 _UNLIMITED = 1 << 62  # rows
 
@@ -50,21 +50,20 @@ class UnreadLimit:
 class QueueGate:
     """The gate that a lane's writer passes before each add; `wait` is a transitions.Gate.
 
-    `unread` is the queue's limit of unread transitions; None without one, or where another gate holds it. `together`
-    is the number of lanes whose writer waits for room in all of them before it adds to any.
+    `unread` is the queue's limit of unread transitions; None without one, or where another gate holds it.
     """
 
-    def __init__(
-        self, view: LaneView, lane: int, when_full: str, unread: UnreadLimit | None = None, together: int = 1
-    ) -> None:
+    def __init__(self, view: LaneView, lane: int, when_full: str, unread: UnreadLimit | None = None) -> None:
         self._view = view
         self._lane = lane
         self._capacity = view.geometry.capacity
         self._when_full = when_full
         self._unread = unread
-        self._together = together
         self._lines = CursorLines(view.segment, view.geometry)
         self._room = Event(view.segment.body, ROOM_OFFSET)
+        self._rows = Event(view.segment.body)  # on which the reader waits for more
+        self._asked = -1  # what it asked the reader for: at first whatever an earlier writer did
+        self._looks = 0  # of the reader when it asked
         self.left = _UNLIMITED if when_full == "drop_oldest" else 0  # a lower bound of the rows that may be added
 
     def wait(
@@ -105,33 +104,36 @@ class QueueGate:
         """Rows that the reader must release before `rows` rows fit; if they fit now, reserves the room.
 
         Raises: ValueError: the reader cannot always make room for this many rows. SegmentCorrupt: damaged counters.
+        Deadlocked: the reader had too few rows twice since it was asked for room, and made none.
         """
-        longest, whole = self._lines.word(LONGEST), self._lines.word(WHOLE)
+        looks, longest = self._lines.word(LOOKS), self._lines.word(LONGEST)  # first: what each freed is seen below
         released, committed = self._lines.released(self._lane), self._view.native.committed(self._lane)
         left = released + self._capacity - committed
-        lane_count = self._view.native.count
-        sane = 0 <= longest < self._capacity and 0 <= whole // lane_count < self._capacity
-        if not (sane and 0 <= released <= committed and left >= 0):
+        if not (0 <= longest < self._capacity and 0 <= released <= committed and left >= 0):
             path = self._view.segment.path
             raise SegmentCorrupt(f"{path}: the counters of lane {self._lane} and of its reader contradict one another")
-        self._check_length(rows, longest - self._crowded(whole) if longest else self._capacity - 1)
+        self._check_length(rows, longest or self._capacity - 1)
         if rows <= left:
             self.left = left - rows
+        if self._when_full == "wait":
+            self._ask(rows if rows > left else 0, looks)
         return max(0, rows - left)
 
-    def _crowded(self, whole: int) -> int:
-        """Rows beyond a lane's share that may fill this lane: of all waiting writers, one of k lanes may meet k."""
-        if self._together == 1 or self._when_full != "wait":
-            return 0
-        lanes = self._view.geometry.lanes
-        return whole * self._together // lanes - whole // lanes
+    def _ask(self, rows: int, looks: int) -> None:
+        """Asks the reader for room for so many rows; 0: has what it asked for."""
+        if rows != self._asked:
+            self._lines.ask(self._lane, rows)
+            self._asked, self._looks = rows, self._lines.word(LOOKS)  # a look that had begun by now does not count
+            if rows:
+                self._rows.notify()
+        elif rows and looks - self._looks > 1:
+            path = self._view.segment.path
+            raise Deadlocked(
+                f"{path}: the writer of lane {self._lane} waits for room for {rows} rows, and the reader for more rows "
+                f"before it makes some"
+            )
 
     def _check_length(self, rows: int, longest: int) -> None:
-        if longest < 2:
-            raise ValueError(
-                f"lanes: expected a queue of at least {self._capacity + 2 - longest} rows a lane for its reader's "
-                f"batches and a writer of {self._together} lanes, got {self._capacity}"
-            )
         if rows > longest:
             raise ValueError(
                 f"reward: expected at most {longest} rows in one add, final_obs included, since the queue's "
@@ -177,10 +179,21 @@ class RowsRoom:
         self._view = view
         self._unread = unread
         self._lines = CursorLines(view.segment, view.geometry)
+        self._rows = Event(view.segment.body)
+        self._asked = dict.fromkeys(range(view.geometry.lanes), -1)
 
     def room_for(self, lanes: Ints, wanted: Ints) -> Ints:
         """See transitions.RowsGate."""
         numbers, capacity = lanes.tolist(), self._view.geometry.capacity
         free = [self._lines.released(lane) + capacity - self._view.native.committed(lane) for lane in numbers]
+        for lane, room in zip(numbers, free, strict=True):
+            self._ask(lane, int(room <= 0))
         allowed = np.clip(wanted, 0, free)
         return allowed if self._unread is None else share_of(self._unread.left(), allowed)
+
+    def _ask(self, lane: int, rows: int) -> None:
+        if rows != self._asked[lane]:
+            self._lines.ask(lane, rows)
+            self._asked[lane] = rows
+            if rows:
+                self._rows.notify()

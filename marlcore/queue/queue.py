@@ -43,7 +43,7 @@ class TrajectoryQueue(TransitionLanes):
 
     A killed process stops no other. A writer's successor begins a new episode, so no delivered trajectory crosses the
     seam. A reader's successor continues at the cursor, which each batch moves with one store: every transition is
-    delivered at most once, and exactly once unless its reader died between that store and its use of the batch.
+    delivered at most once, and exactly once unless its reader ended with a batch that it had taken, or begun, unused.
 
     Attributes:
         spec: the fields of a transition.
@@ -126,10 +126,8 @@ class TrajectoryQueue(TransitionLanes):
     def vector_writer(self, lanes: Iterable[int] | None = None, *, timeout: float | None = None) -> VectorWriter:
         """The writing ends of several lanes, for one call that adds a row to each; see `ReplayBuffer.vector_writer`.
 
-        With "wait", a call waits until every one of its lanes has room, and only then writes. One full lane stops it,
-        so it needs more rows a lane than a writer of one lane beside the same reader; with fewer, an add is a
-        ValueError that names the rows needed. With "drop_newest", it leaves out the rows whose lanes have
-        none: their tickets are -1, and their lanes' next rows begin episodes.
+        With "wait", a call waits until every one of its lanes has room, and only then writes. With "drop_newest", it
+        leaves out the rows whose lanes have none: their tickets are -1, and their lanes' next rows begin episodes.
 
         Args:
             lanes: different lane numbers, in the order of the rows; None: every lane of the queue.
@@ -152,8 +150,9 @@ class TrajectoryQueue(TransitionLanes):
         """The reading end, for this process alone until it closes it or dies; a successor continues at the cursor.
 
         A batch holds one run of each lane, lower lanes first; `batch.index` maps rows to lanes. The runs are as equal
-        in length as the lanes' content allows. A lane without a writer contributes nothing, so a batch may wait for
-        further lanes while some are full.
+        in length as the lanes' content allows. A lane without a writer contributes nothing. While too few rows are
+        there for a batch, and a writer waits for room in a lane, the reader takes that lane's rows at once: the batch
+        begins with them, and may have several runs of it.
 
         A transition is delivered once its n steps are written. If a successor has a longer stack, it drops the first
         transitions whose frames were overwritten. Skipped rows keep their room until the row before them is read, so
@@ -172,7 +171,7 @@ class TrajectoryQueue(TransitionLanes):
         Raises:
             LaneBusy: the queue has a living reader.
             ValueError: an option is out of range, or a lane has too few rows for it: reader and writers would wait for
-                ever, the reader for a batch and the writers for room. A `vector_writer` may need more, and says so.
+                ever, the reader for a whole transition or unroll and the writers for room.
         """
         self._segment.check_open()
         window = checked_window(self._mapped, batch_size, length, stack, n_step, gamma, pad)
@@ -234,8 +233,7 @@ class TrajectoryQueue(TransitionLanes):
         return QueueGate(self._mapped, lane, self.when_full, self._unread_limit()).wait
 
     def _vector_gate(self, lanes: Iterable[int]) -> VectorGate:
-        numbers = list(lanes)
-        gates = (QueueGate(self._mapped, lane, self.when_full, together=len(numbers)) for lane in numbers)
+        gates = (QueueGate(self._mapped, lane, self.when_full) for lane in lanes)
         return QueueGates(gates, self._unread_limit()).wait_each
 
     def _rows_gate(self) -> RowsGate | None:

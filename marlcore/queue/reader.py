@@ -23,7 +23,7 @@ class ReaderStats:
     """A reader's counters.
 
     Attributes:
-        read: transitions returned.
+        read: transitions taken, for this batch or the next one.
         dropped: transitions that were overwritten before they, or the frames of their stack, were read.
         skipped: transitions that no batch could hold; see `TrajectoryQueue.skipped`.
         lapped: batches copied again, because a writer overwrote their rows.
@@ -40,13 +40,13 @@ class ReaderStats:
 def lane_rows_for(
     batch_size: int, lanes: int, together: int = 1, length: int | None = None, stack: int = 1, state_every: int = 1
 ) -> int:
-    """The least rows of a lane with which such a reader and the writers of `together` lanes each never wait for ever.
+    """Rows of a lane with which writers of `together` lanes each seldom wait for such a reader with n_step 1.
 
-    The reader's n_step is 1; `together` is the lanes of each vector writer, or 1 for single writers; `state_every` is
-    the interval at which the spec stores recurrent states.
+    All rows of a writer's share of a batch fit into one of its lanes, with as many boundary rows. `state_every` is the
+    interval at which the spec stores recurrent states.
     """
     kept = max(stack, state_every if length is not None else 1) - 1
-    return 2 + kept + (length or 1) + _whole_rows(batch_size, length) * together // lanes
+    return 2 + kept + (length or 1) + (batch_size - 1) * ((length or 1) + 1) * together // lanes
 
 
 def checked_window(
@@ -66,30 +66,24 @@ def checked_window(
                 f"got {length}"
             )
     window = Window(stack, n_step, gamma, pad, None if length is None else Sequence(length, period=spec.state_every))
-    spare = _longest_add(lanes, window, batch_size)
+    spare = _longest_add(lanes, window)
     if spare < 2:
         raise ValueError(
-            f"batch_size: expected a queue of at least {lane_rows + 2 - spare} rows a lane for such batches of "
-            f"{batch_size}, got {lane_rows}"
+            f"reader: expected a queue of at least {lane_rows + 2 - spare} rows a lane for its stack {stack}, "
+            f"n_step {n_step} and length {length}, got {lane_rows}"
         )
     window.check(spec, lane_rows)
     return window
 
 
-def _longest_add(lanes: LaneView, window: Window, batch_size: int) -> int:
-    """The largest add, in rows, that never waits in every lane while this reader waits for more.
+def _longest_add(lanes: LaneView, window: Window) -> int:
+    """The largest add, in rows, for which a lane has room when the reader has taken what is whole in it.
 
-    All lanes together hold at most `_whole_rows`, so one of them holds at most its share. Each lane also holds the rows
-    of a transition or unroll that is not whole yet, and those that a stack of frames or a stored state still needs.
+    Then it holds the rows of a transition or unroll that is not whole yet, and those that a stack of frames or a stored
+    state still needs.
     """
     kept = max(window.stack, window.period) - 1
-    share = _whole_rows(batch_size, window.length) // lanes.geometry.lanes
-    return lanes.geometry.capacity + 1 - kept - (window.length or 1) - window.n_step - share
-
-
-def _whole_rows(batch_size: int, length: int | None) -> int:
-    """The most rows of whole transitions or unrolls while a reader waits: less than a batch, with boundary rows."""
-    return (batch_size - 1) * ((length or 1) + 1)
+    return lanes.geometry.capacity + 1 - kept - (window.length or 1) - window.n_step
 
 
 class TrajectoryReader(Closing):
@@ -115,16 +109,19 @@ class TrajectoryReader(Closing):
         count = lanes.geometry.lanes
         self._cursors = np.zeros((3, CURSOR_ROWS, count), np.int64)
         self._next, self._settled = self._cursors[inorder.NEXT], self._cursors[inorder.SETTLED]
-        self._tallies = np.zeros((4, count), np.int64)
+        self._tallies = np.zeros((5, count), np.int64)
         self._margin, self._each = self._tallies[inorder.MARGIN], np.arange(count)
         self._whole = np.ones(count, np.uint8)
         self._validate = lanes.native.validator(self._each, self._tallies[inorder.LEAST], self._whole)
         self._first = 0
+        self._memory: BatchMemory | None = None  # of a batch that crowded lanes began
+        self._filled = 0  # its transitions or unrolls so far
         self._enough = 0  # rows committed to all lanes without which there is no next batch
+        self._stuck = False  # whether a look that took what is whole left a lane crowded, as only damaged counters can
         self._claim = claim_reader(lanes.segment, lanes.geometry)
         with ClosedAfterError(self._claim):
-            longest, whole = _longest_add(lanes, window, batch_size), _whole_rows(batch_size, window.length)
-            self._cursor = ReadCursor(lanes.segment, lanes.native, lanes.geometry, longest, whole)
+            longest = _longest_add(lanes, window)
+            self._cursor = ReadCursor(lanes.segment, lanes.native, lanes.geometry, longest)
             self._release()
             # Compiles or loads the kernel now instead of in the first read; consumes nothing.
             self._copy(self._read_plan.memory())
@@ -134,41 +131,46 @@ class TrajectoryReader(Closing):
         """Consumes the next batch and returns it.
 
         One store, after everything else, consumes the batch. If the reader dies before the store, the next reader gets
-        the batch. If the reader dies after the store, or a signal interrupts it just then, the batch is lost. So each
+        the batch. If the reader dies after the store, or a signal interrupts it just then, the batch is lost. What it
+        takes early, of a full lane whose writer waits while the batch is not whole, is consumed then. So each
         transition is delivered at most once, and is lost only with the reader that took it.
 
         Args:
             timeout: seconds to wait for data; None does not wait.
 
         Raises:
-            NotEnoughData: without a timeout, less than a batch is ready; it stays in the queue.
+            NotEnoughData: without a timeout, less than a batch is ready; it stays for the next call.
             TimeoutError: the same, after the timeout.
             MarlcoreError: writers overwrote every copied batch for 10 seconds.
             UsedByTwoThreads: another thread is reading.
             ClosedError: the reader or its queue was closed. ValueError: the timeout is not a number, or negative.
         """
         deadline = deadline_of(timeout)
-        memory = self._read_plan.memory()
+        memory = self._memory or self._read_plan.memory()
         while True:
             self.check_open()
             filled, ready, pending = self._copy_whole(memory)
-            if filled:
+            if filled == self._batch_size:
                 self._cursor.want(0)
                 self._enough = 0
                 batch = memory.batch()
                 batch.continues = self._continues(batch)
                 self._consume(self._next)
+                self._memory, self._filled = None, 0
                 self._release()
                 self._first = (self._first + 1) % self._view.geometry.lanes
                 return batch
-            if (self._settled != self._cursor.now).any():
+            if filled > self._filled:
+                self._consume(self._next)
+                self._memory, self._filled = memory, filled
+            elif (self._settled != self._cursor.now).any():
                 self._consume(self._settled)  # rows never to be delivered would keep writers waiting
             self._release()  # again, in case a signal interrupted the last read before its release
             self._wait(ready, pending, deadline)
 
     @property
     def may_be_ready(self) -> bool:
-        """Whether as many rows as the next batch lacked at the last `read` have been written since."""
+        """Whether as many rows as the next batch lacked at the last `read` came since, or a writer waits for room."""
         return self._missing(self._enough) == 0
 
     def check_open(self) -> None:
@@ -186,16 +188,17 @@ class TrajectoryReader(Closing):
     def __reduce__(self) -> Any:
         raise TypeError("a TrajectoryReader belongs to one process: pass the queue and call its `reader` there")
 
-    def _copy(self, memory: BatchMemory) -> tuple[bool, int, int]:
+    def _copy(self, memory: BatchMemory) -> tuple[int, int, int]:
         d = self._read_plan
         d.read_windows()
         self._next[:] = self._cursor.now
-        copied: tuple[bool, int, int] = inorder.read(
-            d.plan, d.columns, memory.address, self._first, self._cursors, self._tallies
+        self._tallies[inorder.CROWDED] = self._cursor.crowded(d.windows[rows.HI])
+        copied: tuple[int, int, int] = inorder.read(
+            d.plan, d.columns, memory.address, self._first, self._filled, self._cursors, self._tallies
         )
         return copied
 
-    def _copy_whole(self, memory: BatchMemory) -> tuple[bool, int, int]:
+    def _copy_whole(self, memory: BatchMemory) -> tuple[int, int, int]:
         """`_copy`, repeated until no row that it looked at was overwritten."""
         lapped_since = None
         self._margin[:] = 0
@@ -241,6 +244,9 @@ class TrajectoryReader(Closing):
         # Enough also for a thread that is both reader and writers, which adds to each lane before it asks again.
         self._cursor.want(unread + 2 * (self._batch_size * (self._window.length or 1) + self._view.geometry.lanes))
         self._enough = committed + max(1, self._batch_size - ready - pending)
+        still = self._cursor.crowded(self._read_plan.windows[rows.HI])
+        self._stuck = bool(self._tallies[inorder.CROWDED, still].any())
+        self._cursor.count_look()
         if deadline is None:
             raise NotEnoughData(self._shortage(ready))
         try:
@@ -252,7 +258,10 @@ class TrajectoryReader(Closing):
 
     def _missing(self, committed: int) -> int:
         self._read_plan.read_windows()
-        return max(0, committed - int(self._read_plan.windows[rows.HI].sum()))
+        written = self._read_plan.windows[rows.HI]
+        if not self._stuck and self._cursor.crowded(written).any():
+            return 0
+        return max(0, committed - int(written.sum()))
 
     def _shortage(self, ready: int) -> str:
         of = "transitions" if self._window.length is None else f"unrolls of {self._window.length}"

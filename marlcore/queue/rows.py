@@ -23,7 +23,7 @@ class QueueRows(RowsReader):
         self._record = np.zeros((1, view.layout.record_bytes), np.uint8)
         with ClosedAfterError(self._claim):
             longest = view.geometry.capacity - 1  # the newest row holds the number of written transitions
-            self._cursor = ReadCursor(view.segment, view.native, view.geometry, longest, 0)
+            self._cursor = ReadCursor(view.segment, view.native, view.geometry, longest)
 
     def release(self, tickets: Ints) -> None:
         """Consumes the rows below these tickets, one per lane, which makes room for others."""

@@ -21,6 +21,7 @@ from .config import Settings as Settings
 from .config import StopConfig as StopConfig
 from .config import SupervisionConfig as SupervisionConfig
 from .config import Uniform as Uniform
+from .config import hints_by_policy as hints_by_policy
 from .config import preset_names as preset_names
 from .config import read_preset as read_preset
 from .config import read_settings as read_settings

@@ -78,7 +78,7 @@ def train(
             tracebacks, and says whether the worker's environment raised.
         SharedMemoryFull: /dev/shm has no room for the replays.
         KeyboardInterrupt, SystemExit: SIGINT, or SIGTERM or SIGHUP, came; the run first stopped and wrote everything.
-            The message of KeyboardInterrupt is the run's directory, if it has one.
+            The message of KeyboardInterrupt names how to continue the run; its attribute `folder` is the directory.
         Whatever the callback raises, except `StopRun`.
     """
     with children_of(config) as children:

@@ -43,7 +43,7 @@ from .record import (
 )
 from .request import Request
 from .run_input import RunInput, check_same_run, share_of
-from .several import begin_several, held, make_runs
+from .several import begin_several, deliver, held, make_runs
 
 OWN = ("run_dir", "total_steps", "seed", "mode", "policies")  # which a population sets, or its members share
 SHARED = ("stop", "self_play", "cluster", "evaluation")  # sections
@@ -103,7 +103,7 @@ def work_population(
             if not members.waiting:
                 _refuse_to_go_on(lineage)
             _work(members, config.mode, population, children, request.progress)
-    children.interrupts.deliver(str(folder) if folder.exists() else "")
+    deliver(children.interrupts, folder)
     return members.ranked()
 
 

@@ -21,7 +21,18 @@ from ..notices import say, shown_with
 from ..processes import check_picklable
 from ..references import resolve
 from ..spaces import Spaces
-from .config import SCRIPT, AssignedPolicy, Config, assign, check_applied, source_of, teams_of, wants_teams
+from .config import (
+    SCRIPT,
+    SECTIONS,
+    AssignedPolicy,
+    Config,
+    assign,
+    check_applied,
+    source_of,
+    teams_of,
+    wants_teams,
+    with_own_epsilons,
+)
 from .loops import ScriptedPlayer, choose_device, with_functions_of
 from .offline import OFFLINE
 from .record import RUNS, Callback, check_callback, fetch_run, initial_states, is_address, open_run, steps_taken
@@ -89,8 +100,9 @@ class RunInput:
             replays = {} if data is None else data.handles(policies, config)
             check_applied(policies, config)
             _check_goals(make_env, policies)
-            if config.exploration.script is not None:
-                _check_script(policies, config.exploration.script)
+            for policy in policies:
+                if (script := config.of(policy.name).exploration.script) is not None:
+                    _check_script(policy, script)
             if config.self_play.pool:
                 for policy in policies:
                     check_self_play(config, policy)
@@ -131,8 +143,10 @@ def check_same_run(run_dir: str | None, resume: str | Path) -> None:
 
 
 def check_learners(config: Config, names: list[str]) -> None:
-    """Raises ValueError: settings of learners are of no policy."""
-    for label, given in (("learners", config.learners), ("cluster.learners", config.cluster.learners)):
+    """Raises ValueError: settings by policy are of no policy."""
+    for label, given in (
+        {name: getattr(config, name) for name in SECTIONS} | {"cluster.learners": config.cluster.learners}
+    ).items():
         if wrong := given.keys() - names:
             raise ValueError(f"{label}: expected the policies {names}, got {min(wrong)!r}")
 
@@ -161,6 +175,7 @@ def assigned(
         make_env().close()  # raises ValueError where the environment is of a kind without them
         with closing(vectorize(make_env, 1)) as env:
             policies = assign(env.spaces, config.policies, algorithm, config.replay.frames, config.self_play)
+    config = with_own_epsilons(policies, config)
     return make_env, tuple(replace(policy, source=source_of(policy, config)) for policy in policies), config
 
 
@@ -220,15 +235,14 @@ def _has_own_copies(env: VectorEnvironment, make_env: Callable[[], Any]) -> bool
         return two.copies == 1
 
 
-def _check_script(policies: tuple[AssignedPolicy, ...], script: str) -> None:
-    """Raises ValueError, TypeError: it is no script, or rows of a policy hold what only its algorithm tells."""
-    for policy in policies:
-        ScriptedPlayer(SCRIPT, resolve(SCRIPT, script), policy.spaces, 1)
-        if extras := policy.algorithm.transition(policy.spaces).extras.keys() - {*OF_OUTCOMES}:
-            raise ValueError(
-                f"{SCRIPT}: expected None, since rows of {type(policy.algorithm).__name__}, the algorithm of "
-                f"{policy.name!r}, hold its {', '.join(sorted(extras))}, got {script!r}"
-            )
+def _check_script(policy: AssignedPolicy, script: str) -> None:
+    """Raises ValueError, TypeError: it is no script, or rows of the policy hold what only its algorithm tells."""
+    ScriptedPlayer(SCRIPT, resolve(SCRIPT, script), policy.spaces, 1)
+    if extras := policy.algorithm.transition(policy.spaces).extras.keys() - {*OF_OUTCOMES}:
+        raise ValueError(
+            f"{SCRIPT}: expected None, since rows of {type(policy.algorithm).__name__}, the algorithm of "
+            f"{policy.name!r}, hold its {', '.join(sorted(extras))}, got {script!r}"
+        )
 
 
 def share_of(policy: AssignedPolicy, policies: tuple[AssignedPolicy, ...]) -> float:
@@ -240,8 +254,9 @@ def warn_of_few_samples(run_input: RunInput, steps: int, updates: Mapping[str, i
     """Warns if a free run of `steps` steps drew each transition of a policy less than once on average."""
     for policy in run_input.policies:
         inserted, learner = share_of(policy, run_input.policies) * steps, run_input.config.learner_of(policy.name)
+        free = run_input.config.of(policy.name).updates_per_step is None
         queued = isinstance(policy.source, QueueSource)  # which reads each transition once
-        if queued or run_input.replays or run_input.config.updates_per_step is not None or inserted <= learner.warmup:
+        if queued or run_input.replays or not free or inserted <= learner.warmup:
             continue
         ratio = updates[policy.name] * learner.batch_size / inserted
         if ratio < 1.0:
@@ -261,11 +276,11 @@ def _warn_of_short_run(policies: tuple[AssignedPolicy, ...], config: Config, tak
     these = "steps that are left" if taken else "steps"
     for policy in policies:
         steps, source = share_of(policy, policies) * left, policy.source
-        label, needed = "learner.warmup", config.learner_of(policy.name).warmup
+        label, needed = "learner.warmup", config.learner_of(policy.name).warmup + 1
         if isinstance(source, QueueSource):
             label, needed = "the algorithm's batch_size", source.batch_size * (source.length or 1)
-        if 0 < steps <= needed:
+        if 0 < steps < needed:
             log.warning(
-                "%s: %s takes %s of the %d %s, and learns only after %d: it will learn nothing in them",
+                "%s: %s takes %s of the %d %s, and learns only with %d: it will learn nothing in them",
                 label, printable(policy.name), f"{steps:.1f}".removesuffix(".0"), left, these, needed,
             )  # fmt: skip

@@ -13,7 +13,7 @@ from .record import Progress, SharedProgress, each_metric, plot_runs, read_confi
 from .request import Request
 from .run import Result
 from .run_input import RunInput
-from .several import begin_several, make_runs
+from .several import begin_several, deliver, make_runs
 
 
 def work_seeds(request: Request, seeds: Sequence[int], parallel: int, children: Children) -> list[Result]:
@@ -38,7 +38,7 @@ def work_seeds(request: Request, seeds: Sequence[int], parallel: int, children: 
         for label, result in stack.enter_context(closing(ended)):
             results[labels[label]] = result()
             _plot_ended(results, folder)
-    children.interrupts.deliver(str(folder) if folder.exists() else "")
+    deliver(children.interrupts, folder)
     return [results[seed] for seed in seeds]
 
 

@@ -1,6 +1,7 @@
 """A run in serial mode: all workers' work in turn in this process, with the objects of async mode."""
 
 import logging
+import threading
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from itertools import count
@@ -9,9 +10,10 @@ from typing import ParamSpec, TypeVar
 import torch
 
 from ..errors import WorkerFailed
+from ..memory import interrupt_waits_with
 from ..processes import READY, Interrupts, failure_of
 from .config import EVALUATOR, actor_names, learner_names
-from .loops import act, observe
+from .loops import act, learn, observe
 from .record import Monitor
 from .workers import ActorWorker, Blueprint, EvaluatorWorker, LearnerWorker, Worker
 
@@ -20,6 +22,10 @@ ROUNDS = 50  # between looks at telemetry
 P = ParamSpec("P")
 T = TypeVar("T")
 log = logging.getLogger(__name__)
+
+
+class _Stopped(Exception):
+    """The run was told to stop while an actor waits."""
 
 
 def run_serial(blueprint: Blueprint, monitor: Monitor, interrupts: Interrupts) -> None:
@@ -47,11 +53,36 @@ def run_serial(blueprint: Blueprint, monitor: Monitor, interrupts: Interrupts) -
             done = all(worker.done for worker in actors or learners)
             return unstopped() and not interrupts.finishing and not done
 
+        thread = threading.get_ident()
+
+        def give_turn() -> None:
+            """In a wait of an actor: only a learner, in this same thread, can end it."""
+            if before is not None:
+                before()
+            if threading.get_ident() != thread:  # of the caller's program
+                return
+            if not unstopped():
+                raise _Stopped
+            for worker in learners:
+                for learner in worker.learners:
+                    _guarded(worker, learn, learner)
+                worker.count_updates()
+
+        before = interrupt_waits_with(give_turn)
         try:
             _take_rounds(actors, learners, evaluators, monitor, unfinished)
+            if actors and not (interrupts.stopping or interrupts.finishing):
+                for actor in actors:
+                    _guarded(actor, actor.cut_episodes)
+                for learner in learners:
+                    _guarded(learner, learner.take_turn)
+        except _Stopped:
+            pass
         except WorkerFailed as failed:
             _save_others(learners, failed)
             raise
+        finally:
+            interrupt_waits_with(before)
         if interrupts.stopping or interrupts.finishing:
             monitor.say_stopping()
         for learner in learners:
@@ -101,5 +132,7 @@ def _guarded(worker: Worker, step: Callable[P, T], *args: P.args, **kwargs: P.kw
     """Makes a worker's step; its errors end the run as they would from a process."""
     try:
         return step(*args, **kwargs)
+    except (_Stopped, WorkerFailed):  # of a wait, in which the run was stopped or a learner failed
+        raise
     except Exception as error:
         raise failure_of(worker.name, error) from error

@@ -93,7 +93,13 @@ def _in_turn(waiting: dict[str, RunInput], folder: Path, table: SharedProgress |
             if table:
                 table.end(label)
             yield label, result.result
-        interrupts.deliver(str(folder) if folder.exists() else "")
+        deliver(interrupts, folder)
+
+
+def deliver(interrupts: Interrupts, folder: Path) -> None:
+    """Raises what a signal came for; says what continues the runs of a directory, each of which a seed's is alone."""
+    each = "/seed-N" if any(folder.glob("seed-*")) else ""
+    interrupts.deliver(str(folder) if folder.exists() else "", f"{folder}{each}")
 
 
 def _side_by_side(

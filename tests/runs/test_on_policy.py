@@ -6,18 +6,23 @@ import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import pytest
+from crowd import Battle
 from gymnasium.spaces import Box, MultiBinary, MultiDiscrete
 from hunt import HUNT
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
 from odd_spaces import Counting
 from processes import state, until
-from whole_runs import LONG, MODES, ON_POLICY, Runs, checkpoint, metrics_of, pid_of, values_of
+from whole_runs import LONG, MODES, ON_POLICY, Runs, checkpoint, metrics_of, past, pid_of, values_of
 
 import marlcore as mc
 from marlcore.envs import TreasureHunt
+from marlcore.queue.cursor import ReadCursor
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
@@ -30,13 +35,54 @@ train, start = runs.train, runs.start
 
 @MODES
 def test_a_run_reads_each_transition_once(tmp_path: Path, mode: str) -> None:
-    """Every whole batch of its steps makes the updates of its epochs; what is left at the end is less than a batch."""
-    result = train(tmp_path, CARTPOLE, SMALL, mode=mode)
-    batches = result.steps // 64
-    assert result.updates["agent_0"] in (4 * batches, 4 * (batches - 1))
+    """Every whole batch of its steps makes the updates of its epochs, the last one too; of the rest nothing is read."""
+    result = train(tmp_path, CARTPOLE, SMALL, mode=mode, total_steps=15 * 64)
+    assert result.updates["agent_0"] == 4 * (result.steps // 64)
     assert set(values_of(result.run_dir, "learning_rate")) == {1e-3} and values_of(result.run_dir, "approx_kl")
     policy = mc.load_policy(result.run_dir, "agent_0")
     assert policy.act(policy.spaces.observation.sample()) in (0, 1)
+
+
+def fight(folder: Path, lives: list[int], batch_size: int, **settings: Any) -> mc.Result:
+    """A run of agents that share a policy and die in these rounds; it makes one update of each batch."""
+    algorithm = mc.PPO(hidden=(4,), batch_size=batch_size, minibatch_size=batch_size, epochs=1)
+    config = {"mode": "serial", "total_steps": 400, "policies": lambda agent: "all"} | settings
+    return train(folder, partial(Battle, lives), algorithm, **config)
+
+
+@pytest.mark.parametrize("mode", [pytest.param("serial"), pytest.param("async", marks=LONG)])
+@settings(max_examples=2, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@example(lives=[99, *[5] * 9], batch_size=128, copies=2, actors=1)  # as in a battle: one survivor fills its lanes alone
+@example(lives=[99, 5], batch_size=150, copies=1, actors=3)  # actors that are done leave the last one alone
+@given(
+    lives=st.lists(st.integers(1, 50), min_size=1, max_size=9),
+    batch_size=st.integers(2, 200), copies=st.integers(1, 4), actors=st.integers(1, 3),
+)  # fmt: skip
+def test_every_whole_batch_is_read_whoever_dies(
+    mode: str, lives: list[int], batch_size: int, copies: int, actors: int
+) -> None:
+    actor = mc.ActorConfig(envs=copies, processes=actors)
+    with TemporaryDirectory() as folder:
+        result = fight(Path(folder), lives, batch_size, mode=mode, actor=actor)
+    assert result.steps >= 400 and result.updates["all"] == result.steps // batch_size
+
+
+@pytest.mark.parametrize("looks", [True, False], ids=["an error", "a stop"])
+def test_ends_that_wait_for_each_other_end_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, looks: bool) -> None:
+    """Forced: the reader sees no full lane, and in the second case does not say that it looked."""
+    monkeypatch.setattr(ReadCursor, "crowded", lambda cursor, committed: committed < 0)
+    if looks:
+        with pytest.raises(
+            mc.WorkerFailed, match=r"^actor-0 failed: .*lane \d+ waits for room for \d rows, and.*$"
+        ) as error:
+            fight(tmp_path, [99, *[5] * 9], 128)
+        assert error.value.reason == "deadlock"
+        return
+    monkeypatch.setattr(ReadCursor, "count_look", lambda cursor: None)
+    with start(tmp_path, partial(Battle, [99, *[5] * 9]), SMALL, mode="serial", policies=lambda agent: "all") as run:
+        past(run, 64)
+        run.stop()
+        assert run.wait(timeout=600).steps < runs.config.total_steps
 
 
 def test_in_serial_mode_a_batch_is_of_the_newest_weights(tmp_path: Path) -> None:
@@ -148,7 +194,7 @@ def test_settings_that_apply_are_accepted(tmp_path: Path, algorithm: Any, settin
 
 def test_a_run_shorter_than_a_batch_warns(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     train(tmp_path, CARTPOLE, mc.PPO(), mode="serial", total_steps=50)
-    assert "the algorithm's batch_size: agent_0 takes 50 of the 50 steps, and learns only after 2048" in caplog.text
+    assert "the algorithm's batch_size: agent_0 takes 50 of the 50 steps, and learns only with 2048" in caplog.text
 
 
 SPREAD = "pettingzoo-parallel:mpe2.simple_spread_v3"

@@ -57,7 +57,7 @@ def test_a_shared_policys_replay_has_the_rows_of_all_its_agents(tmp_path: Path, 
 
 
 @MODES
-def test_policies_differ_in_algorithm_and_learner(tmp_path: Path, mode: str) -> None:
+def test_policies_differ_in_algorithm_and_settings(tmp_path: Path, mode: str) -> None:
     algorithms = {
         "agent_0": mc.DQN(hidden=(16, 8)),
         "agent_1": mc.IQN(hidden=(24, 12)),
@@ -69,9 +69,19 @@ def test_policies_differ_in_algorithm_and_learner(tmp_path: Path, mode: str) -> 
         "agent_1": replace(learner, batch_size=32, warmup=100, publish_mode="triple_buffer"),
         "agent_2": replace(learner, obs_norm="running"),
     }
-    result = runs.train(tmp_path, HUNT3, algorithms, mode=mode, learners=learners)
-    assert all(result.updates[agent] > 50 for agent in AGENTS)
-    assert result.updates["agent_1"] < result.updates["agent_0"]  # it began later
+    own = {
+        "learners": learners,
+        "replays": {"agent_1": mc.ReplayConfig(capacity=200, prioritized=True, save=True)},
+        "explorations": {"agent_2": mc.ExplorationConfig(epsilon=0.25)},
+        "ratios": {"agent_2": 0.4},
+    }
+    result = runs.train(tmp_path, HUNT3, algorithms, mode=mode, **own)
+    counts = [0.2 * 450, 0.2 * 400, 0.4 * 450]  # agent_1 began later
+    assert [result.updates[agent] for agent in AGENTS] == [pytest.approx(count, abs=4) for count in counts]
+    logged = {(metric.agent, metric.name): metric.value for metric in metrics_of(result.run_dir)}
+    assert logged["agent_0", "rows"] > 400 > 200 >= logged["agent_1", "rows"]
+    assert logged["agent_2", "epsilon"] == 0.25 < logged["agent_0", "epsilon"]
+    assert "agent_1.replay" not in {path.name for path in (result.run_dir / "checkpoints").iterdir()}, "as the run says"
     for agent, algorithm in algorithms.items():
         state = checkpoint(result.run_dir, agent)
         untrained = algorithm.make_model(mc.load_policy(result.run_dir, agent).spaces)
@@ -79,7 +89,7 @@ def test_policies_differ_in_algorithm_and_learner(tmp_path: Path, mode: str) -> 
         assert (state["norm"] is None) == (agent != "agent_2")
         policy = mc.load_policy(result.run_dir, agent)
         assert policy.act(policy.spaces.observation.sample()) in range(4)
-    resumed = runs.train(tmp_path, HUNT3, algorithms, mode=mode, learners=learners, total_steps=2_000, resume=True)
+    resumed = runs.train(tmp_path, HUNT3, algorithms, mode=mode, **own, total_steps=2_000, resume=True)
     assert all(resumed.updates[agent] > result.updates[agent] for agent in AGENTS)
 
 

@@ -220,7 +220,7 @@ def test_ctrl_c_names_the_directory_that_continues(
         return whole(*arguments, **options)
 
     monkeypatch.setattr(module, during, interrupted)
-    with pytest.raises(KeyboardInterrupt, match=f"^{re.escape(str(tmp_path))}$"):
+    with pytest.raises(KeyboardInterrupt, match=f"resume='{re.escape(str(tmp_path))}'"):
         respond(tmp_path, 1)
 
 

@@ -1,5 +1,7 @@
 """A run that was ended, by itself, by Ctrl-C or by SIGKILL, goes on from its last checkpoints, or is refused."""
 
+import os
+import re
 import shutil
 import signal
 import time
@@ -20,6 +22,7 @@ from whole_runs import LONG, Runs, checkpoint, finished, marlcore, metrics_of, s
 import marlcore as mc
 from marlcore.envs import TreasureHunt
 from marlcore.spaces import Spaces
+from marlcore.training import train_seeds
 from marlcore.training.config import assign
 from marlcore.training.record import RunDirectory, describe, described_run, read_config, write_json
 
@@ -141,7 +144,7 @@ def test_a_resumed_run_says_that_its_replays_were_not_saved(tmp_path: Path, capl
     train(tmp_path, HUNT, total_steps=420, resume=True)
     assert caplog.messages == ["resume: replays were not saved (replay.save): empty at first for agent_0, agent_1"]
     train(tmp_path, HUNT, total_steps=440, resume=True)
-    assert "learner.warmup: agent_0 takes 10 of the 20 steps that are left, and learns only after 50: it" in caplog.text
+    assert "learner.warmup: agent_0 takes 10 of the 20 steps that are left, and learns only with 51: it" in caplog.text
 
 
 def test_a_configuration_is_read_back_as_it_was(tmp_path: Path) -> None:
@@ -200,6 +203,29 @@ def test_ctrl_c_leaves_a_run_that_can_be_resumed(tmp_path: Path) -> None:
     again = marlcore("train", "--resume", run, "--total-steps", steps_of(run) + 1000, cwd=tmp_path)
     code, output = finished(again)
     assert code == 0 and f"results in {run}" in output, output
+
+
+class Interrupting(TreasureHunt):
+    """Sends Ctrl-C to its own process in its hundredth step."""
+
+    steps = 0
+
+    def step(self, action: Any) -> None:
+        super().step(action)
+        Interrupting.steps += 1
+        if Interrupting.steps % 100 == 0:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_ctrl_c_of_a_program_names_what_continues_the_run(tmp_path: Path) -> None:
+    """Of runs of seeds, each one's directory."""
+    run, env_fn = tmp_path / "run", partial(Interrupting, **HUNT.keywords)
+    with pytest.raises(KeyboardInterrupt, match=f"^stopped; call it again with resume='{re.escape(str(run))}' to"):
+        train(tmp_path, env_fn)
+    config = runs.configured(tmp_path / "seeds")
+    with pytest.raises(KeyboardInterrupt, match=r"/seeds/run/seed-N' to continue$") as stop:
+        train_seeds(env_fn, "dqn", config, [1, 2], progress=False)
+    assert stop.value.folder == config.run_dir
 
 
 MODULE = """

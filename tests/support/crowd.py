@@ -1,6 +1,6 @@
 """Cheap environments: many agents that act at once, some that come and go, and one that errs at a chosen step."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import gymnasium
@@ -158,3 +158,26 @@ class Corridor(gymnasium.Env[Any, Any]):
 
 def collapse() -> None:
     raise RuntimeError("the floor gave way")
+
+
+class Battle(Rounds):
+    """Each agent lives for its number of rounds, or to the episode's end with round `rounds`; an action is a reward."""
+
+    see, do = gymnasium.spaces.Box(-1, 1, (1,), np.float32), gymnasium.spaces.Discrete(2)
+
+    def __init__(self, lives: Sequence[int], rounds: int = 40) -> None:
+        self._lives = {f"agent_{i}": life for i, life in enumerate(lives)}
+        self.possible_agents, self._rounds = [*self._lives], rounds
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        self.agents, self._round = list(self.possible_agents), 0
+        return dict.fromkeys(self.agents, np.zeros(1, np.float32)), {}
+
+    def step(self, actions: dict[str, int]) -> Any:
+        self._round += 1
+        over, acted = self._round == self._rounds, self.agents
+        dead = {agent: self._lives[agent] == self._round for agent in acted}
+        self.agents = [agent for agent in acted if not (over or dead[agent])]
+        truncated = {agent: over and not dead[agent] for agent in acted}
+        rewards = {agent: float(actions[agent]) for agent in acted}
+        return dict.fromkeys(acted, np.zeros(1, np.float32)), rewards, dead, truncated, {}

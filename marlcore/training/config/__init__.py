@@ -6,6 +6,7 @@ process and imports no torch.
 
 from .cluster import ClusterConfig
 from .config import (
+    SECTIONS,
     ActorConfig,
     Config,
     EvaluationConfig,
@@ -15,6 +16,7 @@ from .config import (
     ReplayConfig,
     StopConfig,
     SupervisionConfig,
+    hints_by_policy,
 )
 from .crews import Crew, actor_names, crews, node_names
 from .policies import (
@@ -30,6 +32,7 @@ from .policies import (
     source_of,
     teams_of,
     wants_teams,
+    with_own_epsilons,
 )
 from .population import Choice, Distribution, LogUniform, PopulationConfig, Uniform
 from .schedules import PUBLISHED, Constant, Custom, Exponential, Linear, Piecewise, Schedule, is_custom

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from ...checks import absolute, brief, did_you_mean
-from ...declared import By, Declared, Whole, changed, flattened
+from ...declared import By, Declared, Whole, changed, flattened, hints_of
 from .cluster import ClusterConfig
 from .schedules import Constant, Schedule, Scheduled, Stages, ascending
 from .sections import (
@@ -33,13 +33,31 @@ else:
     PolicyOf = dict[str, str]  # what the command line reads
 
 
-def _learners(label: str, learners: Any) -> Any:
-    if not isinstance(learners, Mapping):
-        raise TypeError(f"{label}: expected a dict, got {brief(learners)}")
-    for policy, learner in learners.items():
-        if not isinstance(learner, LearnerConfig):
-            raise TypeError(f"{label}: expected a LearnerConfig for {policy!r}, got {brief(learner)}")
-    return dict(learners)
+SECTIONS = {"learners": "learner", "replays": "replay", "explorations": "exploration", "ratios": "updates_per_step"}
+BY_POLICY = {"learners": LearnerConfig, "replays": ReplayConfig, "explorations": ExplorationConfig}
+RUN_WIDE = {  # settings that no policy has for itself
+    "learner": ("processes", "threads"),
+    "replay": ("stack", "pad", "save", "clear_at_stage", "mixture", "path"),
+}
+
+
+def _by_policy(label: str, sections: Any) -> Any:
+    kind = BY_POLICY[label]
+    if not isinstance(sections, Mapping):
+        raise TypeError(f"{label}: expected a dict, got {brief(sections)}")
+    for policy, section in sections.items():
+        if not isinstance(section, kind):
+            raise TypeError(f"{label}: expected a {kind.__name__} for {policy!r}, got {brief(section)}")
+    return dict(sections)
+
+
+def _ratios(label: str, ratios: Any) -> Any:
+    if not isinstance(ratios, Mapping):
+        raise TypeError(f"{label}: expected updates_per_step by policy, got {brief(ratios)}")
+    return {
+        policy: None if ratio is None else updates_per_step(f"{label}.{policy}", ratio)
+        for policy, ratio in ratios.items()
+    }
 
 
 @dataclass(frozen=True)
@@ -76,9 +94,16 @@ class Config(Declared):
     """The team of each member, by agent: a team acts as one agent, of the team's name; see docs/guides/teams.md. By
     default all agents are in the team "team" if an algorithm trains teams, otherwise there is none. In Python also a
     function of the agent's name."""
-    learners: Annotated[dict[str, LearnerConfig], By(_learners)] = field(default_factory=dict)
-    """By policy, settings of its learner that replace `learner`. In a file, missing ones are taken from `learner`;
-    `processes` and `threads` always are."""
+    learners: Annotated[dict[str, LearnerConfig], By(_by_policy)] = field(default_factory=dict)
+    """By policy, settings of its learner that replace `learner`. In a file, and on the command line
+    (`--learners.guard.n-step 1`), missing ones are taken from `learner`; `processes` and `threads` always are."""
+    replays: Annotated[dict[str, ReplayConfig], By(_by_policy)] = field(default_factory=dict)
+    """By policy, settings of its replay that replace `replay`, given like `learners`: capacity, priorities, hindsight.
+    The others are always taken from `replay`."""
+    explorations: Annotated[dict[str, ExplorationConfig], By(_by_policy)] = field(default_factory=dict)
+    """By policy, settings of its exploration that replace `exploration`, given like `learners`."""
+    ratios: Annotated[dict[str, Scheduled | float | None], By(_ratios)] = field(default_factory=dict)
+    """By policy, updates per step that replace `updates_per_step`."""
     actor: ActorConfig = field(default_factory=ActorConfig)
     learner: LearnerConfig = field(default_factory=LearnerConfig)
     replay: ReplayConfig = field(default_factory=ReplayConfig)
@@ -92,7 +117,7 @@ class Config(Declared):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.mode == "serial" and self.updates_per_step is None:
+        if self.mode == "serial" and None in (self.updates_per_step, *self.ratios.values()):
             raise ValueError("updates_per_step: expected a number in serial mode, got None")
         if self.cluster.seats and self.mode == "serial":
             raise ValueError("mode: expected async with cluster.address, got 'serial'")
@@ -117,6 +142,17 @@ class Config(Declared):
                 f"got {brief(self.stop.metric)}"
             )
 
+    def of(self, policy: str) -> Config:
+        """The settings as they apply to a policy."""
+        own: dict[str, Any] = {
+            usual: getattr(self, by)[policy] for by, usual in SECTIONS.items() if policy in getattr(self, by)
+        }
+        for section in own.keys() & RUN_WIDE.keys():
+            own[section] = replace(
+                own[section], **{name: getattr(getattr(self, section), name) for name in RUN_WIDE[section]}
+            )
+        return replace(self, **dict[str, Any](own, **{by: {} for by in SECTIONS})) if own else self
+
     def learner_of(self, policy: str) -> LearnerConfig:
         return self.learners.get(policy, self.learner)
 
@@ -126,7 +162,7 @@ class Config(Declared):
 
     def check_rows(self, policy: str, agents: int) -> None:
         """Raises ValueError: the replay of a policy of `agents` agents has too few rows."""
-        replay, learner = self.replay, self.learner_of(policy)
+        replay, learner = self.of(policy).replay, self.learner_of(policy)
         lanes = self.lanes * agents * replay.parts
         need = replay.frames + learner.n_step
         if replay.capacity // lanes < need:
@@ -146,10 +182,10 @@ class Config(Declared):
         """The rate limiter between a policy's learner and its actors, whose replay has so many lanes, or None."""
         from ...replay import RateLimiter
 
-        learner = self.learner_of(policy)
-        if self.pace is None:
+        learner, pace = self.learner_of(policy), self.of(policy).pace
+        if pace is None:
             return None
-        slowest, fastest = self.pace.bounds
+        slowest, fastest = pace.bounds
         samples_per_insert = fastest * learner.batch_size  # at slower paces, a batch counts more: see `limit_to`
         # Both sides must never wait at once: with a batch that is almost due, a row of every lane must fit, since in
         # serial mode, or where no process can be started, one thread is both sides.
@@ -208,17 +244,33 @@ class Config(Declared):
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Config:
         """The configuration of `to_dict`; missing fields get their defaults. Raises ValueError: see `Config`."""
-        names = {field.name for field in fields(cls)} - {"learners"}
-        config = changed(cls(), dict(flattened({name: plain[name] for name in plain if name in names}, cls)))
-        learners = plain.get("learners", {})
-        if isinstance(learners, Mapping):
-            learners = {policy: _learner(config.learner, policy, section) for policy, section in learners.items()}
-        return replace(config, learners=learners)
+        names, values = {field.name for field in fields(cls)} - BY_POLICY.keys(), dict[str, Any]()
+        for by in BY_POLICY:
+            given = plain.get(by, {})
+            if isinstance(given, Mapping) and all(isinstance(section, Mapping) for section in given.values()):
+                values |= {f"{by}.{policy}.{name}": own[name] for policy, own in given.items() for name in own}
+            else:  # which `Config` refuses
+                values[by] = given
+        return cls().changed(dict(flattened({name: plain[name] for name in plain if name in names}, cls)) | values)
+
+    def changed(self, values: Mapping[str, Any]) -> Config:
+        """The settings with these, by dotted name, such as learners.guard.n_step. Raises ValueError, TypeError."""
+        own = {name: values[name] for name in values if "." in name and name.partition(".")[0] in BY_POLICY}
+        config = changed(self, {name: values[name] for name in values if name not in own})
+        for label, value in own.items():
+            prefix, _, name = label.rpartition(".")
+            by, _, policy = prefix.partition(".")
+            sections = getattr(config, by)
+            section = changed(sections.get(policy, getattr(config, SECTIONS[by])), {name: value}, f"{prefix}.")
+            config = changed(config, {by: {**sections, policy: section}})
+        return config
 
 
-def _learner(usual: LearnerConfig, policy: str, section: Any) -> Any:
-    """The learner of a policy, or what is no section, which `Config` refuses."""
-    return changed(usual, section, f"learners.{policy}.") if isinstance(section, Mapping) else section
+def hints_by_policy(names: Iterable[str]) -> dict[str, Any]:
+    """The types of the settings by policy among these dotted names, such as learners.guard.n_step."""
+    prefixes = {(name.partition(".")[0], name.rpartition(".")[0]) for name in names if name.count(".") > 1}
+    each = (hints_of(BY_POLICY[by], f"{prefix}.") for by, prefix in prefixes if by in BY_POLICY)
+    return {name: hint for hints in each for name, hint in hints.items()}
 
 
 def _plain(value: Any) -> Any:

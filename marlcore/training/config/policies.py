@@ -1,8 +1,7 @@
 """A run's policies: agents, algorithms, workers, and which settings apply to them; checked before anything starts."""
 
-import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from ...checks import brief, did_you_mean
@@ -40,7 +39,7 @@ class AssignedPolicy:
     @classmethod
     def of(cls, policy: "AssignedPolicy") -> "AssignedPolicy":
         """The policy alone, of one that is placed in memory."""
-        return cls(**{field.name: getattr(policy, field.name) for field in dataclasses.fields(AssignedPolicy)})
+        return cls(**{each.name: getattr(policy, each.name) for each in fields(AssignedPolicy)})
 
 
 def assign(
@@ -69,7 +68,7 @@ def assign(
                     f"{setting}: expected agents of one policy to have equal spaces, got {first} for {agents[0]} and "
                     f"{spaces[agent]} for {agent} of {name!r}"
                 )
-        stacked = dataclasses.replace(first, stack=stack)
+        stacked = replace(first, stack=stack)
         try:
             chosen.transition(stacked)
         except ValueError as error:  # it cannot handle the spaces
@@ -161,10 +160,11 @@ def source_of(policy: AssignedPolicy, config: Config) -> ReplaySource | QueueSou
     """How the policy's learner gets its batches. Raises TypeError: its algorithm says something else."""
     from ...replay import Hindsight, Prioritized  # here, so that settings load without Numba
 
+    config = config.of(policy.name)
     replay = config.replay
     prioritized = Prioritized(replay.alpha, replay.beta, beta_steps=replay.beta_steps) if replay.prioritized else None
     hindsight = None if replay.hindsight == "off" else Hindsight(replay.hindsight_k, replay.hindsight)
-    chosen = ReplaySource(config.learner_of(policy.name).n_step, prioritized, hindsight=hindsight)
+    chosen = ReplaySource(config.learner.n_step, prioritized, hindsight=hindsight)
     source = policy.algorithm.source(chosen)
     if not isinstance(source, (ReplaySource, QueueSource)):
         raise TypeError(f"source of {policy.name}: expected a ReplaySource or a QueueSource, got {brief(source)}")
@@ -182,6 +182,15 @@ def schedules_of(algorithm: Algorithm, config: Config) -> dict[str, Schedule]:
     return schedules
 
 
+def with_own_epsilons(policies: tuple[AssignedPolicy, ...], config: Config) -> Config:
+    """The settings in which the run's epsilon is of none whose algorithm has its own, if it is of others."""
+    has_own = {p.name: "epsilon" in getattr(p.algorithm, "schedules", dict)() for p in policies}
+    if config.exploration.epsilon is None or len({*has_own.values()}) == 1:
+        return config
+    without = dict.fromkeys([name for name in has_own if has_own[name]], replace(config.exploration, epsilon=None))
+    return replace(config, explorations=without | config.explorations)
+
+
 def check_applied(policies: tuple[AssignedPolicy, ...], config: Config) -> None:
     """Raises ValueError: a replay has too few rows, or a setting that applies to no policy differs from its default."""
     for policy in policies:
@@ -195,8 +204,8 @@ def check_applied(policies: tuple[AssignedPolicy, ...], config: Config) -> None:
             continue
         if not config.offline:
             config.check_rows(policy.name, len(policy.agents))
-        if config.replay.hindsight != "off":
-            _check_hindsight(policy, policy.source, config)
+        if config.of(policy.name).replay.hindsight != "off":
+            _check_hindsight(policy, policy.source, config.of(policy.name))
         if policy.source.n_step != learner.n_step:
             _check("learner.", ("n_step",), learner, LearnerConfig(), policy, why)
     if all(isinstance(policy.source, QueueSource) for policy in policies):
@@ -204,7 +213,7 @@ def check_applied(policies: tuple[AssignedPolicy, ...], config: Config) -> None:
         _check("replay.", OF_REPLAY, config.replay, ReplayConfig(), policies[0])
         why = "acts with the newest weights in every round"
         _check("actor.", OF_ACTOR, config.actor, ActorConfig(), policies[0], why)
-    if not any("epsilon" in schedules_of(policy.algorithm, config) for policy in policies):
+    if not any("epsilon" in schedules_of(policy.algorithm, config.of(policy.name)) for policy in policies):
         why = "draws its actions without an epsilon"
         _check("exploration.", OF_EXPLORATION, config.exploration, ExplorationConfig(), policies[0], why)
 

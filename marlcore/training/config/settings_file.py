@@ -10,7 +10,7 @@ import yaml
 from ...checks import brief, did_you_mean, printable
 from ...declared import flattened, hints_of
 from ...regular_files import read_regular
-from .config import Config, LearnerConfig
+from .config import BY_POLICY, Config
 
 PRESETS = Path(__file__).parents[2] / "presets"
 LONGEST = 2**20  # bytes of a file
@@ -93,12 +93,13 @@ def _check_names(plain: Any) -> None:
     """Raises ValueError: a key is no setting, or a section is no mapping."""
     known = {*hints_of(Config), "env", "algo", "algorithm"}
     names = [name for name, _ in flattened(plain, Config)]
-    learners = plain.get("learners", {})
-    if not isinstance(learners, Mapping):
-        raise ValueError(f"learners: expected settings by policy, got {brief(learners)}")
-    for policy, section in learners.items():
-        known |= hints_of(LearnerConfig, f"learners.{policy}.").keys()
-        names += [name for name, _ in flattened(section, LearnerConfig, f"learners.{policy}.")]
+    for by, kind in BY_POLICY.items():
+        sections = plain.get(by, {})
+        if not isinstance(sections, Mapping):
+            raise ValueError(f"{by}: expected settings by policy, got {brief(sections)}")
+        for policy, section in sections.items():
+            known |= hints_of(kind, f"{by}.{policy}.").keys()
+            names += [name for name, _ in flattened(section, kind, f"{by}.{policy}.")]
     for name in names:
         if name not in known:
             from ...algos import ALGORITHMS  # which imports torch

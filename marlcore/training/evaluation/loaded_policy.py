@@ -246,7 +246,7 @@ class SavedRun:
         model = build_model(assigned, self.config)
         model.restore(state)
         counts = {"updates": int(state.get("updates", 0)), "steps": int(state.get("step", 0))}
-        schedules = schedules_of(assigned.algorithm, self.config)
+        schedules = schedules_of(assigned.algorithm, self.config.of(assigned.name))
         numbers = {label: schedule.at(counts[schedule.of]) for label, schedule in schedules.items()}
         return _loaded(assigned, model.acting, self.config, numbers)
 

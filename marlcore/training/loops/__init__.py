@@ -4,7 +4,7 @@ A loop gets everything that it uses as an argument. This room starts no process,
 nothing in shared memory.
 """
 
-from .actor import act, act_until_done, observe
+from .actor import act, act_until_done, cut_episodes, observe
 from .episodes import WINNER, Evaluation, compared, counted, play
 from .evaluator import Candidate, CommonGames, Evaluator, Games, GoesOn, Report
 from .goals import with_functions_of

@@ -3,7 +3,7 @@
 It sees all copies of the environment at once, as arrays: no line of this file runs once for each copy.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Protocol
 
 import numpy as np
@@ -48,12 +48,36 @@ def observe(env: VectorEnvironment, seats: Seats, host: ActorHost) -> list[Turn]
     outcomes, turns = env.observe()
     for outcome in outcomes:
         seats[outcome.agent].record(outcome)
+    _report_over(env, seats, host)
+    return turns
+
+
+def _report_over(env: VectorEnvironment, seats: Seats, host: ActorHost) -> None:
     over = np.flatnonzero(env.ended != host.ended)
     if len(over):
         host.ended[over] = env.ended[over]
         for ended in [ended for seat in seats.values() for ended in seat.end(over)]:  # results need all returns
             host.report_ended(ended)
-    return turns
+
+
+def cut_episodes(env: VectorEnvironment, seats: Seats, host: ActorHost, agents: Set[str]) -> None:
+    """After the last actions: records their outcomes, and truncates the episodes of these agents that would go on.
+
+    So their last transitions are whole, and a queue's reader finds the last batch.
+    """
+    outcomes, turns = env.observe()
+    following = {turn.agent: turn for turn in turns if turn.agent in agents}
+    for outcome in outcomes:
+        turn = following.get(outcome.agent)
+        if turn and outcome.acted:
+            cut = np.isin(outcome.copies, turn.copies) & ~(outcome.terminated | outcome.truncated)
+            rest, outcome = outcome.part(cut), outcome.part(~cut)
+            final_obs = turn.part(np.isin(turn.copies, rest.copies)).obs
+            if len(rest.copies):  # its return is not one of a whole episode
+                seats[rest.agent].record(rest._replace(truncated=np.ones(len(rest.copies), bool), final_obs=final_obs))
+        if len(outcome.copies):
+            seats[outcome.agent].record(outcome)
+    _report_over(env, seats, host)
 
 
 def act(env: VectorEnvironment, seats: Seats, turns: list[Turn], host: ActorHost) -> None:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from ...checks import absolute, brief, check_whole, is_number
 from ...envs import factory
 from ...notices import say, shown_with
-from ...processes import Children, Interrupts
+from ...processes import Children, Interrupts, Stopped
 from ..config import Config, EvaluationConfig, SelfPlayConfig
 from ..doors import children_of, trained
 from ..evaluation import LoadedPolicy, evaluate, load_policy, save_policies
@@ -79,7 +79,7 @@ def psro(
         progress: show each run's progress, and each iteration's result, on standard error.
         resume: the directory of a `psro` that ended or was killed, which continues after its last whole iteration.
 
-    Raises: as `train`, KeyboardInterrupt with the directory of all runs; ValueError also if a game's returns do not sum
+    Raises: as `train`, KeyboardInterrupt for all runs together; ValueError also if a game's returns do not sum
         to 0. ModuleNotFoundError: Nash needs SciPy.
     """
     check_whole("iterations", iterations)
@@ -103,7 +103,7 @@ def psro(
         try:
             _iterate(oracles, result, solve, name, iterations, min_gain)
         except KeyboardInterrupt:  # of a run, in games, or between: the directory of all is the one that continues
-            raise KeyboardInterrupt(str(folder)) from None
+            raise Stopped(str(folder)) from None
         for place, population in enumerate(result.populations):
             population.policies = [oracles.policy(place, number) for number in range(len(population.mixture))]
     return result

@@ -24,7 +24,7 @@ from ...envs.team import Teams
 from ...interfaces import Algorithm
 from ...references import reference_to
 from ...spaces import Spaces, is_text
-from ..config import AssignedPolicy, Config, is_custom
+from ..config import SECTIONS, AssignedPolicy, Config, is_custom
 from .files import read_json, write_json
 from .remote import fetch_run, is_address
 from .run_directory import read_config, steps_taken
@@ -195,7 +195,7 @@ def _as_json(described: dict[str, Any]) -> Any:
 
 
 def _each(label: str, before: dict[str, Any], now: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """A setting's name, and its values before and now; one of `learner` also for each policy of `learners`."""
+    """A setting's name, and its values before and now; one of a section also for each policy with its own."""
     old, new = before.get(label), now[label]
     if label == ANCHORS:  # whose shares may change
         old, new = [*(old or ())], [*new]
@@ -203,14 +203,14 @@ def _each(label: str, before: dict[str, Any], now: dict[str, Any]) -> Iterator[t
         old, new = [*(old or {}).items()], [*new.items()]
     yield label, old, new
     section, _, name = label.partition(".")
-    if section == "learner":
-        sections = [settings.get("learners", {}) for settings in (before, now)]
+    for by in [by for by, usual in SECTIONS.items() if name and usual == section]:
+        sections = [settings.get(by, {}) for settings in (before, now)]
         for policy in dict.fromkeys([*sections[0], *sections[1]]):
             values = [
                 learners.get(policy, {}).get(name, settings.get(label))
                 for learners, settings in zip(sections, (before, now), strict=True)
             ]
-            yield f"learners.{policy}.{name}", values[0], values[1]
+            yield f"{by}.{policy}.{name}", values[0], values[1]
 
 
 def _check_same_spaces(path: Path, policies: tuple[AssignedPolicy, ...]) -> None:
@@ -240,7 +240,7 @@ def changed_hyperparameters(run_dir: Path, policy: AssignedPolicy) -> dict[str, 
 def write_policies(run_dir: Path, policies: tuple[AssignedPolicy, ...], config: Config) -> None:
     """Writes what `described_policies` reads."""
     plain = config.to_dict()
-    settings = {label: plain[label] for label in ("learner", "learners", "exploration", "stages")}
+    settings = {label: plain[label] for label in ("learner", "learners", "exploration", "explorations", "stages")}
     settings["replay"] = {"pad": config.replay.pad}  # whose path need not exist where the policies are loaded
     write_json(run_dir / POLICIES, {"policies": [*map(_described_policy, policies)], "config": settings})
 

@@ -1,6 +1,7 @@
 """An actor in its worker: it builds the environment, the policies and the seats, and counts the steps."""
 
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from ..loops import (
     act_until_done,
     build_model,
     choose_device,
+    cut_episodes,
     run_seed,
 )
 from ..self_play import SPAN, Contender, Matches, Opponents, Rival, own_first, report_result
@@ -66,7 +68,7 @@ class ActorWorker(Worker):
 
     def _policy(self, policy: PolicyBlueprint) -> PublishedPolicy:
         self.beat()  # a thousand policies take longer than a worker may be silent
-        config, copies = self.config, self.env.copies
+        config, copies = self.config.of(policy.name), self.env.copies
         device = self._device
         model = build_model(policy, config).acting.to(device)
         use = self._number * len(self.blueprint.policies) + policy.index
@@ -90,7 +92,7 @@ class ActorWorker(Worker):
     def _seats(self, policy: PolicyBlueprint, acting: PublishedPolicy) -> dict[str, Seat]:
         """The seats of a policy's agents; a lane is of a part of the replay, an agent, an actor and a copy."""
         self.beat()
-        config, storage = self.config, self.hold(attach_storage(policy))
+        config, storage = self.config.of(policy.name), self.hold(attach_storage(policy))
         parts = config.replay.parts if isinstance(policy.source, ReplaySource) else 1
         gamma = config.learner_of(policy.name).gamma
 
@@ -158,6 +160,13 @@ class ActorWorker(Worker):
             self.await_evaluation()
         return not self.done and not self.control.stopping
 
+    def cut_episodes(self) -> None:
+        """Once it is done: makes the last transitions in queues whole."""
+        queued = [policy.agents for policy in self.blueprint.policies if isinstance(policy.source, QueueSource)]
+        if queued:
+            cut_episodes(self.env, self.seats, self, {*chain(*queued)})
+            self.count_steps(0)
+
     def begin(self, turn: Turn) -> None:
         if self._assignment is not None:
             self._assignment.begin(turn)
@@ -186,6 +195,8 @@ class ActorWorker(Worker):
     def work(self) -> None:
         with self.checked_waits():  # for a learner
             act_until_done(self.env, self.seats, self)
+            if not self.control.stopping:
+                self.cut_episodes()
             self.counters.store(READY, self.attempt)  # a successor may have no step to take
 
 

@@ -48,7 +48,7 @@ class LearnerWorker(Worker):
     def _learner(self, policy: PolicyBlueprint) -> Learner:
         """The learner of a policy; a restarted one takes the last published weights, and the rest of a checkpoint."""
         self.beat()  # hundreds of policies take longer than a worker may be silent
-        config, settings = self.config, self.config.learner_of(policy.name)
+        config, settings = self.config.of(policy.name), self.config.learner_of(policy.name)
         device = choose_device(settings.device, policy.index, settings.device_per_agent)
         model = build_model(policy, config).to(device)
         store = self.hold(ParameterStore.attach(policy.weights))

@@ -56,7 +56,7 @@ def spec_of(policy: AssignedPolicy, config: Config) -> TransitionSpec:
 
 def create_storage(stack: ExitStack, policy: AssignedPolicy, config: Config, saved: Path) -> SegmentHandle:
     """A policy's queue, or its replay, perhaps a saved one. Raises: ValueError: that does not fit. SharedMemoryFull."""
-    source, lanes = policy.source, len(policy.agents) * config.lanes
+    source, lanes, config = policy.source, len(policy.agents) * config.lanes, config.of(policy.name)
     spec = spec_of(policy, config)
     if isinstance(source, QueueSource):
         rows = lane_rows_for(
@@ -96,7 +96,7 @@ def create_storage(stack: ExitStack, policy: AssignedPolicy, config: Config, sav
 
 def create_weights(policy: AssignedPolicy, config: Config, model: PolicyModel, begins_after: int) -> ParameterStore:
     """A store for a policy's weights, whose versions follow a given one. Raises SharedMemoryFull."""
-    extras = published_numbers(policy.algorithm, config) | odds_fields(config.self_play)
+    extras = published_numbers(policy.algorithm, config.of(policy.name)) | odds_fields(config.self_play)
     mode, name = config.learner_of(policy.name).publish_mode, f"weights.{policy.index}"
     return ParameterStore.create(model.acting, mode, extras, begins_after=begins_after, name=name)
 
@@ -128,7 +128,7 @@ class ReplayBatches:
         self, replay: ReplayBuffer, policy: PolicyBlueprint, source: ReplaySource, worker: Worker, updates: int,
         device: torch.device, state: Mapping[str, Any],
     ) -> None:  # fmt: skip
-        config, learner = worker.config, worker.config.learner_of(policy.name)
+        config, learner = worker.config.of(policy.name), worker.config.learner_of(policy.name)
         self._replay = replay
         self._policy = policy
         self._fastest = config.pace.bounds[1] if config.pace else 1.0

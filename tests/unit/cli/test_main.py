@@ -10,7 +10,7 @@ from unittest.mock import Mock
 import pytest
 from gymnasium.spaces import Box, Discrete
 
-from marlcore import DQN, IQN, ActorConfig, Config, LearnerConfig, ReplayConfig, Result, Spaces
+from marlcore import DQN, IQN, ActorConfig, Config, ExplorationConfig, LearnerConfig, ReplayConfig, Result, Spaces
 from marlcore.__main__ import COMMANDS, main
 from marlcore.cli import gc
 from marlcore.errors import EnvironmentFailed
@@ -58,7 +58,10 @@ algo: dqn
 algorithm: {hidden: [8, 8], tau: 1e-3}
 learner: {n_step: 1, gamma: 0.5}
 learners: {a: {gamma: 0.7}}
+replay: {capacity: 60}
+replays: {a: {beta: 0.5}}
 """
+OWN = {"replay": ReplayConfig(capacity=60), "replays": {"a": ReplayConfig(capacity=60, beta=0.5)}}
 ASKED = {
     "": ("treasure_hunt", IQN(), Config()),
     "--algo dqn --learner.n_step 2 --replay.save --env=x:y": (
@@ -66,13 +69,20 @@ ASKED = {
     ),
     "--settings FILE --learner.gamma 0.9 --algorithm.no-double --replay.no-save": (
         "gymnasium:CartPole-v1", DQN(hidden=(8, 8), tau=1e-3, double=False),
-        Config(learner=LearnerConfig(n_step=1, gamma=0.9), learners={"a": LearnerConfig(n_step=1, gamma=0.7)}),
+        Config(learner=LearnerConfig(n_step=1, gamma=0.9), learners={"a": LearnerConfig(n_step=1, gamma=0.7)}, **OWN),
     ),
     "--settings FILE --algo iqn --algorithm.hidden 4 --updates-per-step None --policies a p b p": (
         "gymnasium:CartPole-v1", IQN(hidden=(4,)),
         Config(
             updates_per_step=None, policies={"a": "p", "b": "p"}, learner=LearnerConfig(n_step=1, gamma=0.5),
-            learners={"a": LearnerConfig(n_step=1, gamma=0.7)},
+            learners={"a": LearnerConfig(n_step=1, gamma=0.7)}, **OWN,
+        ),
+    ),
+    "--learners.a.n-step 7 --learner.gamma 0.8 --explorations.b.ladder 2 --ratios a 0.5 b None": (
+        "treasure_hunt", IQN(),
+        Config(
+            learner=LearnerConfig(gamma=0.8), learners={"a": LearnerConfig(gamma=0.8, n_step=7)},
+            explorations={"b": ExplorationConfig(ladder=2)}, ratios={"a": 0.5, "b": None},
         ),
     ),
 }  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import Future
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from relayed import AGE, FRAMES, SMALL, STATES, BadLink, Home, add_some, columns
 from marlcore import Field, ReplayBuffer, TrajectoryQueue, TransitionSpec
 from marlcore.cluster import Bookings, DirectLink, Ingest, Relay
 from marlcore.cluster.message import seal
-from marlcore.errors import ClosedError, Fenced, LaneBusy, LayoutMismatch, LinkLost
+from marlcore.errors import ClosedError, Fenced, LaneBusy, LayoutMismatch, LinkLost, NotEnoughData
 
 NEXT_OBS = TransitionSpec(Field((3,), "int64"), Field((), "int64"), next_obs=True)
 
@@ -261,6 +262,21 @@ def test_a_full_lane_does_not_keep_rows_from_another(home) -> None:
             add_some(there, 1, 0, 3)
             assert not relay.drain(0.0)
             assert len(raw(target, 1)) == len(raw(there, 1))
+
+
+def test_a_batch_comes_through_one_lane_that_does_not_hold_it(home) -> None:
+    """As where one agent of a policy is left: the home's reader empties its lane for the ingest."""
+    with TrajectoryQueue.create(SMALL, 200, 2, name="node") as there:
+        target = TrajectoryQueue.create(SMALL, 40, 2, name="home")
+        here = home(target=target, wait_seconds=0.0)
+        add_some(there, 0, 0, 60)
+        with here.relay(there) as relay, target.reader(50) as reader:
+            for _ in range(10):
+                relay.drain(0.0)
+                with suppress(NotEnoughData):
+                    batch = reader.read()
+                    break
+        assert batch.action.tolist() == [*range(50)]
 
 
 def test_a_limiter_lets_in_what_its_samplers_allow(home, source) -> None:

@@ -9,6 +9,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
+from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,15 @@ def step_once() -> None:
         env.act(turn, np.zeros(1, np.int64))
 
 
+def of_main() -> None:
+    """Stands in for a function of a script, which its environment runs in a process of its own."""
+
+
+def spawn_of_main() -> None:
+    of_main.__module__ = "__main__"
+    get_context("spawn").Process(target=of_main).start()
+
+
 @pytest.fixture
 def owner(shared_fork_server: None) -> Iterator[Children]:
     with closing(Children()) as owner:
@@ -101,6 +111,13 @@ def test_a_worker_that_left_without_a_word_has_failed(owner: Children) -> None:
     owner.wait(LONG_S)
     failure = worker.failure()
     assert failure is not None and failure.reason == "worker" and "exit code 0" in failure.traceback
+
+
+def test_a_child_of_a_worker_that_stands_in_main_is_explained(owner: Children) -> None:
+    worker = owner.start_worker("actor-0", spawn_of_main)
+    owner.wait(LONG_S)
+    failure = worker.failure()
+    assert failure is not None and failure.traceback.splitlines()[-1] == children.OF_MAIN
 
 
 @pytest.mark.parametrize("raises", [False, True], ids=["returns", "raises"])

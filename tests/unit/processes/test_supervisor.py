@@ -29,6 +29,7 @@ from marlcore.processes import (
     PID,
     READY,
     RESTARTS,
+    STEPS,
     Children,
     Control,
     RestartPolicy,
@@ -70,7 +71,7 @@ class Scene:
     def __init__(self, control: Control, monkeypatch: pytest.MonkeyPatch, config: SupervisionConfig) -> None:
         self.now = 0.0
         self.log: list[str] = []
-        self.refused = 0
+        self.refused, self.refusal = 0, Exception()
         self.counters, self.notes = control.workers["actor-0"], control.notes["actor-0"]
         monkeypatch.setattr(supervision.time, "monotonic", lambda: self.now)
         children: Any = self
@@ -81,7 +82,7 @@ class Scene:
     def _start(self, name: str, attempt: int) -> Any:
         if self.refused:
             self.refused -= 1
-            raise BlockingIOError(11, "no more processes")
+            raise self.refusal
         self.log.append(f"start {attempt}")
         return Process(self.log, attempt)
 
@@ -236,7 +237,9 @@ HOPELESS = {
     "environment, then an early death": (True, False, ["environment", "death"], False),
     "environment twice in the first episode": (True, False, ["environment", "environment"], True),
     "environment twice in later episodes": (True, True, ["environment", "environment"], False),
+    "worker twice without an update": (True, True, ["worker", "worker"], True),
     "diverged": (True, True, ["diverged"], True),
+    "deadlock": (True, True, ["deadlock"], True),
 }
 
 
@@ -247,6 +250,7 @@ def test_a_failure_that_would_recur_is_final(case: str, starting: Scene) -> None
     starting.counters.store(EPISODES, ended)
     for attempt, reason in enumerate(reasons, 1):
         assert starting.worker.attempts == attempt
+        starting.counters.store(STEPS, attempt * ("later episodes" in case))
         starting.process.end(reason, "Traceback: a fault")
         if final and attempt == len(reasons):
             with pytest.raises(mc.WorkerFailed, match="a fault") as caught:
@@ -258,11 +262,22 @@ def test_a_failure_that_would_recur_is_final(case: str, starting: Scene) -> None
     assert starting.worker.attempts == len(reasons) + (not final)
 
 
-def test_a_refused_start_is_tried_later(scene: Scene) -> None:
-    scene.refused = 2
+@pytest.mark.parametrize("refusal", [BlockingIOError(11, "no more processes"), mc.MarlcoreError("the server died")])
+def test_a_refused_start_is_tried_later(scene: Scene, refusal: Exception) -> None:
+    scene.refused, scene.refusal = 2, refusal
     scene.die()
     scene.watch_until(8.0)
     assert scene.log[1:] == ["end 1", "start 4"]
+
+
+def test_a_first_start_is_tried_again_when_the_server_dies(scene: Scene) -> None:
+    scene.refused, scene.refusal, scene.worker.process = 9, mc.MarlcoreError("the server died"), None
+    scene.worker.start()
+    with pytest.raises(
+        mc.WorkerFailed, match=r"^actor-0 failed:\nstart 2: no process could be started: the server died"
+    ):
+        scene.watch_until(20.0)
+    assert scene.worker.attempts == 5 and scene.now == 7.0  # 3 restarts, after 1, 2 and 4 s
 
 
 @pytest.mark.parametrize("stood_down_first", [False, True])
@@ -446,13 +461,20 @@ def test_work_is_done_in_turn_where_no_process_starts(
     ("fallback", "python", "says"),
     [
         (False, "/nowhere/python", r"mode: no processes can be started here \(.*/nowhere/python'?\)"),
-        (True, "/bin/false", "the process that forks workers died 4 times"),
+        (
+            True,
+            "/bin/false",
+            r"^actor-0 failed: no process could be started: the process that forks workers died 4 times, "
+            r"the last time: it ended with exit code 1$",
+        ),
     ],
 )
 def test_a_start_that_cannot_be_mended_ends_the_run(
     tmp_path: Path, python_is: Any, fallback: bool, python: str, says: str
 ) -> None:
     python_is(python)
-    config = replace(RUN, run_dir=str(tmp_path / "run"), supervision=SupervisionConfig(serial_fallback=fallback))
+    config = replace(
+        RUN, run_dir=str(tmp_path / "run"), supervision=SupervisionConfig(serial_fallback=fallback, max_restarts=0)
+    )
     with pytest.raises(mc.MarlcoreError, match=says):
         mc.train(HUNT, "dqn", config, progress=False)

@@ -251,7 +251,7 @@ def test_an_add_too_long_for_the_reader_is_refused(when_full):
         rows = np.arange(16)
         with pytest.raises(ValueError, match=r"^reward: expected at most 15 of the lane's 16 rows"):
             writer.add_batch(rows, rows, rows)
-        with queue.reader(4) as reader:
+        with queue.reader(4, stack=7) as reader:
             message = (
                 r"^reward: expected at most 9 rows in one add, final_obs included, "
                 r"since the queue's reader needs the rest of a lane's 16, got 10$"
@@ -325,7 +325,10 @@ def test_a_waiting_writer_wakes_for_a_reader_it_is_too_long_for(no_slices):
     with make(16) as queue, queue.writer() as writer:
         fill(writer, range(4))
         rows = np.zeros(13)
-        with soon(queue.reader, 4), pytest.raises(ValueError, match=r"^reward: expected at most 9 rows"):
+        with (
+            soon(lambda: queue.reader(4, stack=7)),
+            pytest.raises(ValueError, match=r"^reward: expected at most 9 rows"),
+        ):
             writer.add_batch(rows.astype(int), rows.astype(int), rows)
 
 
@@ -407,7 +410,7 @@ def test_a_full_lane_drops_only_what_it_would_take():
 def test_a_queue_has_one_reader_at_a_time():
     with make(8) as queue, mc.TrajectoryQueue.attach(queue.handle) as again:
         with pytest.raises(ValueError):
-            queue.reader(100)  # which holds nothing
+            queue.reader(2, length=100)  # which holds nothing
         reader = queue.reader(2)
         with pytest.raises(mc.LaneBusy, match=r"the queue has a living reader$"):
             again.reader(2)

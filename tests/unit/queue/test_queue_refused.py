@@ -49,7 +49,7 @@ def attach_to_replay() -> None:
 INTEGER = "expected an integer of at least 1, got"
 WHEN_FULL = "when_full: expected one of wait, drop_oldest, drop_newest, got"
 TIMEOUT = "timeout: expected seconds of at least 0 or None, got"
-ROWS = "batch_size: expected a queue of at least"
+ROWS = "reader: expected a queue of at least"
 
 REFUSED: dict[str, Refused] = {
     "spec": (create(spec=None), TypeError, "spec: expected a TransitionSpec, got None"),
@@ -96,12 +96,9 @@ REFUSED: dict[str, Refused] = {
     "pad": (reader(pad="edge"), ValueError, "pad: expected 'repeat' or 'zero', got 'edge'"),
     **{
         f"a lane too short for {options}": (
-            reader(**options), ValueError, f"{ROWS} {rows} rows a lane for such batches of {batch}, got 16"
+            reader(**options), ValueError, f"{ROWS} {rows} rows a lane for its stack {options.get('stack', 1)}, n_step"
         )
-        for options, rows, batch in (
-            ({"batch_size": 8}, 17, 8), ({"batch_size": 1, "length": 16}, 18, 1),
-            ({"batch_size": 1, "stack": 16}, 18, 1), ({"batch_size": 1, "stack": 9, "n_step": 9}, 19, 1),
-        )
+        for options, rows in (({"length": 16}, 18), ({"stack": 16}, 18), ({"stack": 9, "n_step": 9}, 19))
     },
     "length with next_obs": (
         reader(NEXT_OBS, length=4), ValueError, "length: expected None, since rows of a spec with next_obs do not",

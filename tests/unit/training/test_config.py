@@ -16,7 +16,7 @@ import marlcore as mc
 from marlcore.declared import hints_of
 from marlcore.spaces import Spaces
 from marlcore.training import ExplorationConfig
-from marlcore.training.config import Schedule, assign
+from marlcore.training.config import Schedule, assign, schedules_of, with_own_epsilons
 from marlcore.training.request import Request
 from marlcore.training.run_input import RunInput
 from marlcore.training.self_play import policies_in_self_play
@@ -27,7 +27,7 @@ OTHER = Spaces(Box(-1, 1, (4,)), Discrete(2))
 
 WRONG = {
     "run_dir": 3, "total_steps": 0, "seed": -1, "mode": "sync", "updates_per_step": 0, "updates_tolerance": 0,
-    "stages": [5, 3], "stage_names": 3, "learners": 3,
+    "stages": [5, 3], "stage_names": 3, "learners": 3, "replays": 3, "explorations": {"a": 3}, "ratios": 3,
     "actor.processes": -1, "actor.envs": 0, "actor.device": 3, "actor.sync_interval": 0, "actor.max_policy_lag": -1,
     "learner.device": 3, "learner.device_per_agent": 3,
     "learner.processes": 0, "learner.batch_size": 0, "learner.n_step": 0, "learner.gamma": 1.1, "learner.warmup": 0,
@@ -65,6 +65,24 @@ def test_a_setting_out_of_its_range_is_refused_by_name(subtests: pytest.Subtests
         plain = {section: {last: value}} if section else {last: value}
         with subtests.test(name):
             check_refused(partial(mc.Config.from_dict, plain), (ValueError, TypeError), f"{name}: ")
+
+
+def test_the_runs_epsilon_is_not_of_algorithms_with_their_own() -> None:
+    """Where it is of others: SAC acted at random as long as DQN should. Alone, SAC takes it."""
+    policies = assign(
+        {"a": OTHER, "b": Spaces(Box(-1, 1, (3,)), Box(-1, 1, (2,)))}, None, {"a": mc.DQN(), "b": mc.SAC()}, 1
+    )
+    given = mc.Config(exploration=ExplorationConfig(epsilon=0.3, ladder=7))
+
+    def epsilons(config: mc.Config, some: tuple[Any, ...]) -> dict[str, Any]:
+        config = with_own_epsilons(some, config)
+        return {one.name: schedules_of(one.algorithm, config.of(one.name))["epsilon"].at(5) for one in some}
+
+    own = {name: epsilons(mc.Config(), policies)[name] for name in "ab"}
+    assert epsilons(given, policies) == {"a": 0.3, "b": own["b"]} and own["b"] != 0.3
+    assert epsilons(given, policies[1:]) == {"b": 0.3}
+    apart = mc.Config(explorations={"b": ExplorationConfig(epsilon=0.2)})
+    assert epsilons(apart, policies) == {"a": own["a"], "b": 0.2}
 
 
 def test_every_setting_has_a_range_or_is_checked_later() -> None:
