@@ -28,6 +28,28 @@ class _Stopped(Exception):
     """The run was told to stop while an actor waits."""
 
 
+class _Wait:
+    """While entered, waits of this thread call `give_turn`, whose own waits do not."""
+
+    def __init__(self, give_turn: Callable[[], None]) -> None:
+        self._give_turn, self._thread = give_turn, threading.get_ident()
+
+    def __enter__(self) -> None:
+        self._before = interrupt_waits_with(self._check)
+
+    def __exit__(self, *error: object) -> None:
+        interrupt_waits_with(self._before)
+
+    def _check(self) -> None:
+        if threading.get_ident() != self._thread:  # a wait of the caller's program
+            return
+        interrupt_waits_with(self._before)
+        try:
+            self._give_turn()
+        finally:
+            interrupt_waits_with(self._check)
+
+
 def run_serial(blueprint: Blueprint, monitor: Monitor, interrupts: Interrupts) -> None:
     """Runs all workers' work in turn in this process: the same objects, deterministic under a seed."""
     config = blueprint.config
@@ -53,14 +75,8 @@ def run_serial(blueprint: Blueprint, monitor: Monitor, interrupts: Interrupts) -
             done = all(worker.done for worker in actors or learners)
             return unstopped() and not interrupts.finishing and not done
 
-        thread = threading.get_ident()
-
         def give_turn() -> None:
             """In a wait of an actor: only a learner, in this same thread, can end it."""
-            if before is not None:
-                before()
-            if threading.get_ident() != thread:  # of the caller's program
-                return
             if not unstopped():
                 raise _Stopped
             for worker in learners:
@@ -68,12 +84,13 @@ def run_serial(blueprint: Blueprint, monitor: Monitor, interrupts: Interrupts) -
                     _guarded(worker, learn, learner)
                 worker.count_updates()
 
-        before = interrupt_waits_with(give_turn)
+        wait = _Wait(give_turn)
         try:
-            _take_rounds(actors, learners, evaluators, monitor, unfinished)
+            _take_rounds(actors, learners, evaluators, monitor, unfinished, wait)
             if actors and not (interrupts.stopping or interrupts.finishing):
                 for actor in actors:
-                    _guarded(actor, actor.cut_episodes)
+                    with wait:
+                        _guarded(actor, actor.cut_episodes)
                 for learner in learners:
                     _guarded(learner, learner.take_turn)
         except _Stopped:
@@ -81,8 +98,6 @@ def run_serial(blueprint: Blueprint, monitor: Monitor, interrupts: Interrupts) -
         except WorkerFailed as failed:
             _save_others(learners, failed)
             raise
-        finally:
-            interrupt_waits_with(before)
         if interrupts.stopping or interrupts.finishing:
             monitor.say_stopping()
         for learner in learners:
@@ -98,6 +113,7 @@ def _take_rounds(
     evaluators: list[EvaluatorWorker],
     monitor: Monitor,
     unfinished: Callable[[], bool],
+    wait: _Wait,
 ) -> None:
     """A round is a turn of every actor, and the updates and evaluations that are due by then.
 
@@ -107,7 +123,8 @@ def _take_rounds(
         if not unfinished():
             return
         playing = [actor for actor in actors if not actor.done]
-        turns = [_guarded(actor, observe, actor.env, actor.seats, actor) for actor in playing]
+        with wait:
+            turns = [_guarded(actor, observe, actor.env, actor.seats, actor) for actor in playing]
         for learner in learners:  # before the actions, so that they are of the newest weights
             _guarded(learner, learner.take_turn)
         for actor, due in zip(playing, turns, strict=True):
