@@ -21,7 +21,7 @@ from ..notices import say, shown_with
 from ..processes import check_picklable
 from ..references import resolve
 from ..spaces import Spaces
-from .config import SCRIPT, AssignedPolicy, Config, assign, check_applied, source_of, teams_of, wants_teams
+from .config import SCRIPT, AssignedPolicy, Config, applied, assign, source_of, teams_of, wants_teams
 from .loops import ScriptedPlayer, choose_device, with_functions_of
 from .offline import OFFLINE
 from .record import RUNS, Callback, check_callback, fetch_run, initial_states, is_address, steps_taken
@@ -61,12 +61,11 @@ class RunInput:
         check_callback(request.callback)
         config = config or (Config() if data is None else OFFLINE)
         config, resume, remote = _located(config, request.resume)  # first: an environment may change the directory
-        if data is not None:
-            config = data.configured(config)
-        elif config.offline:
+        if data is None and config.offline:
             raise ValueError("actor.processes: expected an integer of at least 1, got 0; see train_offline")
         runs = absolute(RUNS) if resume is None and config.run_dir is None else Path(RUNS)
         with shown_with(request.progress):
+            config = config if data is None else data.configured(config)
             if data is not None and isinstance(env_fn, Spaces):
                 make_env, policies = _assigned_to_data(env_fn, algorithm, config)
             else:
@@ -88,7 +87,7 @@ class RunInput:
                     "algorithm: expected one that learns from rewards; this one imitates: use train_offline"
                 )
             replays = {} if data is None else data.handles(policies, config)
-            check_applied(policies, config)
+            config = applied(policies, config)
             _check_goals(make_env, policies)
             if config.exploration.script is not None:
                 _check_script(policies, config.exploration.script)

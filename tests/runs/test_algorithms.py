@@ -115,11 +115,6 @@ def test_a_killed_worker_is_replaced_and_the_run_ends_well(tmp_path: Path, kind:
     assert result.updates["agent_0"] > due
 
 
-def test_windows_that_no_lane_holds_are_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"sequence: expected a lane of at least 27 rows"):
-        runs.train(tmp_path, "recall", R2D2, actor={"envs": 4}, replay={"prioritized": True, "capacity": 100})
-
-
 @LONG
 def test_an_evaluated_run_keeps_the_best_memory(tmp_path: Path) -> None:
     """Its evaluations, and those of its directory, act with memory: they answer what the last observation hides."""

@@ -1,6 +1,8 @@
 """Runs whose learners read a queue: they learn, share a run with others, outlive kills, and refuse what has no use."""
 
+import logging
 import os
+import re
 import signal
 import time
 from dataclasses import replace
@@ -10,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from crowd import Crowd
 from gymnasium.spaces import Box, MultiBinary, MultiDiscrete
 from hunt import HUNT
 from odd_spaces import Counting
@@ -22,6 +25,7 @@ from marlcore.envs import TreasureHunt
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
 CARTPOLE = "gymnasium:CartPole-v1"
+PAIR = partial(Crowd, 2)
 HUNT3 = partial(TreasureHunt, **{**HUNT.keywords, "agents": 3})
 SMALL = mc.PPO(hidden=(16,), batch_size=64, minibatch_size=32, epochs=2)
 runs = Runs(mode="async", **ON_POLICY)
@@ -144,6 +148,45 @@ class Greedy(mc.PPO):
 def test_settings_that_apply_are_accepted(tmp_path: Path, algorithm: Any, settings: Any) -> None:
     result = train(tmp_path, CARTPOLE, algorithm, mode="serial", total_steps=300, **settings)
     assert result.updates["agent_0"] > 0
+
+
+WITHOUT_USE = {
+    "updates_per_step": 0.5,
+    "replay": {"capacity": 2, "prioritized": True, "hindsight": "future", "mixture": {"pool": 1.0}, "save": True},
+    "learner": {"warmup": 10, "prefetch": 1, "batch_size": 9},
+    "actor": {"sync_interval": 10, "max_policy_lag": 5},
+    "exploration": {"epsilon": 0.5, "ladder": 7},
+}
+NAMES = {name for name, value in WITHOUT_USE.items() if not isinstance(value, dict)} | {
+    f"{section}.{name}" for section, part in WITHOUT_USE.items() if isinstance(part, dict) for name in part
+}
+
+
+@pytest.mark.parametrize(
+    ("env_fn", "algorithm", "settings", "names"),
+    [
+        (CARTPOLE, SMALL, WITHOUT_USE, NAMES),
+        ("recall", mc.R2D2(units=6), {"learner": {"n_step": 4, "warmup": 20}, "replay": {"hindsight": "future"}},
+         {"learner.n_step", "replay.hindsight"}),
+        (PAIR, mc.MATD3(rewards="own"), {"learner": {"n_step": 2, "warmup": 20, "reward_norm": "running"}},
+         {"learner.n_step", "learner.reward_norm"}),
+        (HUNT3, {**dict.fromkeys(("agent_0", "agent_1"), SMALL), "agent_2": mc.DQN()}, WITHOUT_USE | {"replay": {}},
+         set()),
+    ],
+    ids=["ppo", "r2d2", "own rewards", "dqn beside ppo"],
+)  # fmt: skip
+def test_settings_without_use_are_told(
+    tmp_path: Path, caplog: Any, env_fn: Any, algorithm: Any, settings: Any, names: Any
+) -> None:
+    """So that one configuration serves all algorithms; where some policy has a use for a setting, nothing is told."""
+    caplog.set_level(logging.INFO)
+    result = train(tmp_path, env_fn, algorithm, mode="serial", total_steps=300, **settings)
+    assert all(result.updates.values())
+    told = [
+        re.fullmatch(r"(\S+): .+ has no effect, since \w+, the algorithm of '\w+', .+", line)
+        for line in caplog.messages
+    ]
+    assert sorted(line[1] for line in told if line) == sorted(names)
 
 
 def test_a_run_shorter_than_a_batch_warns(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
