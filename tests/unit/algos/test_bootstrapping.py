@@ -16,7 +16,6 @@ from batches import SMALL, team_spaces
 from tiers import long_but
 
 import marlcore as mc
-from marlcore.algos.networks.recurrent import state_fields
 from marlcore.interfaces import PREVIOUS_REWARD, QueueSource, ReplaySource
 from marlcore.observations import by_name, each, in_form
 from marlcore.spaces import ALIVE, Spaces
@@ -60,25 +59,22 @@ class Episodes:
     def __init__(self, hyper: Any, spaces: Spaces, model: Any, storage: Any, end: str) -> None:
         self.hyper, self.spaces, self.end = hyper, spaces, end
         self.acting, self.writer = getattr(model, "acting", model), storage.vector_writer()
-        self.fields, self.rng = storage.spec.extras, np.random.default_rng(0)
-        self.sign, self.left = np.resize(np.float32([1, -1]), LANES), self.rng.integers(1, LONGEST + 1, LANES)
-        self.state = {name: np.zeros((LANES, *field.shape), np.float32) for name, field in self.fields.items()}
+        self.rng, self.sign = np.random.default_rng(0), np.resize(np.float32([1, -1]), LANES)
+        self.left = self.rng.integers(1, LONGEST + 1, LANES)
+        self.state = {name: field.zeros(LANES) for name, field in storage.spec.extras.items()}
 
     def step(self) -> None:
-        obs, state = observed(self.spaces, self.sign), tensors(self.state)
-        explore = {"epsilon": 1.0, "noise": 0.5}
-        chosen = self.hyper.act(self.acting, tensors(obs), explore=explore, state=state, mask=None, generator=self.rng)
+        obs, request = observed(self.spaces, self.sign), {"state": tensors(self.state), "mask": None}
+        request |= {"explore": {"epsilon": 1.0, "noise": 0.5}, "generator": self.rng}
+        chosen = self.hyper.act(self.acting, tensors(obs), **request)
         self.left -= 1
         over = self.left == 0
         self.writer.add(
             obs, chosen.action, self.sign, **{self.end: over}, final_obs=obs, **{**self.state, **chosen.extras}
         )
-        after = {name: part.numpy() for name, part in (chosen.state or {}).items()} | {PREVIOUS_REWARD: self.sign}
-        self.state = {
-            name: part * ~over.reshape(-1, *[1] * (part.ndim - 1))
-            for name, part in after.items()
-            if name in self.fields
-        }
+        if chosen.state is not None:
+            after = {name: part.numpy() for name, part in chosen.state.items()} | {PREVIOUS_REWARD: self.sign}
+            self.state = {name: (part.T * ~over).T for name, part in after.items()}
         self.sign = np.where(over, -self.sign, self.sign)
         self.left = np.where(over, self.rng.integers(1, LONGEST + 1, LANES), self.left)
 
@@ -110,14 +106,9 @@ def learned(name: str, end: str, changed: Any = lambda batch: batch) -> Any:
 
 def values_of(hyper: Any, model: Any, trainer: Any, obs: Any, action: Any) -> Any:
     """What a model says of two observations with which an episode begins, [2]; all actions are worth the same."""
-    if isinstance(hyper, mc.RecurrentPPO):
-        first = {
-            name: torch.zeros(2, *field.shape)
-            for name, field in state_fields(hyper, trainer.model.acting.spaces, 1).items()
-        }
-        return trainer.normalizer.denormalized(model(obs, first, torch.ones(2, dtype=torch.bool))[1])
     if isinstance(hyper, mc.PPO):
-        return trainer.normalizer.denormalized(model.critic(obs))
+        seen = model.acting(obs, None)[1] if isinstance(hyper, mc.RecurrentPPO) else obs
+        return trainer.normalizer.denormalized(model.critic(seen)).view(2)
     if isinstance(hyper, mc.R2D2):
         return trainer.unscaled(model(obs, None)[0]).mean(1)
     if isinstance(hyper, mc.DQN | mc.IQN):

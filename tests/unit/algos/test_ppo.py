@@ -230,22 +230,6 @@ def test_the_learning_rate_and_the_entropy_follow_the_schedules():
     assert PPO(learning_rate="linear(1, 0, 10)").schedules()["learning_rate"] == "linear(1, 0, 10)"
 
 
-def test_values_at_truncations_are_those_of_the_final_observation():
-    """In the rewards' units, after the critic's units have changed; at terminations they are 0."""
-    hyper = replace(SINGLE, gae_lambda=0.0)
-    batch, model = queue_batch(hyper, DISCRETE)
-    trainer = hyper.make_trainer(model)
-    trainer.normalizer.update(torch.tensor([40.0, 60.0]))  # mean 50, standard deviation 10
-    batch.continues[:] = False
-    batch.discount = torch.where(torch.arange(24) % 2 == 0, 0.9, 0.0)
-    with torch.no_grad():
-        now = trainer.evaluate(batch)
-        rows, _ = trainer._prepare(batch, now)
-        after = 50 + 10 * model.critic(batch.next_obs)
-    target = trainer.normalizer.denormalized(rows.target)
-    assert torch.allclose(target, batch.reward + batch.discount * after, atol=1e-4)
-
-
 def test_the_joint_observation_changes_values_and_no_action():
     hyper, spaces = SMALL["mappo"]
     model = hyper.make_model(spaces)
