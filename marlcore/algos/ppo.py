@@ -219,7 +219,7 @@ class PPOTrainer(Resumable):
             self.normalizer.update(target)
         goal, advantage = self.normalizer.normalized(target), self._normalized(advantage)
         rows = Rows(batch.obs, batch.action, batch.extras, before, now.value, advantage, goal)
-        return rows, explained_variance(value, target)
+        return rows, explained_variance(self.normalizer.normalized(value), goal)
 
     def _following(self, batch: Any, value: torch.Tensor) -> torch.Tensor:
         """The value of each next observation: that of the next row, or its own where the run is cut; else 0."""
