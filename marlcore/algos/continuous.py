@@ -135,6 +135,7 @@ class ActorCriticTrainer(TargetTrainer):
     """The optimizers of a model's policy and critics, and the target of its part `source`."""
 
     kept: ClassVar[tuple[str, ...]] = ("target", "policy_optimizer", "critics_optimizer", "updates", "generator")
+    asked: ClassVar[int] = 2  # of each pair of critics
 
     def __init__(self, hyper: Continuous, model: Any, source: nn.Module) -> None:
         super().__init__(hyper, source)
@@ -150,12 +151,12 @@ class ActorCriticTrainer(TargetTrainer):
         return optimizer.clip_and_step(self.hyper.max_grad_norm)
 
     def improve_critics(self, batch: Any, targets: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-        """One step of both critics on their squared errors, towards targets [..., B]; rows weighted by `weight`.
+        """One step of the critics on their squared errors, towards targets [..., B]; rows weighted by `weight`.
 
-        Returns: the metrics, with the sum of all critics' losses; and the rows' priorities [..., B]: the mean of both
-            absolute errors.
+        Returns: the metrics, with the sum of all critics' losses; and the rows' priorities [..., B]: the mean of a
+            pair's absolute errors.
         """
-        taken = faster(self.critics)(batch.obs, self.policy.actions.encode(batch.action))
+        taken = faster(self.critics)(batch.obs, self.policy.actions.encode(batch.action), self.asked)
         errors = targets - taken
         loss = (batch.weight * errors.square()).mean(-1).sum()
         grad_norm = self.descend(self.critics_optimizer, loss)

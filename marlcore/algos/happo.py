@@ -21,7 +21,7 @@ from .networks.distributions import distribution_of
 from .networks.members import Members, TeamSpaces
 from .networks.own import torso_of
 from .networks.policy_value import PolicyNetwork, ValueNetwork
-from .ppo import ADAM_EPS, BONUS, LOG_PROB, METRICS, PPO, RATE, Evaluated, PPOTrainer, Rows, explained_variance
+from .ppo import ADAM_EPS, BONUS, LOG_PROB, METRICS, PPO, RATE, Evaluated, PPOTrainer, Rows
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class HAPPOTrainer(PPOTrainer):
             alive = self.team.alive(batch.obs)
             before = torch.stack([self.judged(member, batch)[0] for member in range(self.team.count)], 1)
             value = faster(self.model.critic)(batch.obs)
-        rows = self._prepare(batch, Evaluated((before * alive).sum(1), value, value))
+        rows, explained = self._prepare(batch, Evaluated((before * alive).sum(1), value, value))
         advantage, steps = rows.advantage, []
         for member in torch.randperm(self.team.count, generator=self.generator).tolist():
             own = rows._replace(log_prob=before[:, member], advantage=advantage)
@@ -142,7 +142,7 @@ class HAPPOTrainer(PPOTrainer):
         value_loss = torch.stack(of_critic).mean()
         loss = policy_loss + self.hyper.value_coefficient * value_loss - batch.numbers[BONUS] * entropy
         means = dict(zip(METRICS, (loss, policy_loss, value_loss, entropy, kl, beyond, grad_norm), strict=True))
-        return Update({**means, "explained_variance": explained_variance(rows)}, updates=len(steps) + len(of_critic))
+        return Update({**means, "explained_variance": explained}, updates=len(steps) + len(of_critic))
 
     def judged(self, member: int, rows: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """The log-probabilities [B] of a member's actions, and the entropies of its policy."""

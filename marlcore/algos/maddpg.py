@@ -6,17 +6,14 @@ Lowe et al. 2017, "Multi-agent actor-critic for mixed cooperative-competitive en
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from .base import AtLeast1
-from .fast import faster
 from .matd3 import MATD3, MATD3Trainer
 from .td3 import AtLeast0
 
 
 @dataclass(frozen=True)
 class MADDPG(MATD3):
-    """Hyperparameters of MADDPG; see MATD3. The second critic is trained, and not asked."""
+    """Hyperparameters of MADDPG; see MATD3. Nothing trains or asks the second critic of a pair."""
 
     target_noise: AtLeast0 = 0.0
     """Standard deviation of the noise on the target policy's Box actions, at least 0."""
@@ -28,8 +25,6 @@ class MADDPG(MATD3):
 
 
 class MADDPGTrainer(MATD3Trainer):
-    """Targets by the first critic alone."""
+    """Targets, losses and priorities by the first critic alone; checkpoints have both, as MATD3's."""
 
-    def future(self, obs: Any) -> torch.Tensor:
-        value: torch.Tensor = faster(self.target.critics)(obs, self.smoothed(obs), count=1)[0]
-        return value
+    asked = 1

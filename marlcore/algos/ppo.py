@@ -180,12 +180,12 @@ class PPOTrainer(Resumable):
         single = hyper.epochs == 1 and hyper.minibatch_size >= len(batch.reward)
         with torch.set_grad_enabled(single):  # one step needs no second pass through the network
             now = self.evaluate(batch)
-        rows = self._prepare(batch, Evaluated(*(values.detach() for values in now)))
+        rows, explained = self._prepare(batch, Evaluated(*(values.detach() for values in now)))
         bonus = batch.numbers[BONUS]
         steps = [self._step(now, rows, bonus)] if single else self._steps(rows, bonus)
         means = torch.stack(steps).mean(0)
         metrics = dict(zip(METRICS, means, strict=True))
-        return Update({**metrics, "explained_variance": explained_variance(rows)}, updates=len(steps))
+        return Update({**metrics, "explained_variance": explained}, updates=len(steps))
 
     def evaluate(self, rows: Any) -> Evaluated:
         """The log-probabilities of the rows' actions, the policy's entropies and the values."""
@@ -201,8 +201,9 @@ class PPOTrainer(Resumable):
         """The values of the next observations of these rows, in the critic's units."""
         return faster(self.model.critic)(rows_at(batch.next_obs, which))
 
-    def _prepare(self, batch: Any, now: Evaluated) -> Rows:
-        """The batch with its advantages, and with the log-probabilities to which those after the steps are compared."""
+    def _prepare(self, batch: Any, now: Evaluated) -> tuple[Rows, torch.Tensor]:
+        """The batch with its advantages, and with what the model says now, to which steps compare; and the part of the
+        targets' variance that the critic explains."""
         hyper, acted = self.hyper, batch.extras[LOG_PROB]
         corrected = hyper.correction == "vtrace"
         value = self.normalizer.denormalized(now.value)
@@ -216,8 +217,9 @@ class PPOTrainer(Resumable):
         before = now.log_prob if corrected else acted
         if hyper.normalize_values:
             self.normalizer.update(target)
-        value, target = self.normalizer.normalized(value), self.normalizer.normalized(target)
-        return Rows(batch.obs, batch.action, batch.extras, before, value, self._normalized(advantage), target)
+        goal, advantage = self.normalizer.normalized(target), self._normalized(advantage)
+        rows = Rows(batch.obs, batch.action, batch.extras, before, now.value, advantage, goal)
+        return rows, explained_variance(self.normalizer.normalized(value), goal)
 
     def _following(self, batch: Any, value: torch.Tensor) -> torch.Tensor:
         """The value of each next observation: that of the next row, or its own where the run is cut; else 0."""
@@ -293,6 +295,7 @@ class PPOTrainer(Resumable):
         return 0.5 * errors.mean()
 
 
-def explained_variance(rows: Rows) -> torch.Tensor:
-    """The part of the targets' variance that the critic explained."""
-    return 1 - (rows.target - rows.value).var() / rows.target.var().clamp(min=1e-8)
+def explained_variance(value: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """The part of the targets' variance that the values [B] explain; 0 where targets hardly differ."""
+    spread = target.var(correction=0)
+    return torch.where(spread > 1e-8, 1 - (target - value).var(correction=0) / spread, 0.0)

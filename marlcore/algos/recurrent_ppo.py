@@ -36,7 +36,8 @@ class RecurrentPPO(PPO):
     units: Units = 64
     """Units of the recurrent layer, at least 1; rows store its state."""
     unroll: AtLeast1 = 16
-    """Longest window, at least 1: transitions through which gradients reach back. Minibatches are of whole windows."""
+    """Longest window, at least 1: transitions through which gradients reach back. Minibatches are of whole windows, at
+    least one, so that one of a longer window has more rows than `minibatch_size`."""
 
     def transition(self, spaces: Spaces) -> TransitionSpec:
         """PPO's row, with the recurrent state. Raises ValueError: see `distribution_of`."""
@@ -130,8 +131,8 @@ class RecurrentPPOTrainer(PPOTrainer):
         index, held = index[order], held[order]
         ends = held.sum(1).cumsum(0)
         number = (ends - 1).div(self.hyper.minibatch_size, rounding_mode="floor")
-        for i in range(int(number[-1]) + 1):
-            part = number == i
+        for each in dict.fromkeys(number.tolist()):  # a window longer than a minibatch leaves numbers out
+            part = number == each
             yield Rows(*(rows_at(values, index[part][held[part]]) for values in rows))
 
 

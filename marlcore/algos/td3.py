@@ -93,7 +93,7 @@ class TD3Trainer(ActorCriticTrainer):
 
     def future(self, obs: Any) -> torch.Tensor:
         """The smaller value of the smoothed action, [B]."""
-        value: torch.Tensor = faster(self.target.critics)(obs, self.smoothed(obs)).amin(0)
+        value: torch.Tensor = faster(self.target.critics)(obs, self.smoothed(obs), self.asked).amin(0)
         return value
 
     def smoothed(self, obs: Any) -> torch.Tensor:

@@ -9,7 +9,7 @@ from ..interfaces import QueueSource
 from ..memory import SegmentHandle
 from ..replay import ReplayBuffer
 from ..transitions import spec_difference
-from .config import AssignedPolicy, Config, LearnerConfig, check_offline
+from .config import AssignedPolicy, Config, LearnerConfig, applied_offline
 
 OFFLINE = Config(learner=LearnerConfig(n_step=1))  # longer returns would be those of the policy that gathered the data
 
@@ -22,9 +22,9 @@ class OfflineData:
     updates: int
 
     def configured(self, config: Config) -> Config:
-        """The settings of a run without actors. Raises ValueError: one of acting differs from its default."""
+        """The settings of a run without actors. Raises ValueError: see `applied_offline`."""
         check_whole("updates", self.updates)
-        check_offline(config)
+        config = applied_offline(config)
         learners = {name: replace(learner, warmup=1) for name, learner in config.learners.items()}
         learner, actor = replace(config.learner, warmup=1), replace(config.actor, processes=0)
         return replace(config, actor=actor, learner=learner, learners=learners)

@@ -26,8 +26,8 @@ from .config import (
     SECTIONS,
     AssignedPolicy,
     Config,
+    applied,
     assign,
-    check_applied,
     source_of,
     teams_of,
     wants_teams,
@@ -72,12 +72,11 @@ class RunInput:
         check_callback(request.callback)
         config = config or (Config() if data is None else OFFLINE)
         config, resume, remote = _located(config, request.resume)  # first: an environment may change the directory
-        if data is not None:
-            config = data.configured(config)
-        elif config.offline:
+        if data is None and config.offline:
             raise ValueError("actor.processes: expected an integer of at least 1, got 0; see train_offline")
         runs = absolute(RUNS) if resume is None and config.run_dir is None else Path(RUNS)
         with shown_with(request.progress):
+            config = config if data is None else data.configured(config)
             if data is not None and isinstance(env_fn, Spaces):
                 make_env, policies = _assigned_to_data(env_fn, algorithm, config)
             else:
@@ -98,7 +97,7 @@ class RunInput:
                     "algorithm: expected one that learns from rewards; this one imitates: use train_offline"
                 )
             replays = {} if data is None else data.handles(policies, config)
-            check_applied(policies, config)
+            config = applied(policies, config)
             _check_goals(make_env, policies)
             for policy in policies:
                 if (script := config.of(policy.name).exploration.script) is not None:

@@ -67,12 +67,16 @@ class Window:
                 f"the next, got {self.period}"
             )
 
-    def check_periods(self, spec: TransitionSpec, lane_rows: int) -> None:
-        """Raises ValueError: a lane may at times hold no whole window, since windows begin only once in a period."""
+    def least_rows(self, spec: TransitionSpec) -> int:
+        """Rows of a lane that always holds a whole window; those of a sequence begin only once in a period."""
         if self.length is None:
-            return
-        least = max(self.stack, spec.state_every) + self.n_step + self.length - 1 + self.period - 1
-        if least > lane_rows:
+            return self.stack + self.n_step
+        return max(self.stack, spec.state_every) + self.n_step + self.length - 1 + self.period - 1
+
+    def check_periods(self, spec: TransitionSpec, lane_rows: int) -> None:
+        """Raises ValueError: a lane may at times hold no whole window of a sequence."""
+        least = self.least_rows(spec)
+        if self.length is not None and least > lane_rows:
             raise ValueError(
                 f"sequence: expected a lane of at least {least} rows, so that it always holds a whole window of "
                 f"{self.length} transitions, one of which begins every {self.period} rows, got {lane_rows}"

@@ -10,7 +10,6 @@ import pytest
 import torch
 from crowd import Naming
 from hunt import HUNT
-from odd_spaces import Counting
 from processes import until
 from whole_runs import LONG, ON_POLICY, Runs, checkpoint, history, kill, values_of
 
@@ -115,11 +114,6 @@ def test_a_killed_worker_is_replaced_and_the_run_ends_well(tmp_path: Path, kind:
     assert result.updates["agent_0"] > due
 
 
-def test_windows_that_no_lane_holds_are_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"sequence: expected a lane of at least 27 rows"):
-        runs.train(tmp_path, "recall", R2D2, actor={"envs": 4}, replay={"prioritized": True, "capacity": 100})
-
-
 @LONG
 def test_an_evaluated_run_keeps_the_best_memory(tmp_path: Path) -> None:
     """Its evaluations, and those of its directory, act with memory: they answer what the last observation hides."""
@@ -150,21 +144,6 @@ def test_only_the_policy_is_published(tmp_path: Path, algorithm: Any) -> None:
     model = build_model(policy, runs.config)
     assert {name.split(".")[1] for name in model.acting.state_dict()} == {"torso", "output"}
     assert len(model.whole.state_dict()) > len(model.acting.state_dict())
-
-
-@LONG
-@pytest.mark.parametrize(("algorithm", "mode"), [(mc.SAC, "serial"), (mc.TD3, "async")])
-def test_everything_a_learner_draws_works_together(tmp_path: Path, algorithm: Any, mode: str) -> None:
-    """Nested observations in stacks, 3-step returns, priorities, normalization and a prefetch."""
-    result = runs.train(
-        tmp_path, partial(Counting, gymnasium.spaces.Box(-1, 1, (2,))), algorithm(), mode=mode,
-        learner={"obs_norm": "running", "prefetch": 1, "n_step": 3}, replay={"stack": 2, "prioritized": True},
-        updates_per_step=0.2,
-    )  # fmt: skip
-    assert result.updates["agent_0"] > 100
-    losses = values_of(result.run_dir, "loss")
-    assert losses and np.isfinite(losses).all()
-    assert np.isfinite(list(mc.evaluate(result.run_dir, episodes=3).mean.values())).all()
 
 
 @LONG

@@ -130,14 +130,6 @@ def refused(folder: Path, flips: Any) -> dict[str, Refused]:
 
     return {
         "steps": (run(learner={"n_step": 3}), ValueError, "learner.n_step: expected 1 with replay.hindsight, got 3"),
-        "sequences": (
-            run(algorithm="r2d2"), ValueError,
-            "replay.hindsight: expected the default 'off', since R2D2, the algorithm of 'agent_0', draws sequences",
-        ),
-        "a source without it": (
-            run(algorithm=Own()), ValueError,
-            "replay.hindsight: expected the default 'off', since Own, the algorithm of 'agent_0', draws without it",
-        ),
         "no goals": (
             run(lambda: Crowd(1)), ValueError,
             "hindsight: expected achieved_goal and desired_goal of one shape and dtype in obs, got",

@@ -198,7 +198,6 @@ def offline(algorithm, env_fn=CARTPOLE, updates=30, **changes):
     return lambda folder, data: train(folder, data, algorithm, updates, env_fn, **changes)
 
 
-UNUSED = "since a run on recorded data has no use for it, got"
 REFUSED: dict[str, Refused] = {
     "updates": (offline("dqn", updates=0), ValueError, "updates: expected an integer of at least 1, got 0"),
     "replay": (lambda folder, _: train(folder, 3, "dqn"), TypeError, "replay: expected a ReplayBuffer, got 3"),
@@ -209,14 +208,6 @@ REFUSED: dict[str, Refused] = {
     "state": (offline("r2d2"), ValueError, "expected float32 (64,) every 20, got none"),
     "ppo": (offline("ppo"), ValueError, "algorithm: expected one that learns from others' transitions, got PPO"),
     "stack": (offline("dqn", replay={"stack": 500}), ValueError, "stack"),
-    "total_steps": (offline("dqn", total_steps=9), ValueError, f"total_steps: expected the default 300000, {UNUSED} 9"),
-    "envs": (offline("dqn", actor={"envs": 9}), ValueError, f"actor.envs: expected the default 4, {UNUSED} 9"),
-    "save": (offline("dqn", replay={"save": True}), ValueError, f"replay.save: expected the default False, {UNUSED}"),
-    "warmup": (offline("dqn", learner={"warmup": 9}), ValueError, "learner.warmup: expected the default 500, since"),
-    "episodes": (
-        offline("dqn", stop={"episodes": 9}), ValueError,
-        f"stop.episodes: expected the default None, {UNUSED} 9",
-    ),
     "returns": (
         offline("dqn", stop={"patience": 9}), ValueError,
         "stop.metric: expected one of a run without actors' episodes, got 'episode_return'",
@@ -235,6 +226,21 @@ def test_data_and_settings_that_do_not_fit_are_refused(tmp_path, case):
     with filled(CARTPOLE) as replay:
         check_refused(lambda: call(tmp_path, replay), error, says)
     assert not (tmp_path / "run").exists()
+
+
+def test_settings_of_acting_are_told_and_change_nothing(tmp_path, caplog):
+    caplog.set_level("INFO")
+    unused = {
+        "total_steps": 9, "actor": {"envs": 9}, "replay": {"save": True, "mixture": {"main": 1.0}},
+        "learner": {"warmup": 9}, "stop": {"episodes": 9}, "stages": (5,), "stage_names": ("late",),
+        "self_play": mc.SelfPlayConfig(pool=4), "learners": {"agent_0": mc.LearnerConfig(warmup=7, device="cpu")},
+    }  # fmt: skip
+    with filled(CARTPOLE) as replay:
+        result = train(tmp_path, replay, "dqn", 3, **unused)
+    assert result.updates == {"agent_0": 3} and not [*(result.run_dir / "checkpoints").glob("*.replay")]
+    told = [line.partition(":")[0] for line in caplog.messages if "a run on recorded data has no use for it" in line]
+    sections = "actor.envs replay.save replay.mixture learner.warmup stop.episodes learners.agent_0.warmup"
+    assert sorted(told) == sorted(["total_steps", "stages", "stage_names", "self_play", *sections.split()])
 
 
 def test_the_example_draws_demonstrations_beside_live_rows(tmp_path):

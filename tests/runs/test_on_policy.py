@@ -1,6 +1,8 @@
 """Runs whose learners read a queue: they learn, share a run with others, outlive kills, and refuse what has no use."""
 
+import logging
 import os
+import re
 import signal
 import time
 from dataclasses import replace
@@ -11,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from crowd import Battle
+from crowd import Battle, Crowd
 from gymnasium.spaces import Box, MultiBinary, MultiDiscrete
 from hunt import HUNT
 from hypothesis import HealthCheck, example, given, settings
@@ -21,12 +23,14 @@ from processes import state, until
 from whole_runs import LONG, MODES, ON_POLICY, Runs, checkpoint, metrics_of, past, pid_of, values_of
 
 import marlcore as mc
+from marlcore.declared import flattened
 from marlcore.envs import TreasureHunt
 from marlcore.queue.cursor import ReadCursor
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
 CARTPOLE = "gymnasium:CartPole-v1"
+AGENTS = ("agent_0", "agent_1", "agent_2")
 HUNT3 = partial(TreasureHunt, **{**HUNT.keywords, "agents": 3})
 SMALL = mc.PPO(hidden=(16,), batch_size=64, minibatch_size=32, epochs=2)
 runs = Runs(mode="async", **ON_POLICY)
@@ -180,16 +184,35 @@ class Greedy(mc.PPO):
         return {**super().schedules(), "epsilon": 0.1}
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "settings"),
-    [
-        (SMALL, {"learner": mc.LearnerConfig(gamma=0.9, obs_norm="running"), "replay": mc.ReplayConfig(stack=2)}),
-        (Greedy(**vars(SMALL)), {"exploration": mc.ExplorationConfig(epsilon=0.5, ladder=7)}),
-    ],
-)
-def test_settings_that_apply_are_accepted(tmp_path: Path, algorithm: Any, settings: Any) -> None:
-    result = train(tmp_path, CARTPOLE, algorithm, mode="serial", total_steps=300, **settings)
-    assert result.updates["agent_0"] > 0
+WITHOUT_USE = {
+    "updates_per_step": 0.5,
+    "replay": {"capacity": 2, "prioritized": True, "hindsight": "future", "mixture": {"pool": 1.0}, "save": True},
+    "learner": {"warmup": 10, "prefetch": 1, "batch_size": 9},
+    "actor": {"sync_interval": 10, "max_policy_lag": 5},
+    "exploration": {"epsilon": 0.5, "ladder": 7},
+}
+R2D2 = {"learner": {"n_step": 4, "warmup": 20}, "replay": {"hindsight": "future"}}
+OWN = {"learner": {"n_step": 2, "warmup": 20, "reward_norm": "running"}}
+OF_USE = {"learner": {"gamma": 0.9, "obs_norm": "running"}, "replay": {"stack": 2}}
+TOLD: dict[str, tuple[Any, Any, dict[str, Any], Any]] = {
+    "ppo": (CARTPOLE, SMALL, WITHOUT_USE, dict(flattened(WITHOUT_USE, mc.Config))),
+    "r2d2": ("recall", mc.R2D2(units=6), R2D2, ["learner.n_step", "replay.hindsight"]),
+    "own rewards": (partial(Crowd, 2), mc.MATD3(rewards="own"), OWN, ["learner.n_step", "learner.reward_norm"]),
+    "a dqn beside": (HUNT3, dict.fromkeys(AGENTS, SMALL) | {"agent_2": mc.DQN()}, WITHOUT_USE | {"replay": {}}, []),
+    "of use": (CARTPOLE, SMALL, OF_USE, []),
+    "an own epsilon": (CARTPOLE, Greedy(**vars(SMALL)), {"exploration": {"epsilon": 0.5, "ladder": 7}}, []),
+}
+
+
+@pytest.mark.parametrize("case", TOLD)
+def test_settings_without_use_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture, case: str) -> None:
+    """So that one configuration serves all algorithms; where some policy has a use for a setting, nothing is told."""
+    env_fn, algorithm, settings, names = TOLD[case]
+    caplog.set_level(logging.INFO)
+    result = train(tmp_path, env_fn, algorithm, mode="serial", total_steps=300, **settings)
+    assert all(result.updates.values())
+    told = re.findall(r"(\S+): .+ has no effect, since \w+, the algorithm of '\w+', ", "\n".join(caplog.messages))
+    assert sorted(told) == sorted(names)
 
 
 def test_a_run_shorter_than_a_batch_warns(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -198,12 +221,11 @@ def test_a_run_shorter_than_a_batch_warns(tmp_path: Path, caplog: pytest.LogCapt
 
 
 SPREAD = "pettingzoo-parallel:mpe2.simple_spread_v3"
-SPREAD_AGENTS = ("agent_0", "agent_1", "agent_2")
 
 
 def test_mappo_trains_and_its_policies_act_on_their_own(tmp_path: Path) -> None:
     """One policy has a centralized critic, the other none: only the first one's rows hold joint observations."""
-    policies = dict(zip(SPREAD_AGENTS, ("both", "both", "apart"), strict=True))
+    policies = dict(zip(AGENTS, ("both", "both", "apart"), strict=True))
     central = mc.MAPPO(hidden=(16,), batch_size=64, minibatch_size=32, epochs=2)
     algorithms = {"both": central, "apart": SMALL}
     result = train(tmp_path, SPREAD, algorithms, mode="serial", total_steps=900, policies=policies)
@@ -217,7 +239,7 @@ def test_mappo_trains_and_its_policies_act_on_their_own(tmp_path: Path) -> None:
     assert policy.act(np.zeros(18, np.float32)) in range(5), "without a joint observation"
     seen: list[Any] = []
     scripts = dict.fromkeys(("both", "apart"), lambda obs: seen.append(np.shape(obs)) or 0)
-    assert mc.evaluate(result.run_dir, 2, policies=scripts).mean.keys() == set(SPREAD_AGENTS)
+    assert mc.evaluate(result.run_dir, 2, policies=scripts).mean.keys() == set(AGENTS)
     assert {*seen} == {(18,)}
     resumed = train(tmp_path, SPREAD, algorithms, mode="serial", total_steps=1_800, policies=policies, resume=True)
     assert resumed.updates["both"] > result.updates["both"]

@@ -76,20 +76,6 @@ class Odd(mc.PPO):
 NESTED = gym.Dict({"a": gym.Box(0, 1), "b": gym.Sequence(gym.Discrete(3))})
 CARTPOLE = "gymnasium:CartPole-v1"
 ALGORITHM = "algorithm: expected an Algorithm, such as marlcore.DQN(), or its name"
-PPO_HAS_NONE = {
-    "updates_per_step: expected the default 0.1": {"updates_per_step": 0.5},
-    "replay.capacity: expected the default 100000": {"replay": {"capacity": 2}},
-    "replay.prioritized: expected the default False": {"replay": {"prioritized": True}},
-    "replay.hindsight: expected the default 'off'": {"replay": {"hindsight": "future"}},
-    "learner.warmup: expected the default 500": {"learner": mc.LearnerConfig(warmup=10)},
-    "learner.prefetch: expected the default 0": {"learner": mc.LearnerConfig(prefetch=1)},
-    "learner.batch_size: expected the default 64": {"learners": {"agent_0": mc.LearnerConfig(batch_size=9)}},
-    "actor.sync_interval: expected the default 50": {"actor": {"sync_interval": 10}},
-    "actor.max_policy_lag: expected the default None": {"actor": {"max_policy_lag": 5}},
-    "exploration.epsilon: expected the default None": {"exploration": {"epsilon": 0.5}},
-    "exploration.ladder: expected the default 0.0": {"exploration": {"ladder": 7}},
-}
-
 # What `mc.train` says, and what it was asked.
 RUNS: dict[str, Callable[[], dict[str, Any]]] = {
     "agent_0: observation space['b']: expected a Box, Discrete, MultiBinary, MultiDiscrete, or a": lambda: {
@@ -135,8 +121,8 @@ RUNS: dict[str, Callable[[], dict[str, Any]]] = {
     },
     "path: expected an existing directory, got '/nowhere'": lambda: {"replay": {"path": "/nowhere"}},
     "bytes asked for": lambda: {"replay": {"capacity": 2**32 - 1}},
-    "learner.n_step: expected the default 3, since R2D2, ": lambda: {
-        "env_fn": "recall", "algorithm": "r2d2", "learner": {"n_step": 4}
+    "replay.capacity: expected at least 320, so that a lane holds a whole window's rows": lambda: {
+        "env_fn": "recall", "algorithm": mc.R2D2(length=63, burn_in=9, period=40), "replay": {"capacity": 300}
     },
     "source of agent_0: expected a ReplaySource or a QueueSource, got 'queue'": lambda: {
         "env_fn": CARTPOLE, "algorithm": Odd(), "learner": mc.LearnerConfig(), "total_steps": 300_000
@@ -146,12 +132,6 @@ RUNS: dict[str, Callable[[], dict[str, Any]]] = {
     },
     "exploration.script: expected a function of an observation, or a class or object with a method act": lambda: {
         "exploration": {"script": "test_refused:not_callable"}
-    },
-    **{
-        f"{says}, since PPO, the algorithm of 'agent_0', ": partial(
-            dict, {"env_fn": CARTPOLE, "algorithm": "ppo", "learner": mc.LearnerConfig()}, **changes
-        )
-        for says, changes in PPO_HAS_NONE.items()
     },
     "self_play: expected an environment of two or more agents, got ['agent_0']": lambda: played(CARTPOLE),
     "self_play: expected one policy for all agents, got {'agent_0': 'a', 'agent_1': 'b'}": lambda: played(

@@ -202,13 +202,13 @@ def queue_batch(hyper, spaces, rows=24, seed=0, stale=0.0, **replaced):
     return SimpleNamespace(**{**vars(batch), **fields}), model
 
 
-def batch_of(hyper, spaces, seed=0):
+def batch_of(hyper, spaces, seed=0, rows=None):
     """A batch as the algorithm's learner gets it."""
     if getattr(hyper.source(ReplaySource()), "sequence", None) is not None:
-        return made_windows(hyper, spaces, 6, seed).torch()
+        return made_windows(hyper, spaces, rows or 6, seed).torch()
     if isinstance(hyper, mc.PPO):
-        return queue_batch(hyper, spaces, seed=seed)[0]
-    batch = made_batch(spaces, seed=seed)
+        return queue_batch(hyper, spaces, rows or 24, seed)[0]
+    batch = made_batch(spaces, rows or 6, seed)
     batch.continues = torch.arange(len(batch.reward)) % 3 < 2  # read by COMA alone
     return batch
 

@@ -4,6 +4,7 @@ This room reads settings and relates them to an environment's agents and to an a
 process and imports no torch.
 """
 
+from .applied import applied, applied_offline
 from .cluster import ClusterConfig
 from .config import (
     SECTIONS,
@@ -24,8 +25,6 @@ from .policies import (
     SCRIPT,
     AssignedPolicy,
     assign,
-    check_applied,
-    check_offline,
     learner_names,
     policy_names,
     schedules_of,

@@ -160,24 +160,6 @@ class Config(Declared):
         """Seconds that a policy's learner may be silent."""
         return self.learner_of(policy).timeout or self.supervision.learner_timeout
 
-    def check_rows(self, policy: str, agents: int) -> None:
-        """Raises ValueError: the replay of a policy of `agents` agents has too few rows."""
-        replay, learner = self.of(policy).replay, self.learner_of(policy)
-        lanes = self.lanes * agents * replay.parts
-        need = replay.frames + learner.n_step
-        if replay.capacity // lanes < need:
-            raise ValueError(
-                f"replay.capacity: expected at least {lanes * need}, so that a lane holds stack + n_step = "
-                f"{replay.frames} + {learner.n_step} rows; rows of a lane are capacity / "
-                f"(actors x envs x agents of a policy x parts) = {replay.capacity} / {lanes}, got {replay.capacity}"
-            )
-        rows = replay.capacity // lanes * lanes
-        if learner.warmup > rows:
-            raise ValueError(
-                f"learner.warmup: expected at most the {rows} rows that replay.capacity gives a replay, "
-                f"got {learner.warmup}"
-            )
-
     def limiter(self, policy: str, lanes: int) -> RateLimiter | None:
         """The rate limiter between a policy's learner and its actors, whose replay has so many lanes, or None."""
         from ...replay import RateLimiter

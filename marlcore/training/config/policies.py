@@ -1,27 +1,22 @@
-"""A run's policies: agents, algorithms, workers, and which settings apply to them; checked before anything starts."""
+"""A run's policies: agents, algorithms and workers; checked before anything starts."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from ...checks import brief, did_you_mean
-from ...interfaces import MEMBER_REWARDS, Algorithm, QueueSource, ReplaySource
+from ...interfaces import Algorithm, QueueSource, ReplaySource
 from ...processes import encoded_name
 from ...spaces import Spaces
-from .config import ActorConfig, Config, ExplorationConfig, LearnerConfig, ReplayConfig
+from .config import Config
 from .schedules import Schedule, check_free
 from .sections import EPSILON
 from .self_play import SelfPlayConfig
 
 EVALUATOR = "evaluator"
 TEAM = "team"  # the name of the team of all agents
-OF_LEARNER = ("batch_size", "n_step", "warmup", "prefetch", "publish_interval")
-OF_RUN = ("updates_per_step", "updates_tolerance")
-OF_ACTOR = ("sync_interval", "max_policy_lag")
 SCRIPT = "exploration.script"
 NO_SELF_PLAY = SelfPlayConfig()
-OF_EXPLORATION = ("epsilon", "ladder")
-OF_REPLAY = [name for name in ReplayConfig.__dataclass_fields__ if name not in ("stack", "pad")]
 METHODS = ("transition", "source", "make_model", "act", "make_trainer")  # schedules may be missing
 
 
@@ -157,7 +152,7 @@ def _chosen(algorithm: Any) -> Algorithm:
 
 
 def source_of(policy: AssignedPolicy, config: Config) -> ReplaySource | QueueSource:
-    """How the policy's learner gets its batches. Raises TypeError: its algorithm says something else."""
+    """How the policy's learner gets its batches; windows without hindsight. Raises TypeError: it is no source."""
     from ...replay import Hindsight, Prioritized  # here, so that settings load without Numba
 
     config = config.of(policy.name)
@@ -168,6 +163,8 @@ def source_of(policy: AssignedPolicy, config: Config) -> ReplaySource | QueueSou
     source = policy.algorithm.source(chosen)
     if not isinstance(source, (ReplaySource, QueueSource)):
         raise TypeError(f"source of {policy.name}: expected a ReplaySource or a QueueSource, got {brief(source)}")
+    if isinstance(source, ReplaySource) and source.sequence is not None:
+        return replace(source, hindsight=None)
     return source
 
 
@@ -189,77 +186,6 @@ def with_own_epsilons(policies: tuple[AssignedPolicy, ...], config: Config) -> C
         return config
     without = dict.fromkeys([name for name in has_own if has_own[name]], replace(config.exploration, epsilon=None))
     return replace(config, explorations=without | config.explorations)
-
-
-def check_applied(policies: tuple[AssignedPolicy, ...], config: Config) -> None:
-    """Raises ValueError: a replay has too few rows, or a setting that applies to no policy differs from its default."""
-    for policy in policies:
-        learner = config.learner_of(policy.name)
-        why = "makes its returns itself"
-        if MEMBER_REWARDS in policy.algorithm.transition(policy.spaces).extras:
-            why = "learns from each member's own reward, by returns of one step"
-            _check("learner.", ("reward_norm",), learner, LearnerConfig(), policy, why)
-        if isinstance(policy.source, QueueSource):
-            _check("learner.", OF_LEARNER, learner, LearnerConfig(), policy)
-            continue
-        if not config.offline:
-            config.check_rows(policy.name, len(policy.agents))
-        if config.of(policy.name).replay.hindsight != "off":
-            _check_hindsight(policy, policy.source, config.of(policy.name))
-        if policy.source.n_step != learner.n_step:
-            _check("learner.", ("n_step",), learner, LearnerConfig(), policy, why)
-    if all(isinstance(policy.source, QueueSource) for policy in policies):
-        _check("", OF_RUN, config, Config(), policies[0])
-        _check("replay.", OF_REPLAY, config.replay, ReplayConfig(), policies[0])
-        why = "acts with the newest weights in every round"
-        _check("actor.", OF_ACTOR, config.actor, ActorConfig(), policies[0], why)
-    if not any("epsilon" in schedules_of(policy.algorithm, config.of(policy.name)) for policy in policies):
-        why = "draws its actions without an epsilon"
-        _check("exploration.", OF_EXPLORATION, config.exploration, ExplorationConfig(), policies[0], why)
-
-
-def check_offline(config: Config) -> None:
-    """Raises ValueError: a setting of acting, or of a replay that a run makes, differs from its default."""
-    usual, why = Config(), "a run on recorded data has no use for it"
-    of_actor = [name for name in ActorConfig.__dataclass_fields__ if name != "device"]  # on which an evaluator acts
-    of_replay = ("capacity", "save", "clear_at_stage", "mixture", "path", "hindsight")
-    _check_unused("", ("total_steps", *OF_RUN, "stages", "self_play", "cluster"), config, usual, why)
-    _check_unused("actor.", of_actor, config.actor, usual.actor, why)
-    _check_unused("replay.", of_replay, config.replay, usual.replay, why)
-    _check_unused("exploration.", OF_EXPLORATION, config.exploration, usual.exploration, why)
-    of_policies = {f"learners.{name}.": learner for name, learner in config.learners.items()}
-    for label, learner in ({"learner.": config.learner} | of_policies).items():
-        _check_unused(label, ("warmup",), learner, usual.learner, why)
-    _check_unused("stop.", ("episodes",), config.stop, usual.stop, why)
-    if config.stop.judges and any(part.startswith("episode_") for part in config.stop.metric.split("/")):
-        raise ValueError(f"stop.metric: expected one of a run without actors' episodes, got {config.stop.metric!r}")
-
-
-def _check_hindsight(policy: AssignedPolicy, source: ReplaySource, config: Config) -> None:
-    if source.hindsight is None or source.sequence is not None:
-        why = "draws sequences" if source.sequence is not None else "draws without it"
-        _check("replay.", ("hindsight",), config.replay, ReplayConfig(), policy, why)
-    if source.n_step != 1:
-        raise ValueError(f"learner.n_step: expected 1 with replay.hindsight, got {source.n_step}")
-
-
-def _check(
-    section: str,
-    names: Iterable[str],
-    chosen: Any,
-    default: Any,
-    policy: AssignedPolicy,
-    why: str = "reads each transition once and has no use for it",
-) -> None:
-    algorithm = f"{type(policy.algorithm).__name__}, the algorithm of {policy.name!r}, {why}"
-    _check_unused(section, names, chosen, default, algorithm)
-
-
-def _check_unused(section: str, names: Iterable[str], chosen: Any, default: Any, why: str) -> None:
-    for name in names:
-        value, usual = getattr(chosen, name), getattr(default, name)
-        if value != usual:
-            raise ValueError(f"{section}{name}: expected the default {usual!r}, since {why}, got {brief(value)}")
 
 
 def learner_names(config: Config, policies: Sequence[str]) -> dict[str, list[str]]:

@@ -4,7 +4,6 @@ import copy
 import math
 from dataclasses import replace
 from itertools import chain
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,8 +15,9 @@ from hypothesis import strategies as st
 from rounding import near, rounding
 from torch.nn import functional
 
-from marlcore.algos import PPO
+from marlcore.algos import PPO, RecurrentPPO
 from marlcore.algos.ppo import ADAM_EPS, Evaluated
+from marlcore.algos.recurrent_ppo import first_rows
 from marlcore.observations import ALONE
 from marlcore.spaces import JOINT, MASK, Spaces
 
@@ -28,15 +28,11 @@ DISCRETE = Spaces(WIDE, gym.Discrete(4))
 SINGLE = PPO(epochs=1, batch_size=24, minibatch_size=24, hidden=(8, 8), target_kl=None)
 
 
-def plain_loss(hyper, log_prob, before, entropy, value, old_value, advantage, target):
+def plain_loss(hyper, log_prob, before, entropy, value, advantage, target):
     ratio = np.exp(log_prob - before)
     clipped = np.clip(ratio, 1 - hyper.clip, 1 + hyper.clip)
     policy = -np.minimum(ratio * advantage, clipped * advantage).mean()
-    errors = (value - target) ** 2
-    if hyper.clip_value is not None:
-        near = old_value + np.clip(value - old_value, -hyper.clip_value, hyper.clip_value)
-        errors = np.maximum(errors, (near - target) ** 2)
-    worth = 0.5 * errors.mean()
+    worth = 0.5 * ((value - target) ** 2).mean()
     bonus = NUMBERS["entropy_coefficient"] * entropy.mean()
     return policy, worth, policy + hyper.value_coefficient * worth - bonus
 
@@ -45,17 +41,15 @@ def plain_loss(hyper, log_prob, before, entropy, value, old_value, advantage, ta
 @given(
     correction=st.sampled_from(["vtrace", "gae"]),
     normalize=st.booleans(),
-    clip_value=st.sampled_from([None, 0.01]),
     units=st.booleans(),
     masked=st.booleans(),
     seed=st.integers(0, 2**16),
 )
-def test_the_loss_is_the_clipped_objective(correction, normalize, clip_value, units, masked, seed):
+def test_the_loss_is_the_clipped_objective(correction, normalize, units, masked, seed):
     torch.manual_seed(seed)
     spaces = replace(DISCRETE, masked=masked)
     hyper = replace(
-        SINGLE, correction=correction, normalize_advantages=normalize, clip_value=clip_value, ratio_clip=1.5,
-        normalize_values=units,
+        SINGLE, correction=correction, normalize_advantages=normalize, ratio_clip=1.5, normalize_values=units
     )  # fmt: skip
     batch, _ = queue_batch(hyper, spaces, seed=seed, stale=0.5)
     _, model = queue_batch(hyper, spaces, seed=seed + 1)
@@ -79,8 +73,8 @@ def test_the_loss_is_the_clipped_objective(correction, normalize, clip_value, un
     before = log_prob if corrected else acted
     explained = 1 - (target - value).var(ddof=1) / target.var(ddof=1)
     mean, deviation = (target.mean(), target.std()) if units else (0.0, 1.0)
-    goal, old = (target - mean) / deviation, (value - mean) / deviation
-    policy, worth, loss = plain_loss(hyper, log_prob, before, entropy, value, old, advantage, goal)
+    goal = (target - mean) / deviation
+    policy, worth, loss = plain_loss(hyper, log_prob, before, entropy, value, advantage, goal)
 
     update = hyper.make_trainer(model).update(batch)
 
@@ -101,13 +95,61 @@ def test_the_loss_is_the_clipped_objective(correction, normalize, clip_value, un
     assert update.updates == 1
 
 
-def test_value_clipping_takes_the_worse_error():
-    hyper = replace(SINGLE, clip_value=0.1)
-    trainer = hyper.make_trainer(hyper.make_model(DISCRETE))
-    rows = SimpleNamespace(value=torch.zeros(3), target=torch.tensor([1.0, 0.0, -1.0]))
-    value = torch.tensor([0.5, 0.5, 0.05])
-    plain = np.maximum((value.numpy() - [1, 0, -1]) ** 2, (np.array([0.1, 0.1, 0.05]) - [1, 0, -1]) ** 2)
-    assert float(trainer._value_loss(value, rows)) == near(0.5 * plain.mean(), 8)
+CLIPPED = {"normalize_values": True, "correction": "gae", "gae_lambda": 0.0, "target_kl": None, "learning_rate": 0.01}
+
+
+@pytest.mark.parametrize("name", ["ppo", "mappo", "recurrentppo", "happo"])
+def test_value_clipping_bounds_moves_from_todays_predictions(name):
+    """Against NumPy, on a second batch with other rewards, in whose units the critic does not yet predict.
+
+    The loss is the larger error, of the prediction or of the one clipped around that before the update (Huang et al.
+    2022, detail 9), each in the units of the running statistics of targets (Yu et al. 2022): so the first step's is
+    plain.
+    """
+    hyper, spaces = SMALL[name]
+    hyper = replace(hyper, **CLIPPED, clip_value=0.05, batch_size=24, minibatch_size=24, epochs=2)
+    first, model = queue_batch(hyper, spaces)
+    second, _ = queue_batch(hyper, spaces, seed=1, numbers=NUMBERS | {"learning_rate": 0.05})
+    second.reward = 5 * second.reward + 30
+    trainer, targets, values = hyper.make_trainer(model), [], []
+    minibatches = trainer.minibatches
+    trainer.minibatches = lambda rows: values.append(predicted(trainer, batch)) or minibatches(rows)
+    for batch in (first, second):
+        now = predicted(trainer, batch)
+        mean, deviation = plain_statistics(targets)
+        following = np.where(batch.continues, np.append(now[1:], 0.0), after(trainer, batch))
+        targets.append(batch.reward.numpy() + batch.discount.numpy() * (mean + deviation * following))
+        update = trainer.update(copy.copy(batch))
+    mean, deviation = plain_statistics(targets)
+    goal = (targets[-1] - mean) / deviation
+    before, moved = values[-2:]  # at the critic's last two steps
+    clipped = before + np.clip(moved - before, -0.05, 0.05)
+    assert (np.abs(moved - before) > 0.05).mean() > 0.3, "else nothing was clipped"
+    losses = (before - goal) ** 2, np.maximum((moved - goal) ** 2, (clipped - goal) ** 2)
+    assert update.metrics["value_loss"].item() == pytest.approx(0.25 * sum(loss.mean() for loss in losses), rel=1e-3)
+
+
+def plain_statistics(targets):
+    """The mean and deviation of exponential averages with decay 0.99, debiased; 0 and 1 before the first batch."""
+    if not targets:
+        return 0.0, 1.0
+    weights = 0.99 ** np.arange(len(targets))[::-1]
+    mean, square = (np.average([(one**power).mean() for one in targets], weights=weights) for power in (1, 2))
+    return mean, np.sqrt(square - mean**2)
+
+
+@torch.no_grad()
+def predicted(trainer, batch):
+    """What the critic says of a batch's observations, in its own units."""
+    model = trainer.model
+    if isinstance(trainer.hyper, RecurrentPPO):
+        return model(batch.obs, batch.extras, first_rows(batch.continues, trainer.hyper.unroll))[1].numpy()
+    return model.critic(batch.obs).numpy()
+
+
+@torch.no_grad()
+def after(trainer, batch):
+    return trainer.values_after(batch, torch.arange(24)).numpy()
 
 
 @pytest.mark.parametrize("action", [gym.MultiDiscrete([3, 2]), gym.MultiBinary(3), gym.Box(-2, 2, (2,), np.float32)])
@@ -161,7 +203,7 @@ def test_a_single_step_is_the_step_of_minibatches():
     trainer = SINGLE.make_trainer(twin)
     trainer.optimizer.set_learning_rate(NUMBERS["learning_rate"])
     now = Evaluated(*(one.detach() for one in trainer.evaluate(batch)))
-    assert len(list(trainer._steps(trainer._prepare(batch, now), NUMBERS["entropy_coefficient"]))) == 1
+    assert len(list(trainer._steps(trainer._prepare(batch, now)[0], NUMBERS["entropy_coefficient"]))) == 1
     for one, other in zip(model.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=NUMBERS["learning_rate"] * off / ADAM_EPS)
 
@@ -186,22 +228,6 @@ def test_the_learning_rate_and_the_entropy_follow_the_schedules():
         assert float(metrics["loss"]) == near(float(expected), 8, 10.0)
     assert moved[0.0] == 0 and 0.5e-3 < moved[1e-3] < 2e-3
     assert PPO(learning_rate="linear(1, 0, 10)").schedules()["learning_rate"] == "linear(1, 0, 10)"
-
-
-def test_values_at_truncations_are_those_of_the_final_observation():
-    """In the rewards' units, after the critic's units have changed; at terminations they are 0."""
-    hyper = replace(SINGLE, gae_lambda=0.0)
-    batch, model = queue_batch(hyper, DISCRETE)
-    trainer = hyper.make_trainer(model)
-    trainer.normalizer.update(torch.tensor([40.0, 60.0]))  # mean 50, standard deviation 10
-    batch.continues[:] = False
-    batch.discount = torch.where(torch.arange(24) % 2 == 0, 0.9, 0.0)
-    with torch.no_grad():
-        now = trainer.evaluate(batch)
-        rows = trainer._prepare(batch, now)
-        after = 50 + 10 * model.critic(batch.next_obs)
-    target = trainer.normalizer.denormalized(rows.target)
-    assert torch.allclose(target, batch.reward + batch.discount * after, atol=1e-4)
 
 
 def test_the_joint_observation_changes_values_and_no_action():

@@ -84,10 +84,14 @@ def test_the_next_observation_is_valued_in_the_state_after_the_action():
         torch.testing.assert_close(value, model.critic(features)[0, 0], **CLOSE)
 
 
-def test_minibatches_are_whole_windows_and_all_of_them():
+@pytest.mark.parametrize("unroll", [4, 64])
+def test_minibatches_are_whole_windows_and_all_of_them(unroll):
+    """Also where a window is longer than a minibatch."""
     spaces = Spaces(WIDE, gym.Discrete(4))
-    batch, model = queue_batch(SMALL, spaces, rows=200)
-    trainer = SMALL.make_trainer(model)
+    hyper = replace(SMALL, unroll=unroll)
+    batch, model = queue_batch(hyper, spaces, rows=200)
+    batch.continues[:100] = True
+    trainer = hyper.make_trainer(model)
     seen = []
     minibatches = trainer.minibatches
     trainer.minibatches = lambda rows: seen.append((rows, list(minibatches(rows)))) or iter(seen[-1][1])
@@ -95,7 +99,7 @@ def test_minibatches_are_whole_windows_and_all_of_them():
     assert update.updates == sum(len(parts) for _, parts in seen) and len(seen) == 2
     orders = []
     for rows, parts in seen:
-        assert all(abs(len(part.value) - 8) < 4 for part in parts[:-1])
+        assert all(abs(len(part.value) - 8) < unroll for part in parts[:-1])
         values = [value for part in parts for value in part.value.tolist()]
         assert sorted(values) == sorted(rows.value.tolist())
         orders.append(values)

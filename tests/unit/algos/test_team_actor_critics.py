@@ -106,6 +106,7 @@ def test_own_rewards_teach_each_member_by_its_own_critics(kind, action, monkeypa
     """Against NumPy. Member 1 is dead, and member 2 dies in the first rows: then it has no later value."""
     spaces = spaces_of(action)
     model, trainer = made_trainer(kind(**SMALL, target_noise=0.0, rewards="own"), spaces)
+    asked = 1 if kind is mc.MADDPG else 2  # Lowe et al. 2017 have one critic
     batch, rng = batch_of(spaces, dead=[1]), np.random.default_rng(0)
     batch.next_obs[ALIVE][:12, 2] = 0
     batch.extras = {"member_rewards": torch.from_numpy(rng.normal(size=(24, COUNT)).astype(np.float32))}
@@ -121,14 +122,13 @@ def test_own_rewards_teach_each_member_by_its_own_critics(kind, action, monkeypa
         *inner, last = [(layer.weight.detach().numpy(), layer.bias.detach().numpy()) for layer in critics.layers]
         for weight, bias in inner:
             x = np.maximum(x @ weight + bias, 0)
-        return (x @ last[0] + last[1]).reshape(2, COUNT, 24)
+        return (x @ last[0] + last[1]).reshape(2, COUNT, 24)[:asked]
 
     chosen, climbed = (each.detach() for each in trainer.own_actions(batch))
     for member in range(COUNT):
         joint = torch.where(torch.arange(actions.size) // (actions.size // COUNT) == member, chosen, acted)
         np.testing.assert_allclose(climbed[member], values(model.critics, batch.obs, joint)[0, member], atol=1e-5)
-    later = values(trainer.target.critics, batch.next_obs, future)
-    later = later[0] if kind is mc.MADDPG else later.min(0)
+    later = values(trainer.target.critics, batch.next_obs, future).min(0)
     later *= (batch.next_obs[ALIVE] * batch.discount[:, None]).numpy().T
     target = 0.5 * batch.extras["member_rewards"].numpy().T + later
     error = (target - values(model.critics, batch.obs, acted)) * batch.obs[ALIVE].numpy().T
@@ -136,6 +136,23 @@ def test_own_rewards_teach_each_member_by_its_own_critics(kind, action, monkeypa
     loss = (batch.weight.numpy() * error**2).mean(2).sum()
     assert update.metrics["loss"].item() == pytest.approx(loss, rel=1e-4)
     np.testing.assert_allclose(update.priority, abs(error).mean((0, 1)), rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("rewards", ["sum", "own"])
+def test_maddpg_trains_one_critic_of_each_pair(rewards):
+    """Checkpoints hold the other as it was, so that they have the form of MATD3's, and earlier ones load."""
+    spaces, hyper = spaces_of(), mc.MADDPG(**SMALL, rewards=rewards)
+    model, trainer = made_trainer(hyper, spaces)
+    trained = len(model.critics.layers[0].weight) // 2
+    before = [tensor.detach().clone() for tensor in model.critics.parameters()]
+    batch = batch_of(spaces)
+    batch.extras = {"member_rewards": torch.randn(24, COUNT)}
+    trainer.update(batch)
+    for tensor, old in zip(model.critics.parameters(), before, strict=True):
+        assert (tensor[:trained] != old[:trained]).any() and torch.equal(tensor[trained:], old[trained:])
+    other, saved = made_trainer(mc.MATD3(**SMALL, rewards=rewards), spaces)  # as MADDPG's were: both are trained
+    model.load_state_dict(other.state_dict())
+    trainer.load_state_dict(saved.state_dict())
 
 
 @pytest.mark.parametrize("rewards", ["sum", "own"])

@@ -67,6 +67,16 @@ def test_an_update_returns_detached_scalars_and_priorities(name):
     assert not update.priority.requires_grad and update.updates == 1
 
 
+@pytest.mark.parametrize("name", SMALL)
+def test_one_row_gives_finite_metrics_and_weights(name):
+    """As a batch; in a minibatch, those of 9 rows in minibatches of 8 end with one."""
+    hyper, spaces, model, trainer = made(name)
+    for rows in (1, 9, 1):
+        update = trainer.update(batch_of(hyper, spaces, rows=rows))
+        numbers = [*update.metrics.values(), *([] if update.priority is None else [update.priority])]
+        assert all(torch.isfinite(each).all() for each in (*numbers, *model.state_dict().values()))
+
+
 @pytest.mark.parametrize("name", [name for name in SMALL if name not in QUEUES])
 def test_the_learning_rate_follows_its_schedule(name):
     """As if each batch had the rate from the beginning; nothing but a schedule is published."""
