@@ -9,6 +9,7 @@ from typing import Any
 import gymnasium
 import pytest
 from arena import weak
+from crowd import Corridor
 from gymnasium.spaces import Box, Discrete
 from refused import Refused, check_refused
 
@@ -226,6 +227,12 @@ def test_a_vector_environment_has_its_own_number_of_copies(copies: int) -> None:
     assert (
         RunInput.checked(Request(partial(gymnasium.make, CARTPOLE), "dqn")).config.actor.envs == mc.ActorConfig().envs
     )
+
+
+def test_an_environments_own_number_of_frames_is_stacked() -> None:
+    """Unless its `stack` is something else."""
+    classes = [type("Stacking", (Corridor,), {"stack": own}) for own in (3, Corridor.reset)]
+    assert [RunInput.checked(Request(each, "dqn")).config.replay.stack for each in classes] == [3, 1]
 
 
 def test_settings_come_back_from_json() -> None:
