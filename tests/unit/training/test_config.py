@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import FrozenInstanceError, fields, is_dataclass
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -69,6 +70,13 @@ def test_a_setting_out_of_its_range_is_refused_by_name(name: str) -> None:
 
 def test_every_setting_has_a_range_or_is_checked_later() -> None:
     assert hints_of(mc.Config).keys() == WRONG.keys() | LATER
+
+
+def test_settings_cannot_be_changed() -> None:
+    for section in [mc.Config(), *filter(is_dataclass, vars(mc.Config()).values())]:
+        for field in fields(section):
+            with pytest.raises(FrozenInstanceError):
+                setattr(section, field.name, None)
 
 
 def test_each_agent_has_a_policy_of_its_own_by_default() -> None:
