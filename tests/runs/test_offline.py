@@ -16,6 +16,7 @@ from whole_runs import LONG, MODES, changed
 
 import marlcore as mc
 from marlcore.training import read_metrics
+from marlcore.training.offline import OfflineData
 from marlcore.training.record import load_checkpoint
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
@@ -166,6 +167,11 @@ def test_each_policy_has_its_replay(tmp_path):
     for replay in replays.values():
         replay.close()
     assert result.updates == dict.fromkeys(env.agents, 20) and result.steps == 20 * len(env.agents)
+
+
+def test_recorded_data_need_no_warm_up():
+    config = OfflineData({}, updates=5).configured(mc.Config(learners={"a": mc.LearnerConfig(n_step=1)}))
+    assert config.learner.warmup == config.learner_of("a").warmup == 1 and config.offline
 
 
 def test_data_without_an_environment_need_its_spaces(tmp_path):

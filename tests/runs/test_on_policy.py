@@ -95,7 +95,7 @@ def test_in_serial_mode_a_batch_is_of_the_newest_weights(tmp_path: Path) -> None
     lags = values_of(result.run_dir, "policy_lag")
     assert len(lags) > 10
     assert all(1 <= lag <= 1 + 3 / 64 + 1e-6 for lag in lags), "after the update, what it trained on is one behind"
-    assert max(values_of(result.run_dir, "rows")) < 64, "unread"
+    assert set(values_of(result.run_dir, "rows")) <= {1, 2, 3}, "unread"
 
 
 def test_schedules_follow_the_runs_steps(tmp_path: Path) -> None:

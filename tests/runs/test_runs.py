@@ -6,15 +6,18 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+from crowd import Corridor
 from hunt import HUNT, bar
 from processes import await_group, sweep, until
-from whole_runs import LONG, Runs, checkpoint, finished, marlcore, metrics_of
+from whole_runs import LONG, MODES, Runs, checkpoint, finished, marlcore, metrics_of, values_of
 
 import marlcore as mc
 
@@ -51,9 +54,43 @@ def test_a_run_with_processes_leaves_its_results(tmp_path: Path, algorithm: str)
     assert logs == ["actor-0.log", "learner-agent_0.log", "learner-agent_1.log"]
 
 
+class Signing(HUNT.func):  # type: ignore[misc, name-defined]
+    """Each copy that is played notes itself and its process in a folder."""
+
+    def __init__(self, folder: Path, **options: Any) -> None:
+        super().__init__(**options)
+        self.note = folder / f"{os.getpid()}-{id(self)}"
+
+    def step(self, action: Any) -> None:
+        super().step(action)
+        self.note.touch()
+
+
 @LONG
 def test_several_actors_share_the_steps(tmp_path: Path) -> None:
-    assert train(tmp_path, HUNT, total_steps=2001, actor=mc.ActorConfig(processes=2, envs=1)).steps == 2001
+    """Each in a process of its own, with two copies of its own."""
+    (notes := tmp_path / "notes").mkdir()
+    actor = mc.ActorConfig(processes=2, envs=2)
+    result = train(tmp_path, partial(Signing, notes, **HUNT.keywords), total_steps=2000, actor=actor)
+    taken = json.loads((result.run_dir / "checkpoints" / "run.json").read_text())["steps"]
+    assert (result.steps, taken["actor-0"], taken["actor-1"]) == (2000, 1000, 1000)
+    copies = Counter(int(path.name.partition("-")[0]) for path in notes.iterdir())
+    assert [*copies.values()] == [2, 2] and os.getpid() not in copies
+
+
+def test_a_serial_run_starts_no_process_and_others_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("marlcore.processes.children.ForkServer", Mock(**{"return_value.fork.side_effect": KeyError}))
+    assert train(tmp_path / "serial", HUNT, mode="serial", total_steps=50).steps >= 50
+    with pytest.raises(KeyError):
+        train(tmp_path / "default", HUNT, mode=mc.Config().mode, total_steps=50)
+
+
+@MODES
+def test_a_thousand_episodes_are_counted(tmp_path: Path, mode: str) -> None:
+    changes = {"total_steps": 10**6, "stop": {"episodes": 1_000}, "updates_per_step": 0.02}
+    result = train(tmp_path, Corridor, mode=mode, **changes)
+    assert result.stopped.startswith("stop.episodes: 1,000 have ended") and result.steps >= 5_000
+    assert len(values_of(result.run_dir, "episode_return")) >= 1_000 and not any(result.restarts.values())
 
 
 @LONG

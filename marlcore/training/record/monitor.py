@@ -68,7 +68,7 @@ class Monitor:
         now = self._seconds
         self._episodes: dict[str, int] = {}  # by actor, those that its present process ended
         self._ended = 0  # episodes, since this monitor began
-        self._counted = deque([(now, self.control.steps, 0)], maxlen=RATES + 1)  # (seconds, steps, episodes)
+        self._counted = deque([(now, self.control.steps, 0)], maxlen=RATES)  # (seconds, steps, episodes)
         self._rate = 0.0
         self._ticked = now
         self._noted = self._weighed = -max(NOTE_S, MEMORY_S)

@@ -67,6 +67,10 @@ ASKED = {
     "--algo dqn --learner.n_step 2 --replay.save --env=x:y": (
         "x:y", DQN(), Config(learner=LearnerConfig(n_step=2), replay=ReplayConfig(save=True)),
     ),
+    "--mode serial --actor.processes 3 --learner.publish-interval 5 --learner.warmup 9": (
+        "treasure_hunt", IQN(),
+        Config(mode="serial", actor=ActorConfig(processes=3), learner=LearnerConfig(publish_interval=5, warmup=9)),
+    ),
     "--settings FILE --learner.gamma 0.9 --algorithm.no-double --replay.no-save": (
         "gymnasium:CartPole-v1", DQN(hidden=(8, 8), tau=1e-3, double=False),
         Config(learner=LearnerConfig(n_step=1, gamma=0.9), learners={"a": LearnerConfig(n_step=1, gamma=0.7)}, **OWN),

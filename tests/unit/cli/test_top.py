@@ -14,9 +14,9 @@ import pytest
 from processes import until
 from refused import check_refused
 
-from marlcore.cli.top import WatchedRun, _find, _table
+from marlcore.cli.top import REPORTED, WatchedRun, _find, _table
 from marlcore.notices import shown_with
-from marlcore.processes import READY, UPDATES, Control, Metric, Telemetry
+from marlcore.processes import READY, STEPS, UPDATES, Control, Metric, Telemetry
 from marlcore.testing.victim import parent_of
 from marlcore.training.record import RunDirectory, has_ended
 
@@ -132,6 +132,21 @@ def test_the_last_returns_of_each_agent_are_shown():
     assert {name: row[at] for name, row in table.rows.items()} == {
         "actor-0": "", "learner-agent_0": "53.50", "learner-team": "", "evaluator": "", "agent_2": "7.00",
         "agent_10": "7.00",
+    }  # fmt: skip
+
+
+def test_steps_updates_and_lags_are_shown():
+    with live("x", {"learner-team": "team"}) as (control, telemetry):
+        control.workers["actor-0"].store(STEPS, 40)
+        control.tallies["team"].store(UPDATES, 10)
+        with closing(telemetry.reporter("actor-0")) as reporter:
+            for i, name in enumerate(REPORTED):
+                reporter.report(Metric(0.0, 0, "team", name, 0.5 + i))
+        with closing(WatchedRun(Control.watch(control.handle))) as run:
+            figures = run.figures()
+    shown = figures["workers"]["learner-team"]
+    assert figures["steps"] == 40 and {name: shown[name] for name in ("updates", "replay_ratio", *REPORTED)} == {
+        "updates": 10, "replay_ratio": 10 / (40 * 0.5), **{name: 0.5 + i for i, name in enumerate(REPORTED)}
     }  # fmt: skip
 
 

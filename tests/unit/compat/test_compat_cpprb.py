@@ -13,10 +13,11 @@ import pytest
 from meanwhile import running
 from refused import Refused, check_refused, refusals
 from seams import patch, trusting
+from victims import fork, reap
 
 from marlcore.compat import ring_lane
 from marlcore.compat.cpprb import MPPrioritizedReplayBuffer, MPReplayBuffer
-from marlcore.memory import SHM_DIR, NativeWriter, add_lock
+from marlcore.memory import SHM_DIR, NativeWriter, add_lock, survey_segments
 from marlcore.testing.rows import torn
 
 ENV = {
@@ -409,10 +410,16 @@ def test_an_empty_buffer_returns_or_raises_at_once(cls) -> None:
         "obs": (0, 2, 3), "act": (0, 1), "rew": (0, 1), "done": (0, 1), "next obs": (0, 4)}  # fmt: skip
 
 
-def test_names_shapes_and_dtypes_are_free() -> None:
+@pytest.mark.parametrize("backend", [{}, {"backend": "sharedctypes"}, {"backend": "SharedMemory"}], ids=str)
+def test_names_shapes_and_dtypes_are_free(backend) -> None:
+    """With each backend the rows lie in marlcore's own shared memory, to which another process adds."""
+    before = len(survey_segments())
     env = {"a b": {}, "reward": {"shape": (3, 1)}, "self": {"dtype": np.uint8}, "frame": {"shape": 200}}
-    buffer = MPReplayBuffer(5, env, default_dtype="float64", backend="SharedMemory")
-    buffer.add(**{"a b": 0.1, "reward": [[1], [2], [3]], "self": 7, "frame": np.arange(200)})
+    buffer = MPReplayBuffer(5, env, default_dtype="float64", **backend)
+    assert len(survey_segments()) == before + 1
+    row = {"a b": 0.1, "reward": [[1], [2], [3]], "self": 7, "frame": np.arange(200)}
+    buffer.add(**row)
+    assert reap(fork(lambda: buffer.add(**row) != 1)) == 0 and buffer.get_stored_size() == 2
     assert repr(buffer) == "MPReplayBuffer(size=5, fields=['a b', 'reward', 'self', 'frame'])"
     sample = buffer.sample(2)
     assert {name: (array.shape, array.dtype) for name, array in sample.items()} == {

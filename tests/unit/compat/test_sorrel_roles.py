@@ -15,12 +15,14 @@ import pytest
 import sorrel_double as double
 import torch
 from refused import Refused, refusals
+from torch.utils._pytree import tree_leaves
 
 from marlcore import ClosedError
 from marlcore.cli import top
 from marlcore.compat.sorrel import Buffer, run_experiment_mp
 from marlcore.compat.sorrel.actor import Actor, play
 from marlcore.compat.sorrel.learner import Learner
+from marlcore.compat.sorrel.messages import framed
 from marlcore.compat.sorrel.options import Options, chosen_options
 from marlcore.compat.sorrel.packing import move
 from marlcore.compat.sorrel.session import Session
@@ -603,13 +605,16 @@ def test_actor_and_learners_wait_for_each_other() -> None:
             run.actor.step()
 
 
-def test_top_shows_an_experiment() -> None:
-    logger = double.Logger()
+def test_top_shows_an_experiment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose rows and weights lie in shared memory: the messages of its pipes hold numbers alone."""
+    logger, sent = double.Logger(), []
+    monkeypatch.setattr("marlcore.compat.sorrel.role.framed", lambda *content: sent.append(content) or framed(*content))
     with InTurn(double.make(), logger) as run, closing(top.WatchedRun(Control.attach(run.plan.control.handle))) as seen:
         run.finish()
         figures = seen.figures()
     assert (figures["steps"], figures["workers"]["learner-1"]["updates"]) == (6 * 8 * 2, 6)
     assert figures["returns"] == {"world": np.mean([row[2] for row in logger.epochs])}
+    assert len(sent) == 6 * 3 and not any(isinstance(leaf, (np.ndarray, torch.Tensor)) for leaf in tree_leaves(sent))
 
 
 class OwnLoop(double.Environment):

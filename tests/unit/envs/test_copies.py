@@ -221,6 +221,11 @@ def test_a_wrong_value_is_named_with_copy_and_agent(case):
     check_refused(lambda: plays_wrong(field, value), EnvironmentFailed, f"environment copy 2, {says}")
 
 
+@pytest.mark.parametrize("end", [np.False_, np.array([False]), 0], ids=repr)
+def test_an_end_may_be_a_number_or_an_array_of_one(end):
+    plays_wrong("terminated", end)
+
+
 def test_a_reset_that_raises_is_named_with_its_copy():
     says = "environment copy 2: RuntimeError: no reset"
     check_refused(lambda: plays_wrong("reset", RuntimeError("no reset")), EnvironmentFailed, says)

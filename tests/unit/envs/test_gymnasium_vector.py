@@ -392,3 +392,5 @@ def test_a_stand_in_for_envpool():
     assert_plays_as(env, [MAKERS["CartPole"]] * 3, 120, first=seeds_of(5, 1)[0] & 0x7FFFFFFF)
     assert set(map(tuple, numbers_at_ends(env, 40).values())) == {("elapsed_step",)}
     check_env(lambda: Pool(PoolSpec({"num_envs": 2, "batch_size": 2, "seed": 1})), steps=100)
+    with pytest.raises(ValueError, match=r"^EnvPool batch_size: expected 2, got 1$"):
+        EnvPool(Pool(PoolSpec({"num_envs": 2, "batch_size": 1, "seed": 1})))

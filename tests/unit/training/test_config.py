@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import FrozenInstanceError, fields, is_dataclass
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import gymnasium
 import pytest
 from arena import weak
+from crowd import Corridor
 from gymnasium.spaces import Box, Discrete
 from refused import Refused, check_refused, refusals
 
@@ -87,6 +89,13 @@ def test_the_runs_epsilon_is_not_of_algorithms_with_their_own() -> None:
 
 def test_every_setting_has_a_range_or_is_checked_later() -> None:
     assert hints_of(mc.Config).keys() == WRONG.keys() | LATER
+
+
+def test_settings_cannot_be_changed() -> None:
+    for section in [mc.Config(), *filter(is_dataclass, vars(mc.Config()).values())]:
+        for field in fields(section):
+            with pytest.raises(FrozenInstanceError):
+                setattr(section, field.name, None)
 
 
 def test_each_agent_has_a_policy_of_its_own_by_default() -> None:
@@ -243,6 +252,12 @@ def test_a_vector_environment_has_its_own_number_of_copies(copies: int) -> None:
     assert (
         RunInput.checked(Request(partial(gymnasium.make, CARTPOLE), "dqn")).config.actor.envs == mc.ActorConfig().envs
     )
+
+
+def test_an_environments_own_number_of_frames_is_stacked() -> None:
+    """Unless its `stack` is something else."""
+    classes = [type("Stacking", (Corridor,), {"stack": own}) for own in (3, Corridor.reset)]
+    assert [RunInput.checked(Request(each, "dqn")).config.replay.stack for each in classes] == [3, 1]
 
 
 def test_settings_come_back_from_json() -> None:

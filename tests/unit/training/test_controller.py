@@ -219,6 +219,9 @@ def test_a_learners_successor_begins_when_no_machine_takes_the_earlier_ones_weig
     apart.nodes_report(None, 7, 9)
     (_, plan, orders) = successor.asked[1]
     assert cloudpickle.loads(plan).version == 9 and orders.ended == [3, 3]
+    successor.report = LearnerReport(ready=True, restarts=1)
+    apart.tick(times=4)
+    assert apart.control.notes["learner-a"].load(RESTARTS) == 2
 
 
 def test_a_run_ends_when_a_learners_last_weights_have_come(apart: Apart) -> None:

@@ -78,6 +78,7 @@ REFUSED = {
     "Ray's client": (lambda: mc.ClusterConfig("ray://head:10001"), "address: expected auto or host:port"),
     "more at the start": (lambda: mc.ClusterConfig("auto", nodes_at_start=2), "nodes_at_start: expected at most nodes"),
     "no port": (lambda: mc.ClusterConfig("head:65536"), "address: expected auto or host:port"),
+    "too many": (lambda: mc.ClusterConfig("auto", resources={"CPU": 2**53}), "resources: expected numbers above 0"),
     "half a core more": (lambda: mc.ClusterConfig("auto", resources={"CPU": 1.5}), "resources: expected numbers ab"),
     "a text with more": (lambda: learners("GPU=1=7"), "learners: expected resources such as GPU=1,CPU=4"),
     "an amount twice": (lambda: learners("GPU=1,GPU=2"), "learners: expected resources such as GPU=1,CPU=4"),

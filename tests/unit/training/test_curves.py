@@ -94,3 +94,7 @@ def test_runs_of_any_length_make_a_picture(tmp_path: Path, lengths: tuple[int, i
     runs = [[episode(i, i % 7) for i in range(length)] for length in lengths]
     curves.plot_runs(runs, tmp_path / "curves.png", "title")
     assert size(tmp_path / "curves.png")[0] > 0
+
+
+def test_a_window_is_at_most_a_tenth_of_a_short_run():
+    assert [curves._window(episodes) for episodes in (5, 100, 5_000, 50_000)] == [1, 10, 100, 1_000]

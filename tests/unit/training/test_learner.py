@@ -91,6 +91,12 @@ class Scene:
             check_refused(lambda: self.learn(updates), mc.Diverged, text)
 
 
+def test_weights_are_published_and_saved_at_their_intervals() -> None:
+    scene = Scene()
+    scene.learn(7)
+    assert (scene.published, scene.saved) == ([0, 2, 4, 6], [3, 6])
+
+
 def test_a_loss_that_is_not_finite_is_not_published() -> None:
     scene = Scene()
     scene.learn(4)
@@ -148,11 +154,11 @@ def test_a_reported_metric_is_the_mean_of_the_updates_that_have_it() -> None:
     scene = Scene()
     scene.learner.config = mc.LearnerConfig(log_interval=4)
     scene.learner.report = lambda name, value: reported.append((name, value))
-    scene.learner.batches.stats, scene.learner.version = dict, 1
+    scene.learner.pace = mc.Linear(0.5, 0.0, 10)
     for metrics in ({"loss": 1.0}, {"loss": 3.0, "actor_loss": 5.0}, {"loss": 2.0}, {"loss": 4.0, "actor_loss": 8.0}):
         scene.learner.trainer.update = lambda _, now=metrics: mc.Update({n: torch.tensor(v) for n, v in now.items()})
         scene.learn(1)
-    assert reported[:2] == [("loss", 2.5), ("actor_loss", 6.5)]
+    assert reported[:2] == [("loss", 2.5), ("actor_loss", 6.5)] and dict(reported)["updates_per_step"] == 0.5
 
 
 @pytest.mark.parametrize(("policies", "waited"), [(1, 0.1), (3, 0.005), (30, 0.03), (250, 0.1)])

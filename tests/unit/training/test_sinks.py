@@ -161,21 +161,26 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def test_rates_and_flushes_come_by_time(tmp_path, clock):
-    """However many steps the run has, also where no episode ends and nothing else is reported."""
+    """However many steps the run has, also where no episode ends and nothing else is reported; a rate is of 10 s."""
     run_dir, held = tmp_path / "run", Held()
+    taken = [0, 0, 0, 300, 600, 900, *range(1500, 6000, 600)]  # workers start in the first seconds
     held.release.set()
     with monitored(run_dir, Background("held", lambda: held), total_steps=10**9) as (monitor, _, _):
         assert not monitor.due
-        for steps in (0, 0, 0, 300, 600, 900):  # workers start in the first seconds
+        for steps in taken:
             monitor.control.workers["learner-0"].store(STEPS, steps)
             clock[0] += 1.0
             assert monitor.due
             monitor.tick()
             monitor.tick()
         metrics = read_metrics(run_dir / "metrics.csv")
-        assert [m.time_s for m in metrics if m.name == "rss_mib/parent"] == [4.0]  # the next comes five seconds later
+        assert [m.time_s for m in metrics if m.name == "rss_mib/parent"] == [4.0, 9.0, 14.0]
         rates = [(m.time_s, m.step, m.name, m.value) for m in metrics if m.name == "env_steps_per_s"]
-        assert rates == [(3.0 + i, 300 * i, "env_steps_per_s", 300.0) for i in (1, 2, 3)]
+        windows = [(seconds, max(3, seconds - 10)) for seconds in range(4, 15)]
+        assert rates == [
+            (end, taken[end - 1], "env_steps_per_s", (taken[end - 1] - taken[begin - 1]) / (end - begin))
+            for end, begin in windows
+        ]
         until(lambda: held.flushes >= 3)
 
 

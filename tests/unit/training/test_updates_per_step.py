@@ -9,9 +9,12 @@ from typing import Any
 
 import pytest
 from hunt import HUNT
+from processes import until
 
 import marlcore as mc
 from marlcore.training import Schedule, read_metrics
+from marlcore.training.request import Request
+from marlcore.training.run_input import RunInput, warn_of_few_samples
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
@@ -65,12 +68,24 @@ def test_a_free_run_that_trains_on_few_of_its_samples_says_so(tmp_path: Path, ca
     assert f"agent_0 trained on {ratio:.2g} samples for each of its steps" in caplog.text
 
 
-class Late(HUNT.func):  # type: ignore[misc, name-defined]
-    """Gives its first observation when every learner has waited for data in vain."""
+def test_only_policies_with_few_samples_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    """Here an update draws 16 of 1,000 transitions."""
+    asked = RunInput.checked(Request(HUNT, "dqn", replace(CONFIG, updates_per_step=None)))
+    warn_of_few_samples(asked, 2_000, {"agent_0": 60, "agent_1": 63})
+    assert [message.partition(" for each")[0] for message in caplog.messages] == [
+        "updates_per_step: agent_0 trained on 0.96 samples"
+    ]
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        time.sleep(0.5)
+
+class Halting(HUNT.func):  # type: ignore[misc, name-defined]
+    """Rests at the end of its second episode, until every learner has waited for data in vain."""
+
+    episodes = 0
+
+    def reset(self, *seed: Any) -> None:
+        self.episodes += 1
+        time.sleep(0.5 * (self.episodes == 3))
+        super().reset(*seed)
 
 
 @pytest.mark.long
@@ -78,12 +93,40 @@ class Late(HUNT.func):  # type: ignore[misc, name-defined]
 def test_learners_of_a_free_run_wait_for_their_warm_up(tmp_path: Path, prefetch: int) -> None:
     changes: dict[str, Any] = {
         "updates_per_step": None,
-        "learner": replace(CONFIG.learner, prefetch=prefetch, warmup=200),
+        "learner": replace(CONFIG.learner, prefetch=prefetch, warmup=200, log_interval=1),
         "supervision": mc.SupervisionConfig(max_restarts=0),
         "run_dir": str(tmp_path / "run"),
     }
-    result = mc.train(partial(Late, **HUNT.keywords), "dqn", replace(CONFIG, **changes), progress=False)
+    result = mc.train(partial(Halting, **HUNT.keywords), "dqn", replace(CONFIG, **changes), progress=False)
     assert result.steps == CONFIG.total_steps
+    rows = [m.value for m in read_metrics(result.run_dir / "metrics.csv") if m.name == "rows"]
+    assert len(rows) > 1 and min(rows) >= 200
+
+
+def test_actors_of_a_free_run_wait_for_no_update(tmp_path: Path) -> None:
+    """Each learner's first update ends when most steps are taken; by then full lanes have lost their oldest rows."""
+    most_taken = tmp_path / "most taken"
+
+    class Counting(HUNT.func):  # type: ignore[misc, name-defined]
+        steps = 0
+
+        def step(self, action: Any) -> None:
+            super().step(action)
+            self.steps += 1
+            if self.steps == 700:  # of this copy
+                most_taken.touch()
+
+    class Waiting(mc.DQN):
+        def make_trainer(self, model: Any) -> Any:
+            trainer = super().make_trainer(model)
+            update = trainer.update
+            trainer.update = lambda batch: (until(most_taken.exists), update(batch))[1]
+            return trainer
+
+    config = replace(CONFIG, updates_per_step=None, replay=mc.ReplayConfig(capacity=200), run_dir=str(tmp_path / "run"))
+    result = mc.train(partial(Counting, **HUNT.keywords), Waiting(), config, progress=False)
+    rows = [m.value for m in read_metrics(result.run_dir / "metrics.csv") if m.name == "rows"]
+    assert rows and set(rows) <= set(range(190, 201))
 
 
 def test_a_run_that_ends_before_its_warm_up_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
