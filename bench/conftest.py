@@ -9,6 +9,12 @@ from processes import handlers
 from .work import FULL, SMALL, Scale
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
+    """What is timed runs alone, in one process, which prints the table."""
+    return 0 if config.getoption("benchmark_enable") else None
+
+
 @pytest.fixture(scope="module")
 def scale(request: pytest.FixtureRequest) -> Scale:
     enabled = request.config.getoption("benchmark_enable") or not request.config.getoption("benchmark_disable")

@@ -48,7 +48,7 @@ COMMANDS = {
     "export": ("RUN --policy NAME --file FILE", "write a policy of a run as ONNX or TorchScript"),
     "top": ("[RUN] [--once] [--json]", "show a live run: rates, lag, waits and restarts"),
     "bench": ("[--json]", "measure the core on this machine, each call beside its bound"),
-    "gc": ("[--dry-run]", "remove shared memory that no living process holds"),
+    "gc": ("[--dry-run]", "remove shared memory that no process holds, and stale kernel caches"),
     "warmup": ("", "compile the kernels now, so that no first batch waits for them"),
     "doctor": ("[--json]", "check this machine, with advice on each finding"),
 }

@@ -66,7 +66,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Whole tiers are divided among processes; a developer's choice of tests starts sooner in one."""
     chosen = config.args_source is not pytest.Config.ArgsSource.TESTPATHS or config.option.keyword
-    if chosen or config.getoption("benchmark_enable") or _mount_own_shared_memory():
+    if chosen or _mount_own_shared_memory():
         return 0
     return min(len(os.sched_getaffinity(0)), MOST_WORKERS)
 

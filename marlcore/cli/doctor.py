@@ -99,7 +99,8 @@ def check_core(module: str = "marlcore.memory.native") -> Finding:
         import_module(module)
     except ImportError as error:
         found = f"marlcore {__version__}; the core does not load: {_one_line(error)}"
-        return Finding("problem", found, "python -m pip install --force-reinstall --no-deps marlcore")
+        advice = "cffi" if error.name == "cffi" else "--force-reinstall --no-deps marlcore"
+        return Finding("problem", found, f"python -m pip install {advice}")
     return Finding("ok", f"marlcore {__version__}; the core loads")
 
 
@@ -241,7 +242,7 @@ def check_numba_cache(cache: Callable[[], Path | None] | None = None, environ: E
 
         path = (cache or jit.cache_directory)()
         if path is None:
-            raise RuntimeError("none of Numba's directories can be written")
+            raise RuntimeError("no directory can be written")
         tempfile.TemporaryFile(dir=path).close()
     except (OSError, RuntimeError) as error:
         return Finding("problem", f"kernels cannot be cached: {_one_line(error)}", advice)

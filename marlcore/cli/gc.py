@@ -1,6 +1,7 @@
-"""`marlcore gc`: removes segments that no living process holds, and lists the others with their holders."""
+"""`marlcore gc`: removes segments that no living process holds and caches of kernels that nothing uses any more."""
 
 import os
+import shutil
 import time
 from collections.abc import Collection
 from contextlib import suppress
@@ -8,22 +9,26 @@ from dataclasses import dataclass
 from glob import glob
 from pathlib import Path
 
+from ..kernels.cache import stale_directories
 from ..memory import SHM_DIR, survey_segments
 from .options import CommandLine, print_table
 
 
 @dataclass(frozen=True)
 class GcOptions:
-    """Remove segments in /dev/shm that no living process holds, as proved by a kernel lock.
+    """Remove segments in /dev/shm that no living process holds, as proved by a kernel lock, and stale kernel caches.
+
+    A cache of compiled kernels is stale if its installation is gone or has other sources or another version now, or if
+    no program used it for 90 days.
 
     On a terminal it draws a table. Elsewhere it prints one line per segment with tab-separated fields: "removed",
     "orphaned" (with --dry-run) or "kept"; bytes; seconds since the last write that the file system recorded; name; the
-    holders' process ids, separated by commas, or "-". The last line is "total", the bytes removed or orphaned, and the
-    number of those segments.
+    holders' process ids, separated by commas, or "-". A line of a stale cache has the seconds since its last use, and
+    its path as name. The last line is "total", the bytes removed or orphaned, and the number of segments and caches.
     """
 
     dry_run: bool = False
-    """Only list the segments that would be removed."""
+    """Only list what would be removed."""
 
 
 def main(arguments: list[str], directory: Path = SHM_DIR) -> int:
@@ -38,8 +43,15 @@ def main(arguments: list[str], directory: Path = SHM_DIR) -> int:
         name = ascii(file.name)[1:-1]  # a file name may contain anything, even newlines
         rows.append(("kept" if file.held else verb, str(file.nbytes), str(age), name, held_by))
     freed = [file.nbytes for file in files if not file.held]
-    caption = f"{verb}: {len(freed)} of {len(files)} segments, {sum(freed):,} bytes"
-    columns = {"": "left", "bytes": "right", "age in s": "right", "segment": "left", "held by": "left"}
+    caption = f"{verb}: {len(freed)} of {len(files)} segments"
+    for cache in stale_directories():
+        nbytes, age = sum(file.lstat().st_size for file in cache.iterdir()), round(now - cache.stat().st_mtime)
+        rows.append((verb, str(nbytes), str(age), ascii(str(cache))[1:-1], "-"))
+        freed.append(nbytes)
+        if not options.dry_run:
+            shutil.rmtree(cache)
+    caption += f", {len(rows) - len(files)} kernel caches, {sum(freed):,} bytes"
+    columns = {"": "left", "bytes": "right", "age in s": "right", "segment or cache": "left", "held by": "left"}
     print_table(columns, rows, ("total", str(sum(freed)), str(len(freed))), caption)
     return 0
 

@@ -13,7 +13,7 @@ from .options import CommandLine
 class WarmupOptions:
     """Compile all kernels and keep them on disk; this takes about half a minute, once per machine and version.
 
-    NUMBA_CACHE_DIR sets the directory for them. By default they lie beside the package, or below the home directory.
+    They lie in marlcore/kernels of the user's cache, ~/.cache or XDG_CACHE_HOME; NUMBA_CACHE_DIR names another place.
     """
 
 
@@ -24,6 +24,5 @@ def main(arguments: list[str]) -> int:
         seconds = warm_up() + planning.warm_up()
     if jit.cache_directory() is None:
         return 1  # the reason was printed
-    kept = " and ".join(map(str, jit.cache_directories()))
-    sys.stdout.write(f"kernels compiled in {seconds:.1f} s; they are kept in {kept}\n")
+    sys.stdout.write(f"kernels compiled in {seconds:.1f} s; they are kept in {jit.cache_directory()}\n")
     return 0

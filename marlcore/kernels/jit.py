@@ -1,31 +1,32 @@
 """How marlcore's kernels are compiled."""
 
 import hashlib
-import logging
-import os
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import numba
 import numpy as np
 from llvmlite import ir
-from numba.core import cgutils, event, types
+from numba.core import caching, cgutils, event, types
+from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 from numba.np.arrayobj import populate_array
 
 from ..notices import say
+from . import cache
+
+if numba.config.DISABLE_JIT:
+    raise ImportError("NUMBA_DISABLE_JIT: expected 0, since no kernel can run uncompiled, got 1")
 
 FIRST_COMPILATION = (
     "compiling kernels, once for this machine: about half a minute (`marlcore warmup` does it beforehand)"
 )
 WARM = "warm"  # a file beside the compiled kernels, once all are cached
 
-_HOME = Path(__file__).parent
-_log = logging.getLogger("marlcore")
-_directories: dict[Path, Path | None] = {}  # by folder of kernels, once it was looked for
 _announced = False
 _quiet: list[None] = []  # one for each block of `quietly` that some thread is in
 
@@ -47,44 +48,45 @@ def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-    cached = cache_directory() is not None and _directory_for(function) is not None
-    kernel: Callable[..., Any] = numba.njit(**_OPTIONS, cache=cached, **options)(function)
+    kernel: Callable[..., Any] = numba.njit(**_OPTIONS, **options)(function)
+    if cache_directory():
+        kernel._cache = _Cache(function)  # type: ignore[attr-defined]
     return kernel
 
 
+@lru_cache
 def cache_directory() -> Path | None:
-    """The directory of this room's cached kernels, cleared of those of other sources; None if none is writable."""
-    return _directory_for(jit)
+    """The directory of cached kernels; None if none can be written."""
+    _, processor, features = cpu_target.target_context.codegen().magic_tuple()
+    compiler = hashlib.sha256(f"{numba.__version__} {features}".encode()).hexdigest()[:8]
+    return cache.open_directory(f"{processor}-{compiler}")
 
 
-def cache_directories() -> list[Path]:
-    """`cache_directory`, and those of other rooms' kernels that this process has imported."""
-    return [path for path in _directories.values() if path]
+class _Place(caching.CompileResultCacheImpl):  # type: ignore[misc]
+    """Has Numba keep a kernel in `cache_directory`: it would look beside the kernel's file first."""
+
+    def __init__(self, function: Any) -> None:
+        self._py_file, self._lineno = function.__code__.co_filename, function.__code__.co_firstlineno
+        self._filename_base = f"{function.__module__}.{function.__qualname__}-{self._lineno}"
+        self._locator = self
+
+    def get_cache_path(self) -> str:
+        return str(cache_directory())
+
+    def get_source_stamp(self) -> bytes:
+        return hashlib.sha256(Path(self._py_file).read_bytes()).digest()
+
+    def ensure_cache_path(self) -> None:
+        cache.prepare(Path(self.get_cache_path()))
 
 
-def _directory_for(function: Callable[..., Any]) -> Path | None:
-    home = Path(function.__code__.co_filename).parent
-    if home not in _directories:
-        _directories[home] = _open_cache(function, home)
-    return _directories[home]
+class _Cache(caching.FunctionCache):  # type: ignore[misc]
+    _impl_class = _Place
 
-
-def _open_cache(function: Callable[..., Any], home: Path) -> Path | None:
-    try:
-        # Numba chooses the directory by the function's file, when the function is declared.
-        probe: Any = numba.njit(cache=True)(function)
-        path = Path(probe.stats.cache_path)
-        _drop_stale(path, home)
-        return path
-    except (RuntimeError, OSError) as error:
-        if isinstance(error, OSError) and error.errno is None:  # a signal handler's
-            raise
-        _log.warning(
-            "kernels cannot be kept on disk, so that each process compiles them again, for about half a minute: "
-            "set NUMBA_CACHE_DIR to a directory that can be written (%s)",
-            " ".join(str(error).split()),
-        )
-        return None
+    def __init__(self, function: Any) -> None:
+        super().__init__(function)
+        # Numba numbers files: two processes at once would give two signatures one file.
+        self._cache_file._data_name = lambda number: f"{self._impl.filename_base}.{uuid4().hex}.nbc"
 
 
 @contextmanager
@@ -111,22 +113,6 @@ class _Listener(event.Listener):  # type: ignore[misc]
 
 
 event.register("numba:compile", _Listener())
-
-
-def _drop_stale(cache: Path, home: Path) -> None:
-    """Empties the cache in `home` if sources have changed: Numba checks only the kernel's own file."""
-    folders = dict.fromkeys((_HOME, home))
-    sources = b"".join(source.read_bytes() for folder in folders for source in sorted(folder.glob("*.py")))
-    digest, marker = hashlib.sha256(sources).hexdigest(), cache / "sources.sha256"
-    if marker.exists() and marker.read_text() == digest:
-        return
-    for stale in (*cache.glob("*.nbi"), cache / WARM):
-        stale.unlink(missing_ok=True)
-    fd, aside = tempfile.mkstemp(dir=cache, prefix=f"{marker.name}.")  # other users may write the directory
-    with os.fdopen(fd, "w") as file:
-        file.write(digest)
-        os.fchmod(fd, 0o644)
-    os.replace(aside, marker)
 
 
 def _pointer(builder: Any, address: Any) -> Any:

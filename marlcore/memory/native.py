@@ -17,6 +17,8 @@ try:
     from .._core import ffi as _ffi
     from .._core import lib as _lib
 except ModuleNotFoundError as error:
+    if error.name == "_cffi_backend":
+        raise ModuleNotFoundError("marlcore needs cffi: python -m pip install cffi", name="cffi") from None
     raise ImportError(
         f"compiled core: expected one in {Path(__file__).parents[1]}, got none: run `python -m pip install -e .` in "
         "the source folder, or start Python in another folder to use an installed marlcore",

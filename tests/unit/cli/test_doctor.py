@@ -118,6 +118,12 @@ def test_what_is_found_has_advice_where_it_is_not_fine(case, monkeypatch):
     check_finding(check(*arguments), *expected)
 
 
+def test_a_core_without_cffi_needs_cffi_alone(monkeypatch):
+    error = ModuleNotFoundError("marlcore needs cffi", name="cffi")
+    monkeypatch.setattr(doctor, "import_module", Mock(side_effect=error))
+    check_finding(doctor.check_core(), "problem", "marlcore needs cffi", "python -m pip install cffi")
+
+
 def test_the_default_run_is_that_of_the_settings():
     """The doctor knows it without training's libraries."""
     config = Config()

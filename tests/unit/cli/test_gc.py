@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from marlcore.cli import gc
+from marlcore.kernels import cache
 from marlcore.memory import Segment, survey_segments
 
 HOLD = """
@@ -30,7 +31,14 @@ def lines(text: str) -> dict[str, list[str]]:
 
 
 @pytest.fixture
-def collected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., dict[str, list[str]]]:
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of kernels, which is not stale: the only one that `marlcore gc` finds."""
+    monkeypatch.setattr(cache, "roots", lambda: [tmp_path / "cache" / "kernels"])
+    return cache.open_directory("cpu")
+
+
+@pytest.fixture
+def collected(tmp_path: Path, capsys: pytest.CaptureFixture[str], kept: Path) -> Callable[..., dict[str, list[str]]]:
     """collected(*arguments): what `marlcore gc` printed of a directory in place of /dev/shm."""
 
     def collect(*arguments: str) -> dict[str, list[str]]:
@@ -68,6 +76,19 @@ def test_a_held_segment_is_kept_and_its_processes_named(program, collected, tmp_
     assert collected()["marlcore-live"][::3] == ["kept", str(os.getpid())]
     other.close()
     assert collected()["marlcore-live"][0] == "removed"
+
+
+def test_a_stale_cache_is_removed_but_by_a_dry_run(collected, kept):
+    stale = cache.open_directory("other")
+    (stale / "kernel.nbc").write_bytes(bytes(1000))
+    (stale / "package").unlink()
+    (stale / "package").symlink_to("/nowhere")
+    for arguments, verb in (["--dry-run"], "orphaned"), ([], "removed"):
+        assert stale.exists()
+        rows = collected(*arguments)
+        nbytes = str(1000 + len("/nowhere"))
+        assert rows[str(stale)][:2] == [verb, nbytes] and rows["total"] == [nbytes, "1"] and len(rows) == 2
+    assert not stale.exists() and kept.exists() and collected() == {"total": ["0", "0"]}
 
 
 def test_a_dry_run_takes_no_lock_in_anybodys_way(collected, tmp_path, monkeypatch):
@@ -110,14 +131,14 @@ def test_a_name_of_any_bytes_is_one_field_of_one_line_of_ascii(collected, tmp_pa
     assert fields[0] == "removed" and shown.isascii() and shown.isprintable()
 
 
-def test_a_terminal_gets_a_table_that_says_the_same(tmp_path, capsys, monkeypatch):
+def test_a_terminal_gets_a_table_that_says_the_same(tmp_path, capsys, monkeypatch, kept):
     (tmp_path / "marlcore-left").write_bytes(bytes(8192))
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "120")
     assert gc.main(["--dry-run"], tmp_path) == 0
     out = capsys.readouterr().out
     assert "marlcore-left" in out and "8192" in out
-    assert "orphaned: 1 of 1 segments, 8,192 bytes" in out
+    assert "orphaned: 1 of 1 segments, 0 kernel caches, 8,192 bytes" in out
 
 
 def test_the_command_removes_dead_segments_alone(program):

@@ -191,7 +191,8 @@ PLANNED = """
         (PLANNED, "planning/kernels/expectations.py", "total[goal] += p * (", "total[goal] += 3.0 * p * ("),
     ],
 )
-def test_a_change_in_an_imported_kernel_is_compiled_in(program, tmp_path, code, file, line, changed):
+def test_a_change_in_an_imported_kernel_is_compiled_in(program, tmp_path, monkeypatch, code, file, line, changed):
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
     package = Path(marlcore.__file__).parent
     shutil.copytree(package, tmp_path / "marlcore", ignore=shutil.ignore_patterns("compat", "envs", "algos"))
     values = [float(program(code, args=[tmp_path]).finish())]

@@ -128,7 +128,7 @@ def test_the_command_line_says_the_first_compilation_once(first, said):
 
 
 @pytest.mark.long
-def test_an_unwritable_cache_names_the_variable():
+def test_an_unwritable_cache_names_the_variable(tmp_path):
     code = """if True:
         import tempfile
         def refuse(*args, **kwargs): raise PermissionError(13, "read-only")
@@ -137,7 +137,7 @@ def test_an_unwritable_cache_names_the_variable():
         assert jit.cache_directory() is None
         assert jit.jit(lambda x: x + 1)(1) == 2
     """
-    lines = ran(code).stderr.splitlines()
+    lines = ran(code, XDG_CACHE_HOME=str(tmp_path), HOME=str(tmp_path), TMPDIR=str(tmp_path)).stderr.splitlines()
     assert sum("set NUMBA_CACHE_DIR to a directory that can be written" in line for line in lines) == 1
     assert not any("Traceback" in line for line in lines)
 

@@ -1,0 +1,90 @@
+"""Where compiled kernels are kept: in a directory for each interpreter, processor, compiler and installation.
+
+    ~/.cache/marlcore/kernels/cpython-311-znver3-5be1a0f2-90c1d8ab34e7f6d2/
+        package         a link to the installation; the directory's time is that of its last use
+        *.nbi, *.nbc    compiled kernels, which Numba writes
+
+They are code: a directory that is a link, belongs to another user, or may be written by others is refused.
+"""
+
+import errno
+import hashlib
+import logging
+import os
+import stat
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from ..errors import suppress_failed_calls
+
+UNUSED_S = 90 * 86_400
+PACKAGE = Path(__file__).absolute().parents[1]
+SOURCES = ("__init__.py", "kernels/*.py", "planning/kernels/*.py")  # the version, and the rooms with kernels
+
+
+def open_directory(machine: str) -> Path | None:
+    """This installation's directory for a processor and compiler, in the first of `roots` that can be used, or None."""
+    for root in roots():
+        with suppress_failed_calls():
+            return prepare(root / f"{sys.implementation.cache_tag}-{machine}-{_digest(PACKAGE)}")
+    logging.getLogger("marlcore").warning(
+        "kernels cannot be kept on disk, so that each process compiles them again, for about half a minute: "
+        "set NUMBA_CACHE_DIR to a directory that can be written, and by this user alone, unlike %s",
+        " and ".join(map(str, roots())),
+    )
+    return None
+
+
+def prepare(directory: Path) -> Path:
+    """Makes an installation's directory, if there is none. Raises OSError: it is full, or others could write there."""
+    for path in (*directory.parents[1::-1], directory):
+        path.mkdir(0o700, parents=True, exist_ok=True)
+        if not _is_private(path):
+            raise PermissionError(errno.EPERM, "expected a directory that only this user may write", str(path))
+    with suppress_failed_calls(errno.EEXIST):
+        (directory / "package").symlink_to(PACKAGE)
+    os.utime(directory)
+    with tempfile.TemporaryFile(dir=directory) as file:
+        file.write(bytes(1 << 16))
+    return directory
+
+
+def roots() -> Iterator[Path]:
+    """The places to try, in order; the last one is among temporary files."""
+    asked, user = os.environ.get("NUMBA_CACHE_DIR"), os.environ.get("XDG_CACHE_HOME", "")
+    for place in (asked and os.path.abspath(asked), user, os.path.expanduser("~/.cache")):
+        if place and os.path.isabs(place):  # there may be no home
+            yield Path(place, "marlcore", "kernels")
+    yield Path(tempfile.gettempdir(), f"marlcore-{os.geteuid()}", "kernels")
+
+
+def stale_directories() -> list[Path]:
+    """This user's directories whose installation is gone or has changed, or which nothing used for 90 days."""
+    known = [root for root in dict.fromkeys(roots()) if _is_private(root.parent) and _is_private(root)]
+    return [path for root in known for path in sorted(root.iterdir()) if _is_private(path) and _is_stale(path)]
+
+
+def _is_stale(directory: Path) -> bool:
+    package, unused_s = directory / "package", time.time() - directory.stat().st_mtime
+    if not package.is_symlink():  # just made
+        return unused_s > UNUSED_S
+    with suppress_failed_calls():  # a package that cannot be read is of no use to this user
+        return unused_s > UNUSED_S or not directory.name.endswith(f"-{_digest(package.readlink())}")
+    return True
+
+
+def _digest(package: Path) -> str:
+    """Of an installation's path, its version, and the sources of its kernels."""
+    sources = [file.read_bytes() for pattern in SOURCES for file in sorted(package.glob(pattern))]
+    return hashlib.sha256(b"\0".join([os.fsencode(package), *sources])).hexdigest()[:16]
+
+
+def _is_private(path: Path) -> bool:
+    """Whether it is a directory, no link, of this user, that no other may write."""
+    with suppress_failed_calls():
+        status = path.lstat()
+        return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o022
+    return False
