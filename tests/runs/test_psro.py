@@ -225,7 +225,12 @@ def test_ctrl_c_names_the_directory_that_continues(
 
 
 def test_one_iteration_is_recorded_and_its_mixture_plays(tmp_path: Path) -> None:
-    result = respond(tmp_path, 1, games=9, meta_solver="uniform")
+    """Also with a umask that lets the group write, from which its directories do not follow."""
+    before = os.umask(0o002)
+    try:
+        result = respond(tmp_path, 1, games=9, meta_solver="uniform")
+    finally:
+        os.umask(before)
     first, second = (policy.act(UNSEEN) for policy in result.policies)
     assert second == (first + 1) % 3, "the best response"
     assert result.payoffs.tolist() == [[0, -1], [1, 0]] and result.gains[0][0] == 1

@@ -64,9 +64,7 @@ class Options:
     actors: Count = 1  # processes that step the world
     copies: Count = 1  # of the world, in each actor
     sync_interval: Count | None = None  # turns between an actor's looks for newer weights; None: before each epoch
-    seed: Annotated[int | None, Whole(0, 2**128)] = (
-        None  # of every process; None draws one from NumPy's global generator
-    )
+    seed: Annotated[int | None, Whole(0, 2**128)] = None  # of every process; None: NumPy's global generator draws one
     publish_interval: Count = 1  # updates, where learners run free; otherwise every epoch's updates are published
     publish_mode: Annotated[Any, ByProcess(Choice((*SLOTS,)))] = "double_buffer"
     device: Annotated[Any | None, ByProcess(By(_device))] = None  # of networks; None: the one that they are on

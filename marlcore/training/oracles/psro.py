@@ -192,7 +192,7 @@ class Oracles:
         if len(result.payoffs) > 1:
             return
         for path, model in self._untrained():
-            path.parent.mkdir(exist_ok=True)
+            path.parent.mkdir(mode=0o755, exist_ok=True)
             save_checkpoint(path, {**model.saved(), "updates": 0, "step": 0})
         save_policies(self.folder, self._make_env, self.policies, self._config)
         payoff = self._payoff(0, 0)  # also of one population, so that a game which is not zero-sum is refused now
