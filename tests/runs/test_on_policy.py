@@ -71,6 +71,16 @@ def test_every_whole_batch_is_read_whoever_dies(
     assert result.steps >= 400 and result.updates["all"] == result.steps // batch_size
 
 
+@LONG
+@pytest.mark.parametrize("mode", ["serial", "async"])
+@pytest.mark.parametrize("kind", [mc.RecurrentPPO, mc.MAPPO, mc.HAPPO, mc.COMA])
+def test_other_on_policy_algorithms_outlive_their_agents_too(tmp_path: Path, kind: Any, mode: str) -> None:
+    policies = None if kind is mc.COMA else lambda agent: "all"  # which trains a team
+    hyper = kind(batch_size=128, minibatch_size=32, epochs=1)
+    result = train(tmp_path, partial(Battle, [99, *[5] * 9]), hyper, mode=mode, policies=policies, total_steps=1_300)
+    assert sum(result.updates.values()) >= 10 * 4
+
+
 @pytest.mark.parametrize("looks", [True, False], ids=["an error", "a stop"])
 def test_ends_that_wait_for_each_other_end_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, looks: bool) -> None:
     """Forced: the reader sees no full lane, and in the second case does not say that it looked."""
