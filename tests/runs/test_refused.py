@@ -224,7 +224,7 @@ OF_PAGES: dict[str, Refused] = {  # what the pages say is refused, and no other 
     ),
     "cluster.md": (
         lambda: mc.train_offline(None, "dqn", 5, CARTPOLE, mc.Config(cluster=mc.ClusterConfig(address="auto"))),
-        ValueError, "cluster: expected the default ",
+        ValueError, "cluster.address: expected None, since a run on recorded data",
     ),
     "environments.md, dicts": (
         with_vmas(lambda: mc.train("vmas:dicts", "dqn")), mc.EnvironmentFailed,

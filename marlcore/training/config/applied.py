@@ -20,7 +20,7 @@ OF_PULLS = ("actor.sync_interval", "actor.max_policy_lag")
 OF_EXPLORATION = ("exploration.epsilon", "exploration.ladder")
 OF_REPLAY = [f"replay.{name}" for name in ReplayConfig.__dataclass_fields__ if name not in ("stack", "pad")]
 OF_ACTING = (
-    *("total_steps", "stages", "stage_names", "self_play", "cluster", "stop.episodes", "learner.warmup"),
+    *("total_steps", "stages", "stage_names", "self_play", "stop.episodes", "learner.warmup"),
     *(f"actor.{name}" for name in ActorConfig.__dataclass_fields__ if name != "device"),  # on which an evaluator acts
     *(f"replay.{name}" for name in ("capacity", "save", "clear_at_stage", "mixture", "path", "hindsight")),
 )
@@ -54,8 +54,10 @@ def applied(policies: tuple[AssignedPolicy, ...], config: Config) -> Config:
 def applied_offline(config: Config) -> Config:
     """The settings, with those of acting, and of a replay that a run makes, at their defaults.
 
-    Raises ValueError: a condition to stop is of actors' episodes.
+    Raises ValueError: there is a cluster, or a condition to stop is of actors' episodes.
     """
+    if config.cluster.address is not None:
+        raise ValueError(f"cluster.address: expected None, since {RECORDED}, got {brief(config.cluster.address)}")
     if config.stop.judges and any(part.startswith("episode_") for part in config.stop.metric.split("/")):
         raise ValueError(
             f"stop.metric: expected one of a run without actors' episodes, got {brief(config.stop.metric)}"
