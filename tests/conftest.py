@@ -71,6 +71,19 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     return min(len(os.sched_getaffinity(0)), MOST_WORKERS)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """A process runs whole files, so that it makes what a file's tests share once, and one all that start Ray."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return "cluster" if "/cluster/" in file else file
+
+    return ByFile(config, log)
+
+
 @functools.cache
 def _mount_own_shared_memory() -> str:
     """Gives this process a /dev/shm of its own, since many tests look at all segments; returns what refused it."""
@@ -93,9 +106,6 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    for item in items:
-        if "ray_nodes" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.xdist_group("ray"))  # one process starts the cluster, for all of them
     if config.getoption("--long"):
         return
     left_out = [item for item in items if item.get_closest_marker("long")]

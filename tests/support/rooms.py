@@ -97,7 +97,9 @@ WRONG = {  # by case: the field, its value, what copies say, and what `check_env
     ),
     "infinite": ("reward", float("inf"), *[f"{REWARD}a finite number of float32, got inf"] * 2),
     "reward beyond": ("reward", 1e39, *[f"{REWARD}a finite number of float32, got 1e+39"] * 2),
-    "reward beyond float": ("reward", 10**400, f"{REWARD}a number, got an integer of 1329 bits", f"{REWARD}a finite number of float32"),
+    "reward beyond float": (
+        "reward", 10**400, f"{REWARD}a number, got an integer of 1329 bits", f"{REWARD}a finite number of float32",
+    ),
     "no reward": ("reward", None, f"{REWARD}a number, got None", f"{REWARD}a finite number of float32, got None"),
     "text": ("reward", "1", f"{REWARD}a number, got '1'", f"{REWARD}a finite number of float32, got '1'"),
     "texts": ("reward", np.array("1"), f"{REWARD}a number, got array('1', dtype='<U1')", None),
