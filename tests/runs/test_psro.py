@@ -223,7 +223,7 @@ def test_another_meta_solver_mixes_what_is_there(tmp_path: Path) -> None:
     again = respond(tmp_path, 1, games=9, meta_solver=lambda payoffs: np.eye(len(payoffs))[-1], resume=tmp_path)
     assert again.mixture.tolist() == [0.0, 1.0]
     assert json.loads((tmp_path / "psro.json").read_text())["mixture"] == [0.0, 1.0]
-    with pytest.raises(ValueError, match="^resume: expected one of main's network, got "):
+    with pytest.raises(ValueError, match=r"^resume: expected one of main's network, got "):
         mc.psro(GAME, replace(DQN, hidden=(8,)), settings(tmp_path), iterations=2, progress=False, resume=tmp_path)
 
 
