@@ -204,8 +204,9 @@ def test_ctrl_c_names_the_directory_that_continues(
         respond(tmp_path, 1)
 
 
-def test_one_iteration_is_recorded_and_its_mixture_plays(tmp_path: Path) -> None:
-    result = respond(tmp_path, 1, games=9, meta_solver="uniform")
+def test_one_iteration_is_recorded_and_its_mixture_plays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = respond(tmp_path, 1, games=9, meta_solver="uniform", progress=True)
+    assert "psro: policy 1 of main gains 1 (all games alike) over the last mixture" in capsys.readouterr().err
     first, second = (policy.act(UNSEEN) for policy in result.policies)
     assert second == (first + 1) % 3, "the best response"
     assert result.payoffs.tolist() == [[0, -1], [1, 0]] and result.gains[0][0] == 1
