@@ -70,12 +70,12 @@ def lineage(folder: Path) -> list[dict[str, str]]:
 
 
 @pytest.mark.usefixtures("scored_by_rate")
-def test_losers_take_weights_and_settings_of_winners(tmp_path: Path) -> None:
+def test_losers_take_weights_and_settings_of_winners(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Without updates, weights are those of a member's seed, or of the member that was copied last."""
     members = train(tmp_path, population(resample=0.0), learner=STILL)
     rows = lineage(tmp_path)
     assert [member.steps for member in members] == [60] * 4 and len(rows) == 12
-    assert members == sorted(members, key=lambda member: -member.score)
+    assert members == sorted(members, key=lambda member: -member.score) and "interval: " not in caplog.text
     copies = [row for row in rows if row["copied"]]
     assert copies
     origin = {number: number for number in range(4)}

@@ -224,13 +224,14 @@ def test_ctrl_c_names_the_directory_that_continues(
         respond(tmp_path, 1)
 
 
-def test_one_iteration_is_recorded_and_its_mixture_plays(tmp_path: Path) -> None:
+def test_one_iteration_is_recorded_and_its_mixture_plays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Also with a umask that lets the group write, from which its directories do not follow."""
     before = os.umask(0o002)
     try:
-        result = respond(tmp_path, 1, games=9, meta_solver="uniform")
+        result = respond(tmp_path, 1, games=9, meta_solver="uniform", progress=True)
     finally:
         os.umask(before)
+    assert "psro: policy 1 of main gains 1 (all games alike) over the last mixture" in capsys.readouterr().err
     first, second = (policy.act(UNSEEN) for policy in result.policies)
     assert second == (first + 1) % 3, "the best response"
     assert result.payoffs.tolist() == [[0, -1], [1, 0]] and result.gains[0][0] == 1
@@ -248,7 +249,7 @@ def test_another_meta_solver_mixes_what_is_there(tmp_path: Path) -> None:
     again = respond(tmp_path, 1, games=9, meta_solver=lambda payoffs: np.eye(len(payoffs))[-1], resume=tmp_path)
     assert again.mixture.tolist() == [0.0, 1.0]
     assert json.loads((tmp_path / "psro.json").read_text())["mixture"] == [0.0, 1.0]
-    with pytest.raises(ValueError, match=r"^resume: expected one of main.s network, got "):
+    with pytest.raises(ValueError, match=r"^resume: expected one of main's network, got "):
         mc.psro(GAME, replace(DQN, hidden=(8,)), settings(tmp_path), iterations=2, progress=False, resume=tmp_path)
 
 

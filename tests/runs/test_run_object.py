@@ -42,7 +42,8 @@ def test_a_run_is_watched_asked_and_stopped(tmp_path: Path, mode: str) -> None:
     env.reset(0)
     assert run.policy("agent_1").act(env.last()[0]) in range(4)
     check_refused(lambda: run.policy("agent_7"), ValueError, "expected one of ['agent_0', 'agent_1'], got 'agent_7'")
-    assert "running" in repr(run)
+    assert "running" in repr(run) and run._session is not None
+    assert run._session.control.about["learners"] == {f"learner-{agent}": agent for agent in status.returns}
     run.stop()
     run.stop()
     while run.status().running:

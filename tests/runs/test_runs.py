@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -85,12 +86,19 @@ def test_a_serial_run_starts_no_process_and_others_do(tmp_path: Path, monkeypatc
         train(tmp_path / "default", HUNT, mode=mc.Config().mode, total_steps=50)
 
 
+def test_ctrl_c_raises_with_the_runs_directory(tmp_path: Path) -> None:
+    env_fn = partial(Corridor, 20, partial(os.kill, os.getpid(), signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt, match=re.escape(str(tmp_path / "run"))):
+        train(tmp_path, env_fn, mode="serial", total_steps=300, actor={"envs": 1})
+
+
 @MODES
 def test_a_thousand_episodes_are_counted(tmp_path: Path, mode: str) -> None:
     changes = {"total_steps": 10**6, "stop": {"episodes": 1_000}, "updates_per_step": 0.02}
     result = train(tmp_path, Corridor, mode=mode, **changes)
     assert result.stopped.startswith("stop.episodes: 1,000 have ended") and result.steps >= 5_000
-    assert len(values_of(result.run_dir, "episode_return")) >= 1_000 and not any(result.restarts.values())
+    returns = values_of(result.run_dir, "episode_return")
+    assert len(returns) >= 1_000 and set(returns) == {5.0} and not any(result.restarts.values())
 
 
 @LONG

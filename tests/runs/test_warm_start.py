@@ -64,6 +64,12 @@ def test_a_run_starts_from_given_weights(tmp_path: Path, source: Path, kind: str
     assert equal(network(run_dir, "agent_1"), network(source, own)) == ("by policy" not in kind)
 
 
+def test_a_runs_only_policy_starts_all_others(tmp_path: Path) -> None:
+    alone = train(tmp_path / "alone", policies={"agent_0": "both", "agent_1": "both"}, **STILL)
+    run_dir = train(tmp_path, init_from=alone, **STILL)
+    assert all(equal(network(run_dir, agent), network(alone, "both")) for agent in ("agent_0", "agent_1"))
+
+
 @MODES
 def test_a_warm_start_has_new_counters_and_optimizers(tmp_path: Path, source: Path, mode: str) -> None:
     run_dir = train(tmp_path, init_from=source, mode=mode)

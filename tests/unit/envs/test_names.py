@@ -90,6 +90,7 @@ REFUSED: dict[str, Refused] = {
     ),
     "agents without names": (lambda: vectorize(Numbered, 1), ValueError, ": expected a list of names, got [0, 1]"),
     "no copies": (lambda: vectorize(Relay, 0), ValueError, "copies: expected an integer of at least 1, got 0"),
+    "a number": (lambda: factory(5), TypeError, "env_fn: expected a function that makes an environment, such as "),
     "an environment": (
         lambda: factory(Relay()),
         TypeError, "env_fn: expected a function that makes an environment, such as lambda: "

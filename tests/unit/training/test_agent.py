@@ -1,5 +1,6 @@
 """A node's agent, without Ray: it ends in order whatever it is doing."""
 
+import os
 from collections.abc import Iterator
 from threading import Event, Thread
 from types import SimpleNamespace
@@ -81,6 +82,10 @@ class Idle(Hired):
 
     def kill(self) -> None:
         self.killed = True
+
+
+def test_a_process_is_told_from_a_later_one_by_its_beginning() -> None:
+    assert int(agent.began(os.getpid())) > 0 and agent.began(2**22 + 1) == ""
 
 
 def test_an_agent_that_has_not_begun_is_killed_at_once() -> None:

@@ -11,7 +11,7 @@ import gymnasium
 import pytest
 from arena import weak
 from crowd import Corridor
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Box, Dict, Discrete, Text
 from refused import Refused, check_refused, refusals
 
 import marlcore as mc
@@ -258,6 +258,12 @@ def test_an_environments_own_number_of_frames_is_stacked() -> None:
     """Unless its `stack` is something else."""
     classes = [type("Stacking", (Corridor,), {"stack": own}) for own in (3, Corridor.reset)]
     assert [RunInput.checked(Request(each, "dqn")).config.replay.stack for each in classes] == [3, 1]
+
+
+def test_texts_that_are_left_out_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    space = Dict({"place": Corridor.observation_space, "note": Text(3)})
+    RunInput.checked(Request(type("Noting", (Corridor,), {"observation_space": space}), "dqn", progress=True))
+    assert "observations: left out note, since no network takes text" in capsys.readouterr().err
 
 
 def test_settings_come_back_from_json() -> None:

@@ -1,15 +1,18 @@
 """What a population decides: who copies whom, with which settings, and who goes on to a further rung."""
 
 import math
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 from refused import check_refused, refusals
 
 import marlcore as mc
-from marlcore.training.lineage import LOST, STATE, Kin, Lineage, explored, parent_of, promoted
+from marlcore.training.lineage import LOST, STATE, Kin, Lineage, explored, parent_of, plot_lineage, promoted
 from marlcore.training.record import read_json, write_json
 
 RATE = {"algorithm.learning_rate": mc.LogUniform(1e-5, 1e-2)}
@@ -75,6 +78,18 @@ def test_the_best_of_a_rung_go_on_once() -> None:
     assert promoted(rung, [1], eta=2) == [0]
     assert promoted(rung, [], eta=5) == []
     assert promoted({0: LOST, 1: LOST}, [], eta=2) == []
+
+
+def test_a_copy_is_joined_to_its_sources_last_score(monkeypatch: pytest.MonkeyPatch) -> None:
+    axes, columns = Mock(), ("member", "step", "score", "copied")
+    monkeypatch.setattr("marlcore.training.lineage.canvas", lambda *_: nullcontext((None, axes)))
+    rows = [
+        dict(zip(columns, row, strict=True))
+        for row in ((0, 10, 1, ""), (1, 10, 0, ""), (0, 20, 2, ""), (1, 20, 1.5, 0))
+    ]
+    lineage: Any = SimpleNamespace(folder=Path(), kin=[0, 1], rows=rows, scores={0: 2.0, 1: 1.5})
+    plot_lineage(lineage, "a population")
+    assert [call.args[:2] for call in axes.plot.call_args_list if ":" in call.args] == [((20, 20), (2, 1.5))]
 
 
 def test_a_lineage_reads_back_as_it_was_written(tmp_path: Path) -> None:
