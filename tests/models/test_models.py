@@ -30,13 +30,12 @@ SCENARIOS = {
 
 
 def spin_cases(kind: str) -> list[Any]:
-    """Every (model, macros) of that kind, "sizes" or "mutants"; the quick tier has one of each model."""
+    """Every (model, macros) of that kind, "sizes" or "mutants"."""
     params = []
     for model in spin_models.MODELS:
         cases = model.sizes if kind == "sizes" else [(mutant,) for mutant in model.mutants]
         for macros in cases:
-            tier = () if macros == cases[-1] else pytest.mark.long
-            params.append(pytest.param(model, macros, id=" ".join((model.name, *macros)), marks=tier))
+            params.append(pytest.param(model, macros, id=" ".join((model.name, *macros)), marks=pytest.mark.long))
     return params
 
 

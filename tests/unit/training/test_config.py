@@ -263,7 +263,7 @@ def test_an_environments_own_number_of_frames_is_stacked() -> None:
 def test_texts_that_are_left_out_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     space = Dict({"place": Corridor.observation_space, "note": Text(3)})
     RunInput.checked(Request(type("Noting", (Corridor,), {"observation_space": space}), "dqn", progress=True))
-    assert "observations: left out note, since no network takes text" in capsys.readouterr().err
+    assert "observations: left out note, since no network takes a text," in capsys.readouterr().err
 
 
 def test_settings_come_back_from_json() -> None:
