@@ -1,8 +1,8 @@
-"""Where compiled kernels are kept: in a directory for each interpreter, processor, compiler and installation.
+"""Where compiled kernels are kept: in a directory for each interpreter, processor, compiler and state of the sources.
 
     ~/.cache/marlcore/kernels/cpython-311-znver3-5be1a0f2-90c1d8ab34e7f6d2/
-        package         a link to the installation; the directory's time is that of its last use
-        *.nbi, *.nbc    compiled kernels, which Numba writes
+        package-1f0a33c2    a link to each installation of these sources; the directory's time is that of its last use
+        *.nbi, *.nbc        compiled kernels, which Numba writes
 
 They are code: a directory that is a link, belongs to another user, or may be written by others is refused.
 """
@@ -26,7 +26,7 @@ SOURCES = ("__init__.py", "kernels/*.py", "planning/kernels/*.py")  # the versio
 
 
 def open_directory(machine: str) -> Path | None:
-    """This installation's directory for a processor and compiler, in the first of `roots` that can be used, or None."""
+    """The directory for a processor and compiler, in the first of `roots` that can be used, or None."""
     for root in roots():
         with suppress_failed_calls():
             return prepare(root / f"{sys.implementation.cache_tag}-{machine}-{_digest(PACKAGE)}")
@@ -39,13 +39,13 @@ def open_directory(machine: str) -> Path | None:
 
 
 def prepare(directory: Path) -> Path:
-    """Makes an installation's directory, if there is none. Raises OSError: it is full, or others could write there."""
+    """Makes a directory, if there is none. Raises OSError: its disk is full, or others could write there."""
     for path in (*directory.parents[1::-1], directory):
         path.mkdir(0o700, parents=True, exist_ok=True)
         if not _is_private(path):
             raise PermissionError(errno.EPERM, "expected a directory that only this user may write", str(path))
     with suppress_failed_calls(errno.EEXIST):
-        (directory / "package").symlink_to(PACKAGE)
+        (directory / f"package-{hashlib.sha256(os.fsencode(PACKAGE)).hexdigest()[:8]}").symlink_to(PACKAGE)
     os.utime(directory)
     with tempfile.TemporaryFile(dir=directory) as file:
         file.write(bytes(1 << 16))
@@ -62,24 +62,27 @@ def roots() -> Iterator[Path]:
 
 
 def stale_directories() -> list[Path]:
-    """This user's directories whose installation is gone or has changed, or which nothing used for 90 days."""
+    """This user's directories whose installations are gone or have changed, or which nothing used for 90 days."""
     known = [root for root in dict.fromkeys(roots()) if _is_private(root.parent) and _is_private(root)]
     return [path for root in known for path in sorted(root.iterdir()) if _is_private(path) and _is_stale(path)]
 
 
 def _is_stale(directory: Path) -> bool:
-    package, unused_s = directory / "package", time.time() - directory.stat().st_mtime
-    if not package.is_symlink():  # just made
-        return unused_s > UNUSED_S
+    packages = [*directory.glob("package-*")]  # none where it was just made
+    unused = time.time() - directory.stat().st_mtime > UNUSED_S
+    return unused or (bool(packages) and not any(_has_sources(link, directory.name) for link in packages))
+
+
+def _has_sources(link: Path, name: str) -> bool:
     with suppress_failed_calls():  # a package that cannot be read is of no use to this user
-        return unused_s > UNUSED_S or not directory.name.endswith(f"-{_digest(package.readlink())}")
-    return True
+        return name.endswith(f"-{_digest(link.readlink())}")
+    return False
 
 
 def _digest(package: Path) -> str:
-    """Of an installation's path, its version, and the sources of its kernels."""
+    """Of an installation's version, and of the sources of its kernels."""
     sources = [file.read_bytes() for pattern in SOURCES for file in sorted(package.glob(pattern))]
-    return hashlib.sha256(b"\0".join([os.fsencode(package), *sources])).hexdigest()[:16]
+    return hashlib.sha256(b"\0".join(sources)).hexdigest()[:16]
 
 
 def _is_private(path: Path) -> bool:

@@ -130,7 +130,7 @@ def test_a_directory_is_stale_once_its_installation_is_gone(home, monkeypatch):
     kernel.write_text("kernel")
     monkeypatch.setattr(cache, "PACKAGE", installed)
     directory, other = cache.open_directory("cpu"), cache.open_directory("other")
-    (other / "package").unlink()
+    next(other.glob("package-*")).unlink()
     assert not cache.stale_directories()
     for file, text in ((version, "0.3.0"), (kernel, "another")):
         before = file.read_text()
@@ -143,7 +143,11 @@ def test_a_directory_is_stale_once_its_installation_is_gone(home, monkeypatch):
         os.utime(path, (time.time() - cache.UNUSED_S - 60,) * 2)
     assert cache.stale_directories() == made
     assert [cache.open_directory("cpu"), cache.open_directory("other")] == made and not cache.stale_directories()
+    monkeypatch.setattr(cache, "PACKAGE", shutil.copytree(installed, home / "another" / "marlcore"))
+    assert cache.open_directory("cpu") == directory, "equal sources share what was compiled"
     shutil.rmtree(installed)
+    assert cache.stale_directories() == [other]
+    shutil.rmtree(home / "another")
     assert cache.stale_directories() == made
 
 
