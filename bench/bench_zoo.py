@@ -35,6 +35,7 @@ def test_stored_figures_are_of_the_presets_present_settings(preset: str) -> None
     assert FIGURES[preset]["settings"] == zoo.digest_of(preset)
 
 
+@pytest.mark.long
 def test_the_page_is_that_of_the_stored_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """But for the ends of intervals, which other versions of SciPy may draw otherwise."""
     written = (zoo_page.DOCS / "zoo.md").read_text()

@@ -72,6 +72,15 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 
 @pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes() -> None:
+    """Compiles the kernels of both rooms side by side, before processes start that would each compile all of them."""
+    rooms = ["planning", *(["training"] if is_installed("train") else [])]
+    code = "from marlcore.{} import warm_up; warm_up()"
+    started = [subprocess.Popen([sys.executable, "-c", code.format(room)]) for room in rooms]
+    assert [each.wait() for each in started] == [0] * len(rooms)
+
+
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """A process runs whole files, so that it makes what a file's tests share once, and one all that start Ray."""
     from xdist.scheduler import LoadScopeScheduling

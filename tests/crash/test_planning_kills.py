@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from processes import await_ends, children, generations, until
+from tiers import long_but
 from world_models import Slippery, World
 
 from marlcore import WorkerFailed, WorldModelFailed
@@ -68,7 +69,7 @@ def kill_workers(kills: int, seed: int = 0, fork: bool = False) -> int:
     return builds
 
 
-@pytest.mark.parametrize("fork", [False, True])
+@pytest.mark.parametrize("fork", long_but([False], [False, True]))
 def test_a_killed_workers_states_are_expanded_by_another(fork: bool) -> None:
     kill_workers(1, fork=fork)
 

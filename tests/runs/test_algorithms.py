@@ -11,6 +11,7 @@ import torch
 from crowd import Naming
 from hunt import HUNT
 from processes import until
+from tiers import long_but
 from whole_runs import LONG, ON_POLICY, Runs, checkpoint, history, kill, values_of
 
 import marlcore as mc
@@ -46,7 +47,7 @@ CONTINUOUS = pytest.mark.parametrize("algorithm", [mc.TD3, mc.SAC])
 runs = Runs(total_steps=1_200)
 
 
-@pytest.mark.parametrize("kind", [pytest.param("iqn", marks=LONG), "ppo", "r2d2", pytest.param("sac", marks=LONG)])
+@pytest.mark.parametrize("kind", long_but(["ppo"], ["iqn", "ppo", "r2d2", "sac"]))
 def test_a_serial_run_repeats_itself_exactly_under_a_seed(tmp_path: Path, kind: str) -> None:
     env_fn, algorithm, changes = KINDS[kind]
     histories, networks = [], []
@@ -76,7 +77,7 @@ def saved_parts(state: dict[str, Any]) -> list[Any]:
     return [*parts, *(sampler.get(name) for name in ("generator", "batches"))]
 
 
-@pytest.mark.parametrize("kind", [*(pytest.param(kind, marks=LONG) for kind in ("iqn", "td3", "r2d2")), "ppo", "sac"])
+@pytest.mark.parametrize("kind", long_but(["sac"], ["iqn", "td3", "r2d2", "ppo", "sac"]))
 def test_a_resumed_run_has_what_was_saved_bit_for_bit(tmp_path: Path, kind: str) -> None:
     """Networks, targets, moments, the generators: a run with no further update saves them again; then it learns on."""
     env_fn, algorithm, changes = KINDS[kind]

@@ -74,6 +74,7 @@ def finished(node: Node, orders: Orders) -> Any:
     return until(look)
 
 
+@pytest.mark.long
 def test_a_nodes_rows_arrive_in_the_lanes_of_its_seat(stack: ExitStack) -> None:
     scene = Scene(stack)
     node = scene.node(100)

@@ -124,7 +124,7 @@ def values_of(hyper: Any, model: Any, trainer: Any, obs: Any, action: Any) -> An
 NAMES = sorted(SMALL.keys() - {"bc"})  # BC has no values
 
 
-@pytest.mark.parametrize("name", long_but([name for name in NAMES if name != "recurrentppo"], NAMES))
+@pytest.mark.parametrize("name", long_but(["dqn", "iqn", "ppo", "td3", "vdn", "maddpg", "coma"], NAMES))
 def test_a_truncated_episode_is_worth_what_would_follow(name: str) -> None:
     assert learned(name, "truncated").tolist() == pytest.approx([5.0, -5.0], abs=0.5)
 

@@ -44,7 +44,8 @@ CASES = {name: (replace(hyper, **FAST), spaces) for name, (hyper, spaces) in SMA
 }
 EACH = pytest.mark.parametrize("case", CASES)
 # HAPPO's learner calls each member's network by itself, without what holds them for actors.
-WHOLE = pytest.mark.parametrize("case", [case for case in CASES if case != "happo"])
+QUICK = ("dqn", "iqn", "ppo", "sac", "qmix", "dqn of images", "recurrentppo, gru")
+WHOLE = pytest.mark.parametrize("case", long_but(QUICK, [case for case in CASES if case != "happo"]))
 ENCODED_BY_ACTORS = "acting.torso.actions"  # on-policy rows hold its output, through which no gradient passes
 OF_LEARNERS = ("acting.distribution", "distribution")  # actors call its methods `sample` and `mode`
 NOT_CALLED = (nn.ModuleList, BoxActions)  # their members are called, or their methods `encode` and `decode`

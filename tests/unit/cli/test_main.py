@@ -156,7 +156,8 @@ def test_a_command_that_nobody_listens_to_any_more_ends_quietly(arguments):
     assert unread(*arguments) == (1, "")
 
 
-@pytest.mark.parametrize("form", [[], pytest.param(["--json"], marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("form", [[], ["--json"]])
 def test_a_look_at_a_run_ends_quietly_with_its_reader(form):
     with Telemetry.create(["actor-0"]) as telemetry:
         about = {"run_dir": "/a/run", "pid": os.getpid(), "total_steps": 1, "actors": ["actor-0"]}

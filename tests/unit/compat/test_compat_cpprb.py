@@ -560,10 +560,8 @@ def learn(buffer, nursery) -> tuple[int, int]:
     return drawn, wrong
 
 
-@pytest.mark.parametrize(
-    ("cls", "kills"),
-    [(MPPrioritizedReplayBuffer, 36), pytest.param(MPReplayBuffer, 120, marks=pytest.mark.long)],
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("cls", "kills"), [(MPPrioritizedReplayBuffer, 36), (MPReplayBuffer, 120)])
 def test_killed_explorers_block_nobody_and_tear_no_row(cls, kills: int, program: Callable) -> None:
     buffer = cls(200, {"x": {"shape": WIDTH, "dtype": "uint64"}})
     nursery = program(NURSERY, args=[pickle.dumps(buffer).hex(), WIDTH, kills])

@@ -13,6 +13,7 @@ from gymnasium.wrappers.vector import RecordEpisodeStatistics
 from odd_spaces import Counting
 from random_play import assert_same, play, single
 from refused import check_refused
+from tiers import long_but
 
 from marlcore.envs import EnvPool, GymnasiumVector, NamedEnvironment, vectorize
 from marlcore.errors import EnvironmentFailed
@@ -269,8 +270,8 @@ def test_same_step_without_final_observations_is_refused():
         )
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", ["CartPole", "dict"])
+@pytest.mark.parametrize("mode", long_but([AutoresetMode.SAME_STEP], MODES))
+@pytest.mark.parametrize("name", long_but(["dict"], ["CartPole", "dict"]))
 def test_processes_of_gymnasium(name: str, mode: AutoresetMode):
     maker = MAKERS[name]
     several = AsyncVectorEnv([maker] * 2, shared_memory=False, autoreset_mode=mode)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from random_play import assert_same, play, record, take_turns
 from refused import Refused, refusals
+from tiers import long_but
 
 from marlcore.envs import Copies, Recall, TreasureHunt, adapt, make, vectorize
 from marlcore.envs.lockstep import Draws
@@ -152,10 +153,11 @@ OPTIONS = [
 ]
 
 
-@pytest.mark.parametrize("copies", [1, 4])
-@pytest.mark.parametrize(
-    ("kind", "options"), [*((TreasureHunt, options) for options in OPTIONS), (Recall, {"cues": 3, "delay": 4})]
-)
+WORLDS = [*((TreasureHunt, options) for options in OPTIONS), (Recall, {"cues": 3, "delay": 4})]
+
+
+@pytest.mark.parametrize("copies", long_but([4], [1, 4]))
+@pytest.mark.parametrize(("kind", "options"), long_but([WORLDS[2], WORLDS[-1]], WORLDS))
 def test_the_vector_form_is_what_plain_copies_give(kind, options, copies):
     ours = vectorize(lambda: kind(**options), copies)
     theirs = Copies([adapt(kind(**options)) for _ in range(copies)])

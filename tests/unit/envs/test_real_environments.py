@@ -50,7 +50,8 @@ def need(name):
             pytest.importorskip(package, reason=f"needs {package}")
 
 
-SLOW = ("butterfly", "sisl", "simple_world_comm", "simple_tag", "continuous", "rainy", "Walker", "Hopper", "Humanoid")
+SLOW = ("butterfly", "sisl", "simple_world_comm", "simple_tag", "simple_adversary", "simple_v3", "continuous", "rainy")
+SLOW += ("Walker", "Hopper", "Humanoid", "Acrobot", "MountainCar", "Cheetah", "Lunar", "Taxi")
 
 
 def tier(name):

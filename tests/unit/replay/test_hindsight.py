@@ -98,7 +98,7 @@ def replay() -> Iterator[ReplayBuffer]:
         yield made
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", long_but(["future"], STRATEGIES))
 @pytest.mark.parametrize(
     "options",
     [{}, {"stack": 3}, {"stack": 3, "pad": "zero"}, {"prioritized": Prioritized()}, {"lanes": [range(1), range(1, 2)]}],

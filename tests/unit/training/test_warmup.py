@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from tiers import long_but
 
 from marlcore.kernels import jit
 
@@ -183,15 +184,15 @@ STOPS = """
 """
 
 
-@pytest.mark.parametrize(
-    ("kernel", "signum"),
-    [
-        ("marlcore.training.warmup.Prioritized", signal.SIGINT),
-        ("marlcore.training.warmup.Prioritized", signal.SIGKILL),
-        ("marlcore.queue.TrajectoryQueue.reader", signal.SIGKILL),
-        ("marlcore.planning.induction.induce", signal.SIGINT),
-    ],
-)
+SIGNALS = [
+    ("marlcore.training.warmup.Prioritized", signal.SIGINT),
+    ("marlcore.training.warmup.Prioritized", signal.SIGKILL),
+    ("marlcore.queue.TrajectoryQueue.reader", signal.SIGKILL),
+    ("marlcore.planning.induction.induce", signal.SIGINT),
+]
+
+
+@pytest.mark.parametrize(("kernel", "signum"), long_but(SIGNALS[1:2], SIGNALS))
 def test_a_signal_while_kernels_are_compiled_leaves_no_segment(program, kernel, signum):
     """The fixture `leaves_nothing_behind` looks for segments."""
     compiles = program(STOPS, args=[kernel])
