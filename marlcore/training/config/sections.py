@@ -112,7 +112,7 @@ def sink_names(label: str, names: Any) -> tuple[str, ...]:
 class ActorConfig(Declared):
     """The processes that step environments."""
 
-    processes: Annotated[int, Whole(0)] = 1
+    processes: Annotated[int, Whole(0, most=4096)] = 1
     """Actor processes; a run of `train_offline` has 0, and others at least 1."""
     envs: Count = 4
     """Environment copies that each actor steps together, choosing their actions in one batch."""
@@ -143,7 +143,7 @@ class ActorConfig(Declared):
 class LearnerConfig(Declared):
     """The processes that train the policies."""
 
-    processes: Annotated[int | None, Whole(1)] = None
+    processes: Annotated[int | None, Whole(1, most=4096)] = None
     """Learner processes, among which the policies are dealt out; None: one for each policy."""
     batch_size: Count = 64
     """Transitions in each update."""
@@ -185,7 +185,7 @@ class LearnerConfig(Declared):
     timeout: Annotated[float | None, Number(1)] = None
     """Seconds without a heartbeat after which the learner's process is killed and restarted, in async mode; of several
     policies in one process, the longest counts. None: `supervision.learner_timeout`."""
-    threads: Count = 1
+    threads: Annotated[int, Whole(1, most=1024)] = 1  # a million would take all that the machine has
     """CPU threads of each process of the run: learners, actors and the evaluator."""
 
 

@@ -36,7 +36,7 @@ WRONG = {
     "learner.compile": "on", "learner.obs_norm": "on", "learner.reward_norm": "on",
     "learner.norm_frozen_after": 0, "learner.prefetch": -1, "learner.publish_interval": 0,
     "learner.publish_mode": "on", "learner.log_interval": 0, "learner.checkpoint_interval": 0,
-    "learner.checkpoint_seconds": math.inf, "learner.threads": 0, "learner.timeout": 0,
+    "learner.checkpoint_seconds": math.inf, "learner.threads": 10**6, "learner.timeout": 0,
     "replay.capacity": 0, "replay.stack": 0, "replay.pad": "one", "replay.mixture": {"a": 2}, "replay.path": "/no",
     "replay.alpha": math.inf, "replay.beta": 2, "replay.beta_steps": 0, "replay.save": 3, "replay.clear_at_stage": 3,
     "replay.prioritized": "no", "replay.hindsight": "on", "replay.hindsight_k": 0,
