@@ -65,6 +65,12 @@ def test_opponents_act_with_exactly_the_weights_that_were_admitted(played: tuple
     check_opponents(result.run_dir, folder)
 
 
+def test_opponents_keep_the_schedules_of_their_policy(tmp_path: Path) -> None:
+    own = {"main": mc.ExplorationConfig(schedules={"temperature": 0.5})}
+    result = train(tmp_path, explorations=own, total_steps=1_000)
+    assert opponents_of(result.run_dir) and torch.load(opponents_of(result.run_dir)[1])["numbers"]["temperature"] == 0.5
+
+
 def test_the_learner_takes_the_sides_in_turn(run: tuple[mc.Result, Path]) -> None:
     """In each copy, episode by episode; half of the copies begin on the left."""
     result, folder = run

@@ -31,6 +31,7 @@ from .run_directory import read_config, steps_taken
 from .trust import IMPORTED, open_run
 
 POLICIES = "checkpoints/policies.json"
+OF_POLICIES = ("learner", "learners", "exploration", "explorations", "stages")  # the settings that policies act by
 ANCHORS, ROLES = "self_play.anchors", "self_play.roles"
 # See `fixed_settings`; the further ones only where replays were saved.
 FIXED = {
@@ -157,7 +158,8 @@ def check_resumed(run_dir: str | Path, described: dict[str, Any], policies: tupl
     now = dict(flattened(_as_json(described), Config))
     # A run of a version before has no entry for a setting that came later, whose default is what that version did.
     before = dict(flattened(_as_json(Config().to_dict()), Config)) | dict(flattened(read_config(run_dir), Config))
-    fixed = fixed_settings(any((Path(run_dir) / "checkpoints").glob("*.replay")), now["replay.prioritized"])
+    prioritized = any(chosen for *_, chosen in _each("replay.prioritized", before, now))
+    fixed = fixed_settings(any((Path(run_dir) / "checkpoints").glob("*.replay")), prioritized)
     if not (_acts(before) and _acts(now)):
         fixed["actor.processes"] = "a run on recorded data has no actors, and its steps are updates"
     for label, reason in fixed.items():
@@ -240,7 +242,7 @@ def changed_hyperparameters(run_dir: Path, policy: AssignedPolicy) -> dict[str, 
 def write_policies(run_dir: Path, policies: tuple[AssignedPolicy, ...], config: Config) -> None:
     """Writes what `described_policies` reads."""
     plain = config.to_dict()
-    settings = {label: plain[label] for label in ("learner", "learners", "exploration", "explorations", "stages")}
+    settings = {label: plain[label] for label in OF_POLICIES}
     settings["replay"] = {"pad": config.replay.pad}  # whose path need not exist where the policies are loaded
     write_json(run_dir / POLICIES, {"policies": [*map(_described_policy, policies)], "config": settings})
 
@@ -294,11 +296,18 @@ def _policy(plain: Mapping[str, Any]) -> AssignedPolicy:
     return AssignedPolicy(plain["name"], tuple(plain["agents"]), spaces, remade(name, values))
 
 
-def _config(plain: dict[str, Any]) -> Config:
-    exploration = plain["exploration"]
-    kept = {name: text for name, text in exploration["schedules"].items() if not is_custom(text)}
-    epsilon = None if is_custom(exploration["epsilon"]) else exploration["epsilon"]
-    return Config.from_dict({**plain, "exploration": {**exploration, "epsilon": epsilon, "schedules": kept}})
+def _config(plain: Mapping[str, Any]) -> Config:
+    """The described settings of policies, and no others, without functions, which would be imported."""
+    known = {label: plain[label] for label in OF_POLICIES if label in plain}
+    known["exploration"] = _without_functions(plain["exploration"])
+    known["explorations"] = {policy: _without_functions(own) for policy, own in known.get("explorations", {}).items()}
+    return Config.from_dict({**known, "replay": {"pad": plain["replay"]["pad"]}})
+
+
+def _without_functions(exploration: Mapping[str, Any]) -> dict[str, Any]:
+    kept = {name: text for name, text in exploration.get("schedules", {}).items() if not is_custom(text)}
+    epsilon = exploration.get("epsilon")
+    return {**exploration, "epsilon": None if is_custom(epsilon) else epsilon, "schedules": kept}
 
 
 def _described(space: gym.Space) -> dict[str, Any]:

@@ -102,7 +102,7 @@ def create_self_play(
     """
     created = []
     for policy in policies if config.self_play.pool else ():
-        numbers = published_numbers(policy.algorithm, config)
+        numbers = published_numbers(policy.algorithm, config.of(policy.name))
         pool = pool_store(build_model(policy, config), config.self_play.pool, numbers, run_dir, policy.name)
         stack.enter_context(pool)
         results = stack.enter_context(closing(Telemetry.create([*actor_names(config), *node_names(config)])))

@@ -332,12 +332,14 @@ def test_a_changed_policy_is_refused_without_its_code(run: Path, case: str) -> N
     check_refused(lambda: mc.load_policy(run, "agent_0", weights_only=True), ValueError, says)
 
 
-def test_a_schedule_that_names_code_is_left_out(tmp_path):
+def test_settings_that_name_code_are_left_out(tmp_path):
+    """Of the run and of a policy, and in sections that no policy acts by."""
     plain = described(AssignedPolicy("a", ("a",), SPACES, mc.DQN()), mc.Config(), tmp_path)
-    plain["config"]["exploration"] |= {
-        "epsilon": " Custom (os:system)",
-        "schedules": {"x": "custom(os:system)", "y": 2},
-    }
+    named = {"epsilon": " Custom (os:system)", "schedules": {"x": "custom(os:system)", "y": 2}}
+    plain["config"]["exploration"] |= named
+    plain["config"] |= {"explorations": {"a": named}, "self_play": {"anchors": {"os:system": "custom(os:system)"}}}
     write_json(tmp_path / POLICIES, plain)
-    saved = SavedRun.of(tmp_path, weights_only=True)
-    assert list(saved.config.schedules) == ["y"]
+    config = SavedRun.of(tmp_path, weights_only=True).config
+    assert (
+        list(config.schedules) == list(config.of("a").schedules) == ["y"] and config.of("a").exploration.epsilon is None
+    )
