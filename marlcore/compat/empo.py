@@ -125,19 +125,19 @@ def compute_human_policy_prior(
     undiscounted = gamma_h in (None, 1.0) and rho_h in (None, 0.0)
 
     def rounded(probability: Any) -> NDArray[np.float64]:
-        return np.asarray(probability, np.float16 if use_float16 else None).astype(np.float64)
+        return np.asarray(probability, np.float16).astype(np.float64)
 
     def durations(state: Any, profile: tuple[int, ...], outcomes: list[tuple[float, Any]]) -> Any:
-        probability = rounded([p for p, _ in outcomes]).tolist()
-        successors = [successor for _, successor in outcomes]
-        return world_model.transition_durations(state, [*profile], [*zip(probability, successors, strict=True)])
+        if use_float16:
+            outcomes = [(float(rounded(probability)), successor) for probability, successor in outcomes]
+        return world_model.transition_durations(state, [*profile], outcomes)
 
     with build_graph(
         world_model, workers=workers, progress=not quiet, level_fct=level_fct,
         min_free_memory_fraction=min_free_memory_fraction,
     ) as graph:  # fmt: skip
         humans = [int(agent) for agent in human_agent_indices]
-        if graph.probability is not None:
+        if use_float16 and graph.probability is not None:
             graph.probability = rounded(graph.probability)
         with backward_induction(
             graph, generator.generate, humans,

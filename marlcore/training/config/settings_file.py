@@ -68,7 +68,7 @@ def read_settings(path: str | Path) -> Settings:
         _check_names(plain)
         for name in ("env", "algo"):
             if not isinstance(plain.get(name, ""), str):
-                raise ValueError(f"{name}: expected a name, got {brief(plain[name])}; mc.train takes one a policy")
+                raise ValueError(f"{name}: expected a name, got {brief(plain[name])}")
         hyperparameters = plain.get("algorithm", {})
         if not isinstance(hyperparameters, Mapping):
             raise ValueError(f"algorithm: expected its hyperparameters by name, got {brief(hyperparameters)}")

@@ -53,7 +53,7 @@ def open_run(run_dir: str | os.PathLike[str], way: Way = COMPARED, trust: bool |
     for path in () if trust else (root, *(root / name for name in CODE), *inside):  # a walk does not follow links
         if os.path.lexists(path) and (reason := _doubt(os.lstat(path))):
             raise ValueError(
-                "trust: expected a run that only this user can write, since loading it executes code, "
+                "trust: expected a run that only this user can write, since what lies there is believed or executed, "
                 f"got {str(path)!r}, which {reason}"
                 + ("" if trust is None else "; trust=True or --trust loads it all the same")
             )
