@@ -60,7 +60,7 @@ def play(env: VectorEnvironment, rounds: int, seed: int = 5) -> tuple[Events, di
     for number in range(rounds):
         outcomes, turns = env.observe()
         assert turns
-        for outcome in outcomes:
+        for outcome in (outcome for outcome in outcomes if outcome.acted):
             for row, copy in enumerate(outcome.copies.tolist()):
                 ends = bool(outcome.terminated[row]), bool(outcome.truncated[row])
                 final = rows(outcome.final_obs, row) if any(ends) else None
