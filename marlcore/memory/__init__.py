@@ -16,4 +16,11 @@ from .segment import Segment, SegmentHandle
 from .shared_object import Shared, described_workers
 from .space import SHM_DIR
 from .survey import PREFIX, SEGMENT_LOCK, SegmentFile, survey_segments, sweep
-from .waiting import WAIT_SLICE_S, Check, check_interruption, interrupt_waits_with, sleep_until
+from .waiting import (
+    WAIT_SLICE_S,
+    Check,
+    check_interruption,
+    interrupt_waits_with,
+    interrupting_own_waits_with,
+    sleep_until,
+)

@@ -1,7 +1,9 @@
 """Sleeping until another process makes a condition true, in slices, so as to notice signals, closing and deaths."""
 
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from .native import Event
 
@@ -10,6 +12,7 @@ WAIT_SLICE_S = 0.1
 Check = Callable[[], None]
 
 _interruption: Check | None = None
+_own = threading.local()  # `check`, of a thread's waits alone
 
 
 def interrupt_waits_with(check: Check | None) -> Check | None:
@@ -22,10 +25,32 @@ def interrupt_waits_with(check: Check | None) -> Check | None:
     return before
 
 
+@contextmanager
+def interrupting_own_waits_with(check: Check) -> Iterator[None]:
+    """While entered, waits of this thread call `check` too, whose own waits do not."""
+    before = getattr(_own, "check", None)
+
+    def checked() -> None:
+        _own.check = before
+        try:
+            check()
+        finally:
+            _own.check = checked
+
+    _own.check = checked
+    try:
+        yield
+    finally:
+        _own.check = before
+
+
 def check_interruption() -> None:
-    """For other kinds of wait, before each slice: raises what the check of `interrupt_waits_with` raises."""
+    """For other kinds of wait, before each slice: raises what the checks of this process and thread raise."""
     if _interruption is not None:
         _interruption()
+    own: Check | None = getattr(_own, "check", None)
+    if own is not None:
+        own()
 
 
 def sleep_until(missing: Callable[[], int], event: Event, deadline: float | None, check_open: Check) -> bool:

@@ -1,16 +1,16 @@
 """A run in serial mode: all workers' work in turn in this process, with the objects of async mode."""
 
 import logging
-import threading
 from collections.abc import Callable
-from contextlib import ExitStack, closing
+from contextlib import AbstractContextManager, ExitStack, closing
+from functools import partial
 from itertools import count
 from typing import ParamSpec, TypeVar
 
 import torch
 
 from ..errors import WorkerFailed
-from ..memory import interrupt_waits_with
+from ..memory import interrupting_own_waits_with
 from ..processes import READY, Interrupts, failure_of
 from .config import EVALUATOR, actor_names, learner_names
 from .loops import act, learn, observe
@@ -26,28 +26,6 @@ log = logging.getLogger(__name__)
 
 class _Stopped(Exception):
     """The run was told to stop while an actor waits."""
-
-
-class _Wait:
-    """While entered, waits of this thread call `give_turn`, whose own waits do not."""
-
-    def __init__(self, give_turn: Callable[[], None]) -> None:
-        self._give_turn, self._thread = give_turn, threading.get_ident()
-
-    def __enter__(self) -> None:
-        self._before = interrupt_waits_with(self._check)
-
-    def __exit__(self, *error: object) -> None:
-        interrupt_waits_with(self._before)
-
-    def _check(self) -> None:
-        if threading.get_ident() != self._thread:  # a wait of the caller's program
-            return
-        interrupt_waits_with(self._before)
-        try:
-            self._give_turn()
-        finally:
-            interrupt_waits_with(self._check)
 
 
 def run_serial(blueprint: Blueprint, monitor: Monitor, interrupts: Interrupts) -> None:
@@ -84,12 +62,12 @@ def run_serial(blueprint: Blueprint, monitor: Monitor, interrupts: Interrupts) -
                     _guarded(worker, learn, learner)
                 worker.count_updates()
 
-        wait = _Wait(give_turn)
+        giving_turns = partial(interrupting_own_waits_with, give_turn)
         try:
-            _take_rounds(actors, learners, evaluators, monitor, unfinished, wait)
+            _take_rounds(actors, learners, evaluators, monitor, unfinished, giving_turns)
             if actors and not (interrupts.stopping or interrupts.finishing):
                 for actor in actors:
-                    with wait:
+                    with giving_turns():
                         _guarded(actor, actor.cut_episodes)
                 for learner in learners:
                     _guarded(learner, learner.take_turn)
@@ -113,7 +91,7 @@ def _take_rounds(
     evaluators: list[EvaluatorWorker],
     monitor: Monitor,
     unfinished: Callable[[], bool],
-    wait: _Wait,
+    giving_turns: Callable[[], AbstractContextManager[None]],
 ) -> None:
     """A round is a turn of every actor, and the updates and evaluations that are due by then.
 
@@ -123,12 +101,13 @@ def _take_rounds(
         if not unfinished():
             return
         playing = [actor for actor in actors if not actor.done]
-        with wait:
+        with giving_turns():
             turns = [_guarded(actor, observe, actor.env, actor.seats, actor) for actor in playing]
         for learner in learners:  # before the actions, so that they are of the newest weights
             _guarded(learner, learner.take_turn)
-        for actor, due in zip(playing, turns, strict=True):
-            _guarded(actor, act, actor.env, actor.seats, due, actor)
+        with giving_turns():
+            for actor, due in zip(playing, turns, strict=True):
+                _guarded(actor, act, actor.env, actor.seats, due, actor)
         for evaluator in evaluators:
             _guarded(evaluator, evaluator.step, unfinished)
         if rounds % ROUNDS == 0:
