@@ -2,14 +2,15 @@
 
 import logging
 import threading
-from collections.abc import Callable
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from functools import partial
 from itertools import count
 from typing import ParamSpec, TypeVar
 
 import torch
 
-from ..errors import WorkerFailed
+from ..errors import ClosedError, WorkerFailed
 from ..memory import interrupt_waits_with
 from ..processes import READY, Interrupts, failure_of
 from .config import EVALUATOR, actor_names, learner_names
@@ -28,26 +29,26 @@ class _Stopped(Exception):
     """The run was told to stop while an actor waits."""
 
 
-class _Wait:
-    """While entered, waits of this thread call `give_turn`, whose own waits do not."""
+@contextmanager
+def _giving_turns(give_turn: Callable[[], None]) -> Iterator[None]:
+    """Waits of this thread call `give_turn`, whose own waits do not; waits of all threads still call earlier checks."""
+    thread, before = threading.get_ident(), interrupt_waits_with(None)
 
-    def __init__(self, give_turn: Callable[[], None]) -> None:
-        self._give_turn, self._thread = give_turn, threading.get_ident()
+    def check() -> None:
+        if before is not None:
+            before()
+        if threading.get_ident() == thread:
+            interrupt_waits_with(before)
+            try:
+                give_turn()
+            finally:
+                interrupt_waits_with(check)
 
-    def __enter__(self) -> None:
-        self._before = interrupt_waits_with(self._check)
-
-    def __exit__(self, *error: object) -> None:
-        interrupt_waits_with(self._before)
-
-    def _check(self) -> None:
-        if threading.get_ident() != self._thread:  # a wait of the caller's program
-            return
-        interrupt_waits_with(self._before)
-        try:
-            self._give_turn()
-        finally:
-            interrupt_waits_with(self._check)
+    try:
+        interrupt_waits_with(check)
+        yield
+    finally:
+        interrupt_waits_with(before)
 
 
 def run_serial(blueprint: Blueprint, monitor: Monitor, interrupts: Interrupts) -> None:
@@ -84,12 +85,12 @@ def run_serial(blueprint: Blueprint, monitor: Monitor, interrupts: Interrupts) -
                     _guarded(worker, learn, learner)
                 worker.count_updates()
 
-        wait = _Wait(give_turn)
+        giving_turns = partial(_giving_turns, give_turn)
         try:
-            _take_rounds(actors, learners, evaluators, monitor, unfinished, wait)
+            _take_rounds(actors, learners, evaluators, monitor, unfinished, giving_turns)
             if actors and not (interrupts.stopping or interrupts.finishing):
                 for actor in actors:
-                    with wait:
+                    with giving_turns():
                         _guarded(actor, actor.cut_episodes)
                 for learner in learners:
                     _guarded(learner, learner.take_turn)
@@ -113,7 +114,7 @@ def _take_rounds(
     evaluators: list[EvaluatorWorker],
     monitor: Monitor,
     unfinished: Callable[[], bool],
-    wait: _Wait,
+    giving_turns: Callable[[], AbstractContextManager[None]],
 ) -> None:
     """A round is a turn of every actor, and the updates and evaluations that are due by then.
 
@@ -123,12 +124,13 @@ def _take_rounds(
         if not unfinished():
             return
         playing = [actor for actor in actors if not actor.done]
-        with wait:
+        with giving_turns():
             turns = [_guarded(actor, observe, actor.env, actor.seats, actor) for actor in playing]
         for learner in learners:  # before the actions, so that they are of the newest weights
             _guarded(learner, learner.take_turn)
-        for actor, due in zip(playing, turns, strict=True):
-            _guarded(actor, act, actor.env, actor.seats, due, actor)
+        with giving_turns():  # with first priorities, most rows are written before the next actions
+            for actor, due in zip(playing, turns, strict=True):
+                _guarded(actor, act, actor.env, actor.seats, due, actor)
         for evaluator in evaluators:
             _guarded(evaluator, evaluator.step, unfinished)
         if rounds % ROUNDS == 0:
@@ -149,7 +151,7 @@ def _guarded(worker: Worker, step: Callable[P, T], *args: P.args, **kwargs: P.kw
     """Makes a worker's step; its errors end the run as they would from a process."""
     try:
         return step(*args, **kwargs)
-    except (_Stopped, WorkerFailed):  # of a wait, in which the run was stopped or a learner failed
+    except (_Stopped, WorkerFailed, ClosedError):  # of a wait: the run or its program was stopped, or a learner failed
         raise
     except Exception as error:
         raise failure_of(worker.name, error) from error
