@@ -13,8 +13,9 @@ from ..memory import LINE, PREFIX, Segment, Shared, Words, described_workers
 
 # Words of a worker's line. READY: the number of the last process that reached its first step. EPISODES: ended by the
 # last process of an actor that ended any; 1 after an evaluator's first. DONE: nonzero once its work is complete, for
-# workers that wait for that. EVALUATED: the steps at which an evaluator's last evaluation began
-STEPS, UPDATES, READY, BEATS, EPISODES, DONE, EVALUATED = range(7)
+# workers that wait for that. BEGUN: the steps at which an evaluator's last evaluation began. SKIPS: due ones
+# that it never made
+STEPS, UPDATES, READY, BEATS, EPISODES, DONE, BEGUN, SKIPS = range(8)
 # Words of the parent's line for a worker. SHARE: the steps at which an actor is done
 PID, RESTARTS, SHARE = range(3)
 

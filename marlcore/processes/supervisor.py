@@ -80,22 +80,23 @@ class Supervised:
         self.timeout = timeout  # the longest silence, in seconds
         self._children, self._start, self._policy = children, start, policy
         self._counters, self._notes = control.workers[name], control.notes[name]
-        self._failures: list[tuple[float, WorkerFailed]] = []  # those in the window, each with its time
-        self._stands: tuple[tuple[str, str, int], ...] = ()  # of the last two failures: why, and its steps and updates
+        self._failures: list[tuple[float, int, WorkerFailed]] = []  # in the window; time, steps and updates
         self._hang = ""  # why its process is killed
         self._kill_at: float | None = None
         self._beats, self._looked, self._silent = 0, 0.0, 0.0
 
     def start(self) -> None:
-        """Starts the worker's next process; where the fork server always dies, tries again as after the worker's death.
+        """Starts the worker's next process. If the fork server keeps dying, counts that as a death of the worker.
 
-        Raises: OSError: the system starts no process. WorkerFailed: it was tried as often as the run allows.
+        Raises: OSError: the system does not start the first one. WorkerFailed: it was tried as often as the run allows.
         """
         self.attempts += 1
         self.due, self._hang, self._kill_at = None, "", None
         try:
             self.process = self._start(self.name, self.attempts)
-        except MarlcoreError as error:
+        except (MarlcoreError, OSError) as error:
+            if not isinstance(error, MarlcoreError) and (self.attempts == 1 or error.errno is None):
+                raise  # nothing has run yet, or it is a signal handler's
             self._failed("death", f"no process could be started: {error}", time.monotonic())
             return
         self._notes.store(PID, self.process.pid)
@@ -121,30 +122,22 @@ class Supervised:
     @property
     def failure(self) -> WorkerFailed:
         """All failures in the window as one."""
-        texts = [failure.traceback for _, failure in self._failures]
+        texts = [failure.traceback for *_, failure in self._failures]
         if len(texts) > 1:
             starts = range(self.attempts - len(texts) + 1, self.attempts + 1)
             said = [texts[0], *("the same" if text == before else text for before, text in pairwise(texts))]
             texts = [f"start {start}: {text}" for start, text in zip(starts, said, strict=True)]
-        return WorkerFailed(self.name, self._failures[-1][1].reason, "\n".join(texts))
+        return WorkerFailed(self.name, self._failures[-1][-1].reason, "\n".join(texts))
 
     def look(self, now: float) -> None:
         """Handles its death, hang or due restart. Raises WorkerFailed: it failed more often than the run allows."""
         if self.process is None:
             if self.due is not None and now >= self.due:
-                self._restart()
+                self.start()
         elif self.process.running:
             self._check_heartbeat(self.process, now)
         else:
             self._take_note(self.process, now)
-
-    def _restart(self) -> None:
-        try:
-            self.start()
-        except OSError as error:
-            if error.errno is None:  # a signal handler's
-                raise
-            self._failed("death", f"no process could be started: {error}", time.monotonic())
 
     def _check_heartbeat(self, process: Child, now: float) -> None:
         beats = self._counters.load(BEATS)
@@ -170,10 +163,9 @@ class Supervised:
             self._failed(failure.reason, failure.traceback, now)
 
     def _failed(self, reason: str, text: str, now: float) -> None:
-        recent = [(at, failure) for at, failure in self._failures if now - at <= self._policy.window]
+        recent = [failed for failed in self._failures if now - failed[0] <= self._policy.window]
         done = sum(self._counters.load(count) for count in (STEPS, UPDATES))
-        self._stands = (*self._stands[-1:], (reason, text, done))
-        self._failures = [*recent, (now, WorkerFailed(self.name, reason, text))]
+        self._failures = [*recent, (now, done, WorkerFailed(self.name, reason, text))]
         if self.stands_down:
             return
         if len(recent) >= self._policy.max_restarts or self._will_fail_again:
@@ -184,16 +176,15 @@ class Supervised:
 
     @property
     def _will_fail_again(self) -> bool:
-        """Whether a restart can mend nothing.
+        """Whether a restart cannot help.
 
-        It diverged, waits for what waits for it, raised before its first step, or raised the same twice without a step
-        or an update between; or its environment raised twice before any episode.
+        The worker diverged, is deadlocked, raised before its first step, or raised the same twice without a step or an
+        update between; or its environment raised twice before any episode.
         """
-        reasons = [failure.reason for _, failure in self._failures[-2:]]
+        last = [(failure.reason, failure.traceback, done) for _, done, failure in self._failures[-2:]]
+        reasons = [reason for reason, *_ in last]
         if reasons[-1] in ("diverged", "deadlock"):
             return True
-        if reasons[-1] in ("environment", "worker") and not self._counters.load(READY):
-            return True
-        if reasons[-1] in ("environment", "worker") and self._stands[0] == self._stands[-1] and len(self._stands) == 2:
+        if reasons[-1] in ("environment", "worker") and (not self._counters.load(READY) or last.count(last[-1]) == 2):
             return True
         return reasons == ["environment", "environment"] and not self._counters.load(EPISODES)

@@ -109,7 +109,6 @@ def work_population(
 
 def _work(members: _Members, mode: str, population: PopulationConfig, children: Children, progress: bool) -> None:
     lineage, waiting = members.lineage, members.waiting
-    lineage.folder.mkdir(parents=True, exist_ok=True)
     lineage.write()
     with ExitStack() as stack:
         total = population.size * lineage.total_steps  # at most

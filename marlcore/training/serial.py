@@ -9,7 +9,7 @@ from typing import ParamSpec, TypeVar
 
 import torch
 
-from ..errors import WorkerFailed
+from ..errors import ClosedError, WorkerFailed
 from ..memory import interrupting_own_waits_with
 from ..processes import READY, Interrupts, failure_of
 from .config import EVALUATOR, actor_names, learner_names
@@ -105,7 +105,7 @@ def _take_rounds(
             turns = [_guarded(actor, observe, actor.env, actor.seats, actor) for actor in playing]
         for learner in learners:  # before the actions, so that they are of the newest weights
             _guarded(learner, learner.take_turn)
-        with giving_turns():
+        with giving_turns():  # with first priorities, most rows are written before the next actions
             for actor, due in zip(playing, turns, strict=True):
                 _guarded(actor, act, actor.env, actor.seats, due, actor)
         for evaluator in evaluators:
@@ -128,7 +128,7 @@ def _guarded(worker: Worker, step: Callable[P, T], *args: P.args, **kwargs: P.kw
     """Makes a worker's step; its errors end the run as they would from a process."""
     try:
         return step(*args, **kwargs)
-    except (_Stopped, WorkerFailed):  # of a wait, in which the run was stopped or a learner failed
+    except (_Stopped, WorkerFailed, ClosedError):  # of a wait: the run or its program was stopped, or a learner failed
         raise
     except Exception as error:
         raise failure_of(worker.name, error) from error

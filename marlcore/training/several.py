@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TypeAlias
 
 from ..checks import absolute, check_whole
-from ..errors import WorkerFailed
+from ..errors import WorkerFailed, suppress_failed_calls
 from ..processes import Children, Interrupts
 from .config import Config
-from .record import RUNS, SharedProgress, Table, dated_paths, holds_files, is_address, lock_directory, steps_taken
+from .record import LOCK, RUNS, SharedProgress, Table, dated_paths, holds_files, is_address, lock_directory, steps_taken
 from .run import Result, Run, work
 from .run_input import RunInput
 
@@ -63,7 +63,9 @@ def held(folder: Path, kind: str) -> Iterator[None]:
             raise
         finally:
             if folder.exists() and not holds_files(folder):
-                shutil.rmtree(folder)
+                with suppress_failed_calls():  # another program has just put files there, which stay
+                    (folder / LOCK).unlink()
+                    folder.rmdir()
 
 
 def make_runs(
@@ -97,7 +99,7 @@ def _in_turn(waiting: dict[str, RunInput], folder: Path, table: SharedProgress |
 
 
 def deliver(interrupts: Interrupts, folder: Path) -> None:
-    """Raises what a signal came for; says what continues the runs of a directory, each of which a seed's is alone."""
+    """Raises what a signal came for. The message names the directory to resume; with seeds, one for each run."""
     each = "/seed-N" if any(folder.glob("seed-*")) else ""
     interrupts.deliver(str(folder) if folder.exists() else "", f"{folder}{each}")
 

@@ -18,6 +18,7 @@ from whole_runs import LONG, Runs, change_checkpoint, checkpoint, history, kill,
 import marlcore as mc
 from marlcore.__main__ import main
 from marlcore.training import EVALUATOR, async_run
+from marlcore.training.workers import EvaluatorWorker
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
@@ -285,6 +286,18 @@ def test_each_evaluation_that_falls_due_is_made_or_counted(
     made, skipped = len(evaluations(path)), evaluations(path, "eval_skipped")[-1][1]
     assert made + skipped == 5 and (skipped == 0) == wait
     assert (f"evaluation: {skipped:g} that fell due every 250 steps were skipped" in caplog.text) == (not wait)
+
+
+def test_a_restarted_evaluator_goes_on_counting_what_it_skips(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here one starts after each evaluation, and an evaluation falls due twice a round."""
+    evaluate = EvaluatorWorker.finish
+    monkeypatch.setattr(
+        EvaluatorWorker, "finish", lambda worker, *args, **final: (evaluate(worker, *args, **final), worker.build())[0]
+    )
+    changes = {"evaluation": {"interval": 1, "episodes": 1}, "learner": {"warmup": 1, "publish_interval": 1}}
+    path = train(tmp_path, Corridor, DQN, total_steps=24, updates_per_step=1.0, **changes).run_dir
+    counts = [count for _, count in evaluations(path, "eval_skipped")]
+    assert len(counts) > 3 and counts == sorted({*counts})
 
 
 @LONG

@@ -8,9 +8,11 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from contextlib import ExitStack
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
+from threading import Thread, get_ident
 from typing import Any
 from unittest.mock import Mock
 
@@ -21,6 +23,8 @@ from processes import await_group, sweep, until
 from whole_runs import LONG, MODES, Runs, checkpoint, finished, marlcore, metrics_of, values_of
 
 import marlcore as mc
+from marlcore.algos.dqn import DQNTrainer
+from marlcore.memory import check_interruption, interrupt_waits_with
 
 runs = Runs(mode="async", total_steps=6_000)
 AGENTS = {"agent_0", "agent_1"}
@@ -84,6 +88,32 @@ def test_a_serial_run_starts_no_process_and_others_do(tmp_path: Path, monkeypatc
     assert train(tmp_path / "serial", HUNT, mode="serial", total_steps=50).steps >= 50
     with pytest.raises(KeyError):
         train(tmp_path / "default", HUNT, mode=mc.Config().mode, total_steps=50)
+
+
+def test_a_wait_between_actions_gives_learners_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In serial mode. The program's own check is called too, also in waits of other threads, and may end the run."""
+    updates, during, callers, update = [], [], [], DQNTrainer.update
+
+    class Waiting(HUNT.func):  # type: ignore[misc, name-defined]
+        def step(self, action: Any) -> None:
+            super().step(action)
+            before = len(updates)
+            check_interruption()
+            during.append(len(updates) - before)
+            (other := Thread(target=check_interruption)).start()
+            other.join()
+
+    monkeypatch.setattr(DQNTrainer, "update", lambda *args: updates.append(1) or update(*args))
+    changes = {"mode": "serial", "total_steps": 60, "learner": {"warmup": 1}, "replay": {"prioritized": True}}
+    changes |= {"updates_per_step": 1.0, "updates_tolerance": 1}
+    with ExitStack() as stack:
+        stack.callback(interrupt_waits_with, interrupt_waits_with(lambda: callers.append(get_ident())))
+        train(tmp_path / "a", partial(Waiting, **HUNT.keywords), mc.DQN(actor_priorities=True), **changes)
+        interrupt_waits_with(Mock(side_effect=mc.ClosedError))
+        with pytest.raises(mc.ClosedError):
+            train(tmp_path / "b", HUNT, **changes)
+    assert len(during) == 60 and sum(during) > 30
+    assert callers.count(get_ident()) >= 60 and len(callers) - callers.count(get_ident()) == 60
 
 
 def test_ctrl_c_raises_with_the_runs_directory(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 It sees all copies of the environment at once, as arrays: no line of this file runs once for each copy.
 """
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from typing import Protocol
 
 import numpy as np
@@ -60,13 +60,13 @@ def _report_over(env: VectorEnvironment, seats: Seats, host: ActorHost) -> None:
             host.report_ended(ended)
 
 
-def cut_episodes(env: VectorEnvironment, seats: Seats, host: ActorHost, agents: Set[str]) -> None:
-    """After the last actions: records their outcomes, and truncates the episodes of these agents that would go on.
+def cut_episodes(env: VectorEnvironment, seats: Seats, host: ActorHost) -> None:
+    """After the last actions: records their outcomes, and truncates the episodes that would continue.
 
-    So their last transitions are whole, and a queue's reader finds the last batch.
+    So the last transitions are whole, and a queue's reader finds the last batch.
     """
     outcomes, turns = env.observe()
-    following = {turn.agent: turn for turn in turns if turn.agent in agents}
+    following = {turn.agent: turn for turn in turns}
     for outcome in outcomes:
         turn = following.get(outcome.agent)
         if turn and outcome.acted:

@@ -19,7 +19,7 @@ import cloudpickle
 from ...closing import Closing
 from ...cluster import Mirror
 from ...errors import WorkerFailed, suppress_failed_calls
-from ...processes import EPISODES, EVALUATED, RESTARTS, SHARE, STEPS, Control, Metric, Telemetry, start_child
+from ...processes import BEGUN, EPISODES, RESTARTS, SHARE, STEPS, Control, Metric, Telemetry, start_child
 from ..config import EVALUATOR, AssignedPolicy, Config, Crew, crews
 from ..self_play import SelfPlay, results_in
 from ..workers import Blueprint, dealt
@@ -124,7 +124,7 @@ class Node(Closing):
             traffic.move(orders.homes.get(traffic.policy.name, traffic.home))
         workers, names = self._control.workers, self._crew.names
         workers[ELSEWHERE].store(STEPS, orders.elsewhere)
-        workers[EVALUATOR].store(EVALUATED, orders.evaluated)
+        workers[EVALUATOR].store(BEGUN, orders.evaluated)
         if orders.share != sum(self._control.notes[name].load(SHARE) for name in names):
             shares = dealt(orders.share, [workers[name].load(STEPS) for name in names], [1] * len(names))
             for name, share in zip(names, shares, strict=True):

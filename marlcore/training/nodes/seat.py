@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from ...processes import EPISODES, EVALUATED, READY, SHARE, STEPS
+from ...processes import BEGUN, EPISODES, READY, SHARE, STEPS
 from ..config import EVALUATOR, AssignedPolicy
 from ..self_play import report_result
 from .fleet import Hired
@@ -58,7 +58,7 @@ class Seat(Post):
 
     def orders(self) -> Orders:
         control, self.asked = self.office.control, self.share
-        evaluated = control.workers[EVALUATOR].load(EVALUATED) if EVALUATOR in control.workers else 0
+        evaluated = control.workers[EVALUATOR].load(BEGUN) if EVALUATOR in control.workers else 0
         return Orders(self.asked, control.steps - self.counters.load(STEPS), {**self.office.homes}, evaluated)
 
     def _take(self, agent: Hired, report: Report) -> None:

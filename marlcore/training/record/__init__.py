@@ -30,7 +30,7 @@ from .descriptions import (
 from .events import CHECKPOINT_S, EVALUATION_S, SKIPPED, CheckpointEvent, EvaluationEvent
 from .files import read_json, read_sealed, write_atomically, write_json, write_sealed
 from .hold import Hold
-from .lock import holds_files, lock_directory
+from .lock import LOCK, holds_files, lock_directory
 from .monitor import Monitor, Status
 from .progress import Progress, SharedProgress, Table, final_returns, summary
 from .remote import RemoteCopy, fetch_run, is_address

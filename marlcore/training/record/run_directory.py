@@ -59,8 +59,7 @@ class RunDirectory:
             with ExitStack() as undo:
                 root = _make_directory(path, runs, undo)
                 _lay_out(root, undo)
-                lock = _locked(root)
-                undo.callback(lock.close)
+                lock = undo.enter_context(_locked(root))
                 csv = CsvSink(root / "metrics.csv", "x")
                 undo.callback(csv.close)
                 write_json(root / "config.json", config, indent=2)  # last: this file marks a run
@@ -102,10 +101,8 @@ class RunDirectory:
 
     def close(self) -> None:
         """Flush and close metrics.csv; closing twice is fine. Raises OSError: a write failed; the file is closed."""
-        try:
+        with self._lock:
             self.csv.close()
-        finally:
-            self._lock.close()
 
     def log_path(self, worker: str) -> Path:
         return self.path / "logs" / f"{_file_name(worker)}.log"

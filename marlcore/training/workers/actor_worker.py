@@ -1,7 +1,6 @@
 """An actor in its worker: it builds the environment, the policies and the seats, and counts the steps."""
 
 from functools import partial
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -161,11 +160,9 @@ class ActorWorker(Worker):
         return not self.done and not self.control.stopping
 
     def cut_episodes(self) -> None:
-        """Once it is done: makes the last transitions in queues whole."""
-        queued = [policy.agents for policy in self.blueprint.policies if isinstance(policy.source, QueueSource)]
-        if queued:
-            cut_episodes(self.env, self.seats, self, {*chain(*queued)})
-            self.count_steps(0)
+        """Once it is done: takes the last actions in the environment, and makes the last transitions whole."""
+        cut_episodes(self.env, self.seats, self)
+        self.count_steps(0)
 
     def begin(self, turn: Turn) -> None:
         if self._assignment is not None:

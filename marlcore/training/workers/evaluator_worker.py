@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from ...envs import vectorize
-from ...processes import DONE, EPISODES, EVALUATED, READY
+from ...processes import BEGUN, DONE, EPISODES, READY, SKIPS
 from ...weights import ParameterStore
 from ..loops import Candidate, CommonGames, Evaluator, Games, GoesOn, build_model, choose_device, run_seed
 from ..record import EVALUATION_S, SKIPPED, KeptCheckpoints
@@ -35,9 +35,10 @@ class EvaluatorWorker(Worker):
         else:
             play = CommonGames(env, candidates, config.evaluation, config.replay.pad, seed, self.report).play
         settings = config.evaluation
-        begins = partial(self.counters.store, EVALUATED)
+        begins = partial(self.counters.store, BEGUN)
         evaluator = Evaluator(candidates, play, settings.interval, lambda: self.steps, settings.seconds, begins=begins)
-        self.counters.store(EVALUATED, max(self.counters.load(EVALUATED), evaluator.last))  # of an earlier process
+        evaluator.skipped = self.counters.load(SKIPS)
+        self.counters.store(BEGUN, max(self.counters.load(BEGUN), evaluator.last))  # of earlier processes, both
         self._evaluator = evaluator
 
     def _league_games(self, candidates: list[Candidate], seed: Callable[[int], int]) -> Games:
@@ -76,6 +77,7 @@ class EvaluatorWorker(Worker):
         played = self._evaluator.evaluate(goes_on_with_a_beat, final)
         if played:
             step = max(candidate.step for candidate in self._evaluator.candidates)
+            self.counters.store(SKIPS, self._evaluator.skipped)
             self.report("", SKIPPED, self._evaluator.skipped, step)
             self.report("", EVALUATION_S, time.monotonic() - began, step)
         return played

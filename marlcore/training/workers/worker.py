@@ -13,7 +13,7 @@ import torch
 
 from ...envs import Looking, RunStep
 from ...memory import SegmentHandle
-from ...processes import EVALUATED, Control, Telemetry, WorkerBase, fitting_name
+from ...processes import BEGUN, Control, Telemetry, WorkerBase, fitting_name
 from ..config import EVALUATOR, AssignedPolicy, Config, Crew
 from ..record import Hold
 from ..self_play import SelfPlay
@@ -92,7 +92,7 @@ class Worker(WorkerBase):
         settings, evaluator = self.config.evaluation, self.control.workers.get(EVALUATOR)
         if not (settings.wait and settings.interval and evaluator):
             return
-        while evaluator.load(EVALUATED) // settings.interval < self.steps // settings.interval:
+        while evaluator.load(BEGUN) // settings.interval < self.steps // settings.interval:
             if self.control.stopping:
                 return
             self.beat()

@@ -172,10 +172,12 @@ def test_one_failure_too_many_raises_with_all_of_them(scene: Scene) -> None:
     assert caught.value.traceback == expected
 
 
-def test_failures_of_long_ago_do_not_count(scene: Scene) -> None:
+@pytest.mark.parametrize(("seconds", "reason"), [(40.0, "death"), (101.0, "worker")])
+def test_failures_of_long_ago_do_not_count(scene: Scene, seconds: float, reason: str) -> None:
     for _ in range(12):
-        scene.die()
-        scene.now += 40.0  # at most three in a window of 100
+        scene.process.end(reason, "a fault")
+        scene.supervisor.watch(0.0)
+        scene.now += seconds  # at most three in a window of 100
         scene.supervisor.watch(0.0)
         scene.become_ready()
     assert scene.worker.attempts == 13

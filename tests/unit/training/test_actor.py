@@ -21,7 +21,7 @@ import marlcore as mc
 from marlcore.cli import CommandLine
 from marlcore.declared import changed, hints_of
 from marlcore.envs import TreasureHunt, checked, vectorize
-from marlcore.processes import BEATS, EVALUATED, SHARE, STEPS, Control, Telemetry
+from marlcore.processes import BEATS, BEGUN, SHARE, STEPS, Control, Telemetry
 from marlcore.training.config import AssignedPolicy, crews
 from marlcore.training.loops import PublishedPolicy, act, build_model, observe
 from marlcore.training.record import read_config
@@ -208,11 +208,11 @@ def test_a_workers_fork_leaves_at_its_next_call(worker: Worker, next_call: Calla
         os.close(fd)
 
 
-@pytest.mark.parametrize("ends", [lambda control: control.workers["evaluator"].store(EVALUATED, 23), Control.stop])
+@pytest.mark.parametrize("ends", [lambda control: control.workers["evaluator"].store(BEGUN, 23), Control.stop])
 def test_a_worker_waits_until_a_due_evaluation_has_begun(worker: Worker, ends: Callable[[Control], None]) -> None:
     worker.config = mc.Config(total_steps=29, evaluation=mc.EvaluationConfig(interval=10, wait=True))
     counters = worker.control.workers["actor-0"]
-    worker.control.workers["evaluator"].store(EVALUATED, 10)
+    worker.control.workers["evaluator"].store(BEGUN, 10)
     counters.store(STEPS, 19)
     worker.await_evaluation()
     counters.store(STEPS, 30)  # an actor took one too many, so that 20 alone is due

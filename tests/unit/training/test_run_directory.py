@@ -286,6 +286,17 @@ def test_a_user_who_may_only_read_a_run_cannot_block_it(run):
     assert has_ended(run.path)
 
 
+def test_a_directory_that_another_program_fills_meanwhile_stays(tmp_path, monkeypatch):
+    monkeypatch.setattr("marlcore.training.several.holds_files", lambda folder: (folder / "new").touch())
+    with held(tmp_path / "psro", "psro"):
+        pass
+    assert [path.name for path in (tmp_path / "psro").iterdir()] == ["new"]
+    monkeypatch.undo()
+    with held(tmp_path / "empty", "psro"):
+        pass
+    assert not (tmp_path / "empty").exists()
+
+
 def test_a_lock_whose_file_was_removed_meanwhile_is_taken_anew(tmp_path, monkeypatch):
     """Its first holder removes the file before it lets go; a third process would lock a new one."""
 
