@@ -7,8 +7,8 @@ Only the reader writes these slots of the segment:
                    (unused; queues in ordinary files keep their layout)
                    passed    transitions of all lanes below the cursor
                    wanted    unread transitions with which the reader surely finds a batch, if it waits for more; or 0
-                   looks     looks that found too few rows for a batch; each then made the room that
-                             writers had asked for
+                   looks     looks that found too few rows for a batch; each then made the room
+                             that writers had asked for
     slot 1 + lane  released  rows below this ticket may be overwritten
                    two halves of position, passed, dropped, skipped: see kernels/inorder.py
 
