@@ -122,9 +122,7 @@ def _pieces(value: Any, depth: int = 20) -> Iterator[str]:
         yield repr(value[:_LONGEST])
     elif own is int.__repr__ and value.bit_length() > 4 * _LONGEST:
         yield f"an integer of {value.bit_length()} bits"
-    elif own not in _BRACKETS or not depth:
-        yield repr(value) if own not in _BRACKETS else "..."
-    else:
+    elif own in _BRACKETS and depth:
         begin, end = _BRACKETS[own]
         yield begin
         for number, part in enumerate(value):
@@ -134,3 +132,5 @@ def _pieces(value: Any, depth: int = 20) -> Iterator[str]:
                 yield ": "
                 yield from _pieces(value[part], depth - 1)
         yield f",{end}" if own is tuple.__repr__ and len(value) == 1 else end
+    else:
+        yield "..." if own in _BRACKETS else repr(value)

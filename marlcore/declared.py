@@ -42,8 +42,8 @@ class Rule(ABC):
 class Whole(Rule):
     """An integer of Python or NumPy from `low` to `high`, or a whole float, such as 1e5.
 
-    The field holds Python's integer, since JSON knows no other. Without `high` it is at most `most`, of which a message
-    speaks only if it is exceeded.
+    The field holds Python's integer, since JSON knows no other. Without `high` the limit is `most`; messages name it
+    only when it is exceeded.
     """
 
     low: int

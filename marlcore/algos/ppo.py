@@ -202,8 +202,7 @@ class PPOTrainer(Resumable):
         return faster(self.model.critic)(rows_at(batch.next_obs, which))
 
     def _prepare(self, batch: Any, now: Evaluated) -> tuple[Rows, torch.Tensor]:
-        """The batch with its advantages, and with what the model says now, to which steps compare; and the part of the
-        targets' variance that the critic explains."""
+        """The batch with advantages and the values before the steps; and the explained variance."""
         hyper, acted = self.hyper, batch.extras[LOG_PROB]
         corrected = hyper.correction == "vtrace"
         value = self.normalizer.denormalized(now.value)

@@ -63,7 +63,7 @@ def cache_directory() -> Path | None:
 
 
 class _Place(caching.CompileResultCacheImpl):  # type: ignore[misc]
-    """Has Numba keep a kernel in `cache_directory`: it would look beside the kernel's file first."""
+    """Makes Numba keep kernels in `cache_directory`, not beside their source file."""
 
     def __init__(self, function: Any) -> None:
         self._py_file, self._lineno = function.__code__.co_filename, function.__code__.co_firstlineno

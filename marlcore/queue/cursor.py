@@ -7,7 +7,8 @@ Only the reader writes these slots of the segment:
                    (unused; queues in ordinary files keep their layout)
                    passed    transitions of all lanes below the cursor
                    wanted    unread transitions with which the reader surely finds a batch, if it waits for more; or 0
-                   looks     how often the reader found too few rows for a batch, and then made room where it was asked
+                   looks     looks that found too few rows for a batch; each then made the room
+                             that writers had asked for
     slot 1 + lane  released  rows below this ticket may be overwritten
                    two halves of position, passed, dropped, skipped: see kernels/inorder.py
 
@@ -46,6 +47,8 @@ class CursorLines:
         self._words = Words(segment.body[geometry.slot_offset(0) : geometry.slot_offset(geometry.slots)])
         counters = segment.body[geometry.counters_offset(0) : geometry.counters_offset(geometry.lanes)]
         self._counters = Words(counters)
+        self._rows = Event(segment.body)  # on which the reader waits for more
+        self._last_asked: dict[int, int] = {}  # rows, by lane; at first whatever an earlier writer asked
 
     def load(self) -> Ints:
         """A consistent cursor, int64 [4, lanes]."""
@@ -77,9 +80,15 @@ class CursorLines:
         """For the lane's writer: counts further transitions that found no room."""
         self._counters.add(lane * _LINE_WORDS + _REFUSED, transitions)
 
-    def ask(self, lane: int, rows: int) -> None:
-        """For the lane's writer: asks the reader for room for an add of so many rows, 0: no more."""
+    def ask(self, lane: int, rows: int) -> bool:
+        """For the lane's writer: asks the reader for room for an add of so many rows, 0: no more. False if it had."""
+        if rows == self._last_asked.get(lane):
+            return False
         self._counters.store(lane * _LINE_WORDS + _ASKED, rows)
+        if rows:
+            self._rows.notify()  # its fence lets no load that follows, such as of LOOKS, pass the store
+        self._last_asked[lane] = rows
+        return True
 
     @staticmethod
     def _at(half: int, row: int, lane: int) -> int:
@@ -92,6 +101,7 @@ class ReadCursor(CursorLines):
     def __init__(self, segment: Segment, lanes: NativeLanes, geometry: LaneGeometry, longest: int) -> None:
         super().__init__(segment, geometry)
         counters = segment.body[geometry.counters_offset(0) : geometry.counters_offset(geometry.lanes)]
+        # Plain loads of whole words. The event's fences make a reader that would sleep see what was asked before.
         self._asked: Ints = counters.view(np.int64)[_ASKED::_LINE_WORDS]
         self._capacity, self._longest = geometry.capacity, longest
         self._room = Event(segment.body, ROOM_OFFSET)

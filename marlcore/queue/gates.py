@@ -61,9 +61,7 @@ class QueueGate:
         self._unread = unread
         self._lines = CursorLines(view.segment, view.geometry)
         self._room = Event(view.segment.body, ROOM_OFFSET)
-        self._rows = Event(view.segment.body)  # on which the reader waits for more
-        self._asked = -1  # what it asked the reader for: at first whatever an earlier writer did
-        self._looks = 0  # of the reader when it asked
+        self._looks = 0  # of the reader when this gate last asked it
         self.left = _UNLIMITED if when_full == "drop_oldest" else 0  # a lower bound of the rows that may be added
 
     def wait(
@@ -121,11 +119,8 @@ class QueueGate:
 
     def _ask(self, rows: int, looks: int) -> None:
         """Asks the reader for room for so many rows; 0: has what it asked for."""
-        if rows != self._asked:
-            self._lines.ask(self._lane, rows)
-            self._asked, self._looks = rows, self._lines.word(LOOKS)  # a look that had begun by now does not count
-            if rows:
-                self._rows.notify()
+        if self._lines.ask(self._lane, rows):
+            self._looks = self._lines.word(LOOKS)  # a look that had begun by now does not count
         elif rows and looks - self._looks > 1:
             path = self._view.segment.path
             raise Deadlocked(
@@ -179,21 +174,12 @@ class RowsRoom:
         self._view = view
         self._unread = unread
         self._lines = CursorLines(view.segment, view.geometry)
-        self._rows = Event(view.segment.body)
-        self._asked = dict.fromkeys(range(view.geometry.lanes), -1)
 
     def room_for(self, lanes: Ints, wanted: Ints) -> Ints:
         """See transitions.RowsGate."""
         numbers, capacity = lanes.tolist(), self._view.geometry.capacity
         free = [self._lines.released(lane) + capacity - self._view.native.committed(lane) for lane in numbers]
         for lane, room in zip(numbers, free, strict=True):
-            self._ask(lane, int(room <= 0))
+            self._lines.ask(lane, int(room <= 0))
         allowed = np.clip(wanted, 0, free)
         return allowed if self._unread is None else share_of(self._unread.left(), allowed)
-
-    def _ask(self, lane: int, rows: int) -> None:
-        if rows != self._asked[lane]:
-            self._lines.ask(lane, rows)
-            self._asked[lane] = rows
-            if rows:
-                self._rows.notify()

@@ -259,9 +259,8 @@ class TrajectoryReader(Closing):
     def _missing(self, committed: int) -> int:
         self._read_plan.read_windows()
         written = self._read_plan.windows[rows.HI]
-        if not self._stuck and self._cursor.crowded(written).any():
-            return 0
-        return max(0, committed - int(written.sum()))
+        missing = max(0, committed - int(written.sum()))
+        return 0 if missing and not self._stuck and self._cursor.crowded(written).any() else missing
 
     def _shortage(self, ready: int) -> str:
         of = "transitions" if self._window.length is None else f"unrolls of {self._window.length}"

@@ -223,9 +223,8 @@ class Session:
             children = stack.enter_context(closing(self._children))
             stack.callback(self.control.stop)
             supervisor = supervisor_of(self.blueprint, self.control, self._workers, self.directory.log_path, children)
-            fallback = config.supervision.serial_fallback
-            fallback = fallback and None not in (config.updates_per_step, *config.ratios.values())
-            fallback = fallback and not config.cluster.seats
+            paced = None not in (config.updates_per_step, *config.ratios.values())
+            fallback = config.supervision.serial_fallback and paced and not config.cluster.seats
             if config.mode == "async" and start_all(supervisor, interrupts, fallback):
                 run_async(supervisor, self.blueprint, self.control, self.monitor, interrupts, self._elsewhere(stack))
             else:

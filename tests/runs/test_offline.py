@@ -17,7 +17,7 @@ from whole_runs import LONG, MODES, changed
 import marlcore as mc
 from marlcore.training import read_metrics
 from marlcore.training.offline import OfflineData
-from marlcore.training.record import load_checkpoint
+from marlcore.training.record import load_checkpoint, read_config
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
@@ -240,13 +240,16 @@ def test_settings_of_acting_are_told_and_change_nothing(tmp_path, caplog):
         "total_steps": 9, "actor": {"envs": 9}, "replay": {"save": True, "mixture": {"main": 1.0}},
         "learner": {"warmup": 9}, "stop": {"episodes": 9}, "stages": (5,), "stage_names": ("late",),
         "self_play": mc.SelfPlayConfig(pool=4), "learners": {"agent_0": mc.LearnerConfig(warmup=7, device="cpu")},
+        "replays": {"agent_0": mc.ReplayConfig(capacity=9)},
     }  # fmt: skip
     with filled(CARTPOLE) as replay:
         result = train(tmp_path, replay, "dqn", 3, **unused)
     assert result.updates == {"agent_0": 3} and not [*(result.run_dir / "checkpoints").glob("*.replay")]
     told = [line.partition(":")[0] for line in caplog.messages if "a run on recorded data has no use for it" in line]
-    sections = "actor.envs replay.save replay.mixture learner.warmup stop.episodes learners.agent_0.warmup"
-    assert sorted(told) == sorted(["total_steps", "stages", "stage_names", "self_play", *sections.split()])
+    sections = "actor.envs replay.save replay.mixture learner.warmup stop.episodes"
+    own = ["learners.agent_0.warmup", "replays.agent_0.capacity"]
+    assert sorted(told) == sorted(["total_steps", "stages", "stage_names", "self_play", *sections.split(), *own])
+    assert mc.Config.from_dict(read_config(result.run_dir)).replays == {"agent_0": mc.ReplayConfig()}
 
 
 def test_the_example_draws_demonstrations_beside_live_rows(tmp_path):

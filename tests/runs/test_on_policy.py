@@ -26,6 +26,9 @@ import marlcore as mc
 from marlcore.declared import flattened
 from marlcore.envs import TreasureHunt
 from marlcore.queue.cursor import ReadCursor
+from marlcore.training.record import read_config
+from marlcore.training.request import Request
+from marlcore.training.run_input import RunInput
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
@@ -204,11 +207,19 @@ WITHOUT_USE = {
 R2D2 = {"learner": {"n_step": 4, "warmup": 20}, "replay": {"hindsight": "future"}}
 OWN = {"learner": {"n_step": 2, "warmup": 20, "reward_norm": "running"}}
 OF_USE = {"learner": {"gamma": 0.9, "obs_norm": "running"}, "replay": {"stack": 2}}
+SECTIONS = {
+    "learner": {"warmup": 10},
+    "learners": {"agent_0": mc.LearnerConfig(batch_size=9)},
+    "replays": {"agent_0": mc.ReplayConfig(capacity=2)},
+    "explorations": {"agent_0": mc.ExplorationConfig(ladder=7)},
+}
+OF_AGENT_0 = ["explorations.agent_0.ladder", "learners.agent_0.batch_size", "replays.agent_0.capacity"]
 TOLD: dict[str, tuple[Any, Any, dict[str, Any], Any]] = {
     "ppo": (CARTPOLE, SMALL, WITHOUT_USE, dict(flattened(WITHOUT_USE, mc.Config))),
     "r2d2": ("recall", mc.R2D2(units=6), R2D2, ["learner.n_step", "replay.hindsight"]),
     "own rewards": (partial(Crowd, 2), mc.MATD3(rewards="own"), OWN, ["learner.n_step", "learner.reward_norm"]),
     "a dqn beside": (HUNT3, dict.fromkeys(AGENTS, SMALL) | {"agent_2": mc.DQN()}, WITHOUT_USE | {"replay": {}}, []),
+    "its sections": (HUNT3, dict.fromkeys(AGENTS, SMALL) | {"agent_2": mc.DQN()}, SECTIONS, OF_AGENT_0),
     "of use": (CARTPOLE, SMALL, OF_USE, []),
     "an own epsilon": (CARTPOLE, Greedy(**vars(SMALL)), {"exploration": {"epsilon": 0.5, "ladder": 7}}, []),
 }
@@ -223,6 +234,10 @@ def test_settings_without_use_are_told(tmp_path: Path, caplog: pytest.LogCapture
     assert all(result.updates.values())
     told = re.findall(r"(\S+): .+ has no effect, since \w+, the algorithm of '\w+', ", "\n".join(caplog.messages))
     assert sorted(told) == sorted(names)
+    caplog.clear()
+    recorded = mc.Config.from_dict(read_config(result.run_dir))
+    RunInput.checked(Request(env_fn, algorithm, replace(recorded, run_dir=None)))
+    assert "has no effect" not in caplog.text, "they are recorded with their defaults"
 
 
 def test_a_run_shorter_than_a_batch_warns(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

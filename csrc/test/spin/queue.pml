@@ -41,13 +41,13 @@ inline ask(lane) {
 #ifndef NEVER_ASKED
     asked[lane] = true;
 #endif
-#ifdef A_LOOK_THAT_HAD_BEGUN_COUNTS
-    looks[me] = 1;
-#else
-    looks[me] = 0;
-#endif
 #ifndef NOBODY_WOKEN
-    rows_came = true
+    rows_came = true;
+#endif
+#ifdef A_LOOK_THAT_HAD_BEGUN_COUNTS
+    looks[me] = 1
+#else
+    looks[me] = 0
 #endif
 }
 

@@ -3,18 +3,17 @@
 So one configuration serves algorithms of different kinds.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from operator import attrgetter
 from typing import Any
 
 from ...checks import brief
-from ...declared import changed
 from ...interfaces import MEMBER_REWARDS, QueueSource, ReplaySource
 from ...notices import say
-from .config import ActorConfig, Config, LearnerConfig, ReplayConfig
+from .config import BY_POLICY, RUN_WIDE, SECTIONS, ActorConfig, Config, ReplayConfig
 from .policies import AssignedPolicy, schedules_of
 
-OF_LEARNER = ("batch_size", "n_step", "warmup", "prefetch", "publish_interval")
+OF_LEARNER = [f"learner.{name}" for name in ("batch_size", "n_step", "warmup", "prefetch", "publish_interval")]
 OF_RUN = ("updates_per_step", "updates_tolerance")
 OF_PULLS = ("actor.sync_interval", "actor.max_policy_lag")
 OF_EXPLORATION = ("exploration.epsilon", "exploration.ladder")
@@ -39,16 +38,11 @@ def applied(policies: tuple[AssignedPolicy, ...], config: Config) -> Config:
                 _check_rows(policy, policy.source, config)
             if policy.source.hindsight is not None and policy.source.n_step != 1:
                 raise ValueError(f"learner.n_step: expected 1 with replay.hindsight, got {policy.source.n_step}")
-    _tell_of_learners(policies, config)
-    unused: dict[str, str] = {}
-    if all(isinstance(policy.source, QueueSource) for policy in policies):
-        unused |= dict.fromkeys((*OF_RUN, *OF_REPLAY), _of(policies[0], READS_ONCE))
-        unused |= dict.fromkeys(OF_PULLS, _of(policies[0], "acts with the newest weights in every round"))
-    elif not any(getattr(policy.source, "hindsight", None) for policy in policies):
-        unused["replay.hindsight"] = _of(policies[0], "draws its batches without it")
-    if not any("epsilon" in schedules_of(policy.algorithm, config.of(policy.name)) for policy in policies):
-        unused |= dict.fromkeys(OF_EXPLORATION, _of(policies[0], "draws its actions without an epsilon"))
-    return _without(config, unused)
+    each = {policy.name: _unused(policy, config) for policy in policies}
+    names = {name for unused in each.values() for name in unused}
+    used = {_label(name, policy, config) for policy, unused in each.items() for name in names - unused.keys()}
+    by_label = {_label(name, policy, config): why for policy in reversed(each) for name, why in each[policy].items()}
+    return _without(config, {label: why for label, why in by_label.items() if label not in used})
 
 
 def applied_offline(config: Config) -> Config:
@@ -62,9 +56,9 @@ def applied_offline(config: Config) -> Config:
         raise ValueError(
             f"stop.metric: expected one of a run without actors' episodes, got {brief(config.stop.metric)}"
         )
-    for name, learner in config.learners.items():
-        _differs(f"learners.{name}.warmup", learner.warmup, LearnerConfig().warmup, RECORDED)
-    return _without(config, dict.fromkeys((*OF_RUN, *OF_ACTING, *OF_EXPLORATION), RECORDED))
+    names = (*OF_RUN, *OF_ACTING, *OF_EXPLORATION)
+    own = {_label(name, policy, config) for by in BY_POLICY for policy in getattr(config, by) for name in names}
+    return _without(config, dict.fromkeys((*names, *sorted(own)), RECORDED))
 
 
 def _check_rows(policy: AssignedPolicy, source: ReplaySource, config: Config) -> None:
@@ -90,46 +84,53 @@ def _check_rows(policy: AssignedPolicy, source: ReplaySource, config: Config) ->
         )
 
 
-def _tell_of_learners(policies: Iterable[AssignedPolicy], config: Config) -> None:
-    """Tells of settings of learners that none of their policies uses."""
-    groups: dict[str, list[AssignedPolicy]] = {}
-    for policy in policies:
-        section = f"learners.{policy.name}" if policy.name in config.learners else "learner"
-        groups.setdefault(section, []).append(policy)
-    for section, group in groups.items():
-        first, *others = (_unused_of_learner(policy, config) for policy in group)
-        learner, usual = config.learner_of(group[0].name), LearnerConfig()
-        for name in first:
-            if all(name in other for other in others):
-                _differs(f"{section}.{name}", getattr(learner, name), getattr(usual, name), first[name])
-
-
-def _unused_of_learner(policy: AssignedPolicy, config: Config) -> dict[str, str]:
-    """The settings of its learner that a policy does not use, and why."""
+def _unused(policy: AssignedPolicy, config: Config) -> dict[str, str]:
+    """The settings that a policy does not use, and why; their names are those of the run's sections."""
+    unused: dict[str, str] = {}
+    if "epsilon" not in schedules_of(policy.algorithm, config.of(policy.name)):
+        unused |= dict.fromkeys(OF_EXPLORATION, _of(policy, "draws its actions without an epsilon"))
     if isinstance(policy.source, QueueSource):
-        return dict.fromkeys(OF_LEARNER, _of(policy, READS_ONCE))
-    returns = [] if policy.source.n_step == config.learner_of(policy.name).n_step else ["n_step"]
-    if MEMBER_REWARDS not in policy.algorithm.transition(policy.spaces).extras:
-        return dict.fromkeys(returns, _of(policy, "makes its returns itself"))
-    return dict.fromkeys([*returns, "reward_norm"], _of(policy, "learns from each member's own reward of one step"))
+        unused |= dict.fromkeys(OF_PULLS, _of(policy, "acts with the newest weights in every round"))
+        return unused | dict.fromkeys((*OF_RUN, *OF_LEARNER, *OF_REPLAY), _of(policy, READS_ONCE))
+    if policy.source.hindsight is None:
+        unused["replay.hindsight"] = _of(policy, "draws its batches without it")
+    own_rewards = MEMBER_REWARDS in policy.algorithm.transition(policy.spaces).extras
+    returns = "learns from each member's own reward of one step" if own_rewards else "makes its returns itself"
+    if policy.source.n_step != config.learner_of(policy.name).n_step:
+        unused["learner.n_step"] = _of(policy, returns)
+    if own_rewards:
+        unused["learner.reward_norm"] = _of(policy, returns)
+    return unused
 
 
 def _of(policy: AssignedPolicy, why: str) -> str:
     return f"{type(policy.algorithm).__name__}, the algorithm of {policy.name!r}, {why}"
 
 
+def _label(name: str, policy: str, config: Config) -> str:
+    """The name of a policy's setting: in its own section, such as learners.guard.n_step, if it has one."""
+    section, _, last = name.rpartition(".")
+    for by in BY_POLICY:
+        if SECTIONS[by] == section and policy in getattr(config, by) and last not in RUN_WIDE.get(section, ()):
+            return f"{by}.{policy}.{last}"
+    return name
+
+
 def _without(config: Config, unused: Mapping[str, str]) -> Config:
     """The settings with the unused ones, by dotted name, at their defaults; tells of those that differ, and why."""
-    usual = {name: attrgetter(name)(Config()) for name in unused}
-    return changed(
-        config,
-        {name: usual[name] for name in usual if _differs(name, attrgetter(name)(config), usual[name], unused[name])},
-    )
+    default = Config().changed({by: dict.fromkeys(getattr(config, by), kind()) for by, kind in BY_POLICY.items()})
+    values: dict[str, Any] = {}
+    for name, why in unused.items():
+        value, usual = _value(config, name), _value(default, name)
+        if value != usual:
+            say(f"{name}: {brief(value)} has no effect, since {why}")
+            values[name] = usual
+    return config.changed(values)
 
 
-def _differs(name: str, value: Any, usual: Any, why: str) -> bool:
-    """Whether an unused setting differs from its default; then says so."""
-    if value == usual:
-        return False
-    say(f"{name}: {brief(value)} has no effect, since {why}")
-    return True
+def _value(config: Config, name: str) -> Any:
+    by, _, rest = name.partition(".")
+    if by not in BY_POLICY:
+        return attrgetter(name)(config)
+    policy, _, last = rest.rpartition(".")
+    return getattr(getattr(config, by)[policy], last)

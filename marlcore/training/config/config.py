@@ -117,8 +117,10 @@ class Config(Declared):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.mode == "serial" and None in (self.updates_per_step, *self.ratios.values()):
-            raise ValueError("updates_per_step: expected a number in serial mode, got None")
+        free = [f"ratios.{policy}" for policy, ratio in self.ratios.items() if ratio is None]
+        free += ["updates_per_step"] if self.updates_per_step is None else []
+        if self.mode == "serial" and free:
+            raise ValueError(f"{free[-1]}: expected a number in serial mode, got None")
         if self.cluster.seats and self.mode == "serial":
             raise ValueError("mode: expected async with cluster.address, got 'serial'")
         if self.cluster.learners and self.learner.processes is not None:
@@ -148,9 +150,7 @@ class Config(Declared):
             usual: getattr(self, by)[policy] for by, usual in SECTIONS.items() if policy in getattr(self, by)
         }
         for section in own.keys() & RUN_WIDE.keys():
-            own[section] = replace(
-                own[section], **{name: getattr(getattr(self, section), name) for name in RUN_WIDE[section]}
-            )
+            own[section] = replace(own[section], **{n: getattr(getattr(self, section), n) for n in RUN_WIDE[section]})
         return replace(self, **dict[str, Any](own, **{by: {} for by in SECTIONS})) if own else self
 
     def learner_of(self, policy: str) -> LearnerConfig:

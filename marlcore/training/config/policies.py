@@ -180,7 +180,7 @@ def schedules_of(algorithm: Algorithm, config: Config) -> dict[str, Schedule]:
 
 
 def with_own_epsilons(policies: tuple[AssignedPolicy, ...], config: Config) -> Config:
-    """The settings in which the run's epsilon is of none whose algorithm has its own, if it is of others."""
+    """Leaves the run's epsilon to the policies whose algorithms have none of their own."""
     has_own = {p.name: "epsilon" in getattr(p.algorithm, "schedules", dict)() for p in policies}
     if config.exploration.epsilon is None or len({*has_own.values()}) == 1:
         return config

@@ -339,7 +339,7 @@ class EvaluationConfig(Declared):
     wait: bool = False
     """Hold the training where an evaluation by `interval` is due until it has begun, so that none is skipped, as in
     serial mode. By default training never waits, and an evaluation that cannot begin before the next one is due is
-    skipped and counted (metric eval_skipped). A run that waits stands still if the episodes of one never end."""
+    skipped and counted (metric eval_skipped). If an evaluation's episodes never end, the run stops progressing."""
 
     @property
     def evaluates(self) -> bool:

@@ -18,7 +18,7 @@ from ...envs.agent_view import AgentView, fault_of
 from ...errors import TimedOut
 from ...interfaces import Action, Algorithm
 from ...observations import ALONE, Pad, Values, by_name, in_form
-from ...spaces import JOINT, MASK, Part, Spaces
+from ...spaces import JOINT, MASK, Spaces
 from ...spec import Field, as_field
 from ...weights import ParameterStore
 from ..config import AssignedPolicy, Config, schedules_of
@@ -161,7 +161,12 @@ def _as_rows(spaces: Spaces, obs: Any, mask: Any, joint: bool) -> tuple[Values, 
         obs, mask = obs[ALONE] if obs.keys() == {MASK, ALONE} else obs, obs[MASK]
     unseen = joint and not (isinstance(obs, Mapping) and {ALONE, JOINT} <= obs.keys())
     own = next(part for part in spaces.parts if not (joint and part.name == JOINT))
-    lead = _lead_of(own, {ALONE: obs} if unseen else obs)
+    shape: tuple[int, ...] = ()
+    with suppress(KeyError, IndexError, TypeError, ValueError):  # `Spaces.values` says what is wrong
+        shape = np.shape(own.of({ALONE: obs} if unseen else obs))
+    lead = shape[:1] if len(shape) == len(own.field.shape) + 1 else ()  # of a batch
+    if lead == (0,):
+        raise ValueError("obs: expected at least one observation, got none")
     if unseen:
         obs = {ALONE: obs, JOINT: by_name(spaces.obs)[JOINT].zeros(*lead)}  # which the policy does not see
     if mask is not None:
@@ -177,18 +182,6 @@ def _as_rows(spaces: Spaces, obs: Any, mask: Any, joint: bool) -> tuple[Values, 
     if fault is not None:
         raise ValueError(fault[1])
     return values, lead[0] if lead else 1, not lead
-
-
-def _lead_of(part: Part, obs: Any) -> tuple[int, ...]:
-    """The leading axis of a batch of observations, (B,), by the shape of a part; () of one observation."""
-    shape: tuple[int, ...] = ()
-    with suppress(KeyError, IndexError, TypeError, ValueError):  # `Spaces.values` says what is wrong
-        shape = np.shape(part.of(obs))
-    if len(shape) != len(part.field.shape) + 1:
-        return ()
-    if shape[0] == 0:
-        raise ValueError("obs: expected at least one observation, got none")
-    return shape[:1]
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,7 @@ class Seat:
         self._versions = np.zeros(copies, np.int64)  # of the weights that chose the actions
         self._version: int | None = 0  # that of all copies, if they are known to be one
         self._waiting = np.zeros(copies, np.bool_)  # for an outcome
-        self.returns = np.zeros(copies)  # of the episodes that were over last, of whoever played
+        self.returns = np.zeros(copies)  # of the last finished episodes, whichever player acted
         self._returns = np.zeros(copies)  # so far
         self._lengths = np.zeros(copies, np.int64)
         self._infos: dict[int, Mapping[str, float]] = {}  # by copy, of the agent's end

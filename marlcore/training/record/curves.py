@@ -40,9 +40,8 @@ def canvas(path: Path, title: str, height: float) -> Iterator[tuple[Figure, Axes
     with _plotting:
         figure = Figure(figsize=(12, height), dpi=100, layout="constrained")
         axes = figure.add_subplot()
-        axes.set_title(
-            textwrap.fill(printable(title), 100), fontsize=15, pad=12, parse_math=False
-        )  # it may contain a dollar sign
+        title = textwrap.fill(printable(title), 100)
+        axes.set_title(title, fontsize=15, pad=12, parse_math=False)  # it may contain a dollar sign
         yield figure, axes
         png = io.BytesIO()
         figure.savefig(png, format="png", dpi=100)

@@ -114,9 +114,8 @@ class Matches:
     def _result(self, copy: int, agent: str, other: str, winner: float | None) -> int:
         """By info["winner"], else by the two returns."""
         seats = self._contender(copy).seats
-        if winner is not None:
-            return int(np.sign(winner))
-        return int(compared(seats[agent].returns[copy], seats[other].returns[copy]))
+        returns = seats[agent].returns[copy], seats[other].returns[copy]
+        return int(compared(*returns) if winner is None else np.sign(winner))
 
 
 def report_result(lane: Reporter, opponent: int, result: int) -> None:

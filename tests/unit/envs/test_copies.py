@@ -326,7 +326,9 @@ class Deserted(Relay):
 @pytest.mark.parametrize("make", [Deserted, lambda: ParallelEnvironment(Deserted())])
 def test_an_environment_in_which_no_agent_ever_acts_is_named(make):
     says = "environment copy 0: RuntimeError: expected an agent that acts, got 1000 episodes without one"
-    check_refused(lambda: list(rounds(vectorize(make, 2), 1001)), EnvironmentFailed, says)
+    env = vectorize(make, 2)
+    assert [len([*rounds(env, 1000)]) for _ in range(2)] == [1000, 1000], "a reset forgets them"
+    check_refused(lambda: list(rounds(env, 1001)), EnvironmentFailed, says)
 
 
 @FORM

@@ -20,8 +20,8 @@ from seams import trusting
 
 import marlcore as mc
 from marlcore.kernels.inorder import PASSED
-from marlcore.memory import Words
-from marlcore.queue.cursor import CursorLines, ReadCursor
+from marlcore.memory import Event, Words
+from marlcore.queue.cursor import LOOKS, CursorLines, ReadCursor
 from marlcore.testing.rows import torn
 from marlcore.transitions import ReadPlan
 
@@ -557,6 +557,19 @@ def test_the_next_try_gives_the_room_of_an_interrupted_one():
                 reader.read()
             drain(reader)
             assert fill_until_full(writer, 8) == 8 + 6
+
+
+def test_a_look_that_a_request_for_room_meets_does_not_count():
+    """The reader begins it before the writer reads their number: only two later ones without room are a deadlock."""
+    with make(8) as queue, queue.writer(timeout=0.0) as writer:
+        fill(writer, range(8))
+        looks = partial(lines(queue)._words.add, LOOKS, 1)
+        with mock.patch.object(Event, "notify", lambda *arguments: looks()):
+            assert fill_until_full(writer, 8) == 8
+        for error in (TimeoutError, mc.Deadlocked):
+            looks()
+            with pytest.raises(error):
+                writer.add(8, 8, 0.0)
 
 
 def test_a_half_written_add_is_never_seen():
