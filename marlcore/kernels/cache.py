@@ -16,12 +16,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from ..errors import suppress_failed_calls
+from ..regular_files import read_regular
 
 UNUSED_S = 90 * 86_400
 PACKAGE = Path(__file__).absolute().parents[1]
+LONGEST = 2**20  # bytes of a source
 SOURCES = ("__init__.py", "kernels/*.py", "planning/kernels/*.py")  # the version, and the rooms with kernels
 
 
@@ -74,14 +77,14 @@ def _is_stale(directory: Path) -> bool:
 
 
 def _has_sources(link: Path, name: str) -> bool:
-    with suppress_failed_calls():  # a package that cannot be read is of no use to this user
+    with suppress(ValueError), suppress_failed_calls():  # the place may be another user's now, and hold anything
         return name.endswith(f"-{_digest(link.readlink())}")
     return False
 
 
 def _digest(package: Path) -> str:
     """Of an installation's version, and of the sources of its kernels."""
-    sources = [file.read_bytes() for pattern in SOURCES for file in sorted(package.glob(pattern))]
+    sources = [read_regular(file, LONGEST) for pattern in SOURCES for file in sorted(package.glob(pattern))]
     return hashlib.sha256(b"\0".join(sources)).hexdigest()[:16]
 
 

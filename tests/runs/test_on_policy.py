@@ -220,6 +220,12 @@ TOLD: dict[str, tuple[Any, Any, dict[str, Any], Any]] = {
     "own rewards": (partial(Crowd, 2), mc.MATD3(rewards="own"), OWN, ["learner.n_step", "learner.reward_norm"]),
     "a dqn beside": (HUNT3, dict.fromkeys(AGENTS, SMALL) | {"agent_2": mc.DQN()}, WITHOUT_USE | {"replay": {}}, []),
     "its sections": (HUNT3, dict.fromkeys(AGENTS, SMALL) | {"agent_2": mc.DQN()}, SECTIONS, OF_AGENT_0),
+    "of the run": (
+        HUNT3,
+        mc.DQN(),
+        {"replays": {"agent_0": mc.ReplayConfig(stack=2)}, "learner": {"warmup": 20}},
+        ["replays.agent_0.stack"],
+    ),
     "of use": (CARTPOLE, SMALL, OF_USE, []),
     "an own epsilon": (CARTPOLE, Greedy(**vars(SMALL)), {"exploration": {"epsilon": 0.5, "ladder": 7}}, []),
 }
@@ -232,7 +238,8 @@ def test_settings_without_use_are_told(tmp_path: Path, caplog: pytest.LogCapture
     caplog.set_level(logging.INFO)
     result = train(tmp_path, env_fn, algorithm, mode="serial", total_steps=300, **settings)
     assert all(result.updates.values())
-    told = re.findall(r"(\S+): .+ has no effect, since \w+, the algorithm of '\w+', ", "\n".join(caplog.messages))
+    since = r"(?:\w+, the algorithm of '\w+', |all policies have replay\.stack)"
+    told = re.findall(rf"(\S+): .+ has no effect, since {since}", "\n".join(caplog.messages))
     assert sorted(told) == sorted(names)
     caplog.clear()
     recorded = mc.Config.from_dict(read_config(result.run_dir))

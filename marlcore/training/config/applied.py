@@ -42,7 +42,7 @@ def applied(policies: tuple[AssignedPolicy, ...], config: Config) -> Config:
     names = {name for unused in each.values() for name in unused}
     used = {_label(name, policy, config) for policy, unused in each.items() for name in names - unused.keys()}
     by_label = {_label(name, policy, config): why for policy in reversed(each) for name, why in each[policy].items()}
-    return _without(config, {label: why for label, why in by_label.items() if label not in used})
+    return _without(config, {label: why for label, why in by_label.items() if label not in used} | _run_wide(config))
 
 
 def applied_offline(config: Config) -> Config:
@@ -59,6 +59,17 @@ def applied_offline(config: Config) -> Config:
     names = (*OF_RUN, *OF_ACTING, *OF_EXPLORATION)
     own = {_label(name, policy, config) for by in BY_POLICY for policy in getattr(config, by) for name in names}
     return _without(config, dict.fromkeys((*names, *sorted(own)), RECORDED))
+
+
+def _run_wide(config: Config) -> dict[str, str]:
+    """The settings by policy that differ from those of the run, which all policies have."""
+    return {
+        f"{by}.{policy}.{name}": f"all policies have {section}.{name}"
+        for by, section in SECTIONS.items()
+        for policy, own in (getattr(config, by).items() if section in RUN_WIDE else ())
+        for name in RUN_WIDE[section]
+        if getattr(own, name) != getattr(getattr(config, section), name)
+    }
 
 
 def _check_rows(policy: AssignedPolicy, source: ReplaySource, config: Config) -> None:

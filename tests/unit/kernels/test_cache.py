@@ -138,6 +138,10 @@ def test_a_directory_is_stale_once_its_installation_is_gone(home, monkeypatch):
         assert cache.stale_directories() == [directory]
         file.write_text(before)
         assert not cache.stale_directories()
+    kernel.rename(kernel.with_suffix(".kept"))
+    os.mkfifo(kernel)
+    assert cache.stale_directories() == [directory], "a pipe is not waited for"
+    kernel.with_suffix(".kept").replace(kernel)
     made = [directory, other]
     for path in made:
         os.utime(path, (time.time() - cache.UNUSED_S - 60,) * 2)
