@@ -46,6 +46,7 @@ class Copies:
         self.episodes = 0
         self.ended = np.zeros(self.copies, np.int64)
         self._buffers = _Buffers({agent: AgentBuffer(view, self.copies) for agent, view in views.items()})
+        self._empty = [0] * self.copies  # episodes in a row without an action
 
     def reset(self, seed: int) -> None:
         self.episodes = 0
