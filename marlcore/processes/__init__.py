@@ -11,7 +11,7 @@ from .forkserver import ForkServer, start_child
 from .logs import opener, setup_logging, setup_worker
 from .pool import Pool
 from .serve import end_with_parent
-from .signals import Interrupts, Stopped, handlers_kept
+from .signals import Interrupts, handlers_kept, stopped
 from .supervisor import RestartPolicy, Supervisor
 from .telemetry import Metric, Reporter, Telemetry, encoded_name, fitting_name
 from .worker_base import WorkerBase

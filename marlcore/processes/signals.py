@@ -22,12 +22,14 @@ PATIENCE_S = 1.0  # wrappers repeat signals that the whole group already got: a 
 _masks = threading.local()
 
 
-class Stopped(KeyboardInterrupt):
-    """Ctrl-C, after work that can be continued: `folder` is its directory, `resume` names what continues it."""
+def stopped(folder: str, resume: str = "") -> KeyboardInterrupt:
+    """Ctrl-C, after work that can be continued: `folder` is its directory, `resume` names what continues it.
 
-    def __init__(self, folder: str, resume: str = "") -> None:
-        super().__init__(f"stopped; call it again with resume={resume or folder!r} to continue")
-        self.folder = folder
+    No class of its own: only after KeyboardInterrupt itself does Python end by the signal, as shells expect.
+    """
+    stop: Any = KeyboardInterrupt(f"stopped; call it again with resume={resume or folder!r} to continue")
+    stop.folder = folder
+    return stop  # type: ignore[no-any-return]
 
 
 class Interrupts:
@@ -80,9 +82,9 @@ class Interrupts:
         self.finishing = True
 
     def deliver(self, folder: str = "", resume: str = "") -> None:
-        """Raises KeyboardInterrupt (see `Stopped`) or SystemExit(128 + signum) after a signal; else the error."""
+        """Raises KeyboardInterrupt (see `stopped`) or SystemExit(128 + signum) after a signal; else the error."""
         if self.signum == signal.SIGINT and folder:
-            raise Stopped(folder, resume)
+            raise stopped(folder, resume)
         if self.signum is not None:
             raise_for(self.signum)
         if self.error is not None:

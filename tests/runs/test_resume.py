@@ -225,7 +225,9 @@ def test_ctrl_c_of_a_program_names_what_continues_the_run(tmp_path: Path) -> Non
     config = runs.configured(tmp_path / "seeds")
     with pytest.raises(KeyboardInterrupt, match=r"/seeds/run/seed-N' to continue$") as stop:
         train_seeds(env_fn, "dqn", config, [1, 2], progress=False)
-    assert stop.value.folder == config.run_dir
+    assert stop.value.folder == config.run_dir and stop.type is KeyboardInterrupt, (
+        "after which Python ends by the signal"
+    )
 
 
 MODULE = """

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from ...checks import absolute, brief, check_whole, is_number
 from ...envs import factory
 from ...notices import say, shown_with
-from ...processes import Children, Interrupts, Stopped
+from ...processes import Children, Interrupts, stopped
 from ..config import Config, EvaluationConfig, SelfPlayConfig
 from ..doors import children_of, trained
 from ..evaluation import LoadedPolicy, evaluate, load_policy, save_policies
@@ -103,7 +103,7 @@ def psro(
         try:
             _iterate(oracles, result, solve, name, iterations, min_gain)
         except KeyboardInterrupt:  # of a run, in games, or between: the directory of all is the one that continues
-            raise Stopped(str(folder)) from None
+            raise stopped(str(folder)) from None
         for place, population in enumerate(result.populations):
             population.policies = [oracles.policy(place, number) for number in range(len(population.mixture))]
     return result
