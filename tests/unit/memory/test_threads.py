@@ -106,7 +106,7 @@ from marlcore import ClosedError, Field, ReplayBuffer, TransitionSpec
 
 frames = np.zeros((1, 2_000_000), np.uint8)
 with ReplayBuffer.create(TransitionSpec(Field((2_000_000,), "uint8"), Field((), "int64")), 4) as replay:
-    for round in range(60):
+    for round in range(20):
         writer = replay.vector_writer() if round % 2 else replay.writer()
 
         def add():

@@ -174,9 +174,10 @@ def test_a_hurried_parent_does_not_wait_for_a_server() -> None:
     ],
 )
 def test_a_server_that_cannot_start_is_an_error(
-    python: str, error: type[Exception], says: str, server: ForkServer, python_is: Any
+    python: str, error: type[Exception], says: str, server: ForkServer, python_is: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     python_is(python)
+    monkeypatch.setattr("marlcore.processes.forkserver.BACKOFF_S", 0.0)
     with pytest.raises(error, match=says):
         Child(server, tell, "environment")
     assert server.pid is None

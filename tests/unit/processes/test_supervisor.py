@@ -321,18 +321,26 @@ def hang(how: str, control: SegmentHandle) -> None:
 
 @pytest.mark.usefixtures("shared_fork_server")
 @pytest.mark.parametrize("how", long_but(["C with the interpreter's lock"], HANGS))
-def test_a_worker_that_hangs_leaves_its_stacks_in_its_log(tmp_path: Path, how: str) -> None:
-    path = tmp_path / "actor-0.log"
+def test_a_worker_that_hangs_leaves_its_stacks_in_its_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    path, monotonic = tmp_path / "actor-0.log", time.monotonic
+
+    def now() -> float:
+        """The time for stacks is over once they are there."""
+        return monotonic() + supervision.STACKS_S * (path.exists() and " in hang\n" in path.read_text())
+
+    monkeypatch.setattr(supervision.time, "monotonic", now)
     with Control.create(["actor-0"]) as control, closing(Children()) as children:
 
         def start(name: str, attempt: int) -> Any:
             return children.start_worker(name, partial(hang, how, control.handle), partial(setup_worker, path))
 
-        supervisor = Supervisor(children, control, start, {"actor-0": 0.5}, RestartPolicy(max_restarts=0))
+        supervisor = Supervisor(children, control, start, {"actor-0": 0.1}, RestartPolicy(max_restarts=0))
         supervisor.workers["actor-0"].start()
-        with pytest.raises(mc.WorkerFailed, match=r"no sign of life for 0\.5 s"):
+        with pytest.raises(mc.WorkerFailed, match=r"no sign of life for 0\.1 s"):
             while True:
-                supervisor.watch(0.1)
+                supervisor.watch(0.02)
         assert not supervisor.unfinished
     assert "test_supervisor.py" in path.read_text() and " in hang\n" in path.read_text()
 
@@ -472,9 +480,10 @@ def test_work_is_done_in_turn_where_no_process_starts(
     ],
 )
 def test_a_start_that_cannot_be_mended_ends_the_run(
-    tmp_path: Path, python_is: Any, fallback: bool, python: str, says: str
+    tmp_path: Path, python_is: Any, monkeypatch: pytest.MonkeyPatch, fallback: bool, python: str, says: str
 ) -> None:
     python_is(python)
+    monkeypatch.setattr("marlcore.processes.forkserver.BACKOFF_S", 0.0)
     config = replace(
         RUN, run_dir=str(tmp_path / "run"), supervision=SupervisionConfig(serial_fallback=fallback, max_restarts=0)
     )
