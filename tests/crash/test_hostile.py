@@ -37,7 +37,6 @@ from mapped import Mapped
 from victims import fork, kill
 
 import marlcore as mc
-from marlcore.memory import Shared
 from marlcore.observations import in_form
 from marlcore.processes import READY, STEPS, Control, Metric, Telemetry
 from marlcore.queue import reader as reader_module
@@ -75,24 +74,16 @@ def check_batch(batch: Any) -> object:
 
 
 class Case:
-    """Something shared, and every use that can be made of it; each use is one call."""
+    """Something shared, which `create` makes. `uses` has every use of it, each one call; `attached` uses what a changed
+    header describes.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.shared: Any = self.create()
-
-    def create(self) -> Shared:
-        raise NotImplementedError
+        self.shared = self.create()
 
     def open(self) -> None:
         """Whatever is used for many rounds; again after what was attached to has been replaced."""
-
-    def uses(self) -> dict[str, Use]:
-        raise NotImplementedError
-
-    def attached(self, shared: Any) -> None:
-        """Uses what a changed header describes."""
-        raise NotImplementedError
 
 
 class Replay(Case):

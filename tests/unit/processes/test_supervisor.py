@@ -354,63 +354,55 @@ RUN = mc.Config(
 )
 
 
-def fall(how: str) -> None:
+def fall(trap: Path, how: str) -> None:
+    """Fails as `how` says, if no other worker was caught in the trap before."""
+    try:
+        trap.unlink()
+    except FileNotFoundError:
+        return
     if how == "raise":
         raise RuntimeError("the treasure is cursed")
     os.kill(os.getpid(), getattr(signal, how))
 
 
-def springs(traps: Path) -> bool:
-    """Whether a trap was left; no other worker gets the same one."""
-    for trap in traps.iterdir():
-        try:
-            trap.unlink()
-        except FileNotFoundError:
-            continue  # another worker was quicker
-        return True
-    return False
-
-
 class TrappedHunt(TreasureHunt):
-    """Fails as `how` says at its 300th step, once for each of the files in `traps`, which it removes."""
+    """Falls into the trap at its 300th step."""
 
-    def __init__(self, traps: Path, how: str, **options: Any) -> None:
+    def __init__(self, trap: Path, how: str, **options: Any) -> None:
         super().__init__(**options)
-        self._traps, self._how, self._steps = traps, how, 0
+        self._trap, self._how, self._steps = trap, how, 0
 
     def step(self, action: int | None) -> None:
         self._steps += 1
-        if self._steps == 300 and springs(self._traps):
-            fall(self._how)
+        if self._steps == 300:
+            fall(self._trap, self._how)
         super().step(action)
 
 
 class TrappedTrainer(DQNTrainer):
-    traps: Path
+    trap: Path
 
     def update(self, batch: Any) -> Any:
-        if self.updates == 130 and springs(self.traps):
-            fall("SIGKILL")
+        if self.updates == 130:
+            fall(self.trap, "SIGKILL")
         return super().update(batch)
 
 
 class TrappedDQN(DQN):
     """Its first learner dies at its 131st update, which is the 31st after its second checkpoint."""
 
-    traps: Path
+    trap: Path
 
     def make_trainer(self, model: torch.nn.Module) -> Any:
         trainer = TrappedTrainer(self, model)
-        trainer.traps = self.traps
+        trainer.trap = self.trap
         return trainer
 
 
-def laid(tmp_path: Path, count: int) -> Path:
-    traps = tmp_path / "traps"
-    traps.mkdir()
-    for i in range(count):
-        (traps / str(i)).touch()
-    return traps
+@pytest.fixture
+def trap(tmp_path: Path) -> Path:
+    (tmp_path / "trap").touch()
+    return tmp_path / "trap"
 
 
 SHARED = pytest.mark.usefixtures("undrawn", "shared_fork_server")
@@ -419,8 +411,8 @@ SHARED = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 @SHARED
 @pytest.mark.long
 @pytest.mark.parametrize(("how", "limit"), [("SIGKILL", 60.0), ("raise", 60.0), ("SIGSTOP", 12.0)])
-def test_a_run_continues_when_an_actor_dies_fails_or_hangs(tmp_path: Path, how: str, limit: float) -> None:
-    hunt = partial(TrappedHunt, laid(tmp_path, 1), how, **HUNT.keywords)
+def test_a_run_continues_when_an_actor_dies_fails_or_hangs(tmp_path: Path, trap: Path, how: str, limit: float) -> None:
+    hunt = partial(TrappedHunt, trap, how, **HUNT.keywords)
     config = replace(RUN, run_dir=str(tmp_path / "run"), supervision=replace(RUN.supervision, actor_timeout=limit))
     result = mc.train(hunt, "dqn", config, progress=False)
     assert result.restarts == {"actor-0": 1, "learner-agent_0": 0, "learner-agent_1": 0}
@@ -431,9 +423,9 @@ def test_a_run_continues_when_an_actor_dies_fails_or_hangs(tmp_path: Path, how: 
 
 @pytest.mark.long
 @SHARED
-def test_a_learner_continues_from_its_last_checkpoint(tmp_path: Path) -> None:
+def test_a_learner_continues_from_its_last_checkpoint(tmp_path: Path, trap: Path) -> None:
     algorithm = TrappedDQN()
-    object.__setattr__(algorithm, "traps", laid(tmp_path, 1))
+    object.__setattr__(algorithm, "trap", trap)
     config = replace(RUN, run_dir=str(tmp_path / "run"))
     result = mc.train(HUNT, algorithm, config, progress=False)
     assert sum(result.restarts.values()) == 1

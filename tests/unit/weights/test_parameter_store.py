@@ -274,52 +274,35 @@ def test_replaced_tensors_are_published_and_filled(change):
 
 
 HARMFUL = {
-    "double": (lambda model: model.double(), r"a float32 \(4, 4\), got a float64 \(4, 4\)"),
-    "a parameter more": (
-        lambda model: setattr(model[1], "scale", nn.Parameter(torch.ones(2))),
-        r"expected 2.weight float32 \(2, 8\), got 1.scale float32 \(2,\)",
-    ),
-    "a buffer more": (
-        lambda model: model.register_buffer("last", torch.ones(2)),
-        r"expected 0.weight float32 \(8, 3\), got last",
-    ),
+    "double": (lambda model: model.double(), "a float32 (4, 4), got a float64 (4, 4)"),
+    "a parameter more": (lambda model: setattr(model[1], "scale", nn.Parameter(torch.ones(2))), "got 1.scale float32"),
+    "a buffer more": (lambda model: model.register_buffer("last", torch.ones(2)), "0.weight float32 (8, 3), got last"),
     "a submodule more": (lambda model: model.append(nn.Linear(2, 2)), "expected no further tensor, got 3.weight"),
-    "a parameter less": (lambda model: setattr(model[2], "bias", None), "expected 2.bias .* got no further tensor"),
-    "a submodule less": (lambda model: model.pop(2), "expected 2.weight .* got no further tensor"),
-    "grown": (
-        lambda model: setattr(model, "2", nn.Linear(8, 3)),
-        r"2.weight float32 \(2, 8\), got 2.weight float32 \(3, 8\)",
-    ),
+    "a parameter less": (lambda model: setattr(model[2], "bias", None), "got no further tensor"),
+    "a submodule less": (lambda model: model.pop(2), "got no further tensor"),
+    "grown": (lambda model: setattr(model, "2", nn.Linear(8, 3)), "float32 (2, 8), got 2.weight float32 (3, 8)"),
     "shrunk in place": (
-        lambda model: setattr(model[2].bias, "data", model[2].bias.data[:1]),
-        r"2.bias float32 \(2,\), got 2.bias float32 \(1,\)",
+        lambda model: setattr(model[2].bias, "data", model[2].bias.data[:1]), "float32 (2,), got 2.bias float32 (1,)"
     ),
     "reinterpreted": (
-        lambda model: setattr(model.steps, "data", model.steps.data.view(torch.float64)),
-        "steps int64 .* got steps float64",
+        lambda model: setattr(model.steps, "data", model.steps.data.view(torch.float64)), "got steps float64"
     ),
-    "tied": (lambda model: setattr(model, "b", nn.Parameter(model.a.data)), "expected b float32 .* got steps"),
-}
+    "tied": (lambda model: setattr(model, "b", nn.Parameter(model.a.data)), "got steps"),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(("change", "named"), HARMFUL.values(), ids=HARMFUL)
-def test_a_changed_model_is_a_layout_mismatch(change, named):
+@pytest.mark.parametrize(("change", "says"), HARMFUL.values(), ids=HARMFUL)
+def test_a_changed_model_is_a_layout_mismatch(change, says):
     model, local = rich(), rich()
     with mc.ParameterStore.create(model) as store, store.publisher(model) as publisher:
         subscriber = store.subscriber(local)
         publisher.publish()
         other = copy.deepcopy(model)
-        change(model)
-        change(local)
-        for _ in range(2):
-            with pytest.raises(mc.LayoutMismatch, match=named):
-                publisher.publish()
-            with pytest.raises(mc.LayoutMismatch, match=named):
-                subscriber.pull()
+        for changed in (model, local, other):
+            change(changed)
+        for call in 2 * (publisher.publish, subscriber.pull) + (lambda: store.subscriber(other),):
+            check_refused(call, mc.LayoutMismatch, says)
         assert store.version == publisher.version == 1
-        change(other)
-        with pytest.raises(mc.LayoutMismatch, match=named):
-            store.subscriber(other)
 
 
 def test_an_interrupted_publish_stages_replaced_tensors_again(monkeypatch, store, model):
