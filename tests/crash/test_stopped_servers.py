@@ -28,30 +28,6 @@ STARTS = {
             thread.join()
             time.sleep(600.0)
     """,
-    "planning": """
-        import threading, time
-        from types import SimpleNamespace
-        from marlcore import planning
-
-        class Line:
-            agents, action_space = (0,), SimpleNamespace(n=1)
-
-            def reset(self):
-                self.state = 0
-
-            def get_state(self):
-                return self.state
-
-            def set_state(self, state):
-                self.state = state
-
-            def transition_probabilities(self, state, profile):
-                time.sleep(0.01)
-                return [(1.0, state + 1)]
-
-        options = {"workers": 2, "batch": 1, "progress": False}
-        threading.Thread(target=planning.build_graph, args=(Line(),), kwargs=options).start()
-    """,
     "run": """
         import os, sys, time
         import gymnasium
@@ -72,7 +48,7 @@ STARTS = {
         run.wait()
     """,
 }
-DEPTH = {"workers": 2, "planning": 2, "run": 3}  # of the processes that a start leads to
+DEPTH = {"workers": 2, "run": 3}  # of the processes that a start leads to
 
 
 def is_server(pid: int) -> bool:
@@ -89,7 +65,7 @@ def kill_a_parent(start: str, run_dir: Path) -> None:
         [server] = filter(is_server, children(parent.pid))
         os.kill(server, signal.SIGSTOP)
         segments = segments_of(parent.pid)
-        assert len(segments) >= {"workers": 2, "planning": 0, "run": 4}[start]
+        assert len(segments) >= {"workers": 2, "run": 4}[start]
         others = [os.pidfd_open(pid) for pid in children(parent.pid) if pid != server]
         below = [[server], *generations(server)]
         ended = [os.pidfd_open(pid) for generation in below[:2] for pid in generation]

@@ -30,7 +30,7 @@ import numpy as np
 from core import report
 from filled import CYCLE, fill, tree, value_of, words
 from mapped import Mapped
-from processes import children, descriptors, state, sweep, until
+from processes import descriptors, state, sweep, until
 from seams import trusting
 
 from marlcore import Field, ParameterStore, ReplayBuffer, TransitionSpec
@@ -43,7 +43,7 @@ VECTOR = tuple(range(2, 10))
 LANES = 2 + len(VECTOR)
 PATIENCE_S = 300.0  # of a sampler or a subscriber
 PROGRESS, HURRY, READ, TORN = range(4)  # words of a process's line of the board
-FAULTS = ("torn", "fell", "ahead", "kept", "failed", "segments", "descriptors", "processes")
+FAULTS = ("torn", "fell", "ahead", "kept", "failed", "segments", "descriptors")
 
 observations = partial(filled, WORDS)
 
@@ -273,41 +273,27 @@ def is_ours(segment: str) -> bool:
     return segment.startswith(f"marlcore-kills{os.getpid()}-")
 
 
-def left(helpers: set[int]) -> Counter[str]:
-    """What this process, or what it started to help it, has open or running; and segments of this run."""
+def left() -> Counter[str]:
+    """What this process has open, and segments of this run; it has waited for each process that it started."""
     sweep()
-    return Counter(
-        segments=sum(is_ours(file.name) for file in survey_segments()),
-        descriptors=len(descriptors()),
-        processes=len({child for pid in (os.getpid(), *helpers) for child in children(pid)}),
-    )
-
-
-@contextlib.contextmanager
-def helpers(method: str) -> Iterator[set[int]]:
-    """multiprocessing's own processes, which stay until the end."""
-    resource_tracker.ensure_running()
-    pids = {resource_tracker._resource_tracker._pid}
-    if method != "forkserver":
-        yield pids
-        return
-    multiprocessing.set_forkserver_preload(["marlcore", "kills"])
-    forkserver.ensure_running()
-    yield {*pids, forkserver._forkserver._forkserver_pid}
-    forkserver._forkserver._stop()
+    return Counter(segments=sum(is_ours(file.name) for file in survey_segments()), descriptors=len(descriptors()))
 
 
 def main(method: str, cycles: int, trust: bool) -> bool:
     """Whether there was a fault."""
     began = time.monotonic()
-    with helpers(method) as pids, tempfile.TemporaryDirectory() as folder:
-        before = left(pids)
+    resource_tracker.ensure_running()  # multiprocessing's own processes stay until the end
+    if method == "forkserver":
+        multiprocessing.set_forkserver_preload(["marlcore", "kills"])
+        forkserver.ensure_running()
+    with tempfile.TemporaryDirectory() as folder:
+        before = left()
         deaths = Kills(method, Path(folder), trust)
         deaths.run(cycles)
         deaths.close()
         counts = deaths.counts
         del deaths
-        counts.update(left(pids))
+        counts.update(left())
         counts.subtract(before)
     faults = {name: counts.pop(name, 0) for name in FAULTS}
     report({"cycles": cycles, **counts, **faults, "seconds": round(time.monotonic() - began, 1)})

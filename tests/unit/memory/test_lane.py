@@ -1,6 +1,5 @@
 """Lanes: where their bytes lie, one writer each, proof of death before a takeover, quarantine."""
 
-import errno
 import os
 import signal
 
@@ -62,31 +61,6 @@ def test_lines_and_columns_of_all_lanes_lie_apart_and_aligned():
             taken[first : first + GEOMETRY.capacity * GEOMETRY.stride(column)] += 1
     assert taken.max() == 1
     assert all(GEOMETRY.column_offset(column) % LINE == 0 for column in range(3))
-
-
-def test_appended_rows_are_read_back_across_the_wrap(segment, lanes):
-    one_column = LaneGeometry(2, 3, (16,)).bind(segment.body)
-    row, got = np.zeros(16, np.uint8), np.zeros(16, np.uint8)
-    append = one_column.appender(1, row)
-    for ticket in range(10):
-        row[:] = ticket
-        append()
-        assert one_column.committed(1) == ticket + 1
-        assert one_column.read(1, ticket, 1, got) == 0
-        assert (got == ticket).all()
-    assert one_column.committed(0) == 0
-
-
-def test_absent_tickets_are_ordinary_results(segment):
-    lanes = LaneGeometry(1, 3, (16,)).bind(segment.body)
-    row = np.zeros(16, np.uint8)
-    append = lanes.appender(0, row)
-    assert lanes.read(0, 0, 1, row) == -errno.EAGAIN
-    for _ in range(4):
-        append()
-    assert lanes.read(0, 0, 1, row) == -errno.ESTALE
-    assert lanes.read(0, 1, 1, row) == 0
-    assert lanes.read(0, 4, 1, row) == -errno.EAGAIN
 
 
 def test_a_lane_has_one_writer_in_a_process(segment, lanes):

@@ -110,19 +110,20 @@ ENDS: dict[str, tuple[Callable[[mc.WorkerContext], object], str]] = {
 }
 
 
-@pytest.mark.parametrize("case", ENDS)
-def test_a_failure_is_raised_once_by_the_next_call(case: str) -> None:
-    function, says = ENDS[case]
+def test_a_failure_is_raised_once_by_the_next_call(subtests: pytest.Subtests) -> None:
     with mc.Workers() as workers:
-        living, ending = workers.start(idle), workers.start(function)
-        if says:
-            with pytest.raises(mc.WorkerFailed, match=re.escape(says)) as caught:
-                workers.wait()
-            reason = "death" if case == "dies" else "worker"
-            assert (caught.value.worker, caught.value.reason) == (ending.name, reason)
-        while ending.running:
-            time.sleep(0.01)
-        workers.check()
+        living = workers.start(idle)
+        for case, (function, says) in ENDS.items():
+            with subtests.test(case):
+                ending = workers.start(function)
+                if says:
+                    with pytest.raises(mc.WorkerFailed, match=re.escape(says)) as caught:
+                        workers.wait()
+                    reason = "death" if case == "dies" else "worker"
+                    assert (caught.value.worker, caught.value.reason) == (ending.name, reason)
+                while ending.running:
+                    time.sleep(0.01)
+                workers.check()
         assert living.running and workers.start(idle).running
 
 

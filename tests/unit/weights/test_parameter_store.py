@@ -157,6 +157,7 @@ def test_a_continued_store_goes_on_with_the_versions(mode):
             for version in range(42, 48):
                 assert publisher.publish() == store.version == publisher.version == version
                 assert local.pull() and local.version == version
+            assert not local.pull_version(41)
         with local.in_place() as view:
             assert view.version == 47 and torch.equal(view.tensors["weight"], model.weight)
         assert view.valid()
@@ -506,17 +507,11 @@ def test_closed_things_say_so(store, model):
         publisher.publish()
     successor = store.publisher(model)
     store.close()
-    actions = [
-        successor.publish,
-        subscriber.pull,
-        lambda: subscriber.wait(0, 0),
-        lambda: store.version,
-        lambda: store.slot_tensor(0),
-        lambda: store.subscriber(mlp()),
-        lambda: store.publisher(model),
+    for action in (
+        successor.publish, subscriber.pull, lambda: subscriber.wait(0, 0), lambda: store.version,
+        lambda: store.slot_tensor(0), lambda: store.subscriber(mlp()), lambda: store.publisher(model),
         lambda: subscriber.in_place().__enter__(),
-    ]
-    for action in actions:
+    ):  # fmt: skip
         with pytest.raises(mc.ClosedError):
             action()
     assert view.valid() and torch.equal(view.tensors["0.weight"], model[0].weight)
