@@ -36,21 +36,21 @@ def run(command: Sequence[str | Path], timeout: float = 300) -> subprocess.Compl
 
 
 @functools.cache
-def _objects(core: Path, flags: tuple[str, ...]) -> list[str]:
+def _objects(core: Path, flags: tuple[str, ...], gcc: str) -> list[str]:
     """All of the core, compiled once for all programs that this process builds of it."""
     folder = tempfile.TemporaryDirectory()
     atexit.register(folder.cleanup)
     objects = {str(source): f"{folder.name}/{source.stem}.o" for source in sorted(core.glob("*.c"))}
     for source, compiled in objects.items():
-        mutants.compile_with(["gcc", *mutants.CFLAGS, *flags, f"-I{core}", "-c", source, "-o", compiled])
+        mutants.compile_with([gcc, *mutants.CFLAGS, *flags, f"-I{core}", "-c", source, "-o", compiled])
     return [*objects.values()]
 
 
-def build(core: Path, name: str, folder: Path, flags: Sequence[str] = ()) -> Path:
+def build(core: Path, name: str, folder: Path, flags: Sequence[str] = (), gcc: str = "gcc") -> Path:
     """The program <core>/test/<name>.c with all of the core."""
-    sources = [str(core / "test" / f"{name}.c"), *_objects(core, tuple(flags))]
+    sources = [str(core / "test" / f"{name}.c"), *_objects(core, tuple(flags), gcc)]
     options = [*mutants.CFLAGS, *flags, f"-I{core}", "-pthread", "-lm"]
-    mutants.compile_with(["gcc", *sources, *options, "-o", str(folder / name)])
+    mutants.compile_with([gcc, *sources, *options, "-o", str(folder / name)])
     return folder / name
 
 

@@ -99,45 +99,6 @@ def test_a_second_thread_is_refused_and_a_later_one_is_not():
             assert not used._inside
 
 
-CLOSE_BESIDE = """
-import random, threading, time
-import numpy as np
-from marlcore import ClosedError, Field, ReplayBuffer, TransitionSpec
-
-frames = np.zeros((1, 2_000_000), np.uint8)
-with ReplayBuffer.create(TransitionSpec(Field((2_000_000,), "uint8"), Field((), "int64")), 4) as replay:
-    for round in range(20):
-        writer = replay.vector_writer() if round % 2 else replay.writer()
-
-        def add():
-            while True:
-                if round % 2:
-                    writer.add(frames, [0], [0.0], truncated=[True], final_obs=frames)
-                else:
-                    writer.add(frames[0], 0, 0.0, truncated=True, final_obs=frames[0])
-
-        def add_until_closed():
-            try:
-                add()
-            except ClosedError:
-                refused.append(round)
-
-        refused, thread = [], threading.Thread(target=add_until_closed)
-        thread.start()
-        time.sleep(random.random() * 2e-3)
-        writer.close()
-        replay.writer().close()
-        thread.join()
-        assert refused == [round]
-print("closed")
-"""
-
-
-def test_a_writer_closed_by_another_thread_ends_its_add_first(program: Callable[..., Any]):
-    """The add in progress ends, the next one is refused, and only then may a successor write to the lane."""
-    assert program(CLOSE_BESIDE).finish().strip() == "closed"
-
-
 class Interrupt(BaseException):
     """A signal handler raises it."""
 

@@ -19,7 +19,9 @@ from typing import Any
 
 import pytest
 from forked import Child, attach, end, linger, tell
+from processes import await_ends
 from tiers import long_but
+from victims import fork, reap
 
 from marlcore.errors import MarlcoreError
 from marlcore.processes import PRELOAD, ForkServer
@@ -39,11 +41,9 @@ def run_helpers(report: Connection) -> None:
     for signum in sorted(STOPPING):
         with subprocess.Popen(sleep) as program:
             program.send_signal(signum)
-        fork = os.fork()
-        if fork == 0:
-            time.sleep(600.0)
-        os.kill(fork, signum)
-        codes.append((program.returncode, os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1])))
+        pid = fork(time.sleep, 600.0)
+        os.kill(pid, signum)
+        codes.append((program.returncode, reap(pid)))
         process = get_context("fork").Process(target=time.sleep, args=(600.0,))
         process.start()
         process.terminate()
@@ -321,30 +321,21 @@ def test_a_killed_parent_takes_server_and_children_along(program: Any, thread: s
     )
     pidfds = [os.pidfd_open(int(pid)) for pid in parent.line().split()]
     assert len(pidfds) == 2, "the server or its child did not start"
-    try:
-        parent.kill()
-        for pidfd in pidfds:
-            select.select([pidfd], [], [])  # never, if they outlive it
-    finally:
-        for pidfd in pidfds:
-            os.close(pidfd)
+    parent.kill()
+    await_ends(pidfds)  # never, if they outlive it
 
 
 # By case: the flags of a Python program, its beginning, and the results of the children that it forks.
 PROGRAMS = {
     "SIGCHLD ignored": (
-        [],
-        "import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN)",
-        "[Child(server, end, how).status() for how in (3, -9, 0)]",
-        "[3, -9, 0]",
+        [], "import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN)",
+        "[Child(server, end, how).status() for how in (3, -9, 0)]", "[3, -9, 0]",
     ),
     "flags and closed standard streams": (
-        ["-O", "-B"],
-        "import os; os.close(1); os.close(2)",
-        "Child(server, tell_flags).receive()",
-        "(1, 1, [True, True, True])",
+        ["-O", "-B"], "import os; os.close(1); os.close(2)",
+        "Child(server, tell_flags).receive()", "(1, 1, [True, True, True])",
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.long

@@ -426,13 +426,11 @@ REFUSED: dict[str, Refused] = {
     "a low slot": (on_a_store(lambda store: store.slot_tensor(-1)), ValueError, "slot: expected 0 to 1, got -1"),
     "a high slot": (on_a_store(lambda store: store.slot_tensor(2)), ValueError, "slot: expected 0 to 1, got 2"),
     "version 0": (
-        on_a_store(lambda store: store.subscriber(mlp()).pull_version(0)),
-        ValueError,
+        on_a_store(lambda store: store.subscriber(mlp()).pull_version(0)), ValueError,
         "version: expected an integer of at least 1, got 0",
     ),
     "weights for a module": (
-        on_a_store(lambda store: store.publisher(mlp()).publish(weights={})),
-        TypeError,
+        on_a_store(lambda store: store.publisher(mlp()).publish(weights={})), TypeError,
         "weights: expected none, since the publisher has a module, got {}",
     ),
     **{
@@ -443,7 +441,7 @@ REFUSED: dict[str, Refused] = {
         f"begins_after {after}": (created(begins_after=after), ValueError, f"{NO_VERSION}{after!r}")
         for after in (-1, 2**62, 1.5, True, "3")
     },
-}
+}  # fmt: skip
 test_refuses = refusals(REFUSED)
 
 
