@@ -15,17 +15,12 @@ from marlcore.memory.native import MAX_COLUMNS
 GEOMETRY = LaneGeometry(lanes=3, capacity=5, columns=(24, 567, 7))
 
 CLAIM = """
-    import os, sys
-    from marlcore import LaneBusy
-    from marlcore.memory.lanes import LaneGeometry, claim
-    from marlcore.memory.segment import Segment
+    import sys
+    from marlcore.memory import LaneGeometry, Segment, claim
+    from meanwhile import leave_a_child
     segment = Segment.attach(sys.argv[1])
-    lanes = LaneGeometry(3, 5, (24, 567, 7)).bind(segment.body)
-    def attempt():
-        try:
-            return claim(segment, lanes, 1)
-        except LaneBusy:
-            print("busy", flush=True)
+    held = claim(segment, LaneGeometry(3, 5, (24, 567, 7)).bind(segment.body), 1)
+    leave_a_child()
 """
 
 
@@ -75,8 +70,7 @@ def test_a_lane_has_one_writer_in_a_process(segment, lanes):
 
 def test_a_stopped_writer_keeps_its_lane_and_a_killed_one_not(segment, lanes, program):
     """The child that it leaves holds nothing. A heartbeat would call a stopped writer dead, which then wakes up."""
-    code = "from meanwhile import leave_a_child; held = attempt(); leave_a_child()"
-    holder = program(CLAIM, code, args=[segment.path])
+    holder = program(CLAIM, args=[segment.path])
     child = int(holder.line())
     os.kill(holder.pid, signal.SIGSTOP)
     with pytest.raises(LaneBusy):

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from meanwhile import Rang, ring
 from refused import check_refused
 
 from marlcore import Field, Mixture, ParameterStore, ReplayBuffer, TrajectoryQueue, TransitionSpec, UsedByTwoThreads
@@ -99,23 +100,16 @@ def test_a_second_thread_is_refused_and_a_later_one_is_not():
             assert not used._inside
 
 
-class Interrupt(BaseException):
-    """A signal handler raises it."""
-
-
 def test_an_interrupted_add_leaves_the_writer_to_the_next_one(replay: ReplayBuffer):
-    def ring(*_: object) -> None:
-        raise Interrupt
-
     writer, obs, interrupted = replay.writer(), np.zeros(400, np.int64), 0
-    before = signal.signal(signal.SIGALRM, ring)
+    before = signal.signal(signal.SIGALRM, lambda *_: ring())
     try:
         for k in range(500):
             try:
                 signal.setitimer(signal.ITIMER_REAL, 1e-6 * (1 + k % 40))
                 while True:
                     writer.add(obs, 0, 0.0)
-            except Interrupt:
+            except Rang:
                 interrupted += 1
             together(lambda: writer.add(obs, 0, 0.0))
     finally:
