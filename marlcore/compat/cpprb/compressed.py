@@ -110,7 +110,6 @@ class CompressedRing(Ring):
         for kept in self._kept.values():
             kept.clear()
 
-
     def _value(self, name: str, tickets: Ints) -> NDArray[Any]:
         depth = self._depths.get(name)
         if depth is None:

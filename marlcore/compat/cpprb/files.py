@@ -48,7 +48,6 @@ def load(file: File) -> tuple[Rows, bool]:
         raise ValueError(f"file: expected transitions saved in cpprb's format of version 1 ({brief(error)})") from None
 
 
-
 def _read(archive: ZipFile, name: str) -> Any:
     with archive.open(f"{name}.npy") as file:
         if read_header(file)[1].hasobject:
