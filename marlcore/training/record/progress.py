@@ -161,7 +161,7 @@ class Progress:
         return " | ".join(parts)
 
     def _table(self) -> FittedTable:
-        return FittedTable(self._header(), "agent", _TITLES, self._cells(), _MIN_WIDTH, crop=True)
+        return FittedTable(self._header(), "agent", _TITLES, self._cells(), _MIN_WIDTH)
 
 
 class Table(Protocol):
