@@ -12,8 +12,6 @@ from rich.text import Text
 
 from .checks import printable
 
-_NARROW = 30  # columns of a console on which names and numbers do not fit side by side
-
 
 @dataclass(frozen=True)
 class FittedTable:
@@ -34,9 +32,6 @@ class FittedTable:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         width = options.max_width
         yield Columns([Text(part, style="bold", overflow="fold") for part in self.headline], padding=(0, 2))
-        if self.rows and width < _NARROW:
-            yield from map(Text, self._listed())
-            return
         for number, columns in enumerate(self._stacked(width) if self.rows else ()):
             rows = {name: [cells[i] for i in columns] for name, cells in self.rows.items()}
             yield self._table(columns, {name: cells for name, cells in rows.items() if any(cells) or not number}, width)
@@ -47,11 +42,6 @@ class FittedTable:
         rows = [[self.label, *self.titles], *([name, *cells] for name, cells in self.rows.items())]
         lines = ["  ".join(self.headline), *("\t".join(row) for row in rows if self.rows)]
         return "".join(f"{line}\n" for line in lines)
-
-    def _listed(self) -> Iterator[str]:
-        for name, cells in self.rows.items():
-            yield name
-            yield from (f"  {title} {cell}" for title, cell in zip(self.titles, cells, strict=True) if cell)
 
     def _stacked(self, width: int) -> list[list[int]]:
         columns = range(len(self.titles))

@@ -94,13 +94,6 @@ def test_every_column_of_top_is_one_that_a_worker_reports():
     assert set(COLUMNS) == LEARNER.keys() | ACTOR.keys()
 
 
-def test_a_very_narrow_terminal_gets_a_line_for_each_number():
-    """With whole names, of which a table would show a letter."""
-    table = FittedTable(["a run"], "worker", ["state", "steps"], {"actor-0": ["running", "12"], "b": ["", "3"]})
-    lines = [line.rstrip() for line in drawn(console(20), table)]
-    assert lines == ["a run", "actor-0", "  state running", "  steps 12", "b", "  steps 3"]
-
-
 @pytest.mark.parametrize("rows", [{"add": ["0.50", "a copy"], "sample": ["1,234.50", ""]}, {}])
 def test_a_table_for_a_pipe_is_plain(rows, capsys):
     """Whatever its width; without rows, it is the headline alone."""
