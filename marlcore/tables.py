@@ -44,11 +44,10 @@ class FittedTable:
         return "".join(f"{line}\n" for line in lines)
 
     def _stacked(self, width: int) -> list[list[int]]:
-        columns = range(len(self.titles))
-        tables = self._filled(columns, width)
+        tables = self._filled(range(len(self.titles)), width)
         if len(tables) == 1:
             return tables
-        return self._filled([i for i in columns if self.titles[i] not in self.optional], width)
+        return self._filled([i for i, title in enumerate(self.titles) if title not in self.optional], width)
 
     def _filled(self, columns: Iterable[int], width: int) -> list[list[int]]:
         tables: list[list[int]] = [[]]
