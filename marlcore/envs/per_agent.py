@@ -36,7 +36,6 @@ class PerAgent(Wrapper):
             )
         self.possible_agents = [f"agent_{i}" for i in range(len(acted))]
         self.agents: list[str] = []
-
         self.observation_space = self._by_agent(seen).__getitem__
         self.action_space = self._by_agent(acted).__getitem__
         self._env = env

@@ -46,7 +46,6 @@ class TwoPlayer(Wrapper):
             check_whole("max_steps", max_steps)
         self.possible_agents = list(PLAYERS)
         self.agents: list[str] = []
-
         self._env = env
         self._game = games[0]
         self._max_steps = max_steps

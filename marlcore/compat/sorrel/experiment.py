@@ -50,8 +50,9 @@ def run_experiment_mp(env: Any, config: Any = None, *, logger: Any = None, **opt
     """
     began = time.monotonic()
     check_environment(env)
-    config = env.config if config is None else config
-    if isinstance(config, Mapping):
+    if config is None:
+        config = env.config
+    elif isinstance(config, Mapping):
         from omegaconf import OmegaConf  # sorrel's own dependency
 
         config = OmegaConf.create(dict(config))
