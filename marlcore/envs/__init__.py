@@ -13,7 +13,7 @@ from ..checks import check_whole, did_you_mean
 from ..errors import EnvironmentFailed
 from ..interfaces import Environment, Outcome, Turn, VectorEnvironment
 from ..references import is_importable, resolve
-from .agent_view import AgentView
+from .agent_view import AgentView, Wrapper
 from .copies import Copies
 from .gymnasium import GymnasiumEnvironment, is_registered, make_atari, make_gymnasium, make_gymnasium_vector
 from .gymnasium_vector import EnvPool, GymnasiumVector, is_envpool, is_gymnasium_vector
@@ -196,7 +196,7 @@ def checked(env: VectorEnvironment) -> VectorEnvironment:
     return env if isinstance(env, (Copies, GymnasiumVector, Lockstep)) else _Checked(env)
 
 
-class _Checked:
+class _Checked(Wrapper):
     """A caller's VectorEnvironment; `observe` raises EnvironmentFailed if a value is wrong."""
 
     def __init__(self, env: VectorEnvironment) -> None:
@@ -210,9 +210,6 @@ class _Checked:
         for turn in turns:
             self._checks[turn.agent].check(turn.copies, turn.obs, acting=True)
         return outcomes, turns
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._env, name)
 
 
 def _vector_form(env: Any, copies: int) -> VectorEnvironment | None:

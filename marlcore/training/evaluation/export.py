@@ -88,7 +88,8 @@ class GreedyStep(nn.Module):
         self._normalizes = policy.model.norm is not None and policy.model.norm.is_active
         self._policy, self._spaces = policy, spaces
         hidden = JOINT if hides_joint(policy.algorithm, spaces) else None
-        self._names = {part.name: _input_of(part.name) for part in spaces.parts if part.name != hidden}
+        seen = [part.name for part in spaces.parts if part.name != hidden]
+        self._names = {name: "obs" if name == ALONE else f"obs_{name}" for name in seen}  # of the inputs
         self._state: dict[str, torch.Tensor] = {}  # of one row, zeros
         values = self(self.examples(1))
         state = {name: part for name, part in values.items() if name != "action"}
@@ -138,7 +139,3 @@ class GreedyStep(nn.Module):
         if got.shape != expected.shape or not np.allclose(got, expected, rtol=1e-4, atol=1e-5):
             kind = type(self._policy.algorithm).__name__
             raise ValueError(f"export: expected a method greedy of {kind} that returns the actions of act, got others")
-
-
-def _input_of(name: str) -> str:
-    return "obs" if name == ALONE else f"obs_{name}"
