@@ -13,6 +13,7 @@ from refused import Refused, check_refused, refusals, stale_in_a_fork
 from tiers import long_but
 
 import marlcore as mc
+from marlcore.weights.layout import RowLayout
 
 torch = pytest.importorskip("torch")  # an extra of the core
 nn = torch.nn
@@ -548,6 +549,11 @@ def test_an_always_lapped_reader_errs_and_keeps_its_model():
         assert publisher.publish() == 2
         assert subscriber.pull()
         assert_equal(model, local)
+
+
+def test_two_tensors_of_one_name_are_refused():
+    with pytest.raises(ValueError, match="tensors: expected names that differ"):
+        RowLayout.from_dict({"tensors": [["a", [2], "float32"]] * 2, "extras": []})
 
 
 def test_damaged_counters_are_an_error_and_not_a_model(store, publisher, subscriber):
