@@ -179,6 +179,20 @@ def test_no_pipe_is_waited_for(tiny, tmp_path):
         CsvSink(tmp_path / "run" / "metrics.csv", "r+")
 
 
+def test_a_hole_of_terabytes_is_refused_unread(tiny, tmp_path):
+    """With and without a seal at its end, which is not that of such a file."""
+    for path, read in files_of(Path(shutil.copytree(tiny, tmp_path / "run"))):
+        whole = path.read_bytes() if path.suffix != ".replay" else b""  # whose length its description has
+        for kept in (b"", whole[-1000:]):
+            with path.open("wb") as file:
+                file.truncate(2**42)
+                file.seek(0, os.SEEK_END)
+                file.write(kept)
+            with pytest.raises((ValueError, mc.MarlcoreError), match=path.name):
+                read(path)
+        path.write_bytes(whole)
+
+
 @pytest.mark.parametrize(("this", "other"), [("agent_0", "agent_1"), ("agent_0", "agent_0.best")])
 def test_a_checkpoint_in_place_of_another_is_refused(tiny, tmp_path, this, other):
     path = shutil.copy(tiny / "checkpoints" / f"{other}.pt", tmp_path / f"{this}.pt")
