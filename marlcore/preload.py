@@ -8,10 +8,12 @@ import cloudpickle  # noqa: F401
 import numpy as np
 
 from . import queue, replay  # noqa: F401
+from .kernels import jit
 from .kernels.random import next_random
 from .lazy import is_installed
 
-next_random(np.ones(4, np.uint64))  # the first kernel imports half of Numba
+with jit.quietly():  # the program itself tells
+    next_random(np.ones(4, np.uint64))  # the first kernel imports half of Numba
 if find_spec("torch"):
     import torch
 

@@ -17,7 +17,7 @@ def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
 
 
 def read_regular(path: str | os.PathLike[str], most: int | None = None) -> bytes:
-    """The bytes of a file, at most `most`, by default the machine's memory. Raises: ValueError: it is longer; others."""
+    """The bytes of a file, at most `most`, or as many as the memory. Raises: ValueError: it is longer; others."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limit = memory if most is None else most
     with open_regular(path) as file:

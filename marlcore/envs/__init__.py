@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..checks import check_whole, did_you_mean
+from ..checks import brief, check_whole, did_you_mean
 from ..errors import EnvironmentFailed
 from ..interfaces import Environment, Outcome, Turn, VectorEnvironment
 from ..references import is_importable, resolve
@@ -104,7 +104,7 @@ class NamedEnvironment:
             except TypeError as error:
                 raise TypeError(f"environment: {name!r}: {error}") from error
         hint = f"; did you mean gymnasium:{name}?" if is_registered(name) else did_you_mean(name, OWN)
-        raise ValueError(f"environment: expected {KINDS}, got {name!r}{hint}")
+        raise ValueError(f"environment: expected {KINDS}, got {brief(name)}{hint}")
 
     def _atari_game(self) -> str:
         if self.name.startswith("gymnasium:ALE/") and self.name.endswith("-v5"):

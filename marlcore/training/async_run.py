@@ -20,6 +20,7 @@ from .workers import ActorWorker, Blueprint, EvaluatorWorker, LearnerWorker
 
 POLL_S = 0.1
 GRACE_S = 60.0  # least time for the last checkpoints
+SAID_S, STOPPED_S = 5.0, 10.0  # after a signal or a failure: until a line names the last workers; for stopped ones
 
 log = logging.getLogger(__name__)
 
@@ -109,7 +110,7 @@ def run_async(
     learners have made all updates. After a failure for good, a signal or a stop no worker is restarted, and workers
     that are still starting are killed. A second signal, a second after the first, kills all.
     """
-    config, failed, ends_since, halted = blueprint.config, None, None, False
+    config, failed, ends_since, halted, said = blueprint.config, None, None, False, False
     stepping = [
         supervisor.workers[name] for name in (control.about["learners"] if config.offline else blueprint.crew.names)
     ]
@@ -135,6 +136,11 @@ def run_async(
             if interrupts.finishing:
                 monitor.say_stopping()
             control.finish()
+        if halted and ends_since is not None and not said and time.monotonic() - ends_since > SAID_S:
+            stopped = {worker.name for worker in supervisor.running if worker.process and worker.process.is_stopped}
+            named = (f"{name}, which a signal has stopped" if name in stopped else name for name in waiting)
+            monitor.say(f"still waiting for {'; '.join(named)}")
+            said, grace = True, STOPPED_S if stopped.issuperset(waiting) else grace
         if ends_since is not None and time.monotonic() - ends_since > grace:
             late = waiting[0]
             if late != EVALUATOR:  # the last of the workers

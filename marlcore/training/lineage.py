@@ -143,7 +143,7 @@ def _population_in(folder: Path) -> Iterator[None]:
     """Raises ValueError, which says why the block fails: the folder's file is not that of a population."""
     try:
         yield
-    except (KeyError, TypeError, ValueError, AttributeError, OSError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError, OSError) as error:
         expected = "resume: expected the directory of a population"
         raise ValueError(f"{expected}, got {str(folder)!r} ({printable(str(error))})") from None
 

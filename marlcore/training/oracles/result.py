@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...checks import printable
+from ...checks import brief, printable
 from ..evaluation import LoadedPolicy
 from ..record import canvas, read_json, write_json
 
-TABLE, PICTURE = "psro.json", "psro.png"
+TABLE, PICTURE, TABLES = "psro.json", "psro.png", ("payoffs", "half_widths")
 _MOST_NUMBERED = 16  # policies, of which a picture shows each payoff as a number
 
 
@@ -127,18 +127,26 @@ def read_into(result: PSROResult) -> None:
     try:
         saved = read_json(result.run_dir / TABLE)
         parts = [saved, saved["opponent"]] if "opponent" in saved else [saved]
-        if len(parts) != len(result.populations):
-            expected = f"resume: expected a psro of {len(result.populations)} populations"
-            raise ValueError(f"{expected}, got one of {len(parts)}")
-        for population, part in zip(result.populations, parts, strict=True):
-            population.mixture = np.array(part["mixture"], np.float64)
-            population.gains = [*map(tuple, np.array(part["gains"], np.float64).tolist())]
-        result.payoffs, result.half_widths = (np.array(saved[name], np.float64) for name in ("payoffs", "half_widths"))
-        if not result.payoffs.shape == result.half_widths.shape == (len(result.payoffs),) * 2:
-            raise TypeError(f"expected square tables, got {result.payoffs.shape} and {result.half_widths.shape}")
+        count = len(np.atleast_1d(_numbers(saved, "payoffs")))
+        for population, part in zip(result.populations, parts, strict=False):
+            population.mixture = _numbers(part, "mixture", count)
+            population.gains = [*map(tuple, _numbers(part, "gains", count - 1, 2).tolist())]
+        result.payoffs, result.half_widths = (_numbers(saved, name, count, count) for name in TABLES)
     except (KeyError, TypeError, OSError) as error:
         expected = "resume: expected the directory of a psro"
-        raise ValueError(f"{expected}, got {str(result.run_dir)!r} ({printable(str(error))})") from None
+        raise ValueError(f"{expected}, got {str(result.run_dir)!r} ({TABLE}: {printable(str(error))})") from None
+    if len(parts) != len(result.populations):
+        raise ValueError(f"resume: expected a psro of {len(result.populations)} populations, got one of {len(parts)}")
+
+
+def _numbers(part: Any, name: str, *shape: int) -> NDArray[np.float64]:
+    """An array that `write_result` wrote. Raises TypeError: it is none of this shape. KeyError."""
+    plain = part[name] if isinstance(part, dict) else part
+    try:
+        array = np.array(plain, np.float64)
+        return array.reshape(shape) if shape else array
+    except (TypeError, ValueError, OverflowError):
+        raise TypeError(f"{name}: expected numbers {list(shape)}, got {brief(plain)}") from None
 
 
 def plot_result(result: PSROResult, meta_solver: str) -> None:

@@ -216,12 +216,12 @@ def _each(label: str, before: dict[str, Any], now: dict[str, Any]) -> Iterator[t
 
 
 def _check_same_spaces(path: Path, policies: tuple[AssignedPolicy, ...]) -> None:
-    before = {policy["name"]: policy for policy in read_json(path)["policies"]} if path.exists() else {}
+    before = _policies_in(path, "resume") if os.path.lexists(path) else {}
     now = {policy.name: _as_json(_described_policy(policy)) for policy in policies}
     if before and before.keys() != now.keys():
         raise ValueError(f"resume: expected an environment for the policies {[*before]}, got one for {[*now]}")
     for name, label in itertools.product(before, ("agents", "observation", "action", "masked")):
-        old, new = before[name][label], now[name][label]
+        old, new = before[name].get(label), now[name][label]
         if old != new:
             raise ValueError(
                 f"resume: expected an environment in which {label} of {name} is {brief(old)}, as the run had it, "
@@ -262,10 +262,15 @@ def _described_policy(policy: AssignedPolicy) -> dict[str, Any]:
 
 def policies_of(run_dir: Path) -> list[str]:
     """The names of a run's policies. Raises ValueError: there is no run."""
+    return [*_policies_in(run_dir / POLICIES, "init_from")]
+
+
+def _policies_in(path: Path, label: str) -> dict[str, dict[str, Any]]:
     try:
-        return [policy["name"] for policy in read_json(run_dir / POLICIES)["policies"]]
+        return {policy["name"]: dict(policy) for policy in read_json(path)["policies"]}
     except (KeyError, TypeError, ValueError, OSError) as error:
-        raise ValueError(f"init_from: expected the directory of a run, got {str(run_dir)!r} ({error})") from None
+        reason = f"{path.name}: policies: {printable(str(error))}"
+        raise ValueError(f"{label}: expected the directory of a run, got {str(path.parents[1])!r} ({reason})") from None
 
 
 def described_policies(run_dir: Path) -> tuple[tuple[AssignedPolicy, ...], Config]:
