@@ -86,11 +86,11 @@ def state_array(state: Any, name: str, shape: tuple[int, ...], dtype: Any) -> ND
     return part
 
 
-def check_kinds(values: Mapping[str, Any], kinds: Mapping[str, Any], where: str = "") -> None:
+def check_kinds(values: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:
     """Raises ValueError: one of the values by name, such as those of a file, is not of its type."""
     for name, kind in kinds.items():
         if name in values and not isinstance(values[name], kind):
-            raise ValueError(f"{where}{name}: expected {getattr(kind, '__name__', kind)}, got {brief(values[name])}")
+            raise ValueError(f"{name}: expected {getattr(kind, '__name__', kind)}, got {brief(values[name])}")
 
 
 def as_path(label: str, path: Any) -> Path:

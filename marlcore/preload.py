@@ -12,8 +12,8 @@ from .kernels import jit
 from .kernels.random import next_random
 from .lazy import is_installed
 
-with jit.quietly():  # the program itself tells
-    next_random(np.ones(4, np.uint64))  # the first kernel imports half of Numba
+jit.announced()
+next_random(np.ones(4, np.uint64))  # the first kernel imports half of Numba
 if find_spec("torch"):
     import torch
 

@@ -94,6 +94,15 @@ def resume_actors(supervisor: Supervisor, blueprint: Blueprint, control: Control
             supervisor.workers[name].resume()
 
 
+def _all_stopped(waiting: list[str], supervisor: Supervisor, monitor: Monitor | None) -> bool:
+    """Whether a signal has stopped all workers that a halted run waits for; a monitor says who they are."""
+    stopped = {worker.name for worker in supervisor.running if worker.process and worker.process.is_stopped}
+    named = (f"{name}, which a signal has stopped" if name in stopped else name for name in waiting)
+    if monitor is not None:
+        monitor.say(f"still waiting for {'; '.join(named)}")
+    return stopped.issuperset(waiting)
+
+
 def grace_of(blueprint: Blueprint) -> float:
     """Seconds in which learners must write their last checkpoints."""
     return max(GRACE_S, *(blueprint.config.timeout_of(policy.name) for policy in blueprint.policies))
@@ -136,12 +145,10 @@ def run_async(
             if interrupts.finishing:
                 monitor.say_stopping()
             control.finish()
-        if halted and ends_since is not None and not said and time.monotonic() - ends_since > SAID_S:
-            stopped = {worker.name for worker in supervisor.running if worker.process and worker.process.is_stopped}
-            named = (f"{name}, which a signal has stopped" if name in stopped else name for name in waiting)
-            monitor.say(f"still waiting for {'; '.join(named)}")
-            said, grace = True, STOPPED_S if stopped.issuperset(waiting) else grace
-        if ends_since is not None and time.monotonic() - ends_since > grace:
+        late_s, held = 0.0 if ends_since is None else time.monotonic() - ends_since, False
+        if halted and late_s > SAID_S:
+            held, said = _all_stopped(waiting, supervisor, None if said else monitor), True
+        if late_s > (STOPPED_S if held else grace):
             late = waiting[0]
             if late != EVALUATOR:  # the last of the workers
                 failed = failed or WorkerFailed(late, "hang", f"it did not end within {grace:g} s")

@@ -155,7 +155,7 @@ def source_of(policy: AssignedPolicy, config: Config) -> ReplaySource | QueueSou
     """How the policy's learner gets its batches; windows without hindsight. Raises TypeError: it is no source."""
     from ...replay import Hindsight, Prioritized  # here, so that settings load without Numba
 
-    config = config.of(policy.name)
+    config = replace(config, ratios={}).of(policy.name)  # one of None is refused in serial mode if it is of use
     replay = config.replay
     prioritized = Prioritized(replay.alpha, replay.beta, beta_steps=replay.beta_steps) if replay.prioritized else None
     hindsight = None if replay.hindsight == "off" else Hindsight(replay.hindsight_k, replay.hindsight)

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...checks import brief, printable
+from ...checks import brief
 from ..evaluation import LoadedPolicy
-from ..record import canvas, read_json, write_json
+from ..record import believed, canvas, read_json, write_json
 
 TABLE, PICTURE, TABLES = "psro.json", "psro.png", ("payoffs", "half_widths")
 _MOST_NUMBERED = 16  # policies, of which a picture shows each payoff as a number
@@ -124,29 +124,24 @@ def read_into(result: PSROResult) -> None:
 
     Raises ValueError: there is no such file, or it is damaged, or of another number of populations.
     """
-    try:
+    with believed("resume: expected the directory of a psro", result.run_dir, TABLE):
         saved = read_json(result.run_dir / TABLE)
         parts = [saved, saved["opponent"]] if "opponent" in saved else [saved]
-        count = len(np.atleast_1d(_numbers(saved, "payoffs")))
+        count = 1 + np.size(saved["gains"]) // 2
         for population, part in zip(result.populations, parts, strict=False):
-            population.mixture = _numbers(part, "mixture", count)
+            population.mixture = _numbers(part, "mixture", -1)
             population.gains = [*map(tuple, _numbers(part, "gains", count - 1, 2).tolist())]
         result.payoffs, result.half_widths = (_numbers(saved, name, count, count) for name in TABLES)
-    except (KeyError, TypeError, OSError) as error:
-        expected = "resume: expected the directory of a psro"
-        raise ValueError(f"{expected}, got {str(result.run_dir)!r} ({TABLE}: {printable(str(error))})") from None
     if len(parts) != len(result.populations):
         raise ValueError(f"resume: expected a psro of {len(result.populations)} populations, got one of {len(parts)}")
 
 
 def _numbers(part: Any, name: str, *shape: int) -> NDArray[np.float64]:
     """An array that `write_result` wrote. Raises TypeError: it is none of this shape. KeyError."""
-    plain = part[name] if isinstance(part, dict) else part
     try:
-        array = np.array(plain, np.float64)
-        return array.reshape(shape) if shape else array
+        return np.array(part[name], np.float64).reshape(shape)
     except (TypeError, ValueError, OverflowError):
-        raise TypeError(f"{name}: expected numbers {list(shape)}, got {brief(plain)}") from None
+        raise TypeError(f"{name}: expected numbers {list(shape)}, got {brief(part)}") from None
 
 
 def plot_result(result: PSROResult, meta_solver: str) -> None:

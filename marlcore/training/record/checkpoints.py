@@ -21,13 +21,9 @@ Weights: TypeAlias = str | Path | Mapping[str, torch.Tensor]
 InitFrom: TypeAlias = Weights | Mapping[str, Weights]
 
 NO_COUNTS = {"updates": 0, "version": 0, "step": 0, "stage": 0}  # of a checkpoint before a learner's first update
-_KINDS: dict[str, Any] = {
-    **dict.fromkeys(("network", "acting", "trainer", "numbers", "self_play"), dict),
-    **dict.fromkeys(("norm", "reward_norm"), dict | None),
-    **dict.fromkeys(NO_COUNTS, int),
-    "return": float,
-    "torch": torch.Tensor,
-}
+_KINDS: dict[str, Any] = dict.fromkeys(("network", "acting", "trainer", "numbers", "self_play"), dict)
+_KINDS |= {**dict.fromkeys(NO_COUNTS, int), "norm": dict | None, "reward_norm": dict | None}
+_KINDS |= {"return": float, "torch": torch.Tensor}
 
 
 class KeptCheckpoints:

@@ -25,7 +25,7 @@ from ...interfaces import Algorithm
 from ...references import reference_to
 from ...spaces import Spaces, is_text
 from ..config import SECTIONS, AssignedPolicy, Config, is_custom
-from .files import read_json, write_json
+from .files import believed, read_json, write_json
 from .remote import fetch_run, is_address
 from .run_directory import read_config, steps_taken
 from .trust import IMPORTED, open_run
@@ -266,11 +266,8 @@ def policies_of(run_dir: Path) -> list[str]:
 
 
 def _policies_in(path: Path, label: str) -> dict[str, dict[str, Any]]:
-    try:
+    with believed(f"{label}: expected the directory of a run", path.parents[1], f"{path.name}: policies"):
         return {policy["name"]: dict(policy) for policy in read_json(path)["policies"]}
-    except (KeyError, TypeError, ValueError, OSError) as error:
-        reason = f"{path.name}: policies: {printable(str(error))}"
-        raise ValueError(f"{label}: expected the directory of a run, got {str(path.parents[1])!r} ({reason})") from None
 
 
 def described_policies(run_dir: Path) -> tuple[tuple[AssignedPolicy, ...], Config]:

@@ -115,6 +115,15 @@ def read_json(path: Path, *, editable: bool = False) -> dict[str, Any]:
     return {name: value for name, value in members.items() if name not in ("file", "sha256")}
 
 
+@contextmanager
+def believed(expected: str, folder: Path, name: str) -> Iterator[None]:
+    """Raises ValueError, which says why the block fails: the file of that name does not hold what it should."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError, OSError) as error:
+        raise ValueError(f"{expected}, got {str(folder)!r} ({name}: {printable(str(error))})") from None
+
+
 def _fault(path: Path, data: bytes, own_name: bool) -> str:
     """The contradiction between a file and its seal; empty if they agree."""
     seal = _SEAL.search(data, max(len(data) - _LONGEST, 0))

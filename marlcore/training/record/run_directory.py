@@ -21,7 +21,7 @@ from ...declared import flattened
 from ...errors import suppress_failed_calls
 from ...memory import File
 from ..config import BY_POLICY, SECTIONS, SINKS, Config
-from .files import make_directory, read_json, write_json
+from .files import believed, make_directory, read_json, write_json
 from .lock import LOCK, holds_files, is_directory_locked, lock_directory
 from .sinks.csv import PROGRESS, CsvSink
 from .trust import RECORD, open_run
@@ -138,15 +138,13 @@ def dated_paths(runs: str | Path, kind: str = "") -> Iterator[Path]:
 
 def read_config(run_dir: str | Path) -> dict[str, Any]:
     """A run's config.json; a change since the run wrote it is logged. Raises ValueError: there is no run."""
-    try:
+    with believed("resume: expected the directory of a run", Path(run_dir), "config.json"):
         plain = read_json(Path(run_dir) / "config.json", editable=True)
         settings = dict(flattened(plain, Config))
-        check_kinds(settings, KINDS, "config.json: ")
-        for by in BY_POLICY:
-            check_kinds(settings.get(by, {}), dict.fromkeys(settings.get(by, {}), dict), f"config.json: {by}.")
-        return plain
-    except (OSError, ValueError) as error:
-        raise _no_run(run_dir, error) from None
+        check_kinds(settings, KINDS)
+        inside = {f"{by}.{policy}": own for by in BY_POLICY for policy, own in settings.get(by, {}).items()}
+        check_kinds(inside, dict.fromkeys(inside, dict))
+    return plain
 
 
 def read_progress(run_dir: str | Path) -> dict[str, Any]:
