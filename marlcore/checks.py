@@ -94,8 +94,8 @@ def check_kinds(values: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:
 
 
 def as_path(label: str, path: Any) -> Path:
-    """Raises ValueError: it is no path, or has a null character."""
-    if not isinstance(path, (str, os.PathLike)) or "\0" in str(path):
+    """Raises ValueError: it is no path, has a null character, or more characters than the kernel takes."""
+    if not isinstance(path, (str, os.PathLike)) or "\0" in str(path) or len(str(path)) > 4096:
         raise ValueError(f"{label}: expected a path, got {brief(path)}")
     return Path(path)
 

@@ -199,7 +199,7 @@ def _fields_of(episode: Any, declared: Collection[str] | None) -> dict[str, Any]
 
 def _needed(fields: Mapping[str, Any], name: str) -> Any:
     if name not in fields:
-        raise ValueError(f"{name}: expected an array, got none beside {sorted(fields)}")
+        raise ValueError(f"{name}: expected an array, got none beside {brief(sorted(fields))}")
     return fields[name]
 
 

@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from ...checks import as_path
@@ -23,7 +23,7 @@ def best_run(runs: str | Path | Sequence[str | Path], metric: str = "eval_return
 
     Raises: ValueError: there is no run, a directory holds none, or a run has no value of the metric.
     """
-    if isinstance(runs, (str, Path)):
+    if isinstance(runs, (str, Path)) or not isinstance(runs, Iterable):
         folders = sorted(path.parent for path in as_path("runs", runs).glob("*/metrics.csv"))
         if not folders:
             raise ValueError(f"runs: expected a directory that holds runs, got {str(runs)!r}")

@@ -120,7 +120,7 @@ def initial_states(init_from: InitFrom | None, policies: Sequence[str]) -> dict[
         sources = dict(init_from)
         for policy in sources:
             if policy not in policies:
-                raise ValueError(f"init_from: expected the policies {list(policies)}, got {policy!r}")
+                raise ValueError(f"init_from: expected the policies {list(policies)}, got {brief(policy)}")
     return {policy: _initial_state(policy, source) for policy, source in sources.items()}
 
 
