@@ -5,6 +5,7 @@ import os
 import tracemalloc
 import zipfile
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from marlcore.__main__ import main
 from marlcore.checks import brief, printable
 from marlcore.compat.cpprb import ReplayBuffer
 from marlcore.compat.sorrel import Buffer
+from marlcore.declared import hints_of
 from marlcore.notices import say, shown_with
 from marlcore.tables import FittedTable
 from marlcore.training import read_metrics, read_settings
@@ -119,6 +121,12 @@ SETTINGS = {
     "a long file": ("#" * 2**21, "expected a file of at most 1,048,576 bytes, got a longer one"),
     "control characters": ('"\\e[2J\\n\\u202e": 1', r"unknown setting \x1b[2J\n\u202e"),
     "nested": ("[" * 1500, "maximum recursion depth"),
+    "a key twice": (
+        "seed: 1\nlearner: {lr: 1}\nseed: 2",
+        "expected each key once, got 'seed' in \"<unicode string>\", line 3",
+    ),
+    "a number of base 60": ("total_steps: 1:30:00", "total_steps: expected an integer of at least 1, got '1:30:00'"),
+    "a long name": (f"? {'x' * 10**6}\n: 1", f"unknown setting {'x' * 197}..."),
 }
 
 
@@ -127,6 +135,34 @@ def test_hostile_settings_are_refused_in_one_line(tmp_path: Path, case: str) -> 
     content, says = SETTINGS[case]
     (tmp_path / "s.yaml").write_text(content)
     check_refused(lambda: read_settings(tmp_path / "s.yaml"), ValueError, says)
+
+
+BIG = "x" * 10**6
+KINDS = [np.array([1, 2]), np.zeros(0), b"x", Path("x"), 10**400, BIG, [BIG], {BIG: BIG}, {BIG: 1}]
+DOORS: dict[str, Callable[[Any], object]] = {
+    "run_dir": mc.evaluate,
+    "runs": lambda path: mc.best_run([path]),
+    "path": mc.ReplayBuffer.load,
+    "resume": lambda path: mc.train("treasure_hunt", "dqn", resume=path),
+    "DQN network": lambda path: mc.DQN(network=path or BIG),
+}
+
+
+def test_a_setting_of_another_kind_is_named_in_a_short_line() -> None:
+    for label, value in product(hints_of(mc.Config), KINDS):
+        try:
+            mc.Config().changed({label: value})
+        except (ValueError, TypeError) as error:
+            said = str(error)
+            assert said.startswith((label, "cluster.address")) and len(said) < 800 and "\n" not in said
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("path", [5, "\0", BIG])
+def test_what_is_no_path_is_named(door: str, path: Any) -> None:
+    with pytest.raises(ValueError, match=f"^{door}: expected ") as raised:
+        DOORS[door](path)
+    assert len(str(raised.value)) < 400
 
 
 @pytest.mark.parametrize(

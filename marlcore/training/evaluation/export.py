@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from ...checks import as_path
 from ...observations import ALONE, in_form
 from ...spaces import JOINT, MASK, Spaces
 from ..loops import Policy, hides_joint
@@ -22,7 +23,7 @@ TRACED, TRIED = 3, 5  # rows of the observations with which a program is traced,
 
 def export_policy(path: str | Path, policy: Policy, spaces: Spaces) -> dict[str, NDArray[Any]]:
     """See `LoadedPolicy.export`."""
-    file = Path(path)
+    file = as_path("path", path)
     if file.suffix not in (".onnx", ".pt"):
         raise ValueError(f"export: expected a file named .onnx or .pt, got {os.fspath(path)!r}")
     if not file.parent.is_dir():

@@ -23,3 +23,17 @@ def test_a_stop_in_the_last_moment_of_grace_ends_a_run(monkeypatch: pytest.Monke
     monkeypatch.setattr(async_run, "grace_of", lambda _: -1.0)
     async_run.run_async(supervisor, blueprint, control, monitor, interrupts, elsewhere)
     assert elsewhere.unfinished == [] and ended == [False]
+
+
+def test_a_stopped_learner_is_named_and_not_long_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, said = [0.0], list[str]()
+    learner = SimpleNamespace(name="learner-a", ready=True, process=SimpleNamespace(is_stopped=True))
+    later: Any = lambda seconds: now.__setitem__(0, now[0] + 1)  # noqa: E731
+    supervisor: Any = SimpleNamespace(workers={}, unfinished=[learner], running=[learner], stand_down=int, watch=later)
+    monitor: Any = SimpleNamespace(tick=int, say_stopping=int, say=said.append)
+    interrupts: Any = SimpleNamespace(stopping=True, again=False, finishing=False)
+    blueprint: Any = SimpleNamespace(config=mc.Config(), crew=SimpleNamespace(names=[]), policies=())
+    monkeypatch.setattr(async_run, "grace_of", lambda _: 120.0)
+    monkeypatch.setattr(async_run.time, "monotonic", lambda: now[0])
+    async_run.run_async(supervisor, blueprint, SimpleNamespace(stop=int), monitor, interrupts)  # type: ignore[arg-type]
+    assert said == ["still waiting for learner-a, which a signal has stopped"] and 10 < now[0] < 13

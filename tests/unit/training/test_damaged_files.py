@@ -20,14 +20,18 @@ from refused import check_refused
 import marlcore as mc
 from marlcore.processes import Metric
 from marlcore.spaces import Spaces
-from marlcore.training import EvaluationConfig, ReplayConfig, SelfPlayConfig, read_metrics
+from marlcore.training import EvaluationConfig, PSROResult, ReplayConfig, SelfPlayConfig, best_run, read_metrics
 from marlcore.training.config import AssignedPolicy
 from marlcore.training.evaluation import SavedRun, save_policies
+from marlcore.training.oracles.result import read_into
 from marlcore.training.record import (
     RunDirectory,
+    check_resumed,
     checkpoint_path,
+    describe,
     described_policies,
     files,
+    initial_states,
     load_checkpoint,
     read_config,
     read_json,
@@ -92,7 +96,8 @@ def make_run(path: Path) -> Path:
     save_policies(path, gymnasium.spaces.Discrete(2).sample, policies, mc.Config())
     for i, policy in enumerate(policies):
         for which in ("last", "best", "opponent-3"):
-            save_checkpoint(checkpoint_path(path, policy.name, which), {"acting": torch.arange(50) * i, "updates": 7})
+            state = {"acting": {"weight": torch.arange(50) * i}, "updates": 7}
+            save_checkpoint(checkpoint_path(path, policy.name, which), state)
         with mc.ReplayBuffer.create(mc.DQN().transition(SPACES), 16) as replay:
             replay.save(run.replay_path(policy.name), OwnerOf(policy.name))
     write_json(path / "payoff.json", {"opponents": {}, "history": [{"step": 5, "win_rates": {"anchor:weak": 0.25}}]})
@@ -179,6 +184,51 @@ def test_no_pipe_is_waited_for(tiny, tmp_path):
         CsvSink(tmp_path / "run" / "metrics.csv", "r+")
 
 
+def test_a_hole_of_terabytes_is_refused_unread(tiny, tmp_path):
+    """With and without a seal at its end, which is not that of such a file."""
+    for path, read in files_of(Path(shutil.copytree(tiny, tmp_path / "run"))):
+        whole = path.read_bytes() if path.suffix != ".replay" else b""  # whose length its description has
+        for kept in (b"", whole[-1000:]):
+            with path.open("wb") as file:
+                file.truncate(2**42)
+                file.seek(0, os.SEEK_END)
+                file.write(kept)
+            with pytest.raises((ValueError, mc.MarlcoreError), match=path.name):
+                read(path)
+        path.write_bytes(whole)
+
+
+TYPES = {
+    "config.json": {"learners": 5, "learners.a": {"learners": {"a": 1}}, "total_steps": "x", "init_from": []},
+    "policies.json": {"policies": 5, "name": {"policies": [{}]}},
+    "run.json": {"metrics": 5},
+    "psro.json": {"payoffs": [["x"]], "gains": 10**400},
+    "agent_0.pt": {"updates": "x", "network": 5},
+}
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_a_sealed_field_of_another_type_is_named(tiny, tmp_path, name):
+    run = Path(shutil.copytree(tiny, tmp_path / "run"))
+    policies, config, _ = policies_of(run / "checkpoints" / "run.pickle")
+    write_json(run / "psro.json", {"mixture": [1], "gains": [], "payoffs": [[0]], "half_widths": [[0]]})
+    described = describe("env", policies, config)
+    write_json(run / "config.json", described)
+    (path,) = run.rglob(name)
+    whole = read_json(path) if path.suffix == ".json" else load_checkpoint(path)
+    for field, value in TYPES[name].items():
+        changed = {**whole, **(value if isinstance(value, dict) else {field: value})}
+        (write_json if path.suffix == ".json" else save_checkpoint)(path, changed)
+        with pytest.raises(ValueError, match=rf"^[^\n]*{name}.*{field}[^\n]*$"):
+            for read in (
+                lambda: best_run([run], "loss"),
+                lambda: read_into(PSROResult(run_dir=run)),
+                lambda: initial_states(path if path.suffix == ".pt" else run, ["agent_0"]),
+                lambda: check_resumed(run, described, policies),
+            ):
+                read()
+
+
 @pytest.mark.parametrize(("this", "other"), [("agent_0", "agent_1"), ("agent_0", "agent_0.best")])
 def test_a_checkpoint_in_place_of_another_is_refused(tiny, tmp_path, this, other):
     path = shutil.copy(tiny / "checkpoints" / f"{other}.pt", tmp_path / f"{this}.pt")
@@ -196,7 +246,7 @@ def test_a_replay_in_place_of_another_policys_is_refused(tiny):
 def test_a_sealed_checkpoint_is_an_ordinary_file_of_torch(tiny):
     path = tiny / "checkpoints" / "agent_1.pt"
     for how in ({}, {"weights_only": False}, {"mmap": True}):
-        assert torch.load(path, **how)["acting"].tolist() == list(range(50))
+        assert torch.load(path, **how)["acting"]["weight"].tolist() == list(range(50))
 
 
 def test_an_edited_configuration_is_taken_and_said(tiny, tmp_path, caplog):

@@ -27,6 +27,15 @@ def loaded(spaces: mc.Spaces) -> LoadedPolicy:
     return LoadedPolicy(algorithm, ActingModel(torch.nn.Identity(), None), spaces, "repeat", {})
 
 
+def test_a_greedy_policy_with_dropout_is_deterministic() -> None:
+    torch.manual_seed(0)
+    algorithm = mc.DQN(network=lambda spaces: torch.nn.Sequential(torch.nn.Linear(2, 40), torch.nn.Dropout(0.9)))
+    policy = LoadedPolicy(algorithm, ActingModel(algorithm.make_model(PLAIN), None), PLAIN, "repeat", {})
+    assert len({policy.act(seen) for seen in [np.ones(2, np.float32)] * 60}) == 1
+    policy._player.policy.model.train()
+    assert len({policy.act(seen) for seen in [np.ones(2, np.float32)] * 60}) > 1, "the control"
+
+
 def player_of(spaces: mc.Spaces, action: Any) -> PolicyPlayer:
     """A player of two copies whose policy always chooses these actions."""
     policy: Any = SimpleNamespace(act=lambda obs, at, state: mc.Action(np.array(action)[at]))

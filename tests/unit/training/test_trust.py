@@ -244,7 +244,7 @@ def test_a_population_executes_nothing_of_an_own_directory_either(hostile: Path)
         everybodys(hostile, name)
         check_refused(lambda: DOORS["train_population(resume=)"](hostile), ValueError, f"{name}', which has mode 0646")
         (hostile / name).chmod(0o644)
-    says = "(settings: expected the fields ['learner.gamma'], got ['learner.gamma', 'algorithm.network'])"
+    says = "json: settings: expected the fields ['learner.gamma'], got ['learner.gamma', 'algorithm.network'])"
     check_refused(lambda: DOORS["train_population(resume=)"](hostile), ValueError, says)
     assert not (hostile.parent / "exploded").exists()
 
