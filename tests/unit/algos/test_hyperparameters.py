@@ -72,7 +72,6 @@ RANGES = [
 VALUES: dict[str, Refused] = {
     f"{name} {field}={value!r}": (
         lambda name=name, field=field, value=value: ALGORITHMS[name.lower()](**{field: value}),
-        ValueError,
         f"{name} {field}: expected {expected}, got {0 if value == (64, 0) else repr(value)}",
     )
     for names, field, expected, values in RANGES
@@ -99,7 +98,6 @@ ACTIONS = [
 SPACES: dict[str, Refused] = {
     f"{name} {method} {space}": (
         lambda name=name, method=method, space=space: getattr(ALGORITHMS[name.lower()](), method)(Spaces(BOX, space)),
-        ValueError,
         f"{name}: expected {expected}",
     )
     for names, space, expected in ACTIONS

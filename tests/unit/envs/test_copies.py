@@ -2,6 +2,7 @@
 
 import pickle
 from collections import defaultdict
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -13,7 +14,7 @@ from gymnasium.wrappers import RecordEpisodeStatistics
 from odd_spaces import Counting
 from pettingzoo.utils import parallel_to_aec
 from random_play import aec, assert_same, child_seeds, parallel, play, single
-from refused import check_refused
+from refused import check_refused, refusals
 from rooms import WRONG, Room
 
 from marlcore.envs import ParallelEnvironment, vectorize
@@ -215,20 +216,20 @@ def plays_wrong(field, value):
     play(vectorize(lambda: Room(*((field, value) if next(made) == 2 else ())), 4), 8)
 
 
-@pytest.mark.parametrize("case", [case for case, wrong in WRONG.items() if wrong[2]])
-def test_a_wrong_value_is_named_with_copy_and_agent(case):
-    field, value, says, _ = WRONG[case]
-    check_refused(lambda: plays_wrong(field, value), EnvironmentFailed, f"environment copy 2, {says}")
+test_a_wrong_value_is_named_with_copy_and_agent = refusals(
+    {
+        case: (partial(plays_wrong, field, value), EnvironmentFailed, f"environment copy 2{says}")
+        for case, (field, value, says) in {
+            **{case: (field, value, f", {says}") for case, (field, value, says, _) in WRONG.items() if says},
+            "reset": ("reset", RuntimeError("no reset"), ": RuntimeError: no reset"),
+        }.items()
+    }
+)
 
 
 @pytest.mark.parametrize("end", [np.False_, np.array([False]), 0], ids=repr)
 def test_an_end_may_be_a_number_or_an_array_of_one(end):
     plays_wrong("terminated", end)
-
-
-def test_a_reset_that_raises_is_named_with_its_copy():
-    says = "environment copy 2: RuntimeError: no reset"
-    check_refused(lambda: plays_wrong("reset", RuntimeError("no reset")), EnvironmentFailed, says)
 
 
 class Unexpected(Counting):

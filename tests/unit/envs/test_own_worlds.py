@@ -129,17 +129,16 @@ def test_a_copy_of_a_treasure_hunt_goes_on_as_the_original_does():
 
 COUNT = "expected an integer of at least"
 REFUSED: dict[str, Refused] = {
-    f"{name}={value}": (lambda name=name, value=value: make("treasure_hunt", **{name: value}), ValueError, says)
-    for name, value, says in [
-        ("agents", 0, f"TreasureHunt agents: {COUNT} 1, got 0"),
-        ("horizon", 0, f"TreasureHunt horizon: {COUNT} 1, got 0"),
-        ("bones", -1, f"TreasureHunt bones: {COUNT} 0, got -1"),
-        ("respawn", 1.5, "TreasureHunt respawn: expected a number from 0 to 1, got 1.5"),
-        ("size", 3, "TreasureHunt size: expected more than 19 cells, got 3x3"),
+    f"{world} {name}": (lambda name=name, value=value, world=world: make(world, **{name: value}), f"{name}: {says}")
+    for world, name, value, says in [
+        ("treasure_hunt", "agents", 0, f"{COUNT} 1, got 0"),
+        ("treasure_hunt", "horizon", 0, f"{COUNT} 1, got 0"),
+        ("treasure_hunt", "bones", -1, f"{COUNT} 0, got -1"),
+        ("treasure_hunt", "respawn", 1.5, "expected a number from 0 to 1, got 1.5"),
+        ("treasure_hunt", "size", 3, "expected more than 19 cells, got 3x3"),
+        ("recall", "cues", 1, f"{COUNT} 2, got 1"),
+        ("recall", "delay", 0, f"{COUNT} 1, got 0"),
     ]
-} | {
-    "cues": (lambda: make("recall", cues=1), ValueError, f"Recall cues: {COUNT} 2, got 1"),
-    "delay": (lambda: make("recall", delay=0), ValueError, f"Recall delay: {COUNT} 1, got 0"),
 }
 test_refuses = refusals(REFUSED)
 
