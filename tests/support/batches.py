@@ -158,13 +158,14 @@ def made_windows(hyper: Algorithm, spaces: Spaces, rows: int = 24, seed: int = 0
 def _write_episode(writer: Any, spec: mc.TransitionSpec, spaces: Spaces, rng: np.random.Generator) -> None:
     unstacked = Spaces(spaces.observation, spaces.action, spaces.masked)
     length, end = int(rng.integers(1, 40)), rng.choice(["terminated", "truncated", "seam"])
-    for step in range(length):
-        last = step == length - 1
-        obs, final = (each(lambda part: part[0].numpy(), made_obs(unstacked, 1, rng)) for _ in range(2))
-        over = {end: True} if last and end != "seam" else {}
-        extras = {name: rng.normal(size=field.shape).astype(field.dtype) for name, field in spec.extras.items()}
-        action = made_action(unstacked, 1, rng)[0].numpy()
-        writer.add(obs, action, rng.normal(scale=3), final_obs=final if "truncated" in over else None, **over, **extras)
+    made, action = made_obs(unstacked, length + 1, rng), made_action(unstacked, length, rng).numpy()
+    extras = {name: rng.normal(size=(length, *one.shape)).astype(one.dtype) for name, one in spec.extras.items()}
+    obs = [each(lambda part: part[row].numpy(), made) for row in range(length + 1)]  # noqa: B023
+    for step, reward in enumerate(rng.normal(scale=3, size=length)):
+        over = {end: True} if step == length - 1 and end != "seam" else {}
+        final = obs[length] if "truncated" in over else None
+        of_row = {name: values[step] for name, values in extras.items()}
+        writer.add(obs[step], action[step], reward, final_obs=final, **over, **of_row)
     if end == "seam":
         writer.new_episode()
 

@@ -156,7 +156,7 @@ def test_epsilon_zero_is_greedy_and_one_is_uniform(name):
     assert ((counts > 880) & (counts < 1120)).all()  # four standard deviations of 27
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(masks=arrays(bool, (8, 5)), seed=st.integers(0, 2**16))
 @pytest.mark.parametrize("epsilon", [None, 0.0, 0.5, 1.0])
 def test_only_allowed_actions_are_chosen(epsilon, masks, seed):
@@ -191,9 +191,10 @@ def allowed_by(mask, spaces, action):
     return np.take_along_axis(mask, action.reshape(*mask.shape[:-1], -1) + spaces.mask_starts, -1)
 
 
-@pytest.mark.parametrize(
-    "name", [name for name, (_, spaces) in SMALL.items() if not isinstance(spaces.action, gym.Box)]
-)
+CHOOSING = [name for name, (_, spaces) in SMALL.items() if not isinstance(spaces.action, gym.Box)]
+
+
+@pytest.mark.parametrize("name", CHOOSING)
 def test_outputs_far_below_zero_let_no_forbidden_action_through(name):
     """All outputs are -5e9; updates stay finite, also of rows whose masks allow nothing."""
     hyper, spaces = SMALL[name]
@@ -213,17 +214,6 @@ def test_outputs_far_below_zero_let_no_forbidden_action_through(name):
     update = hyper.make_trainer(model).update(batch)
     assert all(map(torch.isfinite, update.metrics.values())), update.metrics
     assert all(parameter.isfinite().all() for parameter in model.parameters())
-
-
-def test_components_of_joint_actions_are_masked():
-    hyper = DQN(hidden=(8,))
-    spaces = Spaces(OBSERVATION, gym.MultiDiscrete([3, 2]), masked=True)
-    mask = torch.tensor([True, False, True, False, True]).expand(400, 5)
-    obs = {"observation": torch.randn(400, 3), MASK: mask}
-    for epsilon in (None, 1.0):
-        chosen, _ = act(hyper, hyper.make_model(spaces), obs, epsilon, mask)
-        assert set(map(tuple, chosen.tolist())) <= {(0, 1), (2, 1)}
-    assert set(map(tuple, chosen.tolist())) == {(0, 1), (2, 1)}
 
 
 @CONTINUOUS

@@ -16,6 +16,7 @@ pytestmark = pytest.mark.usefixtures("seeded_torch")
 SIZES = st.lists(st.integers(1, 5), min_size=1, max_size=4)
 
 
+@settings(max_examples=30)
 @given(SIZES)
 def test_every_action_of_a_multidiscrete_has_its_number(sizes):
     space = gym.MultiDiscrete(sizes)
@@ -40,6 +41,7 @@ def test_numbers_lead_to_actions_and_back(space, count):
     np.testing.assert_array_equal(back.numpy(), np.arange(joint.count))
 
 
+@settings(max_examples=30)
 @given(SIZES, st.integers(0, 2**16))
 def test_a_joint_action_is_allowed_if_its_components_are(sizes, seed):
     mask = np.random.default_rng(seed).random((3, sum(sizes))) < 0.6

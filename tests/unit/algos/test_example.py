@@ -1,10 +1,8 @@
 """The example of a custom algorithm keeps the contract."""
 
-import importlib.util
 import pickle
-import sys
-from pathlib import Path
 
+import custom_algorithm
 import numpy as np
 import pytest
 import torch
@@ -16,16 +14,10 @@ from marlcore.spaces import Spaces
 
 pytestmark = pytest.mark.usefixtures("seeded_torch")
 
-FILE = Path(__file__).parents[3] / "examples" / "custom_algorithm.py"
-
 
 @pytest.fixture
-def algorithm(monkeypatch):
-    spec = importlib.util.spec_from_file_location("custom_algorithm", FILE)
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "custom_algorithm", module)
-    spec.loader.exec_module(module)
-    return module.MyDQN(target_every=2)
+def algorithm():
+    return custom_algorithm.MyDQN(target_every=2)
 
 
 def test_it_is_an_algorithm_with_the_defaults(algorithm):

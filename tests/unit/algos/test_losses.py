@@ -100,7 +100,7 @@ def ended_where_nothing_is_allowed(spaces, batch):
 
 
 @BOTH
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(spaces=all_spaces(), double=st.booleans(), kappa=st.sampled_from([0.05, 0.5, 1.0]), seed=st.integers(0, 2**16))
 def test_the_loss_is_the_weighted_one_of_the_paper(algorithm, spaces, double, kappa, seed):
     """DQN's Huber loss, whose |error| is the priority; IQN's quantile Huber loss; towards the best allowed action."""
@@ -143,18 +143,6 @@ def test_a_terminal_mask_that_allows_nothing_is_harmless(algorithm, double):
     assert all(torch.isfinite(one).all() for one in [*update.metrics.values(), update.priority])
 
 
-@BOTH
-def test_the_chooser_and_the_target_disagree_in_these_batches(algorithm):
-    """With `double` and without it, targets differ; else the tests of losses could not tell them apart."""
-    targets = []
-    for double in (True, False):
-        torch.manual_seed(0)
-        spaces = box_spaces(actions=4)
-        _, trainer = made_trainer(algorithm(double=double, hidden=(8, 8)), spaces)
-        targets.append(trainer.targets(made_batch(spaces, rows=32)))
-    assert (targets[0] != targets[1]).any()
-
-
 @pytest.mark.parametrize("kappa", [0.5, 1.0, 4.0])
 @BOTH
 def test_actors_first_priorities_have_the_unit_of_the_trainers(algorithm, kappa):
@@ -163,11 +151,9 @@ def test_actors_first_priorities_have_the_unit_of_the_trainers(algorithm, kappa)
     network, trainer = made_trainer(hyper, box_spaces())
     if algorithm is IQN:
         with torch.no_grad():
-            for name, parameter in [
-                *network.embedding.named_parameters(),
-                *trainer.target.embedding.named_parameters(),
-            ]:
-                parameter.fill_(float(name.endswith("bias")))
+            for embedding in (network.embedding, trainer.target.embedding):
+                for name, parameter in embedding.named_parameters():
+                    parameter.fill_(float(name.endswith("bias")))
     trainer.target.load_state_dict(network.state_dict())
     batch = made_batch(rows=64, discount=torch.full((64,), 0.9))
     with torch.no_grad():

@@ -8,6 +8,7 @@ import torch
 from batches import box_spaces, made_batch, made_obs, made_trainer
 from gymnasium import spaces as gym
 from rounding import rounding
+from tiers import long_but
 from torch.nn import functional
 
 from marlcore.algos import DQN
@@ -21,11 +22,15 @@ pytestmark = pytest.mark.usefixtures("seeded_torch")
 MIXED = gym.Dict({"place": gym.MultiDiscrete([3, 4]), "speed": gym.Box(-1, 1, (2, 3), np.float32)})
 
 
+OBSERVED, COUNTS = [gym.Box(-1, 1, (3,), np.float32), gym.Discrete(5), MIXED], [1, 3, FEW + 1]
+LAYERS = [(True, (8,)), (True, (8, 8)), (False, (8, 7, 8))]
+CASES = [(i, j, (i + j) % 3) for i in range(3) for j in range(3)]  # each pair of options once
+
+
 @pytest.mark.parametrize("stack", [1, 3])
-@pytest.mark.parametrize("observation", [gym.Box(-1, 1, (3,), np.float32), gym.Discrete(5), MIXED], ids=str)
-@pytest.mark.parametrize("actions", [1, 3, FEW + 1])
-@pytest.mark.parametrize(("dueling", "hidden"), [(True, (8,)), (True, (8, 8)), (False, (8, 7, 8))])
-def test_both_passes_of_a_network_agree(dueling, hidden, actions, observation, stack):
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_both_passes_of_a_network_agree(case, stack):
+    (dueling, hidden), actions, observation = LAYERS[case[0]], COUNTS[case[1]], OBSERVED[case[2]]
     spaces = Spaces(observation, gym.Discrete(actions), stack=stack)
     network, trainer = made_trainer(DQN(hidden=hidden, dueling=dueling), spaces)
     assert isinstance(passes(network), LayersPass)
@@ -77,7 +82,7 @@ def sharing(network):
     network.torso.dense.layers[1].weight = network.head.hidden.weight
 
 
-@pytest.mark.parametrize("change", [louder, frozen, compiled, sharing])
+@pytest.mark.parametrize("change", long_but([louder, frozen, sharing], [louder, frozen, compiled, sharing]))
 def test_other_networks_take_the_pass_of_autograd(change):
     network, trainer = made_trainer(DQN(hidden=(8, 8, 8)), box_spaces())
     change(network)

@@ -211,19 +211,12 @@ def plain_errors(hyper, batch, held, network, target):
     return errors
 
 
-@pytest.mark.parametrize(
-    ("name", "cell", "double", "shared", "masked"),
-    [
-        ("vdn", "lstm", True, True, True),
-        ("vdn", "gru", False, False, False),
-        ("qmix", "lstm", False, True, True),
-        ("qmix", "gru", True, True, False),
-    ],
-)
-def test_windows_give_what_an_actor_computes_step_by_step(name, cell, double, shared, masked):
+@pytest.mark.parametrize("shared", [True, False])
+@BOTH
+def test_windows_give_what_an_actor_computes_step_by_step(name, shared):
     """Values, targets, loss and priorities; the burn-in counts for neither."""
-    hyper = made(name, cell=cell, double=double, shared=shared, eta=0.8, **MEMORY)
-    spaces = spaces_of(masked=masked)
+    options = {"cell": "lstm", "double": name == "vdn"} if shared else {"cell": "gru", "double": name == "qmix"}
+    hyper, spaces = made(name, shared=shared, eta=0.8, **options, **MEMORY), spaces_of(masked=shared)
     network, trainer = made_trainer(hyper, spaces)
     batch = made_windows(hyper, spaces, 4, 1, prioritized=Prioritized()).torch()
     for obs in (batch.obs, batch.next_obs):

@@ -134,18 +134,17 @@ def same(env):
 def test_atari_games_come_preprocessed(name):
     pytest.importorskip("ale_py", reason="needs ale-py")
     pytest.importorskip("cv2", reason="needs opencv-python")
-    env = vectorize(NamedEnvironment(name, {"full_action_space": True}), 2)
+    env = vectorize(NamedEnvironment(name, {"full_action_space": True}), 1)
     assert isinstance(env, Copies)
     assert env.spaces["agent_0"].obs == Field((84, 84), "uint8")
     assert env.spaces["agent_0"].choices == 18
-    events, actions = play(env, 30)
+    events, actions = play(env, 10)
     env.close()
-    for copy, seed in enumerate(child_seeds(5, 2)):
-        raw = gymnasium.make("ALE/Pong-v5", frameskip=1, full_action_space=True)
-        assert raw.unwrapped.ale.getFloat("repeat_action_probability") == 0.25
-        raw = gymnasium.wrappers.AtariPreprocessing(raw)
-        assert_same(events[copy, "agent_0"], single(raw, seed, actions[copy, "agent_0"], masked=False))
-        raw.close()
+    raw = gymnasium.make("ALE/Pong-v5", frameskip=1, full_action_space=True)
+    assert raw.unwrapped.ale.getFloat("repeat_action_probability") == 0.25
+    raw = gymnasium.wrappers.AtariPreprocessing(raw)
+    assert_same(events[0, "agent_0"], single(raw, child_seeds(5, 1)[0], actions[0, "agent_0"], masked=False))
+    raw.close()
 
 
 def test_a_missing_emulator_says_what_to_install(monkeypatch):

@@ -35,11 +35,9 @@ def noisy_run(agents: int, episodes: int) -> list[Metric]:
 
 
 RUNS = {
-    **{f"{agents} agents": noisy_run(agents, 500) for agents in (1, 3, 14)},
-    "nothing": [],
+    "many agents": noisy_run(14, 500),
     "no return": [Metric(0.0, 1, "agent_0", "loss", 1.0)],
     "no finite return": [episode(1, math.nan), episode(2, math.inf)],
-    "one": [episode(1, 2.0)],
     "one of all agents": [episode(1, 2.0, agent="")],
     "names with a meaning": [episode(1, 2.0, agent=agent) for agent in ("_hidden", "$x_{$")],
     "hidden names": [episode(1, 2.0, agent="_hidden")],
@@ -89,7 +87,7 @@ def test_long_runs_are_thinned_evenly(n):
     np.testing.assert_array_equal(values, -kept)
 
 
-@pytest.mark.parametrize("lengths", [(0, 0), (1, 1), (1, 40), (40, 0)])
+@pytest.mark.parametrize("lengths", [(0, 0), (1, 40)])
 def test_runs_of_any_length_make_a_picture(tmp_path: Path, lengths: tuple[int, int]) -> None:
     runs = [[episode(i, i % 7) for i in range(length)] for length in lengths]
     curves.plot_runs(runs, tmp_path / "curves.png", "title")

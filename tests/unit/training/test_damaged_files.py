@@ -16,11 +16,12 @@ import pytest
 import torch
 from hunt import HUNT
 from refused import check_refused
+from whole_runs import Runs
 
 import marlcore as mc
 from marlcore.processes import Metric
 from marlcore.spaces import Spaces
-from marlcore.training import EvaluationConfig, ReplayConfig, SelfPlayConfig, read_metrics
+from marlcore.training import read_metrics
 from marlcore.training.config import AssignedPolicy
 from marlcore.training.evaluation import SavedRun, save_policies
 from marlcore.training.record import (
@@ -145,16 +146,8 @@ def test_no_flipped_bit_changes_what_is_loaded(tiny, caplog):
 @pytest.mark.long
 @pytest.mark.usefixtures("undrawn", "shared_fork_server")
 def test_no_flip_of_a_thousand_in_a_real_run_changes_what_is_loaded(tmp_path, caplog):
-    config = mc.Config(
-        total_steps=600,
-        mode="serial",
-        run_dir=str(tmp_path / "run"),
-        replay=ReplayConfig(capacity=2000, save=True),
-        learner=mc.LearnerConfig(warmup=100, batch_size=16, device="cpu"),
-        evaluation=EvaluationConfig(interval=200, episodes=1),
-        self_play=SelfPlayConfig(),
-    )
-    mc.train(HUNT, "dqn", config, progress=False)
+    kept = {"replay": {"capacity": 2000, "save": True}, "evaluation": {"interval": 200, "episodes": 1}}
+    Runs(total_steps=600, self_play=mc.SelfPlayConfig(), **kept).train(tmp_path, HUNT)
     assert named_flips(tmp_path / "run", 1000, caplog) > 500
 
 

@@ -33,7 +33,7 @@ DOCS = (Path(__file__).parents[3] / "docs" / "training.md").read_text()
 LAYOUT = DOCS.partition("| key | what it is |")[2].partition("What evaluations keep")[0]
 Run = Callable[[dict[str, Any]], dict[str, Any]]  # arrays by name, as the program takes and returns them
 
-EPISODES, STEPS = 20, 50  # 1,000 observations
+EPISODES, STEPS = 10, 25
 
 BOX = gym.Box(-1, 1, (4,))
 FAR = gym.Box(-np.inf, np.inf, (3, 2), np.float64)
@@ -208,7 +208,7 @@ OTHERS = zip([kind for kind in KINDS if kind not in QUICK], cycle(FORMATS), stri
     long_but([*product(QUICK, [".pt"])], [*product(QUICK, FORMATS), *OTHERS]),
 )
 def test_a_program_acts_as_its_policy(kind: str, ending: str, tmp_path: Path, program: Any) -> None:
-    """On 1,000 observations: episodes side by side in the program, one after another in the policy."""
+    """Episodes side by side in the program, one after another in the policy."""
     policy, generator = policy_of(kind), np.random.default_rng(0)
     if ending == ".onnx":
         needs_onnx("onnxruntime")
@@ -274,7 +274,7 @@ def test_each_loader_and_program_acts_as_the_policy_that_was_saved(
     loaded = [mc.load_policy(tmp_path, "agent_0", weights_only=alone) for alone in (False, True)]
     run = FORMATS[ending](tmp_path / f"p{ending}", loaded[1].export(tmp_path / f"p{ending}"), program)
     space.seed(0)
-    for _ in range(50):
+    for _ in range(20):
         obs = space.sample()
         if spaces.masked:
             obs["action_mask"][0] = 1

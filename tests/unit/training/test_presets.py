@@ -11,8 +11,6 @@ from marlcore.__main__ import main
 from marlcore.algos import ALGORITHMS
 from marlcore.training import preset_names, read_preset
 
-ROOT = Path(__file__).parents[3]
-
 
 @pytest.mark.parametrize("name", preset_names())
 def test_each_preset_is_whole_and_valid(name: str) -> None:
@@ -25,14 +23,6 @@ def test_each_preset_is_whole_and_valid(name: str) -> None:
 
 def test_at_least_fifteen_environments_have_presets() -> None:
     assert len({read_preset(name).env for name in preset_names()}) >= 15
-
-
-@pytest.mark.parametrize(
-    ("file", "says"),
-    [("pyproject.toml", '"presets/*.yaml"'), ("MANIFEST.in", "recursive-include marlcore *.py *.pyi *.yaml ")],
-)
-def test_presets_are_distributed(file: str, says: str) -> None:
-    assert says in (ROOT / file).read_text()
 
 
 def test_an_unknown_preset_is_refused_with_the_nearest_name(capsys: pytest.CaptureFixture[str]) -> None:

@@ -26,8 +26,6 @@ from rich.console import Console
 
 import marlcore
 import marlcore as mc
-from marlcore.cli import CommandLine
-from marlcore.declared import changed, hints_of
 from marlcore.processes import EPISODES, PID, STEPS, Control, Metric, Telemetry
 from marlcore.training import MetricsConfig, read_metrics
 from marlcore.training.config import SINKS
@@ -481,13 +479,6 @@ REFUSED: dict[str, Refused] = {
     "no class": (opened("math:pi"), "metrics.sinks: expected module:Class, got 'math:pi', which is no class"),
 }
 test_a_wrong_sink_is_refused_in_one_line = refusals(REFUSED)
-
-
-def test_sinks_are_options_and_come_back_from_json():
-    line = CommandLine("train", ["--metrics.sinks", "csv", "wandb", "--metrics.wandb-mode", "offline"])
-    config = changed(mc.Config(), line.read(hints_of(mc.Config)))
-    assert config.metrics == MetricsConfig(("csv", "wandb"), wandb_mode="offline")
-    assert mc.Config.from_dict(json.loads(json.dumps(config.to_dict()))) == config
 
 
 def test_every_named_sink_can_be_opened(tmp_path, monkeypatch):
