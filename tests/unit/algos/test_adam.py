@@ -68,14 +68,6 @@ def test_the_state_of_torchs_adam_goes_on_bit_for_bit():
     assert all(map(torch.equal, network.parameters(), twin.parameters()))
 
 
-def test_a_restored_state_leaves_the_options_as_they_are():
-    network = made_network()
-    state = ClippedAdam(list(network.parameters()), lr=RATE, eps=1e-3).state_dict()
-    resumed = ClippedAdam(list(network.parameters()), lr=0.5, eps=1e-5)
-    resumed.load_state_dict(state)
-    assert [(group["lr"], group["eps"]) for group in resumed.param_groups] == [(0.5, 1e-5)]
-
-
 @pytest.mark.long
 def test_it_does_not_import_torchs_compiler():
     """Which takes a second, in each learner of a run."""

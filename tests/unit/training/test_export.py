@@ -203,10 +203,7 @@ def stacked(rows: Any, step: int, stack: int) -> Any:
 OTHERS = zip([kind for kind in KINDS if kind not in QUICK], cycle(FORMATS), strict=False)
 
 
-@pytest.mark.parametrize(
-    ("kind", "ending"),
-    long_but([*product(QUICK, [".pt"])], [*product(QUICK, FORMATS), *OTHERS]),
-)
+@pytest.mark.parametrize(("kind", "ending"), long_but([*product(QUICK, [".pt"])], [*product(QUICK, FORMATS), *OTHERS]))
 def test_a_program_acts_as_its_policy(kind: str, ending: str, tmp_path: Path, program: Any) -> None:
     """Episodes side by side in the program, one after another in the policy."""
     policy, generator = policy_of(kind), np.random.default_rng(0)
@@ -253,10 +250,7 @@ ODD_SPACES: dict[str, gym.Space] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "ending"),
-    long_but([*product(ODD_SPACES, [".pt"])], product(ODD_SPACES, FORMATS)),
-)
+@pytest.mark.parametrize(("name", "ending"), long_but([*product(ODD_SPACES, [".pt"])], product(ODD_SPACES, FORMATS)))
 def test_each_loader_and_program_acts_as_the_policy_that_was_saved(
     name: str, ending: str, tmp_path: Path, program: Any
 ) -> None:

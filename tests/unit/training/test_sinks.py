@@ -336,6 +336,7 @@ def test_a_hanging_sink_is_left_behind_at_the_end(tmp_path, caplog):
         sinks.close(timeout=0.01)
         assert sinks.lost == {"held": 4, "callback": 0}
         assert held.taken == [] and not held.closed
+        assert hanging._thread.daemon, "it would keep the interpreter"
     assert [record.getMessage() for record in caplog.records] == [
         "metrics: the sink held did not close in time and is left behind",
         "metrics: the sink held lost 4 metrics, which metrics.csv holds",
@@ -362,29 +363,6 @@ def test_hanging_sinks_share_one_time_limit(tmp_path):
     for held in sinks:
         held.release.set()
         until(lambda held=held: held.closed)
-
-
-@pytest.mark.long
-def test_a_hanging_sink_does_not_keep_the_interpreter(program):
-    code = """
-    import threading
-    from unittest.mock import Mock
-    from marlcore.processes import Metric
-    from marlcore.training.record.sinks import Background
-    entered = threading.Event()
-    def hang(metric):
-        entered.set()
-        threading.Event().wait()
-    sink = Background("callback", lambda: Mock(record=hang))
-    sink.record(Metric(0.0, 0, "", "loss", 0.0))
-    entered.wait()
-    sink.close(timeout=0.01)
-    print("ends")
-    """
-    ends = program(code)
-    assert ends.line() == "ends"
-    until(lambda: not ends.running)
-    assert ends.finish() == ""
 
 
 @pytest.mark.parametrize(
@@ -436,7 +414,7 @@ def test_a_callback_that_exits_or_gets_no_thread_is_reported_once(monkeypatch, c
     assert ("SystemExit: 3" if threads else "can't start new thread") in caplog.text
 
 
-def test_a_closed_sink_takes_nothing_and_may_be_closed_again():
+def test_a_closed_sink_takes_nothing_and_one_without_metrics_is_never_made():
     taken: list[Metric] = []
     sink = calling(taken.append)
     for metric in STREAM[:2]:
@@ -444,9 +422,6 @@ def test_a_closed_sink_takes_nothing_and_may_be_closed_again():
         sink.flush()
         sink.close()
     assert taken == STREAM[:1] and sink.lost == 1
-
-
-def test_a_sink_without_metrics_is_never_made():
     with closing(Background("held", lambda: pytest.fail("it was made"))) as sink:
         sink.flush()
         assert "marlcore-sink-held" not in [thread.name for thread in threading.enumerate()]
