@@ -113,6 +113,12 @@ def made_trainer(hyper: Algorithm, spaces: Spaces | None = None) -> tuple[Any, A
     return model, trainer
 
 
+def acted(hyper: Algorithm, model: Any, obs: Any, mask: Any = None, seed: int = 0, **request: Any) -> mc.Action:
+    """What the algorithm's model, or the part of it that acts, does; greedily unless it is asked to `explore`."""
+    request = {"explore": None, "state": None, **request}
+    return hyper.act(getattr(model, "acting", model), obs, mask=mask, generator=np.random.default_rng(seed), **request)
+
+
 def flattened(tensors: list[torch.Tensor]) -> torch.Tensor:
     """Makes the tensors views of one flat tensor, as those of a published model are, and returns it."""
     flat = torch.cat([tensor.detach().flatten() for tensor in tensors])

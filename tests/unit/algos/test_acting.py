@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from batches import SMALL, batch_of, box_spaces, continuous_spaces, made_obs
+from batches import SMALL, acted, batch_of, box_spaces, continuous_spaces, made_obs
 from gymnasium import spaces as gym
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -26,15 +26,15 @@ MASKED = pytest.mark.parametrize("name", ["dqn", "iqn", "r2d2", "ppo", "mappo", 
 OBSERVATION = gym.Box(-1, 1, (3,), np.float32)
 
 
-def request(epsilon=None, mask=None, seed=0, **numbers):
-    explore = None if epsilon is None else {"epsilon": epsilon, "noise": 0.3, **numbers}
-    return {"explore": explore, "state": None, "mask": mask, "generator": np.random.default_rng(seed)}
+def exploring(epsilon, **numbers):
+    return None if epsilon is None else {"epsilon": epsilon, "noise": 0.3, **numbers}
 
 
 def act(hyper, model, obs, epsilon=None, mask=None, seed=0, **numbers):
     """The actions, and a random number of the generator after them."""
-    arguments = request(epsilon, mask, seed, **numbers)
-    return hyper.act(getattr(model, "acting", model), obs, **arguments).action, arguments["generator"].random()
+    request = {"explore": exploring(epsilon, **numbers), "state": None, "mask": mask}
+    generator = np.random.default_rng(seed)
+    return hyper.act(getattr(model, "acting", model), obs, **request, generator=generator).action, generator.random()
 
 
 def made(name):
@@ -67,17 +67,16 @@ def test_rows_store_what_acting_returns(name):
     extras, source = STORED[name]
     assert hyper.transition(spaces) == TransitionSpec(spaces.obs, spaces.action_field, extras)
     assert hyper.source(CHOSEN) == source
-    obs, acting = made_obs(spaces, 5, np.random.default_rng(0)), getattr(model, "acting", model)
+    obs = made_obs(spaces, 5, np.random.default_rng(0))
     for epsilon in (None, 0.5):
-        chosen = hyper.act(acting, obs, **request(epsilon))
+        chosen = acted(hyper, model, obs, explore=exploring(epsilon))
         assert chosen.action.shape == (5, *spaces.action_field.shape)
         stored = {**chosen.extras, **(chosen.state or {})}
         assert stored.keys() == extras.keys() - (QUEUED_ROWS if epsilon is None else set())
         assert all(stored[part].shape == (5, *extras[part].shape) for part in stored)
         if chosen.state:
             np.testing.assert_array_equal(chosen.state["previous_action"], np.eye(4)[chosen.action])
-    twice = [hyper.act(acting, obs, **request(seed=seed)).action for seed in (0, 1)]
-    np.testing.assert_array_equal(*twice)  # greedy ones are not random
+    np.testing.assert_array_equal(*(acted(hyper, model, obs, seed=seed).action for seed in (0, 1)), "greedy is random")
 
 
 def test_recurrent_rows_of_a_gru_have_no_cell():

@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from batches import continuous_spaces, made_batch, made_trainer
+from batches import acted, continuous_spaces, made_batch, made_trainer
 from gymnasium import spaces as gym
 from rounding import near, rounding
 
@@ -203,5 +203,5 @@ def test_greedy_actions_are_the_squashed_first_outputs(algorithm):
         model.acting.output.weight.mul_(10)
     scaled = np.tanh(plain_policy(numbers(model.acting), obs)[:, :6])
     low, high = spaces.action.low, spaces.action.high
-    chosen = algorithm().act(model.acting, obs, explore=None, state=None, mask=None, generator=None).action
+    chosen = acted(algorithm(), model, obs).action
     np.testing.assert_allclose(chosen, low + (scaled.reshape(9, 2, 3) + 1) / 2 * (high - low), rtol=1e-4, atol=1e-5)

@@ -10,7 +10,7 @@ import numpy as np
 import own_networks
 import pytest
 import torch
-from batches import QUEUED, SMALL, batch_of, box_spaces, check_resumption, continuous_spaces, made_obs
+from batches import QUEUED, SMALL, acted, batch_of, box_spaces, check_resumption, continuous_spaces, made_obs
 from gymnasium import spaces as gym
 from refused import Refused, refusals
 from tiers import long_but
@@ -94,17 +94,12 @@ def small(name, **changes):
     return replace(hyper, **changes), spaces
 
 
-def acted(hyper, spaces, model):
-    explore = {"epsilon": 0.0, "noise": 0.1}
-    act = {"explore": explore, "state": None, "mask": None, "generator": np.random.default_rng(0)}
-    return hyper.act(getattr(model, "acting", model), made_obs(spaces, 4, np.random.default_rng(0)), **act).action
-
-
 def check_learns(hyper, spaces, batches):
     """The network acts, all of its layers learn, and its trainer resumes."""
     model = hyper.make_model(spaces)
     before = copy.deepcopy(model.state_dict())
-    assert len(acted(hyper, spaces, model)) == 4
+    obs = made_obs(spaces, 4, np.random.default_rng(0))
+    assert len(acted(hyper, model, obs, explore={"epsilon": 0.0, "noise": 0.1}).action) == 4
     check_resumption(hyper, spaces, model, hyper.make_trainer(model), batches[:2], batches[2:])
     trained = [name for name, _ in model.named_parameters() if "network" in name]
     assert trained and all(not torch.equal(before[name], model.state_dict()[name]) for name in trained)
@@ -297,14 +292,12 @@ class Narrow(Leaky):
         return super().forward(x, {"trace": state["trace"][:, 1:]})
 
 
-class Squeezed(nn.Linear):
-    def forward(self, x):
-        return super().forward(x).squeeze()
+class By(nn.Module):
+    """A layer that is a function of its input."""
 
-
-class Cut(nn.Module):
-    def forward(self, x):
-        return x[:, :0]
+    def __init__(self, function):
+        super().__init__()
+        self.forward = function
 
 
 class Spare(WideValues):
@@ -351,14 +344,14 @@ REFUSED: dict[str, Refused] = {
         "PPO network raised RuntimeError: mat1 and mat2 shapes cannot be multiplied (3x3 and 5x2), called with float32",
     ),
     "one": (
-        made("sac", lambda _: Squeezed(3, 2)),
+        made("sac", lambda _: nn.Sequential(nn.Linear(3, 2), By(torch.squeeze))),
         "called with one observation: expected float32 [1, 2], got float32 [",
     ),
     "batch norm": (
         made("td3", lambda _: nn.BatchNorm1d(3)),
         "TD3 network raised ValueError: Expected more than 1 valu",
     ),
-    "no features": (made("iqn", lambda spaces: Cut()), f"IQN network: {FLAT} float32 [3, 0]"),
+    "no features": (made("iqn", lambda spaces: By(lambda x: x[:, :0])), f"IQN network: {FLAT} float32 [3, 0]"),
     "a module": (lambda: mc.DQN(network=nn.Flatten()), "DQN network: expected a function of mc.Spaces, or"),
     "no tensor": (made("iqn", lambda spaces: nn.LSTM(3, 2)), f"IQN network: {FLAT} (float32 [3, 2], "),
     "not flat": (made("ppo", lambda spaces: nn.Unflatten(1, (3, 1))), f"PPO network: {FLAT} float32 [3, 3, 1]"),

@@ -5,6 +5,7 @@ import pickle
 from dataclasses import dataclass, replace
 from functools import cache
 
+import batches
 import numpy as np
 import pytest
 import torch
@@ -82,9 +83,7 @@ def parts_of(model):
 def acted(case, model):
     hyper, spaces = CASES[case]
     obs = made_obs(spaces, 4, np.random.default_rng(0))
-    explore = {"epsilon": 0.0, "noise": 0.1}
-    act = {"explore": explore, "state": None, "mask": None, "generator": np.random.default_rng(0)}
-    return hyper.act(getattr(model, "acting", model), obs, **act)
+    return batches.acted(hyper, model, obs, explore={"epsilon": 0.0, "noise": 0.1})
 
 
 @cache

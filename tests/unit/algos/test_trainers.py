@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from batches import SMALL, batch_of, check_resumption, flattened, made_batch, made_trainer
+from batches import SMALL, acted, batch_of, check_resumption, flattened, made_batch, made_trainer
 from gymnasium import spaces as gym
 from rounding import rounding
 
@@ -200,6 +200,5 @@ def test_nested_observations_and_images_are_learned_from(name, stack):
     for _ in range(2):
         update = trainer.update(made_batch(spaces))
         assert all(torch.isfinite(value).all() for value in [*update.metrics.values(), update.priority])
-    act = {"explore": {"epsilon": 0.3, "noise": 0.1}, "state": None, "mask": None}
-    acting, obs = getattr(model, "acting", model), made_batch(spaces, 5).obs
-    assert len(SMALL[name][0].act(acting, obs, **act, generator=np.random.default_rng(0)).action) == 5
+    explore = {"epsilon": 0.3, "noise": 0.1}
+    assert len(acted(SMALL[name][0], model, made_batch(spaces, 5).obs, explore=explore).action) == 5

@@ -5,16 +5,27 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from batches import GAMMA, SMALL, batch_of, check_resumption, huber, made_batch, made_obs, made_trainer, made_windows
+from batches import (
+    GAMMA,
+    SMALL,
+    acted,
+    batch_of,
+    check_resumption,
+    huber,
+    made_batch,
+    made_obs,
+    made_trainer,
+    made_windows,
+)
 from batches import team_spaces as spaces_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import marlcore as mc
+from marlcore.algos import value_decomposition
 from marlcore.algos.networks.members import MEMBER, TeamSpaces
 from marlcore.algos.networks.recurrent import PREVIOUS_ACTION
 from marlcore.algos.qmix import Mixer
-from marlcore.algos.value_decomposition import acted
 from marlcore.interfaces import PREVIOUS_REWARD, ReplaySource
 from marlcore.observations import ALONE, rows_at
 from marlcore.replay import Prioritized
@@ -187,7 +198,7 @@ def stepped_values(network, batch, held):
             for step in range(length):
                 at = (slice(row, row + 1), step)
                 values[row, step], state = network.acting.stepped(rows_at(batch.obs, at), state)
-                state = acted(state, batch.action[at], most)
+                state = value_decomposition.acted(state, batch.action[at], most)
                 state[PREVIOUS_REWARD] = batch.reward[at]
             values[row, length], _ = network.acting.stepped(rows_at(batch.next_obs, at), state)
     return values
@@ -280,9 +291,8 @@ def test_members_choose_among_their_allowed_actions(name, cell, epsilon):
     model = hyper.make_model(spaces).acting
     obs = made_obs(spaces, 40, np.random.default_rng(0))
     allow_some(obs, model.team.choices)
-    each = {"epsilon": np.array([0.0, epsilon] * 20)}
-    act = {"explore": each if epsilon else None, "state": None, "mask": obs[MASK]}
-    chosen = hyper.act(model, obs, **act, generator=np.random.default_rng(1)).action
+    explore = {"epsilon": np.array([0.0, epsilon] * 20)} if epsilon else None
+    chosen = acted(hyper, model, obs, obs[MASK], 1, explore=explore).action
     first = np.cumsum([0, 3, 2])
     assert obs[MASK].numpy()[np.arange(40)[:, None], first + chosen].all()
     values = model.stepped(obs, None)[0] if cell else model(obs)
@@ -296,8 +306,7 @@ def test_members_explore_each_for_itself(name):
     """Uniformly among their own choices, without masks too."""
     hyper, spaces = made(name), spaces_of((3, 2, 4))
     obs = made_obs(spaces, 2000, np.random.default_rng(0))
-    act = {"explore": {"epsilon": 1.0}, "state": None, "mask": None, "generator": np.random.default_rng(0)}
-    chosen = hyper.act(hyper.make_model(spaces).acting, obs, **act).action
+    chosen = acted(hyper, hyper.make_model(spaces), obs, explore={"epsilon": 1.0}).action
     for member, choices in enumerate((3, 2, 4)):
         assert (abs(np.bincount(chosen[:, member], minlength=choices) - 2000 / choices) < 100).all()
     pairs = np.bincount(chosen[:, 0] * 4 + chosen[:, 2], minlength=12)
@@ -310,11 +319,10 @@ def test_rows_of_members_with_memory_hold_their_states(name):
     parts = {"hidden": (3, 6), "cell": (3, 6), PREVIOUS_ACTION: (3, 3), PREVIOUS_REWARD: ()}
     assert hyper.transition(spaces).extras == {name: Field(shape, every=4) for name, shape in parts.items()}
     assert hyper.source(ReplaySource(4)) == ReplaySource(1, sequence=mc.Sequence(8, 3, 4))
-    obs, model = made_obs(spaces, 5, np.random.default_rng(0)), hyper.make_model(spaces).acting
-    act = {"explore": None, "mask": None, "generator": np.random.default_rng(0)}
-    chosen = hyper.act(model, obs, state=None, **act)
+    obs, model = made_obs(spaces, 5, np.random.default_rng(0)), hyper.make_model(spaces)
+    chosen = acted(hyper, model, obs)
     assert {part: tuple(value.shape[1:]) for part, value in chosen.state.items()} == parts
-    again = hyper.act(model, obs, state=chosen.state, **act)
+    again = acted(hyper, model, obs, state=chosen.state)
     np.testing.assert_array_equal(again.state[PREVIOUS_ACTION], np.eye(3)[again.action])
     assert not torch.equal(again.state["hidden"], chosen.state["hidden"])
 

@@ -16,6 +16,7 @@ import torch
 from mapped import Mapped
 from processes import PATIENCE_S, until
 from refused import check_refused
+from whole_runs import Runs
 
 import marlcore as mc
 from marlcore.cli import CommandLine
@@ -57,8 +58,8 @@ def test_an_actor_waits_for_whole_weights(ends: str, monkeypatch: pytest.MonkeyP
         counters = Mapped(store).counters()
         counters[1] = counters[0] + 1
         host: Any = SimpleNamespace(
-            beat=beat, config=CONFIG, env=SimpleNamespace(copies=1), control=control, hold=stack.enter_context, _number=0,
-            _steps=0, _device=torch.device("cpu"), blueprint=SimpleNamespace(policies=[policy]),
+            beat=beat, config=CONFIG, env=SimpleNamespace(copies=1), control=control, hold=stack.enter_context,
+            _number=0, _steps=0, _device=torch.device("cpu"), blueprint=SimpleNamespace(policies=[policy]),
         )  # fmt: skip
         places: Any = {"checkpoint": Path(), "saved_replay": None, "queued": False, "transitions": None}
         placed = PolicyBlueprint(**vars(policy), **places, weights=store.handle)
@@ -195,18 +196,14 @@ def test_devices_are_dealt_out_to_the_actors_processes(tmp_path: Path, monkeypat
 
         monkeypatch.setattr(f"marlcore.training.workers.{module}.choose_device", choose)
     monkeypatch.setattr("marlcore.training.run_input.choose_device", lambda name: None)
-    config = mc.Config(
-        total_steps=30, mode="serial", run_dir=str(tmp_path / "run"),
-        actor=mc.ActorConfig(processes=3, envs=1, device=("cuda:0", "cuda:1")),
-        evaluation=mc.EvaluationConfig(interval=30, episodes=1),
-    )  # fmt: skip
-    run = mc.train(HUNT, "dqn", config, progress=False)
+    actor = {"processes": 3, "envs": 1, "device": ("cuda:0", "cuda:1")}
+    run = Runs(total_steps=30, actor=actor, evaluation={"interval": 30, "episodes": 1}).train(tmp_path, HUNT)
     assert chosen == {"actor_worker": ["cuda:0", "cuda:1", "cuda:0"], "evaluator_worker": ["cuda:0"]}
     assert read_config(run.run_dir)["actor"]["device"] == ["cuda:0", "cuda:1"]
     words = ["--actor.processes", "2", "--actor.device", "cuda:0", "cuda:1"]
     for line, device in ((words, ("cuda:0", "cuda:1")), (words[:-1], "cuda:0")):
-        actor = changed(mc.Config(), CommandLine("train", line).read(hints_of(mc.Config))).actor
-        assert actor == mc.ActorConfig(processes=2, device=device)
+        read = changed(mc.Config(), CommandLine("train", line).read(hints_of(mc.Config)))
+        assert read.actor == mc.ActorConfig(processes=2, device=device)
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from marlcore.training.run_input import RunInput
 from marlcore.training.self_play import policies_in_self_play
 
 CARTPOLE = "CartPole-v1"
+CARTPOLE_ALONE = partial(gymnasium.make, CARTPOLE)
 SPACES = {f"agent_{i}": Spaces(Box(-1, 1, (3,)), Discrete(2)) for i in range(3)}
 OTHER = Spaces(Box(-1, 1, (4,)), Discrete(2))
 
@@ -207,10 +208,11 @@ test_wrong_settings_and_assignments_are_refused = refusals(REFUSED)
 
 @pytest.mark.parametrize("copies", [1, 3])
 def test_a_vector_environment_has_its_own_number_of_copies(copies: int) -> None:
-    assert RunInput.checked(Request(partial(gymnasium.make_vec, CARTPOLE, copies), "dqn")).config.actor.envs == copies
-    assert (
-        RunInput.checked(Request(partial(gymnasium.make, CARTPOLE), "dqn")).config.actor.envs == mc.ActorConfig().envs
-    )
+    for make, envs in (
+        (partial(gymnasium.make_vec, CARTPOLE, copies), copies),
+        (CARTPOLE_ALONE, mc.ActorConfig().envs),
+    ):
+        assert RunInput.checked(Request(make, "dqn")).config.actor.envs == envs
 
 
 def test_an_environments_own_number_of_frames_is_stacked() -> None:
@@ -226,12 +228,12 @@ def test_texts_that_are_left_out_are_named(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_settings_come_back_from_json() -> None:
-    config = mc.Config(
-        learners=MappingProxyType({"a": mc.LearnerConfig(gamma=0.5)}),
-        updates_per_step="linear(0.1, 1, 100)",
-        self_play=mc.SelfPlayConfig(pool=4, anchors={weak: 0.15}),
-        replay=mc.ReplayConfig(mixture={"anchor": 0.5, "pool": 0.5}),
+    learners, league = (
+        MappingProxyType({"a": mc.LearnerConfig(gamma=0.5)}),
+        mc.SelfPlayConfig(pool=4, anchors={weak: 0.15}),
     )
+    replay, pace = mc.ReplayConfig(mixture={"anchor": 0.5, "pool": 0.5}), "linear(0.1, 1, 100)"
+    config = mc.Config(learners=learners, updates_per_step=pace, self_play=league, replay=replay)
     assert mc.Config.from_dict(json.loads(json.dumps(config.to_dict()))) == config
     assert config.self_play.anchors == {"arena:weak": mc.Constant(0.15)}
     assert mc.Config().exploration.epsilon is None

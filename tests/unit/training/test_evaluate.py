@@ -385,22 +385,16 @@ def test_evaluations_that_fell_due_and_were_never_made_are_counted(run_dir: Path
     assert skipped == [0, 0, 0, 1, 1, 4]
 
 
-def test_an_evaluation_without_whole_weights_stays_due(run_dir):
+def test_an_evaluation_that_was_not_made_stays_due(run_dir):
+    """Without whole weights, or since it was interrupted."""
     scene = Scene(run_dir)
     assert not scene.at(100) and scene.evaluator.due  # nothing was published yet
     scene.published.publish(1, step=100)
     scene.published.torn = True
     assert not scene.at(101) and scene.evaluator.due
     scene.published.torn = False
-    assert scene.at(102) and not scene.evaluator.due
-
-
-def test_an_interrupted_evaluation_is_repeated(run_dir):
-    scene = Scene(run_dir)
-    scene.published.publish(1, step=80)
-    scene.now = 100
     assert not scene.evaluator.evaluate(lambda: False) and not scene.reports
-    assert scene.at(100) and scene.reports
+    assert scene.at(102) and scene.reports and not scene.evaluator.due
 
 
 def test_a_successor_waits_for_the_next_interval(run_dir):

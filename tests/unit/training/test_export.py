@@ -18,6 +18,7 @@ from own_networks import EntityTransformer, GridTorso, SharedTorso
 from refused import Refused, check_row
 from tiers import long_but
 from torch import nn
+from whole_runs import Runs
 
 import marlcore as mc
 from marlcore.__main__ import main
@@ -339,9 +340,8 @@ def test_the_parts_of_each_trainer_are_documented(name: str) -> None:
 
 def test_the_command_line_writes_a_program(tmp_path: Path, capsys: Any, program: Any, undrawn: None) -> None:
     run, file = tmp_path / "run", tmp_path / "p.pt"
-    learner = mc.LearnerConfig(warmup=50, batch_size=16, device="cpu", obs_norm="running")
-    config = mc.Config(total_steps=300, mode="serial", learner=learner, run_dir=str(run))
-    mc.train("gymnasium:CartPole-v1", mc.R2D2(units=8, length=8, burn_in=2, period=6), config, progress=False)
+    recurrent = mc.R2D2(units=8, length=8, burn_in=2, period=6)
+    Runs(total_steps=150, learner={"obs_norm": "running"}).train(tmp_path, "gymnasium:CartPole-v1", recurrent)
     capsys.readouterr()
     assert main(["export", str(run), "--policy", "agent_0", "--file", str(file)]) == 0
     lines = capsys.readouterr().out.splitlines()

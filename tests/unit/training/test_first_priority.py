@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
+from batches import acted
 from gymnasium.spaces import Box, Discrete
 from numpy.typing import NDArray
 from rounding import rounding
@@ -111,9 +112,7 @@ def test_no_transition_spans_an_action_whose_outcome_never_came(first: Any) -> N
 def test_the_values_of_an_action_are_the_networks(algorithm: Any) -> None:
     spaces = mc.Spaces(Box(-1, 1, (3,)), Discrete(5))
     model, obs = algorithm.make_model(spaces), torch.randn(40, 3)
-    chosen = algorithm.act(
-        model, obs, explore={"epsilon": 0.5}, state=None, mask=None, generator=np.random.default_rng(0)
-    )
+    chosen = acted(algorithm, model, obs, explore={"epsilon": 0.5})
     with torch.no_grad():
         values = model(obs).numpy()
     close = rounding(300, 10.0)  # layers of 128, 64 and, of IQN, 64 cosines

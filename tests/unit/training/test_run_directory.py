@@ -42,6 +42,9 @@ def test_a_new_run_holds_its_configuration_and_its_folders(tmp_path):
     assert read_config(run.path) == {"seed": 3, "run_dir": str(tmp_path)}
     names = sorted(entry.name for entry in run.path.iterdir())
     assert names == [".lock", "checkpoints", "config.json", "logs", "metrics.csv"]
+    assert run.log_path("actor-0") == run.path / "logs" / "actor-0.log"
+    assert run.checkpoint_path("agent_0") == run.path / "checkpoints" / "agent_0.pt"
+    assert run.checkpoint_path("../red/1").parent == run.path / "checkpoints"
     (tmp_path / "empty").mkdir()
     RunDirectory.create(tmp_path / "empty", {}).close()
     assert (tmp_path / "empty" / "config.json").exists()
@@ -204,14 +207,16 @@ def test_a_run_with_a_damaged_file_is_refused_and_left_as_it_is(run, tmp_path, c
 
 
 def test_a_line_cut_short_by_a_kill_is_dropped(run):
-    """A resumed run writes behind the last whole line."""
+    """A resumed run writes behind the last whole line, and makes a deleted folder of logs again."""
     metrics, path = [Metric(float(step), step, "a", "loss", 2.0) for step in (1, 3)], run.path / "metrics.csv"
     run.csv.record(metrics[0])
     run.close()
     with path.open("a") as file:
         file.write("2.0,2,a,loss,12")
     assert read_metrics(path) == metrics[:1]
+    run.log_path("actor-0").parent.rmdir()
     with RunDirectory.resume(run.path) as resumed:
+        assert resumed.log_path("actor-0").parent.is_dir()
         resumed.csv.record(metrics[1])
     assert read_metrics(path) == metrics
 
@@ -288,12 +293,6 @@ def test_a_lock_whose_file_was_removed_meanwhile_is_taken_anew(tmp_path, monkeyp
         assert os.path.samestat(os.fstat(lock.fd), os.stat(tmp_path / ".lock")) and lock_directory(tmp_path) is None
 
 
-def test_any_name_of_a_worker_or_agent_has_its_file(run):
-    assert run.log_path("actor-0") == run.path / "logs" / "actor-0.log"
-    assert run.checkpoint_path("agent_0") == run.path / "checkpoints" / "agent_0.pt"
-    assert run.checkpoint_path("../red/1").parent == run.path / "checkpoints"
-
-
 def test_a_worker_logs_time_process_level_message_and_warnings(tmp_path):
     program = """
 import logging, multiprocessing, sys, warnings
@@ -331,10 +330,3 @@ def test_no_planted_link_is_written_through_and_no_other_user_may_write(tmp_path
     modes = dict.fromkeys(["config.json", "metrics.csv", "run.json"], "644") | {".lock": "600"}
     assert {path.name: f"{path.stat().st_mode & 0o7777:o}" for path in own if path.is_file()} == modes
     assert {path.stat().st_mode & 0o777 for path in own if path.is_dir()} == {0o755}
-
-
-def test_a_deleted_folder_of_logs_is_made_again(run):
-    run.close()
-    run.log_path("actor-0").parent.rmdir()
-    with RunDirectory.resume(run.path) as resumed:
-        assert resumed.log_path("actor-0").parent.is_dir()

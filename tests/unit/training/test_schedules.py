@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from refused import check_refused
+from whole_runs import Runs
 
 import marlcore as mc
 from marlcore.training.config import (
@@ -151,24 +153,14 @@ def staged(tmp_path, undrawn):
     Staged.trained.clear()
     Staged.told.clear()
 
-    def run(steps: int = 3000, **changes: Any) -> None:
-        config = mc.Config(
-            total_steps=steps,
-            mode="serial",
-            run_dir=str(tmp_path / "run"),
-            actor=mc.ActorConfig(sync_interval=1, envs=1),
-            learner=mc.LearnerConfig(warmup=50, publish_interval=1, batch_size=16, n_step=1),
-            **changes,
-        )
-        mc.train("gymnasium:CartPole-v1", Staged(hidden=(8,)), config, progress=False)
-
-    return run
+    runs = Runs(actor={"sync_interval": 1, "envs": 1}, learner={"publish_interval": 1, "n_step": 1})
+    return partial(runs.train, tmp_path, "gymnasium:CartPole-v1", Staged(hidden=(8,)))
 
 
 @pytest.mark.parametrize("stages", [(), (100, 200)])
 def test_updates_are_told_step_and_stage(staged, stages):
     """Those of the last publication, here the one after the update before."""
-    staged(300, stages=stages)
+    staged(total_steps=300, stages=stages)
     steps, _, updates = zip(*Staged.told, strict=True)
     assert [*updates] == [*range(len(updates))] and [*steps] == sorted(steps) and 0 < steps[1] < steps[-1] <= 300
     assert all(stage == sum(step >= begin for begin in stages) for step, stage, _ in Staged.told)
@@ -180,7 +172,7 @@ def test_updates_are_told_step_and_stage(staged, stages):
 def test_a_stage_that_begins_clears_the_replay(staged, clears, mixed):
     """One turn may still be acted on in the stage before, since its action was chosen before the publication."""
     replay = mc.ReplayConfig(clear_at_stage=clears)
-    staged(stages=(1000, 2000), stage_names=("early", "late"), replay=replay)
+    staged(total_steps=3000, stages=(1000, 2000), stage_names=("early", "late"), replay=replay)
     assert {stage for stage, _ in Staged.trained} == {0, 1, 2}
     counts = Counter((acted, now) for now, acted in Staged.trained if acted < now)
     assert {pair for pair, count in counts.items() if count > 0.02 * len(Staged.trained)} == mixed

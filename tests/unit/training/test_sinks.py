@@ -23,6 +23,7 @@ import torch
 from processes import until
 from refused import Refused, refusals
 from rich.console import Console
+from whole_runs import Runs
 
 import marlcore
 import marlcore as mc
@@ -239,8 +240,7 @@ def test_a_serial_run_of_slow_rounds_reports_by_time(tmp_path, clock, undrawn, m
             clock[0] += 0.5
             super().step(action)
 
-    config = mc.Config(total_steps=30, mode="serial", run_dir=str(tmp_path / "run"), actor=mc.ActorConfig(envs=1))
-    result = mc.train(Slow, "dqn", config, progress=False)
+    result = Runs(total_steps=30, actor={"envs": 1}).train(tmp_path, Slow)
     times = [m.time_s for m in read_metrics(result.run_dir / "metrics.csv") if m.name == "env_steps_per_s"]
     assert len(times) > 5 and all(1.0 <= after - before <= 2.0 for before, after in pairwise(times[:-1]))
 
