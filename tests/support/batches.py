@@ -11,8 +11,8 @@ from gymnasium import spaces as gym
 
 import marlcore as mc
 from marlcore.algos.networks.policy_value import PolicyNetwork
-from marlcore.interfaces import Algorithm, ReplaySource
-from marlcore.observations import ALONE, by_name, each, in_form
+from marlcore.interfaces import PREVIOUS_REWARD, Algorithm, ReplaySource
+from marlcore.observations import ALONE, by_name, each, in_form, rows_at
 from marlcore.spaces import ALIVE, JOINT, MASK, Spaces
 
 GAMMA = 0.9  # of windows
@@ -245,3 +245,21 @@ def plain_rescaled(x):
 
 def plain_restored(x):
     return np.sign(x) * (((np.sqrt(1 + 4e-3 * (np.abs(x) + 1 + 1e-3)) - 1) / 2e-3) ** 2 - 1)
+
+
+@torch.no_grad()
+def stepped_values(step_by, after, batch, held, *of_step):
+    """The values [B, T + 1, *of_step] as an actor computes them, observation by observation.
+
+    `step_by(obs, state)` gives the values and the next state, and `after(state, action)` what that is after the action.
+    """
+    values = np.zeros((len(held), held.shape[1] + 1, *of_step))
+    for row, length in enumerate(held.sum(1)):
+        state = rows_at(batch.extras, slice(row, row + 1))
+        for step in range(length):
+            at = (slice(row, row + 1), step)
+            values[row, step], state = step_by(rows_at(batch.obs, at), state)
+            state = after(state, batch.action[at])
+            state[PREVIOUS_REWARD] = batch.reward[at]
+        values[row, length], _ = step_by(rows_at(batch.next_obs, at), state)
+    return values

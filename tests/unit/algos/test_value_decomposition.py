@@ -2,21 +2,11 @@
 
 from dataclasses import replace
 
+import batches
 import numpy as np
 import pytest
 import torch
-from batches import (
-    GAMMA,
-    SMALL,
-    acted,
-    batch_of,
-    check_resumption,
-    huber,
-    made_batch,
-    made_obs,
-    made_trainer,
-    made_windows,
-)
+from batches import GAMMA, SMALL, acted, batch_of, huber, made_batch, made_obs, made_trainer
 from batches import team_spaces as spaces_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -187,26 +177,16 @@ def test_without_absolute_weights_it_does_not_grow(monkeypatch):
         test_the_mixed_value_grows_with_each_members.hypothesis.inner_test("qmix", 0, 0, 5.0)
 
 
-def stepped_values(network, batch, held):
-    """The members' values [B, T + 1, members, actions] as an actor would compute them, observation by observation."""
-    rows, steps = held.shape
+def values_of(network, batch, held):
+    """The members' values [B, T + 1, members, actions]."""
     most = max(network.team.choices)
-    values = np.zeros((rows, steps + 1, network.team.count, most))
-    with torch.no_grad():
-        for row in range(rows):
-            state, length = rows_at(batch.extras, slice(row, row + 1)), int(held[row].sum())
-            for step in range(length):
-                at = (slice(row, row + 1), step)
-                values[row, step], state = network.acting.stepped(rows_at(batch.obs, at), state)
-                state = value_decomposition.acted(state, batch.action[at], most)
-                state[PREVIOUS_REWARD] = batch.reward[at]
-            values[row, length], _ = network.acting.stepped(rows_at(batch.next_obs, at), state)
-    return values
+    after = lambda state, action: value_decomposition.acted(state, action, most)  # noqa: E731
+    return batches.stepped_values(network.acting.stepped, after, batch, held, network.team.count, most)
 
 
 def plain_errors(hyper, batch, held, network, target):
     """The errors [B, T] of the transitions that each window holds, one after another."""
-    values, slow = (stepped_values(each, batch, held) for each in (network, target))
+    values, slow = (values_of(each, batch, held) for each in (network, target))
     errors, number = np.zeros(held.shape), range(network.team.count)
     for row, length in enumerate(held.sum(1)):
         for step in range(length):
@@ -229,7 +209,7 @@ def test_windows_give_what_an_actor_computes_step_by_step(name, shared):
     options = {"cell": "lstm", "double": name == "vdn"} if shared else {"cell": "gru", "double": name == "qmix"}
     hyper, spaces = made(name, shared=shared, eta=0.8, **options, **MEMORY), spaces_of(masked=shared)
     network, trainer = made_trainer(hyper, spaces)
-    batch = made_windows(hyper, spaces, 4, 1, prioritized=Prioritized()).torch()
+    batch = batches.made_windows(hyper, spaces, 4, 1, prioritized=Prioritized()).torch()
     for obs in (batch.obs, batch.next_obs):
         allow_some(obs, network.team.choices)
     batch.weight = torch.rand(4)
@@ -247,7 +227,7 @@ def test_windows_give_what_an_actor_computes_step_by_step(name, shared):
 def test_masks_of_windows_are_those_of_the_newest_frames():
     hyper, spaces = made("vdn", cell="gru", **MEMORY), spaces_of(masked=True, stack=2)
     network, trainer = made_trainer(hyper, spaces)
-    batch = made_windows(hyper, spaces, 4, 1).torch()
+    batch = batches.made_windows(hyper, spaces, 4, 1).torch()
     values = torch.zeros(*batch.reward.shape, network.team.count, max(network.team.choices))
     allowed = network.allowed(batch.obs, values)
     for step in range(batch.reward.shape[1]):
@@ -330,5 +310,5 @@ def test_rows_of_members_with_memory_hold_their_states(name):
 @BOTH
 def test_members_with_memory_resume_bit_for_bit(name):
     hyper, spaces = made(name, cell="lstm", **MEMORY), spaces_of()
-    batches = [batch_of(hyper, spaces, seed) for seed in range(4)]
-    check_resumption(hyper, spaces, *made_trainer(hyper, spaces), batches[:2], batches[2:])
+    several = [batch_of(hyper, spaces, seed) for seed in range(4)]
+    batches.check_resumption(hyper, spaces, *made_trainer(hyper, spaces), several[:2], several[2:])

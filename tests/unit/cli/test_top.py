@@ -91,7 +91,7 @@ def live(
 ) -> Iterator[tuple[Control, Telemetry]]:
     """What a live run with an actor, these learners and an evaluator has in shared memory."""
     about = {"run_dir": str(run_dir), "pid": os.getpid(), "total_steps": 1, "actors": ["actor-0"]}
-    about |= {"learners": learners or {}, "policies": {name: {"batch_size": 1, "share": 0.5} for name in policies}}
+    about |= {"learners": learners or {}, "policies": {name: {"batch_size": 4, "share": 0.5} for name in policies}}
     with Telemetry.create(["actor-0"]) as telemetry:
         about["telemetry"] = vars(telemetry.handle)
         with Control.create(["actor-0", *about["learners"], "evaluator"], policies, **about) as control:
@@ -128,7 +128,7 @@ def test_steps_updates_and_lags_are_shown():
             figures = run.figures()
     shown = figures["workers"]["learner-team"]
     assert figures["steps"] == 40 and {name: shown[name] for name in ("updates", "replay_ratio", *REPORTED)} == {
-        "updates": 10, "replay_ratio": 10 / (40 * 0.5), **{name: 0.5 + i for i, name in enumerate(REPORTED)}
+        "updates": 10, "replay_ratio": 4 * 10 / (40 * 0.5), **{name: 0.5 + i for i, name in enumerate(REPORTED)}
     }  # fmt: skip
 
 

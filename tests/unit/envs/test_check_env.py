@@ -185,41 +185,50 @@ class Rooms:
         return outcomes, [turn._replace(**self.change(turn)) for turn in turns]
 
 
-OF_OUTCOME, OF_TURN = "outcome of agent_1: ", "turn of agent_1: "
+HALF = {"truncated": np.ones(3, bool), "final_obs": None}
+TURNS: dict[str, tuple[Any, str]] = {  # by case: what is wrong in a turn, and what is said of it
+    "copies": (lambda turn: {"copies": np.array([0, 2, 1])}, "copies: expected ascending numbers below 3, got array(["),
+    "rows": (lambda turn: {"obs": turn.obs[:2]}, "obs: expected float32 (3, 5, 5, 5), got array"),
+    "kind": (lambda turn: {"obs": turn.obs.astype(np.float64)}, "obs: expected float32 (3, 5, 5, 5), got array"),
+    "infinite": (lambda turn: {"obs": np.full_like(turn.obs, np.inf)}, "obs: expected finite numbers, got inf in"),
+    "fields": (lambda turn: {"obs": {"place": turn.obs}}, "obs: expected the fields ['observation'], got ['place']"),
+}
+OUTCOMES: dict[str, tuple[Any, str]] = {  # the same of an outcome
+    "reward": ({"reward": np.full(3, np.inf)}, "reward: expected finite numbers of float32, got [inf"),
+    "ends": ({"truncated": np.zeros(3)}, "truncated: expected bools (3,), got array([0., 0., 0.])"),
+    "small ends": ({"truncated": np.zeros(3, np.int8)}, "truncated: expected bools (3,), got array([0, 0, 0], dtype="),
+    "final": (HALF, "final_obs: expected observations, since an episode ended, got None"),
+}
+BITS = {"doors": np.full((2, 3), 2, np.int8)}
 SEVERAL: dict[str, tuple[str, Any, str]] = {  # by case: the part that is wrong, how, and what is said
+    **{case: ("turn", change, f"turn of agent_1: {says}") for case, (change, says) in TURNS.items()},
+    **{case: ("outcome", change, f"outcome of agent_1: {says}") for case, (change, says) in OUTCOMES.items()},
     "ended": ("ended", lambda number: min(number, 1), "ended: expected 0 episodes in all copies, got [1 1 1]"),
     "ended before": ("ended", lambda number: 1, "ended: expected no episodes after a reset, got [1 1 1]"),
     "kind of ended": ("ended", lambda number: 0.0, "ended: expected integers (3,), got array([0., 0., 0.])"),
     "no turn": ("round", lambda outcomes, turns: (outcomes, []), "observe: expected at least one turn, got none"),
-    "lost outcome": ("round", lambda outcomes, turns: ([], turns),
-        OF_TURN + "copy 0: expected an outcome of its last action before this turn"),
-    "two outcomes": ("round", lambda outcomes, turns: (outcomes * 2, turns),
-        OF_OUTCOME + "copy 0: expected none, since the agent has not acted there"),
-    "reward": ("outcome", {"reward": np.full(3, np.inf)},
-        OF_OUTCOME + "reward: expected finite numbers of float32, got [inf"),
-    "ends": ("outcome", {"truncated": np.zeros(3)},
-        OF_OUTCOME + "truncated: expected bools (3,), got array([0., 0., 0.])"),
-    "small ends": ("outcome", {"truncated": np.zeros(3, np.int8)},
-        OF_OUTCOME + "truncated: expected bools (3,), got array([0, 0, 0], dtype=int8)"),
-    "final": ("outcome", {"truncated": np.ones(3, bool), "final_obs": None},
-        OF_OUTCOME + "final_obs: expected observations, since an episode ended, got None"),
+    "lost": (
+        "round",
+        lambda outcomes, turns: ([], turns),
+        "copy 0: expected an outcome of its last action before",
+    ),
+    "two": (
+        "round",
+        lambda told, turns: (told * 2, turns),
+        "copy 0: expected none, since the agent has not acted",
+    ),
     "agent": ("turn", lambda turn: {"agent": "z"}, "turn of z: expected one of ('agent_0', 'agent_1')"),
-    "copies": ("turn", lambda turn: {"copies": np.array([0, 2, 1])},
-        OF_TURN + "copies: expected ascending numbers below 3, got array([0, 2, 1])"),
-    "rows": ("turn", lambda turn: {"obs": turn.obs[:2]}, OF_TURN + "obs: expected float32 (3, 5, 5, 5), got array"),
-    "kind": ("turn", lambda turn: {"obs": turn.obs.astype(np.float64)},
-        OF_TURN + "obs: expected float32 (3, 5, 5, 5), got array"),
-    "infinite": ("turn", lambda turn: {"obs": np.full_like(turn.obs, np.inf)},
-        OF_TURN + "obs: expected finite numbers, got inf in"),
-    "fields": ("turn", lambda turn: {"obs": {"place": turn.obs}},
-        OF_TURN + "obs: expected the fields ['observation'], got ['place']"),
-    "bits": ("bits", lambda turn: {"obs": turn.obs | {"doors": np.full((2, 3), 2, np.int8)}},
-        "turn of agent_0: obs['doors']: expected MultiBinary(3), got 2 in ["),
-    "begins": ("first turn", lambda turn: {"begins": np.zeros(3, bool)},
-        "turn of agent_0: copy 0: expected begins to be True in an episode's first turn"),
-}  # fmt: skip
-
-
+    "bits": (
+        "bits",
+        lambda turn: {"obs": turn.obs | BITS},
+        "agent_0: obs['doors']: expected MultiBinary(3), got 2",
+    ),
+    "begins": (
+        "first turn",
+        lambda turn: {"begins": np.zeros(3, bool)},
+        "copy 0: expected begins to be True in an ep",
+    ),
+}
 test_a_violation_of_several_copies_is_named_in_one_line = refusals(
     {
         case: (partial(check_env, partial(Rooms, part, change), steps=100), EnvironmentFailed, says)

@@ -122,16 +122,15 @@ REFUSED: dict[str, Refused] = {
 }
 test_bad_settings_are_refused = refusals(REFUSED)
 
+
+def drawn(hidden: list[int], gamma: float) -> dict[str, Any]:
+    return {"settings": {"algorithm.hidden": hidden, "learner.gamma": gamma}}
+
+
 FORGED: dict[str, tuple[dict[str, Any], str]] = {
     "another setting": ({"settings": {"algorithm.network": "os:system"}}, "settings: expected the fields ["),
-    "no option": (
-        {"settings": {"algorithm.hidden": [4], "learner.gamma": 0.95}},
-        "algorithm.hidden: expected one of ((8,), (16, 8)), got [4]",
-    ),
-    "out of range": (
-        {"settings": {"algorithm.hidden": [8], "learner.gamma": 2}},
-        "learner.gamma: expected a number from 0.9 to 0.99, got 2",
-    ),
+    "no option": (drawn([4], 0.95), "algorithm.hidden: expected one of ((8,), (16, 8)), got [4]"),
+    "out of range": (drawn([8], 2), "learner.gamma: expected a number from 0.9 to 0.99, got 2"),
     "a path": ({"copied": "../../x"}, "copied: expected an integer of at least 0, got '../../x'"),
     "no target": ({"target": None}, "target: expected an integer of at least 0, got None"),
     "another member": ({"name": 1}, "unexpected keyword argument 'name'"),

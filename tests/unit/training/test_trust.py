@@ -142,30 +142,30 @@ def offline(run: Path) -> None:
         mc.train_offline(replay, mc.BC(), 1, SPACES, resume=run, progress=False)
 
 
-CARTPOLE = "gymnasium:CartPole-v1"
 SERIAL = mc.Config(mode="serial", total_steps=100, actor=mc.ActorConfig(envs=1))
 SEARCH = mc.PopulationConfig(settings={"learner.gamma": mc.Uniform(0.9, 0.99)}, size=2, interval=50, parallel=1)
 QUIET: Any = {"progress": False}
+ASKED: Any = "gymnasium:CartPole-v1", mc.DQN(), SERIAL
+
+
+def exported(run: Path, *options: str) -> None:
+    command("export", run, "--policy", "agent_0", "--file", run.parent / "p.pt", *options)
+
+
 DOORS: dict[str, Callable[[Path], object]] = {
     "load_policy": lambda run: mc.load_policy(run, "agent_0"),
     "evaluate": lambda run: mc.evaluate(run, 1),
-    "psro(resume=)": lambda run: mc.psro(
-        CARTPOLE, mc.DQN(), SERIAL, iterations=1, meta_solver="uniform", resume=run, **QUIET
-    ),
+    "psro(resume=)": lambda run: mc.psro(*ASKED, iterations=1, meta_solver="uniform", resume=run, **QUIET),
     "marlcore eval": lambda run: command("eval", run),
-    "marlcore export": lambda run: command("export", run, "--policy", "agent_0", "--file", run.parent / "p.pt"),
+    "marlcore export": exported,
     "marlcore train --resume": lambda run: command("train", "--resume", run),
-    "train_population(resume=)": lambda run: mc.train_population(
-        CARTPOLE, mc.DQN(), SERIAL, SEARCH, resume=run, **QUIET
-    ),
-    "train(resume=)": lambda run: mc.train(CARTPOLE, mc.DQN(), SERIAL, resume=run, **QUIET),
-    "start(resume=)": lambda run: mc.start(CARTPOLE, mc.DQN(), SERIAL, resume=run),
+    "train_population(resume=)": lambda run: mc.train_population(*ASKED, SEARCH, resume=run, **QUIET),
+    "train(resume=)": lambda run: mc.train(*ASKED, resume=run, **QUIET),
+    "start(resume=)": lambda run: mc.start(*ASKED, resume=run),
     "train_offline(resume=)": offline,
     "load_policy(weights_only=True)": lambda run: mc.load_policy(run, "agent_0", weights_only=True),
-    "marlcore export --weights-only": lambda run: command(
-        "export", run, "--policy", "agent_0", "--file", run.parent / "p.pt", "--weights-only"
-    ),
-    "init_from=": lambda run: mc.train(CARTPOLE, mc.DQN(), SERIAL, init_from=run, **QUIET),
+    "marlcore export --weights-only": lambda run: exported(run, "--weights-only"),
+    "init_from=": lambda run: mc.train(*ASKED, init_from=run, **QUIET),
     "self_play.anchors": lambda run: mc.train(
         "pettingzoo:classic.tictactoe_v3", mc.DQN(),
         replace(SERIAL, self_play=SelfPlayConfig(pool=1, anchors={str(run / "checkpoints/agent_0.pt"): 0.5})), **QUIET
