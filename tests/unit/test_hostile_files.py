@@ -109,7 +109,7 @@ SETTINGS = {
     "a huge number": (f"total_steps: 0x{'F' * 9000}", "got an integer of 36000 bits"),
     "a long file": ("#" * 2**21, "expected a file of at most 1,048,576 bytes, got a longer one"),
     "control characters": ('"\\e[2J\\n\\u202e": 1', r"unknown setting \x1b[2J\n\u202e"),
-    "nested": ("[" * 1500, "maximum recursion depth"),
+    "nested": ("[" * 600, "maximum recursion depth"),
 }
 
 

@@ -19,18 +19,7 @@ from pettingzoo.utils import parallel_to_aec
 from random_play import assert_same, child_seeds, play, single
 from refused import Refused, refusals
 
-from marlcore import algos
-from marlcore.envs import (
-    AECEnvironment,
-    Copies,
-    NamedEnvironment,
-    ParallelEnvironment,
-    TreasureHunt,
-    adapt,
-    factory,
-    make,
-    vectorize,
-)
+from marlcore import algos, envs
 from marlcore.errors import EnvironmentFailed
 from marlcore.spec import Field
 
@@ -70,25 +59,29 @@ SPACES = [
 A_FUNCTION = (
     "env_fn: expected a function that makes an environment, such as lambda: gymnasium.make('CartPole-v1'), or a "
 )
-NO_WRAPPER = partial(make, "gymnasium:CartPole-v1", wrappers=["no_such:wrapper"])
+NO_WRAPPER = partial(envs.make, "gymnasium:CartPole-v1", wrappers=["no_such:wrapper"])
 REFUSED: dict[str, Refused] = {
-    **{f"{spaces}": (lambda spaces=spaces: adapt(Lone(*spaces)), f"agent_0: {says}") for *spaces, says in SPACES},
-    "misspelt environment": (partial(make, "treasure_hutn"), "got 'treasure_hutn'; did you mean treasure_h"),
+    **{f"{spaces}": (lambda spaces=spaces: envs.adapt(Lone(*spaces)), f"agent_0: {says}") for *spaces, says in SPACES},
+    "misspelt environment": (partial(envs.make, "treasure_hutn"), "got 'treasure_hutn'; did you mean treasure_h"),
     "misspelt algorithm": (partial(algos.find, "IQNN"), "got 'IQNN'; did you mean iqn?"),
     "wrapper": (NO_WRAPPER, "wrappers: expected something that can be imported, got 'no_such:wrapper'"),
     "AEC of a Parallel": (
-        lambda: AECEnvironment(Relay()),
+        lambda: envs.AECEnvironment(Relay()),
         "AECEnvironment: expected a PettingZoo AEC environment, got",
     ),
     "Parallel of an AEC": (
-        lambda: ParallelEnvironment(parallel_to_aec(Relay())),
+        lambda: envs.ParallelEnvironment(parallel_to_aec(Relay())),
         "ParallelEnvironment: expected a PettingZoo Parallel environment, got ",
     ),
-    "agents without names": (partial(vectorize, Numbered, 1), ": expected a list of names, got [0, 1]"),
-    "no copies": (partial(vectorize, Relay, 0), "copies: expected an integer of at least 1, got 0"),
-    "a number": (partial(factory, 5), TypeError, "env_fn: expected a function that makes an environment, such as "),
+    "agents without names": (partial(envs.vectorize, Numbered, 1), ": expected a list of names, got [0, 1]"),
+    "no copies": (partial(envs.vectorize, Relay, 0), "copies: expected an integer of at least 1, got 0"),
+    "a number": (
+        partial(envs.factory, 5),
+        TypeError,
+        "env_fn: expected a function that makes an environment, such as ",
+    ),
     "an environment": (
-        lambda: factory(Relay()),
+        lambda: envs.factory(Relay()),
         TypeError,
         f"{A_FUNCTION}name, such as 'gymnasium:CartPole-v1', got an environment, R",
     ),
@@ -99,7 +92,7 @@ test_refuses = refusals(REFUSED)
 @pytest.mark.parametrize("name", UNKNOWN)
 def test_an_unknown_name_is_answered_in_one_line(name):
     with pytest.raises(ValueError) as error:
-        make(name)
+        envs.make(name)
     message = str(error.value)
     assert message.startswith("environment: expected ") and f"got {name!r}" in message and "\n" not in message
     assert error.value.__cause__ is None
@@ -115,15 +108,15 @@ def cut(env):
 
 
 def test_wrappers_are_applied_in_their_order():
-    named = NamedEnvironment("gymnasium:CartPole-v1", wrappers=[f"{__name__}:halved", f"{__name__}:cut"])
+    named = envs.NamedEnvironment("gymnasium:CartPole-v1", wrappers=[f"{__name__}:halved", f"{__name__}:cut"])
     for env in (named(), pickle.loads(pickle.dumps(named))()):
         assert isinstance(env, gymnasium.wrappers.TimeLimit)
         assert isinstance(env.env, gymnasium.wrappers.TransformReward)
-    env = vectorize(named, 2)
-    assert isinstance(env, Copies), "CartPole's vector form would be without the wrappers"
+    env = envs.vectorize(named, 2)
+    assert isinstance(env, envs.Copies), "CartPole's vector form would be without the wrappers"
     events, _ = play(env, 2)
     assert [events[copy, "agent_0"][1][1] for copy in range(2)] == [0.5, 0.5]
-    assert isinstance(make("treasure_hunt", wrappers=[f"{__name__}:same"]), TreasureHunt)
+    assert isinstance(envs.make("treasure_hunt", wrappers=[f"{__name__}:same"]), envs.TreasureHunt)
 
 
 def same(env):
@@ -134,8 +127,8 @@ def same(env):
 def test_atari_games_come_preprocessed(name):
     pytest.importorskip("ale_py", reason="needs ale-py")
     pytest.importorskip("cv2", reason="needs opencv-python")
-    env = vectorize(NamedEnvironment(name, {"full_action_space": True}), 1)
-    assert isinstance(env, Copies)
+    env = envs.vectorize(envs.NamedEnvironment(name, {"full_action_space": True}), 1)
+    assert isinstance(env, envs.Copies)
     assert env.spaces["agent_0"].obs == Field((84, 84), "uint8")
     assert env.spaces["agent_0"].choices == 18
     events, actions = play(env, 10)
@@ -153,7 +146,7 @@ def test_a_missing_emulator_says_what_to_install(monkeypatch):
         monkeypatch.delitem(gymnasium.registry, id)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ImportError, match=r"comes with ale-py; try: pip install 'marlcore\[atari\]'$"):
-        make("atari:Pong")
+        envs.make("atari:Pong")
 
 
 EXTRA = "a package that it needs is not installed; try: pip install 'marlcore[{}]'"
@@ -172,7 +165,7 @@ EXTRA = "a package that it needs is not installed; try: pip install 'marlcore[{}
 def test_a_missing_package_names_the_extra_that_brings_it(monkeypatch, name, reason, says):
     monkeypatch.setattr(gymnasium, "make", Mock(side_effect=gymnasium.error.DependencyNotInstalled(reason)))
     with pytest.raises(ImportError) as caught:
-        make(name)
+        envs.make(name)
     assert str(caught.value) == f"environment: {name!r}: {says}"
 
 
@@ -184,7 +177,7 @@ def test_each_extra_that_is_named_exists():
 def test_texts_are_left_out_of_observations():
     """MiniGrid tells its mission in words."""
     space = gym.Dict({"image": BOX, "mission": Mission(dtype=str), "more": gym.Tuple([gym.Text(3), DISCRETE])})
-    env = vectorize(lambda: Talking(space, DISCRETE), 2)
+    env = envs.vectorize(lambda: Talking(space, DISCRETE), 2)
     spaces = env.spaces["agent_0"]
     assert list(spaces.obs) == ["image", "more__1"] and spaces.left_out == ("mission", "more__0")
     env.reset(0)
@@ -203,7 +196,7 @@ class Talking(Lone):
 
 
 def test_atari_games_are_stacked_by_default():
-    stacks = {name: NamedEnvironment(name).stack for name in ("atari:Pong", "gymnasium:ALE/Pong-v5", "recall")}
+    stacks = {name: envs.NamedEnvironment(name).stack for name in ("atari:Pong", "gymnasium:ALE/Pong-v5", "recall")}
     assert stacks == {"atari:Pong": 4, "gymnasium:ALE/Pong-v5": 4, "recall": 1}
 
 
@@ -217,7 +210,7 @@ class Closing(Relay):
 def test_a_function_that_raises_is_named_and_what_it_made_is_closed():
     made = [Closing(), Closing()]
     with pytest.raises(EnvironmentFailed, match=r"^env_fn: RuntimeError: no third one$"):
-        vectorize(Mock(side_effect=[*made, RuntimeError("no third one")]), 3)
+        envs.vectorize(Mock(side_effect=[*made, RuntimeError("no third one")]), 3)
     assert [env.closed for env in made] == [True, True]
 
 
@@ -234,21 +227,21 @@ class OddVector(Closing):
 def test_an_environment_that_is_refused_is_closed():
     for refused in (OddSpace(), OddVector()):
         with pytest.raises(ValueError, match="Text"):
-            vectorize(lambda refused=refused: refused, 1)
+            envs.vectorize(lambda refused=refused: refused, 1)
         assert refused.closed
 
 
 def test_each_kind_has_its_vector_form():
     kinds = {
         "Copies": Relay,
-        "TreasureHunts": TreasureHunt,
+        "TreasureHunts": envs.TreasureHunt,
         "GymnasiumVector": lambda: gymnasium.make_vec("CartPole-v1", num_envs=2),
     }
     for kind, env_fn in kinds.items():
-        env = vectorize(env_fn, 2)
+        env = envs.vectorize(env_fn, 2)
         assert type(env).__name__ == kind
         assert env.copies == 2
-        assert vectorize(lambda env=env: env, 5) is env, "a VectorEnvironment stays as it is"
+        assert envs.vectorize(lambda env=env: env, 5) is env, "a VectorEnvironment stays as it is"
         env.close()
 
 
@@ -256,7 +249,7 @@ def test_a_module_whose_own_import_fails_is_not_called_unknown(tmp_path, monkeyp
     (tmp_path / "needy_env_v0.py").write_text("import no_such_dependency\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ModuleNotFoundError, match="no_such_dependency"):
-        make("pettingzoo:needy_env_v0")
+        envs.make("pettingzoo:needy_env_v0")
 
 
 def test_third_party_packages_wait_until_they_are_needed():
@@ -269,6 +262,6 @@ def test_third_party_packages_wait_until_they_are_needed():
 def test_options_of_gymnasium_make_go_with_the_vector_form_too(checked):
     for limit, form in {7: "GymnasiumVector", -1: "Copies"}.items():
         options = {"disable_env_checker": not checked, "max_episode_steps": limit}
-        env = vectorize(NamedEnvironment("gymnasium:CartPole-v1", options), 2)
+        env = envs.vectorize(envs.NamedEnvironment("gymnasium:CartPole-v1", options), 2)
         assert type(env).__name__ == form
         env.close()

@@ -143,16 +143,17 @@ REFUSED: dict[str, Refused] = {
 test_refuses = refusals(REFUSED)
 
 
-OPTIONS = [
-    {},
-    {"agents": 1, "horizon": 7},
-    {"agents": 6, "size": 4, "view": 3, "gems": 3, "food": 3, "bones": 3, "horizon": 15, "respawn": 0.9},
-    {"agents": 2, "size": 2, "gems": 1, "food": 0, "bones": 0, "respawn": 1.0},
-    {"agents": 2, "gems": 0, "food": 0, "bones": 0},
+WORLDS = [
+    (TreasureHunt, {}),
+    (TreasureHunt, {"agents": 1, "horizon": 7}),
+    (
+        TreasureHunt,
+        {"agents": 6, "size": 4, "view": 3, "gems": 3, "food": 3, "bones": 3, "horizon": 15, "respawn": 0.9},
+    ),
+    (TreasureHunt, {"agents": 2, "size": 2, "gems": 1, "food": 0, "bones": 0, "respawn": 1.0}),
+    (TreasureHunt, {"agents": 2, "gems": 0, "food": 0, "bones": 0}),
+    (Recall, {"cues": 3, "delay": 4}),
 ]
-
-
-WORLDS = [*((TreasureHunt, options) for options in OPTIONS), (Recall, {"cues": 3, "delay": 4})]
 
 
 @pytest.mark.parametrize("copies", long_but([3], [1, 3]))

@@ -61,6 +61,7 @@ def test_both_players_see_their_own_side():
 
 
 def test_the_actions_come_in_one_vector():
+    """Those of a table by their numbers."""
     game = Table()
     env = TwoPlayer(game)
     env.reset()
@@ -68,15 +69,11 @@ def test_the_actions_come_in_one_vector():
     env.step(dict(reversed(BOTH.items())))
     assert all(np.array_equal(given, np.float32([0.1, 0.2, 0.3, 0.4])) for given in game.given)
     assert env.action_space("player_2") == gym.Box(-1, 1, (2,), np.float32)
-
-
-def test_a_table_names_the_actions_by_number():
-    game = Table()
     env = TwoPlayer(game, actions=[[0, 0], [1, -1], [0.5, 0.5]])
     assert env.action_space("player_1") == gym.Discrete(3)
     env.reset()
     env.step({"player_1": 2, "player_2": np.int64(1)})
-    assert game.given[0].tolist() == [0.5, 0.5, 1, -1]
+    assert game.given[-1].tolist() == [0.5, 0.5, 1, -1]
 
 
 @pytest.mark.parametrize(("kind", "second"), [(Table, -0.25), (Paid, 20.0)])

@@ -112,9 +112,6 @@ def test_agents_share_policies_of_different_algorithms(as_function: bool) -> Non
     assert (red.agents, blue.agents) == (("agent_0", "agent_2"), ("agent_1",))
     assert (red.algorithm, blue.algorithm) == (mc.DQN(), mc.IQN(n_tau=4))
     assert red.spaces.stack == 2
-
-
-def test_self_play_takes_a_function_as_policies() -> None:
     config = mc.Config(policies=lambda agent: "player")
     assert policies_in_self_play(config, ("red", "blue")) == {"red": "player", "blue": "player"}
 

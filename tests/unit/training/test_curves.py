@@ -24,18 +24,8 @@ def size(path: Path) -> tuple[int, int]:
     return struct.unpack(">II", data[16:24])
 
 
-def noisy_run(agents: int, episodes: int) -> list[Metric]:
-    rng = np.random.default_rng(0)
-    steps = rng.permutation(episodes) * 25
-    return [
-        episode(int(step), -60 + 40 * math.tanh(step / (12 * episodes)) + rng.normal(0, 8) - 3 * i, f"agent_{i}")
-        for i in range(agents)
-        for step in steps
-    ]
-
-
 RUNS = {
-    "many agents": noisy_run(14, 500),
+    "many agents": [episode(25 * i, math.sin(i) - agent, f"agent_{agent}") for agent in range(14) for i in range(500)],
     "no return": [Metric(0.0, 1, "agent_0", "loss", 1.0)],
     "no finite return": [episode(1, math.nan), episode(2, math.inf)],
     "one of all agents": [episode(1, 2.0, agent="")],

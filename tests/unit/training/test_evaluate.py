@@ -16,19 +16,8 @@ from marlcore.envs import vectorize
 from marlcore.errors import TimedOut
 from marlcore.interfaces import Action, Outcome, Turn
 from marlcore.spaces import Spaces
+from marlcore.training import loops
 from marlcore.training.config import AssignedPolicy, EvaluationConfig
-from marlcore.training.loops import (
-    ActingModel,
-    Candidate,
-    CommonGames,
-    Evaluation,
-    Evaluator,
-    Policy,
-    PolicyPlayer,
-    ScriptedPlayer,
-    compared,
-    play,
-)
 from marlcore.training.loops.episodes import t_975
 from marlcore.training.record import KeptCheckpoints, checkpoint_path, kept_steps, load_checkpoint
 
@@ -92,19 +81,19 @@ class Constant:
         return Action(np.full(len(obs), int(model.weight.item()), np.int64))
 
 
-def model(action: int = 0) -> ActingModel:
+def model(action: int = 0) -> loops.ActingModel:
     made = torch.nn.Linear(1, 1, bias=False)
     made.weight.data.fill_(action)
-    return ActingModel(made, None)
+    return loops.ActingModel(made, None)
 
 
-def players(env: Walks) -> dict[str, PolicyPlayer]:
-    policy = Policy(Constant(), model(), np.random.default_rng(0), torch.device("cpu"))
-    return {agent: PolicyPlayer(policy, SPACES, env.copies, "repeat") for agent in env.agents}
+def players(env: Walks) -> dict[str, loops.PolicyPlayer]:
+    policy = loops.Policy(Constant(), model(), np.random.default_rng(0), torch.device("cpu"))
+    return {agent: loops.PolicyPlayer(policy, SPACES, env.copies, "repeat") for agent in env.agents}
 
 
-def played(env: Walks, episodes: int, **options: Any) -> Evaluation:
-    outcome = play(env, players(env), episodes, seed=0, **options)
+def played(env: Walks, episodes: int, **options: Any) -> loops.Evaluation:
+    outcome = loops.play(env, players(env), episodes, seed=0, **options)
     assert outcome is not None
     return outcome
 
@@ -135,14 +124,14 @@ def test_play_leaves_torchs_generator_alone():
     torch.manual_seed(3)
     expected = torch.rand(1)
     torch.manual_seed(3)
-    play(env, acting, 1, seed=9)
+    loops.play(env, acting, 1, seed=9)
     assert torch.rand(1) == expected
 
 
 def test_play_stops_in_the_middle_of_an_episode():
     rounds = iter([True, True, False])
     env = Walks(1000)
-    assert play(env, players(env), 1, seed=0, goes_on=lambda: next(rounds)) is None
+    assert loops.play(env, players(env), 1, seed=0, goes_on=lambda: next(rounds)) is None
     assert env._at.tolist() == [2]
 
 
@@ -152,8 +141,10 @@ def test_quantiles_of_students_t_are_those_of_the_tables():
         assert t_975(freedom) == pytest.approx(quantile, abs=1e-4)
 
 
-def evaluation(*returns: float) -> Evaluation:
-    return Evaluation({"a": np.array(returns)}, {"a": np.full(len(returns), 3)}, {"a": {"won": 0.5}}, len(returns))
+def evaluation(*returns: float) -> loops.Evaluation:
+    return loops.Evaluation(
+        {"a": np.array(returns)}, {"a": np.full(len(returns), 3)}, {"a": {"won": 0.5}}, len(returns)
+    )
 
 
 def test_an_evaluation_says_mean_and_interval():
@@ -263,7 +254,7 @@ def test_a_best_checkpoint_is_replaced_as_a_whole(run_dir, monkeypatch):
 class Publications:
     """A subscriber that the test publishes to."""
 
-    def __init__(self, network: ActingModel) -> None:
+    def __init__(self, network: loops.ActingModel) -> None:
         self._model = network
         self.newest, self.version, self.extras = 0, 0, {}
         self.torn = False
@@ -291,12 +282,12 @@ class Scene:
         self.reports: list[tuple[Any, ...]] = []
         self.published, kept = Publications(network), KeptCheckpoints(run_dir, "both", keep=2)
         policy = AssignedPolicy("both", self.env.agents, SPACES, Constant())
-        candidate = Candidate(policy, network, torch.device("cpu"), self.published, kept)
+        candidate = loops.Candidate(policy, network, torch.device("cpu"), self.published, kept)
         config, report = EvaluationConfig(episodes=4), lambda *metric: self.reports.append(metric)
-        games = CommonGames(self.env, [candidate], config, "repeat", lambda step: 1000 + step, report)
+        games = loops.CommonGames(self.env, [candidate], config, "repeat", lambda step: 1000 + step, report)
         self.seconds = 0.0
         clock = lambda: self.seconds  # noqa: E731
-        self.evaluator = Evaluator([candidate], games.play, interval, lambda: self.now, seconds, clock)
+        self.evaluator = loops.Evaluator([candidate], games.play, interval, lambda: self.now, seconds, clock)
 
     def at(self, now: int) -> bool:
         """Whether an evaluation is due at a step; if so, it is made."""
@@ -350,8 +341,8 @@ class Judged(gymnasium.Env):
 def test_results_are_the_winners_or_the_signs_of_the_returns():
     with closing(vectorize(Judged, 1)) as env:
         (agent,) = env.agents
-        player = ScriptedPlayer("still", lambda obs: 0, env.spaces[agent], 1)
-        outcome = play(env, {agent: player}, 4, seed=0)
+        player = loops.ScriptedPlayer("still", lambda obs: 0, env.spaces[agent], 1)
+        outcome = loops.play(env, {agent: player}, 4, seed=0)
     assert outcome is not None and outcome.results[agent].tolist() == [1, 0, 1, -1]
 
 
@@ -360,7 +351,7 @@ def test_results_are_the_winners_or_the_signs_of_the_returns():
     [(1.0, 1.0, 0), (1.0, 0.0, 1), (0.0, 1.0, -1), (-1.0, 0.0, -1), (0.1 + 0.2, 0.3, 0), (-2.0, -2.5, 1)],
 )
 def test_the_higher_return_wins(returns: float, others: float, expected: int) -> None:
-    assert compared(returns, others) == expected
+    assert loops.compared(returns, others) == expected
 
 
 def test_the_same_weights_are_evaluated_once(run_dir):

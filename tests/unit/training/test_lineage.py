@@ -37,6 +37,9 @@ def test_of_two_or_three_the_worst_copies_the_best() -> None:
 
 
 def test_one_score_or_equal_ones_make_nobody_copy() -> None:
+    """And a diverged member copies the best if there is one."""
+    assert parents(0, {0: LOST, 1: 2.0, 2: 3.0}) == {2}
+    assert parents(0, {0: LOST, 1: LOST}) == {None}
     assert parents(0, {0: 1.0}) == {None}
     assert parents(0, dict.fromkeys(range(8), 3.0)) == {None}
     assert parents(5, {member: float(member) for member in range(4)}) == {None}
@@ -48,11 +51,6 @@ def test_a_decision_is_that_of_its_seed_member_and_time() -> None:
         return [lineage.generator_of(member).random() for lineage in lineages for member in range(2)]
 
     assert draws(0) == draws(0) and len({*draws(0), *draws(1)}) == 20
-
-
-def test_a_diverged_member_copies_the_best_if_there_is_one() -> None:
-    assert parents(0, {0: LOST, 1: 2.0, 2: 3.0}) == {2}
-    assert parents(0, {0: LOST, 1: LOST}) == {None}
 
 
 def test_copied_settings_are_perturbed_or_drawn_anew() -> None:

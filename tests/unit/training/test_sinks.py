@@ -48,12 +48,16 @@ def tag_of(metric: Metric) -> str:
     return f"{metric.agent}/{metric.name}" if metric.agent else metric.name
 
 
-def events_of(run_dir: Path) -> dict[tuple[str, int], Any]:
-    """By tag and step: every event, read by TensorBoard itself."""
+def accumulated(run_dir: Path) -> Any:
+    """A run's events, read by TensorBoard itself."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    events = EventAccumulator(str(run_dir / "tensorboard"), size_guidance={"scalars": 0})
-    events.Reload()
+    return EventAccumulator(str(run_dir / "tensorboard"), size_guidance={"scalars": 0, "tensors": 0}).Reload()
+
+
+def events_of(run_dir: Path) -> dict[tuple[str, int], Any]:
+    """By tag and step."""
+    events = accumulated(run_dir)
     return {(tag, event.step): event for tag in events.Tags()["scalars"] for event in events.Scalars(tag)}
 
 
@@ -124,7 +128,6 @@ def test_every_sink_gets_the_same_numbers(tmp_path):
 
 
 def test_tensorboard_has_the_hyperparameters_and_the_final_returns(tmp_path):
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from tensorboard.plugins.hparams import metadata as plugin
 
     config = {"env": "chain", "learner": {"gamma": 0.5, "compile": None}, "hyperparameters": {"hidden": [64, 64]}}
@@ -133,8 +136,7 @@ def test_tensorboard_has_the_hyperparameters_and_the_final_returns(tmp_path):
             with closing(TensorBoardSink(run.path)) as sink:
                 for i in range(150):
                     sink.record(Metric(i / 10, i + offset, "agent_0", "episode_return", i))
-    events = EventAccumulator(str(run.path / "tensorboard"), size_guidance={"scalars": 0, "tensors": 0})
-    events.Reload()
+    events = accumulated(run.path)
     content = events.PluginTagToContent(plugin.PLUGIN_NAME)[plugin.SESSION_START_INFO_TAG]
     named = plugin.parse_session_start_info_plugin_data(content).hparams
     values = {name: getattr(value, value.WhichOneof("kind")) for name, value in named.items()}
