@@ -56,35 +56,22 @@ SPACES = [
     (MASKED, BOX, f"action_mask: expected none for the action space {BOX}"),
     (MASKED, gym.MultiBinary(4), "action_mask: expected none for the action space MultiBinary(4)"),
 ]
-A_FUNCTION = (
-    "env_fn: expected a function that makes an environment, such as lambda: gymnasium.make('CartPole-v1'), or a "
-)
+A_FUNCTION = "env_fn: expected a function that makes an environment, such as "
 NO_WRAPPER = partial(envs.make, "gymnasium:CartPole-v1", wrappers=["no_such:wrapper"])
 REFUSED: dict[str, Refused] = {
     **{f"{spaces}": (lambda spaces=spaces: envs.adapt(Lone(*spaces)), f"agent_0: {says}") for *spaces, says in SPACES},
     "misspelt environment": (partial(envs.make, "treasure_hutn"), "got 'treasure_hutn'; did you mean treasure_h"),
     "misspelt algorithm": (partial(algos.find, "IQNN"), "got 'IQNN'; did you mean iqn?"),
     "wrapper": (NO_WRAPPER, "wrappers: expected something that can be imported, got 'no_such:wrapper'"),
-    "AEC of a Parallel": (
-        lambda: envs.AECEnvironment(Relay()),
-        "AECEnvironment: expected a PettingZoo AEC environment, got",
-    ),
-    "Parallel of an AEC": (
+    "a Parallel": (lambda: envs.AECEnvironment(Relay()), "AECEnvironment: expected a PettingZoo AEC environment, got "),
+    "an AEC": (
         lambda: envs.ParallelEnvironment(parallel_to_aec(Relay())),
-        "ParallelEnvironment: expected a PettingZoo Parallel environment, got ",
+        "expected a PettingZoo Parallel environment",
     ),
     "agents without names": (partial(envs.vectorize, Numbered, 1), ": expected a list of names, got [0, 1]"),
     "no copies": (partial(envs.vectorize, Relay, 0), "copies: expected an integer of at least 1, got 0"),
-    "a number": (
-        partial(envs.factory, 5),
-        TypeError,
-        "env_fn: expected a function that makes an environment, such as ",
-    ),
-    "an environment": (
-        lambda: envs.factory(Relay()),
-        TypeError,
-        f"{A_FUNCTION}name, such as 'gymnasium:CartPole-v1', got an environment, R",
-    ),
+    "a number": (partial(envs.factory, 5), TypeError, f"{A_FUNCTION}lambda: gymnasium.make('CartPole-v1'), or a name"),
+    "a Relay": (lambda: envs.factory(Relay()), TypeError, "such as 'gymnasium:CartPole-v1', got an environment, Relay"),
 }
 test_refuses = refusals(REFUSED)
 

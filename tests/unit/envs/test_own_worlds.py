@@ -143,13 +143,11 @@ REFUSED: dict[str, Refused] = {
 test_refuses = refusals(REFUSED)
 
 
+CROWDED = {"agents": 6, "size": 4, "view": 3, "gems": 3, "food": 3, "bones": 3, "horizon": 15, "respawn": 0.9}
 WORLDS = [
     (TreasureHunt, {}),
     (TreasureHunt, {"agents": 1, "horizon": 7}),
-    (
-        TreasureHunt,
-        {"agents": 6, "size": 4, "view": 3, "gems": 3, "food": 3, "bones": 3, "horizon": 15, "respawn": 0.9},
-    ),
+    (TreasureHunt, CROWDED),
     (TreasureHunt, {"agents": 2, "size": 2, "gems": 1, "food": 0, "bones": 0, "respawn": 1.0}),
     (TreasureHunt, {"agents": 2, "gems": 0, "food": 0, "bones": 0}),
     (Recall, {"cues": 3, "delay": 4}),

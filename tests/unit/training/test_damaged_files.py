@@ -81,14 +81,12 @@ def make_run(path: Path) -> Path:
     save_policies(path, gymnasium.spaces.Discrete(2).sample, policies, mc.Config())
     for i, policy in enumerate(policies):
         for which in ("last", "best", "opponent-3"):
-            record.save_checkpoint(
-                record.checkpoint_path(path, policy.name, which), {"acting": torch.arange(50) * i, "updates": 7}
-            )
+            state = {"acting": torch.arange(50) * i, "updates": 7}
+            record.save_checkpoint(record.checkpoint_path(path, policy.name, which), state)
         with mc.ReplayBuffer.create(mc.DQN().transition(SPACES), 16) as replay:
             replay.save(run.replay_path(policy.name), OwnerOf(policy.name))
-    record.write_json(
-        path / "payoff.json", {"opponents": {}, "history": [{"step": 5, "win_rates": {"anchor:weak": 0.25}}]}
-    )
+    history = [{"step": 5, "win_rates": {"anchor:weak": 0.25}}]
+    record.write_json(path / "payoff.json", {"opponents": {}, "history": history})
     (path / "wandb").mkdir()
     _run_id(path / "wandb" / "run-id")
     return path

@@ -142,9 +142,8 @@ def test_quantiles_of_students_t_are_those_of_the_tables():
 
 
 def evaluation(*returns: float) -> loops.Evaluation:
-    return loops.Evaluation(
-        {"a": np.array(returns)}, {"a": np.full(len(returns), 3)}, {"a": {"won": 0.5}}, len(returns)
-    )
+    count = len(returns)
+    return loops.Evaluation({"a": np.array(returns)}, {"a": np.full(count, 3)}, {"a": {"won": 0.5}}, count)
 
 
 def test_an_evaluation_says_mean_and_interval():

@@ -207,9 +207,8 @@ def hostile(run: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.syspath_prepend(run.parent)
     with_bomb(run)
     named = {"network": "planted:net"}
-    record.write_json(
-        run / "config.json", record.read_json(run / "config.json") | {"env": "planted:env", "hyperparameters": named}
-    )
+    config = record.read_json(run / "config.json") | {"env": "planted:env", "hyperparameters": named}
+    record.write_json(run / "config.json", config)
     member = {"settings": {"learner.gamma": 0.95, "algorithm.network": "planted:net"}, "target": 50, "score": "nan"}
     kept = {"rungs": [], "size": 2, "method": "pbt", "interval": 50, "settings": ["learner.gamma"]}
     record.write_json(run / "population.json", {**kept, "members": [member, member], "rows": []})
