@@ -73,6 +73,7 @@ def test_bc_s_loss_is_minus_the_mean_log_probability(name):
     most = float(np.abs(log_prob).max()) + 10
     assert update.metrics["loss"].item() == near(-(batch.weight.numpy() * log_prob).mean(), ROWS + 40, 10 * most)
     np.testing.assert_allclose(update.priority, np.maximum(-log_prob, 0), **rounding(60, 10 * most))
+    assert trainer.update(batch).metrics["loss"] < update.metrics["loss"]
 
 
 @pytest.mark.parametrize("masked", [False, True])

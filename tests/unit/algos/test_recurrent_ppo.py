@@ -128,10 +128,9 @@ class Comparing(mc.RecurrentPPO):
 
 
 @MODES
-def test_the_trainer_finds_the_probabilities_with_which_the_actor_drew(tmp_path, mode, request):
+@pytest.mark.usefixtures("shared_fork_server")
+def test_the_trainer_finds_the_probabilities_with_which_the_actor_drew(tmp_path, mode):
     """With weights that hardly change: in each copy and window, through all ends of episodes."""
-    if mode == "async":
-        request.getfixturevalue("shared_fork_server")
     algorithm = Comparing(hidden=(8,), units=6, unroll=5, batch_size=100, minibatch_size=50, learning_rate=1e-12)
     runs = Runs(total_steps=1_000, **ON_POLICY)
     result = runs.train(tmp_path, Wander, algorithm, mode=mode, actor={"envs": 5}, replay={"stack": 2})
