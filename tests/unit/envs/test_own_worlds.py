@@ -145,11 +145,11 @@ test_refuses = refusals(REFUSED)
 
 CROWDED = {"agents": 6, "size": 4, "view": 3, "gems": 3, "food": 3, "bones": 3, "horizon": 15, "respawn": 0.9}
 WORLDS = [
-    (TreasureHunt, {}),
+    (TreasureHunt, {"horizon": 40}),
     (TreasureHunt, {"agents": 1, "horizon": 7}),
     (TreasureHunt, CROWDED),
-    (TreasureHunt, {"agents": 2, "size": 2, "gems": 1, "food": 0, "bones": 0, "respawn": 1.0}),
-    (TreasureHunt, {"agents": 2, "gems": 0, "food": 0, "bones": 0}),
+    (TreasureHunt, {"agents": 2, "size": 2, "gems": 1, "food": 0, "bones": 0, "respawn": 1.0, "horizon": 60}),
+    (TreasureHunt, {"agents": 2, "gems": 0, "food": 0, "bones": 0, "horizon": 60}),
     (Recall, {"cues": 3, "delay": 4}),
 ]
 
