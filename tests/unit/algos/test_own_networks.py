@@ -349,7 +349,7 @@ REFUSED: dict[str, Refused] = {
     ),
     "batch norm": (
         made("td3", lambda _: nn.BatchNorm1d(3)),
-        "TD3 network raised ValueError: Expected more than 1 valu",
+        "TD3 network raised ValueError: Expected more than 1 ",
     ),
     "no features": (made("iqn", lambda spaces: By(lambda x: x[:, :0])), f"IQN network: {FLAT} float32 [3, 0]"),
     "a module": (lambda: mc.DQN(network=nn.Flatten()), "DQN network: expected a function of mc.Spaces, or"),
