@@ -120,6 +120,7 @@ def test_the_loss_is_the_weighted_one_of_the_paper(algorithm, spaces, double, ka
         losses = priority = plain_quantile_loss(taken, target, taus.numpy(), kappa)
     else:
         losses, priority = huber(target - taken)[:, 0], np.abs(target - taken)[:, 0]
+        np.testing.assert_allclose(trainer.targets(batch), target[:, 0], rtol=1e-4, atol=1e-4)
 
     update = trainer.update(batch)
 
