@@ -196,7 +196,6 @@ REFUSED: dict[str, Refused] = {
     "a function of updates a step": ratio(math.sqrt, " or a schedule other than a function, got <built-in"),
     "text of such a function": ratio("custom(nowhere:f)", " or a schedule other than a function, got 'custom("),
     "no ratio in serial mode": ratio(None, " in serial mode, got None"),
-    "nor of a policy": staged("ratios.a: expected a num", mode="serial", ratios={"a": None}),
 }
 
 
