@@ -55,7 +55,7 @@ def test_rows_are_drawn_in_proportion_to_their_priorities() -> None:
     priorities = np.random.default_rng(0).random(40) * 5
     buffer = exact(40, 40, priorities, alpha=0.6, eps=1e-4)
     np.random.seed(1)
-    draws = 200_000
+    draws = 50_000
     counts = np.bincount(buffer.sample(draws)["indexes"].astype(int), minlength=40)
     expected = (priorities + 1e-4) ** 0.6
     expected *= draws / expected.sum()
@@ -314,9 +314,8 @@ def test_a_block_of_large_rows_is_copied_once(monkeypatch) -> None:
     ours = [frozen, frozen.ravel(), block[:, 200:], frozen.astype(np.float64), frozen.astype(">f4"), frozen.tolist()]
     for given in ours:
         buffer.add(frame=given, t=np.arange(4))
-    assert [np.shares_memory(one, given) for one, given in zip(lent, ours[:-1], strict=False)] == [True] * 2 + [
-        False
-    ] * 3
+    shared = [np.shares_memory(one, given) for one, given in zip(lent, ours[:-1], strict=False)]
+    assert shared == [True, True, False, False, False]
     held = buffer.get_all_transitions()
     for i, given in enumerate(ours):
         rows = slice(2 + 4 * i, 6 + 4 * i)
@@ -340,10 +339,10 @@ def test_a_full_dev_shm_is_no_error(cls, monkeypatch) -> None:
 
 @BOTH
 def test_an_add_waits_only_so_long_for_a_stopped_writer(cls, monkeypatch) -> None:
-    monkeypatch.setattr(ring_lane, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(ring_lane, "PATIENCE_S", 0.02)
     buffer = held(cls, 0)
     inside = buffer._ring.lane._segment.lock(add_lock(1, 0))
-    says = "add: another writer was inside an add when this one had waited 0.2 seconds"
+    says = "add: another writer was inside an add when this one had waited 0.02 seconds"
     check_refused(lambda: buffer.add(**steps(np.random.default_rng(0), 2)), TimeoutError, says)
     assert buffer.get_stored_size() == 0
     inside.close()
@@ -446,8 +445,7 @@ def test_without_validation_torn_rows_are_sampled(program: Callable) -> None:
     """The positive control of the test above."""
     buffer = MPReplayBuffer(200, {"x": {"shape": WIDTH, "dtype": "uint64"}})
     with trusting():
-        _, wrong = learn(buffer, program(NURSERY, args=[pickle.dumps(buffer).hex(), WIDTH, 120]))
-    assert wrong > 0
+        assert learn(buffer, program(NURSERY, args=[pickle.dumps(buffer).hex(), WIDTH, 120]))[1] > 0
 
 
 def count_up(buffer: MPReplayBuffer, ready) -> None:
