@@ -165,6 +165,7 @@ def test_a_writer_stopped_inside_an_add_keeps_its_turn(stopped):
         assert len(np.unique(batch.obs)) == len(np.unique(batch.next_obs)) == 1
 
 
+@pytest.mark.long
 def test_without_the_lock_two_writers_take_one_ticket(stopped, monkeypatch):
     """The positive control: a writer that does not wait for the one inside an add."""
     replay, ticket, _ = stopped
