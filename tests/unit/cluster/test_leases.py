@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
-from refused import check_refused, refused, stale_in_a_fork
+from refused import check_refused, each_bad, refusals, refused, stale_in_a_fork
 
 from marlcore import MarlcoreError
 from marlcore.cluster import Leases
@@ -114,7 +115,7 @@ def test_random_histories_agree_with_a_plain_table(leases: Leases, clock: Clock)
     def fence(row: dict[str, Any]) -> None:
         row.update(holder=0, fences=row["fences"] + 1)
 
-    for _ in range(3000):
+    for _ in range(1500):
         seat, epoch = int(rng.integers(3)), int(rng.integers(1, 80))
         row = plain[seat]
         epoch = row["epoch"] if rng.random() < 0.5 else epoch
@@ -142,10 +143,9 @@ def test_random_histories_agree_with_a_plain_table(leases: Leases, clock: Clock)
             assert leases.expire() == silent
         for s, other in enumerate(plain):
             assert (leases.epoch(s), leases.fenced(s)) == (other["epoch"], other["fences"])
-            assert [e for e in range(other["epoch"] + 2) if leases.check(s, e)] == [other["holder"]] * bool(
-                other["holder"]
-            )
-    assert min(row["epoch"] for row in plain) > 20 and min(row["fences"] for row in plain) > 20
+            holders = [other["holder"]] if other["holder"] else []
+            assert [e for e in range(other["epoch"] + 2) if leases.check(s, e)] == holders
+    assert min(row["epoch"] for row in plain) > 10 and min(row["fences"] for row in plain) > 10
 
 
 def test_another_process_sees_a_fenced_epoch(program: Callable[..., Any]) -> None:
@@ -183,25 +183,18 @@ def test_only_the_creator_writes(leases: Leases) -> None:
     assert leases.grant(0) == 1 and stale_in_a_fork(lambda: leases.check(0, 1), lambda: leases.renew(0, 1))
 
 
-SEATS, SECONDS = "seats: expected an integer from 1 to 1048576, got ", "lease_seconds: expected seconds above 0, got "
-BAD: dict[str, tuple[Callable[[], object], str]] = {
-    **{f"seats {n!r}": (lambda n=n: Leases.create(n), f"{SEATS}{n!r}") for n in (0, -1, 1.0, True, None, 2**21)},
-    **{
-        f"lease_seconds {s!r}": (lambda s=s: Leases.create(1, s), f"{SECONDS}{s!r}")
-        for s in (0, -1.0, float("inf"), float("nan"), True, "2", None)
-    },
-}
+BAD = [
+    *each_bad(Leases.create, "an integer from 1 to 1048576", seats=[0, -1, 1.0, True, None, 2**21]),
+    *each_bad(partial(Leases.create, 1), "seconds above 0",
+        lease_seconds=[0, -1.0, float("inf"), float("nan"), True, "2", None]),
+]  # fmt: skip
+test_a_bad_argument_is_refused = refusals(BAD)
 
 
-@pytest.mark.parametrize("case", BAD)
-def test_a_bad_argument_is_refused(case: str) -> None:
-    check_refused(BAD[case][0], ValueError, BAD[case][1])
-
-
-@pytest.mark.parametrize("seat", [-1, 3, 0.0, True, None])
-def test_a_seat_that_does_not_exist_is_refused(leases: Leases, seat: Any) -> None:
-    for call in (leases.grant, leases.epoch, leases.state, leases.age, leases.fenced, lambda s: leases.check(s, 1)):
-        check_refused(lambda call=call: call(seat), ValueError, f"seat: expected an integer from 0 to 2, got {seat!r}")
+def test_a_seat_that_does_not_exist_is_refused(leases: Leases) -> None:
+    for seat in (-1, 3, 0.0, True, None):
+        for call in (leases.grant, leases.epoch, leases.state, leases.age, leases.fenced, lambda s: leases.check(s, 1)):
+            check_refused(partial(call, seat), ValueError, f"seat: expected an integer from 0 to 2, got {seat!r}")
 
 
 def test_a_table_that_follows_refuses_what_has_ended_and_takes_what_it_has_not_heard_of(leases: Leases) -> None:

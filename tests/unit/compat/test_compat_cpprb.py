@@ -446,28 +446,3 @@ def test_without_validation_torn_rows_are_sampled(program: Callable) -> None:
     buffer = MPReplayBuffer(200, {"x": {"shape": WIDTH, "dtype": "uint64"}})
     with trusting():
         assert learn(buffer, program(NURSERY, args=[pickle.dumps(buffer).hex(), WIDTH, 120]))[1] > 0
-
-
-def count_up(buffer: MPReplayBuffer, ready) -> None:
-    t = 0
-    while not ready.is_set():
-        buffer.add(t=np.arange(t, t + 4))
-        t += 4
-
-
-@pytest.mark.long
-@BOTH
-def test_nothing_from_before_a_clear_is_seen_after_it(cls) -> None:
-    buffer, context = cls(64, {"t": {"dtype": "int64"}}), mp.get_context("spawn")
-    stop = context.Event()
-    with running(context.Process(target=count_up, args=[buffer, stop])):
-        while not buffer.get_stored_size():
-            pass
-        for _ in range(50):
-            before = int(buffer.get_all_transitions()["t"].max(initial=-1))
-            buffer.clear()
-            for _ in range(3):
-                if buffer.get_stored_size():
-                    assert buffer.sample(8)["t"].min() > before
-                assert buffer.get_all_transitions()["t"].min(initial=before + 1) > before
-        stop.set()

@@ -223,34 +223,6 @@ def test_a_killed_learner_learns_from_the_same_rollout_again() -> None:
     assert [len(states) for _, states in seen[2:]] == [8 - epoch % 2 for epoch in range(1, 20)]
 
 
-class Watching(double.Model):
-    """Counts the windows of its batches in which one row does not follow the other."""
-
-    crossed = 0
-
-    def __init__(self) -> None:
-        super().__init__(capacity=30, n_frames=3)
-
-    def train_step(self) -> Any:
-        for _ in range(20):
-            states, _, _, next_states, _, _ = self.memory.sample(4)
-            frames = np.concatenate([states.reshape(4, 3, -1), next_states.reshape(4, 3, -1)[:, -1:]], axis=1)
-            prizes = (frames == 2).argmax(2)  # the prize moves one cell in each turn
-            Watching.crossed += int((np.diff(prizes, axis=1) % 7 != 1).any(1).sum())
-        return super().train_step()
-
-
-def test_no_window_that_is_trained_on_crosses_the_write_head() -> None:
-    """Of sorrel's own draws from a full ring, some windows do, and say that they are valid."""
-    given = {"agents": 1, "epochs": 3, "max_turns": 60, "model": Watching}
-    Watching.crossed = 0
-    with InTurn(double.make(**given)) as run:
-        run.finish()
-    assert Watching.crossed == 0
-    double.make(**given).run_experiment(double.Logger())
-    assert Watching.crossed > 0
-
-
 @pytest.mark.parametrize("saved", [True, False])
 def test_a_killed_learners_successor_continues(saved: bool) -> None:
     """It has the optimizer of the last save, if there is one, and the newer weights of the last publication."""

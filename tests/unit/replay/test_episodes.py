@@ -204,16 +204,6 @@ def test_with_a_capacity_episodes_are_written_as_they_are_read(tmp_path):
     assert len(held) == 5
 
 
-def test_demonstrations_are_a_part_of_a_mixture_beside_live_rows():
-    spec = mc.TransitionSpec(mc.Field((2,)), mc.Field((), "int64"))
-    with mc.ReplayBuffer.from_episodes(recorded(), spec) as demonstrations, mc.ReplayBuffer.create(spec, 100) as live:
-        with live.writer() as writer:
-            for _ in range(50):
-                writer.add(np.full(2, -1, np.float32), 0, 0.0)
-        batch = mc.Mixture([demonstrations, live], [0.25, 0.75], 64, seed=0).sample()
-        assert (batch.obs[:, 0] == -1).sum() == 48
-
-
 class ActionSpace:
     """Of a Discrete(2, start=1)."""
 

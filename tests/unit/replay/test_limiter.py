@@ -1,7 +1,6 @@
 """The limiter: a sampler and writers stay in step, whoever starts late, stops, fails or is killed."""
 
 import os
-import signal
 import time
 from fractions import Fraction
 
@@ -341,23 +340,3 @@ def test_killing_samplers_and_writers_stops_nobody(program):
         assert taken == [True] + [False] * (SLOTS - 1)
         del own
         steady.kill()
-
-
-@pytest.mark.long
-def test_a_stopped_sampler_holds_writers_up(program):
-    with make(2.0, 4, 8.0, capacity=1000) as replay:
-        writer = program(WRITE, args=[replay.handle.path, 0])
-        sampler = program(SAMPLE, args=[replay.handle.path, 2, 1])
-        inserted = Mapped(replay).lanes.inserted
-        wait_for(lambda: inserted() > 500, writer, sampler)
-        for _ in range(20):
-            os.kill(sampler.pid, signal.SIGSTOP)
-            os.waitid(os.P_PID, sampler.pid, os.WSTOPPED)
-            stopped_at = inserted()
-            time.sleep(0.02)  # in which a writer that runs free adds thousands of rows
-            before = inserted()
-            assert before <= stopped_at + 2 * 8.0 / 2.0  # the whole band of the tolerance, in rows
-            os.kill(sampler.pid, signal.SIGCONT)
-            wait_for(lambda before=before: inserted() > before + 100, writer, sampler)
-        writer.kill()
-        sampler.kill()

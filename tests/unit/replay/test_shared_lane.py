@@ -91,6 +91,7 @@ def test_a_lane_is_shared_by_all_its_writers_or_has_one():
         replay.writer().close()
 
 
+@pytest.mark.long
 def test_a_killed_writers_child_does_not_keep_a_shared_lane(program):
     with make() as replay, replay.writer(shared=True) as writer:
         imports = "from meanwhile import leave_a_child; from marlcore.memory.native import try_lock"
