@@ -245,7 +245,7 @@ def test_a_damaged_file_is_refused() -> None:
     rows = {"a": np.ones((2, 1), np.float32)}
     whole = cpprbs_file(data=rows, cache={1: {"a": np.float32([2])}}, safe=False).getvalue()
     buffer, rng, refused = ReplayBuffer(4, {"a": {}}), np.random.default_rng(0), 0
-    for _ in range(300):
+    for _ in range(120):
         damaged = io.BytesIO()
         with zipfile.ZipFile(io.BytesIO(whole)) as source, zipfile.ZipFile(damaged, "w") as copy:
             for name in source.namelist():
@@ -259,7 +259,7 @@ def test_a_damaged_file_is_refused() -> None:
         except (ValueError, KeyError):
             refused += 1
         assert buffer.get_stored_size() in (0, 2)
-    assert refused > 150
+    assert refused > 60
 
 
 def test_rows_lie_in_the_file_of_mmap_prefix(tmp_path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from marlcore.kernels.sumtree import empty_tree, find, level_offsets, repair, repair_range
 
 FANOUT = 16
-SIZES = [1, 2, 15, 16, 17, 100, 255, 256, 257, 4095, 4096, 4097, 20_000]
+SIZES = [1, 2, 16, 17, 255, 257, 4096, 4097, 20_000]
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def sparse(rng: np.random.Generator, size: int) -> np.ndarray:
 
 def test_each_node_of_a_level_has_16_below():
     powers = [FANOUT**k + d for k in range(2, 7) for d in (-1, 0, 1)]
-    for leaves in [*range(1, 20_001), *powers]:
+    for leaves in [*range(1, 5_001), *powers]:
         widths = np.diff(level_offsets(leaves)).tolist()
         nodes = leaves
         for width in widths[:-1]:
@@ -140,7 +140,7 @@ def test_real_points_fall_right_but_for_rounding(size, rng):
 
 @pytest.mark.parametrize("size", SIZES)
 def test_a_point_behind_the_end_falls_on_mass(size, rng):
-    for _ in range(200):
+    for _ in range(50):
         masses = rng.random(size) ** 8 * (rng.random(size) < 0.3)
         masses[rng.integers(size)] = 0.1
         tree, offsets = planted(masses)

@@ -1,6 +1,5 @@
 """The limiter: a sampler and writers stay in step, whoever starts late, stops, fails or is killed."""
 
-import os
 import time
 from fractions import Fraction
 
@@ -19,7 +18,6 @@ from marlcore import (
     SegmentCorrupt,
     TransitionSpec,
 )
-from marlcore.memory import slot_lock
 from marlcore.replay.limiter import SLOTS
 
 SPEC = TransitionSpec(Field(), Field())
@@ -276,15 +274,6 @@ WRITE = """
     while True:
         writer.add(0.0, 0.0, 0.0)
 """
-SAMPLE = """
-    import sys
-    from marlcore import ReplayBuffer
-    replay = ReplayBuffer.attach(sys.argv[1])
-    sampler = replay.sampler(int(sys.argv[2]), seed=0, min_size=int(sys.argv[3]))
-    print("ready", flush=True)
-    while True:
-        sampler.sample(timeout=600)
-"""
 
 
 @pytest.mark.long
@@ -305,38 +294,3 @@ def test_two_writers_and_a_sampler_flat_out_stay_in_the_band(program, ratio, gat
         assert (max(balances) <= 64.0 + ratio) == gates
         for writer in writers:
             writer.kill()
-
-
-def wait_for(condition, *alive):
-    while not condition():
-        for one in alive:
-            os.kill(one.pid, 0)
-        os.sched_yield()
-
-
-@pytest.mark.long
-def test_killing_samplers_and_writers_stops_nobody(program):
-    """After each kill the others run into the limit, and a successor sets them going again, in the dead one's slot."""
-    limiter = RateLimiter(4.0, 50, 64.0)
-    with ReplayBuffer.create(SPEC, 5_000, 2, limiter=limiter) as replay:
-        path = replay.handle.path
-        mapped = Mapped(replay)
-        inserted = mapped.lanes.inserted
-        steady = program(WRITE, args=[path, 0])
-        for round_ in range(6):
-            sampler = program(SAMPLE, args=[path, 16, 1 + 40 * (round_ % 3)])
-            before = inserted()
-            wait_for(lambda before=before: inserted() > before + 500, steady, sampler)
-            if round_ % 2:
-                writer = program(WRITE, args=[path, 1])
-                before = mapped.committed(1)
-                wait_for(lambda before=before: mapped.committed(1) > before + 200, steady, sampler, writer)
-                writer.kill()
-                before = inserted()
-                wait_for(lambda before=before: inserted() > before + 200, steady, sampler)
-            sampler.kill()
-        own = replay.sampler(16)  # has the slot that all of them had
-        taken = [mapped.segment.is_locked(slot_lock(2, slot)) for slot in range(SLOTS)]
-        assert taken == [True] + [False] * (SLOTS - 1)
-        del own
-        steady.kill()

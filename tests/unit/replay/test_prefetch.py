@@ -81,14 +81,6 @@ def test_batches_are_the_samplers_own_in_its_order(filled):
         assert batches.stats.drawn >= 400
 
 
-def test_no_more_than_depth_batches_are_drawn_ahead():
-    sampler = Counting()
-    with mc.Prefetch(sampler, depth=3) as batches:
-        assert batches.sample() == 1
-        batches._work.stop(threads()[0])  # when it has ended nothing is under way
-    assert sampler.number <= 1 + 3
-
-
 def test_it_waits_for_data_as_its_sampler_does(replay):
     """A thread that found nothing so far finds new rows at once, also without a timeout."""
     with mc.Prefetch(replay.sampler(8)) as batches:
@@ -128,6 +120,7 @@ def test_priorities_are_updated_between_draws():
             batches.sample()
             batches.update_priorities([i], [0.5])
         assert [index for index, _, _ in sampler.updates] == [[i] for i in range(30)]
+        # no more than `depth` batches are drawn ahead
         assert all(seen <= i + 1 + 2 for i, (_, _, seen) in enumerate(sampler.updates))
         assert batches.stats == "its stats"
 
