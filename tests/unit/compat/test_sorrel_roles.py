@@ -114,9 +114,21 @@ def repeatable(shared: bool) -> Any:
     return env
 
 
+def check_equal(ours: Any, our_log: double.StepLogger, theirs: Any, their_log: double.StepLogger) -> None:
+    """Epochs, turns and weights; torch's sums differ in the last digit."""
+    np.testing.assert_allclose(our_log.epochs, their_log.epochs, rtol=1e-5)
+    assert our_log.values == their_log.values and our_log.turns == their_log.turns
+    assert len({row[1] for row in our_log.epochs}) == len(our_log.epochs), "it learns"
+    for mine, other in zip(ours.agents, theirs.agents, strict=True):
+        torch.testing.assert_close(mine.model.state_dict(), other.model.state_dict())
+        memory, others = mine.model.memory, other.model.memory
+        assert (memory.idx, memory.size) == (others.idx, others.size)
+        np.testing.assert_array_equal(memory.states, others.states)
+
+
 @pytest.mark.parametrize("shared", [False, True], ids=["three models", "one model"])
 def test_in_lock_step_everything_is_what_sorrels_loop_gives(shared: bool) -> None:
-    """Epochs, turns, scores, losses, epsilon, weights, optimizer, memories; torch's sums differ in the last digit.
+    """Epochs, turns, scores, losses, epsilon, weights, optimizer, memories.
 
     sorrel's own branch left the actor's epsilon as it was, and trained on zeros, since pickling made a new memory.
     """
@@ -127,18 +139,14 @@ def test_in_lock_step_everything_is_what_sorrels_loop_gives(shared: bool) -> Non
         with InTurn(ours, our_log) as run:
             assert len(run.learners) == (1 if shared else 3)
             run.finish()
-        np.testing.assert_allclose(our_log.epochs, their_log.epochs, rtol=1e-5)
-        assert our_log.values == their_log.values and our_log.turns == their_log.turns
-        assert len({row[1] for row in our_log.epochs}) == len(our_log.epochs) == 10 * experiment
+        check_equal(ours, our_log, theirs, their_log)
+        assert len(our_log.epochs) == 10 * experiment
         for mine, other in zip(ours.agents, theirs.agents, strict=True):
             assert mine.model.epsilon == other.model.epsilon
             assert mine.model.epochs_begun == other.model.epochs_begun
-            torch.testing.assert_close(mine.model.state_dict(), other.model.state_dict())
             moments = [one.optimizer.state[one.local.weight]["exp_avg"] for one in (mine.model, other.model)]
             torch.testing.assert_close(*moments)
-            memory, others = mine.model.memory, other.model.memory
-            assert isinstance(memory, double.Buffer) and (memory.idx, memory.size) == (others.idx, others.size)
-            np.testing.assert_array_equal(memory.states, others.states)
+            assert isinstance(mine.model.memory, double.Buffer)
             mine.model.acted = other.model.acted  # what a model counts while it acts stays in the actor
         assert len({id(agent.model) for agent in ours.agents}) == (1 if shared else 3)
     ours.run_experiment(double.Logger())  # and sorrel's loop can take over
@@ -187,12 +195,9 @@ def test_rollouts_reach_the_learner_by_epoch() -> None:
     theirs.run_experiment(their_log)
     with InTurn(ours, our_log) as run:
         run.finish()
-    np.testing.assert_allclose(our_log.epochs, their_log.epochs, rtol=1e-5)
-    assert our_log.turns == their_log.turns and len({row[1] for row in our_log.epochs}) == 10
-    for mine, other in zip(ours.agents, theirs.agents, strict=True):
-        torch.testing.assert_close(mine.model.state_dict(), other.model.state_dict())
-        assert len(mine.model.memory.states) == 7 and (mine.model.memory.idx, mine.model.memory.size) == (8, 8)
-        np.testing.assert_array_equal(mine.model.memory.states, other.model.memory.states)
+    check_equal(ours, our_log, theirs, their_log)
+    memories = [agent.model.memory for agent in ours.agents]
+    assert [(len(memory.states), memory.idx, memory.size) for memory in memories] == [(7, 8, 8)] * 2
 
 
 def test_a_killed_learner_learns_from_the_same_rollout_again() -> None:

@@ -91,12 +91,6 @@ def test_float32_probabilities_count_as_they_are() -> None:
         check(graph, {0: GOALS, 1: [is_third]}, gamma=0.9)
 
 
-def test_several_robots_act_together() -> None:
-    with build_graph(Diamonds(agents=3, depth=5), workers=1) as graph:
-        check(graph, {1: GOALS}, robots=(2, 0))
-        check(graph, {0: GOALS, 2: GOALS}, robots=(1,))
-
-
 def test_what_an_agent_believes_may_depend_on_all(graph: Graph) -> None:
     """Also on its own action; the agent's own entry of a profile does not matter."""
 

@@ -90,10 +90,8 @@ ROW = [
     ({"truncated": True}, ValueError, FINAL),
     ({"terminated": True, "truncated": True}, ValueError, FINAL),
     ({"final_obs": observation()}, ValueError, "final_obs: expected None unless terminated or truncated"),
-    (
-        {"truncated": True, "final_obs": observation(state=[1])}, ValueError,
-        "final_obs['state']: expected float32 (3,), got shape (1,)",
-    ),
+    ({"truncated": True, "final_obs": observation(state=[1])}, ValueError,
+        "final_obs['state']: expected float32 (3,), got shape (1,)"),
     ({"terminated": True, "final_obs": 3}, ValueError, f"final_{OBS} 3"),
     ({"entropy": 1.0}, ValueError, f"{EXTRAS}, 'flag', 'ent"),
 ]  # fmt: skip
@@ -113,10 +111,8 @@ MANY = [
 BATCH = [
     *(({"reward": value}, ValueError, f"{LENGTH} {value!r}") for value in ([], 1.0, None)),
     ({"reward": np.ones(3)}, ValueError, "obs['id']: expected int8 (3,), got shape (4,)"),
-    (
-        {"truncated": HALF_DONE, "final_obs": observation(3)}, ValueError,
-        "final_obs['id']: expected int8 (2,), got shape (3,)",
-    ),
+    ({"truncated": HALF_DONE, "final_obs": observation(3)}, ValueError,
+        "final_obs['id']: expected int8 (2,), got shape (3,)"),
     ({"final_obs": observation(1)}, ValueError, "final_obs: expected None unless rows are truncated"),
     (transition(11), ValueError, ROOM),
     (transition(10, truncated=np.arange(10) == 3, final_obs=observation(1)), ValueError, ROOM),
@@ -124,10 +120,8 @@ BATCH = [
 VECTOR = [
     ({"reward": 0.0}, ValueError, "reward: expected float32 (4,), got shape ()"),
     ({"reward": np.ones(3)}, ValueError, "reward: expected float32 (4,), got shape (3,)"),
-    (
-        {"truncated": HALF_DONE, "final_obs": observation(1)}, ValueError,
-        "final_obs['id']: expected int8 (4,), got shape (1,)",
-    ),
+    ({"truncated": HALF_DONE, "final_obs": observation(1)}, ValueError,
+        "final_obs['id']: expected int8 (4,), got shape (1,)"),
     *(
         ({"lanes": lanes}, ValueError, f"{LANES} {lanes}"[:70])
         for lanes in ([0, 1, 2, 4], [0, 1, 2, -1], [0, 1, 2, 2**63 - 1], [0, 1, 2, 2], [0, 1, 2, 3, 0])

@@ -1,6 +1,5 @@
 """Writers and samplers: what ends them, what ends their waits, and that they belong to one process."""
 
-import gc
 import os
 import pickle
 from collections.abc import Callable, Iterator
@@ -181,15 +180,6 @@ def test_what_ends_a_wait_for_a_turn_in_a_shared_lane(replay, interruption, alar
         add()
     held.close()
     assert len(replay) == 2
-
-
-def test_a_forgotten_writer_frees_its_lane(replay):
-    writer = replay.writer()
-    with pytest.raises(mc.LaneBusy):
-        replay.writer()
-    del writer
-    gc.collect()
-    replay.writer().close()
 
 
 def test_each_shows_what_it_is(replay):

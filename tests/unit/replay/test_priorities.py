@@ -292,25 +292,3 @@ def test_priorities_may_be_tensors_with_gradients(replay):
     errors = torch.full((4,), 5.0, requires_grad=True).abs()
     sampler.update_priorities(batch.index, errors)
     assert sampler.state_dict()["highest"] == pytest.approx(5.0)
-
-
-@pytest.mark.long
-def test_priorities_of_rows_ahead_of_the_counters_are_ignored(program):
-    """They have no leaf: in a process of its own, since one beside the tree could end it by a signal."""
-    out = program("""
-        import numpy as np
-        from mapped import Mapped
-        from marlcore import Field, Prioritized, ReplayBuffer, TransitionSpec
-        with ReplayBuffer.create(TransitionSpec(Field(), Field()), 20) as replay:
-            with replay.writer() as writer:
-                for i in range(40):
-                    writer.add(0.0, 0.0, 1.0)
-            counters = Mapped(replay).counters()
-            sampler = replay.sampler(4, prioritized=Prioritized())
-            counters[:] = 2**61
-            drawn = sampler.sample().index
-            counters[:] = 40
-            sampler.update_priorities(drawn, np.ones(4))
-            print(drawn.min() > 2**60, sampler.stats.ignored)
-        """).finish()
-    assert out == "True 4"

@@ -285,27 +285,20 @@ def test_a_saver_leaves_what_another_one_is_about_to_rename(tmp_path, monkeypatc
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "other"]
 
 
-@pytest.mark.parametrize("then", ["replaced", "removed"])
-def test_a_save_replaced_while_it_is_opened_is_loaded(tmp_path, monkeypatch, then):
+@pytest.mark.parametrize("removed", [False, True])
+def test_a_save_replaced_while_it_is_opened_is_loaded(tmp_path, monkeypatch, removed):
     with mc.ReplayBuffer.create(spec_of(4), 20) as replay, replay.writer() as writer:
-        replay.save(tmp_path / "save")
+        replay.save(path := tmp_path / "save")
         add_rows(writer, 4, 0, 5)
         status = os.fstat
 
         def before_the_lock(fd):
             monkeypatch.setattr(os, "fstat", status)
-            if then == "replaced":
-                replay.save(tmp_path / "save")
-            else:
-                os.unlink(tmp_path / "save")
+            path.unlink() if removed else replay.save(path)
             return status(fd)
 
         monkeypatch.setattr(os, "fstat", before_the_lock)
-        if then == "removed":
-            with pytest.raises(mc.SegmentNotFound):
-                mc.ReplayBuffer.load(tmp_path / "save")
-            return
-        with mc.ReplayBuffer.load(tmp_path / "save") as copy:
+        with pytest.raises(mc.SegmentNotFound) if removed else nullcontext(), mc.ReplayBuffer.load(path) as copy:
             assert window(copy) == [(0, 5)]
 
 
