@@ -118,11 +118,11 @@ def test_without_enough_rows_there_is_no_batch(timeout):
 
 
 def test_stats_count_rows():
-    """And the memory of a batch that was released is used again."""
     with ReplayBuffer.create(SCALAR, 100) as replay:
         write(replay, 10)
         sampler = replay.sampler(10, seed=0)
-        assert len({sampler.sample().obs.ctypes.data for _ in range(20)}) == 1
+        for _ in range(20):
+            sampler.sample()
         stats = sampler.stats
         assert (stats.drawn, stats.lapped, stats.waited) == (200, 0, 0)
         assert 0 < stats.redrawn < 200  # one row of ten, the newest, has no successor yet
@@ -177,6 +177,13 @@ def test_tensors_on_the_cpu_share_the_batchs_memory(name, stack, rng):
             else:
                 each(check, values, getattr(tensors, name))
         assert len(vars(batch)) == 13
+
+
+def test_a_released_batchs_memory_is_used_again():
+    with ReplayBuffer.create(SCALAR, 10) as replay:
+        write(replay, 10)
+        sampler = replay.sampler(4)
+        assert len({sampler.sample().obs.ctypes.data for _ in range(20)}) == 1
 
 
 def test_obs_and_next_obs_share_frames():
