@@ -99,10 +99,8 @@ REFUSED: list[tuple[Callable[..., None], dict[str, Any], str]] = [
 
 def test_refuses(graph: Graph, subtests: pytest.Subtests) -> None:
     rows = [row for door, expected, values in EACH for row in each_bad(partial(door, graph), expected, **values)]
-    for call, error, says in [
-        *rows,
-        *((partial(door, graph, **options), ValueError, s) for door, options, s in REFUSED),
-    ]:
+    rows += [(partial(door, graph, **options), ValueError, says) for door, options, says in REFUSED]
+    for call, error, says in rows:
         with subtests.test(says):
             check_refused(call, error, says)
 
