@@ -51,11 +51,13 @@ def unchanged(sampler, before: dict[str, np.ndarray]) -> bool:
 
 
 def draw_all(sampler, oracle: Priorities) -> None:
-    """Draws until each that may be drawn was."""
-    while oracle.catch_up().keys() - oracle.drawn:
+    """Draws until each that may be drawn was, and one batch at least."""
+    left = oracle.catch_up()
+    while left:
         batch = sampler.sample()
         oracle.check(batch, sampler, oracle.options.beta)
         oracle.model.check(batch, **oracle.window, weighted=True)
+        left = oracle.catch_up().keys() - oracle.drawn
 
 
 def assert_drawn_in_proportion(sampler, oracle: Priorities, batches: int = 150) -> None:
