@@ -308,7 +308,7 @@ def fork_server() -> Iterator[ForkServer]:
 @pytest.fixture
 def shared_fork_server(fork_server: ForkServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs and groups of workers use the server that tests share, and leave it open."""
-    lent = SimpleNamespace(begin=lambda: None, fork=fork_server.fork, close=lambda: None)
+    lent = SimpleNamespace(begin=lambda: None, fork=fork_server.fork, close=lambda: None, ready=True)
     monkeypatch.setattr("marlcore.processes.children.ForkServer", lambda *_: lent)
 
 
