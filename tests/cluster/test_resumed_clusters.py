@@ -28,7 +28,8 @@ Programs = Callable[..., Any]
 BEGINS = """
 learner = mc.LearnerConfig(device="cpu", warmup=100, publish_interval=5, checkpoint_interval=20)
 replay = mc.ReplayConfig(capacity=12_000, save=sys.argv[3] == "saved")
-mc.train(CARTPOLE, "dqn", configured(sys.argv[2], 10**9, learner=learner, replay=replay), progress=False)
+nodes = 1 if replay.save else 2
+mc.train(CARTPOLE, "dqn", configured(sys.argv[2], 10**9, nodes, learner=learner, replay=replay), progress=False)
 """
 RESUMES = """
 more = int(sys.argv[3])
