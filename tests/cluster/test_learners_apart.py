@@ -20,7 +20,7 @@ Programs = Callable[..., Any]
 SETTINGS = """
 POLICIES = {"agent_0": "apart", "agent_1": "here", "agent_2": "here"}
 
-def of_hunt(learners={"apart": {"CPU": 1}}, total_steps=1500, nodes=1, cluster={}, **changes):
+def of_hunt(learners={"apart": {"CPU": 1}}, total_steps=3000, nodes=1, cluster={}, **changes):
     learner = mc.LearnerConfig(device="cpu", warmup=100, batch_size=16, checkpoint_interval=5, publish_interval=2)
     usual = {"policies": POLICIES, "learner": learner, **changes}
     return configured(sys.argv[2], total_steps, nodes, cluster={"learners": learners, **cluster}, **usual)
@@ -37,17 +37,17 @@ HUNT = "told(mc.train('treasure_hunt', 'dqn', of_hunt(), progress=False))"
 
 def test_one_of_two_learners_is_on_another_machine(ray_nodes: RayNodes, program: Programs, tmp_path: Path) -> None:
     result = result_of(program(BEGINNING, SETTINGS, HUNT, args=[ray_nodes.address, tmp_path / "run"]))
-    assert result["steps"] == 1500 and not result["stopped"] and not any(result["restarts"].values())
-    assert result["updates"]["apart"] == pytest.approx((500 - 100) * 0.1, rel=0.05)
-    assert result["updates"]["here"] == pytest.approx((1000 - 100) * 0.1, rel=0.05)
+    assert result["steps"] == 3000 and not result["stopped"] and not any(result["restarts"].values())
+    assert result["updates"]["apart"] == pytest.approx((1000 - 100) * 0.1, rel=0.05)
+    assert result["updates"]["here"] == pytest.approx((2000 - 100) * 0.1, rel=0.05)
     assert not any(values_of(tmp_path / "run", "gaps/node-0"))
     assert left_on(ray_nodes) == NOTHING
 
 
 PPO = """
 actors = mc.ActorConfig(processes=0)  # all of them are on other machines
-config = configured(sys.argv[2], 12_000, 1, cluster={"learners": {"agent_0": "CPU=1"}}, actor=actors,
-                    evaluation=mc.EvaluationConfig(interval=6_000, episodes=2))
+config = configured(sys.argv[2], 20_000, 1, cluster={"learners": {"agent_0": "CPU=1"}}, actor=actors,
+                    evaluation=mc.EvaluationConfig(interval=10_000, episodes=2))
 told(mc.train(CARTPOLE, "ppo", config, progress=False))
 """
 
@@ -56,7 +56,7 @@ def test_the_only_learner_learns_on_policy_on_another_machine(
     ray_nodes: RayNodes, program: Programs, tmp_path: Path
 ) -> None:
     result = result_of(program(BEGINNING, PPO, args=[ray_nodes.address, tmp_path / "run"]))
-    assert result["steps"] >= 12_000 and not any(result["restarts"].values())
+    assert result["steps"] >= 20_000 and not any(result["restarts"].values())
     assert result["returns"]["agent_0"] > 40  # of a random policy: 22
     assert any(values_of(tmp_path / "run", "eval_return"))
     assert left_on(ray_nodes) == NOTHING
@@ -68,10 +68,10 @@ from pathlib import Path
 from marlcore.training.record import checkpoint_path, load_checkpoint
 
 learners = {"apart": mc.LearnerConfig(device="cpu", warmup=100, batch_size=16)}
-config = of_hunt(learners={"apart": "CPU=1", "here": {"CPU": 0.5}}, total_steps=2000, nodes=2,
+config = of_hunt(learners={"apart": "CPU=1", "here": {"CPU": 0.5}}, total_steps=6000, nodes=2,
                  learner=mc.LearnerConfig(device="cpu"))
 config = replace(config, learners=learners)
-algorithms = {"apart": "dqn", "here": mc.PPO(batch_size=256)}
+algorithms = {"apart": "dqn", "here": "ppo"}
 
 def saved():
     states = {policy: load_checkpoint(checkpoint_path(Path(sys.argv[2]), policy)) for policy in algorithms}
@@ -79,7 +79,7 @@ def saved():
 
 mc.train("treasure_hunt", algorithms, config, progress=False)
 before = saved()
-result = mc.train("treasure_hunt", algorithms, replace(config, total_steps=4000), resume=sys.argv[2], progress=False)
+result = mc.train("treasure_hunt", algorithms, replace(config, total_steps=12_000), resume=sys.argv[2], progress=False)
 print(json.dumps({"before": before, "after": saved(), "steps": result.steps}))
 """
 
@@ -89,7 +89,7 @@ def test_each_learner_is_on_a_machine_that_has_room_and_a_resumed_run_continues(
 ) -> None:
     """Were both on one of the machines of two cores, no room would be left there for its actor."""
     result = result_of(program(BEGINNING, SETTINGS, BOTH, args=[ray_nodes.address, tmp_path / "run"]))
-    assert result["steps"] >= 4000
+    assert result["steps"] >= 12_000
     for policy in ("apart", "here"):
         assert all(
             after > before > 0 for after, before in zip(result["after"][policy], result["before"][policy], strict=True)
