@@ -69,7 +69,7 @@ from marlcore.training.record import checkpoint_path, load_checkpoint
 
 learners = {"apart": mc.LearnerConfig(device="cpu", warmup=100, batch_size=16)}
 config = of_hunt(learners={"apart": "CPU=1", "here": {"CPU": 0.5}}, total_steps=6000, nodes=2,
-                 learner=mc.LearnerConfig(device="cpu"))
+                 learner=mc.LearnerConfig(device="cpu"), actor=mc.ActorConfig(processes=0))
 config = replace(config, learners=learners)
 algorithms = {"apart": "dqn", "here": "ppo"}
 
