@@ -32,7 +32,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 MOST_WORKERS = 4  # each imports everything, and has a fork server and kernels of its own
 # What takes longest begins first, lest one process work alone at the end; the rest goes by its number of tests.
-LONGEST = "cluster", "tests/models/test_models.py", "tests/runs/test_offline.py", "tests/runs/test_resume.py"
+LONGEST = "cluster", "tests/models/test_models.py", "tests/runs/test_offline.py", "tests/runs/test_gallery.py"
 CLONE_NEWNS, MS_REC, MS_PRIVATE = 0x20000, 0x4000, 0x40000  # linux/sched.h, linux/mount.h
 
 settings.register_profile("marlcore", deadline=None)  # no test fails by the clock
