@@ -31,6 +31,8 @@ os.environ["PYTHONPATH"] = os.pathsep.join([SUPPORT, *filter(None, [os.environ.g
 os.environ["OMP_NUM_THREADS"] = "1"
 
 MOST_WORKERS = 4  # each imports everything, and has a fork server and kernels of its own
+# What takes longest begins first, lest one process work alone at the end; the rest goes by its number of tests.
+LONGEST = "cluster", "tests/models/test_models.py", "tests/runs/test_offline.py", "tests/runs/test_gallery.py"
 CLONE_NEWNS, MS_REC, MS_PRIVATE = 0x20000, 0x4000, 0x40000  # linux/sched.h, linux/mount.h
 
 settings.register_profile("marlcore", deadline=None)  # no test fails by the clock
@@ -89,6 +91,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.partition("::")[0]
             return "cluster" if "/cluster/" in file else file
+
+        def _assign_work_unit(self, node: Any) -> None:
+            if first := next((scope for scope in LONGEST if scope in self.workqueue), None):
+                self.workqueue.move_to_end(first, last=False)
+            super()._assign_work_unit(node)
 
     return ByFile(config, log)
 
