@@ -8,7 +8,7 @@ import gymnasium
 import numpy as np
 import pytest
 from crowd import Crowd
-from refused import Refused, check_refused
+from refused import check_refused
 from whole_runs import LONG, Runs, values_of
 
 import marlcore as mc
@@ -119,35 +119,20 @@ def test_a_wrappers_function_comes_first_and_one_of_single_goals_is_left_out(tmp
     assert any(values_of(result.run_dir, "ended"))
 
 
-class Own(mc.DQN):
-    def source(self, chosen: Any) -> Any:
-        return mc.ReplaySource(chosen.n_step)
-
-
-def refused(folder: Path, flips: Any) -> dict[str, Refused]:
-    def run(env_fn: Any = flips.BitFlip, algorithm: Any = "dqn", **changes: Any) -> Any:
-        return lambda: runs.train(folder, env_fn, algorithm, **changes)
-
-    return {
-        "steps": (run(learner={"n_step": 3}), ValueError, "learner.n_step: expected 1 with replay.hindsight, got 3"),
-        "no goals": (
-            run(lambda: Crowd(1)), ValueError,
-            "hindsight: expected achieved_goal and desired_goal of one shape and dtype in obs, got",
-        ),
-        "no function": (
-            run(partial(wrapped, flips, 10, None)), ValueError,
+def test_refuses(tmp_path, flips):
+    for env_fn, learner, says in (
+        (flips.BitFlip, {"n_step": 3}, "learner.n_step: expected 1 with replay.hindsight, got 3"),
+        (lambda: Crowd(1), {}, "hindsight: expected achieved_goal and desired_goal of one shape and dtype in obs, got"),
+        (
+            partial(wrapped, flips, 10, None), {},
             "replay.hindsight: expected an environment with compute_reward(achieved_goal, desired_goal, info), got",
         ),
-        "a function of single goals": (
-            run(partial(wrapped, flips, 10, one)), ValueError,
+        (
+            partial(wrapped, flips, 10, one), {},
             "replay.hindsight: expected a compute_reward that returns [2] for goals [2, 10], got []",
         ),
-    }  # fmt: skip
-
-
-def test_refuses(tmp_path, flips):
-    for refusal in refused(tmp_path, flips).values():
-        check_refused(*refusal)
+    ):  # fmt: skip
+        check_refused(partial(runs.train, tmp_path, env_fn, learner=learner), ValueError, says)
     assert not list(tmp_path.iterdir())
 
 

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
 runs = Runs(total_steps=600)
 DQN = mc.DQN(hidden=(16,))
-STILL = {"total_steps": 60, "learner": {"warmup": 20_000}}  # too short for any update
+STILL = {"total_steps": 60, "learner": {"warmup": 9_000}}  # too short for any update
 
 
 def train(
@@ -97,13 +97,13 @@ def test_weights_that_do_not_fit_are_left_out(tmp_path: Path, source: Path, capl
 def test_a_normalization_is_taken_too(tmp_path: Path) -> None:
     normalized = {"obs_norm": "running", "reward_norm": "running", "warmup": 50}
     first = train(tmp_path / "first", learner=normalized)
-    still = {**STILL, "learner": {**normalized, "warmup": 20_000}}
+    still = {**STILL, "learner": {**normalized, "warmup": 9_000}}
     second = train(tmp_path / "second", init_from=first, **still)
     for name in ("norm", "reward_norm"):
         assert equal(checkpoint(first)[name], checkpoint(second)[name])
     for other, setting in (("rewards", "obs_norm"), ("observations", "reward_norm")):
         says = f"got weights for other {other}: one of the two runs normalizes them; init_strict=False takes those"
-        settings = {**STILL, "learner": {setting: "running", "warmup": 20_000}}
+        settings = {**STILL, "learner": {setting: "running", "warmup": 9_000}}
         check_refused(lambda settings=settings: train(tmp_path / "3", init_from=first, **settings), ValueError, says)
 
 
@@ -137,7 +137,7 @@ def test_a_resumed_run_takes_anothers_weights_and_optimizer(tmp_path: Path, sour
     """It keeps its counts; with weights alone, the optimizer is new."""
     own = train(tmp_path, total_steps=300)
     before, other = checkpoint(own), checkpoint(source)
-    config = runs.configured(tmp_path, total_steps=310, learner={"warmup": 20_000})
+    config = runs.configured(tmp_path, total_steps=310, learner={"warmup": 9_000})
     mc.train(HUNT, DQN, config, progress=False, resume=own, init_from=source)
     after = checkpoint(own)
     assert equal(after["network"], other["network"]) and not equal(after["network"], before["network"])
@@ -146,6 +146,6 @@ def test_a_resumed_run_takes_anothers_weights_and_optimizer(tmp_path: Path, sour
         assert equal(moments, after["trainer"]["optimizer"]["state"][index])
     assert read_config(own)["init_from"]["agent_0"] == str(source / "checkpoints" / "agent_0.pt")
     weights = {name: network(source, name) for name in ("agent_0", "agent_1")}
-    config = runs.configured(tmp_path, total_steps=320, learner={"warmup": 20_000})
+    config = runs.configured(tmp_path, total_steps=320, learner={"warmup": 9_000})
     mc.train(HUNT, DQN, config, progress=False, resume=own, init_from=weights)
     assert {int(moments["step"]) for moments in checkpoint(own)["trainer"]["optimizer"]["state"].values()} == {0}

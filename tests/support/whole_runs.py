@@ -27,13 +27,17 @@ MODES = pytest.mark.parametrize("mode", ["serial", pytest.param("async", marks=L
 
 
 SMALL = mc.Config(
-    total_steps=1_500,
+    total_steps=600,
     mode="serial",
     actor=mc.ActorConfig(envs=2, sync_interval=10),
     learner=mc.LearnerConfig(batch_size=16, warmup=50, log_interval=10, device="cpu"),
+    replay=mc.ReplayConfig(capacity=10_000),  # the default's memory takes a third of so short a run's time
 )
 # Of on-policy runs, which have no use for the rest of SMALL's settings.
-ON_POLICY = {"actor": mc.ActorConfig(envs=2), "learner": mc.LearnerConfig(log_interval=4, device="cpu")}
+ON_POLICY = {
+    "actor": mc.ActorConfig(envs=2), "learner": mc.LearnerConfig(log_interval=4, device="cpu"),
+    "replay": mc.ReplayConfig(),
+}  # fmt: skip
 
 
 def changed(config: mc.Config, **changes: Any) -> mc.Config:
