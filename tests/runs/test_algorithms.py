@@ -44,7 +44,7 @@ KINDS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "sac": (Naming, DrawingSAC(), {"learner": {"n_step": 1}}),
 }
 CONTINUOUS = pytest.mark.parametrize("algorithm", [mc.TD3, mc.SAC])
-runs = Runs(total_steps=1_200)
+runs = Runs()
 
 
 @pytest.mark.parametrize("kind", long_but(["ppo"], ["iqn", "ppo", "r2d2", "sac"]))
@@ -89,7 +89,7 @@ def test_a_resumed_run_has_what_was_saved_bit_for_bit(tmp_path: Path, kind: str)
     assert after["version"] > before["version"], "rows of a saved replay would be of a future version"
     for saved, resumed in zip(leaves(saved_parts(before)), leaves(saved_parts(after)), strict=True):
         assert torch.equal(saved, resumed) if isinstance(saved, torch.Tensor) else saved == resumed
-    last = runs.train(tmp_path, env_fn, algorithm, total_steps=2_400, resume=True, **changes)
+    last = runs.train(tmp_path, env_fn, algorithm, total_steps=900, resume=True, **changes)
     assert last.updates["agent_0"] > first.updates["agent_0"]
 
 

@@ -23,10 +23,10 @@ from marlcore.training.workers import EvaluatorWorker
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
 runs = Runs(
-    total_steps=1_200,
+    total_steps=600,
     learner={"publish_interval": 5, "log_interval": 20},
     replay={"capacity": 2_000},
-    evaluation={"interval": 300, "episodes": 4, "envs": 3, "keep": 2},
+    evaluation={"interval": 150, "episodes": 4, "envs": 3, "keep": 2},
 )
 OFTEN = {"interval": 1}
 UNEVALUATED = mc.EvaluationConfig()
@@ -82,8 +82,8 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_serial_run_evaluates_at_its_interval_and_at_its_end(run_dir: Path, tmp_path: Path) -> None:
     """The same run gives the same evaluations, and learns as it does without them."""
     evaluated = evaluations(run_dir)
-    assert len(evaluated) == 4 and evaluated[-1][0] == 1_200
-    assert all(due - 60 <= step <= due for due, (step, _) in zip((300, 600, 900), evaluated, strict=False))
+    assert len(evaluated) == 4 and evaluated[-1][0] == 600
+    assert all(due - 60 <= step <= due for due, (step, _) in zip((150, 300, 450), evaluated, strict=False))
     again = train(tmp_path / "again", Corridor, DQN).run_dir
     for name in ("eval_return", "eval_length", "eval_return_std"):
         assert evaluations(again, name) == evaluations(run_dir, name)
@@ -153,9 +153,9 @@ def test_an_environments_own_stack_is_the_default(tmp_path: Path) -> None:
 def test_a_resumed_run_continues_its_best(tmp_path: Path) -> None:
     path = train(tmp_path, Corridor, DQN).run_dir
     change_checkpoint(path / "checkpoints" / f"{AGENT}.best.pt", **{"return": 1e9})
-    train(tmp_path, Corridor, DQN, total_steps=1_800, resume=True)
+    train(tmp_path, Corridor, DQN, total_steps=800, resume=True)
     assert checkpoint(path, f"{AGENT}.best")["return"] == 1e9
-    assert evaluations(path)[-1][0] == 1_800
+    assert evaluations(path)[-1][0] == 800
 
 
 def test_an_environment_function_that_was_not_saved_must_be_given(tmp_path: Path) -> None:
@@ -259,11 +259,11 @@ class Lagging(Corridor):
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         if seed is not None:  # an evaluation begins
-            self.until = (mc.run_step().step // 250 + self.lag) * 250
+            self.until = (mc.run_step().step // 125 + self.lag) * 125
         return super().reset(seed=seed)
 
     def step(self, action: int) -> Any:
-        while current_process().name == EVALUATOR and mc.run_step().step < min(self.until, 1_200):
+        while current_process().name == EVALUATOR and mc.run_step().step < min(self.until, 600):
             time.sleep(0.01)
         return super().step(action)
 
@@ -279,10 +279,10 @@ def test_each_evaluation_that_falls_due_is_made_or_counted(
 ) -> None:
     """With `wait` all are made, while the training goes on to the next one that is due."""
     wait = env_fn is Punctual
-    path = train(tmp_path, env_fn, DQN, mode="async", evaluation={"interval": 250, "wait": wait}).run_dir
+    path = train(tmp_path, env_fn, DQN, mode="async", evaluation={"interval": 125, "wait": wait}).run_dir
     made, skipped = len(evaluations(path)), evaluations(path, "eval_skipped")[-1][1]
     assert made + skipped == 5 and (skipped == 0) == wait
-    assert (f"evaluation: {skipped:g} that fell due every 250 steps were skipped" in caplog.text) == (not wait)
+    assert (f"evaluation: {skipped:g} that fell due every 125 steps were skipped" in caplog.text) == (not wait)
 
 
 def test_a_restarted_evaluator_goes_on_counting_what_it_skips(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,9 +326,9 @@ def test_an_endless_last_evaluation_is_cut_off(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(async_run, "GRACE_S", 10.0)
     patience = mc.SupervisionConfig(learner_timeout=10.0)
     result = train(tmp_path, Endless, DQN, mode="async", supervision=patience)
-    assert result.steps == 1_200 and result.restarts[EVALUATOR] == 0
+    assert result.steps == 600 and result.restarts[EVALUATOR] == 0
     assert np.isnan(result.returns[AGENT]), "no episode ended, and the agent is not missing"
-    assert checkpoint(result.run_dir)["step"] == 1_200
+    assert checkpoint(result.run_dir)["step"] == 600
 
 
 class SlowDQN(mc.DQN):

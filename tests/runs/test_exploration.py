@@ -19,7 +19,7 @@ from marlcore.training.loops import PublishedPolicy
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
 runs = Runs(
-    total_steps=3_000,
+    total_steps=1_500,
     actor={"processes": 2, "envs": 3, "sync_interval": 4},
     learner={"n_step": 1, "publish_interval": 5},
     replay={"save": True},
@@ -69,7 +69,7 @@ def numbers_by_version(
 @MODES
 def test_all_copies_explore_as_the_runs_steps_say(tmp_path: Path, mode: str) -> None:
     """Rows of one version of the weights have one epsilon, raised to their copy's power on Ape-X's ladder."""
-    epsilon, heat = mc.Linear(1.0, 0.1, 2_000), mc.Piecewise(((0, 1.0), (1_000, 5.0), (3_000, 0.0)))
+    epsilon, heat = mc.Linear(1.0, 0.1, 1_000), mc.Piecewise(((0, 1.0), (500, 5.0), (1_500, 0.0)))
     exploration = mc.ExplorationConfig(epsilon, ladder=7.0, schedules={"heat": heat})
     result = train(tmp_path, ALONE, noting(mc.DQN, "heat")(), mode=mode, exploration=exploration)
     by_version, lanes = numbers_by_version(result.run_dir, copies=6, ladder=7.0)
@@ -143,7 +143,7 @@ def lags_of(tmp_path: Path, **changes: Any) -> list[int]:
     folder = tmp_path / "lags"
     folder.mkdir(parents=True)
     learner = {"publish_interval": 1}
-    train(tmp_path, LagSpy(folder), total_steps=1_500, learner=learner, **changes)
+    train(tmp_path, LagSpy(folder), total_steps=900, learner=learner, **changes)
     return [lag for path in folder.iterdir() for lag in json.loads(path.read_text())]
 
 

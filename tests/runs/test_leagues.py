@@ -32,7 +32,8 @@ def strong(obs: Any) -> Any:
 
 
 runs = Runs(
-    total_steps=3_000,
+    total_steps=1_500,
+    updates_per_step=0.2,
     actor={"envs": 4, "sync_interval": 5},
     learner={"n_step": 1, "publish_interval": 5, "log_interval": 50},
     replay={"capacity": 48_000, "save": True},
@@ -107,7 +108,7 @@ def test_roles_choose_their_opponents_and_exploiters_begin_anew(tmp_path: Path) 
     notes.mkdir()
     env_fn, algorithms = partial(Arena, notes), {name: Banded(place=i) for i, name in enumerate(ROLES)}
     play = mc.SelfPlayConfig(pool=64, admit_updates=25, latest=0.3, draw="uniform", roles=ROLES, reset=0.0)
-    options = {"self_play": play, "replay": {"capacity": 48_000, "save": True}, "total_steps": 6_000}
+    options = {"self_play": play, "replay": {"capacity": 48_000, "save": True}, "total_steps": 3_000}
     result = runs.train(tmp_path, env_fn, algorithms, **options)
     admitted = {name: admitted_marks(result.run_dir, name) for name in ROLES}
     assert max(admitted["rival"][1:]) < 40 < 60 < min(admitted["main"][-1], admitted["hunter"][-1])
@@ -135,7 +136,7 @@ def test_roles_choose_their_opponents_and_exploiters_begin_anew(tmp_path: Path) 
         assert sum(row["games"] for row in table.values()) == sum(met[name].values())
     assert [*dict(tables(result, "payoff.rival.json"))] == ["pool:main:latest"]
     assert mc.load_policy(result.run_dir, "rival", "initial").act(np.zeros(4, np.float32)) == [BAND]
-    more = runs.train(tmp_path, env_fn, algorithms, resume=True, **{**options, "total_steps": 7_000})
+    more = runs.train(tmp_path, env_fn, algorithms, resume=True, **{**options, "total_steps": 3_600})
     assert min(more.updates[name] - result.updates[name] for name in ROLES) > 0
     check_refused(
         lambda: mc.evaluate(more.run_dir, 1, policies={"rival": weak}, env_fn=env_fn), ValueError,

@@ -283,10 +283,10 @@ def test_what_a_killed_program_began_to_make_is_made_anew(tmp_path: Path, monkey
 
     with monkeypatch.context() as patched, pytest.raises(Cut):
         patched.setattr("marlcore.training.population.make_runs", cut)
-        train(tmp_path, population())
+        train(tmp_path, population(size=2))
     (tmp_path / "run" / "member-0").mkdir()
     (tmp_path / "run" / "member-0" / "metrics.csv").write_text("time_s,step,agent,name,value\n")
-    assert [member.steps for member in train(tmp_path, population(), learner=STILL, resume=True)] == [60] * 4
+    assert [member.steps for member in train(tmp_path, population(size=2), learner=STILL, resume=True)] == [60] * 2
 
 
 def test_a_copy_is_taken_once(tmp_path: Path) -> None:

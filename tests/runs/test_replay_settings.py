@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
 runs = Runs(
     mode="async",
-    total_steps=3_000,
+    total_steps=2_000,
     learner={"batch_size": 32, "warmup": 100, "n_step": 3, "log_interval": 20},
     replay={"prioritized": True, "alpha": 1.0, "beta": 0.2, "beta_steps": 200},
     exploration={"epsilon": 1.0},
@@ -51,11 +51,11 @@ def test_the_trainers_priorities_decide_what_is_drawn(tmp_path: Path, mode: str,
     learner = {"prefetch": prefetch}
     result = runs.train(tmp_path, ALONE, Favouring(), mode=mode, learner=learner)
     ones, weights = values_of(result.run_dir, "ones"), values_of(result.run_dir, "least_weight")
-    assert result.updates["agent_0"] > 500
+    assert result.updates["agent_0"] > 350
     assert sum(ones[-5:]) / 5 > 0.7, ones  # new rows come with the highest priority
     assert weights[0] > 0.5 and max(weights[-5:]) < 0.3, weights
     rows = values_of(result.run_dir, "rows")
-    assert rows[0] >= 100 and rows == sorted(rows) and 2_500 < rows[-1] <= 3_000
+    assert rows[0] >= 100 and rows == sorted(rows) and 1_500 < rows[-1] <= 2_000
 
 
 class Numbering(mc.DQN):
@@ -143,7 +143,7 @@ def test_files_of_a_killed_run_block_no_later_one(tmp_path: Path, large: Path) -
     kill_once(lambda: any(saves()), PROGRAM, tmp_path, large, beside=__file__)
     assert len(files(large)) == 2, "the killed run left its file"
     other = runs.train(tmp_path / "other", ALONE, replay=in_files(large))
-    assert other.steps >= 3_000 and files(large) == ["marlcore-notes.txt"]
+    assert other.steps >= 2_000 and files(large) == ["marlcore-notes.txt"]
     config = runs.configured(tmp_path, replay=in_files(large), **{**ENDLESS, "total_steps": 2 * 10**9})
     with mc.start(ALONE, "dqn", config, resume=tmp_path / "run") as resumed:
         assert len(files(large)) == 2

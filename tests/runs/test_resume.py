@@ -88,8 +88,8 @@ def test_a_learner_that_draws_ahead_is_resumed(tmp_path: Path) -> None:
         "mode": "async", "replay": replace(SAVED, prioritized=True), "updates_per_step": None,
         "learner": {"warmup": 100, "batch_size": 2048, "prefetch": 64},
     }  # fmt: skip
-    train(tmp_path, HUNT, total_steps=1000, **changes)
-    assert not any(train(tmp_path, HUNT, total_steps=2000, resume=True, **changes).restarts.values())
+    train(tmp_path, HUNT, total_steps=500, **changes)
+    assert not any(train(tmp_path, HUNT, total_steps=800, resume=True, **changes).restarts.values())
 
 
 def test_a_run_goes_on_from_the_newest_checkpoints_step(tmp_path: Path) -> None:

@@ -219,7 +219,7 @@ def test_a_callback_is_heard_however_long_its_last_call_takes(
 @MODES
 @pytest.mark.parametrize(
     "stop",
-    [{"episodes": 7}, {"seconds": 0.3}, {"metric": "eval_return", "threshold": -1e6}, {"patience": 100, "window": 2}],
+    [{"episodes": 7}, {"seconds": 0.05}, {"metric": "eval_return", "threshold": -1e6}, {"patience": 100, "window": 2}],
     ids=lambda stop: next(iter(stop)),
 )
 def test_a_condition_ends_a_run(tmp_path: Path, mode: str, stop: dict[str, Any]) -> None:

@@ -28,7 +28,7 @@ ALGORITHMS = {
 PAIRS = {"agent_0": "left", "agent_1": "left", "agent_2": "right", "agent_3": "right"}
 PLAY = {"pool": 3, "admit_updates": 8}
 OBS = {"members": np.zeros((2, 1), np.float32), "alive": np.ones(2, np.int8)}
-runs = Runs(total_steps=600, learner={"n_step": 1, "batch_size": 8}, teams=TEAMS)
+runs = Runs(total_steps=400, learner={"n_step": 1, "batch_size": 8}, teams=TEAMS)
 
 
 @pytest.mark.long
@@ -42,7 +42,7 @@ def test_only_qmix_dares_in_the_two_step_game(tmp_path: Path, algorithm: Any, ea
 def test_teams_train_beside_each_other_and_beside_an_agent(tmp_path: Path, mode: str) -> None:
     result = runs.train(tmp_path, FIVE, ALGORITHMS, mode=mode)
     assert result.updates.keys() == ALGORITHMS.keys() and min(result.updates.values()) > 0
-    more = runs.train(tmp_path, FIVE, ALGORITHMS, mode=mode, resume=True, total_steps=1_000)
+    more = runs.train(tmp_path, FIVE, ALGORITHMS, mode=mode, resume=True, total_steps=600)
     assert all(more.updates[name] > result.updates[name] for name in ALGORITHMS)
     assert all(np.isfinite(values_of(result.run_dir, name)).all() for name in ("loss", "q_mean", "episode_return"))
     scores = mc.evaluate(result.run_dir, 4).mean
@@ -63,9 +63,9 @@ def test_a_function_of_an_agents_name_is_saved_as_names(tmp_path: Path) -> None:
     def by_number(agent: str) -> str:
         return "even" if int(agent[-1]) % 2 == 0 else "odd"
 
-    result = runs.train(tmp_path, FOUR, mc.VDN(hidden=(8,)), teams=by_number, total_steps=300)
+    result = runs.train(tmp_path, FOUR, mc.VDN(hidden=(8,)), teams=by_number, total_steps=200)
     assert result.updates.keys() == {"even", "odd"}
-    runs.train(tmp_path, FOUR, mc.VDN(hidden=(8,)), teams=by_number, total_steps=400, resume=True)
+    runs.train(tmp_path, FOUR, mc.VDN(hidden=(8,)), teams=by_number, total_steps=300, resume=True)
     check_refused(
         lambda: runs.train(tmp_path, FOUR, mc.VDN(hidden=(8,)), total_steps=500, resume=True), ValueError, "teams"
     )
@@ -105,7 +105,7 @@ def test_batches_hold_what_each_member_earned(tmp_path: Path) -> None:
     "algorithm", [mc.VDN(hidden=(8,)), pytest.param(mc.QMIX(hidden=(8,)), marks=LONG)], ids=["vdn", "qmix"]
 )
 def test_two_teams_play_themselves_with_one_policy(tmp_path: Path, algorithm: Any) -> None:
-    result = runs.train(tmp_path, FOUR, algorithm, teams=PAIRS, self_play=PLAY)
+    result = runs.train(tmp_path, FOUR, algorithm, teams=PAIRS, self_play=PLAY, total_steps=600)
     assert result.updates.keys() == {"main"} and result.updates["main"] > 20
     assert max(values_of(result.run_dir, "pool_size")) == 3
     first = mc.load_policy(result.run_dir, "main", "opponent-1")
