@@ -52,18 +52,14 @@ def numbers_by_version(
 ) -> tuple[dict[int, set[tuple[float, float]]], set[int]]:
     """The pairs of epsilon, before a copy's power, and the schedule in rows of each version; and the lanes of rows."""
     by_version: dict[int, set[tuple[float, float]]] = defaultdict(set)
-    lanes = set()
     with saved_replay(run_dir, policy) as replay:
-        sampler = replay.sampler(512, n_step=1, seed=0, min_size=1)
-        for _ in range(40):
-            batch = sampler.sample()
-            lane = batch.index % copies
-            powers = 1 + ladder * lane / max(copies - 1, 1)
-            bases = (batch.extras["epsilon"] ** (1 / powers)).round(9)
-            lanes |= set(lane.tolist())
-            for version, base, value in zip(batch.policy_version, bases, batch.extras[name], strict=True):
-                by_version[int(version)].add((float(base), float(value)))
-    return by_version, lanes
+        batch = replay.sampler(20_000, n_step=1, seed=0, min_size=1).sample()
+    index, rows = np.unique(batch.index, return_index=True)
+    powers = 1 + ladder * (index % copies) / max(copies - 1, 1)
+    bases = (batch.extras["epsilon"][rows] ** (1 / powers)).round(9)
+    for version, *pair in zip(batch.policy_version[rows], bases, batch.extras[name][rows], strict=True):
+        by_version[int(version)].add(tuple(map(float, pair)))
+    return by_version, set((index % copies).tolist())
 
 
 @MODES

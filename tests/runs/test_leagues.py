@@ -36,7 +36,7 @@ runs = Runs(
     updates_per_step=0.2,
     actor={"envs": 4, "sync_interval": 5},
     learner={"n_step": 1, "publish_interval": 5, "log_interval": 50},
-    replay={"capacity": 48_000, "save": True},
+    replay={"capacity": 16_000, "save": True},
     self_play={"pool": 64, "admit_updates": 25, "latest": 0.3, "anchors": {weak: 0.3}, "draw": "uniform"},
 )
 
@@ -108,7 +108,7 @@ def test_roles_choose_their_opponents_and_exploiters_begin_anew(tmp_path: Path) 
     notes.mkdir()
     env_fn, algorithms = partial(Arena, notes), {name: Banded(place=i) for i, name in enumerate(ROLES)}
     play = mc.SelfPlayConfig(pool=64, admit_updates=25, latest=0.3, draw="uniform", roles=ROLES, reset=0.0)
-    options = {"self_play": play, "replay": {"capacity": 48_000, "save": True}, "total_steps": 3_000}
+    options = {"self_play": play, "replay": {"capacity": 16_000, "save": True}, "total_steps": 3_000}
     result = runs.train(tmp_path, env_fn, algorithms, **options)
     admitted = {name: admitted_marks(result.run_dir, name) for name in ROLES}
     assert max(admitted["rival"][1:]) < 40 < 60 < min(admitted["main"][-1], admitted["hunter"][-1])

@@ -26,7 +26,7 @@ runs = Runs(
     updates_per_step=0.2,
     actor={"envs": 4, "sync_interval": 5},
     learner={"n_step": 1, "publish_interval": 5, "log_interval": 50},
-    replay={"capacity": 48_000, "save": True, "mixture": {"anchor": 0.25, "pool": 0.75}},
+    replay={"capacity": 16_000, "save": True, "mixture": {"anchor": 0.25, "pool": 0.75}},
     self_play={"pool": 64, "admit_updates": 25, "latest": 0.2, "anchors": {weak: 0.2}, "draw": "uniform"},
 )
 
@@ -158,14 +158,12 @@ def test_a_script_acts_until_the_first_update(tmp_path: Path, alone: bool) -> No
         tmp_path, **{"self_play": settings, **none}, exploration=exploration, replay={"mixture": {}}, total_steps=1_000
     )
     with saved_replay(result.run_dir, "main") as replay:
-        sampler = replay.sampler(4096, min_size=1, seed=0)
-        batches = [sampler.sample() for _ in range(3)]
+        batch = replay.sampler(20_000, min_size=1, seed=0).sample()
     actions: dict[tuple[int, int, int], set[float]] = {}
     rows = set()
-    for batch in batches:
-        for (number, episode, side, turn), action in zip(batch.obs.tolist(), batch.action[:, 0].tolist(), strict=True):
-            actions.setdefault((number, episode, side), set()).add(action)
-            rows.add((number, episode, side, turn, action))
+    for (number, episode, side, turn), action in zip(batch.obs.tolist(), batch.action[:, 0].tolist(), strict=True):
+        actions.setdefault((number, episode, side), set()).add(action)
+        rows.add((number, episode, side, turn, action))
     scripted = {key for key, values in actions.items() if values == {ANCHOR}}
     assert all(value % 1 == 0.25 for key in actions.keys() - scripted for value in actions[key])
     assert sum(action == ANCHOR for *_, action in rows) >= 50, "the warm-up is all of the script"
