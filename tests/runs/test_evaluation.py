@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 from processes import until
 from refused import check_refused
-from whole_runs import LONG, Runs, change_checkpoint, checkpoint, history, kill, metrics_of, past
+from whole_runs import LONG, Runs, change_checkpoint, checkpoint, history, kill, metrics_of, past, updating
 
 import marlcore as mc
 from marlcore.__main__ import main
@@ -331,23 +331,15 @@ def test_an_endless_last_evaluation_is_cut_off(tmp_path: Path, monkeypatch: pyte
     assert checkpoint(result.run_dir)["step"] == 600
 
 
-class SlowDQN(mc.DQN):
-    def make_trainer(self, model: Any) -> Any:
-        trainer = super().make_trainer(model)
-        update = trainer.update
-
-        def slowly(batch: Any) -> mc.Update:
-            time.sleep(0.05)
-            return update(batch)
-
-        trainer.update = slowly
-        return trainer
+def update_slowly(update: Any, batch: Any) -> mc.Update:
+    time.sleep(0.05)
+    return update(batch)
 
 
 @LONG
 def test_an_asynchronous_run_ends_with_an_evaluation_of_its_last_weights(tmp_path: Path) -> None:
     """The last due updates are made when all steps are taken."""
-    path = train(tmp_path, Corridor, SlowDQN(hidden=(16,)), mode="async").run_dir
+    path = train(tmp_path, Corridor, updating(mc.DQN, update_slowly)(hidden=(16,)), mode="async").run_dir
     last = checkpoint(path)
     kept = checkpoint(path, f"{AGENT}.{last['step']}")
     assert kept["version"] == last["version"] and evaluations(path)[-1] == (last["step"], kept["return"])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from crowd import Crowd
 from refused import check_refused
-from whole_runs import LONG, Runs, values_of
+from whole_runs import LONG, Runs, updating, values_of
 
 import marlcore as mc
 
@@ -32,27 +32,21 @@ def flips(monkeypatch: pytest.MonkeyPatch, undrawn: None) -> Any:
     return bit_flip
 
 
-class Telling(mc.DQN):
-    """Reports what hindsight does to its batches."""
+def tell(update: Any, batch: Any) -> mc.Update:
+    """Reports what hindsight does to the batch."""
+    reached = (batch.next_obs["achieved_goal"] == batch.obs["desired_goal"]).all(1)
+    changed = batch.relabelled
+    told = {
+        "relabelled": changed.float().mean(),
+        "reached": reached[changed].float().mean(),
+        "reward": batch.reward[changed].mean(),
+        "ended": batch.terminated[changed].float().sum(),
+        "wrong": ((batch.terminated != reached) | (batch.reward != reached.float() - 1)).float().mean(),
+    }
+    return mc.Update({**update(batch).metrics, **told})
 
-    def make_trainer(self, model: Any) -> Any:
-        trainer = super().make_trainer(model)
-        update = trainer.update
 
-        def telling(batch: Any) -> mc.Update:
-            reached = (batch.next_obs["achieved_goal"] == batch.obs["desired_goal"]).all(1)
-            changed = batch.relabelled
-            told = {
-                "relabelled": changed.float().mean(),
-                "reached": reached[changed].float().mean(),
-                "reward": batch.reward[changed].mean(),
-                "ended": batch.terminated[changed].float().sum(),
-                "wrong": ((batch.terminated != reached) | (batch.reward != reached.float() - 1)).float().mean(),
-            }
-            return mc.Update({**update(batch).metrics, **told})
-
-        trainer.update = telling
-        return trainer
+TELLING = updating(mc.DQN, tell)(hidden=(16,))
 
 
 class Tagged(gymnasium.Wrapper):
@@ -82,7 +76,7 @@ class Tagged(gymnasium.Wrapper):
 def test_a_run_relabels_by_the_environments_functions(tmp_path, flips, mode, replay):
     """Also rows whose episodes ended at their goals: their final observations are stored. No reward is wrong."""
     env_fn = partial(Tagged, flips.BitFlip) if "mixture" in replay else flips.BitFlip
-    result = runs.train(tmp_path, env_fn, Telling(hidden=(16,)), mode=mode, replay=replay)
+    result = runs.train(tmp_path, env_fn, TELLING, mode=mode, replay=replay)
     relabelled, reached, wrong = (values_of(result.run_dir, n) for n in ("relabelled", "reached", "wrong"))
     assert abs(np.mean(relabelled) - 0.75) < 0.1 and np.mean(reached) > 0.1
     assert not any(wrong)
@@ -114,7 +108,7 @@ def one(achieved: Any, desired: Any, info: Any) -> float:
 def test_a_wrappers_function_comes_first_and_one_of_single_goals_is_left_out(tmp_path, flips):
     """The ends that were stored stay: two bits match often."""
     env_fn = partial(wrapped, flips, 2, sevens)
-    result = runs.train(tmp_path, env_fn, Telling(hidden=(16,)))
+    result = runs.train(tmp_path, env_fn, TELLING)
     assert set(values_of(result.run_dir, "reward")) == {7.0}
     assert any(values_of(result.run_dir, "ended"))
 

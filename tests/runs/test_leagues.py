@@ -13,7 +13,7 @@ import pytest
 import torch
 from arena import ANCHOR, BAND, ROLES, SIDES, Arena, Banded, Marking, episodes_of, weak
 from arena_games import marks, rows_of
-from crowd import Contest, RockPaperScissors
+from crowd import RockPaperScissors
 from refused import check_refused
 from whole_runs import LONG, Runs, values_of
 
@@ -85,21 +85,6 @@ def name_of(values: list[float], number_of: dict[float, int]) -> str:
     assert len(set(values)) == 1
     anchors = {ANCHOR: "anchor:weak", STRONG: "anchor:strong"}
     return anchors.get(values[0]) or f"pool:{number_of[values[0]]}"
-
-
-@LONG
-def test_a_game_of_three_is_learnt(tmp_path: Path) -> None:
-    """Each agent names what it sees; the last policy beats two of the first one from every seat."""
-    result = runs.train(
-        tmp_path, partial(Contest, 3), mc.DQN(hidden=(16,), learning_rate=3e-3, reward_scale=1.0), total_steps=6_000,
-        updates_per_step=0.25, learner={"n_step": 1, "gamma": 0.5}, self_play={"anchors": {}, "pool": 8},
-        evaluation={"interval": 3_000, "episodes": 6},
-        exploration=mc.ExplorationConfig(epsilon=mc.Linear(1.0, 0.1, 3_000)),
-    )  # fmt: skip
-    first = mc.load_policy(result.run_dir, "main", "opponent-1")
-    for seat in range(3):
-        others = {f"agent_{i}": first for i in range(3) if i != seat}
-        assert mc.evaluate(result.run_dir, 10, policies=others).mean[f"agent_{seat}"] > 5
 
 
 def test_roles_choose_their_opponents_and_exploiters_begin_anew(tmp_path: Path) -> None:

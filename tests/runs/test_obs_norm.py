@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from crowd import Crowd
-from whole_runs import LONG, Runs, checkpoint, saved_replay
+from whole_runs import LONG, Runs, saved_replay
 
 import marlcore as mc
 from marlcore.training.loops import Learner
@@ -143,17 +143,3 @@ def test_a_restarted_learner_keeps_the_statistics(tmp_path: Path) -> None:
     assert before["updates"] == after["updates"] == 150 and after["version"] == before["version"] + 1
     for name in ("count", "mean_observation", "variance_observation"):
         assert after[name] == before[name] != [0.0]
-
-
-@LONG
-@pytest.mark.parametrize(("obs_norm", "mode"), [("running", "async"), ("frozen", "serial")])
-def test_a_resumed_run_keeps_the_statistics(tmp_path: Path, obs_norm: str, mode: str) -> None:
-    first, notes = train(tmp_path, obs_norm, mode=mode)
-    saved = checkpoint(first.run_dir)["norm"]
-    assert float(saved["count"]) == notes[-1]["count"][0] > 0
-    result, more = train(tmp_path, obs_norm, mode=mode, resume=True, total_steps=4_000)
-    after = more[len(notes)]
-    for name in ("count", "mean_observation", "variance_observation"):
-        assert after[name] == notes[-1][name]
-    assert (more[-1]["count"] > after["count"]) == (obs_norm == "running")
-    assert mc.load_policy(result.run_dir, "agent_0").act(np.full(1, 10_050, np.float32)) in (0, 1)

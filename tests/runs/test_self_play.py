@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from arena import ANCHOR, SIDES, Arena, Counted, Marking, episodes_of, weak
 from arena_games import check_opponents, check_parts, check_table, marks, rows_of, sides_of
 from chances import OneShot
 from refused import check_refused
-from whole_runs import LONG, Runs, change_checkpoint, metrics_of, opponents_of, saved_replay
+from whole_runs import LONG, Runs, change_checkpoint, metrics_of, opponents_of, saved_replay, updating
 
 import marlcore as mc
 
@@ -188,7 +188,9 @@ def test_an_opponent_is_drawn_for_a_block_of_episodes(tmp_path: Path) -> None:
 def test_bots_come_first_and_the_learner_goes_back(tmp_path: Path) -> None:
     """Its weights decide: it beats the anchor from its first update on, and the run is rolled back once it loses."""
     settings = {"begin_win_rate": 0.9, "window": 20, "latest": 0.0, "anchors": {weak: 0.5}, "rollback": 0.3}
-    result = train(tmp_path, Falling(), self_play=settings, replay={"mixture": {}}, total_steps=3_000, updates_per_step=0.1)
+    result = train(
+        tmp_path, Falling(), self_play=settings, replay={"mixture": {}}, total_steps=3_000, updates_per_step=0.1
+    )
     metrics = [metric for metric in metrics_of(result.run_dir) if metric.agent == "main"]
     begun = [metric.value for metric in metrics if metric.name == "self_play"]
     assert begun[-1] == 1.0 and begun == sorted(begun)
@@ -269,24 +271,12 @@ def test_a_pools_member_can_be_loaded_and_evaluated(run: tuple[mc.Result, Path],
     assert outcome.mean == {"left": 1.0, "right": -1.0}
 
 
-class Noting(Marking):
-    """Notes from which part each row of a batch was drawn."""
-
-    sources: ClassVar[list[np.ndarray]] = []
-
-    def make_trainer(self, model: Any) -> Any:
-        trainer = super().make_trainer(model)
-        update = trainer.update
-        trainer.update = lambda batch: self.sources.append(batch.source) or update(batch)
-        return trainer
-
-
 @pytest.mark.parametrize("share", [0.25, pytest.param(0.9, marks=LONG)])
 def test_parts_are_drawn_in_their_shares(tmp_path: Path, share: float) -> None:
-    Noting.sources.clear()
-    result = train(tmp_path, Noting(), total_steps=1_000, replay={"mixture": {"anchor": share, "pool": 1 - share}})
-    drawn = np.concatenate(Noting.sources[10:])
-    assert abs((drawn == 0).mean() - share) < 0.01
+    sources: list[np.ndarray] = []
+    noting = updating(Marking, lambda update, batch: sources.append(batch.source) or update(batch))
+    result = train(tmp_path, noting(), total_steps=1_000, replay={"mixture": {"anchor": share, "pool": 1 - share}})
+    assert abs((np.concatenate(sources[10:]) == 0).mean() - share) < 0.01
     rows = sum(len(part) for part in rows_of(result.run_dir))
     assert abs(result.updates["main"] - 0.2 * (rows - 50)) <= 2
 

@@ -10,10 +10,9 @@ import torch
 from crowd import Crowd
 from refused import check_refused
 from two_step_game import train
-from whole_runs import LONG, MODES, Runs, checkpoint, values_of
+from whole_runs import LONG, MODES, Runs, checkpoint, updating, values_of
 
 import marlcore as mc
-from marlcore.algos.matd3 import MATD3Trainer
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
@@ -81,22 +80,16 @@ def test_an_algorithm_of_agents_trains_a_team_as_one(tmp_path: Path) -> None:
     ).shape == (4,)
 
 
-class Auditor(MATD3Trainer):
-    def update(self, batch: Any) -> mc.Update:
-        assert torch.equal(batch.extras["member_rewards"].sum(1), batch.reward)
-        return super().update(batch)
-
-
-class Audited(mc.MATD3):
-    def make_trainer(self, model: Any) -> MATD3Trainer:
-        return Auditor(self, model, source=model)
+def audit(update: Any, batch: Any) -> mc.Update:
+    assert torch.equal(batch.extras["member_rewards"].sum(1), batch.reward)
+    return update(batch)
 
 
 @pytest.mark.long
 def test_batches_hold_what_each_member_earned(tmp_path: Path) -> None:
     """In self-play, and with saved rows in a run that goes on; the learner's process would fail otherwise."""
     changes: Any = {"mode": "async", "replay": {"save": True}, "teams": PAIRS, "self_play": PLAY}
-    train = partial(runs.train, tmp_path, FOUR, Audited(hidden=(8,), rewards="own"), **changes)
+    train = partial(runs.train, tmp_path, FOUR, updating(mc.MATD3, audit)(hidden=(8,), rewards="own"), **changes)
     assert 0 < train(total_steps=600).updates["main"] < train(total_steps=800, resume=True).updates["main"]
     assert max(values_of(tmp_path / "run", "pool_size")) > 0
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import is_dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,18 @@ def changed(config: mc.Config, **changes: Any) -> mc.Config:
         if isinstance(value, dict) and is_dataclass(getattr(config, name))
     }
     return replace(config, **{**changes, **parts})
+
+
+def updating(kind: type[Any], update: Callable[[Callable[[Any], mc.Update], Any], mc.Update]) -> type[Any]:
+    """This kind of algorithm, whose trainers return `update(theirs, batch)`."""
+
+    class Updating(kind):  # type: ignore[misc]
+        def make_trainer(self, model: Any) -> Any:
+            trainer = super().make_trainer(model)
+            trainer.update = partial(update, trainer.update)
+            return trainer
+
+    return Updating
 
 
 class Runs:
