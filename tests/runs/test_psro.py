@@ -34,7 +34,7 @@ DQN = mc.DQN(hidden=(16,), learning_rate=1e-2, reward_scale=1.0)
 
 @pytest.fixture
 def unplotted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("marlcore.training.oracles.psro.plot_result", lambda *_: None)
+    monkeypatch.setattr(sys.modules[mc.psro.__module__], "plot_result", lambda *_: None)
 
 
 def settings(folder: Path, **changes: Any) -> mc.Config:
