@@ -82,8 +82,11 @@ def test_a_warm_start_has_new_counters_and_optimizers(tmp_path: Path, source: Pa
 
 
 def test_weights_that_do_not_fit_are_left_out(tmp_path: Path, source: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Without `init_strict`; the log names them."""
+    """Without `init_strict`, with which they are refused; the log names them."""
     wider = mc.DQN(hidden=(16, 8))
+    for algorithm in (wider, mc.IQN(hidden=(16,))):
+        check_refused(lambda algorithm=algorithm: train(tmp_path, algorithm, init_from=source), ValueError, NETWORK)
+    assert not any(tmp_path.iterdir())
     weights = network(train(tmp_path / "warm", wider, init_from=source, init_strict=False, **STILL))
     cold, before = network(train(tmp_path / "cold", wider, **STILL)), network(source)
     fitting = [name for name in weights if name in before and before[name].shape == weights[name].shape]
@@ -124,12 +127,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 def test_weights_that_cannot_be_taken_are_refused(tmp_path: Path, case: str) -> None:
     asked, says = REFUSED[case]
     check_refused(lambda: train(tmp_path, **asked), (ValueError, TypeError), says)  # type: ignore[arg-type]
-    assert not any(tmp_path.iterdir())
-
-
-def test_another_network_is_refused(tmp_path: Path, source: Path) -> None:
-    for algorithm in (mc.DQN(hidden=(8,)), mc.IQN(hidden=(16,))):
-        check_refused(lambda algorithm=algorithm: train(tmp_path, algorithm, init_from=source), ValueError, NETWORK)
     assert not any(tmp_path.iterdir())
 
 
