@@ -16,7 +16,7 @@ import marlcore as mc
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 runs = Runs(
-    total_steps=600,
+    total_steps=400,
     learner={"n_step": 1, "warmup": 50},
     replay={"hindsight": "future", "hindsight_k": 3},
     exploration={"epsilon": 1.0},

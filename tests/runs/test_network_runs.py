@@ -17,7 +17,7 @@ import marlcore as mc
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-runs = Runs(total_steps=600)
+runs = Runs(total_steps=400)
 
 
 class Own(nn.Module):
@@ -43,7 +43,7 @@ def test_a_run_with_an_own_network_is_resumed_evaluated_and_loaded(tmp_path: Pat
     described = json.loads((result.run_dir / "config.json").read_text())["hyperparameters"]
     assert described["network"] == f"{__name__}:Own"
     before = checkpoint(result.run_dir)
-    longer = {**changes, "mode": mode, "total_steps": 800}
+    longer = {**changes, "mode": mode, "total_steps": 600}
     more = runs.train(tmp_path, "gymnasium:CartPole-v1", algorithm, resume=True, **longer)
     after = checkpoint(result.run_dir)
     assert after["updates"] == more.updates["agent_0"] > before["updates"]

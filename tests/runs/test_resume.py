@@ -107,7 +107,7 @@ def test_a_run_goes_on_from_the_newest_checkpoints_step(tmp_path: Path) -> None:
 
 def test_a_resumed_run_takes_other_settings(tmp_path: Path) -> None:
     """More actors with more copies share the steps; the optimizers keep their moments and take the new rate."""
-    first = train(tmp_path, HUNT, mc.DQN(learning_rate=1e-3), total_steps=600)
+    first = train(tmp_path, HUNT, mc.DQN(learning_rate=1e-3), total_steps=300)
     older = read_config(first.run_dir)
     del older["learner"]["reward_norm"]  # as a version wrote it that had no such setting
     write_json(first.run_dir / "config.json", older)
@@ -115,8 +115,8 @@ def test_a_resumed_run_takes_other_settings(tmp_path: Path) -> None:
         "actor": {"processes": 3, "envs": 1}, "exploration": {"epsilon": 0.1}, "metrics": {"sinks": ("csv",)},
         "replay": {"capacity": 3000, "prioritized": True}, "learner": {"gamma": 0.9, "n_step": 1},
     }  # fmt: skip
-    more = train(tmp_path, HUNT, mc.DQN(learning_rate=5e-4, tau=0.5), total_steps=1800, resume=True, **changes)
-    assert 1800 <= more.steps < 1806 and more.updates["agent_0"] > first.updates["agent_0"]
+    more = train(tmp_path, HUNT, mc.DQN(learning_rate=5e-4, tau=0.5), total_steps=900, resume=True, **changes)
+    assert 900 <= more.steps < 906 and more.updates["agent_0"] > first.updates["agent_0"]
     for agent in AGENTS:
         optimizer = checkpoint(more.run_dir, agent)["trainer"]["optimizer"]
         assert [group["lr"] for group in optimizer["param_groups"]] == [5e-4]
@@ -125,8 +125,8 @@ def test_a_resumed_run_takes_other_settings(tmp_path: Path) -> None:
     assert described["run_dir"] == str(more.run_dir)
     assert described["hyperparameters"]["learning_rate"] == 5e-4 and described["actor"]["processes"] == 3
     assert {metric.value for metric in metrics_of(more.run_dir)[-40:] if metric.name == "epsilon"} <= {0.1}
-    fewer = train(tmp_path, HUNT, total_steps=2400, resume=True)
-    assert 2400 <= fewer.steps < 2404
+    fewer = train(tmp_path, HUNT, total_steps=1000, resume=True)
+    assert 1000 <= fewer.steps < 1004
 
 
 def test_an_environment_with_the_same_spaces_is_taken(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

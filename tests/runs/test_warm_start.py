@@ -15,7 +15,7 @@ from marlcore.training.record import read_config
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
-runs = Runs(total_steps=600)
+runs = Runs(total_steps=400)
 DQN = mc.DQN(hidden=(16,))
 STILL = {"total_steps": 60, "learner": {"warmup": 9_000}}  # too short for any update
 
@@ -76,7 +76,7 @@ def test_a_warm_start_has_new_counters_and_optimizers(tmp_path: Path, source: Pa
     state, described = checkpoint(run_dir), read_config(run_dir)
     assert 0 < state["updates"] < 40 and not equal(state["network"], network(source))
     assert {int(own["step"]) for own in state["trainer"]["optimizer"]["state"].values()} == {state["updates"]}
-    mc.train(HUNT, DQN, runs.configured(tmp_path, total_steps=700, mode=mode), progress=False, resume=run_dir)
+    mc.train(HUNT, DQN, runs.configured(tmp_path, total_steps=450, mode=mode), progress=False, resume=run_dir)
     assert described["init_from"].keys() == {"agent_0", "agent_1"}
     assert read_config(run_dir)["init_from"] == described["init_from"]
 
@@ -132,17 +132,17 @@ def test_weights_that_cannot_be_taken_are_refused(tmp_path: Path, case: str) -> 
 
 def test_a_resumed_run_takes_anothers_weights_and_optimizer(tmp_path: Path, source: Path) -> None:
     """It keeps its counts; with weights alone, the optimizer is new."""
-    own = train(tmp_path, total_steps=300)
+    own = train(tmp_path, total_steps=200)
     before, other = checkpoint(own), checkpoint(source)
-    config = runs.configured(tmp_path, total_steps=310, learner={"warmup": 9_000})
+    config = runs.configured(tmp_path, total_steps=210, learner={"warmup": 9_000})
     mc.train(HUNT, DQN, config, progress=False, resume=own, init_from=source)
     after = checkpoint(own)
     assert equal(after["network"], other["network"]) and not equal(after["network"], before["network"])
-    assert 0 < before["updates"] == after["updates"] < other["updates"] and 310 <= after["step"] < 320
+    assert 0 < before["updates"] == after["updates"] < other["updates"] and 210 <= after["step"] < 220
     for index, moments in other["trainer"]["optimizer"]["state"].items():
         assert equal(moments, after["trainer"]["optimizer"]["state"][index])
     assert read_config(own)["init_from"]["agent_0"] == str(source / "checkpoints" / "agent_0.pt")
     weights = {name: network(source, name) for name in ("agent_0", "agent_1")}
-    config = runs.configured(tmp_path, total_steps=320, learner={"warmup": 9_000})
+    config = runs.configured(tmp_path, total_steps=220, learner={"warmup": 9_000})
     mc.train(HUNT, DQN, config, progress=False, resume=own, init_from=weights)
     assert {int(moments["step"]) for moments in checkpoint(own)["trainer"]["optimizer"]["state"].values()} == {0}
