@@ -328,10 +328,11 @@ def ray_nodes() -> Iterator[Any]:
 
 
 @pytest.fixture
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs end without their pictures, which would take longer than most of these runs."""
-    for plot in ("plot_run", "plot_payoff"):
-        monkeypatch.setattr(f"marlcore.training.run.{plot}", lambda *_: None)
+def undrawn() -> Iterator[None]:
+    import seams
+
+    with seams.undrawn():
+        yield
 
 
 @pytest.fixture

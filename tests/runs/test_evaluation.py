@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 from processes import until
 from refused import check_refused
+from seams import undrawn
 from whole_runs import LONG, Runs, change_checkpoint, checkpoint, history, kill, metrics_of, past, updating
 
 import marlcore as mc
@@ -76,7 +77,8 @@ def evaluations(run_dir: Path, name: str = "eval_return") -> list[tuple[int, flo
 
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return train(tmp_path_factory.mktemp("evaluated"), Corridor, DQN).run_dir
+    with undrawn():
+        return train(tmp_path_factory.mktemp("evaluated"), Corridor, DQN).run_dir
 
 
 def test_a_serial_run_evaluates_at_its_interval_and_at_its_end(run_dir: Path, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import torch
 from gymnasium.spaces import Box, Discrete
 from hunt import HUNT
 from processes import sweep, until
+from seams import undrawn
 from whole_runs import LONG, Runs, checkpoint, finished, marlcore, metrics_of, steps_of
 
 import marlcore as mc
@@ -270,7 +271,8 @@ def test_own_algorithms_and_environments_are_resumed_by_name(tmp_path: Path) -> 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("ended")
-    train(folder, HUNT, total_steps=300, replay=SAVED)
+    with undrawn():
+        train(folder, HUNT, total_steps=300, replay=SAVED)
     return folder
 
 

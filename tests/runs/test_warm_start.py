@@ -8,6 +8,7 @@ import pytest
 import torch
 from hunt import HUNT
 from refused import check_refused
+from seams import undrawn
 from whole_runs import MODES, Runs, checkpoint
 
 import marlcore as mc
@@ -30,7 +31,8 @@ def train(
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return train(tmp_path_factory.mktemp("source"))
+    with undrawn():
+        return train(tmp_path_factory.mktemp("source"))
 
 
 def network(run_dir: Path, policy: str = "agent_0") -> dict[str, torch.Tensor]:
