@@ -163,7 +163,7 @@ def test_a_resumed_run_continues_its_best(tmp_path: Path) -> None:
 def test_an_environment_function_that_was_not_saved_must_be_given(tmp_path: Path) -> None:
     lock = threading.Lock()  # nothing pickles it
     path = train(tmp_path, lambda: lock and Corridor(), DQN, evaluation=UNEVALUATED).run_dir
-    with pytest.raises(ValueError, match=r"^env_fn: .* \(it could not be pickled\); pass env_fn=$"):
+    with pytest.raises(ValueError, match=r"^env_fn: .* \(it could not be pickled\); pass env_fn= or --env$"):
         mc.evaluate(path, 2)
     assert mc.evaluate(path, 2, env_fn=Corridor).episodes == 2
 

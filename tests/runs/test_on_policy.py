@@ -218,8 +218,15 @@ SECTIONS = {
     "learners": {"agent_0": mc.LearnerConfig(batch_size=9)},
     "replays": {"agent_0": mc.ReplayConfig(capacity=2)},
     "explorations": {"agent_0": mc.ExplorationConfig(ladder=7)},
+    "ratios": {"agent_0": None},
 }
-OF_AGENT_0 = ["explorations.agent_0.ladder", "learners.agent_0.batch_size", "replays.agent_0.capacity"]
+OF_AGENT_0 = [
+    *(
+        f"{name}.agent_0.{last}"
+        for name, last in {"explorations": "ladder", "learners": "batch_size", "replays": "capacity"}.items()
+    ),
+    "ratios.agent_0",
+]
 TOLD: dict[str, tuple[Any, Any, dict[str, Any], Any]] = {
     "ppo": (CARTPOLE, SMALL, WITHOUT_USE, dict(flattened(WITHOUT_USE, mc.Config))),
     "r2d2": ("recall", mc.R2D2(units=6), R2D2, ["learner.n_step", "replay.hindsight"]),

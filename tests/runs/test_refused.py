@@ -96,6 +96,7 @@ RUNS: dict[str, Callable[[], dict[str, Any]]] = {
     f"{ALGORITHM}, got <crowd.Corridor object": lambda: {"algorithm": Corridor()},
     f"{ALGORITHM}, got None": lambda: {"algorithm": None},
     "sarsa": lambda: {"algorithm": "sarsa"},
+    "ratios.agent_0: expected a number in serial mode": lambda: {"mode": "serial", "ratios": {"agent_0": None}},
     "policies: expected agents of the environment, got 'agnt_1'; did you mean agent_1?": lambda: {
         "policies": {"agent_0": "a", "agnt_1": "a"}
     },

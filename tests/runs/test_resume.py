@@ -95,15 +95,17 @@ def test_a_learner_that_draws_ahead_is_resumed(tmp_path: Path) -> None:
 
 def test_a_run_goes_on_from_the_newest_checkpoints_step(tmp_path: Path) -> None:
     """As after a parent was killed that saved its progress before the learners' last checkpoints."""
-    linear = {"exploration": mc.ExplorationConfig("linear(1, 0, 1200)")}
+    linear: Any = {"exploration": mc.ExplorationConfig("linear(1, 0, 1200)")}
+    linear["evaluation"] = mc.EvaluationConfig(interval=300, episodes=1)
     run = train(tmp_path, HUNT, total_steps=600, **linear).run_dir
-    write_json(run / "checkpoints" / "run.json", {"time_s": 1.0, "steps": {"actor-0": 20}})
+    write_json(run / "checkpoints" / "run.json", {"time_s": 1.0, "steps": {"actor-0": 20}, "skips": 7})
     before = len(metrics_of(run))
     more = train(tmp_path, HUNT, total_steps=1200, resume=True, **linear)
     later = [metric.value for metric in metrics_of(run)[before:] if metric.name == "epsilon"]
     assert later and max(later) <= 0.55
     assert read_config(run)["total_steps"] == 1200
     assert more.updates["agent_0"] < 0.1 * 600 + 5
+    assert {metric.value for metric in metrics_of(run)[before:] if metric.name == "eval_skipped"} == {7}
 
 
 def test_a_resumed_run_takes_other_settings(tmp_path: Path) -> None:
@@ -287,12 +289,18 @@ def other_model(run: Path) -> None:
     shutil.copy(other / "checkpoints" / "agent_1.pt", run / "checkpoints")
 
 
+def a_lost_file(run: Path) -> None:
+    (run / "checkpoints" / "agent_0.pt").unlink()
+    (run / "checkpoints" / "agent_0.pt").symlink_to("/nowhere")
+
+
 CHANGED: dict[str, Callable[[Path], object]] = {
     "a checkpoint of another model": other_model,
     "a replay of another policy": lambda run: shutil.copy(
         run / "checkpoints" / "agent_1.replay", run / "checkpoints" / "agent_0.replay"
     ),
     "half a checkpoint": lambda run: (run / "checkpoints" / "agent_0.pt").write_bytes(b"half a file"),
+    "a dangling link": a_lost_file,
 }
 LEFT = "total_steps: the run is complete; to continue it, expected more than the 300 steps that the run has taken, got "
 HAD = ", as the run had it, got "
@@ -334,6 +342,7 @@ RESUMED: dict[str, tuple[dict[str, Any], str]] = {
         {"updates_per_step": 0.5}, "resume: expected a configuration that gives agent_0 the limiter of its ",
     ),
     "half a checkpoint": ({}, "resume: expected a checkpoint, got "),
+    "a dangling link": ({}, "agent_0.pt' ([Errno 2] No such file or directory"),
 }  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from ...checks import brief
 from ...observations import ALONE
-from ...spaces import ALIVE, JOINT, MASK, MEMBERS, Part, Spaces
+from ...spaces import ALIVE, JOINT, MASK, MEMBERS, Spaces
 from .recurrent import State, Stepped, Windows
 
 MEMBER = "member"  # the part of a member's observation that tells which one of its network's members it is
@@ -67,7 +67,10 @@ class TeamSpaces:
             size = part.field.shape[0]
             step = size if shared else 1
             for start in range(0, size, step):
-                own = _of_member(spaces, part, step, self._action_of(first + start))
+                seen: gym.Space = gym.Box(part.space.low[0], part.space.high[0], dtype=part.space.dtype)
+                if step > 1:
+                    seen = gym.Dict({ALONE: seen, MEMBER: gym.Box(0, 1, (step,), np.float32)})
+                own = Spaces(seen, self._action_of(first + start), stack=spaces.stack)
                 self.groups.append(Group(part.name, slice(start, start + step), own))
             first += size
 
@@ -119,12 +122,6 @@ def discrete_team(owner: str, spaces: Spaces, shared: bool) -> TeamSpaces:
     if not team.choices:
         raise ValueError(f"{owner}: expected Discrete actions of a team's members, got {brief(spaces.action)}")
     return team
-
-
-def _of_member(spaces: Spaces, part: Part, count: int, action: gym.Space) -> Spaces:
-    own = gym.Box(part.space.low[0], part.space.high[0], dtype=part.space.dtype)
-    number = {MEMBER: gym.Box(0, 1, (count,), np.float32)}
-    return Spaces(own if count == 1 else gym.Dict({ALONE: own, **number}), action, stack=spaces.stack)
 
 
 class Members(nn.Module):

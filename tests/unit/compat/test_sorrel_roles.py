@@ -624,7 +624,13 @@ class OwnLoop(double.Environment):
 
     def run_experiment(self, *args: Any, **options: Any) -> None:
         super().run_experiment(*args, **options)
-        self.saved += 1
+        self.saved, self.ran_with = self.saved + 1, self.config
+
+
+class Settings(dict[str, Any]):
+    """As OmegaConf's, a mapping with attributes."""
+
+    __getattr__ = dict.__getitem__
 
 
 class Development(double.Environment):
@@ -642,9 +648,10 @@ def own_loop(kind: Any = OwnLoop, **section: Any) -> Any:
 
 def test_enabled_false_runs_the_environments_own_loop() -> None:
     theirs, ours, log = double.make(epochs=3, model=Repeatable), own_loop(enabled=False), double.StepLogger()
+    ours.config = Settings(vars(ours.config))
     theirs.run_experiment(their_log := double.StepLogger())
     done = run_experiment_mp(ours, logger=log)
-    assert ours.saved == 1 and states_of(ours) == states_of(theirs)
+    assert ours.saved == 1 and states_of(ours) == states_of(theirs) and ours.ran_with is ours.config
     assert (log.epochs, log.turns, log.values) == (their_log.epochs, their_log.turns, their_log.values)
     assert (done.epochs, done.steps, done.updates, done.restarts) == (4, 4 * 8 * 2, 8, 0)
     assert done.scores == [row[2] for row in log.epochs] and done.losses == [row[1] for row in log.epochs]

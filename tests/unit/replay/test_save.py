@@ -183,6 +183,23 @@ def test_a_loaded_copy_is_apart_from_the_save_and_ends_with_it_closed(tmp_path):
         assert not path.exists()
 
 
+def test_a_save_with_a_limiter_is_drawn_from_without_it(tmp_path):
+    """With its priorities, and with the same rows, also of a save of the copy."""
+    limiter = mc.RateLimiter(samples_per_insert=1.0, min_size=5, tolerance=8.0, lead=0.0)
+    with mc.ReplayBuffer.create(spec_of(4), 20, limiter=limiter) as replay, replay.writer() as writer:
+        add_rows(writer, 4, 0, 5)
+        sampler = replay.sampler(2, prioritized=mc.Prioritized())
+        replay.save(tmp_path / "save", sampler)
+    with mc.ReplayBuffer.load(tmp_path / "save") as kept, pytest.raises(mc.NotEnoughData, match="limiter expects"):
+        assert kept.limiter == limiter and kept.sampler(2).sample()
+    with mc.ReplayBuffer.load(tmp_path / "save", limited=False) as copy:
+        copy.save(tmp_path / "again")
+    for name, limited in (("save", False), ("again", True)):
+        with mc.ReplayBuffer.load(tmp_path / name, limited=limited) as copy:
+            assert copy.limiter is None and window(copy) == [(0, 5)] and copy.sampler(2).sample() is not None
+            assert copy.sampler_state is None or copy.sampler_state.keys() == sampler.state_dict().keys()
+
+
 def test_a_save_opened_in_place_is_a_replay_in_a_file(tmp_path):
     """So each of its bytes is allocated."""
     with mc.ReplayBuffer.create(spec_of(4), 20) as replay, replay.writer() as writer:

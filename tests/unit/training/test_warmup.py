@@ -121,7 +121,8 @@ COMPILES = """if True:
     [
         ("notices.say_always()", f"marlcore: {jit.FIRST_COMPILATION}\n"),
         ("", ""),  # a library keeps to the log
-        ("notices.say_always(); quiet = jit.quietly(); quiet.__enter__()", ""),  # warmup says it itself
+        ("notices.say_always(); jit.announced()", ""),  # warmup says it itself
+        ("notices.say_always(); import marlcore.preload", ""),  # in a fork server, whose parent says it
     ],
 )
 def test_the_command_line_says_the_first_compilation_once(first, said):
