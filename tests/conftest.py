@@ -234,16 +234,19 @@ def leaves_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     if request.node.stash.get(failed, False):
         return  # a failure's traceback keeps what the test had open
-    after = _left()
-    if after != before:
+
+    def left() -> list[tuple[str, str]]:
+        """By kind; what was left before the test may be gone."""
+        return [(kind, each) for kind, present in _left().items() for each in sorted(present - before[kind])]
+
+    found = left()
+    if found:
         request.node.funcargs.clear()  # pytest would keep the fixtures' values until after this check
         for collect in (_collect, _collect_all):
-            if after != before:
+            if found:
                 collect()
-                after = _left()
-    for kind, present in after.items():
-        left = sorted(present - before[kind])
-        assert not left, f"the test left a {kind} behind: {left}"
+                found = left()
+    assert not found, f"the test left a {found[0][0]} behind: {found}"
 
 
 class Program:
@@ -332,10 +335,11 @@ def ray_nodes() -> Iterator[Any]:
 
 
 @pytest.fixture
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs end without their pictures, which would take longer than most of these runs."""
-    for plot in ("plot_run", "plot_payoff"):
-        monkeypatch.setattr(f"marlcore.training.run.{plot}", lambda *_: None)
+def undrawn() -> Iterator[None]:
+    import seams
+
+    with seams.undrawn():
+        yield
 
 
 @pytest.fixture
