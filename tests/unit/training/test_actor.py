@@ -75,7 +75,8 @@ def test_a_policy_pulls_at_its_first_turn_in_an_interval(
 ) -> None:
     """Whatever the rounds between its turns, in which others act."""
     at: list[int] = []
-    policy = PublishedPolicy(*[None] * 4, subscriber=None, exponents=np.ones(1), sync_interval=interval)  # type: ignore[arg-type]
+    parts: Any = None, SimpleNamespace(eval=int), None, None, None
+    policy = PublishedPolicy(*parts, subscriber=parts[0], exponents=np.ones(1), sync_interval=interval)
     monkeypatch.setattr(policy, "pull", lambda: at.append(rounds))
     for rounds in turns:
         policy.pull_if_due(rounds)
