@@ -33,9 +33,9 @@ N = TypeVar("N", bound=nn.Module)
 
 
 class Request(NamedTuple):
-    """The arguments of `Algorithm.act` beside the model and the observations."""
+    """The arguments of `Algorithm.act` beside the model and the observations, where actors explore."""
 
-    explore: Mapping[str, Any] | None
+    explore: Mapping[str, Any]
     state: Mapping[str, torch.Tensor] | None
     mask: torch.Tensor | None
     generator: np.random.Generator
@@ -80,13 +80,20 @@ class Hyperparameters(Algorithm):
         return type(self).__name__
 
     def act(self, model: nn.Module, obs: Any, **request: Any) -> Action:
-        """See `Algorithm.act` and `chosen`."""
+        """See `Algorithm.act`, `chosen` and `greedy`."""
         with torch.inference_mode():
-            return self.chosen(model, obs, Request(**request))
+            if request["explore"] is not None:
+                return self.chosen(model, obs, Request(**request))
+            action, state = self.greedy(model, obs, request["state"], request["mask"])
+            return Action(action.numpy(force=True), state=state)
 
     @abstractmethod
     def chosen(self, model: Any, obs: Any, request: Request) -> Action:
-        """The actions for k observations; greedy ones where `request.explore` is None. `faster(model)` runs it."""
+        """The actions for k observations, with exploration. `faster(model)` runs the model."""
+
+    @abstractmethod
+    def greedy(self, model: Any, obs: Any, state: Any, mask: torch.Tensor | None) -> Any:
+        """The actions [k, ...] without exploration, a tensor, and the next state or None; by torch alone."""
 
 
 class Resumable:

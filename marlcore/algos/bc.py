@@ -44,11 +44,8 @@ class BC(Hyperparameters):
         return PolicyNetwork(self, spaces, torso_of(self, spaces, self.hidden))
 
     def chosen(self, model: Any, obs: Any, request: Request) -> Action:
-        """Actions drawn from the policy; if greedy, the most probable ones."""
-        output = faster(model)(obs)
-        if request.explore is None:
-            return Action(model.distribution.mode(output, request.mask).numpy(force=True))
-        return Action(model.distribution.sample(output, request.mask, request.generator)[0])
+        """Actions drawn from the policy."""
+        return Action(model.distribution.sample(faster(model)(obs), request.mask, request.generator)[0])
 
     def greedy(self, model: Any, obs: Any, state: Any, mask: torch.Tensor | None) -> Any:
         return model.distribution.mode(faster(model)(obs), mask), None

@@ -68,11 +68,9 @@ class COMA(Continuous):
         return TeamActorCritic(self, spaces, CounterfactualCritic)
 
     def chosen(self, model: Any, obs: Any, request: Request) -> Action:
-        """Actions drawn from each member's policy; if greedy, the most probable ones."""
+        """Actions drawn from each member's policy."""
         scores = faster(model)(obs).cpu().numpy()
-        if request.explore is not None:
-            scores = scores + request.generator.gumbel(size=scores.shape)
-        return Action(model.actions.decode(scores))
+        return Action(model.actions.decode(scores + request.generator.gumbel(size=scores.shape)))
 
     def greedy(self, model: Any, obs: Any, state: Any, mask: torch.Tensor | None) -> Any:
         return model.actions.decoded(faster(model)(obs, mask)), None

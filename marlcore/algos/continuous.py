@@ -116,8 +116,6 @@ class Continuous(Hyperparameters):
         The draws from the generator do not depend on epsilon. The network runs only if some row needs it.
         """
         explore, generator, actions = request.explore, request.generator, model.actions
-        if explore is None:
-            return Action(actions.decode(model.greedy(faster(model)(obs)).cpu().numpy()))
         rows = rows_in(obs)
         uniform = generator.random(rows) < explore["epsilon"]
         anywhere = generator.uniform(-1.0, 1.0, (rows, actions.size))

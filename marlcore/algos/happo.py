@@ -45,9 +45,7 @@ class HAPPO(PPO):
         return TeamPolicyValue(self, spaces)
 
     def chosen(self, model: Any, obs: Any, request: Request) -> Action:
-        """Actions drawn from each member's policy; if greedy, the most probable ones."""
-        if request.explore is None:
-            return Action(model.modes(obs, request.mask).numpy(force=True))
+        """Actions drawn from each member's policy."""
         drawn = [
             distribution.sample(output, allowed, request.generator)
             for distribution, output, allowed in model.each(obs, request.mask)

@@ -66,7 +66,7 @@ class MATD3(TD3):
 
     def chosen(self, model: Any, obs: Any, request: Request) -> Action:
         """Box actions as TD3's; Discrete ones drawn from each member's policy, or uniform ones of the allowed."""
-        if not isinstance(model.actions, OneHotActions) or request.explore is None:
+        if not isinstance(model.actions, OneHotActions):
             return super().chosen(model, obs, request)
         rows, size = rows_in(obs), model.actions.size
         uniform = request.generator.random((rows, 1)) < np.reshape(request.explore["epsilon"], (-1, 1))

@@ -102,16 +102,14 @@ class PPO(Hyperparameters):
         return PolicyValue(self, spaces)
 
     def chosen(self, model: Any, obs: Any, request: Request) -> Action:
-        """Actions drawn from the policy; if greedy, the most probable ones."""
+        """Actions drawn from the policy."""
         return self.sampled(model, faster(model)(obs), request)
 
     def greedy(self, model: Any, obs: Any, state: Any, mask: torch.Tensor | None) -> Any:
         return model.distribution.mode(faster(model)(obs), mask), None
 
     def sampled(self, policy: PolicyNetwork, output: torch.Tensor, request: Request) -> Action:
-        """The actions for a policy's outputs [k, outputs]; see `chosen`."""
-        if request.explore is None:
-            return Action(policy.distribution.mode(output, request.mask).numpy(force=True))
+        """The actions for a policy's outputs [k, outputs]."""
         action, log_prob, extras = policy.distribution.sample(output, request.mask, request.generator)
         return Action(action, {LOG_PROB: log_prob, **extras})
 

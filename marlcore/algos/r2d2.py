@@ -104,8 +104,7 @@ class R2D2(WindowedQLearning):
         values, after = faster(model)(obs, request.state)
         allowed = None if request.mask is None else model.actions.allowed(request.mask)
         random = random_actions(len(values), model.actions.count, allowed, request)
-        greedy = best(values, allowed).cpu().numpy()
-        action = model.actions.decode(greedy if random is None else np.where(*random, greedy))
+        action = model.actions.decode(np.where(*random, best(values, allowed).cpu().numpy()))
         return Action(action, state=model.torso.acted(after, action))
 
     def greedy(self, model: Any, obs: Any, state: State | None, mask: torch.Tensor | None) -> Any:

@@ -81,11 +81,11 @@ class FeedforwardQLearning(QLearning):
         actions: JointActions = model.actions
         allowed = None if request.mask is None else actions.allowed(request.mask)
         random = random_actions(rows_in(obs), actions.count, allowed, request)
-        if random is not None and random[0].all() and not self.actor_priorities:
+        if random[0].all() and not self.actor_priorities:
             return Action(actions.decode(random[1]))
         values = faster(model)(obs)
         greedy: NDArray[np.int64] = best(values, allowed).cpu().numpy()
-        chosen = greedy if random is None else np.where(*random, greedy)
+        chosen = np.where(*random, greedy)
         if not self.actor_priorities:
             return Action(actions.decode(chosen))
         all_values, rows = values.cpu().numpy(), np.arange(len(chosen))
@@ -115,14 +115,12 @@ class FeedforwardQLearning(QLearning):
 
 def random_actions(
     rows: int, actions: int, allowed: torch.Tensor | None, request: Request
-) -> tuple[NDArray[np.bool_], NDArray[np.int64]] | None:
-    """Which rows explore, and a random allowed action of each row; None if the actions are to be greedy.
+) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+    """Which rows explore, and a random allowed action of each row.
 
     The draws from the generator depend neither on epsilon nor on the mask. Of a row's n allowed actions it is the one
     numbered floor(place * n), for a place drawn from [0, 1).
     """
-    if request.explore is None:
-        return None
     explores, place = request.generator.random((2, rows))
     explores = explores < request.explore["epsilon"]
     if allowed is None:

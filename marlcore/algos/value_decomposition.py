@@ -96,16 +96,12 @@ class TeamQLearning(WindowedQLearning):
         """Each member's epsilon-greedy action; `explore` holds "epsilon"."""
         values, after = member_values(model, obs, request.state)
         allowed = model.team.allowed(request.mask, values)
-        greedy = greedy_actions(values, allowed)
-        action = greedy.cpu().numpy()
         rows, members, most = values.shape
-        if request.explore is not None:
-            epsilon = np.repeat(np.broadcast_to(request.explore["epsilon"], rows), members)
-            of_members = request._replace(explore={"epsilon": epsilon})
-            flat = None if allowed is None else allowed.flatten(0, 1)
-            random = random_actions(rows * members, most, flat, of_members)
-            assert random is not None
-            action = np.where(*random, action.ravel()).reshape(rows, members)
+        epsilon = np.repeat(np.broadcast_to(request.explore["epsilon"], rows), members)
+        of_members = request._replace(explore={"epsilon": epsilon})
+        random = random_actions(rows * members, most, None if allowed is None else allowed.flatten(0, 1), of_members)
+        greedy = greedy_actions(values, allowed).cpu().numpy()
+        action = np.where(*random, greedy.ravel()).reshape(rows, members)
         return Action(action, state=after and acted(after, torch.from_numpy(action).to(values.device), most))
 
     def greedy(self, model: Any, obs: Any, state: State | None, mask: torch.Tensor | None) -> Any:
