@@ -3,7 +3,6 @@
 Bain & Sammut 1995, "A framework for behavioural cloning", Machine Intelligence 15, pp. 103-129.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -12,7 +11,7 @@ import torch
 from ..interfaces import Action, Update
 from ..spaces import Spaces
 from ..spec import TransitionSpec
-from .base import AdamTrainer, Hyperparameters, Layers, LearningRate, Positive, Request, rate_schedule
+from .base import AdamTrainer, Hyperparameters, Layers, LearningRate, Positive, Request
 from .fast import faster
 from .networks.distributions import distribution_of
 from .networks.own import torso_of
@@ -36,9 +35,6 @@ class BC(Hyperparameters):
         """A row without extras. Raises ValueError: see `distribution_of`."""
         distribution_of(self.owner, spaces.action)
         return super().transition(spaces)
-
-    def schedules(self) -> Mapping[str, Any]:
-        return rate_schedule(self)
 
     def make_model(self, spaces: Spaces) -> PolicyNetwork:
         return PolicyNetwork(self, spaces, torso_of(self, spaces, self.hidden))

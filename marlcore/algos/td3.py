@@ -54,9 +54,6 @@ class DeterministicPolicy(ContinuousPolicy):
     def distribution(self, outputs: torch.Tensor) -> torch.Tensor:
         return outputs.tanh()
 
-    def greedy(self, distribution: torch.Tensor) -> torch.Tensor:
-        return distribution
-
     def noisy(self, distribution: torch.Tensor, noise: torch.Tensor, explore: Mapping[str, Any]) -> torch.Tensor:
         action: torch.Tensor = distribution + explore["noise"] * noise
         return action
@@ -93,7 +90,7 @@ class TD3Trainer(ActorCriticTrainer):
 
     def future(self, obs: Any) -> torch.Tensor:
         """The smaller value of the smoothed action, [B]."""
-        value: torch.Tensor = faster(self.target.critics)(obs, self.smoothed(obs), self.asked).amin(0)
+        value: torch.Tensor = faster(self.target.critics)(obs, self.smoothed(obs), self.hyper.asked).amin(0)
         return value
 
     def smoothed(self, obs: Any) -> torch.Tensor:

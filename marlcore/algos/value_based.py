@@ -13,7 +13,7 @@ from ..declared import Whole
 from ..interfaces import PRIORITY, Action, ReplaySource
 from ..spaces import Spaces
 from ..spec import Field, TransitionSpec
-from .base import Hyperparameters, Layers, LearningRate, Positive, Request, Share, TargetTrainer, rate_schedule
+from .base import Hyperparameters, Layers, LearningRate, Positive, Request, Share, TargetTrainer
 from .fast import faster
 from .networks.actions import JointActions
 from .networks.qnetwork import best
@@ -46,9 +46,6 @@ class QLearning(Hyperparameters):
         JointActions(self.owner, spaces.action)
         return super().transition(spaces)
 
-    def schedules(self) -> Mapping[str, Any]:
-        return rate_schedule(self)
-
 
 @dataclass(frozen=True)
 class FeedforwardQLearning(QLearning):
@@ -79,7 +76,7 @@ class FeedforwardQLearning(QLearning):
         The network runs only if some row is greedy, or if actors compute first priorities.
         """
         actions: JointActions = model.actions
-        allowed = None if request.mask is None else actions.allowed(request.mask)
+        allowed = actions.allowed(request.mask)
         random = random_actions(rows_in(obs), actions.count, allowed, request)
         if random[0].all() and not self.actor_priorities:
             return Action(actions.decode(random[1]))
@@ -94,8 +91,7 @@ class FeedforwardQLearning(QLearning):
         return Action(actions.decode(chosen), unknown, values=of_rows)
 
     def greedy(self, model: Any, obs: Any, state: Any, mask: torch.Tensor | None) -> Any:
-        allowed = None if mask is None else model.actions.allowed(mask)
-        return model.actions.decoded(best(faster(model)(obs), allowed)), None
+        return model.actions.decoded(best(faster(model)(obs), model.actions.allowed(mask))), None
 
     def first_priority(
         self,

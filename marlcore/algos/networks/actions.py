@@ -60,10 +60,10 @@ class JointActions:
             index = torch.stack(torch.unravel_index(index, self._sizes), -1).reshape(-1, *self._shape)
         return index.to(dtype_of(self._dtype))
 
-    def allowed(self, mask: torch.Tensor) -> torch.Tensor:
+    def allowed(self, mask: torch.Tensor | None) -> torch.Tensor | None:
         """Which joint actions are allowed, bool [B, count]: those whose components all are, one after another in
-        `mask`, bool [B, the components' sizes in total]."""
-        if not self._shape:
+        `mask`, bool [B, the components' sizes in total]; None without a mask."""
+        if mask is None or not self._shape:
             return mask
         components: Sequence[torch.Tensor] = torch.split(mask, self._sizes, 1)
         return reduce(lambda left, right: (left[:, :, None] & right[:, None]).flatten(1), components)

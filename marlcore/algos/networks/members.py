@@ -67,15 +67,14 @@ class TeamSpaces:
             size = part.field.shape[0]
             step = size if shared else 1
             for start in range(0, size, step):
-                own = _of_member(spaces, part, step, self._action_of(first + start))
+                own = self._of_members(part, first + start, step)
                 self.groups.append(Group(part.name, slice(start, start + step), own))
             first += size
 
-    def _action_of(self, member: int) -> gym.Space:
-        if self.choices:
-            return gym.Discrete(max(self.choices))
-        box = self.spaces.action
-        return gym.Box(box.low[member], box.high[member], dtype=box.dtype)
+    def _of_members(self, part: Part, first: int, count: int) -> Spaces:
+        own, number = _row_of(part.space, 0), {MEMBER: gym.Box(0, 1, (count,), np.float32)}
+        action = gym.Discrete(max(self.choices)) if self.choices else _row_of(self.spaces.action, first)
+        return Spaces(own if count == 1 else gym.Dict({ALONE: own, **number}), action, stack=self.spaces.stack)
 
     def alive(self, obs: Any) -> torch.Tensor:
         """Which members act, float32 [..., members], of the newest observation of a stack."""
@@ -92,21 +91,15 @@ class TeamSpaces:
     def allowed(self, mask: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor | None:
         """The choices of each member, bool [..., members, most], by a mask [..., choices of all]; None: all allowed.
 
-        `like` are values [..., members, most].
+        `like` are values [..., members, most], or those of some members.
         """
-        if mask is None and min(self.choices) == max(self.choices):
-            return None
-        members = range(self.count)
-        return torch.stack([self.allowed_of(member, mask, like[..., member, :]) for member in members], -2)
-
-    def allowed_of(self, member: int, mask: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
-        """The choices of one member, bool [..., most]; `like` are its values [..., most]."""
-        first, size = sum(self.choices[:member]), self.choices[member]
+        most = max(self.choices)
         if mask is None:
-            own = like.new_ones((*like.shape[:-1], size), dtype=torch.bool)
-        else:
-            own = mask[..., first : first + size]
-        return functional.pad(own, (0, max(self.choices) - size))
+            if min(self.choices) == most:
+                return None
+            mask = like.new_ones((*like.shape[:-2], sum(self.choices)), dtype=torch.bool)
+        own = torch.split(mask, self.choices, -1)
+        return torch.stack([functional.pad(part, (0, most - part.shape[-1])) for part in own], -2)
 
     def mask_in(self, obs: Any) -> torch.Tensor | None:
         """The masks [..., choices of all] in a network's input, of the newest frames; None without masks."""
@@ -121,10 +114,8 @@ def discrete_team(owner: str, spaces: Spaces, shared: bool) -> TeamSpaces:
     return team
 
 
-def _of_member(spaces: Spaces, part: Part, count: int, action: gym.Space) -> Spaces:
-    own = gym.Box(part.space.low[0], part.space.high[0], dtype=part.space.dtype)
-    number = {MEMBER: gym.Box(0, 1, (count,), np.float32)}
-    return Spaces(own if count == 1 else gym.Dict({ALONE: own, **number}), action, stack=spaces.stack)
+def _row_of(box: gym.Box, row: int) -> gym.Box:
+    return gym.Box(box.low[row], box.high[row], dtype=box.dtype)
 
 
 class Members(nn.Module):
