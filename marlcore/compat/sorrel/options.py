@@ -12,12 +12,8 @@ from ...checks import absolute, brief, check_whole, names_error
 from ...declared import By, Choice, Number, Rule, Whole, check_declared
 from ...weights import SLOTS
 
-BUFFERS = (
-    "Buffer",
-    "ThreadsafeBuffer",
-    "TransformerBuffer",
-    "ThreadsafeTransformerBuffer",
-)  # sorrel's classes for which a ring in shared memory stands
+# sorrel's classes for which a ring in shared memory stands
+BUFFERS = ("Buffer", "ThreadsafeBuffer", "TransformerBuffer", "ThreadsafeTransformerBuffer")
 ROLLOUTS = ("RolloutBuffer", "ThreadsafeRolloutBuffer")  # its on-policy memories, which hold one epoch
 OF_SORREL = ("take_turn", "reset", "world", "config")
 OF_1_6 = ("aggregate_epoch_stats", "_model_start_epoch_action", "_model_end_epoch_action", "_model_train_step")
@@ -157,7 +153,9 @@ def check_learnable(env: Any, options: Options) -> None:
         if not hasattr(env, name):
             raise TypeError(f"env: expected an Environment of sorrel 1.6, got {kind} without {name}; sorrel's earlier "
                             "releases and its development branch are not supported")  # fmt: skip
-    if not options.replace_loop and _has_own_loop(env):
+    base, loop = base_of(env, "Environment"), getattr(env, "run_experiment", None)
+    own_loop = base is not None and getattr(loop, "__func__", loop) is not getattr(base, "run_experiment", None)
+    if own_loop and not options.replace_loop:
         raise ValueError(f"env: expected sorrel's own run_experiment, but {kind} overrides it: pass replace_loop=True "
                          "to run sorrel's standard loop in its place, or call env.run_experiment")  # fmt: skip
     if not getattr(env, "agents", None):
@@ -173,11 +171,6 @@ def check_learnable(env: Any, options: Options) -> None:
         if memory not in (*BUFFERS, *ROLLOUTS):
             shared = "marlcore.compat.sorrel.Buffer"
             raise TypeError(f"{label}.memory: expected sorrel's Buffer, RolloutBuffer or {shared}, got {memory}")
-
-
-def _has_own_loop(env: Any) -> bool:
-    base, loop = base_of(env, "Environment"), getattr(env, "run_experiment", None)
-    return base is not None and getattr(loop, "__func__", loop) is not getattr(base, "run_experiment", None)
 
 
 def base_of(thing: Any, name: str) -> Any:
