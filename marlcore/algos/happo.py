@@ -6,7 +6,7 @@ Kuba et al. 2022, "Trust region policy optimisation in multi-agent reinforcement
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -54,7 +54,8 @@ class HAPPO(PPO):
         return Action(action, {LOG_PROB: log_prob.sum(1), **extras})
 
     def greedy(self, model: Any, obs: Any, state: Any, mask: torch.Tensor | None) -> Any:
-        return model.modes(obs, mask), None
+        modes = [distribution.mode(output, allowed) for distribution, output, allowed in model.each(obs, mask)]
+        return torch.stack(modes, 1), None
 
     def make_trainer(self, model: Any) -> "HAPPOTrainer":
         return HAPPOTrainer(self, model)
@@ -79,11 +80,6 @@ class TeamPolicies(nn.Module):
         for member, network in enumerate(self.members.networks):
             yield network.distribution, outputs[:, member], None if allowed is None else allowed[:, member]
 
-    def modes(self, obs: Any, mask: torch.Tensor | None) -> torch.Tensor:
-        """The members' most probable actions, as rows hold them."""
-        modes = [distribution.mode(output, allowed) for distribution, output, allowed in self.each(obs, mask)]
-        return torch.stack(modes, 1)
-
 
 class TeamPolicyValue(nn.Module):
     """The members' policies, which are all that actors need, and a critic of all that the team sees."""
@@ -97,7 +93,7 @@ class TeamPolicyValue(nn.Module):
 class HAPPOTrainer(PPOTrainer):
     """Each member's passes over a batch, in a new order of members for each batch, and the critic's."""
 
-    kept = (*PPOTrainer.kept, "members")
+    kept: ClassVar[tuple[str, ...]] = (*PPOTrainer.kept, "members")
 
     def __init__(self, hyper: HAPPO, model: TeamPolicyValue) -> None:
         super().__init__(hyper, model, trained=model.critic)

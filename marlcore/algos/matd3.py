@@ -128,9 +128,6 @@ class TeamPolicy(nn.Module):
             outputs = masked(outputs, allowed)
         return outputs.flatten(1)
 
-    def greedy(self, outputs: torch.Tensor) -> torch.Tensor:
-        return outputs
-
     def noisy(self, outputs: torch.Tensor, noise: torch.Tensor, explore: Mapping[str, Any]) -> torch.Tensor:
         """Box actions with noise; see ContinuousPolicy.noisy."""
         action: torch.Tensor = outputs + explore["noise"] * noise

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from hashlib import blake2b
 from typing import Annotated, Any
 
@@ -53,6 +52,7 @@ class StateTable(nn.Module):
         self.register_buffer("states", torch.zeros((), dtype=torch.int64))
         self._read = np.zeros(0, np.int64)  # the digests in `_row_of`
         self._row_of: dict[int, int] = {}  # by digest
+        self._digest_of: dict[Hashable, int] = {}  # by state that has a row, so that each is digested once
 
     def __len__(self) -> int:
         return int(self.states)
@@ -71,20 +71,25 @@ class StateTable(nn.Module):
         return self._rows(states, enter=True)
 
     def _rows(self, states: Any, enter: bool) -> torch.Tensor:
-        digests = [*map(_digest, _each(states))]
         present = self.digests[1 : len(self) + 1].numpy(force=True)  # perhaps published or loaded since
         if not np.array_equal(present, self._read):
             self._row_of = {digest: row for row, digest in enumerate(present.tolist(), 1)}
             self._read = present.copy()
-        new = [digest for digest in dict.fromkeys(digests) if digest not in self._row_of]
-        if enter and (new := new[: self.most - len(present)]):
-            rows = range(len(present) + 1, len(present) + 1 + len(new))
-            self._row_of.update(zip(new, rows, strict=True))
-            self.digests[rows.start : rows.stop] = torch.tensor(new)
-            self.states += len(new)
-            self._read = np.append(self._read, new)
-        rows_of_all = [self._row_of.get(digest, 0) for digest in digests]
-        return torch.tensor(rows_of_all, dtype=torch.int64, device=self.values.device)
+        rows, row_of = [], self._row_of
+        for state in _each(states):
+            known = self._digest_of.get(state)
+            digest = _digest(state) if known is None else known
+            row = row_of.get(digest, 0)
+            if enter and not row and len(row_of) < self.most:
+                row = row_of[digest] = len(row_of) + 1
+                self.digests[row] = digest
+            if known is None and row:
+                self._digest_of[state] = digest
+            rows.append(row)
+        if len(row_of) > len(present):
+            self.states.fill_(len(row_of))
+            self._read = self.digests[1 : len(self) + 1].numpy(force=True).copy()
+        return torch.tensor(rows, dtype=torch.int64, device=self.values.device)
 
 
 def _each(states: Any) -> Iterable[Hashable]:
@@ -96,7 +101,6 @@ def _each(states: Any) -> Iterable[Hashable]:
     return states  # type: ignore[no-any-return]
 
 
-@lru_cache(maxsize=1 << 20)
 def _digest(state: Hashable) -> int:
     return int.from_bytes(blake2b(_text(state).encode(), digest_size=8).digest(), "little", signed=True)
 

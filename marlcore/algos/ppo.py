@@ -8,7 +8,7 @@ that acted (Hilton et al. 2022, "Batch size-invariance for policy optimization",
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import torch
 
@@ -155,7 +155,7 @@ class Rows(NamedTuple):
 class PPOTrainer(Resumable):
     """Passes over each batch with the clipped objective."""
 
-    kept = ("optimizer", "generator", "normalizer")
+    kept: ClassVar[tuple[str, ...]] = ("optimizer", "generator", "normalizer")
 
     def __init__(self, hyper: PPO, model: Any, trained: Any = None) -> None:
         """`trained`: the part of the model that `optimizer` trains; None: all of it."""

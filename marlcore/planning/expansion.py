@@ -108,7 +108,8 @@ class Expansion:
             after = again._answers(range(again.rows[0]), 0)
             if before != after:
                 index = min(index for index in before | after if before.get(index) != after.get(index))
-                first, second = before.get(index), after.get(index)
+                first: Any = before.get(index)
+                second: Any = after.get(index)
                 if first is not None and second is not None:
                     first, second = next(pair for pair in zip_longest(first, second) if pair[0] != pair[1])
                 raise ValueError(
