@@ -24,7 +24,8 @@ def test_row(benchmark: Any, row: Row, library: str, scale: Scale) -> None:
     benchmark_row(benchmark, row, library, scale)
 
 
-@pytest.mark.parametrize("library", long_but([OURS], LIBRARIES))
+@pytest.mark.long
+@pytest.mark.parametrize("library", LIBRARIES)
 def test_writer_rate_while_sampled(library: str) -> None:
     rates = measure_rates(library, rounds=1, seconds=0.02, warm_up_s=0.02)
     assert min(rates.alone, rates.beside_spinning, rates.beside_sampling) > 0

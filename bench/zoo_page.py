@@ -15,7 +15,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 from numpy.typing import NDArray
-from scipy.stats import bootstrap, trim_mean
 
 import marlcore as mc
 from marlcore.training import preset_names
@@ -44,6 +43,8 @@ COLUMNS = (
 
 def interquartile_mean(scores: Sequence[float]) -> tuple[float, float, float]:
     """The mean without the lowest and the highest quarter, and its interval of 95 % by the percentile bootstrap."""
+    from scipy.stats import bootstrap, trim_mean  # here: its import takes a second, and pytest imports this file
+
     mean = partial(trim_mean, proportiontocut=0.25)
     if len(scores) < 2:
         return float(mean(scores)), math.nan, math.nan

@@ -34,7 +34,7 @@ def did_you_mean(name: object, known: Iterable[str]) -> str:
     """
 
     def parts(dotted: str) -> tuple[str, str]:
-        section, _, last = dotted.lstrip("-").rpartition(".")
+        section, _, last = dotted[:_LONGEST].lstrip("-").rpartition(".")
         return section, last
 
     section, last = parts(str(name))
@@ -86,10 +86,24 @@ def state_array(state: Any, name: str, shape: tuple[int, ...], dtype: Any) -> ND
     return part
 
 
-def absolute(path: str | os.PathLike[str]) -> Path:
-    """The path from the root. Raises ValueError: it is relative, and the working directory was deleted."""
+def check_kinds(values: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:
+    """Raises ValueError: one of the values by name, such as those of a file, is not of its type."""
+    for name, kind in kinds.items():
+        if name in values and not isinstance(values[name], kind):
+            raise ValueError(f"{name}: expected {getattr(kind, '__name__', kind)}, got {brief(values[name])}")
+
+
+def as_path(label: str, path: Any) -> Path:
+    """Raises ValueError: it is no path, has a null character, or more characters than the kernel takes."""
+    if not isinstance(path, (str, os.PathLike)) or "\0" in str(path) or len(str(path)) > 4096:
+        raise ValueError(f"{label}: expected a path, got {brief(path)}")
+    return Path(path)
+
+
+def absolute(path: str | os.PathLike[str], label: str = "run_dir") -> Path:
+    """The path from the root. Raises ValueError: see `as_path`, or the working directory was deleted."""
     try:
-        return Path(path).absolute()
+        return as_path(label, path).absolute()
     except FileNotFoundError:
         raise ValueError(f"{os.fspath(path)!r}: expected a working directory that exists, got a deleted one") from None
 
@@ -101,8 +115,13 @@ def brief(value: Any) -> str:
         text += piece
         if len(text) > 4 * _LONGEST:  # a value may contain itself, or so many others that their text takes hours
             break
-    text = printable(" ".join(text.split()))
-    return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."
+    return short(" ".join(text.split()))
+
+
+def short(text: object) -> str:
+    """The text, such as a name, in an error message: at most 200 printable characters."""
+    shown = printable(str(text)[: 2 * _LONGEST])
+    return shown if len(shown) <= _LONGEST else shown[: _LONGEST - 3] + "..."
 
 
 def printable(text: str, but: str = "") -> str:

@@ -16,6 +16,7 @@ dataclass makes is a section: it holds that class.
 
 import math
 import os
+import sys
 import types
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -25,7 +26,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import numpy as np
 
-from .checks import brief, check_whole, is_number
+from .checks import brief, check_whole, is_number, short
 
 T = TypeVar("T")
 
@@ -86,7 +87,7 @@ class Number(Rule):
             and (self.high is None or value <= self.high)
             and (self.above is None or value > self.above)
             and (self.below is None or value < self.below)
-            and (math.isfinite(value) if self.finite else not math.isnan(value))
+            and (abs(value) <= sys.float_info.max or (not self.finite and abs(value) == math.inf))  # or a huge int
         )
 
     def _expected(self) -> str:
@@ -149,7 +150,7 @@ class Choice(Rule):
     options: tuple[Any, ...]
 
     def checked(self, label: str, value: Any) -> Any:
-        if value not in self.options:
+        if not np.isscalar(value) or value not in self.options:  # an array would be compared by its elements
             raise ValueError(f"{label}: expected {listed(self.options)}, got {brief(value)}")
         return value
 
@@ -206,7 +207,7 @@ def flattened(plain: Any, kind: Any, prefix: str = "") -> Iterator[tuple[str, An
     sections = _sections(kind)
     for name, value in plain.items():
         if "." in str(name):
-            raise ValueError(f"{prefix}{name}: expected a name without a dot, in its section")
+            raise ValueError(f"{prefix}{short(name)}: expected a name without a dot, in its section")
         if name in sections:
             yield from flattened(value, sections[name], f"{prefix}{name}.")
         else:

@@ -8,9 +8,11 @@ import cloudpickle  # noqa: F401
 import numpy as np
 
 from . import queue, replay  # noqa: F401
+from .kernels import jit
 from .kernels.random import next_random
 from .lazy import is_installed
 
+jit.announced()
 next_random(np.ones(4, np.uint64))  # the first kernel imports half of Numba
 if find_spec("torch"):
     import torch

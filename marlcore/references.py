@@ -4,6 +4,8 @@ from functools import reduce
 from importlib import import_module
 from typing import Any
 
+from .checks import brief
+
 
 def reference_to(thing: Any) -> str | None:
     """The module:name of a function or class; None for anything else."""
@@ -11,9 +13,9 @@ def reference_to(thing: Any) -> str | None:
     return f"{module}:{name}" if isinstance(module, str) and isinstance(name, str) else None
 
 
-def is_importable(reference: str) -> bool:
+def is_importable(reference: Any) -> bool:
     """Whether a reference names an importable module, not a script, a notebook or a function's local."""
-    module, _, name = reference.partition(":")
+    module, _, name = str(reference).partition(":")
     return module != "__main__" and all(part.isidentifier() for part in [*module.split("."), *name.split(".")])
 
 
@@ -23,12 +25,12 @@ def resolve(label: str, reference: str) -> Any:
     Raises ValueError: the module or the name in it does not exist, or the import fails.
     """
     if not is_importable(reference):
-        raise ValueError(f"{label}: expected module:name of something that can be imported, got {reference!r}")
+        raise ValueError(f"{label}: expected module:name of something that can be imported, got {brief(reference)}")
     module, _, name = reference.partition(":")
     try:
         return reduce(getattr, name.split("."), import_module(module))
     except Exception as error:  # a module may raise anything while it is imported
         reason = f"{type(error).__name__}: {error}".partition("\n")[0]
         missing = isinstance(error, (ImportError, AttributeError))  # their text is complete
-        message = f"{label}: expected something that can be imported, got {reference!r} ({reason})"
+        message = f"{label}: expected something that can be imported, got {brief(reference)} ({reason})"
         raise ValueError(message) from (None if missing else error)

@@ -16,12 +16,13 @@ def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
     return file
 
 
-def read_regular(path: str | os.PathLike[str], most: int = -1) -> bytes:
-    """The bytes of a file, of at most so many if `most` is not negative. Raises: ValueError: it is longer; others."""
+def read_regular(path: str | os.PathLike[str], most: int | None = None) -> bytes:
+    """The bytes of a file, at most `most`, or as many as the memory. Raises: ValueError: it is longer; others."""
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limit = memory if most is None else most
     with open_regular(path) as file:
-        data = file.read(most if most < 0 else most + 1)
-    if 0 <= most < len(data):
-        raise ValueError(f"{os.fspath(path)!r}: expected a file of at most {most:,} bytes, got a longer one")
+        if os.fstat(file.fileno()).st_size > limit or len(data := file.read(-1 if most is None else most + 1)) > limit:
+            raise ValueError(f"{os.fspath(path)!r}: expected a file of at most {limit:,} bytes, got a longer one")
     return data
 
 

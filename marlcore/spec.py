@@ -319,8 +319,10 @@ def as_field(label: str, field: Field, value: Any) -> NDArray[Any]:
     if array.dtype == dtype:
         return array
     integers = array.dtype.kind in "iu" and dtype.kind in "iu"
-    if integers:
-        _check_range(label, field, array)
+    if integers and array.size:
+        least, most, limits = int(array.min()), int(array.max()), np.iinfo(field.dtype)
+        if least < limits.min or most > limits.max:
+            raise ValueError(f"{label}: expected values in {field.dtype}'s range, got {least} to {most}")
     if integers or np.can_cast(array.dtype, dtype, "same_kind"):
         try:
             with np.errstate(over="raise"):
@@ -330,12 +332,6 @@ def as_field(label: str, field: Field, value: Any) -> NDArray[Any]:
                 beyond = array[np.isfinite(array) & ~np.isfinite(array.astype(dtype))]
             raise ValueError(f"{label}: expected values in {field.dtype}'s range, got {beyond[0]}") from None
     raise TypeError(f"{label}: expected {field.describe()}, got dtype {array.dtype}")
-
-
-def _check_range(label: str, field: Field, array: NDArray[Any]) -> None:
-    limits = np.iinfo(field.dtype)
-    if array.size and (int(array.min()) < limits.min or int(array.max()) > limits.max):
-        raise ValueError(f"{label}: expected values in {field.dtype}'s range, got {array.min()} to {array.max()}")
 
 
 def rows_of(label: str, field: Field, value: Any, rows: int) -> NDArray[Any]:

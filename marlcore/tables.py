@@ -5,14 +5,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.cells import cell_len
+from rich.columns import Columns
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from .checks import printable
-
-_EDGES = 4  # a table's lines other than its rows
-_NARROW = 30  # columns of a console on which names and numbers do not fit side by side
 
 
 @dataclass(frozen=True)
@@ -24,7 +22,6 @@ class FittedTable:
     titles: Sequence[str]  # of the columns, the most important first
     rows: Mapping[str, Sequence[str]]  # a further table omits rows whose cells in it are all empty
     min_width: int = 0  # of a column, which keeps it steady while its numbers grow
-    crop: bool = False  # whether to omit further tables that do not fit the console's height
     optional: Collection[str] = ()  # titles of columns drawn only if one table fits all columns
 
     def __post_init__(self) -> None:
@@ -34,22 +31,10 @@ class FittedTable:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         width = options.max_width
-        used = 0
-        for line in _side_by_side(self.headline, width):
-            yield Text(line, style="bold")
-            used += -(-len(line) // width)
-        if not self.rows:
-            return
-        if width < _NARROW:
-            yield from map(Text, self._listed())
-            return
-        for number, columns in enumerate(self._stacked(width)):
+        yield Columns([Text(part, style="bold", overflow="fold") for part in self.headline], padding=(0, 2))
+        for number, columns in enumerate(self._stacked(width) if self.rows else ()):
             rows = {name: [cells[i] for i in columns] for name, cells in self.rows.items()}
-            shown = {name: cells for name, cells in rows.items() if any(cells) or number == 0}
-            used += len(shown) + _EDGES
-            if number and self.crop and used >= console.height:
-                return
-            yield self._table(columns, shown, width)
+            yield self._table(columns, {name: cells for name, cells in rows.items() if any(cells) or not number}, width)
 
     @property
     def plain(self) -> str:
@@ -58,17 +43,11 @@ class FittedTable:
         lines = ["  ".join(self.headline), *("\t".join(row) for row in rows if self.rows)]
         return "".join(f"{line}\n" for line in lines)
 
-    def _listed(self) -> Iterator[str]:
-        for name, cells in self.rows.items():
-            yield name
-            yield from (f"  {title} {cell}" for title, cell in zip(self.titles, cells, strict=True) if cell)
-
     def _stacked(self, width: int) -> list[list[int]]:
-        columns = range(len(self.titles))
-        tables = self._filled(columns, width)
+        tables = self._filled(range(len(self.titles)), width)
         if len(tables) == 1:
             return tables
-        return self._filled([i for i in columns if self.titles[i] not in self.optional], width)
+        return self._filled([i for i, title in enumerate(self.titles) if title not in self.optional], width)
 
     def _filled(self, columns: Iterable[int], width: int) -> list[list[int]]:
         tables: list[list[int]] = [[]]
@@ -105,15 +84,3 @@ def print_fitted(table: FittedTable) -> None:
     else:
         sys.stdout.write(table.plain)
         sys.stdout.flush()
-
-
-def _side_by_side(parts: Sequence[str], width: int) -> list[str]:
-    """Lines that break only between parts, unless one part alone is too wide."""
-    lines: list[str] = []
-    for part in parts:
-        joined = f"{lines[-1]}  {part}" if lines else part
-        if lines and cell_len(joined) <= width:
-            lines[-1] = joined
-        else:
-            lines.append(part)
-    return lines

@@ -31,6 +31,8 @@ os.environ["PYTHONPATH"] = os.pathsep.join([SUPPORT, *filter(None, [os.environ.g
 os.environ["OMP_NUM_THREADS"] = "1"
 
 MOST_WORKERS = 4  # each imports everything, and has a fork server and kernels of its own
+# What takes longest begins first, lest one process work alone at the end; the rest goes by its number of tests.
+LONGEST = "cluster", "tests/models/test_models.py", "tests/runs/test_offline.py", "tests/runs/test_gallery.py"
 CLONE_NEWNS, MS_REC, MS_PRIVATE = 0x20000, 0x4000, 0x40000  # linux/sched.h, linux/mount.h
 
 settings.register_profile("marlcore", deadline=None)  # no test fails by the clock
@@ -89,6 +91,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.partition("::")[0]
             return "cluster" if "/cluster/" in file else file
+
+        def _assign_work_unit(self, node: Any) -> None:
+            if first := next((scope for scope in LONGEST if scope in self.workqueue), None):
+                self.workqueue.move_to_end(first, last=False)
+            super()._assign_work_unit(node)
 
     return ByFile(config, log)
 
@@ -227,16 +234,19 @@ def leaves_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     if request.node.stash.get(failed, False):
         return  # a failure's traceback keeps what the test had open
-    after = _left()
-    if after != before:
+
+    def left() -> list[tuple[str, str]]:
+        """By kind; what was left before the test may be gone."""
+        return [(kind, each) for kind, present in _left().items() for each in sorted(present - before[kind])]
+
+    found = left()
+    if found:
         request.node.funcargs.clear()  # pytest would keep the fixtures' values until after this check
         for collect in (_collect, _collect_all):
-            if after != before:
+            if found:
                 collect()
-                after = _left()
-    for kind, present in after.items():
-        left = sorted(present - before[kind])
-        assert not left, f"the test left a {kind} behind: {left}"
+                found = left()
+    assert not found, f"the test left a {found[0][0]} behind: {found}"
 
 
 class Program:
@@ -308,7 +318,7 @@ def fork_server() -> Iterator[ForkServer]:
 @pytest.fixture
 def shared_fork_server(fork_server: ForkServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs and groups of workers use the server that tests share, and leave it open."""
-    lent = SimpleNamespace(begin=lambda: None, fork=fork_server.fork, close=lambda: None)
+    lent = SimpleNamespace(begin=lambda: None, fork=fork_server.fork, close=lambda: None, ready=True)
     monkeypatch.setattr("marlcore.processes.children.ForkServer", lambda *_: lent)
 
 
@@ -325,10 +335,11 @@ def ray_nodes() -> Iterator[Any]:
 
 
 @pytest.fixture
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs end without their pictures, which would take longer than most of these runs."""
-    for plot in ("plot_run", "plot_payoff"):
-        monkeypatch.setattr(f"marlcore.training.run.{plot}", lambda *_: None)
+def undrawn() -> Iterator[None]:
+    import seams
+
+    with seams.undrawn():
+        yield
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ..checks import did_you_mean
+from ..checks import brief, did_you_mean
 from ..interfaces import Algorithm
 from ..references import reference_to, resolve
 from .bc import BC
@@ -36,10 +36,10 @@ def find(name: str) -> type[Algorithm]:
     if ":" not in name:
         hint = did_you_mean(name.lower(), ALGORITHMS)
         known = ", ".join(sorted(ALGORITHMS))
-        raise ValueError(f"algorithm: expected one of {known} or module:Class, got {name!r}{hint}")
+        raise ValueError(f"algorithm: expected one of {known} or module:Class, got {brief(name)}{hint}")
     kind = resolve("algorithm", name)
     if not isinstance(kind, type):
-        raise ValueError(f"algorithm: expected module:Class, got {name!r}, which is no class")
+        raise ValueError(f"algorithm: expected module:Class, got {brief(name)}, which is no class")
     return kind
 
 

@@ -14,7 +14,7 @@ from enum import Enum
 from importlib.util import find_spec
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
-from ..checks import brief, did_you_mean, printable
+from ..checks import brief, did_you_mean, printable, short
 from ..declared import hints_of, listed
 
 T = TypeVar("T")
@@ -78,15 +78,15 @@ class CommandLine:
                 values[positive], taken = False, 0
             else:
                 hint = did_you_mean(_option(name), map(_option, hints)) or ";"
-                raise ValueError(f"{refuse(_option(name))}{hint} see marlcore {self._command} --help")
+                raise ValueError(f"{refuse(short(_option(name)))}{hint} see marlcore {self._command} --help")
             free += words[taken:]
         for word in free:
             if word.startswith("-"):
-                raise ValueError(f"{refuse(word)}; see marlcore {self._command} --help")
+                raise ValueError(f"{refuse(short(word))}; see marlcore {self._command} --help")
         if positional and free:
             values[positional] = free.pop(0)
         if free:
-            raise ValueError(f"expected an option, got {free[0]!r}; see marlcore {self._command} --help")
+            raise ValueError(f"expected an option, got {brief(free[0])}; see marlcore {self._command} --help")
         return values
 
     def show_help(self, kind: type, default: Any = None, single_flags: bool = False) -> None:

@@ -96,7 +96,7 @@ def main(arguments: list[str]) -> int:
                 sys.stdout.write(json.dumps(figures) + "\n")
                 sys.stdout.flush()
             elif live:
-                live.update(_table(figures, run.policy_of, crop=True), refresh=True)
+                live.update(_table(figures, run.policy_of), refresh=True)
             else:
                 print_fitted(_table(figures, run.policy_of))
             if options.once or not run.alive:
@@ -224,7 +224,7 @@ def _live(run_dir: str) -> list[WatchedRun]:
     return runs
 
 
-def _table(figures: dict[str, Any], policy_of: Mapping[str, str], crop: bool = False) -> FittedTable:
+def _table(figures: dict[str, Any], policy_of: Mapping[str, str]) -> FittedTable:
     """A line for the run; a row for each worker, each policy that shares its learner, each agent of others."""
     headline = [
         figures["run_dir"],
@@ -244,4 +244,4 @@ def _table(figures: dict[str, Any], policy_of: Mapping[str, str], crop: bool = F
         ]
         for name, row in (known | returns).items()
     }
-    return FittedTable(headline, "worker", titles, rows, crop=crop, optional=["pid"])
+    return FittedTable(headline, "worker", titles, rows, optional=["pid"])

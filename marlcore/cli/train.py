@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, is_dataclass, make_dataclass
 from typing import Annotated, Any
 
 from .. import algos
-from ..checks import brief, did_you_mean, printable
+from ..checks import brief, did_you_mean, printable, short
 from ..declared import changed, hints_of
 from ..training import (
     Config,
@@ -133,7 +133,7 @@ def _read(line: CommandLine) -> tuple[TrainOptions, str, Any, Config]:
     hyperparameters = settings.algorithm if settings.algo in (None, name) else {}
     for key in (f"algorithm.{label}" for label in hyperparameters):
         if key not in of_algorithm:
-            raise ValueError(f"unknown setting {key}{did_you_mean(key, hints)}")
+            raise ValueError(f"unknown setting {short(key)}{did_you_mean(key, hints)}")
     chosen = {label: tuple(value) if isinstance(value, list) else value for label, value in hyperparameters.items()}
     if line.asks_for_help:
         _show_help(line, name, kind(**chosen), settings)

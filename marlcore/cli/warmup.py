@@ -20,8 +20,8 @@ class WarmupOptions:
 def main(arguments: list[str]) -> int:
     """Runs `marlcore warmup`; 0, or 1 if the kernels cannot be kept."""
     CommandLine("warmup", arguments).parse(WarmupOptions)
-    with jit.quietly():
-        seconds = warm_up() + planning.warm_up()
+    jit.announced()
+    seconds = warm_up() + planning.warm_up()
     if jit.cache_directory() is None:
         return 1  # the reason was printed
     sys.stdout.write(f"kernels compiled in {seconds:.1f} s; they are kept in {jit.cache_directory()}\n")

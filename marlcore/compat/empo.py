@@ -296,11 +296,9 @@ class TabularHumanPolicyPrior:
 
 
 def _joint(policies: list[NDArray[np.float64]]) -> list[tuple[float, list[int]]]:
-    def p_of(profile: tuple[int, ...]) -> float:
-        return float(np.prod([policy[action] for policy, action in zip(policies, profile, strict=True)]))
-
     profiles = product(*(range(len(policy)) for policy in policies))
-    return [(p, [*profile]) for profile in profiles if (p := p_of(profile)) > 0.0]
+    every = ((float(np.prod([*map(np.take, policies, profile)])), [*profile]) for profile in profiles)
+    return [(p, profile) for p, profile in every if p > 0.0]
 
 
 @dataclass(eq=False)

@@ -9,11 +9,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..checks import check_whole, did_you_mean
+from ..checks import brief, check_whole, did_you_mean
 from ..errors import EnvironmentFailed
 from ..interfaces import Environment, Outcome, Turn, VectorEnvironment
 from ..references import is_importable, resolve
-from .agent_view import AgentView
+from .agent_view import AgentView, Wrapper
 from .copies import Copies
 from .gymnasium import GymnasiumEnvironment, is_registered, make_atari, make_gymnasium, make_gymnasium_vector
 from .gymnasium_vector import EnvPool, GymnasiumVector, is_envpool, is_gymnasium_vector
@@ -104,7 +104,7 @@ class NamedEnvironment:
             except TypeError as error:
                 raise TypeError(f"environment: {name!r}: {error}") from error
         hint = f"; did you mean gymnasium:{name}?" if is_registered(name) else did_you_mean(name, OWN)
-        raise ValueError(f"environment: expected {KINDS}, got {name!r}{hint}")
+        raise ValueError(f"environment: expected {KINDS}, got {brief(name)}{hint}")
 
     def _atari_game(self) -> str:
         if self.name.startswith("gymnasium:ALE/") and self.name.endswith("-v5"):
@@ -137,7 +137,7 @@ def factory(env_fn: Any) -> Callable[[], Any]:
     if callable(env_fn) and not is_environment:
         made: Callable[[], Any] = env_fn
         return made
-    got = f"an environment, {type(env_fn).__name__}" if is_environment else f"{env_fn!r}"
+    got = f"an environment, {type(env_fn).__name__}" if is_environment else brief(env_fn)
     raise TypeError(
         "env_fn: expected a function that makes an environment, such as "
         f"lambda: gymnasium.make('CartPole-v1'), or a name, such as 'gymnasium:CartPole-v1', got {got}"
@@ -159,7 +159,7 @@ def adapt(env: Any) -> Environment:
         return adapted
     if hasattr(env, "observation_space") and hasattr(env, "reset") and not hasattr(env, "num_envs"):
         return GymnasiumEnvironment(env)
-    raise TypeError(f"env_fn: expected it to make a marlcore, PettingZoo or Gymnasium environment, got {env!r}")
+    raise TypeError(f"env_fn: expected it to make a marlcore, PettingZoo or Gymnasium environment, got {brief(env)}")
 
 
 def vectorize(env_fn: Callable[[], Any], copies: int) -> VectorEnvironment:
@@ -196,7 +196,7 @@ def checked(env: VectorEnvironment) -> VectorEnvironment:
     return env if isinstance(env, (Copies, GymnasiumVector, Lockstep)) else _Checked(env)
 
 
-class _Checked:
+class _Checked(Wrapper):
     """A caller's VectorEnvironment; `observe` raises EnvironmentFailed if a value is wrong."""
 
     def __init__(self, env: VectorEnvironment) -> None:
@@ -210,9 +210,6 @@ class _Checked:
         for turn in turns:
             self._checks[turn.agent].check(turn.copies, turn.obs, acting=True)
         return outcomes, turns
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._env, name)
 
 
 def _vector_form(env: Any, copies: int) -> VectorEnvironment | None:

@@ -35,6 +35,17 @@ LARGEST_REWARD = float(np.finfo(np.float32).max)
 EXPECTED_MASK = f"{MASK}: expected one in every info or in none, got "
 
 
+class Wrapper:
+    """An environment around another one, `_env`, which answers for what is not defined here, such as `render`."""
+
+    _env: Any
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # a copy or a pickle asks before there is an environment
+            raise AttributeError(name)
+        return getattr(self._env, name)
+
+
 @dataclass(frozen=True)
 class AgentView:
     """An agent's spaces, where its environment puts the mask of allowed actions, and checks of what copies tell it.

@@ -47,9 +47,11 @@ class GymnasiumVector:
         mode = (getattr(env, "metadata", None) or {}).get("autoreset_mode")
         self._mode: str | None = getattr(mode, "value", mode)
         self._is_declared = self._mode is not None
-        # In the mode Disabled, a reset of some copies returns only their masks.
-        if self._mode not in (None, *MODES) or (masked and self._mode == "Disabled"):
-            raise ValueError(f"autoreset_mode of {env}: expected NextStep or SameStep, got {self._mode}")
+        if self._mode not in (None, *MODES):
+            raise ValueError(f"autoreset_mode of {env}: expected one of {', '.join(MODES)}, got {brief(self._mode)}")
+        if masked and self._mode == "Disabled":
+            expected = "NextStep or SameStep with masks in infos, since a reset of some copies returns only their masks"
+            raise ValueError(f"autoreset_mode of {env}: expected {expected}, got Disabled")
         self._idle = _member(self._view)
         self._actions = np.stack([self._idle] * self.copies)
 

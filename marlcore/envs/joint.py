@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ..observations import ALONE
 from ..spaces import JOINT, MASK
 from ..spec import Field, as_field
-from .agent_view import has_mask, result_of, unmasked, without_mask
+from .agent_view import Wrapper, has_mask, result_of, unmasked, without_mask
 from .per_agent import by_agents
 from .pettingzoo import is_parallel
 
@@ -29,7 +29,7 @@ class JointObservations:
         return JointEnvironment(self.env_fn(), self.agents)
 
 
-class JointEnvironment:
+class JointEnvironment(Wrapper):
     """A PettingZoo Parallel environment whose `agents` observe {"observation": their own, "joint_observation": all}.
 
     The joint observation is the environment's state, if it has a `state_space`; otherwise the observations of all
@@ -88,11 +88,6 @@ class JointEnvironment:
                 for agent, space in self._spaces.items()
             ]
         return as_field(JOINT, self._field, np.concatenate(parts))
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return getattr(self._env, name)
 
 
 def state_field(env: Any) -> Field | None:

@@ -7,7 +7,7 @@ import gymnasium
 import numpy as np
 
 from ..checks import brief
-from .agent_view import result_of
+from .agent_view import Wrapper, result_of
 
 
 def has_agents(env: Any) -> bool:
@@ -20,7 +20,7 @@ def by_agents(env: Any) -> Any:
     return PerAgent(env) if has_agents(env) else env
 
 
-class PerAgent:
+class PerAgent(Wrapper):
     """Such an environment as a PettingZoo Parallel one, with agents "agent_0", "agent_1" and so on.
 
     A reward, an end or an info that is not one for each agent is that of all; an episode ends for all agents at once.
@@ -36,8 +36,6 @@ class PerAgent:
             )
         self.possible_agents = [f"agent_{i}" for i in range(len(acted))]
         self.agents: list[str] = []
-        self.metadata = getattr(env, "metadata", {})
-        self.render_mode = getattr(env, "render_mode", None)
         self.observation_space = self._by_agent(seen).__getitem__
         self.action_space = self._by_agent(acted).__getitem__
         self._env = env
@@ -63,9 +61,3 @@ class PerAgent:
 
     def _infos(self, info: Any) -> Sequence[Any]:
         return info if isinstance(info, (list, tuple)) else [info] * len(self.possible_agents)
-
-    def render(self) -> Any:
-        return self._env.render()
-
-    def close(self) -> None:
-        self._env.close()

@@ -15,7 +15,7 @@ from ..interfaces import MEMBER_REWARDS
 from ..observations import ALONE
 from ..spaces import ALIVE, MASK, MEMBERS
 from ..spec import Field, as_field
-from .agent_view import as_reward, has_mask, result_of, unmasked, without_mask
+from .agent_view import Wrapper, as_reward, has_mask, result_of, unmasked, without_mask
 from .per_agent import by_agents
 from .pettingzoo import is_parallel
 
@@ -47,7 +47,10 @@ class Team:
         self._spaces = {member: env.observation_space(member) for member in members}
         self._acted = acted = {member: env.action_space(member) for member in members}
         self._seen = {member: without_mask(space) for member, space in self._spaces.items()}
-        plain = {member: _array_space(space) for member, space in self._seen.items()}
+        plain = {  # as arrays: a Box as it is, others flattened
+            member: space if isinstance(space, gym.Box) else gym.Box(-np.inf, np.inf, (gym.flatdim(space),))
+            for member, space in self._seen.items()
+        }
         apart = {member: (space, acted[member]) for member, space in self._seen.items()}
         groups: list[list[str]] = []
         for member in members:
@@ -106,7 +109,7 @@ class Team:
         return as_field(f"{MASK} of {member}", _field_of(mask), observations[member][MASK])
 
 
-class TeamEnvironment:
+class TeamEnvironment(Wrapper):
     """A PettingZoo Parallel environment in which each of `teams` is one agent; see `Team`.
 
     A team earns the sum of its members' rewards, which its info lists as "member_rewards". Its episode ends with that
@@ -190,11 +193,6 @@ class TeamEnvironment:
             raise ValueError(f"{MASK}: expected those of a team's members in their observations, got one in an info")
         return dict(told[0]) if told else {}
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return getattr(self._env, name)
-
 
 def _parallel(env: Any) -> Any:
     """Raises ValueError: the environment is of another kind."""
@@ -209,13 +207,6 @@ def _parallel(env: Any) -> Any:
         f"teams: expected an environment of PettingZoo whose agents act at once, such as "
         f"pettingzoo-parallel:mpe2.simple_spread_v3, got {brief(env)}"
     )
-
-
-def _array_space(space: gym.Space) -> gym.Box:
-    """The space of an observation as an array: a Box as it is, others flattened."""
-    if isinstance(space, gym.Box):
-        return space
-    return gym.Box(-np.inf, np.inf, (gym.flatdim(space),), np.float32)
 
 
 def _field_of(space: Any) -> Field:

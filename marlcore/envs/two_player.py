@@ -9,13 +9,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from ..checks import brief, check_whole
 from ..spec import Field, as_field
-from .agent_view import as_reward, result_of
+from .agent_view import Wrapper, as_reward, result_of
 
 PLAYERS = ("player_1", "player_2")
 WINNER = "winner"
 
 
-class TwoPlayer:
+class TwoPlayer(Wrapper):
     """An environment that is written for its first player, as a PettingZoo Parallel environment of both.
 
     It is like a Gymnasium environment, and has methods for its second player: `obs_agent_two()`,
@@ -46,8 +46,6 @@ class TwoPlayer:
             check_whole("max_steps", max_steps)
         self.possible_agents = list(PLAYERS)
         self.agents: list[str] = []
-        self.metadata = getattr(env, "metadata", {})
-        self.render_mode = getattr(env, "render_mode", None)
         self._env = env
         self._game = games[0]
         self._max_steps = max_steps
@@ -80,13 +78,9 @@ class TwoPlayer:
         infos = self._infos(info)
         first = as_reward(reward)
         second = -first if self._reward_of_two is None else as_reward(self._reward_of_two(infos[PLAYERS[1]]))
-        return (
-            self._by_player(obs),
-            dict(zip(PLAYERS, (first, second), strict=True)),
-            dict.fromkeys(PLAYERS, terminated),
-            dict.fromkeys(PLAYERS, truncated),
-            infos,
-        )
+        rewards = dict(zip(PLAYERS, (first, second), strict=True))
+        ends = dict.fromkeys(PLAYERS, terminated), dict.fromkeys(PLAYERS, truncated)
+        return self._by_player(obs), rewards, *ends, infos
 
     def _by_player(self, first: Any) -> dict[str, Any]:
         """Both observations, in the dtype of the space: physics engines compute with another one."""
@@ -102,12 +96,6 @@ class TwoPlayer:
         if WINNER in first:
             second[WINNER] = -first[WINNER]
         return dict(zip(PLAYERS, (dict(first), second), strict=True))
-
-    def render(self) -> Any:
-        return self._env.render()
-
-    def close(self) -> None:
-        self._env.close()
 
 
 def _halves(space: Any) -> tuple[gym.Box, gym.Box]:

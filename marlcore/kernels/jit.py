@@ -1,8 +1,7 @@
 """How marlcore's kernels are compiled."""
 
 import hashlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,6 @@ FIRST_COMPILATION = (
 WARM = "warm"  # a file beside the compiled kernels, once all are cached
 
 _announced = False
-_quiet: list[None] = []  # one for each block of `quietly` that some thread is in
 
 _OPTIONS = {"nogil": True, "error_model": "numpy", "boundscheck": False, "_nrt": False}
 
@@ -89,23 +87,18 @@ class _Cache(caching.FunctionCache):  # type: ignore[misc]
         self._cache_file._data_name = lambda number: f"{self._impl.filename_base}.{uuid4().hex}.nbc"
 
 
-@contextmanager
-def quietly() -> Iterator[None]:
-    """Reports no compilation inside, in any thread; the caller reports it."""
-    _quiet.append(None)
-    try:
-        yield
-    finally:
-        _quiet.pop()
+def announced() -> None:
+    """From now on, this process reports no compilation, since the caller or its parent does."""
+    global _announced
+    _announced = True
 
 
 class _Listener(event.Listener):  # type: ignore[misc]
     """Reports, once in a process, that a kernel is compiled instead of loaded."""
 
     def on_start(self, event: Any) -> None:
-        global _announced
-        if not (_announced or _quiet) and event.data["dispatcher"].py_func.__module__.startswith("marlcore."):
-            _announced = True
+        if not _announced and event.data["dispatcher"].py_func.__module__.startswith("marlcore."):
+            announced()
             say(FIRST_COMPILATION)
 
     def on_end(self, event: Any) -> None:

@@ -126,10 +126,6 @@ def replace_file(target: Path, description: dict[str, Any], body_bytes: int, fil
         hold(file, target)  # so that no other process removes it as left behind
         give_name(file, aside)
         os.replace(aside, target)
-    _sync_directory(target.parent)
-
-
-def _sync_directory(directory: Path) -> None:
-    with File() as file:
-        file.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-        os.fsync(file.fd)
+    with File() as directory:
+        directory.open(target.parent, os.O_RDONLY | os.O_DIRECTORY)
+        os.fsync(directory.fd)

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..checks import as_path
 from ..closing import ClosedAfterError
 from ..errors import ClosedError, LayoutMismatch, MarlcoreError, SegmentCorrupt, SharedMemoryFull, StaleHandle
 from .existing_file import check_allocated, open_named
@@ -93,7 +94,7 @@ class Segment:
             sweep_once()
         header = Header.build(secrets.randbits(64), description, body_bytes)
         in_shm = SHM_DIR / f"{PREFIX}{name}-{header.nonce:016x}"
-        target = lasting(Path(path).absolute()) if path is not None else in_shm
+        target = lasting(as_path("path", path).absolute()) if path is not None else in_shm
         try:
             file = open_nameless(target, header.segment_bytes, target)
         except SharedMemoryFull as error:
@@ -135,7 +136,7 @@ class Segment:
             SharedMemoryFull: no room to fill the file's holes, or no address space to map it.
             MarlcoreError: no descriptor is free.
         """
-        path = Path(handle.path if isinstance(handle, SegmentHandle) else handle).absolute()
+        path = as_path("path", handle.path if isinstance(handle, SegmentHandle) else handle).absolute()
         file = open_named(path, writable)
         with ClosedAfterError(file):
             header = Header.read(file.fd, path)

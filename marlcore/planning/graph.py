@@ -6,13 +6,12 @@ import os
 import pickle
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checks import check_whole
+from ..checks import as_path, check_whole
 from ..errors import SegmentCorrupt
 from ..memory import Segment, Shared, replace_file
 from .expansion import Expansion
@@ -172,7 +171,7 @@ class Graph(Shared):
         """
         self.check_open()
         body = self._segment.body
-        replace_file(Path(path).absolute(), self._segment.description, len(body), lambda put: put(0, body))
+        replace_file(as_path("path", path).absolute(), self._segment.description, len(body), lambda put: put(0, body))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Graph:
@@ -180,7 +179,7 @@ class Graph(Shared):
 
         Raises: SegmentNotFound, SegmentCorrupt: the file does not exist, or it is no graph. SharedMemoryFull: no room.
         """
-        with cls.attach(Path(path).resolve()) as saved:
+        with cls.attach(as_path("path", path).resolve()) as saved:
             segment = saved._segment
             segment.verify()
             return cls(

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from multiprocessing import spawn
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -125,6 +126,13 @@ class Child:
     @property
     def running(self) -> bool:
         return bool(self._open) and not readable(0.0, self.pidfd)
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a signal, such as SIGSTOP, or a debugger holds it."""
+        with suppress_failed_calls():  # it has just ended
+            return Path(f"/proc/{self.pid}/stat").read_bytes().rpartition(b")")[2].split()[0] in b"tT"
+        return False
 
     def send(self, request: bytes) -> None:
         """Sends a request; a dead process loses it, which its pidfd tells."""

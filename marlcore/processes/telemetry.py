@@ -8,6 +8,7 @@ from itertools import chain
 
 import numpy as np
 
+from ..checks import brief
 from ..memory import LaneGeometry, Segment, Shared, claim, described_workers
 
 ROWS = 4096
@@ -97,7 +98,7 @@ def encoded_name(label: str, name: str) -> bytes:
     """The name in UTF-8. Raises ValueError, naming the label: it is longer than 64 bytes, or has a lone surrogate."""
     encoded = name.encode(errors="surrogatepass")
     if len(encoded) > NAME_BYTES or encoded != name.encode(errors="replace"):
-        raise ValueError(f"{label}: expected at most {NAME_BYTES} bytes of UTF-8, got {name!r}")
+        raise ValueError(f"{label}: expected at most {NAME_BYTES} bytes of UTF-8, got {brief(name)}")
     return encoded
 
 

@@ -110,7 +110,11 @@ class QueueGate:
         if not (0 <= longest < self._capacity and 0 <= released <= committed and left >= 0):
             path = self._view.segment.path
             raise SegmentCorrupt(f"{path}: the counters of lane {self._lane} and of its reader contradict one another")
-        self._check_length(rows, longest or self._capacity - 1)
+        if rows > (most := longest or self._capacity - 1):
+            raise ValueError(
+                f"reward: expected at most {most} rows in one add, final_obs included, since the queue's "
+                f"reader needs the rest of a lane's {self._capacity}, got {rows}"
+            )
         if rows <= left:
             self.left = left - rows
         if self._when_full == "wait":
@@ -126,13 +130,6 @@ class QueueGate:
             raise Deadlocked(
                 f"{path}: the writer of lane {self._lane} waits for room for {rows} rows, and the reader for more rows "
                 f"before it makes some"
-            )
-
-    def _check_length(self, rows: int, longest: int) -> None:
-        if rows > longest:
-            raise ValueError(
-                f"reward: expected at most {longest} rows in one add, final_obs included, since the queue's "
-                f"reader needs the rest of a lane's {self._capacity}, got {rows}"
             )
 
 

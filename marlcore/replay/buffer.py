@@ -4,12 +4,11 @@ import os
 from collections.abc import Iterable
 from dataclasses import asdict
 from itertools import chain, islice
-from pathlib import Path
 from typing import Any
 
 from numpy.typing import NDArray
 
-from ..checks import brief
+from ..checks import as_path, brief
 from ..memory import Segment
 from ..observations import Pad
 from ..spec import Sequence, TransitionSpec
@@ -19,7 +18,7 @@ from .hindsight import Hindsight
 from .limiter import SLOTS, RateLimiter, WriteGate
 from .prioritized import Prioritized
 from .sampler import Sampler
-from .save import Stateful, copy_segment, read_state, save_segment
+from .save import UNLIMITED, Stateful, copy_segment, read_state, save_segment
 
 
 class ReplayBuffer(TransitionLanes):
@@ -87,6 +86,7 @@ class ReplayBuffer(TransitionLanes):
         *,
         name: str = "replay",
         into: str | os.PathLike[str] | None = None,
+        limited: bool = True,
     ) -> "ReplayBuffer":
         """A new replay with the content of a save: the same rows under the same tickets; writers continue after them.
 
@@ -97,15 +97,17 @@ class ReplayBuffer(TransitionLanes):
             spec: the spec that the caller expects.
             name: part of the new segment's name in /dev/shm.
             into: an ordinary file for the replay, which must not exist yet.
+            limited: keep the save's limiter, which may expect further rows before the next batch. False: without it, so
+                that batches of a run's replay can be drawn at once.
 
         Raises:
             SegmentNotFound: the file does not exist. SegmentCorrupt: it is not a save of a replay, or its checksum
                 differs; a save that was used in place since, and a replay made in a file, have none.
             LayoutMismatch: the save has another spec. SharedMemoryFull: no room for the replay.
         """
-        with cls.attach(Path(path).resolve(), spec) as saved:
+        with cls.attach(as_path("path", path).resolve(), spec) as saved:
             saved._segment.verify()
-            return cls(copy_segment(saved._mapped, name, into))
+            return cls(copy_segment(saved._mapped, name, into, limited))
 
     @classmethod
     def from_episodes(
@@ -299,7 +301,7 @@ class ReplayBuffer(TransitionLanes):
 
     @classmethod
     def _slots(cls, description: dict[str, Any]) -> int:
-        return SLOTS if description["limiter"] else 0
+        return SLOTS if description["limiter"] or description.get(UNLIMITED) else 0
 
     def _gate(self, lane: int) -> Gate | None:
         return None if self.limiter is None else WriteGate(self._mapped, self.limiter).wait

@@ -30,6 +30,7 @@ OF_MINARI = ("observations", "actions", "rewards", "terminations", "truncations"
 MASK = "action_mask"
 PRIORITY = "priority"  # an extra in which NaN stands for the highest so far
 OBSERVATIONS = ("obs", "final_obs", "next_obs")
+_NUMBERS, _ANY = "biufc", "biufcmMOSUV"  # kinds of arrays
 _REWARD, _FLAG = Field((), "float32"), Field((), "bool")
 
 
@@ -70,7 +71,7 @@ class Recorded:
 
     def _arguments(self, fields: dict[str, Any]) -> dict[str, Any]:
         obs, action, rewards = (_needed(fields, name) for name in ("obs", "action", "reward"))
-        action = np.asarray(action)
+        action = _array("action", action)
         if not action.ndim or not len(action):
             raise ValueError(f"action: expected an array [T, ...] with T of at least 1, got {brief(fields['action'])}")
         steps, final = len(action), _final_obs(fields, obs, len(action))
@@ -155,7 +156,7 @@ def _arrays_in(path: Path) -> dict[str, Any]:
 
 
 def _episodes_in(fields: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    fields = {name: values if name in OBSERVATIONS else np.asarray(values) for name, values in fields.items()}
+    fields = {name: values if name in OBSERVATIONS else _array(name, values, _ANY) for name, values in fields.items()}
     finals = fields.pop("final_obs", None)
     steps = len(np.atleast_1d(_needed(fields, "reward")))
     for name, values in fields.items():
@@ -198,7 +199,7 @@ def _fields_of(episode: Any, declared: Collection[str] | None) -> dict[str, Any]
 
 def _needed(fields: Mapping[str, Any], name: str) -> Any:
     if name not in fields:
-        raise ValueError(f"{name}: expected an array, got none beside {sorted(fields)}")
+        raise ValueError(f"{name}: expected an array, got none beside {brief(sorted(fields))}")
     return fields[name]
 
 
@@ -212,7 +213,7 @@ def _arrays(label: str, obs: Any, declared: Collection[str] | None, keys: tuple[
     if isinstance(obs, Mapping):
         inside = obs.items()
     elif not isinstance(obs, tuple) or (declared is not None and part_name(keys) in declared):
-        return np.asarray(obs)
+        return _array(label, obs, "biufcU" if keys else _NUMBERS)
     elif declared is None:
         expected = "a list or an array of steps, or a spec that names a tuple's parts"
         raise ValueError(f"{label}: expected {expected}, got a tuple of {len(obs)}")
@@ -226,6 +227,17 @@ def _arrays(label: str, obs: Any, declared: Collection[str] | None, keys: tuple[
         elif values.size and values.dtype.kind != "U":
             arrays[part_name((*keys, key))] = values
     return arrays
+
+
+def _array(label: str, values: Any, kinds: str = _NUMBERS) -> NDArray[Any]:
+    """Raises ValueError: it is no array of these kinds, such as a list of dicts, one for each step."""
+    try:
+        array = np.asarray(values)
+    except ValueError:  # a list of different shapes
+        array, kinds = np.empty(0, object), ""
+    if array.dtype.kind not in kinds and values is not None:
+        raise ValueError(f"{label}: expected an array [T, ...] of numbers, or a dict of them, got {brief(values)}")
+    return array
 
 
 def _names_in(space: Any, keys: tuple[Any, ...] = ()) -> set[str]:

@@ -8,17 +8,18 @@ import math
 import os
 from collections.abc import Iterator, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..checks import as_path
 from ..errors import SegmentCorrupt, SharedMemoryFull
 from ..memory import LINE, LaneGeometry, Put, Segment, replace_file
 from ..transitions import LaneView
 
 STATE = "sampler"  # the key of a description that lists the arrays of a sampler's state
+UNLIMITED = "unlimited"  # that of a copy without the limiter of its original, whose slots stay in their places
 _KINDS = "biufc"
 
 
@@ -31,7 +32,7 @@ class Stateful(Protocol):
 
 def save_segment(view: LaneView, path: str | os.PathLike[str], state: Mapping[str, NDArray[Any]] | None) -> None:
     """Writes a copy of a live segment to a file, replacing an existing one; see `ReplayBuffer.save`."""
-    segment, target = view.segment, Path(path).absolute()
+    segment, target = view.segment, as_path("path", path).absolute()
     if segment.is_at(target):
         raise ValueError(f"path: expected another file than the replay's own, got {target}")
     arrays = {name: _checked_array(name, value) for name, value in (state or {}).items()}
@@ -62,7 +63,7 @@ def save_segment(view: LaneView, path: str | os.PathLike[str], state: Mapping[st
         raise OSError(error.errno, text, str(target)) from error
 
 
-def copy_segment(view: LaneView, name: str, path: str | os.PathLike[str] | None) -> Segment:
+def copy_segment(view: LaneView, name: str, path: str | os.PathLike[str] | None, limited: bool) -> Segment:
     """A new segment with the rows of this one, followed by the sampler's arrays; see `ReplayBuffer.load`."""
     segment, end = view.segment, view.geometry.nbytes
     _saved_arrays(view)
@@ -73,7 +74,8 @@ def copy_segment(view: LaneView, name: str, path: str | os.PathLike[str] | None)
         _put_cut(put, view)
         put(end, segment.body[end:])
 
-    return Segment.create(name, segment.description, len(segment.body), path, fill)
+    description = segment.description if limited else {**segment.description, "limiter": None, UNLIMITED: True}
+    return Segment.create(name, description, len(segment.body), path, fill)
 
 
 def read_state(view: LaneView) -> dict[str, NDArray[Any]] | None:

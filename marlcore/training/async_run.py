@@ -20,6 +20,7 @@ from .workers import ActorWorker, Blueprint, EvaluatorWorker, LearnerWorker
 
 POLL_S = 0.1
 GRACE_S = 60.0  # least time for the last checkpoints
+SAID_S, STOPPED_S = 5.0, 10.0  # after a signal or a failure: until a line names the last workers; for stopped ones
 
 log = logging.getLogger(__name__)
 
@@ -93,6 +94,15 @@ def resume_actors(supervisor: Supervisor, blueprint: Blueprint, control: Control
             supervisor.workers[name].resume()
 
 
+def _all_stopped(waiting: list[str], supervisor: Supervisor, monitor: Monitor | None) -> bool:
+    """Whether a signal has stopped all workers that a halted run waits for; a monitor says who they are."""
+    stopped = {worker.name for worker in supervisor.running if worker.process and worker.process.is_stopped}
+    named = (f"{name}, which a signal has stopped" if name in stopped else name for name in waiting)
+    if monitor is not None:
+        monitor.say(f"still waiting for {'; '.join(named)}")
+    return stopped.issuperset(waiting)
+
+
 def grace_of(blueprint: Blueprint) -> float:
     """Seconds in which learners must write their last checkpoints."""
     return max(GRACE_S, *(blueprint.config.timeout_of(policy.name) for policy in blueprint.policies))
@@ -109,7 +119,7 @@ def run_async(
     learners have made all updates. After a failure for good, a signal or a stop no worker is restarted, and workers
     that are still starting are killed. A second signal, a second after the first, kills all.
     """
-    config, failed, ends_since, halted = blueprint.config, None, None, False
+    config, failed, ends_since, halted, said = blueprint.config, None, None, False, False
     stepping = [
         supervisor.workers[name] for name in (control.about["learners"] if config.offline else blueprint.crew.names)
     ]
@@ -135,7 +145,10 @@ def run_async(
             if interrupts.finishing:
                 monitor.say_stopping()
             control.finish()
-        if ends_since is not None and time.monotonic() - ends_since > grace:
+        late_s, held = 0.0 if ends_since is None else time.monotonic() - ends_since, False
+        if halted and late_s > SAID_S:
+            held, said = _all_stopped(waiting, supervisor, None if said else monitor), True
+        if late_s > (STOPPED_S if held else grace):
             late = waiting[0]
             if late != EVALUATOR:  # the last of the workers
                 failed = failed or WorkerFailed(late, "hang", f"it did not end within {grace:g} s")

@@ -10,20 +10,20 @@ import io
 import itertools
 import json
 import math
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 
-from ..checks import brief, check_whole, names_error, printable
+from ..checks import brief, check_whole, names_error
 from ..declared import Declared, Whole
 from .config import PopulationConfig
-from .record import canvas, holds_files, read_json, say_that_none_ended, write_atomically, write_json
+from .record import believed, canvas, holds_files, read_json, say_that_none_ended, write_atomically, write_json
 
 STATE, TABLE, PICTURE = "population.json", "lineage.csv", "lineage.png"
+EXPECTED = "resume: expected the directory of a population"
 AtLeast0 = Annotated[int, Whole(0)]
 LOST = -math.inf  # the score of a member that diverged; NaN is that of one of which none is known
 
@@ -67,13 +67,13 @@ class Lineage:
 
         Raises ValueError: there is none, it was begun with other settings, or it holds what no population writes.
         """
-        with _population_in(folder):
+        with believed(EXPECTED, folder, STATE):
             saved = read_json(folder / STATE)
             before = {name: saved[name] for name in _fixed(config, total_steps)}
         for name, now in _fixed(config, total_steps).items():
             if before[name] != now:
                 raise ValueError(f"population.{name}: expected {brief(before[name])}, as it began, got {now}")
-        with _population_in(folder):
+        with believed(EXPECTED, folder, STATE):
             kin = [_kin(config, own) for own in saved["members"]]
             check_whole("members", len(kin), config.size, config.size)
             for row in saved["rows"]:
@@ -136,16 +136,6 @@ class Lineage:
     def generator_of(self, member: int) -> np.random.Generator:
         """Of a member's next decision; a population that is resumed decides the same."""
         return np.random.default_rng([self.seed, len(self.rows), member])
-
-
-@contextmanager
-def _population_in(folder: Path) -> Iterator[None]:
-    """Raises ValueError, which says why the block fails: the folder's file is not that of a population."""
-    try:
-        yield
-    except (KeyError, TypeError, ValueError, AttributeError, OSError) as error:
-        expected = "resume: expected the directory of a population"
-        raise ValueError(f"{expected}, got {str(folder)!r} ({printable(str(error))})") from None
 
 
 def _kin(config: PopulationConfig, own: Mapping[str, Any]) -> Kin:

@@ -10,7 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from ..checks import absolute, brief, printable
+from ..checks import absolute, as_path, brief, printable
 from ..envs import factory, vectorize
 from ..envs.copies import Copies
 from ..envs.joint import JointObservations
@@ -135,7 +135,7 @@ def _located(config: Config, resume: str | Path | None) -> tuple[Config, Path | 
 
 def check_same_run(run_dir: str | None, resume: str | Path) -> None:
     """Raises ValueError: the settings name another directory than that of the run to continue."""
-    if run_dir is None or run_dir == str(resume):
+    if run_dir is None or run_dir == str(as_path("resume", resume)):
         return
     if is_address(run_dir) or is_address(resume) or absolute(run_dir).resolve() != absolute(resume).resolve():
         raise ValueError(f"run_dir: expected None or that of the run that continues, {str(resume)!r}, got {run_dir!r}")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 from ..checks import printable
 from ..declared import changed
 from ..interfaces import QueueSource, ReplaySource
-from ..processes import PID, STEPS, Children, Control, Telemetry
+from ..processes import PID, SKIPS, STEPS, Children, Control, Telemetry
 from .async_run import Elsewhere, run_async, start_all, supervisor_of
 from .config import EVALUATOR, AssignedPolicy, Config, StopConfig, actor_names, crews, learner_names, node_names
 from .evaluation import save_policies
@@ -141,11 +141,11 @@ class Session:
             log.warning("resume: the environment is %s", printable(f"{now} instead of {before}, with the same spaces"))
         for policy in self.input.policies:
             Hold(run.checkpoint_path(policy.name), "", 0).end()  # a learner that still lives elsewhere saves no more
-            if not run.checkpoint_path(policy.name).exists() and policy.name not in self.input.initial:
+            if not os.path.lexists(run.checkpoint_path(policy.name)) and policy.name not in self.input.initial:
                 log.warning("resume: %s has no checkpoint yet, its learner starts from scratch", printable(policy.name))
         own = [policy for policy in self.input.policies if policy.name not in self.input.replays]
         replays = [policy.name for policy in own if isinstance(policy.source, ReplaySource)]
-        if empty := [name for name in replays if not run.replay_path(name).exists()]:
+        if empty := [name for name in replays if not os.path.lexists(run.replay_path(name))]:
             why = "were not saved before the run ended" if config.replay.save else "were not saved (replay.save)"
             log.warning("resume: replays %s: empty at first for %s", why, printable(", ".join(empty)))
         return run
@@ -274,4 +274,6 @@ def _restore_progress(run: RunDirectory, control: Control, config: Config, polic
     for i, name in enumerate(names):
         control.workers[name].store(STEPS, steps[name] + missing // len(steps) + (i < missing % len(steps)))
     run.csv.resume_at(control.steps)
+    if EVALUATOR in control.workers:
+        control.workers[EVALUATOR].store(SKIPS, saved.get("skips", 0))
     return float(saved.get("time_s", 0.0))

@@ -21,9 +21,9 @@ def compile_before_a_run() -> None:
     cache = jit.cache_directory()
     if cache is None or (cache / jit.WARM).exists():
         return
-    with jit.quietly():
-        say(jit.FIRST_COMPILATION)
-        log.info("the kernels are compiled, in %.1f s", warm_up())
+    jit.announced()
+    say(jit.FIRST_COMPILATION)
+    log.info("the kernels are compiled, in %.1f s", warm_up())
 
 
 def warm_up() -> float:

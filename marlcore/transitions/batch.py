@@ -256,7 +256,8 @@ class BatchMemory:
         self.address: int = self.root.ctypes.data  # of all bytes
         self.fields = layout.carve(self.root)
         self._dicts = tuple(name for name, value in self.fields.items() if isinstance(value, dict))
-        self._arrays = [self.root, *_every_array(self.fields)]
+        nested = [value.values() if isinstance(value, dict) else [value] for value in self.fields.values()]
+        self._arrays = [self.root, *(array for values in nested for array in values if array is not None)]
         self._unused = self._references()
 
     def batch(self) -> Batch:
@@ -268,8 +269,3 @@ class BatchMemory:
     def _references(self) -> int:
         # An array made from one of these refers to the root, so that every reference to the memory counts.
         return sum(map(sys.getrefcount, self._arrays))
-
-
-def _every_array(fields: dict[str, Any]) -> list[NDArray[Any]]:
-    nested = [value.values() if isinstance(value, dict) else [value] for value in fields.values()]
-    return [array for values in nested for array in values if array is not None]

@@ -45,7 +45,7 @@ class TransitionLanes(Shared):
     @classmethod
     def _lane_rows(cls, spec: TransitionSpec, capacity: int, lanes: int) -> int:
         if not isinstance(spec, TransitionSpec):
-            raise TypeError(f"spec: expected a TransitionSpec, got {spec!r}")
+            raise TypeError(f"spec: expected a TransitionSpec, got {brief(spec)}")
         for label, value in (("lanes", lanes), ("capacity", capacity)):
             check_whole(label, value)
         if not lanes <= capacity <= MAX_ROWS:

@@ -74,6 +74,8 @@ class RowLayout:
         for name, shape, _ in plain["tensors"]:
             for extent in shape:
                 check_whole(f"shape of {name}", extent, 0, MAX_BYTES)
+        if len({name for name, *_ in plain["tensors"]}) < len(plain["tensors"]):
+            raise ValueError("tensors: expected names that differ")
         return cls(
             tuple(TensorSpec(name, tuple(shape), dtype) for name, shape, dtype in plain["tensors"]),
             {name: Field(tuple(shape), dtype) for name, shape, dtype in plain["extras"]},

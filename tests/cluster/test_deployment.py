@@ -70,7 +70,7 @@ algo: dqn
 total_steps: 2000
 learner: {device: cpu}
 actor: {processes: 0}
-cluster: {address: auto, lease_seconds: 60.0}
+cluster: {address: auto, lease_seconds: 12.0}
 """
 
 

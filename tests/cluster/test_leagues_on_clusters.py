@@ -42,9 +42,9 @@ from arena import Arena, Marking, weak
 
 settings = {"pool": 64, "admit_updates": 25, "latest": 0.2, "anchors": {weak: 0.2}, "draw": "uniform"}
 
-def league(steps, resume=None, make=Arena, **changes):
+def league(steps, resume=None, make=Arena, nodes=1, **changes):
     config = configured(
-        sys.argv[2], steps, actor=mc.ActorConfig(processes=0, envs=4, sync_interval=5),
+        sys.argv[2], steps, nodes, actor=mc.ActorConfig(processes=0, envs=4, sync_interval=5),
         learner=mc.LearnerConfig(
             device="cpu", n_step=1, publish_interval=5, batch_size=16, warmup=50, checkpoint_interval=40
         ),
@@ -62,7 +62,7 @@ def test_a_league_of_machines_plays_as_one(ray_nodes: RayNodes, program: Program
     run_dir, notes = tmp_path / "run", tmp_path / "notes"
     notes.mkdir()
     result = result_of(
-        program(BEGINNING, LEAGUE, "told(league(8_000).wait())", args=[ray_nodes.address, run_dir, notes])
+        program(BEGINNING, LEAGUE, "told(league(8_000, nodes=2).wait())", args=[ray_nodes.address, run_dir, notes])
     )
     assert result["steps"] >= 8_000 and not any(result["restarts"].values())
     check_opponents(run_dir, notes)
@@ -74,14 +74,14 @@ def test_a_league_of_machines_plays_as_one(ray_nodes: RayNodes, program: Program
 
 KILLED = """
 class Gated(Arena):
-    # Rests early until the test is about to kill: one machine may begin when the other could have ended the run.
+    # Rests early until the test is about to kill: the run could have ended by then.
     def reset(self, **options):
         while self._episode > 150 and not self._path.parent.with_name("open").exists():
             time.sleep(0.01)
         return super().reset(**options)
 
 run = league(40_000, make=Gated, admit_updates=100, latest=0.0, anchors={})
-until(lambda: all(words(run, name)[0] > 1_000 for name in ("node-0", "node-1")), lambda: run.status().running)
+until(lambda: words(run, "node-0")[0] > 1_000, lambda: run.status().running)
 print("working", flush=True)
 told(run.wait())
 """
@@ -145,7 +145,7 @@ LEARNS = """
 from puck import chaser, idle, two_player_puck
 
 config = configured(
-    sys.argv[2], 40_000, updates_per_step=0.25, actor=mc.ActorConfig(envs=4, sync_interval=10),
+    sys.argv[2], 40_000, 1, updates_per_step=0.25, actor=mc.ActorConfig(envs=4, sync_interval=10),
     learner=mc.LearnerConfig(warmup=1000, device="cpu"),
     exploration=mc.ExplorationConfig(epsilon=mc.Linear(1.0, 0.05, 15_000)),
     self_play=mc.SelfPlayConfig(pool=8, admit_updates=1000, anchors={idle: 0.1, chaser: 0.1}),

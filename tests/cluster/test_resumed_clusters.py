@@ -28,13 +28,14 @@ Programs = Callable[..., Any]
 BEGINS = """
 learner = mc.LearnerConfig(device="cpu", warmup=100, publish_interval=5, checkpoint_interval=20)
 replay = mc.ReplayConfig(capacity=12_000, save=sys.argv[3] == "saved")
-mc.train(CARTPOLE, "dqn", configured(sys.argv[2], 10**9, learner=learner, replay=replay), progress=False)
+nodes = 1 if replay.save else 2
+mc.train(CARTPOLE, "dqn", configured(sys.argv[2], 10**9, nodes, learner=learner, replay=replay), progress=False)
 """
 RESUMES = """
 more = int(sys.argv[3])
 learner = mc.LearnerConfig(device="cpu", warmup=100, publish_interval=5)
 actor = mc.ActorConfig(processes=int(sys.argv[4]))
-cluster, nodes = {"actors_per_node": 2, "lease_seconds": 50.0}, int(sys.argv[5])
+cluster, nodes = {"actors_per_node": 2, "lease_seconds": 10.0}, int(sys.argv[5])
 config = configured(sys.argv[2], more, nodes, cluster, learner=learner, actor=actor)
 told(mc.train(CARTPOLE, "dqn", config, progress=False, resume=sys.argv[2]))
 """

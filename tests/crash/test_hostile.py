@@ -24,305 +24,25 @@ import time
 import warnings
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from core import CORE, counted, mutants, python, report, run
 from mapped import Mapped
+from uses import CASES, Case, Use
 from victims import fork, kill
 
 import marlcore as mc
-from marlcore.memory import Shared
-from marlcore.observations import in_form
-from marlcore.processes import READY, STEPS, Control, Metric, Telemetry
 from marlcore.queue import reader as reader_module
 from marlcore.replay import sampler as sampler_module
 
 SEED = 20_240_101
 PATIENCE_S = 300  # for what hangs; far more than a slow machine needs
 PAGE, FIXED = 4096, 48  # bytes of these headers, and of what precedes their description
-SPEC = mc.TransitionSpec(
-    {"x": mc.Field((3,)), "frame": mc.Field((20, 20), "uint8")},
-    mc.Field((), "int16"),
-    {"priority": mc.Field(), "h": mc.Field((5,), every=4)},
-)
-PAIRS = mc.TransitionSpec(mc.Field((70, 3)), mc.Field(), {"done": mc.Field((), "bool")}, next_obs=True)
-WORKERS = ["actor-0", "learner"]
-
-Use = Callable[[], object]
-
-
-def row_of(spec: mc.TransitionSpec) -> dict[str, Any]:
-    def ones(fields: Any) -> dict[str, Any]:
-        return {name: np.ones(field.shape, field.dtype) for name, field in fields.items()}
-
-    obs = in_form(ones(spec.obs_fields), spec.obs)
-    row = {"obs": obs, "reward": 1.0, **ones({"action": spec.action, **spec.extras})}
-    return row | ({"next_obs": obs} if spec.next_obs else {})
-
-
-def check_batch(batch: Any) -> object:
-    """What must be so of a batch whatever its rows held."""
-    assert (batch.index >= 0).all()
-    assert batch.reward.dtype == batch.discount.dtype == np.float32
-    assert batch.valid.any()
-    return batch
-
-
-class Case:
-    """Something shared, and every use that can be made of it; each use is one call."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.shared: Any = self.create()
-
-    def create(self) -> Shared:
-        raise NotImplementedError
-
-    def open(self) -> None:
-        """Whatever is used for many rounds; again after what was attached to has been replaced."""
-
-    def uses(self) -> dict[str, Use]:
-        raise NotImplementedError
-
-    def attached(self, shared: Any) -> None:
-        """Uses what a changed header describes."""
-        raise NotImplementedError
-
-
-class Replay(Case):
-    spec = SPEC
-    limiter: mc.RateLimiter | None = None
-
-    def create(self) -> mc.ReplayBuffer:
-        replay = mc.ReplayBuffer.create(self.spec, 96, 2, limiter=self.limiter, path=self.folder / "segment")
-        for lane in range(2):
-            with replay.writer(lane, timeout=0.0) as writer:
-                for i in range(40 + 30 * lane):
-                    writer.add(**row_of(self.spec), terminated=i % 11 == 10)
-        return replay
-
-    def options(self) -> list[dict[str, Any]]:
-        priorities = mc.Prioritized(alpha=0.7, initial="priority")
-        return [
-            {},
-            {"stack": 4, "n_step": 3, "pad": "zero"},
-            {"sequence": mc.Sequence(8, 4), "stack": 2},
-            {"prioritized": priorities, "stack": 2, "n_step": 2},
-            {"sequence": mc.Sequence(4), "prioritized": priorities},
-        ]
-
-    def open(self) -> None:
-        self.samplers = [self.shared.sampler(8, seed=i, min_size=1, **kind) for i, kind in enumerate(self.options())]
-        self.states = [sampler.state_dict() for sampler in self.samplers]
-        self.index = np.arange(8)
-        self.writers = [self.shared.writer(lane, timeout=0.0) for lane in range(2)]
-
-    def uses(self) -> dict[str, Use]:
-        loads = {f"load {name}": partial(self.load, name) for name in ("save", "segment")}
-        uses: dict[str, Use] = {"len": self.count, "save": self.save, **loads}
-        for i, sampler in enumerate(self.samplers):
-            uses |= {
-                f"sample {i}": partial(self.sample, sampler), f"can_sample {i}": sampler.can_sample,
-                f"state_dict {i}": partial(self.state, i),
-                f"load_state_dict {i}": partial(lambda i: self.samplers[i].load_state_dict(self.states[i]), i),
-            }  # fmt: skip
-            if sampler.prioritized:
-                uses[f"update {i}"] = partial(self.update, sampler)
-        for lane, writer in enumerate(self.writers):
-            uses[f"add {lane}"] = partial(writer.add, **row_of(self.spec), truncated=False)
-            uses[f"replace writer {lane}"] = partial(self.replace_writer, lane)
-        return uses
-
-    def count(self) -> None:
-        assert 0 <= len(self.shared) <= self.shared.capacity
-
-    def sample(self, sampler: Any) -> object:
-        batch = sampler.sample()
-        self.index = batch.index.copy()
-        return check_batch(batch)
-
-    def update(self, sampler: Any) -> None:
-        sampler.update_priorities(self.index, np.ones(len(self.index)))
-
-    def state(self, i: int) -> None:
-        self.states[i] = self.samplers[i].state_dict()
-
-    def replace_writer(self, lane: int) -> None:
-        self.writers[lane].close()
-        self.writers[lane] = self.shared.writer(lane, timeout=0.0)
-
-    def save(self) -> None:
-        self.shared.save(self.folder / "save", self.samplers[-1])
-
-    def load(self, name: str) -> None:
-        """The segment itself has no checksum, so that what is loaded may hold anything."""
-        with mc.ReplayBuffer.load(self.folder / name) as replay:
-            self.attached(replay)
-            replay.sampler_state  # noqa: B018 (reading it checks it)
-
-    def attached(self, shared: mc.ReplayBuffer) -> None:
-        len(shared)
-        with shared.writer(timeout=0.0) as writer:
-            writer.add(**row_of(shared.spec))
-        check_batch(shared.sampler(4, min_size=1).sample())
-
-
-class Pairs(Replay):
-    """Rows that hold their next_obs, and lanes of several writers."""
-
-    spec = PAIRS
-
-    def options(self) -> list[dict[str, Any]]:
-        return [{}, {"prioritized": mc.Prioritized()}]
-
-
-class Limited(Replay):
-    """A replay whose writers and samplers wait for one another."""
-
-    limiter = mc.RateLimiter(4.0, 10, 1000.0)
-
-
-class Queue(Case):
-    """A queue's reader, its successors, and writers that it keeps back."""
-
-    when_full = "wait"
-
-    def create(self) -> mc.TrajectoryQueue:
-        queue = mc.TrajectoryQueue.create(SPEC, 160, 2, when_full=self.when_full, path=self.folder / "segment")
-        for lane in range(2):
-            with queue.writer(lane, timeout=0.0) as writer:
-                for i in range(78):
-                    writer.add(**row_of(SPEC), terminated=i % 11 == 10)
-        return queue
-
-    def open(self) -> None:
-        self.writers = [self.shared.writer(lane, timeout=0.0) for lane in range(2)]
-        self.reader = self.shared.reader(4)
-
-    def uses(self) -> dict[str, Use]:
-        uses: dict[str, Use] = {
-            "len": lambda: len(self.shared), "dropped": lambda: self.shared.dropped,
-            "skipped": lambda: self.shared.skipped, "read": lambda: check_batch(self.reader.read()),
-            "wait": lambda: check_batch(self.reader.read(timeout=0.0)),
-        }  # fmt: skip
-        for i, options in enumerate(({}, {"stack": 3, "n_step": 2}, {"length": 4}, {"length": 8, "stack": 2})):
-            uses[f"replace reader {i}"] = partial(self.replace_reader, options)
-        for lane, writer in enumerate(self.writers):
-            uses[f"add {lane}"] = partial(writer.add, **row_of(SPEC), truncated=False)
-        return uses
-
-    def replace_reader(self, options: dict[str, Any]) -> None:
-        self.reader.close()
-        self.reader = self.shared.reader(4, **options)
-
-    def attached(self, shared: mc.TrajectoryQueue) -> None:
-        assert len(shared) + shared.dropped.sum() + shared.skipped.sum() >= 0
-        with shared.writer(timeout=0.0) as writer, shared.reader(2) as reader:
-            writer.add(**row_of(shared.spec))
-            check_batch(reader.read())
-
-
-class DroppingQueue(Queue):
-    """A queue whose writers count what finds no room."""
-
-    when_full = "drop_newest"
-
-
-class Store(Case):
-    def model(self) -> torch.nn.Module:
-        return torch.nn.Linear(10, 4)
-
-    def create(self) -> mc.ParameterStore:
-        store = mc.ParameterStore.create(
-            self.model(), "double_buffer", {"temperature": ()}, path=self.folder / "segment"
-        )
-        with store.publisher(self.model()) as publisher:
-            publisher.publish(temperature=1.0)
-        return store
-
-    def open(self) -> None:
-        self.subscriber = self.shared.subscriber(self.model())
-        self.publisher = self.shared.publisher(self.model())
-
-    def uses(self) -> dict[str, Use]:
-        return {
-            "version": lambda: self.shared.version, "pull": lambda: self.subscriber.pull(timeout=0.001),
-            "in place": self.in_place, "publish": lambda: self.publisher.publish(temperature=2.0),
-            "wait": lambda: self.subscriber.wait(1, timeout=0.0), "replace publisher": self.replace_publisher,
-        }  # fmt: skip
-
-    def in_place(self) -> None:
-        with self.subscriber.in_place() as view:
-            assert [tuple(tensor.shape) for tensor in view.tensors.values()] == [(4, 10), (4,)]
-            view.valid()
-
-    def replace_publisher(self) -> None:
-        self.publisher.close()
-        self.publisher = self.shared.publisher(self.model())
-
-    def attached(self, shared: mc.ParameterStore) -> None:
-        shared.slot_tensor(0).sum()
-        subscriber = shared.subscriber(self.model())
-        subscriber.pull()
-        with subscriber.in_place() as view:
-            view.valid()
-
-
-class Block(Case):
-    def create(self) -> Control:
-        return Control.create(WORKERS)
-
-    def uses(self) -> dict[str, Use]:
-        return {"read": partial(self.attached, self.shared)}
-
-    def attached(self, shared: Control) -> None:
-        assert shared.stopping in (False, True)
-        assert isinstance(shared.steps, int)
-        for counters in [*shared.workers.values(), *shared.notes.values()]:
-            counters.store(READY, counters.load(STEPS))
-
-
-class Metrics(Case):
-    metric = Metric(1.0, 2, "agent_0", "loss", 3.0)
-
-    def create(self) -> Telemetry:
-        telemetry = Telemetry.create(WORKERS)
-        for worker in WORKERS:
-            reporter = telemetry.reporter(worker)
-            for _ in range(100):
-                reporter.report(self.metric)
-            reporter.close()
-        return telemetry
-
-    def open(self) -> None:
-        self.reporter = self.shared.reporter(WORKERS[0])
-        self.late = Telemetry.attach(self.shared.handle)
-
-    def uses(self) -> dict[str, Use]:
-        return {
-            "report": lambda: self.reporter.report(self.metric), "tail": self.shared.tail,
-            "tail for the first time": lambda: Telemetry.attach(self.shared.handle).tail(),
-            "check": self.replace_reporter,
-        }  # fmt: skip
-
-    def replace_reporter(self) -> None:
-        self.reporter.close()
-        self.reporter = self.shared.reporter(WORKERS[0])
-
-    def attached(self, shared: Telemetry) -> None:
-        assert all(isinstance(metric.name, str) for metric in shared.tail())
-
-
-CASES = {
-    "replay": Replay, "pairs": Pairs, "limited": Limited, "queue": Queue, "dropping_queue": DroppingQueue,
-    "store": Store, "control": Block, "telemetry": Metrics,
-}  # fmt: skip
 HEADERS = ["limited", "queue", "store", "control", "telemetry"]
 
 
@@ -548,7 +268,9 @@ def test_no_input_of_the_fuzzer_leads_the_core_astray(tmp_path):
     sources = [CORE / "test" / "fuzz_lane.c", *sorted(CORE.glob("*.c"))]
     command = ["clang", *mutants.CFLAGS, *FUZZ, f"-I{CORE}", *map(str, sources), "-o", str(tmp_path / "fuzz")]
     mutants.compile_with([*command, "-pthread", "-lm"])
-    done = run([tmp_path / "fuzz", "-max_total_time=8", f"-seed={SEED}", f"-artifact_prefix={tmp_path}/"])
+    # Its own limit is the peak resident size, which a program inherits from the process that started it: pytest's.
+    limits = ["-rss_limit_mb=0", "-malloc_limit_mb=256"]
+    done = run([tmp_path / "fuzz", "-max_total_time=8", *limits, f"-seed={SEED}", f"-artifact_prefix={tmp_path}/"])
     assert done.returncode == 0, done.stderr[-6000:]
     assert int(done.stderr.rpartition("Done ")[2].split()[0]) > 1000
 

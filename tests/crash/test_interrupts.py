@@ -1,9 +1,10 @@
 """Exceptions that come between any two steps, as a signal's handler raises them, while things are made and closed.
 
-After each, the program's own descriptors are open, none is lost, the lane is free and no segment is left. By chance, at
-20,000 moments of real time, in all operations or in some: python tests/long.py interrupts 20000 [attach writer ...]
+After each, the program's own descriptors are open, none is lost, and the same use works. By chance, at 20,000 moments
+of real time, in all uses or in those of some cases: python tests/long.py interrupts 20000 [replay queue ...]
 """
 
+import contextlib
 import gc
 import os
 import random
@@ -11,25 +12,30 @@ import signal
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
-from operator import methodcaller
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 from interrupts import at_instruction, by_signal
 from processes import descriptors
 from tiers import long_but
+from uses import CASES, Case
 
 import marlcore
-from marlcore import Field, RateLimiter, ReplayBuffer, TrajectoryQueue, TransitionSpec
-from marlcore.memory import SHM_DIR
-from marlcore.processes import Telemetry
+from marlcore.memory import survey_segments
 
-inside = methodcaller("startswith", str(Path(marlcore.__file__).parent))
-SPEC = TransitionSpec(Field((4,)), Field((), "int64"))
-NAME = f"interrupted{os.getpid()}"
-MOMENTS = 50  # of each operation
+PACKAGE = str(Path(marlcore.__file__).parent)
+USES = [
+    *(("replay", what) for what in ("attach", "create", "create a file", "replace writer 1", "write a vector", "save")),
+    ("replay", "load save"), ("limited", "sampler"), ("queue", "replace reader 0"), ("store", "replace publisher"),
+    ("telemetry", "tail for the first time"), ("telemetry", "replace reporter"),
+]  # fmt: skip
+MOMENTS = 50  # of each use
+
+
+def inside(file: str) -> bool:
+    """CPython handles no signal between a guard's mark and its `try`, where an exception would leave the mark."""
+    return file.startswith(PACKAGE) and not file.endswith("guard.py")
 
 
 class Program:
@@ -56,142 +62,79 @@ class Program:
         return lost
 
 
-class World:
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        limiter = RateLimiter(1.0, 1, 1000.0)
-        self.replay = ReplayBuffer.create(SPEC, 100, 2, limiter=limiter, name=NAME)
-        self.unlimited = ReplayBuffer.create(SPEC, 100, 2, name=NAME)
-        self.queue = TrajectoryQueue.create(SPEC, 100, 2, name=NAME)
-        self.telemetry = Telemetry.create(["one"])
-        with self.replay.writer() as writer:
-            writer.add_batch(np.zeros((20, 4), np.float32), np.zeros(20, np.int64), np.zeros(20, np.float32))
-        self.replay.save(folder / "save")
+@contextlib.contextmanager
+def opened(name: str, what: str, folder: Path) -> Iterator[tuple[Case, Callable[[], None]]]:
+    """A case, and a call that uses it so; what the use needs of another one is there."""
+    case = CASES[name](folder)
+    case.open()
 
-    def attach(self) -> None:
-        ReplayBuffer.attach(self.replay.handle).close()
+    def act() -> None:
+        with contextlib.suppress(TimeoutError):  # the queue is empty, or the lane full
+            case.uses()[what]()
 
-    def attach_without_closing(self) -> None:
-        ReplayBuffer.attach(self.replay.handle)
-
-    def create(self) -> None:
-        ReplayBuffer.create(SPEC, 100, name=NAME).close()
-
-    def create_file(self) -> None:
-        (self.folder / "file").unlink(missing_ok=True)
-        ReplayBuffer.create(SPEC, 100, path=self.folder / "file").close()
-
-    def writer(self) -> None:
-        self.replay.writer(1).close()
-
-    def writer_without_closing(self) -> None:
-        self.replay.writer(1)
-
-    def vector_writer(self) -> None:
-        with self.unlimited.vector_writer() as vector:
-            vector.add(np.zeros((2, 4), np.float32), np.zeros(2, np.int64), np.zeros(2, np.float32))
-
-    def sampler(self) -> None:
-        self.replay.sampler(8)
-
-    def reader(self) -> None:
-        self.queue.reader(8).close()
-
-    def reporter(self) -> None:
-        self.telemetry.reporter("one").close()
-
-    def save(self) -> None:
-        self.replay.save(self.folder / "save")
-
-    def load(self) -> None:
-        ReplayBuffer.load(self.folder / "save", name=NAME).close()
-
-    def check(self) -> None:
-        """All lanes are free, and nothing else has a name."""
-        for lane in range(2):
-            self.replay.writer(lane).close()
-            self.unlimited.writer(lane).close()
-        self.telemetry.reporter("one").close()
-        assert len(list(SHM_DIR.glob(f"marlcore-{NAME}*"))) == 3
-        (self.folder / "file").unlink(missing_ok=True)  # interrupted after it was made
-        assert [path.name for path in self.folder.iterdir()] == ["save"]
-
-    def close(self) -> None:
-        """The ends of readers are free too."""
-        self.queue.reader(8).close()
-        samplers = [self.replay.sampler(8) for _ in range(16)]
-        del samplers
-        for shared in (self.replay, self.unlimited, self.queue, self.telemetry):
-            shared.close()
+    for _ in range(2):
+        case.uses()["save"]() if name == "replay" else None
+        act()
+    yield case, act
+    case.shared.close()
 
 
-OPERATIONS = (
-    "attach", "attach_without_closing", "create", "create_file", "writer", "writer_without_closing", "vector_writer",
-    "sampler", "reader", "reporter", "save", "load",
-)  # fmt: skip
+def left(case: Case) -> tuple[int, set[str], set[str]]:
+    """Descriptors, files beside what is shared, and segments that no process has."""
+    gc.collect(1)
+    orphans = {file.name for file in survey_segments() if not file.held}
+    return len(descriptors()), {path.name for path in case.folder.iterdir()}, orphans
 
 
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    made = World(tmp_path)
-    gc.collect()
-    yield made
-    made.close()
-
-
-@pytest.mark.parametrize("operation", long_but(["attach"], OPERATIONS))
-def test_an_exception_before_any_instruction_is_harmless(operation: str, world: World) -> None:
-    program, act = Program(), getattr(world, operation)
-    act()
-    _, instructions = at_instruction(act, -1, inside)
-    world.check()
-    gc.collect()
-    before = descriptors()
-    step, interrupted = max(1, instructions // MOMENTS), 0
-    for moment in range(1 + random.randrange(step), instructions + 1, step):
-        interrupted += at_instruction(act, moment, inside, program.open)[0]
-        gc.collect(1)
-        assert program.close() == 0, f"instruction {moment} made it close a descriptor of the program"
-        assert descriptors() == before, f"instruction {moment} lost a descriptor"
-        world.check()
+@pytest.mark.parametrize(("name", "what"), long_but(USES[-2:], USES))
+def test_an_exception_before_any_instruction_is_harmless(name: str, what: str, tmp_path: Path) -> None:
+    program, interrupted = Program(), 0
+    with opened(name, what, tmp_path) as (case, act):
+        before = left(case)
+        _, instructions = at_instruction(act, -1, inside)
+        step = max(1, instructions // MOMENTS)
+        for moment in range(1 + random.randrange(step), instructions + 1, step):
+            interrupted += at_instruction(act, moment, inside, program.open)[0]
+            gc.collect(1)
+            assert program.close() == 0, f"instruction {moment} made it close a descriptor of the program"
+            act()
+            assert left(case) == before, f"instruction {moment} left something behind"
     assert interrupted > MOMENTS // 2
 
 
-def storm(world: World, operation: str, times: int) -> Counter[str]:
+def storm(case: Case, act: Callable[[], None], times: int) -> Counter[str]:
     """Interrupts it at moments of real time, and counts what came of it."""
-    program, act, counts = Program(), getattr(world, operation), Counter[str]()
+    program, counts = Program(), Counter[str]()
     began = time.perf_counter()
     for _ in range(20):
         act()
     longest = 1.2 * (time.perf_counter() - began) / 20
-    before, handler = descriptors(), signal.getsignal(signal.SIGALRM)
+    before, handler = left(case), signal.getsignal(signal.SIGALRM)
     attack = by_signal(lambda: random.uniform(1e-6, longest), program.open)
     while counts["interrupted"] < times:
         counts["tried"] += 1
         counts["interrupted"] += attack(act)
         counts["foreign descriptors closed"] += program.close()
         if counts["tried"] % 20 == 0:
-            gc.collect(1)
-            counts["descriptors lost"] += max(0, len(descriptors()) - len(before))
-            world.check()
+            act()
+            counts["left behind"] += left(case) != before
     signal.signal(signal.SIGALRM, handler)
     return counts
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # one may come inside a finalizer
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # of files of the standard library, which closes them
-@pytest.mark.parametrize("operation", long_but(["writer"], ["attach", "writer", "create"]))
-def test_signals_at_any_time_leave_nothing_and_take_nothing(operation: str, world: World) -> None:
-    counts = storm(world, operation, 200)
-    assert counts["foreign descriptors closed"] == counts["descriptors lost"] == 0
+@pytest.mark.parametrize(("name", "what"), long_but(USES[-1:], [*USES[:2], USES[3], USES[-1]]))
+def test_signals_at_any_time_leave_nothing_and_take_nothing(name: str, what: str, tmp_path: Path) -> None:
+    with opened(name, what, tmp_path) as (case, act):
+        counts = storm(case, act, 200)
+    assert counts["foreign descriptors closed"] == counts["left behind"] == 0
 
 
-def main(times: int, *operations: str) -> None:
+def main(times: int, *names: str) -> None:
     gc.collect()
     gc.freeze()
-    with tempfile.TemporaryDirectory() as folder:
-        world = World(Path(folder))
-        for operation in operations or OPERATIONS:
-            counts = storm(world, operation, times // len(operations or OPERATIONS))
-            print(f"{operation}: {dict(counts)}")
-        world.close()
+    chosen = [use for use in USES if use[0] in (names or CASES)]
+    for name, what in chosen:
+        with tempfile.TemporaryDirectory() as folder, opened(name, what, Path(folder)) as (case, act):
+            print(f"{name}, {what}: {dict(storm(case, act, times // len(chosen)))}")

@@ -1,4 +1,4 @@
-"""Parents that are killed while their fork server, which a thread started, is stopped: no process and no segment stays.
+"""Runs that are killed while their fork server, which a thread started, is stopped: no process and no segment stays.
 
 A stopped server cannot see its parent's death, so the kernel must end it. A child that an environment forked lives on,
 and holds no segment. For more kills: python tests/long.py stopped_servers 100
@@ -11,85 +11,47 @@ import sys
 import tempfile
 import textwrap
 import time
-from itertools import chain, cycle, islice
+from itertools import chain
 from pathlib import Path
 
 import pytest
 from processes import await_ends, children, generations, segments_of, sweep
 
-STARTS = {
-    "workers": """
-        import threading, time
-        import marlcore as mc
+RUN = """
+    import os, sys, time
+    import gymnasium
+    import marlcore as mc
 
-        with mc.Workers(preload=()) as workers:
-            thread = threading.Thread(target=workers.start, args=(lambda context: time.sleep(600.0),))
-            thread.start()
-            thread.join()
-            time.sleep(600.0)
-    """,
-    "planning": """
-        import threading, time
-        from types import SimpleNamespace
-        from marlcore import planning
+    class Forks(gymnasium.Wrapper):
+        steps = 0
 
-        class Line:
-            agents, action_space = (0,), SimpleNamespace(n=1)
+        def step(self, action):
+            self.steps += 1
+            if self.steps == 20 and os.fork() == 0:
+                time.sleep(600.0)
+            return self.env.step(action)
 
-            def reset(self):
-                self.state = 0
-
-            def get_state(self):
-                return self.state
-
-            def set_state(self, state):
-                self.state = state
-
-            def transition_probabilities(self, state, profile):
-                time.sleep(0.01)
-                return [(1.0, state + 1)]
-
-        options = {"workers": 2, "batch": 1, "progress": False}
-        threading.Thread(target=planning.build_graph, args=(Line(),), kwargs=options).start()
-    """,
-    "run": """
-        import os, sys, time
-        import gymnasium
-        import marlcore as mc
-
-        class Forks(gymnasium.Wrapper):
-            steps = 0
-
-            def step(self, action):
-                self.steps += 1
-                if self.steps == 20 and os.fork() == 0:
-                    time.sleep(600.0)
-                return self.env.step(action)
-
-        actor = mc.ActorConfig(processes=1, envs=1)
-        config = mc.Config(total_steps=10**9, run_dir=sys.argv[1], actor=actor)
-        run = mc.start(lambda: Forks(gymnasium.make("CartPole-v1")), "dqn", config)
-        run.wait()
-    """,
-}
-DEPTH = {"workers": 2, "planning": 2, "run": 3}  # of the processes that a start leads to
+    actor = mc.ActorConfig(processes=1, envs=1)
+    config = mc.Config(total_steps=10**9, run_dir=sys.argv[1], actor=actor)
+    mc.start(lambda: Forks(gymnasium.make("CartPole-v1")), "dqn", config).wait()
+"""
 
 
 def is_server(pid: int) -> bool:
     return Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"marlcore fork server")
 
 
-def kill_a_parent(start: str, run_dir: Path) -> None:
+def kill_a_parent(run_dir: Path) -> None:
     """Returns once all is gone, else never; pytest's faulthandler_timeout then shows where it waits."""
-    parent = subprocess.Popen([sys.executable, "-c", textwrap.dedent(STARTS[start]), str(run_dir)])
+    parent = subprocess.Popen([sys.executable, "-c", textwrap.dedent(RUN), str(run_dir)])
     try:
-        while len(generations(parent.pid)) < DEPTH[start]:
+        while len(generations(parent.pid)) < 3:
             assert parent.poll() is None
             time.sleep(0.02)
         [server] = filter(is_server, children(parent.pid))
         os.kill(server, signal.SIGSTOP)
         segments = segments_of(parent.pid)
-        assert len(segments) >= {"workers": 2, "planning": 0, "run": 4}[start]
+        assert len(segments) >= 4
         others = [os.pidfd_open(pid) for pid in children(parent.pid) if pid != server]
         below = [[server], *generations(server)]
         ended = [os.pidfd_open(pid) for generation in below[:2] for pid in generation]
@@ -105,17 +67,16 @@ def kill_a_parent(start: str, run_dir: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("start", STARTS)
-def test_a_killed_parent_leaves_nothing(start: str, tmp_path: Path) -> None:
-    kill_a_parent(start, tmp_path / "run")
+def test_a_killed_parent_leaves_nothing(tmp_path: Path) -> None:
+    kill_a_parent(tmp_path / "run")
 
 
 def main(kills: int = 100) -> None:
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as directory:
-        for number, start in enumerate(islice(cycle(STARTS), kills)):
-            kill_a_parent(start, Path(directory) / str(number))
+        for number in range(kills):
+            kill_a_parent(Path(directory) / str(number))
     print(
-        f"{kills} parents killed beside a stopped server: no process and no segment is left; "
+        f"{kills} runs killed beside a stopped server: no process and no segment is left; "
         f"{time.monotonic() - began:.0f} s"
     )

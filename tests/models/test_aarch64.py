@@ -9,7 +9,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from core import CORE, CRASH_FLAGS, call_names, mutants, run
+from core import CORE, CRASH_FLAGS, build, call_names, mutants, run
 
 GCC = "aarch64-linux-gnu-gcc"
 EMULATOR = shutil.which("qemu-aarch64-static") or shutil.which("qemu-aarch64") or ""
@@ -22,13 +22,6 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def build(name: str, folder: Path) -> Path:
-    """A program of csrc/test, with all of the core."""
-    sources = map(str, [CORE / "test" / f"{name}.c", *sorted(CORE.glob("*.c"))])
-    mutants.compile_with([GCC, *CFLAGS, "-static", *sources, "-o", str(folder / name), "-lm"])
-    return folder / name
-
-
 @pytest.mark.long
 def test_every_source_compiles_for_aarch64_without_a_warning(tmp_path: Path):
     for source in [*CORE.glob("*.c"), *(CORE / "test").glob("*.c")]:
@@ -39,14 +32,14 @@ def test_every_source_compiles_for_aarch64_without_a_warning(tmp_path: Path):
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["test_core", "test_transitions"])
 def test_the_tests_of_the_core_pass_on_aarch64(name: str, tmp_path: Path):
-    done = run([EMULATOR, build(name, tmp_path)])
+    done = run([EMULATOR, build(CORE, name, tmp_path, ["-static"], GCC)])
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.split() == re.findall(r"TEST\((\w+)\)", (CORE / "test" / f"{name}.c").read_text())
 
 
 @pytest.mark.long
 def test_lapped_readers_accept_no_torn_row_on_aarch64(tmp_path: Path):
-    stress = build("stress_lane", tmp_path)
+    stress = build(CORE, "stress_lane", tmp_path, ["-static"], GCC)
     for shape in ("--row 40 --capacity 64", "--row 40 --frame 567 --capacity 64 --append 3"):
         done = run([EMULATOR, stress, "--reads", "20000", "--readers", "2", *shape.split()])
         assert done.returncode == 0, done.stdout + done.stderr

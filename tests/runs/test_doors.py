@@ -1,6 +1,5 @@
 """Every way to hand over an environment reaches the workers, from every kind of program."""
 
-import json
 import subprocess
 import sys
 import textwrap
@@ -87,21 +86,6 @@ def test_a_program_hands_over_its_own_function(tmp_path: Path, how: str) -> None
     typed = program if how == "standard input" else None
     done = subprocess.run([sys.executable, *arguments], cwd=tmp_path, input=typed, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "300\n", "")
-
-
-@LONG
-def test_a_notebook_hands_over_the_function_of_a_cell(tmp_path: Path) -> None:
-    cells = [
-        {"cell_type": "code", "id": f"cell-{i}", "metadata": {}, "source": text, "outputs": [], "execution_count": None}
-        for i, text in enumerate([DEFINITIONS, CALL])
-    ]
-    notebook = {"nbformat": 4, "nbformat_minor": 5, "metadata": {}, "cells": cells}
-    (tmp_path / "toy.ipynb").write_text(json.dumps(notebook))
-    command = [sys.executable, "-m", "nbconvert", "--to", "notebook", "--execute", "--inplace", "toy.ipynb"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    outputs = json.loads((tmp_path / "toy.ipynb").read_text())["cells"][1]["outputs"]
-    assert [output["text"] for output in outputs] == [["300\n"]]
 
 
 def test_runs_of_the_same_second_have_own_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

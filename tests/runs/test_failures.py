@@ -34,9 +34,7 @@ def slam() -> None:
 
 ENVIRONMENTS = {
     "obs: expected float32 (2,), got shape": partial(Corridor, obs=np.zeros(3, np.float32)),
-    "obs: expected finite numbers": partial(Corridor, obs=np.array([0, np.nan], np.float32)),
     "reward: expected a finite number of float32, got inf": partial(Corridor, reward=np.inf),
-    "reward: expected a number, got None": partial(Corridor, reward=None),
     "KeyError: 'door'": partial(Corridor, error=slam),
 }
 
@@ -49,9 +47,9 @@ def test_an_environments_fault_names_copy_and_agent(tmp_path: Path, says: str) -
 
 
 @LONG
-@pytest.mark.parametrize("says", ENVIRONMENTS)
-def test_a_failure_in_the_first_episode_is_tried_again_once(tmp_path: Path, says: str) -> None:
-    caught = failure(lambda: train(tmp_path, partial(ENVIRONMENTS[says], errs_at=3), mode="async"), says)
+def test_a_failure_in_the_first_episode_is_tried_again_once(tmp_path: Path) -> None:
+    env_fn = partial(Corridor, error=slam, errs_at=3)
+    caught = failure(lambda: train(tmp_path, env_fn, mode="async"), "KeyError: 'door'")
     assert "start 2:" in caught.traceback and "start 3:" not in caught.traceback
 
 

@@ -136,16 +136,9 @@ def test_every_example_is_run_by_a_test_and_stands_on_the_page() -> None:
     assert f" {len(names)} programs, each under 120 lines but one," in (ROOT / "README.md").read_text()
 
 
-def test_every_example_has_less_than_120_lines() -> None:
+def test_examples_and_pictures_are_small() -> None:
     lines = {path.name: len(path.read_text().splitlines()) for path in EXAMPLES.glob("*.py")}
     assert {name for name, count in lines.items() if count >= 120} == LONGER
-
-
-def test_pictures_are_small_and_shown() -> None:
     pictures = {path.name: path.stat().st_size for path in (ROOT / "docs" / "gallery").iterdir()}
-    assert pictures and max(pictures.values()) < 60_000
     assert {*re.findall(r"\(gallery/([\w.-]+)\)", PAGE)} == {*pictures}
-
-
-def test_notebooks_are_small() -> None:
-    assert all(path.stat().st_size < 60_000 for path in EXAMPLES.glob("*.ipynb"))
+    assert max(*pictures.values(), *(path.stat().st_size for path in EXAMPLES.glob("*.ipynb"))) < 60_000

@@ -8,15 +8,15 @@ import gymnasium
 import numpy as np
 import pytest
 from crowd import Crowd
-from refused import Refused, check_refused
-from whole_runs import LONG, Runs, values_of
+from refused import check_refused
+from whole_runs import LONG, Runs, updating, values_of
 
 import marlcore as mc
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 runs = Runs(
-    total_steps=600,
+    total_steps=400,
     learner={"n_step": 1, "warmup": 50},
     replay={"hindsight": "future", "hindsight_k": 3},
     exploration={"epsilon": 1.0},
@@ -32,27 +32,21 @@ def flips(monkeypatch: pytest.MonkeyPatch, undrawn: None) -> Any:
     return bit_flip
 
 
-class Telling(mc.DQN):
-    """Reports what hindsight does to its batches."""
+def tell(update: Any, batch: Any) -> mc.Update:
+    """Reports what hindsight does to the batch."""
+    reached = (batch.next_obs["achieved_goal"] == batch.obs["desired_goal"]).all(1)
+    changed = batch.relabelled
+    told = {
+        "relabelled": changed.float().mean(),
+        "reached": reached[changed].float().mean(),
+        "reward": batch.reward[changed].mean(),
+        "ended": batch.terminated[changed].float().sum(),
+        "wrong": ((batch.terminated != reached) | (batch.reward != reached.float() - 1)).float().mean(),
+    }
+    return mc.Update({**update(batch).metrics, **told})
 
-    def make_trainer(self, model: Any) -> Any:
-        trainer = super().make_trainer(model)
-        update = trainer.update
 
-        def telling(batch: Any) -> mc.Update:
-            reached = (batch.next_obs["achieved_goal"] == batch.obs["desired_goal"]).all(1)
-            changed = batch.relabelled
-            told = {
-                "relabelled": changed.float().mean(),
-                "reached": reached[changed].float().mean(),
-                "reward": batch.reward[changed].mean(),
-                "ended": batch.terminated[changed].float().sum(),
-                "wrong": ((batch.terminated != reached) | (batch.reward != reached.float() - 1)).float().mean(),
-            }
-            return mc.Update({**update(batch).metrics, **told})
-
-        trainer.update = telling
-        return trainer
+TELLING = updating(mc.DQN, tell)(hidden=(16,))
 
 
 class Tagged(gymnasium.Wrapper):
@@ -82,7 +76,7 @@ class Tagged(gymnasium.Wrapper):
 def test_a_run_relabels_by_the_environments_functions(tmp_path, flips, mode, replay):
     """Also rows whose episodes ended at their goals: their final observations are stored. No reward is wrong."""
     env_fn = partial(Tagged, flips.BitFlip) if "mixture" in replay else flips.BitFlip
-    result = runs.train(tmp_path, env_fn, Telling(hidden=(16,)), mode=mode, replay=replay)
+    result = runs.train(tmp_path, env_fn, TELLING, mode=mode, replay=replay)
     relabelled, reached, wrong = (values_of(result.run_dir, n) for n in ("relabelled", "reached", "wrong"))
     assert abs(np.mean(relabelled) - 0.75) < 0.1 and np.mean(reached) > 0.1
     assert not any(wrong)
@@ -114,40 +108,25 @@ def one(achieved: Any, desired: Any, info: Any) -> float:
 def test_a_wrappers_function_comes_first_and_one_of_single_goals_is_left_out(tmp_path, flips):
     """The ends that were stored stay: two bits match often."""
     env_fn = partial(wrapped, flips, 2, sevens)
-    result = runs.train(tmp_path, env_fn, Telling(hidden=(16,)))
+    result = runs.train(tmp_path, env_fn, TELLING)
     assert set(values_of(result.run_dir, "reward")) == {7.0}
     assert any(values_of(result.run_dir, "ended"))
 
 
-class Own(mc.DQN):
-    def source(self, chosen: Any) -> Any:
-        return mc.ReplaySource(chosen.n_step)
-
-
-def refused(folder: Path, flips: Any) -> dict[str, Refused]:
-    def run(env_fn: Any = flips.BitFlip, algorithm: Any = "dqn", **changes: Any) -> Any:
-        return lambda: runs.train(folder, env_fn, algorithm, **changes)
-
-    return {
-        "steps": (run(learner={"n_step": 3}), ValueError, "learner.n_step: expected 1 with replay.hindsight, got 3"),
-        "no goals": (
-            run(lambda: Crowd(1)), ValueError,
-            "hindsight: expected achieved_goal and desired_goal of one shape and dtype in obs, got",
-        ),
-        "no function": (
-            run(partial(wrapped, flips, 10, None)), ValueError,
+def test_refuses(tmp_path, flips):
+    for env_fn, learner, says in (
+        (flips.BitFlip, {"n_step": 3}, "learner.n_step: expected 1 with replay.hindsight, got 3"),
+        (lambda: Crowd(1), {}, "hindsight: expected achieved_goal and desired_goal of one shape and dtype in obs, got"),
+        (
+            partial(wrapped, flips, 10, None), {},
             "replay.hindsight: expected an environment with compute_reward(achieved_goal, desired_goal, info), got",
         ),
-        "a function of single goals": (
-            run(partial(wrapped, flips, 10, one)), ValueError,
+        (
+            partial(wrapped, flips, 10, one), {},
             "replay.hindsight: expected a compute_reward that returns [2] for goals [2, 10], got []",
         ),
-    }  # fmt: skip
-
-
-def test_refuses(tmp_path, flips):
-    for refusal in refused(tmp_path, flips).values():
-        check_refused(*refusal)
+    ):  # fmt: skip
+        check_refused(partial(runs.train, tmp_path, env_fn, learner=learner), ValueError, says)
     assert not list(tmp_path.iterdir())
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from crowd import Crowd
-from whole_runs import LONG, Runs, checkpoint, saved_replay
+from whole_runs import LONG, Runs, saved_replay
 
 import marlcore as mc
 from marlcore.training.loops import Learner
@@ -101,7 +101,7 @@ def train(tmp_path: Path, obs_norm: str, dies_at: int = 0, **changes: Any) -> An
 
 @pytest.mark.parametrize(("obs_norm", "mode"), [("running", "serial"), pytest.param("frozen", "async", marks=LONG)])
 def test_actors_see_by_the_statistics_of_their_version(tmp_path: Path, obs_norm: str, mode: str) -> None:
-    result, notes = train(tmp_path, obs_norm, mode=mode, total_steps=1_500)
+    result, notes = train(tmp_path, obs_norm, mode=mode, total_steps=600)
     counts = [note["count"][0] for note in notes]
     assert counts == sorted(counts) and counts[0] == 0
     final = 100 if obs_norm == "frozen" else result.updates["agent_0"]
@@ -110,7 +110,7 @@ def test_actors_see_by_the_statistics_of_their_version(tmp_path: Path, obs_norm:
     checked = defaultdict(int)
     with saved_replay(result.run_dir) as replay:
         sampler = replay.sampler(512, n_step=1, seed=0)
-        for _ in range(10):
+        for _ in range(2):
             batch = sampler.sample()
             for obs, seen, version in zip(batch.obs, batch.extras["seen"], batch.policy_version, strict=True):
                 note = by_version[int(version)]
@@ -120,7 +120,7 @@ def test_actors_see_by_the_statistics_of_their_version(tmp_path: Path, obs_norm:
                     expected = np.clip((obs - np.array(note["mean_observation"])) / scale, -10, 10)
                 np.testing.assert_allclose(seen, expected, rtol=1e-5, atol=1e-6)
                 checked[int(version)] += 1
-    # Of 700 updates, the limiter lets an actor be 2 x 32 off, and publishing and pulling 10 more.
+    # Of 250 updates, the limiter lets an actor be 2 x 32 off, and publishing and pulling 10 more.
     assert len(checked) > 8
 
 
@@ -143,17 +143,3 @@ def test_a_restarted_learner_keeps_the_statistics(tmp_path: Path) -> None:
     assert before["updates"] == after["updates"] == 150 and after["version"] == before["version"] + 1
     for name in ("count", "mean_observation", "variance_observation"):
         assert after[name] == before[name] != [0.0]
-
-
-@LONG
-@pytest.mark.parametrize(("obs_norm", "mode"), [("running", "async"), ("frozen", "serial")])
-def test_a_resumed_run_keeps_the_statistics(tmp_path: Path, obs_norm: str, mode: str) -> None:
-    first, notes = train(tmp_path, obs_norm, mode=mode)
-    saved = checkpoint(first.run_dir)["norm"]
-    assert float(saved["count"]) == notes[-1]["count"][0] > 0
-    result, more = train(tmp_path, obs_norm, mode=mode, resume=True, total_steps=4_000)
-    after = more[len(notes)]
-    for name in ("count", "mean_observation", "variance_observation"):
-        assert after[name] == notes[-1][name]
-    assert (more[-1]["count"] > after["count"]) == (obs_norm == "running")
-    assert mc.load_policy(result.run_dir, "agent_0").act(np.full(1, 10_050, np.float32)) in (0, 1)

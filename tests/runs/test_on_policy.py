@@ -58,7 +58,7 @@ def fight(folder: Path, lives: list[int], batch_size: int, **settings: Any) -> m
 
 
 @pytest.mark.parametrize("mode", [pytest.param("serial"), pytest.param("async", marks=LONG)])
-@settings(max_examples=2, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=1, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @example(lives=[99, *[5] * 9], batch_size=128, copies=2, actors=1)  # as in a battle: one survivor fills its lanes alone
 @example(lives=[99, 5], batch_size=150, copies=1, actors=3)  # actors that are done leave the last one alone
 @given(
@@ -106,13 +106,13 @@ def test_in_serial_mode_a_batch_is_of_the_newest_weights(tmp_path: Path) -> None
     """But for what the copies' last round left over: each one's newest transition, and any beyond the batch."""
     result = train(tmp_path, CARTPOLE, SMALL, mode="serial")
     lags = values_of(result.run_dir, "policy_lag")
-    assert len(lags) > 10
+    assert len(lags) == 600 // 64
     assert all(1 <= lag <= 1 + 3 / 64 + 1e-6 for lag in lags), "after the update, what it trained on is one behind"
     assert set(values_of(result.run_dir, "rows")) <= {1, 2, 3}, "unread"
 
 
 def test_schedules_follow_the_runs_steps(tmp_path: Path) -> None:
-    scheduled = replace(SMALL, learning_rate="linear(1e-3, 0, 1500)", entropy_coefficient="linear(0.1, 0, 750)")
+    scheduled = replace(SMALL, learning_rate="linear(1e-3, 0, 600)", entropy_coefficient="linear(0.1, 0, 300)")
     result = train(tmp_path, CARTPOLE, scheduled, mode="serial")
     rates, bonuses = values_of(result.run_dir, "learning_rate"), values_of(result.run_dir, "entropy_coefficient")
     assert rates == sorted(rates, reverse=True) and rates[0] > 8e-4 and rates[-1] < 1e-4
@@ -135,7 +135,7 @@ def test_agents_share_a_queue_and_others_have_a_replay(tmp_path: Path) -> None:
     assert result.updates["both"] >= 4 * (result.steps * 2 // 3 // 64 - 1)
     assert result.updates["apart"] == pytest.approx(0.2 * (result.steps / 3 - 50), abs=3)
     assert {metric.agent for metric in metrics_of(result.run_dir) if metric.name == "epsilon"} == {"apart"}
-    resumed = train(tmp_path, HUNT3, algorithms, resume=True, **{**settings, "total_steps": 2_500})
+    resumed = train(tmp_path, HUNT3, algorithms, resume=True, **{**settings, "total_steps": 900})
     assert all(resumed.updates[name] > count for name, count in result.updates.items())
 
 
@@ -151,11 +151,17 @@ def test_every_kind_of_space_is_learned(tmp_path: Path, space: Any, mask: str | 
 
 @LONG
 def test_actors_stay_a_batch_ahead_of_a_slow_learner(tmp_path: Path) -> None:
-    """Transitions wait for one update at most: they are of the weights before the newest ones."""
-    slow = replace(SMALL, batch_size=256, minibatch_size=16, epochs=20)
-    result = train(tmp_path, CARTPOLE, slow, total_steps=12_000, actor=mc.ActorConfig(processes=2, envs=2))
-    lags = values_of(result.run_dir, "policy_lag_p99")
-    assert len(lags) > 5 and max(lags[2:]) <= 3
+    """A batch is unread while the learner trains. While it waits for rows, writers may fill two batches more.
+
+    So a row is read in one of the next three batches. Few rows of a batch may be older, however workers are scheduled:
+    those whose actor stood still between its pull and its add.
+    """
+    batch, lanes = 256, 4
+    slow = replace(SMALL, batch_size=batch, minibatch_size=16, epochs=20)
+    result = train(tmp_path, CARTPOLE, slow, total_steps=8_000, actor=mc.ActorConfig(processes=2, envs=2))
+    lags = values_of(result.run_dir, "policy_lag_p50")
+    assert len(lags) > 20 and max(lags) <= 3
+    assert max(values_of(result.run_dir, "rows")) < 2 * batch + 5 * lanes, "left after a batch of all of these"
 
 
 @LONG
@@ -212,8 +218,15 @@ SECTIONS = {
     "learners": {"agent_0": mc.LearnerConfig(batch_size=9)},
     "replays": {"agent_0": mc.ReplayConfig(capacity=2)},
     "explorations": {"agent_0": mc.ExplorationConfig(ladder=7)},
+    "ratios": {"agent_0": None},
 }
-OF_AGENT_0 = ["explorations.agent_0.ladder", "learners.agent_0.batch_size", "replays.agent_0.capacity"]
+OF_AGENT_0 = [
+    *(
+        f"{name}.agent_0.{last}"
+        for name, last in {"explorations": "ladder", "learners": "batch_size", "replays": "capacity"}.items()
+    ),
+    "ratios.agent_0",
+]
 TOLD: dict[str, tuple[Any, Any, dict[str, Any], Any]] = {
     "ppo": (CARTPOLE, SMALL, WITHOUT_USE, dict(flattened(WITHOUT_USE, mc.Config))),
     "r2d2": ("recall", mc.R2D2(units=6), R2D2, ["learner.n_step", "replay.hindsight"]),
@@ -260,8 +273,8 @@ def test_mappo_trains_and_its_policies_act_on_their_own(tmp_path: Path) -> None:
     policies = dict(zip(AGENTS, ("both", "both", "apart"), strict=True))
     central = mc.MAPPO(hidden=(16,), batch_size=64, minibatch_size=32, epochs=2)
     algorithms = {"both": central, "apart": SMALL}
-    result = train(tmp_path, SPREAD, algorithms, mode="serial", total_steps=900, policies=policies)
-    assert result.updates["both"] >= 4 * 7 and result.updates["apart"] >= 4 * 3
+    result = train(tmp_path, SPREAD, algorithms, mode="serial", policies=policies)
+    assert result.updates["both"] >= 4 * 5 and result.updates["apart"] >= 4 * 2
     weights = checkpoint(result.run_dir, "both")["network"]
     assert weights["critic.torso.dense.layers.0.weight"].shape == (16, 18 + 54)
     assert weights["acting.torso.dense.layers.0.weight"].shape == (16, 18)
@@ -273,5 +286,5 @@ def test_mappo_trains_and_its_policies_act_on_their_own(tmp_path: Path) -> None:
     scripts = dict.fromkeys(("both", "apart"), lambda obs: seen.append(np.shape(obs)) or 0)
     assert mc.evaluate(result.run_dir, 2, policies=scripts).mean.keys() == set(AGENTS)
     assert {*seen} == {(18,)}
-    resumed = train(tmp_path, SPREAD, algorithms, mode="serial", total_steps=1_800, policies=policies, resume=True)
+    resumed = train(tmp_path, SPREAD, algorithms, mode="serial", total_steps=800, policies=policies, resume=True)
     assert resumed.updates["both"] > result.updates["both"]

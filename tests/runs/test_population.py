@@ -8,13 +8,14 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import victims
 from crowd import Corridor
 from processes import await_group, generations, until
 from refused import check_refused
@@ -24,14 +25,14 @@ import marlcore as mc
 from marlcore.training import Member
 from marlcore.training.lineage import Lineage
 from marlcore.training.population import links_to_take, take_links
-from marlcore.training.record import checkpoint_path, load_checkpoint, read_config, write_json
+from marlcore.training.record import checkpoint_path, load_checkpoint, read_config, save_checkpoint, write_json
 from marlcore.training.several import folder_of, held
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
 DQN = mc.DQN(hidden=(8,))
 RATE = {"algorithm.learning_rate": mc.LogUniform(1e-5, 1e-2)}
-STILL = {"warmup": 20_000}  # too short for any update: weights stay as they were
+STILL = {"warmup": 9_000}  # too short for any update: weights stay as they were
 runs = Runs(total_steps=60, actor={"envs": 1})
 
 
@@ -99,16 +100,12 @@ def test_losers_take_weights_and_settings_of_winners(tmp_path: Path, caplog: pyt
             assert float(after["algorithm.learning_rate"]) in map(pytest.approx, expected)
 
 
-def test_populations_of_neighbouring_seeds_share_no_run(tmp_path: Path) -> None:
-    both = [
-        train(tmp_path / str(seed), population(size=2, method="random"), seed=seed, total_steps=20) for seed in (0, 1)
-    ]
+def test_populations_of_neighbouring_seeds_share_no_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Nor do their members copy another before their end, which the log says."""
+    short = {"total_steps": 20, "learner": STILL}
+    both = [train(tmp_path / str(seed), population(size=2), seed=seed, **short) for seed in (0, 1)]
     assert len({read_config(member.run_dir)["seed"] for members in both for member in members}) == 4
-
-
-def test_an_interval_as_long_as_the_run_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    train(tmp_path, population(size=2, interval=60), learner=STILL)
-    assert "interval: no member looks at others before its 60 steps" in caplog.text
+    assert caplog.text.count("interval: no member looks at others before its 20 steps") == 2
 
 
 def test_random_members_keep_their_settings(tmp_path: Path) -> None:
@@ -133,13 +130,13 @@ def test_the_best_half_goes_on_to_each_further_rung(tmp_path: Path) -> None:
 def test_a_diverged_member_copies_another(tmp_path: Path) -> None:
     """With Adam's step size 1e30 no weights stay finite; the other option learns."""
     settings = {"algorithm.learning_rate": mc.Choice(1e-3, 1e30)}
-    members = train(tmp_path, population(settings=settings, interval=120), total_steps=240)
+    members = train(tmp_path, population(settings=settings, interval=100), total_steps=200)
     lost = [row for row in lineage(tmp_path) if row["score"] == "-inf"]
     assert {row["algorithm.learning_rate"] for row in lost} == {"1e+30"}
     assert any(row["copied"] for row in lost)
     places = [(row["member"], row["step"]) for row in lineage(tmp_path)]
     assert len(places) == len(set(places)), "a row for each segment, whenever the member copied another"
-    assert all(member.steps == 240 for member in members if member.score > float("-inf"))
+    assert all(member.steps == 200 for member in members if member.score > float("-inf"))
 
 
 class Cut(BaseException):
@@ -286,10 +283,10 @@ def test_what_a_killed_program_began_to_make_is_made_anew(tmp_path: Path, monkey
 
     with monkeypatch.context() as patched, pytest.raises(Cut):
         patched.setattr("marlcore.training.population.make_runs", cut)
-        train(tmp_path, population())
+        train(tmp_path, population(size=2))
     (tmp_path / "run" / "member-0").mkdir()
     (tmp_path / "run" / "member-0" / "metrics.csv").write_text("time_s,step,agent,name,value\n")
-    assert [member.steps for member in train(tmp_path, population(), learner=STILL, resume=True)] == [60] * 4
+    assert [member.steps for member in train(tmp_path, population(size=2), learner=STILL, resume=True)] == [60] * 2
 
 
 def test_a_copy_is_taken_once(tmp_path: Path) -> None:
@@ -305,42 +302,28 @@ def test_a_copy_is_taken_once(tmp_path: Path) -> None:
     assert links_to_take(own, ["agent_0"], 40) == links_to_take(own, ["agent_0"], None) == {}
 
 
-SAVING = """
-import sys
-from pathlib import Path
-import torch
-from marlcore.training.record import checkpoint_path, save_checkpoint
-path, whole = checkpoint_path(Path(sys.argv[1]), "agent_0"), sys.argv[2] == "whole"
-number = 0
-print("begun", flush=True)
-while True:
-    state = {"step": number, "network": {str(i): torch.full((50_000,), float(number)) for i in range(4)}}
-    if whole:
-        save_checkpoint(path, state)
-    else:
-        save_checkpoint(path.with_suffix(".new"), state)
-        path.write_bytes(path.with_suffix(".new").read_bytes())
-    number += 1
-"""
+def save_on(run_dir: Path, whole: bool) -> None:
+    """Saves a run's checkpoint without a pause; `whole` as runs do it."""
+    path = checkpoint_path(run_dir, "agent_0")
+    for number in itertools.count():
+        state = {"step": number, "network": {str(i): torch.full((50_000,), float(number)) for i in range(4)}}
+        if whole:
+            save_checkpoint(path, state)
+        else:
+            save_checkpoint(path.with_suffix(".new"), state)
+            path.write_bytes(path.with_suffix(".new").read_bytes())
 
 
-@pytest.fixture
-def saving(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
-    """Has a process save a run's checkpoint without a pause; returns the directory of the run."""
-    processes = []
-
-    def begin(how: str) -> Path:
-        run_dir = tmp_path / how
-        (run_dir / "checkpoints").mkdir(parents=True)
-        process = subprocess.Popen([sys.executable, "-c", SAVING, str(run_dir), how], stdout=subprocess.PIPE)
-        processes.append(process)
-        until(lambda: checkpoint_path(run_dir, "agent_0").exists(), lambda: process.poll() is None)
-        return run_dir
-
-    yield begin
-    for process in processes:
-        process.kill()
-        process.communicate()
+@contextmanager
+def saving(run_dir: Path, whole: bool) -> Iterator[Path]:
+    """A process does so; the directory of the run, once there is a checkpoint."""
+    (run_dir / "checkpoints").mkdir(parents=True)
+    pid = victims.fork(save_on, run_dir, whole)
+    try:
+        until(checkpoint_path(run_dir, "agent_0").exists)
+        yield run_dir
+    finally:
+        victims.kill(pid)
 
 
 def copies(source: Path, own: Path, enough: Callable[[set[int], int], bool]) -> tuple[set[int], int]:
@@ -361,11 +344,13 @@ def copies(source: Path, own: Path, enough: Callable[[set[int], int], bool]) -> 
 
 
 @LONG
-def test_a_copy_is_whole_while_its_source_saves(tmp_path: Path, saving: Callable[[str], Path]) -> None:
+def test_a_copy_is_whole_while_its_source_saves(tmp_path: Path) -> None:
     """Control: of a source that writes in place, copies are torn."""
-    numbers, torn = copies(saving("whole"), tmp_path / "a", lambda numbers, torn: len(numbers) == 40 or torn > 0)
+    with saving(tmp_path / "whole", True) as source:
+        numbers, torn = copies(source, tmp_path / "a", lambda numbers, torn: len(numbers) == 40 or torn > 0)
     assert len(numbers) == 40 and torn == 0
-    assert copies(saving("in place"), tmp_path / "b", lambda numbers, torn: torn > 0)[1] == 1
+    with saving(tmp_path / "in place", False) as source:
+        assert copies(source, tmp_path / "b", lambda numbers, torn: torn > 0)[1] == 1
 
 
 PROGRAM = """

@@ -24,12 +24,18 @@ from whole_runs import LONG, SMALL, changed
 import marlcore as mc
 from marlcore.training.oracles.against import Against
 from marlcore.training.oracles.result import Population, add_policies, read_into, write_result
+from marlcore.training.record import read_config
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
 GAME = mc.NamedEnvironment("pettingzoo:classic.rps_v2", {"max_cycles": 1})
 UNSEEN = 3  # the observation, as the other player has not moved
 DQN = mc.DQN(hidden=(16,), learning_rate=1e-2, reward_scale=1.0)
+
+
+@pytest.fixture
+def unplotted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[mc.psro.__module__], "plot_result", lambda *_: None)
 
 
 def settings(folder: Path, **changes: Any) -> mc.Config:
@@ -115,6 +121,7 @@ class Generous(Pennies):
         return looked, {agent: earned + 1 for agent, earned in paid.items()}, *rest
 
 
+@pytest.mark.usefixtures("unplotted")
 def test_a_psro_that_ended_in_its_first_games_continues(tmp_path: Path) -> None:
     """In a directory that was there; one of its own is removed. And each agent meets the other's policies by shares."""
     for folder in (tmp_path / "run", tmp_path):
@@ -153,26 +160,15 @@ def test_opponents_of_a_response_are_told_what_their_actions_earned(monkeypatch:
     assert told.count(1.0) == len(told) > 20
 
 
-def gain_of_best_move(mixture: np.ndarray) -> float:
-    return float(max(mixture - np.roll(mixture, 1)))  # each move beats the one before it
-
-
 @LONG
 def test_rock_paper_scissors_ends_with_a_uniform_mixture(tmp_path: Path) -> None:
     """The third response finds none that gains, and ends it."""
     result = respond(tmp_path, 6, min_gain=0.01)
     assert [round(gain, 6) for gain, _ in result.gains] == [1, 1, 0]
     assert np.abs(moves(result) - 1 / 3).max() < 0.05
-    assert (result.run_dir / "psro.png").read_bytes().startswith(b"\x89PNG")
     saved = json.loads((tmp_path / "psro.json").read_text())
     assert saved["payoffs"] == result.payoffs.tolist() and saved["meta_solver"] == "nash"
     assert saved["half_widths"][1][0] is None, "all games of two fixed moves are copies of one"
-
-
-@LONG
-def test_the_uniform_meta_solver_ends_with_an_exploited_mixture(tmp_path: Path) -> None:
-    """The control: three best responses to uniform mixtures leave a move that wins a quarter of the games or more."""
-    assert gain_of_best_move(moves(respond(tmp_path, meta_solver="uniform"))) >= 0.25
 
 
 KILLED = """
@@ -234,6 +230,8 @@ def test_one_iteration_is_recorded_and_its_mixture_plays(tmp_path: Path, capsys:
     assert "psro: policy 1 of main gains 1 (all games alike) over the last mixture" in capsys.readouterr().err
     first, second = (policy.act(UNSEEN) for policy in result.policies)
     assert second == (first + 1) % 3, "the best response"
+    assert (tmp_path / "psro.png").read_bytes().startswith(b"\x89PNG")
+    assert read_config(tmp_path / "iteration-1")["seed"] > 1000, "no seed of a psro with a neighbouring one"
     assert result.payoffs.tolist() == [[0, -1], [1, 0]] and result.gains[0][0] == 1
     assert np.isnan(result.half_widths[0, 1]) and result.mixture.tolist() == [0.5, 0.5]
     player = result.player(seed=1)
@@ -244,6 +242,7 @@ def test_one_iteration_is_recorded_and_its_mixture_plays(tmp_path: Path, capsys:
     assert set(outcome.returns["player_0"]) == {0, -1}, "the environment's copies draw on their own"
 
 
+@pytest.mark.usefixtures("unplotted")
 def test_another_meta_solver_mixes_what_is_there(tmp_path: Path) -> None:
     respond(tmp_path, 1, games=9, meta_solver="uniform")
     again = respond(tmp_path, 1, games=9, meta_solver=lambda payoffs: np.eye(len(payoffs))[-1], resume=tmp_path)
@@ -276,6 +275,7 @@ def test_a_result_is_whole_again_when_it_is_read(tmp_path: Path) -> None:
         np.testing.assert_equal(asdict(again), asdict(result))
 
 
+@pytest.mark.usefixtures("unplotted")
 def test_an_interval_covers_a_known_mean(tmp_path: Path) -> None:
     """Of two untrained policies of Kuhn poker the mean is 0, over both sides."""
     config = settings(tmp_path, total_steps=60, learner={"warmup": 50, "batch_size": 8})

@@ -371,7 +371,7 @@ class ReplayMachine(RuleBasedStateMachine):
 
 QUIET = settings(database=None, suppress_health_check=list(HealthCheck), stateful_step_count=50)
 TestReplayMachine = ReplayMachine.TestCase
-TestReplayMachine.settings = settings(QUIET, derandomize=True, max_examples=25)
+TestReplayMachine.settings = settings(QUIET, derandomize=True, max_examples=12)
 
 
 @pytest.mark.long

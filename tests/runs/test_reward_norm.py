@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -12,7 +12,7 @@ import torch
 from batches import made_windows
 from crowd import Crowd
 from refused import check_refused
-from whole_runs import LONG, Runs, checkpoint
+from whole_runs import LONG, Runs, checkpoint, updating
 
 import marlcore as mc
 
@@ -34,34 +34,21 @@ class Rich(Crowd):
         return obs, {agent: 500 * reward for agent, reward in rewards.items()}, *others
 
 
-@dataclass(frozen=True)
-class Noting(mc.PPO):
-    """PPO that notes its batches."""
-
-    batches: ClassVar[list[Any]] = []
-
-    def make_trainer(self, model: Any) -> Any:
-        trainer = super().make_trainer(model)
-        update = trainer.update
-
-        def noted(batch: Any) -> mc.Update:
-            fields = {name: getattr(batch, name).clone().numpy() for name in ("reward", "raw_reward", "index")}
-            over = (batch.terminated | batch.truncated).numpy().copy()
-            returns = batch.extras["discounted_return"].clone().numpy()
-            self.batches.append(SimpleNamespace(**fields, over=over, returns=returns))
-            return update(batch)
-
-        trainer.update = noted
-        return trainer
-
-
 def batches_of(tmp_path: Path, copies: int) -> list[Any]:
     """The batches of a run of PPO, each transition once and in order; the network has not learned to please."""
-    Noting.batches.clear()
-    algorithm = Noting(batch_size=60, minibatch_size=60, epochs=1)
+    batches: list[Any] = []
+
+    def noted(update: Any, batch: Any) -> mc.Update:
+        fields = {name: getattr(batch, name).clone().numpy() for name in ("reward", "raw_reward", "index")}
+        over = (batch.terminated | batch.truncated).numpy().copy()
+        returns = batch.extras["discounted_return"].clone().numpy()
+        batches.append(SimpleNamespace(**fields, over=over, returns=returns))
+        return update(batch)
+
+    algorithm = updating(mc.PPO, noted)(batch_size=60, minibatch_size=60, epochs=1)
     runs.train(tmp_path, Rich, algorithm, actor=mc.ActorConfig(envs=copies), learner=ON_POLICY)
-    assert len(Noting.batches) > 5
-    return [*Noting.batches]
+    assert len(batches) > 5
+    return batches
 
 
 def test_rows_have_the_discounted_rewards_of_their_episode_so_far(tmp_path: Path) -> None:
@@ -95,7 +82,9 @@ def test_rewards_are_those_of_stable_baselines3(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["serial", pytest.param("async", marks=LONG)])
-@pytest.mark.parametrize("algorithm", [mc.DQN(actor_priorities=True), mc.R2D2(length=8, burn_in=2, period=6)])
+@pytest.mark.parametrize(
+    "algorithm", [mc.DQN(actor_priorities=True), mc.R2D2(hidden=(8, 8), units=6, length=8, burn_in=2, period=6)]
+)
 def test_frozen_statistics_stay_and_a_resumed_run_keeps_them(tmp_path: Path, algorithm: Any, mode: str) -> None:
     frozen = {"reward_norm": "frozen", "obs_norm": "frozen", "norm_frozen_after": 300, "n_step": 1}
     settings = {"mode": mode, "learner": frozen, "replay": {"prioritized": True}}

@@ -21,7 +21,7 @@ class Noting(mc.TreasureHunt):
     """Notes what it reads at each step."""
 
     def __init__(self, folder: Path) -> None:
-        super().__init__()
+        super().__init__(horizon=25)
         self._path = folder / f"{id(self)}.jsonl"
 
     def step(self, action: Any) -> None:

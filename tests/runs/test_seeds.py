@@ -72,7 +72,8 @@ class InTheMainThread(Corridor):
         return super().reset(*args, **options)
 
 
-def test_serial_seeds_work_in_the_main_thread(tmp_path: Path) -> None:
+def test_serial_seeds_work_in_the_main_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("marlcore.training.seeds.plot_runs", lambda *_: None)
     before = signal.getsignal(signal.SIGUSR2)
     config = runs.configured(tmp_path, mode="serial", total_steps=100)
     try:

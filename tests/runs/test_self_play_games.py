@@ -19,7 +19,7 @@ runs = Runs(
     total_steps=1_000,
     actor={"envs": 4, "sync_interval": 5},
     learner={"warmup": 100},
-    replay={"capacity": 20_000, "save": True},
+    replay={"capacity": 8_000, "save": True},
     self_play={"pool": 4, "admit_updates": 20, "latest": 0.3},
 )
 DQN = mc.DQN(hidden=(16,))

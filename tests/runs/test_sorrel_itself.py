@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import random
-import signal
-import threading
-import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -17,8 +13,6 @@ import sorrel_double as double
 import torch
 
 from marlcore.compat.sorrel import run_experiment_mp
-from marlcore.compat.sorrel.packing import pack, unpack
-from marlcore.processes import PID, Control
 
 REASON = "sorrel is not installed: `python -m bench.peers.install sorrel` makes an environment in which this test runs"
 with warnings.catch_warnings():
@@ -163,13 +157,6 @@ def test_the_transformer_learns_from_sequences_of_its_agent(tmp_path: Path) -> N
     env.run_experiment(animate=False, logger=Logger(30), output_dir=tmp_path)
 
 
-def test_in_lock_step_treasurehunt_repeats_itself(tmp_path: Path) -> None:
-    env = pack(hunt(epochs=8), {})  # its models begin with weights that no seed fixes
-    again = {"logging": False, "seed": 1, "ahead": 0, "output_dir": tmp_path}
-    runs = [run_experiment_mp(unpack(env, {}), **again) for _ in range(2)]
-    assert runs[0].scores == runs[1].scores and runs[0].losses == runs[1].losses
-
-
 def test_threadsafe_models_act_with_the_newest_weights(tmp_path: Path) -> None:
     """They act with a snapshot of the policy, which is renewed where their version changes; all agents share one."""
     env = threadsafe_hunt(epochs=8)
@@ -178,22 +165,3 @@ def test_threadsafe_models_act_with_the_newest_weights(tmp_path: Path) -> None:
     assert env.agents[0].model is env.agents[1].model is env.shared_model
     assert env.agents[0].model._lock.acquire(blocking=False)
     env.agents[0].model._lock.release()
-
-
-def test_a_learner_killed_in_the_middle_goes_on(tmp_path: Path) -> None:
-    env, logger = hunt(epochs=30), Logger(30)
-
-    def kill() -> None:
-        while len(logger.losses) < 10:
-            time.sleep(0.01)
-        for path in Path("/dev/shm").glob("marlcore-control-*"):
-            with Control.watch(path) as control:
-                if control.about["pid"] == os.getpid():
-                    os.kill(control.notes["learner-1"].load(PID), signal.SIGKILL)
-
-    thread = threading.Thread(target=kill)
-    thread.start()
-    done = run_experiment_mp(env, logger=logger, seed=0, output_dir=tmp_path)
-    thread.join()
-    assert (done.epochs, done.updates, done.restarts) == (31, 62, 1)
-    assert np.isfinite(done.losses).sum() >= 30

@@ -95,7 +95,7 @@ def test_in_lock_step_a_seed_repeats_itself() -> None:
 SEVERAL = {"actors": 3, "copies": 2, "ahead": 6}
 
 
-@pytest.mark.parametrize("options", [{"ahead": 0}, {"ahead": 2}, SEVERAL, SEVERAL | {"fork": False}], ids=str)
+@pytest.mark.parametrize("options", [{"ahead": 0}, SEVERAL, SEVERAL | {"fork": False}], ids=str)
 def test_killed_processes_are_started_again_and_no_work_is_lost(tmp_path: Path, options: dict[str, Any]) -> None:
     env, logger = double.make(model=Dying, epochs=30), double.Logger()
     env.agents[0] = DyingAgent(env.agents[0].model)

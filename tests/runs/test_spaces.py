@@ -124,7 +124,7 @@ def train_and_check(case: Case, folder: Path, **changes: Any) -> dict[str, Any]:
     for agent, updates in result.updates.items():
         spaces.append(mc.load_policy(result.run_dir, agent).spaces)
         lanes = read_replay(result.run_dir / "checkpoints" / f"{agent}.replay", spaces[-1])
-        assert updates > 0 or case.steps < STEPS
+        assert updates > 0 or case.steps < 600
         for copy in range(COPIES):
             compared += check_rows(lanes[copy], told[copy, agent])
     assert result.steps - compared <= 2 * len(told)
@@ -156,7 +156,7 @@ ASYNC = [pytest.param(c, "async", id=f"{c.name}-async", marks=LONG) for c in CAS
 def test_the_replay_holds_what_the_environment_told(tmp_path: Path, case: Case, mode: str) -> None:
     for package in case.needs:
         pytest.importorskip(package, reason=f"needs {package}")
-    train_and_check(case, tmp_path, mode=mode)
+    train_and_check(replace(case, steps=min(case.steps, 750)), tmp_path, mode=mode)
 
 
 def main(steps: int = 0) -> None:

@@ -10,10 +10,9 @@ import torch
 from crowd import Crowd
 from refused import check_refused
 from two_step_game import train
-from whole_runs import LONG, MODES, Runs, checkpoint, values_of
+from whole_runs import LONG, MODES, Runs, checkpoint, updating, values_of
 
 import marlcore as mc
-from marlcore.algos.matd3 import MATD3Trainer
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
@@ -28,7 +27,7 @@ ALGORITHMS = {
 PAIRS = {"agent_0": "left", "agent_1": "left", "agent_2": "right", "agent_3": "right"}
 PLAY = {"pool": 3, "admit_updates": 8}
 OBS = {"members": np.zeros((2, 1), np.float32), "alive": np.ones(2, np.int8)}
-runs = Runs(total_steps=600, learner={"n_step": 1, "batch_size": 8}, teams=TEAMS)
+runs = Runs(total_steps=400, learner={"n_step": 1, "batch_size": 8}, teams=TEAMS)
 
 
 @pytest.mark.long
@@ -42,7 +41,7 @@ def test_only_qmix_dares_in_the_two_step_game(tmp_path: Path, algorithm: Any, ea
 def test_teams_train_beside_each_other_and_beside_an_agent(tmp_path: Path, mode: str) -> None:
     result = runs.train(tmp_path, FIVE, ALGORITHMS, mode=mode)
     assert result.updates.keys() == ALGORITHMS.keys() and min(result.updates.values()) > 0
-    more = runs.train(tmp_path, FIVE, ALGORITHMS, mode=mode, resume=True, total_steps=1_000)
+    more = runs.train(tmp_path, FIVE, ALGORITHMS, mode=mode, resume=True, total_steps=600)
     assert all(more.updates[name] > result.updates[name] for name in ALGORITHMS)
     assert all(np.isfinite(values_of(result.run_dir, name)).all() for name in ("loss", "q_mean", "episode_return"))
     scores = mc.evaluate(result.run_dir, 4).mean
@@ -63,9 +62,9 @@ def test_a_function_of_an_agents_name_is_saved_as_names(tmp_path: Path) -> None:
     def by_number(agent: str) -> str:
         return "even" if int(agent[-1]) % 2 == 0 else "odd"
 
-    result = runs.train(tmp_path, FOUR, mc.VDN(hidden=(8,)), teams=by_number, total_steps=300)
+    result = runs.train(tmp_path, FOUR, mc.VDN(hidden=(8,)), teams=by_number, total_steps=200)
     assert result.updates.keys() == {"even", "odd"}
-    runs.train(tmp_path, FOUR, mc.VDN(hidden=(8,)), teams=by_number, total_steps=400, resume=True)
+    runs.train(tmp_path, FOUR, mc.VDN(hidden=(8,)), teams=by_number, total_steps=300, resume=True)
     check_refused(
         lambda: runs.train(tmp_path, FOUR, mc.VDN(hidden=(8,)), total_steps=500, resume=True), ValueError, "teams"
     )
@@ -81,22 +80,16 @@ def test_an_algorithm_of_agents_trains_a_team_as_one(tmp_path: Path) -> None:
     ).shape == (4,)
 
 
-class Auditor(MATD3Trainer):
-    def update(self, batch: Any) -> mc.Update:
-        assert torch.equal(batch.extras["member_rewards"].sum(1), batch.reward)
-        return super().update(batch)
-
-
-class Audited(mc.MATD3):
-    def make_trainer(self, model: Any) -> MATD3Trainer:
-        return Auditor(self, model, source=model)
+def audit(update: Any, batch: Any) -> mc.Update:
+    assert torch.equal(batch.extras["member_rewards"].sum(1), batch.reward)
+    return update(batch)
 
 
 @pytest.mark.long
 def test_batches_hold_what_each_member_earned(tmp_path: Path) -> None:
     """In self-play, and with saved rows in a run that goes on; the learner's process would fail otherwise."""
     changes: Any = {"mode": "async", "replay": {"save": True}, "teams": PAIRS, "self_play": PLAY}
-    train = partial(runs.train, tmp_path, FOUR, Audited(hidden=(8,), rewards="own"), **changes)
+    train = partial(runs.train, tmp_path, FOUR, updating(mc.MATD3, audit)(hidden=(8,), rewards="own"), **changes)
     assert 0 < train(total_steps=600).updates["main"] < train(total_steps=800, resume=True).updates["main"]
     assert max(values_of(tmp_path / "run", "pool_size")) > 0
 
@@ -105,7 +98,7 @@ def test_batches_hold_what_each_member_earned(tmp_path: Path) -> None:
     "algorithm", [mc.VDN(hidden=(8,)), pytest.param(mc.QMIX(hidden=(8,)), marks=LONG)], ids=["vdn", "qmix"]
 )
 def test_two_teams_play_themselves_with_one_policy(tmp_path: Path, algorithm: Any) -> None:
-    result = runs.train(tmp_path, FOUR, algorithm, teams=PAIRS, self_play=PLAY)
+    result = runs.train(tmp_path, FOUR, algorithm, teams=PAIRS, self_play=PLAY, total_steps=600)
     assert result.updates.keys() == {"main"} and result.updates["main"] > 20
     assert max(values_of(result.run_dir, "pool_size")) == 3
     first = mc.load_policy(result.run_dir, "main", "opponent-1")
@@ -115,21 +108,17 @@ def test_two_teams_play_themselves_with_one_policy(tmp_path: Path, algorithm: An
 
 
 def test_runs_that_do_not_fit_teams_are_refused_in_one_line(tmp_path: Path) -> None:
-    check_refused(
-        lambda: runs.train(tmp_path, FOUR, "qmix", teams={"agent_0": "a"}),
-        ValueError,
-        "QMIX: expected an agent that is a team (see Config.teams), got one that observes Box",
-    )
-    check_refused(
-        lambda: runs.train(tmp_path, "pettingzoo-parallel:mpe2.simple_adversary_v3", "dqn", teams=None, self_play=PLAY),
-        ValueError,
-        "self_play: expected agents of one policy to have equal spaces",
-    )
-    check_refused(
-        lambda: runs.train(tmp_path, FOUR, "vdn", teams=None, policies={"agent_0": "a"}),
-        ValueError,
-        "policies: expected the team 'team' in place of its member, got 'agent_0'",
-    )
-    says = "teams: expected an environment of PettingZoo whose agents act at once"
-    check_refused(lambda: runs.train(tmp_path, "gymnasium:CartPole-v1", "vdn", teams=None), ValueError, says)
+    adversary, cartpole = "pettingzoo-parallel:mpe2.simple_adversary_v3", "gymnasium:CartPole-v1"
+    for env_fn, algorithm, changes, says in (
+        (
+            FOUR,
+            "qmix",
+            {"teams": {"agent_0": "a"}},
+            "QMIX: expected an agent that is a team (see Config.teams), got",
+        ),
+        (adversary, "dqn", {"self_play": PLAY}, "self_play: expected agents of one policy to have equal spaces"),
+        (FOUR, "vdn", {"policies": {"agent_0": "a"}}, "policies: expected the team 'team' in place of its member, got"),
+        (cartpole, "vdn", {}, "teams: expected an environment of PettingZoo whose agents act at once"),
+    ):
+        check_refused(partial(runs.train, tmp_path, env_fn, algorithm, **{"teams": None, **changes}), ValueError, says)
     assert not (tmp_path / "run").exists()

@@ -106,7 +106,17 @@ class Banded(Marking):
         return chosen._replace(action=chosen.action + np.float32(BAND * self.place))
 
 
-class Counting:
+class Stateless:
+    """A trainer of whose own nothing is saved."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
+
+class Counting(Stateless):
     def __init__(self, model: Any) -> None:
         self.model = model
 
@@ -115,12 +125,6 @@ class Counting:
             self.model.mark.add_(1.0)
         tags = batch.obs[:, 1]
         return mc.Update({"loss": torch.zeros(()), "drawn": tags.float().mean()})
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        pass
 
 
 def weak(obs: Any) -> Any:

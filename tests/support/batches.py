@@ -11,8 +11,8 @@ from gymnasium import spaces as gym
 
 import marlcore as mc
 from marlcore.algos.networks.policy_value import PolicyNetwork
-from marlcore.interfaces import Algorithm, ReplaySource
-from marlcore.observations import ALONE, by_name, each, in_form
+from marlcore.interfaces import PREVIOUS_REWARD, Algorithm, ReplaySource
+from marlcore.observations import ALONE, by_name, each, in_form, rows_at
 from marlcore.spaces import ALIVE, JOINT, MASK, Spaces
 
 GAMMA = 0.9  # of windows
@@ -113,6 +113,12 @@ def made_trainer(hyper: Algorithm, spaces: Spaces | None = None) -> tuple[Any, A
     return model, trainer
 
 
+def acted(hyper: Algorithm, model: Any, obs: Any, mask: Any = None, seed: int = 0, **request: Any) -> mc.Action:
+    """What the algorithm's model, or the part of it that acts, does; greedily unless it is asked to `explore`."""
+    request = {"explore": None, "state": None, **request}
+    return hyper.act(getattr(model, "acting", model), obs, mask=mask, generator=np.random.default_rng(seed), **request)
+
+
 def flattened(tensors: list[torch.Tensor]) -> torch.Tensor:
     """Makes the tensors views of one flat tensor, as those of a published model are, and returns it."""
     flat = torch.cat([tensor.detach().flatten() for tensor in tensors])
@@ -158,13 +164,14 @@ def made_windows(hyper: Algorithm, spaces: Spaces, rows: int = 24, seed: int = 0
 def _write_episode(writer: Any, spec: mc.TransitionSpec, spaces: Spaces, rng: np.random.Generator) -> None:
     unstacked = Spaces(spaces.observation, spaces.action, spaces.masked)
     length, end = int(rng.integers(1, 40)), rng.choice(["terminated", "truncated", "seam"])
-    for step in range(length):
-        last = step == length - 1
-        obs, final = (each(lambda part: part[0].numpy(), made_obs(unstacked, 1, rng)) for _ in range(2))
-        over = {end: True} if last and end != "seam" else {}
-        extras = {name: rng.normal(size=field.shape).astype(field.dtype) for name, field in spec.extras.items()}
-        action = made_action(unstacked, 1, rng)[0].numpy()
-        writer.add(obs, action, rng.normal(scale=3), final_obs=final if "truncated" in over else None, **over, **extras)
+    made, action = made_obs(unstacked, length + 1, rng), made_action(unstacked, length, rng).numpy()
+    extras = {name: rng.normal(size=(length, *one.shape)).astype(one.dtype) for name, one in spec.extras.items()}
+    obs = [each(lambda part: part[row].numpy(), made) for row in range(length + 1)]  # noqa: B023
+    for step, reward in enumerate(rng.normal(scale=3, size=length)):
+        over = {end: True} if step == length - 1 and end != "seam" else {}
+        final = obs[length] if "truncated" in over else None
+        of_row = {name: values[step] for name, values in extras.items()}
+        writer.add(obs[step], action[step], reward, final_obs=final, **over, **of_row)
     if end == "seam":
         writer.new_episode()
 
@@ -238,3 +245,21 @@ def plain_rescaled(x):
 
 def plain_restored(x):
     return np.sign(x) * (((np.sqrt(1 + 4e-3 * (np.abs(x) + 1 + 1e-3)) - 1) / 2e-3) ** 2 - 1)
+
+
+@torch.no_grad()
+def stepped_values(step_by, after, batch, held, *of_step):
+    """The values [B, T + 1, *of_step] as an actor computes them, observation by observation.
+
+    `step_by(obs, state)` gives the values and the next state, and `after(state, action)` what that is after the action.
+    """
+    values = np.zeros((len(held), held.shape[1] + 1, *of_step))
+    for row, length in enumerate(held.sum(1)):
+        state = rows_at(batch.extras, slice(row, row + 1))
+        for step in range(length):
+            at = (slice(row, row + 1), step)
+            values[row, step], state = step_by(rows_at(batch.obs, at), state)
+            state = after(state, batch.action[at])
+            state[PREVIOUS_REWARD] = batch.reward[at]
+        values[row, length], _ = step_by(rows_at(batch.next_obs, at), state)
+    return values

@@ -1,10 +1,13 @@
 """The programs of csrc/test, which tests compile and run."""
 
+import atexit
+import functools
 import importlib.util
 import os
 import subprocess
 import sys
 import sysconfig
+import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -32,13 +35,23 @@ def run(command: Sequence[str | Path], timeout: float = 300) -> subprocess.Compl
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=timeout)
 
 
-def build(core: Path, name: str, folder: Path, flags: Sequence[str] = ()) -> Path:
+@functools.cache
+def _objects(core: Path, flags: tuple[str, ...], gcc: str) -> list[str]:
+    """All of the core, compiled once for all programs that this process builds of it."""
+    folder = tempfile.TemporaryDirectory()
+    atexit.register(folder.cleanup)
+    objects = {str(source): f"{folder.name}/{source.stem}.o" for source in sorted(core.glob("*.c"))}
+    for source, compiled in objects.items():
+        mutants.compile_with([gcc, *mutants.CFLAGS, *flags, f"-I{core}", "-c", source, "-o", compiled])
+    return [*objects.values()]
+
+
+def build(core: Path, name: str, folder: Path, flags: Sequence[str] = (), gcc: str = "gcc") -> Path:
     """The program <core>/test/<name>.c with all of the core."""
-    binary = folder / name
-    sources = [core / "test" / f"{name}.c", *sorted(core.glob("*.c"))]
-    gcc = ["gcc", *mutants.CFLAGS, *flags, f"-I{core}", *map(str, sources), "-o", str(binary), "-pthread", "-lm"]
-    mutants.compile_with(gcc)
-    return binary
+    sources = [str(core / "test" / f"{name}.c"), *_objects(core, tuple(flags), gcc)]
+    options = [*mutants.CFLAGS, *flags, f"-I{core}", "-pthread", "-lm"]
+    mutants.compile_with([gcc, *sources, *options, "-o", str(folder / name)])
+    return folder / name
 
 
 def python(program: str | Path, *arguments: object, timeout: float = 900) -> subprocess.CompletedProcess[str]:

@@ -38,12 +38,21 @@ def _load_core(path: str) -> ctypes.CDLL:
 
 points = _load_core(sys.argv[3])
 
+from filled import fill, tree, value_of, words  # noqa: E402
 from mapped import Mapped  # noqa: E402
 from processes import descriptors  # noqa: E402
-from relayed import AGE, heads, raw  # noqa: E402
+from relayed import AGE, BOUNDARY, heads, raw  # noqa: E402
 from seams import replace  # noqa: E402
 
-from marlcore import Field, LaneBusy, MarlcoreError, RateLimiter, ReplayBuffer, TransitionSpec  # noqa: E402
+from marlcore import (  # noqa: E402
+    Field,
+    LaneBusy,
+    MarlcoreError,
+    ParameterStore,
+    RateLimiter,
+    ReplayBuffer,
+    TransitionSpec,
+)
 from marlcore.cluster import Bookings, DirectLink, Ingest, Relay  # noqa: E402
 from marlcore.memory import Event, File, replace_file, survey  # noqa: E402
 from marlcore.memory.header import Header  # noqa: E402
@@ -445,14 +454,8 @@ class Publish:
     """A learner publishes weights, all of which are the version's number."""
 
     def __init__(self, folder: Path) -> None:
-        import torch
-
-        from marlcore import ParameterStore
-
-        torch.set_num_threads(1)
-        self.model, self.attach = lambda: torch.nn.Linear(30, 20), ParameterStore.attach
-        self.store = ParameterStore.create(self.model(), extras={"version": ()}, name="crash")
-        self.local = self.model()
+        self.store = ParameterStore.create(tree(), extras={"version": ()}, name="crash")
+        self.local = tree()
         self.subscriber = self.store.subscriber(self.local)
         for _ in range(3):
             self.publish_next()
@@ -460,19 +463,14 @@ class Publish:
         Event(Mapped(self.store).body).prepare(1)
 
     def publish_next(self) -> None:
-        model = self.model()
-        with self.store.publisher(model) as publisher:
-            self.fill(model, publisher.version + 1)
+        weights = tree()
+        with self.store.publisher(weights) as publisher:
+            fill(weights, publisher.version + 1)
             publisher.publish(version=publisher.version + 1)
 
-    def fill(self, model, version: int) -> None:
-        for parameter in model.parameters():
-            parameter.data.fill_(version)
-
     def prepare(self) -> str:
-        self.own, self.filled = self.attach(self.store.handle), self.model()
-        self.publisher = self.own.publisher(self.filled)
-        self.fill(self.filled, 4)
+        self.own = ParameterStore.attach(self.store.handle)
+        self.publisher = self.own.publisher(fill(tree(), 4))
         return ""
 
     def act(self) -> None:
@@ -486,9 +484,9 @@ class Publish:
     def pulled(self) -> int:
         """The version of the weights after a pull, all of them."""
         self.subscriber.pull()
-        values = {float(v) for parameter in self.local.parameters() for v in parameter.detach().flatten()}
-        assert values == {self.subscriber.version} == {self.subscriber.extras["version"]}, "torn weights"
-        return self.subscriber.version
+        version = self.subscriber.version
+        assert value_of(words(self.local)) == version == self.subscriber.extras["version"], "torn weights"
+        return version
 
     def check(self, done: bool) -> None:
         version = self.pulled()
@@ -506,9 +504,10 @@ class Ingesting:
 
     def __init__(self, folder: Path) -> None:
         self.node, self.home = (ReplayBuffer.create(SMALL, rows, 2, name="crash") for rows in (32, 200))
-        self.bookings = Bookings.create(2, name="crash")
+        self.bookings, self.messages = Bookings.create(2, name="crash"), []
         self.send(BEFORE, BEFORE)
-        self.message(2)  # which the victim and its successor both take
+        self.send(0, 2)  # in a message that the victim and its successor take again
+        self.repeated = self.messages[-1]
         self.add(20, 3)
 
     def add(self, *counts: int) -> None:
@@ -516,57 +515,40 @@ class Ingesting:
             with self.node.writer(lane) as writer:
                 for _ in range(count):
                     ticket = self.node._mapped.native.committed(lane)
-                    writer.add(**rows(ticket, SMALL), truncated=ticket % 5 == 4, final_obs=observations(ticket, SMALL)
-                               if ticket % 5 == 4 else None)  # fmt: skip
-
-    def message(self, count: int) -> None:
-        """More rows of the second lane, and a copy of the message that brings them."""
-        self.add(0, count)
-        kept = []
-        with Ingest(self.home, self.bookings, [range(2)]) as ingest:
-            link = DirectLink(ingest)
-            link.send = lambda message: kept.append(message.copy()) or DirectLink.send(link, message)
-            with Relay(self.node, link) as relay:
-                assert relay.drain(60.0)
-        self.repeated = kept[0]
+                    final = {"truncated": True, "final_obs": observations(ticket, SMALL)} if ticket % 5 == 4 else {}
+                    writer.add(**rows(ticket, SMALL), **final)
 
     def send(self, *counts: int) -> None:
         self.add(*counts)
-        with Ingest(self.home, self.bookings, [range(2)]) as ingest, Relay(self.node, DirectLink(ingest)) as relay:
-            assert relay.drain(60.0)
+        with Ingest(self.home, self.bookings, [range(2)]) as ingest:
+            link = DirectLink(ingest)
+            link.send = lambda message: self.messages.append(message.copy()) or DirectLink.send(link, message)
+            with Relay(self.node, link) as relay:
+                assert relay.drain(60.0)
 
     def prepare(self) -> str:
-        self.own = [ReplayBuffer.attach(self.home.handle), Bookings.attach(self.bookings.handle)]
-        self.ingest = Ingest(*self.own, [range(2)])
-        self.relay = Relay(self.node_of_victim(), DirectLink(self.ingest))
+        home, node = (ReplayBuffer.attach(each.handle) for each in (self.home, self.node))
+        self.own = [home, node, Bookings.attach(self.bookings.handle)]
+        self.ingest = Ingest(home, self.own[-1], [range(2)])
+        self.relay = Relay(node, DirectLink(self.ingest))
         return ""
-
-    def node_of_victim(self) -> ReplayBuffer:
-        self.own.append(ReplayBuffer.attach(self.node.handle))
-        return self.own[-1]
 
     def act(self) -> None:
         assert self.ingest.put(self.repeated)
         assert self.relay.drain(60.0)
 
     def release(self) -> None:
-        self.relay.close()
-        self.ingest.close()
-        for each in self.own:
+        for each in (self.relay, self.ingest, *self.own):
             each.close()
         self.own = self.ingest = self.relay = None
-
-    def meet(self, path: str) -> None:
-        """Nothing new."""
 
     def check(self, done: bool) -> None:
         """The successor completes what is missing: each row once, the lost ones counted, with a seam behind them."""
         if done:
             self.look()
-        self.send(0, 0)
-        self.look()
-        self.send(3, 3)
-        self.look()
+        for count in (0, 3):
+            self.send(count, count)
+            self.look()
 
     def look(self) -> None:
         lost = [self.bookings.load(lane).lost for lane in range(2)]
@@ -574,14 +556,14 @@ class Ingesting:
         held = [len(raw(self.home, lane)) for lane in range(2)]
         assert [n + more for n, more in zip(held, lost, strict=True)] == sent and lost[0] and not lost[1], (held, lost)
         for lane in range(2):
-            record = raw(self.home, lane)
-            transitions = record[(heads(self.home, lane)["place"] >> 24) & 4 == 0]
-            newest = raw(self.node, lane)[3:]  # a gap ends some rows behind the oldest one held
+            record, newest = raw(self.home, lane), raw(self.node, lane)[3:]  # a gap ends behind the oldest one held
             np.testing.assert_array_equal(record[-len(newest) :, 16:], newest[:, 16:])
-            tickets = np.ascontiguousarray(transitions[:, 16:24]).view(np.uint64)[:, 0]
-            jumps = np.flatnonzero(np.diff(tickets.astype(np.int64)) > 2) + 1
-            ages = (heads(self.home, lane)["place"] & AGE)[(heads(self.home, lane)["place"] >> 24) & 4 == 0]
-            assert (ages[jumps] == 0).all() and (np.diff(tickets.astype(np.int64)) > 0).all(), "torn or wrong: an order"
+            place = heads(self.home, lane)["place"]
+            transitions = (place >> 24) & BOUNDARY == 0
+            tickets = np.ascontiguousarray(record[transitions, 16:24]).view(np.int64)[:, 0]
+            jumps = np.flatnonzero(np.diff(tickets) > 2) + 1
+            ages = (place & AGE)[transitions]
+            assert (ages[jumps] == 0).all() and (np.diff(tickets) > 0).all(), "torn or wrong: an order"
 
     def close(self) -> None:
         for each in (self.node, self.home, self.bookings):

@@ -181,3 +181,56 @@ class Battle(Rounds):
         truncated = {agent: over and not dead[agent] for agent in acted}
         rewards = {agent: float(actions[agent]) for agent in acted}
         return dict.fromkeys(acted, np.zeros(1, np.float32)), rewards, dead, truncated, {}
+
+
+class Script(Rounds):
+    """Agents of any spaces, by name, that come and go by a script: of each round who is there, who ended and how.
+
+    Agent number i observes 10 * i + the round in each number, may do all but the action of the round's number, and is
+    paid 1 + i.
+    """
+
+    def __init__(self, spaces, rounds=(), infos=None):
+        self.spaces, self.possible_agents = spaces, list(spaces)
+        self.rounds, self.infos = rounds or [{}] * 9, infos or {}
+        self.acted = []
+
+    def observation_space(self, agent):
+        return self.spaces[agent][0]
+
+    def action_space(self, agent):
+        return self.spaces[agent][1]
+
+    def state(self):
+        return np.array([self.round], np.float32)
+
+    def look(self, space, number):
+        if isinstance(space, gymnasium.spaces.Dict):
+            parts = {key: self.look(part, number) for key, part in space.items()}
+            return parts | {key: self.mask(part) for key, part in space.items() if key == "action_mask"}
+        if isinstance(space, gymnasium.spaces.Discrete):
+            return space.start + (number + self.round) % space.n
+        return np.full(space.shape, 10 * number + self.round, space.dtype)
+
+    def mask(self, space):
+        return (np.arange(space.n) != self.round % space.n).astype(np.int8)
+
+    def observe(self, agents):
+        return {agent: self.look(self.spaces[agent][0], self.possible_agents.index(agent)) for agent in agents}
+
+    def reset(self, seed=None, options=None):
+        self.round, self.agents = 0, list(self.rounds[0].get("there", self.possible_agents))
+        return self.observe(self.agents), dict.fromkeys(self.agents, self.infos)
+
+    def step(self, actions):
+        assert all(self.spaces[agent][1].contains(action) for agent, action in actions.items()), actions
+        assert list(actions) == self.agents
+        self.acted.append(actions)
+        self.round += 1
+        now = self.rounds[self.round]
+        told = {name: dict.fromkeys(now.get(name, ()), True) for name in ("terminated", "truncated")}
+        ended = {**told["terminated"], **told["truncated"]}
+        self.agents = [agent for agent in now.get("there", self.agents) if agent not in ended]
+        seen = list(dict.fromkeys((*actions, *self.agents)))
+        rewards = {agent: 1.0 + self.possible_agents.index(agent) for agent in actions}
+        return self.observe(seen), rewards, told["terminated"], told["truncated"], dict.fromkeys(seen, self.infos)

@@ -11,8 +11,6 @@ from multiprocessing.connection import Connection
 from multiprocessing.shared_memory import SharedMemory
 from typing import Any
 
-import numpy as np
-
 from marlcore.processes import ForkServer
 from marlcore.processes.forkserver import Forked, read_status
 
@@ -43,7 +41,6 @@ def tell(report: Connection, what: str) -> None:
     answers = {
         "environment": lambda: os.environ.get("MARLCORE_TEST"),
         "blocked": lambda: signal.pthread_sigmask(signal.SIG_BLOCK, []),
-        "numbers": lambda: np.random.random(),
         "imported": lambda: "imported_by_the_caller" in sys.modules,
         "torch's threads": lambda: sys.modules["torch"].get_num_threads(),
         "descriptors": lambda: sorted(os.readlink(f"/proc/self/fd/{fd}") for fd in range(3, 100) if is_open(fd)),

@@ -68,3 +68,15 @@ class Counting(gymnasium.Env[Any, Any]):
         over, cut = self.steps == self.length, self.length % 2 == 0
         obs, info = self.look()
         return obs, float(np.sum(action)), over and not cut, over and cut, info
+
+
+VARIANTS: dict[str, dict[str, Any]] = {  # by name, which begins with "masked" where there are masks
+    "nested": {},
+    "masked in the observation": {"mask_in": "observation"},
+    "masked in the info": {"mask_in": "info"},
+    "multi-discrete": {"action": gym.MultiDiscrete([3, 2], start=[4, -1])},
+    "masked multi-discrete": {"action": gym.MultiDiscrete([3, 2], start=[4, -1]), "mask_in": "info"},
+    "masked multi-discrete in the observation": {"action": gym.MultiDiscrete([3, 2]), "mask_in": "observation"},
+    "multi-binary": {"action": gym.MultiBinary(3)},
+    "box": {"action": gym.Box(-1, 1, (2, 2), np.float32)},
+}

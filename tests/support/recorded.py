@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import gymnasium
 import numpy as np
 import torch
+from arena import Stateless
 from random_play import plain, sample
 from seams import without_limits
 
@@ -253,7 +254,7 @@ class RandomActing(mc.Algorithm):
         return MeanReward(model)
 
 
-class MeanReward:
+class MeanReward(Stateless):
     def __init__(self, model: Any) -> None:
         self.model, self.spaces = model, model.spaces
 
@@ -267,9 +268,3 @@ class MeanReward:
         with torch.no_grad():
             self.model.bias.lerp_(batch.reward.mean(), 0.1)
         return mc.Update({"loss": loss})
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        pass

@@ -1,17 +1,20 @@
 """Refusals: tables of refused input, the whole text of an error, and what a forked child may not use.
 
-A table has, by the case's name, a call, the error's class, and the line that it must say.
+A row of a table has a call, the error's class unless that is ValueError, and the line that it must say. Rows may have
+names.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
+from typing import Any
 
 import pytest
 from victims import fork, reap
 
 from marlcore import StaleHandle
 
-Refused = tuple[Callable[[], object], type[Exception], str]
+Refused = tuple[Callable[[], object], type[Exception], str] | tuple[Callable[[], object], str]
 Errors = type[Exception] | tuple[type[Exception], ...]
 
 
@@ -22,15 +25,30 @@ def check_refused(call: Callable[[], object], error: Errors, says: str) -> None:
     assert says in str(raised.value) and "\n" not in str(raised.value)
 
 
-def refusals(table: Mapping[str, Refused]) -> Callable[[pytest.Subtests], None]:
+def refusals(table: Mapping[str, Refused] | Iterable[Refused]) -> Callable[[pytest.Subtests], None]:
     """A test of all rows of a table, which names each that fails."""
+    rows = table if isinstance(table, Mapping) else dict(enumerate(table))
 
     def test(subtests: pytest.Subtests) -> None:
-        for case in table:
-            with subtests.test(case):
-                check_refused(*table[case])
+        for case, row in rows.items():
+            with subtests.test(f"{case}: {row[-1]}"):
+                check_row(row)
 
     return test
+
+
+def check_row(row: Refused) -> None:
+    call, *error, says = row
+    check_refused(call, *error or [ValueError], says)
+
+
+def each_bad(call: Callable[..., object], expected: str, **values: Iterable[Any]) -> list[Refused]:
+    """Rows of calls with one bad value of one argument each, which say "argument: expected ..., got value"."""
+    return [
+        (partial(call, **{name: value}), ValueError, f"{name}: expected {expected}, got {value!r}")
+        for name, bad in values.items()
+        for value in bad
+    ]
 
 
 @contextmanager

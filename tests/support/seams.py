@@ -49,6 +49,13 @@ def without_gates() -> None:
 
 
 @contextmanager
+def undrawn() -> Iterator[None]:
+    """Runs end without their pictures, which would take longer than most runs of tests."""
+    with mock.patch("marlcore.training.run.plot_run"), mock.patch("marlcore.training.run.plot_payoff"):
+        yield
+
+
+@contextmanager
 def without_limits() -> Iterator[None]:
     """Samplers made meanwhile draw as much as they like, whatever the replay's limiter says."""
     with mock.patch("marlcore.replay.sampler.SampleGate", lambda *arguments: None):

@@ -47,17 +47,16 @@ class Buffer:
         self.idx = (self.idx + self.n_frames - 1) % self.capacity
         self.size = min(self.size + 1, self.capacity)
 
-    def sample(self, batch_size: int) -> tuple[Any, ...]:
+    def _draw(self, batch_size: int) -> tuple[Any, ...]:
         starts = np.random.choice(max(1, self.size - self.n_frames - 1), batch_size, replace=False)
         at = starts[:, None] + np.arange(self.n_frames)
-        return (
-            self.states[at].reshape(batch_size, -1),
-            self.actions[at[:, -1:]],
-            self.rewards[at[:, -1:]],
-            self.states[at + 1].reshape(batch_size, -1),
-            self.dones[at[:, -1:]],
-            1.0 - self.dones[at[:, :-1]].any(axis=1, keepdims=True),
-        )
+        states, next_states = (self.states[rows].reshape(batch_size, -1) for rows in (at, at + 1))
+        valid = 1.0 - self.dones[at[:, :-1]].any(axis=1, keepdims=True)
+        return at, states, next_states, self.dones[at[:, -1:]], valid
+
+    def sample(self, batch_size: int) -> tuple[Any, ...]:
+        at, states, next_states, dones, valid = self._draw(batch_size)
+        return states, self.actions[at[:, -1:]], self.rewards[at[:, -1:]], next_states, dones, valid
 
     def last_transition(self, offset: int = 0) -> Any:
         if self.size <= offset:
@@ -74,17 +73,9 @@ class Buffer:
 
 class TransformerBuffer(Buffer):
     def sample_transformer(self, batch_size: int) -> tuple[Any, ...]:
-        starts = np.random.choice(max(1, self.size - self.n_frames - 1), batch_size, replace=False)
-        at = starts[:, None] + np.arange(self.n_frames)
-        return (
-            self.states[at].reshape(batch_size, -1),
-            self.actions[at],
-            self.actions[at + 1].astype(np.float32),
-            self.states[at + 1].reshape(batch_size, -1),
-            self.dones[at[:, -1:]],
-            1.0 - self.dones[at[:, :-1]].any(axis=1, keepdims=True),
-            self.extra_data["agent_ids"][at[:, 0]] if "agent_ids" in self.extra_data else None,
-        )
+        at, states, next_states, dones, valid = self._draw(batch_size)
+        agents = self.extra_data["agent_ids"][at[:, 0]] if "agent_ids" in self.extra_data else None
+        return states, self.actions[at], np.float32(self.actions[at + 1]), next_states, dones, valid, agents
 
 
 class Plain:

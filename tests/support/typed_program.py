@@ -32,15 +32,9 @@ class Steering:
 
 def trained() -> mc.Result:
     mc.train("gymnasium:CartPole-v1", "dqn", mc.Config(total_steps=300_000))
-    config = mc.Config(
-        seed=1,
-        policies=role,
-        learners={"guard": mc.LearnerConfig(n_step=1)},
-        learner=mc.LearnerConfig(gamma=0.95),
-        actor=mc.ActorConfig(envs=16),
-        exploration=mc.ExplorationConfig(epsilon="linear(1, 0.05, 50000)", schedules={"noise": "linear(1, 0, 9)"}),
-        run_dir="runs/demo",
-    )
+    explores = mc.ExplorationConfig(epsilon="linear(1, 0.05, 50000)", schedules={"noise": "linear(1, 0, 9)"})
+    learners, actor = {"guard": mc.LearnerConfig(n_step=1)}, mc.ActorConfig(envs=16)
+    config = mc.Config(seed=1, policies=role, learners=learners, actor=actor, exploration=explores, run_dir="runs/demo")
     mc.Config(policies={"agent_0": "thief", "agent_1": "guard"}, exploration=mc.ExplorationConfig(epsilon=0.1))
     mc.Config(exploration=mc.ExplorationConfig(epsilon=lambda step: 1 / (1 + step)))
     mc.Config(exploration=mc.ExplorationConfig(epsilon=mc.Linear(1.0, 0.05, 50_000), schedules={"noise": 0.2}))
@@ -49,10 +43,8 @@ def trained() -> mc.Result:
     mc.train("treasure_hunt", mc.PPO(learning_rate="linear(3e-4, 0, 300000)"), config, callback=stop_at)
     until_solved = mc.StopConfig(threshold=475.0, seconds=3600.0)
     mc.train("gymnasium:CartPole-v1", "dqn", mc.Config(stop=until_solved), callback=Steering(), init_from="runs/a")
-    weights: dict[str, Path | dict[str, torch.Tensor]] = {
-        "agent_0": Path("runs/a"),
-        "agent_1": torch.nn.Linear(4, 2).state_dict(),
-    }
+    state = torch.nn.Linear(4, 2).state_dict()
+    weights: dict[str, Path | dict[str, torch.Tensor]] = {"agent_0": Path("runs/a"), "agent_1": state}
     mc.train("treasure_hunt", "dqn", init_from=weights, init_strict=False)
     return mc.train("treasure_hunt", {"thief": mc.IQN(), "guard": mc.DQN()}, config, resume=Path("runs/demo"))
 
@@ -100,24 +92,16 @@ def actor(context: mc.WorkerContext, replay: mc.ReplayBuffer, lane: int) -> None
 
 
 def embedded() -> float:
-    spec = mc.TransitionSpec(
-        obs={"image": mc.Field((8, 8), "uint8"), "speed": mc.Field()},
-        action=mc.Field((), "int64"),
-        extras={"state": mc.Field((2, 64), "float32", every=20)},
-    )
+    obs, state = {"image": mc.Field((8, 8), "uint8"), "speed": mc.Field()}, mc.Field((2, 64), "float32", every=20)
+    spec = mc.TransitionSpec(obs=obs, action=mc.Field((), "int64"), extras={"state": state})
     limiter = mc.RateLimiter(samples_per_insert=8, min_size=1000, tolerance=512)
     replay = mc.ReplayBuffer.create(spec, capacity=1_000, lanes=4, limiter=limiter)
     with replay, mc.Workers() as workers, replay.vector_writer(lanes=range(4)) as writer:
         workers.start(actor, replay, 0)
         writer.add({"image": np.zeros((4, 8, 8)), "speed": np.zeros(4)}, action=np.zeros(4), reward=np.zeros(4))
         workers.check()
-        sampler: mc.Sampler = replay.sampler(
-            batch_size=32,
-            stack=4,
-            n_step=3,
-            prioritized=mc.Prioritized(alpha=0.9, beta=0.6),
-            sequence=mc.Sequence(length=80, burn_in=40, period=40),
-        )
+        chosen, windows = mc.Prioritized(alpha=0.9, beta=0.6), mc.Sequence(length=80, burn_in=40, period=40)
+        sampler: mc.Sampler = replay.sampler(batch_size=32, stack=4, n_step=3, prioritized=chosen, sequence=windows)
         with mc.Prefetch(sampler) as prefetch:
             batch: mc.Batch = prefetch.sample(timeout=1.0)
             prefetch.update_priorities(batch.index, np.ones(32))

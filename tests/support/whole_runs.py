@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import is_dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +28,17 @@ MODES = pytest.mark.parametrize("mode", ["serial", pytest.param("async", marks=L
 
 
 SMALL = mc.Config(
-    total_steps=1_500,
+    total_steps=600,
     mode="serial",
     actor=mc.ActorConfig(envs=2, sync_interval=10),
     learner=mc.LearnerConfig(batch_size=16, warmup=50, log_interval=10, device="cpu"),
+    replay=mc.ReplayConfig(capacity=10_000),  # the default's memory takes a third of so short a run's time
 )
 # Of on-policy runs, which have no use for the rest of SMALL's settings.
-ON_POLICY = {"actor": mc.ActorConfig(envs=2), "learner": mc.LearnerConfig(log_interval=4, device="cpu")}
+ON_POLICY = {
+    "actor": mc.ActorConfig(envs=2), "learner": mc.LearnerConfig(log_interval=4, device="cpu"),
+    "replay": mc.ReplayConfig(),
+}  # fmt: skip
 
 
 def changed(config: mc.Config, **changes: Any) -> mc.Config:
@@ -44,6 +49,18 @@ def changed(config: mc.Config, **changes: Any) -> mc.Config:
         if isinstance(value, dict) and is_dataclass(getattr(config, name))
     }
     return replace(config, **{**changes, **parts})
+
+
+def updating(kind: type[Any], update: Callable[[Callable[[Any], mc.Update], Any], mc.Update]) -> type[Any]:
+    """This kind of algorithm, whose trainers return `update(theirs, batch)`."""
+
+    class Updating(kind):  # type: ignore[misc]
+        def make_trainer(self, model: Any) -> Any:
+            trainer = super().make_trainer(model)
+            trainer.update = partial(update, trainer.update)
+            return trainer
+
+    return Updating
 
 
 class Runs:

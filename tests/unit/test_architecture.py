@@ -17,25 +17,14 @@ PACKAGE = Path(marlcore.__file__).parent
 # A room may import from the rooms named here, from those below them, and from the files at the top; a room's names
 # come from its `__init__`, not from the files in it. Algorithms and environments are leaves.
 BELOW = {
-    "kernels": [],
-    "memory": [],
-    "transitions": ["memory", "kernels"],
-    "weights": ["memory"],
-    "processes": ["memory"],
-    "replay": ["transitions"],
-    "queue": ["transitions"],
-    "cluster": ["replay", "queue", "weights", "processes"],
-    "planning": ["processes", "kernels"],
-    "spaces": [],
-    "interfaces": ["replay", "spaces"],
-    "tables": [],
-    "algos": ["kernels", "interfaces"],
-    "envs": ["interfaces"],
-    "training": ["cluster", "algos", "envs", "tables"],
-    "cli": ["training", "planning"],
-    "testing": ["cli"],
-    "compat": ["training", "planning"],
-}
+    "kernels": [], "memory": [], "spaces": [], "tables": [],
+    "transitions": ["memory", "kernels"], "weights": ["memory"], "processes": ["memory"],
+    "replay": ["transitions"], "queue": ["transitions"], "interfaces": ["replay", "spaces"],
+    "cluster": ["replay", "queue", "weights", "processes"], "planning": ["processes", "kernels"],
+    "algos": ["kernels", "interfaces"], "envs": ["interfaces"],
+    "training": ["cluster", "algos", "envs", "tables"], "compat": ["training", "planning"],
+    "cli": ["training", "planning"], "testing": ["cli"],
+}  # fmt: skip
 TOP = {"cgroup", "checks", "closing", "declared", "errors", "lazy", "notices", "observations", "references", "spec"}
 TOP |= {"npz", "regular_files", "shm"}
 ABOVE_ALL = {"__init__", "__main__", "preload"}
@@ -43,29 +32,14 @@ OPEN_ROOMS = {"kernels", "algos", "envs"}  # whose modules are what they offer
 
 # The rooms of training, in the same way.
 TRAINING = {
-    "config": [],
-    "loops": ["config"],
-    "record": ["config"],
-    "self_play": ["loops", "record"],
-    "workers": ["self_play"],
-    "evaluation": ["workers"],
-    "serial": ["workers"],
-    "async_run": ["workers"],
-    "nodes": ["async_run"],
-    "warmup": [],
-    "offline": ["config"],
-    "request": ["record", "offline"],
-    "presets": ["config"],
+    "config": [], "warmup": [], "loops": ["config"], "record": ["config"], "offline": ["config"], "presets": ["config"],
+    "self_play": ["loops", "record"], "workers": ["self_play"], "evaluation": ["workers"], "serial": ["workers"],
+    "async_run": ["workers"], "nodes": ["async_run"], "request": ["record", "offline"],
     "run_input": ["self_play", "warmup", "request"],
-    "session": ["serial", "async_run", "nodes", "evaluation", "run_input"],
-    "run": ["session"],
-    "several": ["run"],
-    "seeds": ["several"],
-    "lineage": ["record"],
-    "population": ["several", "lineage"],
-    "doors": ["seeds", "population"],
-    "oracles": ["doors"],
-}
+    "session": ["serial", "async_run", "nodes", "evaluation", "run_input"], "run": ["session"],
+    "several": ["run"], "seeds": ["several"], "lineage": ["record"], "population": ["several", "lineage"],
+    "doors": ["seeds", "population"], "oracles": ["doors"],
+}  # fmt: skip
 
 
 def below(room: str, rooms: Mapping[str, list[str]]) -> set[str]:

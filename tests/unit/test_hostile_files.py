@@ -5,18 +5,21 @@ import os
 import tracemalloc
 import zipfile
 from collections.abc import Callable
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from refused import check_refused
+from refused import Refused, check_refused, refusals
 
 import marlcore as mc
 from marlcore.__main__ import main
 from marlcore.checks import brief, printable
 from marlcore.compat.cpprb import ReplayBuffer
 from marlcore.compat.sorrel import Buffer
+from marlcore.declared import hints_of
 from marlcore.notices import say, shown_with
 from marlcore.tables import FittedTable
 from marlcore.training import read_metrics, read_settings
@@ -38,23 +41,18 @@ def refuse_cheaply(call: Callable[[], object], says: str) -> None:
         tracemalloc.stop()
 
 
-@pytest.mark.parametrize(
-    "value", [nested(2)[0], (1,), (), {"a": [1, (2.5, None)], 3: {}}, {1}, True, "it's", b"x", mc.DQN]
-)
-def test_a_short_value_is_quoted_as_it_is(value: Any) -> None:
-    assert brief(value) == repr(value)
+def test_a_short_value_is_quoted_as_it_is() -> None:
+    for value in (nested(2)[0], (1,), (), {"a": [1, (2.5, None)], 3: {}}, {1}, True, "it's", b"x", mc.DQN):
+        assert brief(value) == repr(value)
 
 
 LOOP: list[Any] = []
 LOOP.append(LOOP)
 
 
-LARGE = {"nested": nested(200), "loop": LOOP, "number": 1 << 10**7, "text": "x" * 10**6, "dict": {"a": nested(200)}}
-
-
-@pytest.mark.parametrize("case", LARGE)
-def test_a_large_value_is_quoted_in_a_short_line(case: str) -> None:
-    assert len(brief(LARGE[case])) <= 200
+def test_a_large_value_is_quoted_in_a_short_line() -> None:
+    for value in (nested(200), LOOP, 1 << 10**7, "x" * 10**6, {"a": nested(200)}):
+        assert len(brief(value)) <= 200
 
 
 EVIL, SHOWN = "a\x1b[2J\nb\u202e", "a\\x1b[2J\\nb\\u202e"
@@ -96,10 +94,8 @@ READERS: dict[str, Callable[[Path], object]] = {
 @pytest.mark.parametrize("kind", ["pipe", "device", "directory", "loop"])
 def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path, reader: str, kind: str) -> None:
     path = no_regular_file(kind, tmp_path / "file")
-    words = {"directory": "Is a directory", "loop": "symbolic links"}.get(
-        kind, "expected a regular file, got a pipe or a"
-    )
-    refuse_cheaply(lambda: READERS[reader](path), words)
+    says = {"directory": "Is a directory", "loop": "symbolic links"}
+    refuse_cheaply(lambda: READERS[reader](path), says.get(kind, "expected a regular file, got a pipe or a"))
 
 
 ALIASES = "a: &a [0,0,0,0,0,0,0,0,0,0]\n" + "".join(
@@ -111,14 +107,17 @@ SETTINGS = {
     "false": ("false", "settings: expected settings by name, got False"),
     "a number": ("0", "settings: expected settings by name, got 0"),
     "a list": ("[]", "settings: expected settings by name, got []"),
-    "many steps": (
-        "total_steps: 0xFFFFFFFFFFFFFFFFFFFF",
-        f"total_steps: expected an integer from 1 to {2**63 - 1}, got",
-    ),
+    "many steps": (f"total_steps: 0x{'F' * 20}", f"total_steps: expected an integer from 1 to {2**63 - 1}, got"),
     "a huge number": (f"total_steps: 0x{'F' * 9000}", "got an integer of 36000 bits"),
     "a long file": ("#" * 2**21, "expected a file of at most 1,048,576 bytes, got a longer one"),
     "control characters": ('"\\e[2J\\n\\u202e": 1', r"unknown setting \x1b[2J\n\u202e"),
-    "nested": ("[" * 1500, "maximum recursion depth"),
+    "nested": ("[" * 600, "maximum recursion depth"),
+    "a key twice": (
+        "seed: 1\nlearner: {lr: 1}\nseed: 2",
+        "expected each key once, got 'seed' in \"<unicode string>\", line 3",
+    ),
+    "a number of base 60": ("total_steps: 1:30:00", "total_steps: expected an integer of at least 1, got '1:30:00'"),
+    "a long name": (f"? {'x' * 10**6}\n: 1", f"unknown setting {'x' * 197}..."),
 }
 
 
@@ -129,23 +128,47 @@ def test_hostile_settings_are_refused_in_one_line(tmp_path: Path, case: str) -> 
     check_refused(lambda: read_settings(tmp_path / "s.yaml"), ValueError, says)
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "name"),
-    [(mc.DQN, "hidden"), (mc.R2D2, "units"), (mc.QMIX, "mixing_units"), (mc.IQN, "n_cos"), (mc.PPO, "channels")],
-)
-def test_layers_of_a_billion_units_are_refused(algorithm: Any, name: str) -> None:
-    value = (10**9,) if isinstance(getattr(algorithm(), name), tuple) else 10**9
-    check_refused(
-        lambda: algorithm(**{name: value}), ValueError, f"{name}: expected an integer from 1 to 65536, got 1000000000"
-    )
-
-
-GOOD = {
-    "obs": np.zeros((3, 2), np.float32),
-    "action": np.zeros(3, np.int64),
-    "reward": np.zeros(3),
-    "terminated": np.eye(3)[2] > 0,
+BIG = "x" * 10**6
+KINDS = [np.array([1, 2]), np.zeros(0), b"x", Path("x"), 10**400, BIG, [BIG], {BIG: BIG}, {BIG: 1}]
+DOORS: dict[str, Callable[[Any], object]] = {
+    "run_dir": mc.evaluate,
+    "runs": lambda path: mc.best_run([path]),
+    "path": mc.ReplayBuffer.load,
+    "resume": lambda path: mc.train("treasure_hunt", "dqn", resume=path),
+    "DQN network": lambda path: mc.DQN(network=path or BIG),
 }
+
+
+def test_a_setting_of_another_kind_is_named_in_a_short_line() -> None:
+    for label, value in product(hints_of(mc.Config), KINDS):
+        try:
+            mc.Config().changed({label: value})
+        except (ValueError, TypeError) as error:
+            said = str(error)
+            assert said.startswith((label, "cluster.address")) and len(said) < 800 and "\n" not in said
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("path", [5, "\0", BIG])
+def test_what_is_no_path_is_named(door: str, path: Any) -> None:
+    with pytest.raises(ValueError, match=f"^{door}: expected ") as raised:
+        DOORS[door](path)
+    assert len(str(raised.value)) < 400
+
+
+LAYERS = [(mc.DQN, "hidden"), (mc.R2D2, "units"), (mc.QMIX, "mixing_units"), (mc.IQN, "n_cos"), (mc.PPO, "channels")]
+
+
+def huge(algorithm: Any, name: str) -> Refused:
+    value = (10**9,) if isinstance(getattr(algorithm(), name), tuple) else 10**9
+    return partial(algorithm, **{name: value}), f"{name}: expected an integer from 1 to 65536, got 1000000000"
+
+
+test_layers_of_a_billion_units_are_refused = refusals({str(layer): huge(*layer) for layer in LAYERS})
+
+
+GOOD = {"obs": np.zeros((3, 2), np.float32), "action": np.zeros(3, np.int64), "reward": np.zeros(3)}
+GOOD["terminated"] = np.eye(3)[2] > 0
 
 
 def npy(array: Any, **changes: Any) -> bytes:
@@ -171,11 +194,12 @@ def changed(data: bytes, at: bytes, offset: int, value: int) -> bytes:
 
 
 DEFLATED, CENTRAL = npz(how=zipfile.ZIP_DEFLATED), b"PK\1\2"
-BOMB = npz(("obs.npy", npy(np.zeros(0), shape=(2**26,)) + bytes(2**29)), how=zipfile.ZIP_DEFLATED)
+BOMB = npz(("obs.npy", npy(np.zeros(0), shape=(2**26,))), how=zipfile.ZIP_DEFLATED)
+BOMB = changed(BOMB, CENTRAL, 27, 0x20)  # the size: that of the header and 2^29 bytes
 NPZ = {
     "a billion claimed": npz(("obs.npy", npy(np.zeros(3), shape=(10**12,)))),
     "a bomb": BOMB,
-    "a bomb that hides its ratio": changed(BOMB, CENTRAL, 23, 0x20),  # compressed bytes: 2^29
+    "a bomb that hides its ratio": changed(BOMB, CENTRAL, 23, 0x20),  # as if it were 2^29 bytes in the archive, too
     "zlib": DEFLATED[:60] + b"\xff" * 3 + DEFLATED[63:],
     "encrypted": changed(npz(), CENTRAL, 8, 1),
     "a directory": npz(("obs/", b""), ("reward.npy", npy(np.zeros(3)))),
@@ -222,13 +246,6 @@ ODD = {
 
 @pytest.mark.parametrize("case", ODD)
 def test_odd_shapes_of_a_saved_buffer_are_refused(tmp_path: Path, case: str) -> None:
-    whole = {
-        "states": np.zeros((5, 2)),
-        "actions": np.arange(5),
-        "rewards": np.zeros(5),
-        "dones": np.zeros(5),
-        "n_frames": 1,
-        "idx": 0,
-    }
-    np.savez(tmp_path / "data.npz", **{**whole, **ODD[case]})
+    whole = {"states": np.zeros((5, 2)), "actions": np.arange(5), "rewards": np.zeros(5), "dones": np.zeros(5)}
+    np.savez(tmp_path / "data.npz", **{**whole, "n_frames": 1, "idx": 0, **ODD[case]})
     refuse_cheaply(lambda: Buffer.load(tmp_path / "data.npz"), "expected")

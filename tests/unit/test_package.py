@@ -109,25 +109,25 @@ def files_of(folder: str) -> set[Path]:
     return {path.relative_to(ROOT) for path in files if path.suffix != ".so"}
 
 
-def egg_info(folder: Path) -> Path:
-    """What setuptools says of the package: SOURCES.txt, the files of its source distribution, and requires.txt."""
-    command = [sys.executable, "-W", "ignore", "setup.py", "-q", "egg_info", "--egg-base", str(folder)]
-    subprocess.run(command, check=True, cwd=ROOT)
-    return folder / "marlcore.egg-info"
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The package as setuptools installs it, in `lib`, and what it says of it in `marlcore.egg-info`."""
+    folder = tmp_path_factory.mktemp("built")
+    command = ["setup.py", "-q", "egg_info", "--egg-base", folder, "build_py", "--build-lib", folder / "lib"]
+    done = subprocess.run([sys.executable, *command], check=True, cwd=ROOT, capture_output=True, text=True)
+    assert "Package would be ignored" not in done.stderr
+    return folder
 
 
-def test_every_file_of_the_package_is_installed_and_no_other(tmp_path: Path) -> None:
+def test_every_file_of_the_package_is_installed_and_no_other(built: Path) -> None:
     """Stubs too, from which a package reads its names, and what is read at run time."""
-    command = [sys.executable, "setup.py", "-q", "build_py", "--build-lib", str(tmp_path)]
-    built = subprocess.run(command, check=True, cwd=ROOT, capture_output=True, text=True)
-    assert "Package would be ignored" not in built.stderr
     files = files_of("marlcore")
     assert {Path("marlcore/py.typed"), Path("marlcore/__init__.pyi")} <= files
-    assert files == {path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file()}
+    assert files == {path.relative_to(built / "lib") for path in (built / "lib").rglob("*") if path.is_file()}
 
 
-def test_the_source_distribution_has_its_tests_files(tmp_path: Path) -> None:
-    listed = set((egg_info(tmp_path) / "SOURCES.txt").read_text().splitlines())
+def test_the_source_distribution_has_its_tests_files(built: Path) -> None:
+    listed = set((built / "marlcore.egg-info" / "SOURCES.txt").read_text().splitlines())
     folders = ["bench", "csrc", "docs", "examples", "marlcore", "tests"]
     wanted = {str(file) for folder in folders for file in files_of(folder)}
     wanted |= {"CHANGELOG.md", "CITATION.cff", "LICENSE", "README.md", "SECURITY.md", "constraints.txt"}
@@ -140,13 +140,11 @@ def test_the_package_and_its_citation_name_one_version() -> None:
     assert cited == declared == marlcore.__version__
 
 
-def test_the_constraints_pin_every_package_once_for_each_python(tmp_path: Path) -> None:
+def test_the_constraints_pin_every_package_once_for_each_python(built: Path) -> None:
     lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
-    needs = [line for line in (egg_info(tmp_path) / "requires.txt").read_text().split("\n") if line and line[0] != "["]
-    needed = {canonicalize_name(Requirement(line).name) for line in needs} - {
-        "marlcore",
-        "cpprb",
-    }  # the extra pins cpprb
+    needs = (built / "marlcore.egg-info" / "requires.txt").read_text().splitlines()
+    needed = {canonicalize_name(Requirement(line).name) for line in needs if line and line[0] != "["}
+    needed -= {"marlcore", "cpprb"}  # the extra pins cpprb
     for python in ["3.10.0", "3.11.0", "3.11.5", "3.12.0", "3.13.0", "3.14.0"]:
         environment = {"python_version": python.rpartition(".")[0], "python_full_version": python}
         pins = [pin for pin in map(Requirement, lines) if not pin.marker or pin.marker.evaluate(environment)]

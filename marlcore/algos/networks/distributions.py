@@ -89,13 +89,11 @@ class Bernoulli(nn.Module):
     def sample(self, output: torch.Tensor, mask: torch.Tensor | None, generator: np.random.Generator) -> Sampled:
         ones = generator.random(output.shape) < torch.sigmoid(output).cpu().numpy()
         drawn = torch.from_numpy(ones).to(output.device)
-        return self._shaped(ones), _log_prob_of_bits(output, drawn).cpu().numpy(), {}
+        action = ones.reshape(-1, *self._shape).astype(self._dtype)
+        return action, _log_prob_of_bits(output, drawn).cpu().numpy(), {}
 
     def mode(self, output: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
         return (output > 0).reshape(-1, *self._shape).to(dtype_of(self._dtype))
-
-    def _shaped(self, ones: NDArray[np.bool_]) -> NDArray[Any]:
-        return ones.reshape(-1, *self._shape).astype(self._dtype)
 
     def forward(self, output: torch.Tensor, mask: torch.Tensor | None, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
         ones = batch.action.reshape(output.shape).bool()
@@ -128,17 +126,14 @@ class Gaussian(nn.Module):
         noise = generator.standard_normal(mean.shape, np.float32)
         drawn = mean + np.exp(log_std) * noise
         log_prob = -(0.5 * noise * noise + log_std + 0.5 * math.log(2 * math.pi)).sum(1)
-        return self._clipped(drawn), log_prob, {DRAWN: drawn.reshape(-1, *self._shape)}
+        action = np.clip(self._centre + self._half * drawn, self._low, self._high).astype(self._dtype)
+        return action.reshape(-1, *self._shape), log_prob, {DRAWN: drawn.reshape(-1, *self._shape)}
 
     def mode(self, output: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
         bounds = (self._centre, self._half, self._low, self._high)
         centre, half, low, high = (torch.tensor(bound, device=output.device) for bound in bounds)
         action = torch.clamp(centre + half * output, low, high)
         return action.to(dtype_of(self._dtype)).reshape(-1, *self._shape)
-
-    def _clipped(self, drawn: NDArray[Any]) -> NDArray[Any]:
-        action: NDArray[Any] = np.clip(self._centre + self._half * drawn, self._low, self._high)
-        return action.astype(self._dtype).reshape(-1, *self._shape)
 
     def forward(self, output: torch.Tensor, mask: torch.Tensor | None, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
         noise = (self._drawn(batch).reshape(output.shape) - output) * torch.exp(-self.log_std)

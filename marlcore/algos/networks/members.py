@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from ...checks import brief
 from ...observations import ALONE
-from ...spaces import ALIVE, JOINT, MASK, MEMBERS, Part, Spaces
+from ...spaces import ALIVE, JOINT, MASK, MEMBERS, Spaces
 from .recurrent import State, Stepped, Windows
 
 MEMBER = "member"  # the part of a member's observation that tells which one of its network's members it is
@@ -67,14 +67,18 @@ class TeamSpaces:
             size = part.field.shape[0]
             step = size if shared else 1
             for start in range(0, size, step):
-                own = self._of_members(part, first + start, step)
+                seen: gym.Space = gym.Box(part.space.low[0], part.space.high[0], dtype=part.space.dtype)
+                if step > 1:
+                    seen = gym.Dict({ALONE: seen, MEMBER: gym.Box(0, 1, (step,), np.float32)})
+                own = Spaces(seen, self._action_of(first + start), stack=spaces.stack)
                 self.groups.append(Group(part.name, slice(start, start + step), own))
             first += size
 
-    def _of_members(self, part: Part, first: int, count: int) -> Spaces:
-        own, number = _row_of(part.space, 0), {MEMBER: gym.Box(0, 1, (count,), np.float32)}
-        action = gym.Discrete(max(self.choices)) if self.choices else _row_of(self.spaces.action, first)
-        return Spaces(own if count == 1 else gym.Dict({ALONE: own, **number}), action, stack=self.spaces.stack)
+    def _action_of(self, member: int) -> gym.Space:
+        if self.choices:
+            return gym.Discrete(max(self.choices))
+        box = self.spaces.action
+        return gym.Box(box.low[member], box.high[member], dtype=box.dtype)
 
     def alive(self, obs: Any) -> torch.Tensor:
         """Which members act, float32 [..., members], of the newest observation of a stack."""
@@ -112,10 +116,6 @@ def discrete_team(owner: str, spaces: Spaces, shared: bool) -> TeamSpaces:
     if not team.choices:
         raise ValueError(f"{owner}: expected Discrete actions of a team's members, got {brief(spaces.action)}")
     return team
-
-
-def _row_of(box: gym.Box, row: int) -> gym.Box:
-    return gym.Box(box.low[row], box.high[row], dtype=box.dtype)
 
 
 class Members(nn.Module):

@@ -47,11 +47,6 @@ def state_sizes(hyper: Any) -> dict[str, int]:
         return OwnCell(hyper, 1).sizes
 
 
-def recurrent_layer(hyper: Any, inputs: int) -> "Recurrent | OwnCell":
-    """The recurrent layer of the hyperparameters. Raises ValueError: see `OwnCell`."""
-    return Recurrent(hyper.cell, inputs, hyper.units) if hyper.cell in PARTS else OwnCell(hyper, inputs)
-
-
 class Recurrent(nn.Module):
     """Features of one step [k, inputs], or of windows [k, T, inputs], and a state, to [..., units] and the next state.
 
@@ -162,7 +157,8 @@ class RecurrentTorso(nn.Module):
         super().__init__()
         self.torso = torso_of(hyper, spaces, hidden)
         self.actions = _encoder(spaces.action)
-        self.core = recurrent_layer(hyper, self.torso.size + self.actions.size + 1)
+        inputs = self.torso.size + self.actions.size + 1
+        self.core = Recurrent(hyper.cell, inputs, hyper.units) if hyper.cell in PARTS else OwnCell(hyper, inputs)
         self.size = hyper.units
         self._sizes = {**state_sizes(hyper), PREVIOUS_ACTION: self.actions.size}
 
@@ -175,7 +171,9 @@ class RecurrentTorso(nn.Module):
                 its own.
         """
         if state is None:
-            state = self._zeros(obs)
+            rows, some = rows_in(obs), next(self.parameters())
+            state = {name: some.new_zeros(rows, size) for name, size in self._sizes.items()}
+            state[PREVIOUS_REWARD] = some.new_zeros(rows)
         reward = rescaled(state[PREVIOUS_REWARD])[:, None]
         inputs = torch.cat([self.torso(obs), state[PREVIOUS_ACTION], reward], 1)
         stepped: Stepped = self.core(inputs, state) if unroll is None else unroll(self.core, inputs, state)
@@ -195,11 +193,6 @@ class RecurrentTorso(nn.Module):
         actions = torch.cat([state[PREVIOUS_ACTION][:, None], encoded], 1)
         rewards = torch.cat([state[PREVIOUS_REWARD][:, None], reward], 1)
         return {**state, PREVIOUS_ACTION: actions.flatten(0, 1), PREVIOUS_REWARD: rewards.flatten()}
-
-    def _zeros(self, obs: Any) -> dict[str, torch.Tensor]:
-        rows, some = rows_in(obs), next(self.parameters())
-        zeros = {name: some.new_zeros(rows, size) for name, size in self._sizes.items()}
-        return {**zeros, PREVIOUS_REWARD: some.new_zeros(rows)}
 
 
 def _encoder(space: gymnasium.Space) -> Flat | OneHot:

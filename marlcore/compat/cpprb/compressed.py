@@ -43,14 +43,14 @@ class CompressedRing(Ring):
         if path is not None and os.path.exists(path):
             with RingLane.attach(path) as earlier:
                 earlier.unlink()
-        rows = {name: self._row_field(name) for name in fields if name not in self._next_of}
+        rows = {name: field for name, field in fields.items() if name not in self._next_of}
+        rows |= {name: Field(fields[name].shape[:-1], fields[name].dtype) for name in stacked}
         super().__init__(rows, capacity, shared=False, margin=max(self._depths.values(), default=1) - 1, path=path)
         self._names = tuple(self._all)
         # The last frames of each stacked field in the lane, [depth - 1, *shape]; values that follow the newest row
         self._frames = {name: rows[name].zeros(depth - 1) for name, depth in self._depths.items()}
         self._following: Rows = {}
-        kept = [*self._depths, *self._next_of]
-        self._kept = {name: _Kept(fields[name].zeros(0), capacity) for name in kept}
+        self._kept = {name: _Kept(capacity) for name in (*self._depths, *self._next_of)}
 
     def forked(self) -> None:
         """In a forked child: the ring is the parent's alone."""
@@ -98,17 +98,17 @@ class CompressedRing(Ring):
             if name in self._depths:
                 rows[name] = self._value(name, tickets)
             elif name in self._next_of:
-                rows[name] = self._next_value(name, tickets)
+                newest = self.writer.next - 1
+                values = self._value(self._next_of[name], np.minimum(tickets + 1, newest))
+                if name in self._following:
+                    values[tickets == newest] = self._following[name]
+                rows[name] = self._kept[name].put_into(values, tickets)
         return rows, None
 
     def clear(self) -> None:
         super().clear()
         for kept in self._kept.values():
             kept.clear()
-
-    def _row_field(self, name: str) -> Field:
-        field = self._all[name]
-        return Field(field.shape[:-1], field.dtype) if name in self._depths else field
 
     def _value(self, name: str, tickets: Ints) -> NDArray[Any]:
         depth = self._depths.get(name)
@@ -118,52 +118,33 @@ class CompressedRing(Ring):
         frames = super().gather(span.ravel(), name)[0][name].reshape(*span.shape, *self.fields[name].shape)
         return self._kept[name].put_into(np.moveaxis(frames, 1, -1), tickets)
 
-    def _next_value(self, label: str, tickets: Ints) -> NDArray[Any]:
-        newest = self.writer.next - 1
-        values = self._value(self._next_of[label], np.minimum(tickets + 1, newest))
-        if label in self._following:
-            values[tickets == newest] = self._following[label]
-        return self._kept[label].put_into(values, tickets)
 
+class _Kept(dict[int, NDArray[Any]]):
+    """Values of a field that the ring does not imply, by the place of their row, its ticket mod capacity."""
 
-class _Kept:
-    """Values of a field that the ring does not imply, by the row's ticket; `values` [n, *shape] grow."""
-
-    def __init__(self, values: NDArray[Any], capacity: int) -> None:
-        self._values = values
-        self._places = np.full(capacity, -1)  # of the row at ticket mod capacity, in the values
-        self.clear()
-
-    def __len__(self) -> int:
-        return len(self._values) - len(self._free)
+    def __init__(self, capacity: int) -> None:
+        self._has = np.zeros(capacity, np.bool_)  # a value, by place
 
     def clear(self) -> None:
-        self._places[:] = -1
-        self._free = np.arange(len(self._values))
+        super().clear()
+        self._has[:] = False
 
     def put(self, tickets: Ints, values: NDArray[Any]) -> None:
-        count, room = len(tickets), len(self._values)
-        if count > len(self._free):
-            more = max(count, min(room, len(self._places) - room))
-            self._values = np.concatenate([self._values, np.zeros((more, *values.shape[1:]), values.dtype)])
-            self._free = np.concatenate([self._free, np.arange(room, room + more)])
-        places, self._free = self._free[:count], self._free[count:]
-        self._values[places] = values
-        self._places[tickets % len(self._places)] = places
+        places = tickets % len(self._has)
+        self.update(zip(places.tolist(), map(np.copy, values), strict=True))
+        self._has[places] = True
 
     def drop(self, tickets: Ints) -> None:
-        if len(self):
-            rows = tickets % len(self._places)
-            places = self._places[rows]
-            self._free = np.concatenate([self._free, places[places >= 0]])
-            self._places[rows] = -1
+        places = tickets % len(self._has)
+        for place in places[self._has[places]].tolist():
+            del self[place]
+        self._has[places] = False
 
     def put_into(self, values: NDArray[Any], tickets: Ints) -> NDArray[Any]:
         """`values`, [n, *shape], with those that are kept in their places."""
-        if len(self):
-            places = self._places[tickets % len(self._places)]
-            kept = np.flatnonzero(places >= 0)
-            values[kept] = self._values[places[kept]]
+        places = tickets % len(self._has)
+        for row in np.flatnonzero(self._has[places]).tolist():
+            values[row] = self[int(places[row])]
         return values
 
 

@@ -36,20 +36,16 @@ def load(file: File) -> tuple[Rows, bool]:
             raise ValueError(f"version {parts['version']!r}")
         values = {str(name): _numbers(array) for name, array in parts["data"].items()}
         if not parts["safe"]:
-            _expand(values, parts["next_of"], parts["cache"] or {})
+            # cpprb left these out of rows as they lie in its ring: next values, and those at the bounds of episodes.
+            values |= {f"next_{name}": np.roll(values[name], -1, axis=0) for name in parts["next_of"] or ()}
+            for row, kept in (parts["cache"] or {}).items():
+                for name, value in kept.items():
+                    values[name][row] = _numbers(value)
         return values, bool(parts["Nstep"])
     except OSError:
         raise
     except Exception as error:  # from NumPy, zipfile and pickle, which raise nearly any on a damaged file
         raise ValueError(f"file: expected transitions saved in cpprb's format of version 1 ({brief(error)})") from None
-
-
-def _expand(values: Rows, next_of: list[str] | None, cache: dict[int, dict[str, Any]]) -> None:
-    """Adds what cpprb left out of rows as they lie in its ring: next values, and those at the bounds of episodes."""
-    values.update({f"next_{name}": np.roll(values[name], -1, axis=0) for name in next_of or ()})
-    for row, kept in cache.items():
-        for name, value in kept.items():
-            values[name][row] = _numbers(value)
 
 
 def _read(archive: ZipFile, name: str) -> Any:

@@ -66,10 +66,12 @@ def train(
         warming_up = step < n_warmups
         action = get_action(obs, step, episode, warming_up)
         outcome = env.step(action)
+        truncated = after_step is None and len(outcome) == 5 and bool(outcome[3])  # gym's `done` includes it
         if after_step is not None:
-            transition, truncated = after_step(obs, action, outcome, step, episode), False
+            transition = after_step(obs, action, outcome, step, episode)
         else:
-            transition, truncated = _transition(obs, action, outcome)
+            next_obs, reward, done, *_ = outcome
+            transition = {"obs": obs, "act": action, "rew": reward, "next_obs": next_obs, "done": done}
         buffer.add(**transition)
         if not warming_up and buffer.get_stored_size():  # Nstep may hold back the first steps
             sample = buffer.sample(batch_size)
@@ -98,10 +100,3 @@ def _first_obs(env: Any) -> Any:
     begun = env.reset()
     gymnasium = isinstance(begun, tuple) and len(begun) == 2 and isinstance(begun[1], dict)
     return begun[0] if gymnasium else begun
-
-
-def _transition(obs: Any, action: Any, outcome: tuple[Any, ...]) -> tuple[Transition, bool]:
-    """cpprb's default fields, and whether the episode was truncated, which gym's `done` includes."""
-    next_obs, reward, done, *others = outcome
-    truncated = bool(others[0]) if len(outcome) == 5 else False
-    return {"obs": obs, "act": action, "rew": reward, "next_obs": next_obs, "done": done}, truncated

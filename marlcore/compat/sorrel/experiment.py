@@ -50,7 +50,12 @@ def run_experiment_mp(env: Any, config: Any = None, *, logger: Any = None, **opt
     """
     began = time.monotonic()
     check_environment(env)
-    config = env.config if config is None else _as_config(config)
+    if config is None:
+        config = env.config
+    elif isinstance(config, Mapping):
+        from omegaconf import OmegaConf  # sorrel's own dependency
+
+        config = OmegaConf.create(dict(config))
     enabled, chosen = chosen_options(env, config, options)
     if enabled:
         check_learnable(env, chosen)
@@ -89,11 +94,3 @@ def _run_sequentially(env: Any, config: Any, options: Options, logger: Any, bega
 def _outcome(book: Book, began: float, first_turn: float, **counts: int) -> Experiment:
     seconds = time.monotonic() - began
     return Experiment(**counts, seconds=seconds, start_s=first_turn - began, scores=book.scores, losses=book.losses)
-
-
-def _as_config(config: Any) -> Any:
-    if not isinstance(config, Mapping):
-        return config
-    from omegaconf import OmegaConf  # sorrel's own dependency
-
-    return OmegaConf.create(dict(config))

@@ -40,6 +40,7 @@ from .role import ACTOR, LEARNER, MEMORY, MODEL, ModelPlan, Plan, ended_epochs
 
 POLL_S = 0.05
 GRACE_S = 30.0  # for learners that are told to stop: one update, and a save of the model
+_OF_SORREL = ("sorrel.environment", "sorrel.models.", "sorrel.threadsafe.")
 
 log = logging.getLogger(__name__)
 
@@ -116,10 +117,10 @@ class Session(AbstractContextManager["Session"]):
         options = self._plan.options
         policy = RestartPolicy(max_restarts=options.max_restarts)
         with ExitStack() as stack:
-            preload = (*PRELOAD, __package__, *loaded_of_sorrel())
-            children = stack.enter_context(
-                closing(Children(preload, self._interrupts, fork=None if options.forks else False))
-            )
+            # sorrel's own modules that this process has imported, without its examples
+            of_sorrel = [name for name in sys.modules if name.startswith(_OF_SORREL)]
+            preload, fork = (*PRELOAD, __package__, *of_sorrel), None if options.forks else False
+            children = stack.enter_context(closing(Children(preload, self._interrupts, fork=fork)))
             timeouts = {name: options.of("timeout", name) for name in self._mail}
             supervisor = Supervisor(children, self._control, partial(self._start, children), timeouts, policy)
             stack.callback(self._control.stop)
@@ -239,12 +240,6 @@ def configured(env: Any, config: Any) -> Iterator[None]:
         yield
     finally:
         vars(env).update(before)
-
-
-def loaded_of_sorrel() -> list[str]:
-    """sorrel's own modules that this process has imported, without its examples, for the workers' fork server."""
-    prefixes = ("sorrel.environment", "sorrel.models.", "sorrel.threadsafe.")
-    return [name for name in sys.modules if name.startswith(prefixes)]
 
 
 def records_turns(logger: Any) -> bool:

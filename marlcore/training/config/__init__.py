@@ -7,6 +7,7 @@ process and imports no torch.
 from .applied import applied, applied_offline
 from .cluster import ClusterConfig
 from .config import (
+    BY_POLICY,
     SECTIONS,
     ActorConfig,
     Config,

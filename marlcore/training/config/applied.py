@@ -4,6 +4,7 @@ So one configuration serves algorithms of different kinds.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
@@ -32,6 +33,13 @@ def applied(policies: tuple[AssignedPolicy, ...], config: Config) -> Config:
 
     Raises ValueError: a replay has too few rows, or settings exclude each other.
     """
+    for policy in policies:
+        if isinstance(policy.source, QueueSource) and policy.name in config.ratios:
+            ratios = {**config.ratios}
+            say(f"ratios.{policy.name}: {ratios.pop(policy.name)} has no effect, since {_of(policy, READS_ONCE)}")
+            config = replace(config, ratios=ratios)
+        elif config.mode == "serial" and config.ratios.get(policy.name, 0) is None:
+            raise ValueError(f"ratios.{policy.name}: expected a number in serial mode, got None")
     for policy in policies:
         if not isinstance(policy.source, QueueSource):
             if not config.offline:

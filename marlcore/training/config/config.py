@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
-from ...checks import absolute, brief, did_you_mean
+from ...checks import absolute, brief, did_you_mean, short
 from ...declared import By, Declared, Whole, changed, flattened, hints_of
 from .cluster import ClusterConfig
 from .schedules import Constant, Schedule, Scheduled, Stages, ascending
@@ -47,7 +47,7 @@ def _by_policy(label: str, sections: Any) -> Any:
         raise TypeError(f"{label}: expected a dict, got {brief(sections)}")
     for policy, section in sections.items():
         if not isinstance(section, kind):
-            raise TypeError(f"{label}: expected a {kind.__name__} for {policy!r}, got {brief(section)}")
+            raise TypeError(f"{label}: expected a {kind.__name__} for {brief(policy)}, got {brief(section)}")
     return dict(sections)
 
 
@@ -55,7 +55,7 @@ def _ratios(label: str, ratios: Any) -> Any:
     if not isinstance(ratios, Mapping):
         raise TypeError(f"{label}: expected updates_per_step by policy, got {brief(ratios)}")
     return {
-        policy: None if ratio is None else updates_per_step(f"{label}.{policy}", ratio)
+        policy: None if ratio is None else updates_per_step(f"{label}.{short(policy)}", ratio)
         for policy, ratio in ratios.items()
     }
 
@@ -117,10 +117,8 @@ class Config(Declared):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        free = [f"ratios.{policy}" for policy, ratio in self.ratios.items() if ratio is None]
-        free += ["updates_per_step"] if self.updates_per_step is None else []
-        if self.mode == "serial" and free:
-            raise ValueError(f"{free[-1]}: expected a number in serial mode, got None")
+        if self.mode == "serial" and self.updates_per_step is None:
+            raise ValueError("updates_per_step: expected a number in serial mode, got None")
         if self.cluster.seats and self.mode == "serial":
             raise ValueError("mode: expected async with cluster.address, got 'serial'")
         if self.cluster.learners and self.learner.processes is not None:
@@ -131,13 +129,13 @@ class Config(Declared):
             raise ValueError(f"self_play.roles: expected none with cluster.address, got {self.self_play.roles}")
         if self.stage_names and len(self.stage_names) != len(self.stages):
             raise ValueError(
-                f"stage_names: expected {len(self.stages)}, one for each of `stages`, got {self.stage_names}"
+                f"stage_names: expected {len(self.stages)}, one for each of `stages`, got {brief(self.stage_names)}"
             )
         cleared = self.replay.clear_at_stage
         for name in () if isinstance(cleared, bool) else cleared:
             if name not in self.stage_names:
-                hint = did_you_mean(name, self.stage_names)
-                raise ValueError(f"replay.clear_at_stage: expected names of {self.stage_names}, got {name!r}{hint}")
+                got = f"{brief(name)}{did_you_mean(name, self.stage_names)}"
+                raise ValueError(f"replay.clear_at_stage: expected names of {brief(self.stage_names)}, got {got}")
         if self.stop.judges and self.stop.of_evaluation and not self.evaluation.evaluates:
             raise ValueError(
                 f"stop.metric: expected one of a run without evaluations (evaluation.interval 0), "

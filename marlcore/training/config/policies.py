@@ -85,7 +85,7 @@ def policy_names(agents: list[str], policies: Mapping[str, str] | Callable[[str]
         raise TypeError(f"policies: expected the policy of each agent, got {brief(policies)}")
     for agent, policy in names.items():
         if not isinstance(policy, str) or not policy:
-            raise TypeError(f"policies: expected the name of a policy for {agent}, got {policy!r}")
+            raise TypeError(f"policies: expected the name of a policy for {agent}, got {brief(policy)}")
         encoded_name("agent", agent)  # refuses names that metrics cannot hold
         encoded_name("policies", policy)
     return names
@@ -110,11 +110,11 @@ def teams_of(
     for agent, team in teams.items():
         if agent not in agents:
             hint = did_you_mean(agent, agents)
-            raise ValueError(f"teams: expected agents of the environment, {list(agents)}, got {agent!r}{hint}")
+            raise ValueError(f"teams: expected agents of the environment, {list(agents)}, got {brief(agent)}{hint}")
         if not isinstance(team, str) or not team:
-            raise TypeError(f"teams: expected the name of a team for {agent}, got {team!r}")
+            raise TypeError(f"teams: expected the name of a team for {agent}, got {brief(team)}")
         if team in agents and team not in teams:
-            raise ValueError(f"teams: expected names that no other agent has, got {team!r}")
+            raise ValueError(f"teams: expected names that no other agent has, got {brief(team)}")
     there = [agent for agent in agents if agent in teams]  # whose order is that of members, whatever that of `teams`
     return {teams[first]: tuple(agent for agent in there if teams[agent] == teams[first]) for first in there}
 
@@ -130,7 +130,7 @@ def _check_names(label: str, values: Mapping[str, Any], names: list[str], known:
     """Raises ValueError: the values by name are not those of exactly these names."""
     for name in values:
         if name not in names:
-            raise ValueError(f"{label}: expected {known}, got {name!r}{did_you_mean(name, names)}")
+            raise ValueError(f"{label}: expected {known}, got {brief(name)}{did_you_mean(name, names)}")
     missing = [name for name in names if name not in values]
     if missing:
         raise ValueError(f"{label}: expected {complete}, got none for {missing[0]!r}")
@@ -144,7 +144,7 @@ def _chosen(algorithm: Any) -> Algorithm:
         return make(algorithm)
     missing = [name for name in METHODS if not hasattr(algorithm, name)]
     if missing or isinstance(algorithm, type):
-        what = f"the class {algorithm.__name__}" if isinstance(algorithm, type) else f"{algorithm!r}"
+        what = f"the class {algorithm.__name__}" if isinstance(algorithm, type) else brief(algorithm)
         lacks = f", which has no {missing[0]}" if missing else ""
         raise TypeError(f"algorithm: expected an Algorithm, such as marlcore.DQN(), or its name, got {what}{lacks}")
     chosen: Algorithm = algorithm
@@ -155,7 +155,7 @@ def source_of(policy: AssignedPolicy, config: Config) -> ReplaySource | QueueSou
     """How the policy's learner gets its batches; windows without hindsight. Raises TypeError: it is no source."""
     from ...replay import Hindsight, Prioritized  # here, so that settings load without Numba
 
-    config = config.of(policy.name)
+    config = replace(config, ratios={}).of(policy.name)  # one of None is refused in serial mode if it is of use
     replay = config.replay
     prioritized = Prioritized(replay.alpha, replay.beta, beta_steps=replay.beta_steps) if replay.prioritized else None
     hindsight = None if replay.hindsight == "off" else Hindsight(replay.hindsight_k, replay.hindsight)

@@ -64,7 +64,7 @@ class Schedule:
             return Custom(value)
         if not is_number(value):
             raise TypeError(f"{label}: expected a number, a schedule or a function of the steps, got {brief(value)}")
-        return Constant(float(value))
+        return Constant(float(FINITE.checked(label, value)))
 
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def _points(label: str, points: Any) -> tuple[tuple[int, float], ...]:
 def ascending(label: str, begins: Any) -> tuple[int, ...]:
     """Counts of at least 1, as a tuple. Raises ValueError: they are none, or do not ascend."""
     try:
-        counts = tuple(WHOLE.checked(label, count) for count in begins)
+        counts = tuple(WHOLE.checked(label, count) for count in ([None] if isinstance(begins, bytes) else begins))
     except (TypeError, ValueError):
         raise ValueError(f"{label}: expected counts, got {brief(begins)}") from None
     if list(counts) != sorted(set(counts)) or any(count < 1 for count in counts):

@@ -2,11 +2,11 @@
 
 import math
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
-from ...checks import brief, did_you_mean, is_number
+from ...checks import brief, did_you_mean, is_number, short
 from ...declared import By, Declared, Number, Whole
 from ...observations import Pad
 from ...references import is_importable
@@ -29,7 +29,7 @@ def shares(label: str, value: Any) -> dict[str, float]:
     numbers = [*value.values()]
     right = all(is_number(number) and number >= 0 for number in numbers)
     if not right or (numbers and not math.isclose(sum(numbers), 1.0, abs_tol=1e-6)):
-        raise ValueError(f"{label}: expected numbers of at least 0 whose sum is 1, got {dict(value)}")
+        raise ValueError(f"{label}: expected numbers of at least 0 whose sum is 1, got {brief(dict(value))}")
     return {name: float(share) for name, share in value.items()}
 
 
@@ -48,7 +48,7 @@ def flag_or_names(label: str, value: Any) -> bool | tuple[str, ...]:
 
 def existing_directory(label: str, path: Any) -> Any:
     if not os.path.isdir(path):
-        raise ValueError(f"{label}: expected an existing directory, got {path!r}")
+        raise ValueError(f"{label}: expected an existing directory, got {brief(path)}")
     return path
 
 
@@ -77,13 +77,13 @@ def named_schedules(label: str, value: Any) -> dict[str, Schedule]:
     if not isinstance(value, Mapping):
         raise TypeError(f"{label}: expected schedules by name, got {brief(value)}")
     check_free(label, value, "epsilon")
-    return {name: Schedule.from_value(f"{label}.{name}", schedule) for name, schedule in value.items()}
+    return {name: Schedule.from_value(f"{label}.{short(name)}", schedule) for name, schedule in value.items()}
 
 
 def importable(label: str, name: str) -> str:
-    if ":" not in name or not is_importable(name):
-        raise ValueError(f"{label}: expected module:name of what can be imported, got {name!r}")
-    return name
+    if not is_importable(name):
+        raise ValueError(f"{label}: expected module:name of what can be imported, got {brief(name)}")
+    return str(name)
 
 
 def device_names(label: str, value: Any) -> str | tuple[str, ...]:
@@ -96,15 +96,16 @@ def device_names(label: str, value: Any) -> str | tuple[str, ...]:
 
 def sink_names(label: str, names: Any) -> tuple[str, ...]:
     """Names of sinks, csv among them. Raises ValueError, TypeError."""
-    listed = isinstance(names, Collection) and not isinstance(names, str)
+    listed = isinstance(names, (tuple, list, Set, Mapping))
     if not listed or not all(isinstance(name, str) for name in names):
         raise TypeError(f"{label}: expected names of sinks, got {brief(names)}")
     for name in names:
         if name not in SINKS and not is_importable(name):
             known = ", ".join(SINKS)
-            raise ValueError(f"{label}: expected {known} or module:Class, got {name!r}{did_you_mean(name, SINKS)}")
+            raise ValueError(f"{label}: expected {known} or module:Class, got {brief(name)}{did_you_mean(name, SINKS)}")
     if "csv" not in names or len(set(names)) < len(names):
-        raise ValueError(f"{label}: expected csv, the run's own record, and others, each once, got {' '.join(names)!r}")
+        got = brief(" ".join(names))
+        raise ValueError(f"{label}: expected csv, the run's own record, and others, each once, got {got}")
     return tuple(names)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ...checks import absolute, brief, did_you_mean
+from ...checks import absolute, brief, did_you_mean, short
 from ...declared import By, Declared, Number, Whole
 from ...processes import encoded_name
 from ...references import is_importable, reference_to
@@ -41,20 +41,21 @@ def _anchors(label: str, anchors: Any) -> dict[str, Schedule]:
     shares = {}
     for anchor, share in anchors.items():
         name = anchor if isinstance(anchor, str) else reference_to(anchor) or ""
-        if not name.endswith(".pt") and (":" not in name or not is_importable(name)):
-            raise ValueError(f"{label}: expected module:name of what can be imported, or a checkpoint, got {anchor!r}")
-        shares[name] = probability(f"{label} {name}", share)
+        if not name.endswith(".pt") and not is_importable(name):
+            got = brief(anchor)
+            raise ValueError(f"{label}: expected module:name of what can be imported, or a checkpoint, got {got}")
+        shares[name] = probability(f"{label} {short(name)}", share)
     if len({_last_part(name) for name in shares}) < len(shares):
-        raise ValueError(f"{label}: expected names that differ in their last parts, got {list(shares)}")
+        raise ValueError(f"{label}: expected names that differ in their last parts, got {brief(list(shares))}")
     return shares
 
 
 def _draw(label: str, draw: str) -> str:
     """The name of a way to draw, or a reference to a function."""
-    if draw not in DRAWS and (":" not in draw or not is_importable(draw)):
+    if draw not in DRAWS and not is_importable(draw):
         expected = f"{', '.join(DRAWS)}, or module:name of a function"
         raise ValueError(f"{label}: expected {expected}, got {brief(draw)}{did_you_mean(draw, DRAWS)}")
-    return draw
+    return str(draw)
 
 
 def _roles(label: str, roles: Any) -> dict[str, str]:
@@ -62,11 +63,11 @@ def _roles(label: str, roles: Any) -> dict[str, str]:
         raise TypeError(f"{label}: expected roles by policy, got {brief(roles)}")
     for policy, role in roles.items():
         if not isinstance(policy, str) or not policy:
-            raise TypeError(f"{label}: expected names of policies, got {policy!r}")
+            raise TypeError(f"{label}: expected names of policies, got {brief(policy)}")
         encoded_name(label, policy)  # refuses names that metrics cannot hold
         if role not in ROLES:
-            hint = did_you_mean(role, ROLES)
-            raise ValueError(f"{label}: expected one of {', '.join(ROLES)} for {policy!r}, got {brief(role)}{hint}")
+            expected = f"{label}: expected one of {', '.join(ROLES)} for {brief(policy)}"
+            raise ValueError(f"{expected}, got {brief(role)}{did_you_mean(role, ROLES)}")
     if roles and MAIN not in roles.values():
         raise ValueError(f"{label}: expected a policy of the role {MAIN}, got {dict(roles)}")
     return dict(roles)
@@ -138,7 +139,7 @@ class SelfPlayConfig(Declared):
             raise ValueError("pool: expected at least 1 with roles, got 0")
         for name in ("begin_win_rate", "begin_step", "rollback"):
             if getattr(self, name) is not None and not self.anchors:
-                raise ValueError(f"{name}: expected None without anchors, got {getattr(self, name)!r}")
+                raise ValueError(f"{name}: expected None without anchors, got {brief(getattr(self, name))}")
         if self.rating == "trueskill" and importlib.util.find_spec("trueskill") is None:
             raise ValueError(
                 'rating: expected elo, or trueskill with its package (pip install "marlcore[ratings]"), got trueskill'

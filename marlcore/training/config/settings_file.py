@@ -7,20 +7,20 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from ...checks import brief, did_you_mean, printable
+from ...checks import as_path, brief, did_you_mean, printable, short
 from ...declared import flattened, hints_of
 from ...regular_files import read_regular
 from .config import BY_POLICY, Config
 
 PRESETS = Path(__file__).parents[2] / "presets"
 LONGEST = 2**20  # bytes of a file
-_NULL = "tag:yaml.org,2002:null"
+_NULL, _TEXT = "tag:yaml.org,2002:null", "tag:yaml.org,2002:str"
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]
-    """YAML 1.1 without aliases, which make a few hundred bytes as large as they like.
+    """YAML 1.1 without aliases, which make a few hundred bytes as large as they like, and with each key once.
 
-    1e-3 is a number too, and a key with nothing after its colon is left out; `null` is None.
+    1e-3 is a number too, 1:30:00 a text; a key with nothing after its colon is left out; `null` is None.
     """
 
     def compose_node(self, parent: Any, index: Any) -> Any:
@@ -29,11 +29,19 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]
         return super().compose_node(parent, index)
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        keys = set()
+        for key, _ in node.value:
+            name = key.tag, str(key.value)
+            if name in keys:
+                raise yaml.MarkedYAMLError(None, None, f"expected each key once, got {brief(name[1])}", key.start_mark)
+            keys.add(name)
         node.value = [(key, value) for key, value in node.value if (value.tag, value.value) != (_NULL, "")]
         super().flatten_mapping(node)
 
 
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?\d+[eE][-+]?\d+$"), list("-+0123456789"))
+for _first in "-+0123456789":  # before YAML's own, which reads it as a number of base 60
+    _Loader.yaml_implicit_resolvers[_first].insert(0, (_TEXT, re.compile(r"[-+]?[\d_]+(:[0-5]?\d)+(\.[\d_]*)?$")))
 
 
 class Settings(NamedTuple):
@@ -58,11 +66,12 @@ def read_settings(path: str | Path) -> Settings:
     Raises: ValueError: the file cannot be read, is no YAML, or has an unknown key or a value out of range; in one line
         that names the file and the key.
     """
+    path = as_path("config", path)
     try:
         plain = yaml.load(read_regular(path, LONGEST).decode("utf-8"), _Loader)
         plain = {} if plain is None else plain
     except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
-        reason = printable(" ".join(str(error).split()))
+        reason = short(" ".join(str(error).split()))
         raise ValueError(f"config: expected a YAML file, got {str(path)!r} ({reason})") from None
     try:
         _check_names(plain)
@@ -85,7 +94,7 @@ def read_preset(name: str) -> Settings:
     """The settings of a file that the package brings along. Raises ValueError: none has this name."""
     names = preset_names()
     if name not in names:
-        raise ValueError(f"preset: expected one of {', '.join(names)}, got {name!r}{did_you_mean(name, names)}")
+        raise ValueError(f"preset: expected one of {', '.join(names)}, got {brief(name)}{did_you_mean(name, names)}")
     return read_settings(PRESETS / f"{name}.yaml")
 
 
@@ -105,4 +114,4 @@ def _check_names(plain: Any) -> None:
             from ...algos import ALGORITHMS  # which imports torch
 
             others = {other for kind in ALGORITHMS.values() for other in hints_of(kind, "algorithm.")}
-            raise ValueError(f"unknown setting {name}{did_you_mean(name, known) or did_you_mean(name, others)}")
+            raise ValueError(f"unknown setting {short(name)}{did_you_mean(name, known) or did_you_mean(name, others)}")

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from ...checks import as_path
 from ...observations import ALONE, in_form
 from ...spaces import JOINT, MASK, Spaces
 from ..loops import Policy, hides_joint
@@ -22,7 +23,7 @@ TRACED, TRIED = 3, 5  # rows of the observations with which a program is traced,
 
 def export_policy(path: str | Path, policy: Policy, spaces: Spaces) -> dict[str, NDArray[Any]]:
     """See `LoadedPolicy.export`."""
-    file = Path(path)
+    file = as_path("path", path)
     if file.suffix not in (".onnx", ".pt"):
         raise ValueError(f"export: expected a file named .onnx or .pt, got {os.fspath(path)!r}")
     if not file.parent.is_dir():
@@ -88,7 +89,8 @@ class GreedyStep(nn.Module):
         self._normalizes = policy.model.norm is not None and policy.model.norm.is_active
         self._policy, self._spaces = policy, spaces
         hidden = JOINT if hides_joint(policy.algorithm, spaces) else None
-        self._names = {part.name: _input_of(part.name) for part in spaces.parts if part.name != hidden}
+        seen = [part.name for part in spaces.parts if part.name != hidden]
+        self._names = {name: "obs" if name == ALONE else f"obs_{name}" for name in seen}  # of the inputs
         self._state: dict[str, torch.Tensor] = {}  # of one row, zeros
         values = self(self.examples(1))
         state = {name: part for name, part in values.items() if name != "action"}
@@ -138,7 +140,3 @@ class GreedyStep(nn.Module):
         if got.shape != expected.shape or not np.allclose(got, expected, rtol=1e-4, atol=1e-5):
             kind = type(self._policy.algorithm).__name__
             raise ValueError(f"export: expected a method greedy of {kind} that returns the actions of act, got others")
-
-
-def _input_of(name: str) -> str:
-    return "obs" if name == ALONE else f"obs_{name}"

@@ -223,7 +223,7 @@ class SavedRun:
                 return env_fn
             except Exception as error:  # unpickling may raise anything
                 reason = _reason(error)
-        raise ValueError(f"env_fn: {str(self.path)!r} has no environment function ({reason}); pass env_fn=")
+        raise ValueError(f"env_fn: {str(self.path)!r} has no environment function ({reason}); pass env_fn= or --env")
 
     def policy(self, name: str, which: str | int = "last") -> LoadedPolicy:
         """See `load_policy`."""
@@ -323,6 +323,6 @@ def _named(name: str, policies: Any) -> Any:
     """The policy of that name, or of the agent of that name."""
     agents = {agent: policy for policy in reversed(policies) for agent in policy.agents}  # the first of a league
     named = agents | {policy.name: policy for policy in policies}
-    if name not in named:
-        raise ValueError(f"policy: expected one of {sorted(named)}, got {name!r}")
+    if not isinstance(name, str) or name not in named:
+        raise ValueError(f"policy: expected one of {sorted(named)}, got {brief(name)}")
     return named[name]

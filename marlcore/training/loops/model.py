@@ -125,7 +125,8 @@ class PolicyModel:
         missing: list[str] = []
         for module, weights in parts:
             shapes = {name: tensor.shape for name, tensor in module.state_dict().items()}
-            fitting.append({name: weights[name] for name in weights if shapes.get(name) == weights[name].shape})
+            fit = {name for name in shapes.keys() & weights if shapes[name] == getattr(weights[name], "shape", None)}
+            fitting.append({name: weights[name] for name in weights if name in fit})
             left_out += [name for name in weights if name not in fitting[-1]]
             missing += [name for name in shapes if name not in fitting[-1]]
         if not wrong and (left_out or missing):

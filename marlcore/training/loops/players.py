@@ -4,7 +4,7 @@ The player that a policy makes is in policy.py.
 """
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -73,8 +73,10 @@ class ScriptedPlayer:
         """Scripts take no rewards."""
 
     def _action(self, copy: int, obs: Any) -> NDArray[Any]:
-        spaces, label = self._spaces, self._label
-        seen = _without_joint(obs) if self._joint else obs
+        spaces, label, seen = self._spaces, self._label, obs
+        if self._joint:  # without the part that is for critics alone
+            own = {name.removeprefix(f"{ALONE}__"): value for name, value in obs.items() if name != JOINT}
+            seen = own[ALONE] if own.keys() == {ALONE} else own
         action = as_field(label, spaces.action_field, self._acts[copy](seen))
         if action.dtype.kind == "f":
             check_finite(label, action)
@@ -90,12 +92,6 @@ def hides_joint(algorithm: Algorithm | None, spaces: Spaces) -> bool:
     """Whether observations have a part for critics alone; other algorithms see an environment's own of its name."""
     wants = getattr(algorithm, "wants_joint", False) or getattr(algorithm, "wants_team", False)
     return wants and any(part.name == JOINT for part in spaces.parts)
-
-
-def _without_joint(obs: Mapping[str, Any]) -> Any:
-    """An observation without the part that is for critics alone."""
-    own = {name.removeprefix(f"{ALONE}__"): value for name, value in obs.items() if name != JOINT}
-    return own[ALONE] if own.keys() == {ALONE} else own
 
 
 @dataclass

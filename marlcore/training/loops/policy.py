@@ -32,6 +32,9 @@ class Policy:
     explore: Mapping[str, Any] | None = None  # the numbers of exploration; None acts greedily
     version: int = 0  # of the weights; 0 where they were not published
 
+    def __post_init__(self) -> None:
+        self.model.eval()  # a greedy policy draws nothing, also with dropout
+
     def act(self, obs: Values, at: Any, state: Mapping[str, torch.Tensor] | None) -> Action:
         """Chooses actions for the k observations of the copies `at`, stacked if the model wants that."""
         tensors = each(lambda array: torch.from_numpy(array).to(self.device), obs)
@@ -63,6 +66,7 @@ class PublishedPolicy(Policy):
     max_lag: int | None = None  # versions by which weights may be behind; staler ones are pulled before the next turn
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self._looked = -1  # the round of the last look for newer weights that was due
         self._explores_alike = bool((self.exponents == 1.0).all())
 

@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ...envs import vectorize
+from ...envs.agent_view import Wrapper
 from ...interfaces import Outcome, Turn
 from ..evaluation import load_policy
 from ..loops import PlayersByNumber
@@ -14,7 +15,7 @@ from ..loops import PlayersByNumber
 Saved: TypeAlias = tuple[Path, str, str]  # a policy, as the arguments of `load_policy`
 
 
-class Against:
+class Against(Wrapper):
     """A VectorEnvironment of `agent`, which meets saved policies with these shares: one is drawn for each episode.
 
     The policies act greedily. `reset` loads them. Their turns are over when `observe` returns.
@@ -44,6 +45,3 @@ class Against:
                 self._env.act(turn, self._opponent.choose(turn.obs, turn.copies, turn.begins).action)
         own = [outcome for outcome in outcomes if outcome.agent in self.agents]
         return own, [turn for turn in turns if turn.agent in self.agents]
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._env, name)

@@ -66,8 +66,8 @@ def psro(
     Args:
         env_fn: makes an environment of two agents, whose returns sum to 0; as for `train`.
         algorithm: of each policy; as for `train`.
-        config: the settings of each run, of which an iteration has one for each population; their seeds count from
-            `config.seed` on. `run_dir` is the directory of all of them, by default runs/<date and time>-psro.
+        config: the settings of each run, of which an iteration has one for each population; their seeds follow
+            from `config.seed`. `run_dir` is the directory of all of them, by default runs/<date and time>-psro.
             `self_play` and `evaluation` must be the defaults.
         iterations: policies of each population to train, at most; with `resume` those before included.
         meta_solver: "nash", by linear programming, `pip install "marlcore[games]"`; "replicator", the average of
@@ -255,7 +255,7 @@ class Oracles:
     def _run(self, place: int, number: int, mixture: NDArray[np.float64]) -> tuple[Any, Algorithms, Config]:
         """The arguments of `train` for a response to the mixture."""
         policy, run_dir = self.policies[place], self._run_dir(number)
-        seed = self.config.seed + len(self.policies) * number + place
+        seed = int(np.random.SeedSequence([self.config.seed, number, place]).generate_state(1)[0])
         played = {self._saved(place - 1, i): share for i, share in enumerate(mixture.tolist()) if share > _LEAST_SHARE}
         total = sum(played.values())
         shares = {saved: share / total for saved, share in played.items()}

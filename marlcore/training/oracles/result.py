@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...checks import printable
+from ...checks import brief
 from ..evaluation import LoadedPolicy
-from ..record import canvas, read_json, write_json
+from ..record import believed, canvas, read_json, write_json
 
-TABLE, PICTURE = "psro.json", "psro.png"
+TABLE, PICTURE, TABLES = "psro.json", "psro.png", ("payoffs", "half_widths")
 _MOST_NUMBERED = 16  # policies, of which a picture shows each payoff as a number
 
 
@@ -124,21 +124,24 @@ def read_into(result: PSROResult) -> None:
 
     Raises ValueError: there is no such file, or it is damaged, or of another number of populations.
     """
-    try:
+    with believed("resume: expected the directory of a psro", result.run_dir, TABLE):
         saved = read_json(result.run_dir / TABLE)
         parts = [saved, saved["opponent"]] if "opponent" in saved else [saved]
-        if len(parts) != len(result.populations):
-            expected = f"resume: expected a psro of {len(result.populations)} populations"
-            raise ValueError(f"{expected}, got one of {len(parts)}")
-        for population, part in zip(result.populations, parts, strict=True):
-            population.mixture = np.array(part["mixture"], np.float64)
-            population.gains = [*map(tuple, np.array(part["gains"], np.float64).tolist())]
-        result.payoffs, result.half_widths = (np.array(saved[name], np.float64) for name in ("payoffs", "half_widths"))
-        if not result.payoffs.shape == result.half_widths.shape == (len(result.payoffs),) * 2:
-            raise TypeError(f"expected square tables, got {result.payoffs.shape} and {result.half_widths.shape}")
-    except (KeyError, TypeError, OSError) as error:
-        expected = "resume: expected the directory of a psro"
-        raise ValueError(f"{expected}, got {str(result.run_dir)!r} ({printable(str(error))})") from None
+        count = 1 + np.size(saved["gains"]) // 2
+        for population, part in zip(result.populations, parts, strict=False):
+            population.mixture = _numbers(part, "mixture", -1)
+            population.gains = [*map(tuple, _numbers(part, "gains", count - 1, 2).tolist())]
+        result.payoffs, result.half_widths = (_numbers(saved, name, count, count) for name in TABLES)
+    if len(parts) != len(result.populations):
+        raise ValueError(f"resume: expected a psro of {len(result.populations)} populations, got one of {len(parts)}")
+
+
+def _numbers(part: Any, name: str, *shape: int) -> NDArray[np.float64]:
+    """An array that `write_result` wrote. Raises TypeError: it is none of this shape. KeyError."""
+    try:
+        return np.array(part[name], np.float64).reshape(shape)
+    except (TypeError, ValueError, OverflowError):
+        raise TypeError(f"{name}: expected numbers {list(shape)}, got {brief(part)}") from None
 
 
 def plot_result(result: PSROResult, meta_solver: str) -> None:

@@ -28,7 +28,7 @@ from .descriptions import (
     write_policies,
 )
 from .events import CHECKPOINT_S, EVALUATION_S, SKIPPED, CheckpointEvent, EvaluationEvent
-from .files import read_json, read_sealed, write_atomically, write_json, write_sealed
+from .files import believed, read_json, read_sealed, write_atomically, write_json, write_sealed
 from .hold import Hold
 from .lock import LOCK, holds_files, lock_directory
 from .monitor import Monitor, Status

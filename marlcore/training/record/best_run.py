@@ -2,9 +2,10 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from ...checks import as_path
 from .sinks import read_metrics
 from .trust import RECORD, open_run
 
@@ -22,12 +23,12 @@ def best_run(runs: str | Path | Sequence[str | Path], metric: str = "eval_return
 
     Raises: ValueError: there is no run, a directory holds none, or a run has no value of the metric.
     """
-    if isinstance(runs, (str, Path)):
-        folders = sorted(path.parent for path in Path(runs).glob("*/metrics.csv"))
+    if isinstance(runs, (str, Path)) or not isinstance(runs, Iterable):
+        folders = sorted(path.parent for path in as_path("runs", runs).glob("*/metrics.csv"))
         if not folders:
             raise ValueError(f"runs: expected a directory that holds runs, got {str(runs)!r}")
     else:
-        folders = [Path(run) for run in runs]
+        folders = [as_path("runs", run) for run in runs]
         if not folders:
             raise ValueError("runs: expected at least one, got none")
     return max(folders, key=lambda folder: _in_the_end(folder, metric, agent))

@@ -10,7 +10,7 @@ from zipfile import ZipFile
 
 import torch
 
-from ...checks import brief
+from ...checks import brief, check_kinds
 from .descriptions import policies_of
 from .files import ZIP, read_sealed, write_sealed
 from .hold import Hold
@@ -21,6 +21,9 @@ Weights: TypeAlias = str | Path | Mapping[str, torch.Tensor]
 InitFrom: TypeAlias = Weights | Mapping[str, Weights]
 
 NO_COUNTS = {"updates": 0, "version": 0, "step": 0, "stage": 0}  # of a checkpoint before a learner's first update
+_KINDS: dict[str, Any] = dict.fromkeys(("network", "acting", "trainer", "numbers", "self_play"), dict)
+_KINDS |= {**dict.fromkeys(NO_COUNTS, int), "norm": dict | None, "reward_norm": dict | None}
+_KINDS |= {"return": float, "torch": torch.Tensor}
 
 
 class KeptCheckpoints:
@@ -77,7 +80,7 @@ def save_checkpoint(path: Path, state: Mapping[str, Any], hold: Hold | None = No
 
 def load_checkpoint(path: Path, *, own_name: bool = True, label: str = "resume") -> dict[str, Any]:
     """A checkpoint, empty if there is none yet; no code of it runs. Raises ValueError: it is damaged, or a copy."""
-    if not path.exists():
+    if not os.path.lexists(path):  # a dangling link is a checkpoint that was lost
         return {}
     try:
         data = read_sealed(path, own_name=own_name)
@@ -87,6 +90,8 @@ def load_checkpoint(path: Path, *, own_name: bool = True, label: str = "resume")
             if sum(member.file_size for member in archive.infolist()) > len(data):
                 raise ValueError("expected a zip without compression")
         state: dict[str, Any] = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+        check_kinds({"state": state}, {"state": dict})
+        check_kinds(state, _KINDS)
     except Exception as error:  # torch may raise anything for a file that it did not write
         reason = str(error).partition("\n")[0]
         raise ValueError(f"{label}: expected a checkpoint, got {str(path)!r} ({reason})") from error
@@ -115,7 +120,7 @@ def initial_states(init_from: InitFrom | None, policies: Sequence[str]) -> dict[
         sources = dict(init_from)
         for policy in sources:
             if policy not in policies:
-                raise ValueError(f"init_from: expected the policies {list(policies)}, got {policy!r}")
+                raise ValueError(f"init_from: expected the policies {list(policies)}, got {brief(policy)}")
     return {policy: _initial_state(policy, source) for policy, source in sources.items()}
 
 

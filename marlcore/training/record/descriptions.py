@@ -25,7 +25,7 @@ from ...interfaces import Algorithm
 from ...references import reference_to
 from ...spaces import Spaces, is_text
 from ..config import SECTIONS, AssignedPolicy, Config, is_custom
-from .files import read_json, write_json
+from .files import believed, read_json, write_json
 from .remote import fetch_run, is_address
 from .run_directory import read_config, steps_taken
 from .trust import IMPORTED, open_run
@@ -216,12 +216,12 @@ def _each(label: str, before: dict[str, Any], now: dict[str, Any]) -> Iterator[t
 
 
 def _check_same_spaces(path: Path, policies: tuple[AssignedPolicy, ...]) -> None:
-    before = {policy["name"]: policy for policy in read_json(path)["policies"]} if path.exists() else {}
+    before = _policies_in(path, "resume") if os.path.lexists(path) else {}
     now = {policy.name: _as_json(_described_policy(policy)) for policy in policies}
     if before and before.keys() != now.keys():
         raise ValueError(f"resume: expected an environment for the policies {[*before]}, got one for {[*now]}")
     for name, label in itertools.product(before, ("agents", "observation", "action", "masked")):
-        old, new = before[name][label], now[name][label]
+        old, new = before[name].get(label), now[name][label]
         if old != new:
             raise ValueError(
                 f"resume: expected an environment in which {label} of {name} is {brief(old)}, as the run had it, "
@@ -262,10 +262,12 @@ def _described_policy(policy: AssignedPolicy) -> dict[str, Any]:
 
 def policies_of(run_dir: Path) -> list[str]:
     """The names of a run's policies. Raises ValueError: there is no run."""
-    try:
-        return [policy["name"] for policy in read_json(run_dir / POLICIES)["policies"]]
-    except (KeyError, TypeError, ValueError, OSError) as error:
-        raise ValueError(f"init_from: expected the directory of a run, got {str(run_dir)!r} ({error})") from None
+    return [*_policies_in(run_dir / POLICIES, "init_from")]
+
+
+def _policies_in(path: Path, label: str) -> dict[str, dict[str, Any]]:
+    with believed(f"{label}: expected the directory of a run", path.parents[1], f"{path.name}: policies"):
+        return {policy["name"]: dict(policy) for policy in read_json(path)["policies"]}
 
 
 def described_policies(run_dir: Path) -> tuple[tuple[AssignedPolicy, ...], Config]:

@@ -20,11 +20,12 @@ from typing import Any
 
 from ...checks import brief, printable
 from ...processes import opener
-from ...regular_files import read_regular
+from ...regular_files import open_regular, read_regular
 
 _DIGITS = 64
 _SEAL = re.compile(rb'"file": "([^"]*)",\s*"sha256": "([0-9a-f]{64})"\s*\}\n\Z')
 _LONGEST = 4096  # bytes of a seal
+_MOST = 2**27  # bytes of a file of JSON
 ZIP = b"PK\x03\x04"  # its first bytes
 
 log = logging.getLogger(__name__)
@@ -89,9 +90,12 @@ def _write_sealed(path: Path, data: bytes | memoryview, start: bytes, end: bytes
     write_atomically(path, data, start, digest.hexdigest().encode(), end, **options)
 
 
-def read_sealed(path: Path, *, own_name: bool = True) -> bytes:
+def read_sealed(path: Path, *, own_name: bool = True, most: int | None = None) -> bytes:
     """A sealed file with its seal. Raises ValueError: it is damaged, or with `own_name` a copy of another. OSError."""
-    data = read_regular(path)
+    with open_regular(path) as file:
+        file.seek(max(os.fstat(file.fileno()).st_size - _LONGEST, 0))
+        sealed = _SEAL.search(file.read(_LONGEST))
+    data = read_regular(path, most) if sealed else b""  # a hole of gigabytes is not read
     if fault := _fault(path, data, own_name):
         raise ValueError(f"{str(path)!r}: {fault}")
     return data
@@ -99,7 +103,7 @@ def read_sealed(path: Path, *, own_name: bool = True) -> bytes:
 
 def read_json(path: Path, *, editable: bool = False) -> dict[str, Any]:
     """The members that `write_json` wrote; a change of an `editable` file is logged. Raises: as `read_sealed`."""
-    data = read_regular(path) if editable else read_sealed(path)
+    data = read_regular(path, _MOST) if editable else read_sealed(path, most=_MOST)
     if editable and (fault := _fault(path, data, own_name=True)):
         _warn_once(f"{str(path)!r}: {fault}; it is taken as it is")
     try:
@@ -109,6 +113,15 @@ def read_json(path: Path, *, editable: bool = False) -> dict[str, Any]:
     if not isinstance(members, dict):
         raise ValueError(f"{str(path)!r}: expected a JSON object, got {brief(members)}")
     return {name: value for name, value in members.items() if name not in ("file", "sha256")}
+
+
+@contextmanager
+def believed(expected: str, folder: Path, name: str) -> Iterator[None]:
+    """Raises ValueError, which says why the block fails: the file of that name does not hold what it should."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError, OSError) as error:
+        raise ValueError(f"{expected}, got {str(folder)!r} ({name}: {printable(str(error))})") from None
 
 
 def _fault(path: Path, data: bytes, own_name: bool) -> str:

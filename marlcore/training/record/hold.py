@@ -47,7 +47,7 @@ class Hold:
 
     def _held(self) -> bytes:
         with suppress(FileNotFoundError):
-            return read_regular(self._path)
+            return read_regular(self._path, 4096)
         return b""
 
     @property

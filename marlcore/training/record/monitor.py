@@ -7,7 +7,7 @@ from pathlib import Path
 from time import monotonic
 
 from ...errors import suppress_failed_calls
-from ...processes import EPISODES, PID, RESTARTS, STEPS, UPDATES, Control, Interrupts, Metric, Telemetry
+from ...processes import EPISODES, PID, RESTARTS, SKIPS, STEPS, UPDATES, Control, Interrupts, Metric, Telemetry
 from .events import Events
 from .progress import EPISODES_PER_S, LateReturns, Table
 from .run_directory import RunDirectory
@@ -167,7 +167,8 @@ class Monitor:
         """Saves the progress, from which the run can be resumed."""
         self._noted = now
         steps = {name: counters.load(STEPS) for name, counters in self.control.workers.items()}
-        self.directory.save_progress({"time_s": now, "steps": steps})
+        skips = sum(counters.load(SKIPS) for counters in self.control.workers.values())  # the evaluator's
+        self.directory.save_progress({"time_s": now, "steps": steps, "skips": skips})
         self.sinks.flush()
 
     def _record(self, metric: Metric) -> None:

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from time import monotonic
-from typing import Any, Protocol, TextIO, cast
+from typing import Any, TextIO, TypeAlias, cast
 
 from rich.console import Console
 from rich.live import Live
@@ -161,17 +161,7 @@ class Progress:
         return " | ".join(parts)
 
     def _table(self) -> FittedTable:
-        return FittedTable(self._header(), "agent", _TITLES, self._cells(), _MIN_WIDTH, crop=True)
-
-
-class Table(Protocol):
-    """Where a run shows its progress: a `Progress`, or its part of a shared one."""
-
-    def update(self, metric: Metric) -> None: ...
-
-    def tick(self, step: int, total_steps: int, env_steps_per_s: float) -> None: ...
-
-    def say(self, text: str) -> None: ...
+        return FittedTable(self._header(), "agent", _TITLES, self._cells(), _MIN_WIDTH)
 
 
 class SharedProgress:
@@ -185,7 +175,7 @@ class SharedProgress:
         self._taken = 0  # steps, by all runs since the table began
         self._counted = deque([(monotonic(), 0)])  # (seconds, steps) of the last seconds
 
-    def part(self, run: str, steps: int) -> Table:
+    def part(self, run: str, steps: int) -> _Part:
         """Of a run that has taken so many steps before."""
         self.steps.setdefault(run, steps)
         return _Part(self, run)
@@ -223,6 +213,9 @@ class _Part:
     def say(self, text: str) -> None:
         with self.shared.lock:
             self.shared.progress.say(f"{self.run}: {text}")
+
+
+Table: TypeAlias = Progress | _Part  # where a run shows its progress
 
 
 class LateReturns:

@@ -15,16 +15,19 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from ...checks import absolute, brief
+from ...checks import absolute, brief, check_kinds
 from ...closing import ClosedAfterError
+from ...declared import flattened
 from ...errors import suppress_failed_calls
 from ...memory import File
-from ..config import SINKS
-from .files import make_directory, read_json, write_json
+from ..config import BY_POLICY, SECTIONS, SINKS, Config
+from .files import believed, make_directory, read_json, write_json
 from .lock import LOCK, holds_files, is_directory_locked, lock_directory
 from .sinks.csv import PROGRESS, CsvSink
 from .trust import RECORD, open_run
 
+KINDS: dict[str, Any] = dict.fromkeys((*SECTIONS, "init_from", "hyperparameters"), dict)  # in config.json
+KINDS |= {"self_play.roles": dict | None, "self_play.anchors": dict | list | None, "total_steps": int}
 RUNS = "runs"  # parent of run directories without a given path
 
 
@@ -135,19 +138,23 @@ def dated_paths(runs: str | Path, kind: str = "") -> Iterator[Path]:
 
 def read_config(run_dir: str | Path) -> dict[str, Any]:
     """A run's config.json; a change since the run wrote it is logged. Raises ValueError: there is no run."""
-    try:
-        return read_json(Path(run_dir) / "config.json", editable=True)
-    except (OSError, ValueError) as error:
-        raise _no_run(run_dir, error) from None
+    with believed("resume: expected the directory of a run", Path(run_dir), "config.json"):
+        plain = read_json(Path(run_dir) / "config.json", editable=True)
+        settings = dict(flattened(plain, Config))
+        check_kinds(settings, KINDS)
+        inside = {f"{by}.{policy}": own for by in BY_POLICY for policy, own in settings.get(by, {}).items()}
+        check_kinds(inside, dict.fromkeys(inside, dict))
+    return plain
 
 
 def read_progress(run_dir: str | Path) -> dict[str, Any]:
     """A run's last saved progress; empty if nothing was saved. Raises ValueError: the file is damaged."""
     path = Path(run_dir) / PROGRESS
-    saved = read_json(path) if path.exists() else {}
+    saved = read_json(path) if os.path.lexists(path) else {}
     steps = saved.get("steps", {})
     counts = steps.values() if isinstance(steps, dict) else [None]
-    kinds = [(saved.get("time_s", 0.0), (int, float)), *((count, (int,)) for count in counts)]
+    whole = *counts, saved.get("skips", 0)
+    kinds = [(saved.get("time_s", 0.0), (int, float)), *((count, (int,)) for count in whole)]
     if not all(type(number) in kind and 0 <= number < 2**63 for number, kind in kinds):  # as the control block's words
         raise ValueError(f"{str(path)!r}: expected time_s and steps, a number for each worker, got {brief(saved)}")
     return saved

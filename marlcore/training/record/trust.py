@@ -43,9 +43,9 @@ WAYS = (UNPICKLED, IMPORTED, CONTINUED, COMPARED, WEIGHTS, RECORD)
 def open_run(run_dir: str | os.PathLike[str], way: Way = COMPARED, trust: bool | None = None) -> Path:
     """The absolute path of a directory, which every door asks for before it reads there; of an own one the real path.
 
-    `trust` is None for a door without this argument. Raises ValueError: another user could have changed it.
+    `trust` is None for a door without this argument. Raises ValueError: it is none, or another user's.
     """
-    root = absolute(run_dir)
+    root = absolute(run_dir, "resume" if way is COMPARED else "run_dir")
     if not way.own:
         return root
     root = Path(os.path.realpath(root))

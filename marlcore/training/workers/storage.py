@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -72,7 +73,7 @@ def create_storage(stack: ExitStack, policy: AssignedPolicy, config: Config, sav
         directory = Path(config.replay.path)
         survey_segments(directory, TRANSIENT, remove=True)  # files of runs that were killed
         file = directory / f"{TRANSIENT}{secrets.token_hex(4)}-{saved.name}"
-    if saved.exists():
+    if os.path.lexists(saved):
         replay = stack.enter_context(ReplayBuffer.load(saved, spec, name=name, into=file))
         OwnerOf(policy.name).check(replay, saved)
         if replay.lanes != lanes * config.replay.parts:

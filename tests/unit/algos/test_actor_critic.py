@@ -1,18 +1,16 @@
-"""TD3's and SAC's targets, losses and steps against plain NumPy; their targets, resumption, and that they learn."""
+"""TD3's and SAC's targets, losses and steps against plain NumPy."""
 
 import copy
 from functools import partial
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from batches import continuous_spaces, made_batch, made_trainer
+from batches import acted, continuous_spaces, made_batch, made_trainer
 from gymnasium import spaces as gym
 from rounding import near, rounding
 
 from marlcore.algos import SAC, TD3
-from marlcore.spaces import Spaces
 
 pytestmark = pytest.mark.usefixtures("seeded_torch")
 
@@ -205,29 +203,5 @@ def test_greedy_actions_are_the_squashed_first_outputs(algorithm):
         model.acting.output.weight.mul_(10)
     scaled = np.tanh(plain_policy(numbers(model.acting), obs)[:, :6])
     low, high = spaces.action.low, spaces.action.high
-    chosen = algorithm().act(model.acting, obs, explore=None, state=None, mask=None, generator=None).action
+    chosen = acted(algorithm(), model, obs).action
     np.testing.assert_allclose(chosen, low + (scaled.reshape(9, 2, 3) + 1) / 2 * (high - low), rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.long
-@BOTH
-def test_a_function_of_the_observation_is_learned(algorithm):
-    """The reward is minus the square of the distance to an action that depends on the observation."""
-    spaces = Spaces(gym.Box(-1, 1, (2,), np.float32), gym.Box(np.float32([2, -1]), np.float32([6, 0])))
-    hyper = algorithm(reward_scale=1.0)
-    model = hyper.make_model(spaces)
-    trainer, rng = hyper.make_trainer(model), np.random.default_rng(0)
-
-    def best(obs):
-        return np.stack([4 + 1.5 * obs[:, 0], -0.5 + 0.4 * obs[:, 0] * obs[:, 1]], 1)
-
-    for _ in range(2_000):
-        obs = rng.uniform(-1, 1, (64, 2)).astype(np.float32)
-        action = rng.uniform(spaces.action.low, spaces.action.high, (64, 2)).astype(np.float32)
-        reward = -((action - best(obs)) ** 2).sum(1)
-        batch = {"obs": obs, "next_obs": obs, "action": action, "reward": reward, "discount": np.zeros(64)}
-        tensors = {name: torch.from_numpy(np.float32(one)) for name, one in batch.items()}
-        trainer.update(SimpleNamespace(**tensors, weight=torch.ones(64)))
-    obs = rng.uniform(-1, 1, (500, 2)).astype(np.float32)
-    chosen = hyper.act(model.acting, torch.from_numpy(obs), explore=None, state=None, mask=None, generator=rng).action
-    assert np.abs(chosen - best(obs)).mean() < 0.12  # uniform actions are 1.1 and 0.3 away

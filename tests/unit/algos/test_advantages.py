@@ -57,7 +57,7 @@ def close_of(runs):
     return rounding(5 * 6, 3 * float(most))
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(batches(), st.sampled_from([0.0, 0.5, 0.95, 1.0]), st.sampled_from([0.5, 1.0, 3.0]), st.sampled_from([0.7, 1.0]))
 def test_vtrace_is_the_sum_of_the_paper(runs, decay, rho_bar, c_bar):
     steps, ratio = rows_of(runs)
@@ -67,7 +67,7 @@ def test_vtrace_is_the_sum_of_the_paper(runs, decay, rho_bar, c_bar):
         assert result.dtype == torch.float32
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(batches(), st.sampled_from([0.0, 0.5, 0.95, 1.0]))
 def test_gae_is_the_discounted_sum_of_errors(runs, decay):
     steps, ratio = rows_of(runs)
@@ -116,15 +116,12 @@ def test_the_statistics_are_debiased_averages_of_the_batches():
     torch.testing.assert_close(normalizer.denormalized(normalizer.normalized(values)), values, **close)
 
 
-def test_the_first_batch_counts_whole():
+def test_the_first_batch_counts_whole_and_equal_targets_stay_finite():
     normalizer = ValueNormalizer(CPU)
     targets = torch.tensor([40.0, 60.0])
     assert torch.equal(normalizer.normalized(targets), targets)
     normalizer.update(targets)
     assert normalizer.normalized(targets).tolist() == near([-1.0, 1.0], 4)
-
-
-def test_equal_targets_stay_finite():
     normalizer = ValueNormalizer(CPU)
     normalizer.update(torch.full((5,), 7.0))
     assert normalizer.normalized(torch.tensor([7.0, 8.0])).tolist() == near([0.0, 100.0], 4, 7 / 1e-2)

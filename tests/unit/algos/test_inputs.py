@@ -1,5 +1,7 @@
 """What reaches a network's fully connected layers, against a plain NumPy encoding, for each kind of observation."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 import torch
@@ -14,7 +16,6 @@ from marlcore.spaces import Spaces
 
 pytestmark = pytest.mark.usefixtures("seeded_torch")
 
-STACKS = pytest.mark.parametrize("stack", [1, 3])
 ROWS = 5
 
 
@@ -66,8 +67,7 @@ SPACES = [
 ]
 
 
-@STACKS
-@pytest.mark.parametrize("masked", [True, False])
+@pytest.mark.parametrize(("masked", "stack"), [(True, 1), (False, 3)])
 @pytest.mark.parametrize("space", SPACES, ids=str)
 def test_a_space_is_encoded_as_numbers(space, masked, stack):
     """Boxes and MultiBinaries as they are, Discretes and MultiDiscretes one-hot.
@@ -93,37 +93,29 @@ def convolved(x, layer, stride):
     return np.maximum(np.einsum("chwij,ocij->ohw", windows, kernel) + bias[:, None, None], 0)
 
 
-@STACKS
-@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
-@pytest.mark.parametrize("shape", [(32, 40), (3, 36, 40), (36, 40, 3)])
-def test_images_pass_two_convolutions(shape, dtype, stack):
-    """Images pass two convolutions, uint8 divided by 255, a stack's frames as channels."""
-    spaces = box_spaces(shape, dtype=dtype, stack=stack)
-    rng = np.random.default_rng(0)
-    frames = rng.integers(0, 100, (2, stack, *shape)).astype(dtype)
-    model = DQN(hidden=(8,)).make_model(spaces)
-    found = model.torso(torch.from_numpy(frames if stack > 1 else frames[:, 0])).detach().numpy()
-    if shape == (36, 40, 3):
-        frames = np.moveaxis(frames, -1, 2)
+CHOSEN = {"image_side": 7, "channels": (4, 5), "kernels": (3, 2), "strides": (2, 1)}
+IMAGES = [
+    *product([(32, 40), (3, 36, 40), (36, 40, 3)], [np.uint8, np.float32], [1, 3], [{}]),
+    ((7, 9, 3), np.uint8, 1, CHOSEN),
+]
+
+
+@pytest.mark.parametrize(("shape", "dtype", "stack", "options"), IMAGES)
+def test_images_pass_two_convolutions(shape, dtype, stack, options):
+    """Images pass two convolutions, uint8 divided by 255, a stack's frames as channels; smaller ones are flattened."""
+    spaces, hyper = box_spaces(shape, dtype=dtype, stack=stack), DQN(hidden=(8,), **options)
+    frames = np.random.default_rng(0).integers(0, 100, (2, stack, *shape)).astype(dtype)
+    torso = hyper.make_model(spaces).torso
+    found = torso(torch.from_numpy(frames if stack > 1 else frames[:, 0])).detach().numpy()
+    frames = np.moveaxis(frames, -1, 2) if shape[-1] == 3 else frames
     scaled = frames / 255 if dtype == np.uint8 else frames
     terms = 64 * frames[0].shape[0] * 9 + 16 * 16  # of both kernels; no sum of a kernel's absolute weights reaches 4
-    first, second = (layer for layer in model.torso.modules() if isinstance(layer, torch.nn.Conv2d))
+    layers = [layer for layer in torso.modules() if isinstance(layer, torch.nn.Conv2d)]
     for row, image in zip(found, scaled.reshape(2, -1, *frames.shape[-2:]), strict=True):
-        expected = convolved(convolved(image, first, 4), second, 2)
-        np.testing.assert_allclose(row, expected.ravel(), **rounding(terms, float(np.abs(scaled).max()) * 16))
-
-
-def test_small_images_pass_the_convolutions_that_are_chosen():
-    spaces = box_spaces((7, 9, 3), dtype=np.uint8)
-    hyper = DQN(hidden=(8,), image_side=7, channels=(4, 5), kernels=(3, 2), strides=(2, 1))
-    frames = np.random.default_rng(0).integers(0, 100, (2, 7, 9, 3)).astype(np.uint8)
-    torso = hyper.make_model(spaces).torso
-    features = torso(torch.from_numpy(frames)).detach().numpy()
-    first, second = (layer for layer in torso.modules() if isinstance(layer, torch.nn.Conv2d))
-    for row, image in zip(features, np.moveaxis(frames, -1, 1) / 255, strict=True):
-        expected = convolved(convolved(image, first, 2), second, 1)
-        np.testing.assert_allclose(row, expected.ravel(), **rounding(27 + 16, 8.0))
-    assert DQN(hidden=(8,)).make_model(spaces).torso.size == 7 * 9 * 3  # flattened
+        for layer, stride in zip(layers, hyper.strides, strict=True):
+            image = convolved(image, layer, stride)
+        np.testing.assert_allclose(row, image.ravel(), **rounding(terms, float(np.abs(scaled).max()) * 16))
+    assert not options or DQN(hidden=(8,)).make_model(spaces).torso.size == 7 * 9 * 3
 
 
 def test_kernels_that_do_not_fit_are_refused():

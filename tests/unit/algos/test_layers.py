@@ -89,11 +89,13 @@ def weights_of(model):
             yield from zip((weight.t() for weight in layer.weight.detach()), layer.bias, strict=True)
 
 
-LAST = dict.fromkeys(("bc", "cql", "dqn", "iqn", "r2d2"), 1) | dict.fromkeys(
-    ("ppo", "mappo", "recurrentppo", "vdn", "qmix"), 2
-)
-LAST |= dict.fromkeys(("matd3", "maddpg", "happo"), 4) | {"coma": 3}
-LAST |= dict.fromkeys(("td3", "sac", "td3bc"), 3)  # layers of other gains
+KINDS = {
+    1: "bc cql dqn iqn r2d2",
+    2: "ppo mappo recurrentppo vdn qmix",
+    3: "coma td3 sac td3bc",
+    4: "matd3 maddpg happo",
+}
+LAST = {name: count for count, names in KINDS.items() for name in names.split()}  # layers of other gains
 
 
 @EACH

@@ -2,7 +2,6 @@
 
 import copy
 from collections import Counter
-from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -181,18 +180,21 @@ def test_parts_resume_with_their_optimizers_and_what_else_is_kept():
     assert torch.equal(trainer.state_dict()["target"]["weight"], resumed.state_dict()["target"]["weight"])
 
 
-LATE = Part(torch.sum, torch.optim.SGD([torch.ones(1)], lr=0.1), stage=1)
+def late(**options):
+    return Part(torch.sum, torch.optim.SGD([torch.ones(1)], lr=0.1), **{"stage": 1, **options})
+
+
 REFUSED: dict[str, Refused] = {
-    "bonus's shape": (lambda: RNDBonus(()), ValueError, "RNDBonus shape: expected at least one dimension, got ()"),
-    "no states": (partial(StateTable, 0), ValueError, "StateTable most: expected an integer of at least 1, got 0"),
-    "a list": (partial(StateTable(2).add, [[1]]), TypeError, "unhashable type: 'list'"),
-    "an object": (partial(StateTable(2).add, [object]), TypeError, "state: expected numbers, texts, bytes, None, and"),
-    "a text": (partial(StateTable(2).rows, "ab"), TypeError, "states: expected an array or a sequence of states, got"),
-    "a dict": (partial(StateTable(2).rows, {"a": 1}), TypeError, "states: expected an array or a sequence of states"),
-    "only late parts": (partial(PartsTrainer, {"a": LATE}), ValueError, "parts: expected at least one of stage 0, got"),
-    "a norm": (partial(replace, LATE, max_norm=0), ValueError, "max_norm: expected a number above 0, got 0"),
-    "a stage": (partial(replace, LATE, stage=-1), ValueError, "stage: expected an integer of at least 0, got -1"),
-    "scale": (partial(CountBonus, 2, -1.0), ValueError, "CountBonus scale: expected a finite number of at least 0"),
-    "offset": (partial(CountBonus, 2, offset=0), ValueError, "CountBonus offset: expected a finite number above 0"),
-}  # fmt: skip
+    "bonus's shape": (lambda: RNDBonus(()), "RNDBonus shape: expected at least one dimension, got ()"),
+    "no states": (lambda: StateTable(0), "StateTable most: expected an integer of at least 1, got 0"),
+    "a list": (lambda: StateTable(2).add([[1]]), TypeError, "unhashable type: 'list'"),
+    "an object": (lambda: StateTable(2).add([object]), TypeError, "state: expected numbers, texts, bytes, None, and"),
+    "a text": (lambda: StateTable(2).rows("ab"), TypeError, "states: expected an array or a sequence of states, got"),
+    "a dict": (lambda: StateTable(2).rows({"a": 1}), TypeError, "states: expected an array or a sequence of states"),
+    "only late parts": (lambda: PartsTrainer({"a": late()}), "parts: expected at least one of stage 0, got"),
+    "a norm": (lambda: late(max_norm=0), "max_norm: expected a number above 0, got 0"),
+    "a stage": (lambda: late(stage=-1), "stage: expected an integer of at least 0, got -1"),
+    "scale": (lambda: CountBonus(2, -1.0), "CountBonus scale: expected a finite number of at least 0"),
+    "offset": (lambda: CountBonus(2, offset=0), "CountBonus offset: expected a finite number above 0"),
+}
 test_refuses = refusals(REFUSED)

@@ -48,9 +48,8 @@ def plain_loss(hyper, log_prob, before, entropy, value, advantage, target):
 def test_the_loss_is_the_clipped_objective(correction, normalize, units, masked, seed):
     torch.manual_seed(seed)
     spaces = replace(DISCRETE, masked=masked)
-    hyper = replace(
-        SINGLE, correction=correction, normalize_advantages=normalize, ratio_clip=1.5, normalize_values=units
-    )  # fmt: skip
+    options = {"correction": correction, "normalize_advantages": normalize, "normalize_values": units}
+    hyper = replace(SINGLE, ratio_clip=1.5, **options)
     batch, _ = queue_batch(hyper, spaces, seed=seed, stale=0.5)
     _, model = queue_batch(hyper, spaces, seed=seed + 1)
     with torch.no_grad():
@@ -221,9 +220,8 @@ def test_the_learning_rate_and_the_entropy_follow_the_schedules():
         batch, model = queue_batch(SINGLE, DISCRETE, numbers={"learning_rate": rate, "entropy_coefficient": 0.5})
         before = [one.detach().clone() for one in model.parameters()]
         metrics = SINGLE.make_trainer(model).update(batch).metrics
-        moved[rate] = max(
-            float((one.detach() - old).abs().max()) for one, old in zip(model.parameters(), before, strict=True)
-        )
+        pairs = zip(model.parameters(), before, strict=True)
+        moved[rate] = max(float((one.detach() - old).abs().max()) for one, old in pairs)
         expected = metrics["policy_loss"] + 0.5 * metrics["value_loss"] - 0.5 * metrics["entropy"]
         assert float(metrics["loss"]) == near(float(expected), 8, 10.0)
     assert moved[0.0] == 0 and 0.5e-3 < moved[1e-3] < 2e-3

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rounding import rounding
 from wander import Wander
+from whole_runs import MODES, ON_POLICY, Runs
 
 import marlcore as mc
 from marlcore.algos.recurrent_ppo import FIRST, RecurrentPPOTrainer, first_rows, windows_of
@@ -18,7 +19,7 @@ from marlcore.interfaces import PREVIOUS_REWARD
 from marlcore.observations import rows_at
 from marlcore.spaces import Spaces
 
-pytestmark = pytest.mark.usefixtures("seeded_torch", "undrawn", "shared_fork_server")
+pytestmark = pytest.mark.usefixtures("seeded_torch", "undrawn")
 
 SMALL = mc.RecurrentPPO(hidden=(8,), units=6, unroll=4, batch_size=24, minibatch_size=8, epochs=2)
 WIDE = gym.Box(-10, 10, (3,), np.float32)
@@ -41,7 +42,7 @@ def plain_first(continues, unroll):
     return firsts
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(continues=st.lists(st.booleans(), min_size=1, max_size=40), unroll=st.integers(1, 9))
 def test_windows_are_runs_cut_in_pieces(continues, unroll):
     first = first_rows(torch.tensor(continues), unroll)
@@ -126,16 +127,12 @@ class Comparing(mc.RecurrentPPO):
         return trainer
 
 
-@pytest.mark.parametrize("mode", ["serial", pytest.param("async", marks=pytest.mark.long)])
+@MODES
+@pytest.mark.usefixtures("shared_fork_server")
 def test_the_trainer_finds_the_probabilities_with_which_the_actor_drew(tmp_path, mode):
     """With weights that hardly change: in each copy and window, through all ends of episodes."""
-    algorithm = Comparing(
-        hidden=(8,), units=6, unroll=5, batch_size=200, minibatch_size=50, epochs=2, learning_rate=1e-12
-    )
-    config = mc.Config(
-        total_steps=3_000, mode=mode, run_dir=str(tmp_path / "run"),
-        actor=mc.ActorConfig(envs=5), learner=mc.LearnerConfig(device="cpu"), replay=mc.ReplayConfig(stack=2),
-    )  # fmt: skip
-    result = mc.train(Wander, algorithm, config, progress=False)
+    algorithm = Comparing(hidden=(8,), units=6, unroll=5, batch_size=100, minibatch_size=50, learning_rate=1e-12)
+    runs = Runs(total_steps=1_000, **ON_POLICY)
+    result = runs.train(tmp_path, Wander, algorithm, mode=mode, actor={"envs": 5}, replay={"stack": 2})
     assert all(updates > 20 for updates in result.updates.values())
     assert isinstance(algorithm.make_trainer(algorithm.make_model(Spaces(WIDE, gym.Discrete(4)))), RecurrentPPOTrainer)

@@ -205,13 +205,8 @@ def test_later_members_advantages_carry_what_earlier_ones_changed(monkeypatch):
     batch = batch_of(spaces, dead=[1])
     batch.extras = {"log_prob": torch.zeros(24)}
     before = {member: trainer.judged(member, batch)[0].detach() for member in range(COUNT)}
-    seen = []
-    steps = trainer._member_steps
-
-    def noted(member, rows, bonus):
-        seen.append((member, rows))
-        return steps(member, rows, bonus)
-
+    seen, steps = [], trainer._member_steps
+    noted = lambda member, rows, bonus: seen.append((member, rows)) or steps(member, rows, bonus)  # noqa: E731
     monkeypatch.setattr(trainer, "_member_steps", noted)
     trainer.update(batch)
     (first, rows), *later = seen
@@ -277,10 +272,8 @@ def test_values_of_a_members_actions_see_what_others_did_alone():
     for member in range(COUNT):
         changed = action.view(24, COUNT, MOST).clone()
         changed[:, member] = changed[:, member].roll(1, -1)
-        same = [
-            torch.equal(*pair)
-            for pair in zip(values.unbind(1), model.critics(batch.obs, changed.flatten(1)).unbind(1), strict=True)
-        ]
+        others = model.critics(batch.obs, changed.flatten(1))
+        same = [torch.equal(*pair) for pair in zip(values.unbind(1), others.unbind(1), strict=True)]
         assert same == [member in (1, other) for other in range(COUNT)], "the dead do nothing"
 
 

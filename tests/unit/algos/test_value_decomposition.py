@@ -2,19 +2,20 @@
 
 from dataclasses import replace
 
+import batches
 import numpy as np
 import pytest
 import torch
-from batches import GAMMA, SMALL, batch_of, check_resumption, huber, made_batch, made_obs, made_trainer, made_windows
+from batches import GAMMA, SMALL, acted, batch_of, huber, made_batch, made_obs, made_trainer
 from batches import team_spaces as spaces_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import marlcore as mc
+from marlcore.algos import value_decomposition
 from marlcore.algos.networks.members import MEMBER, TeamSpaces
 from marlcore.algos.networks.recurrent import PREVIOUS_ACTION
 from marlcore.algos.qmix import Mixer
-from marlcore.algos.value_decomposition import acted
 from marlcore.interfaces import PREVIOUS_REWARD, ReplaySource
 from marlcore.observations import ALONE, rows_at
 from marlcore.replay import Prioritized
@@ -176,26 +177,16 @@ def test_without_absolute_weights_it_does_not_grow(monkeypatch):
         test_the_mixed_value_grows_with_each_members.hypothesis.inner_test("qmix", 0, 0, 5.0)
 
 
-def stepped_values(network, batch, held):
-    """The members' values [B, T + 1, members, actions] as an actor would compute them, observation by observation."""
-    rows, steps = held.shape
+def values_of(network, batch, held):
+    """The members' values [B, T + 1, members, actions]."""
     most = max(network.team.choices)
-    values = np.zeros((rows, steps + 1, network.team.count, most))
-    with torch.no_grad():
-        for row in range(rows):
-            state, length = rows_at(batch.extras, slice(row, row + 1)), int(held[row].sum())
-            for step in range(length):
-                at = (slice(row, row + 1), step)
-                values[row, step], state = network.acting.stepped(rows_at(batch.obs, at), state)
-                state = acted(state, batch.action[at], most)
-                state[PREVIOUS_REWARD] = batch.reward[at]
-            values[row, length], _ = network.acting.stepped(rows_at(batch.next_obs, at), state)
-    return values
+    after = lambda state, action: value_decomposition.acted(state, action, most)  # noqa: E731
+    return batches.stepped_values(network.acting.stepped, after, batch, held, network.team.count, most)
 
 
 def plain_errors(hyper, batch, held, network, target):
     """The errors [B, T] of the transitions that each window holds, one after another."""
-    values, slow = (stepped_values(each, batch, held) for each in (network, target))
+    values, slow = (values_of(each, batch, held) for each in (network, target))
     errors, number = np.zeros(held.shape), range(network.team.count)
     for row, length in enumerate(held.sum(1)):
         for step in range(length):
@@ -211,21 +202,14 @@ def plain_errors(hyper, batch, held, network, target):
     return errors
 
 
-@pytest.mark.parametrize(
-    ("name", "cell", "double", "shared", "masked"),
-    [
-        ("vdn", "lstm", True, True, True),
-        ("vdn", "gru", False, False, False),
-        ("qmix", "lstm", False, True, True),
-        ("qmix", "gru", True, True, False),
-    ],
-)
-def test_windows_give_what_an_actor_computes_step_by_step(name, cell, double, shared, masked):
+@pytest.mark.parametrize("shared", [True, False])
+@BOTH
+def test_windows_give_what_an_actor_computes_step_by_step(name, shared):
     """Values, targets, loss and priorities; the burn-in counts for neither."""
-    hyper = made(name, cell=cell, double=double, shared=shared, eta=0.8, **MEMORY)
-    spaces = spaces_of(masked=masked)
+    options = {"cell": "lstm", "double": name == "vdn"} if shared else {"cell": "gru", "double": name == "qmix"}
+    hyper, spaces = made(name, shared=shared, eta=0.8, **options, **MEMORY), spaces_of(masked=shared)
     network, trainer = made_trainer(hyper, spaces)
-    batch = made_windows(hyper, spaces, 4, 1, prioritized=Prioritized()).torch()
+    batch = batches.made_windows(hyper, spaces, 4, 1, prioritized=Prioritized()).torch()
     for obs in (batch.obs, batch.next_obs):
         allow_some(obs, network.team.choices)
     batch.weight = torch.rand(4)
@@ -243,7 +227,7 @@ def test_windows_give_what_an_actor_computes_step_by_step(name, cell, double, sh
 def test_masks_of_windows_are_those_of_the_newest_frames():
     hyper, spaces = made("vdn", cell="gru", **MEMORY), spaces_of(masked=True, stack=2)
     network, trainer = made_trainer(hyper, spaces)
-    batch = made_windows(hyper, spaces, 4, 1).torch()
+    batch = batches.made_windows(hyper, spaces, 4, 1).torch()
     values = torch.zeros(*batch.reward.shape, network.team.count, max(network.team.choices))
     allowed = network.allowed(batch.obs, values)
     for step in range(batch.reward.shape[1]):
@@ -287,9 +271,8 @@ def test_members_choose_among_their_allowed_actions(name, cell, epsilon):
     model = hyper.make_model(spaces).acting
     obs = made_obs(spaces, 40, np.random.default_rng(0))
     allow_some(obs, model.team.choices)
-    each = {"epsilon": np.array([0.0, epsilon] * 20)}
-    act = {"explore": each if epsilon else None, "state": None, "mask": obs[MASK]}
-    chosen = hyper.act(model, obs, **act, generator=np.random.default_rng(1)).action
+    explore = {"epsilon": np.array([0.0, epsilon] * 20)} if epsilon else None
+    chosen = acted(hyper, model, obs, obs[MASK], 1, explore=explore).action
     first = np.cumsum([0, 3, 2])
     assert obs[MASK].numpy()[np.arange(40)[:, None], first + chosen].all()
     values = model.stepped(obs, None)[0] if cell else model(obs)
@@ -303,8 +286,7 @@ def test_members_explore_each_for_itself(name):
     """Uniformly among their own choices, without masks too."""
     hyper, spaces = made(name), spaces_of((3, 2, 4))
     obs = made_obs(spaces, 2000, np.random.default_rng(0))
-    act = {"explore": {"epsilon": 1.0}, "state": None, "mask": None, "generator": np.random.default_rng(0)}
-    chosen = hyper.act(hyper.make_model(spaces).acting, obs, **act).action
+    chosen = acted(hyper, hyper.make_model(spaces), obs, explore={"epsilon": 1.0}).action
     for member, choices in enumerate((3, 2, 4)):
         assert (abs(np.bincount(chosen[:, member], minlength=choices) - 2000 / choices) < 100).all()
     pairs = np.bincount(chosen[:, 0] * 4 + chosen[:, 2], minlength=12)
@@ -317,11 +299,10 @@ def test_rows_of_members_with_memory_hold_their_states(name):
     parts = {"hidden": (3, 6), "cell": (3, 6), PREVIOUS_ACTION: (3, 3), PREVIOUS_REWARD: ()}
     assert hyper.transition(spaces).extras == {name: Field(shape, every=4) for name, shape in parts.items()}
     assert hyper.source(ReplaySource(4)) == ReplaySource(1, sequence=mc.Sequence(8, 3, 4))
-    obs, model = made_obs(spaces, 5, np.random.default_rng(0)), hyper.make_model(spaces).acting
-    act = {"explore": None, "mask": None, "generator": np.random.default_rng(0)}
-    chosen = hyper.act(model, obs, state=None, **act)
+    obs, model = made_obs(spaces, 5, np.random.default_rng(0)), hyper.make_model(spaces)
+    chosen = acted(hyper, model, obs)
     assert {part: tuple(value.shape[1:]) for part, value in chosen.state.items()} == parts
-    again = hyper.act(model, obs, state=chosen.state, **act)
+    again = acted(hyper, model, obs, state=chosen.state)
     np.testing.assert_array_equal(again.state[PREVIOUS_ACTION], np.eye(3)[again.action])
     assert not torch.equal(again.state["hidden"], chosen.state["hidden"])
 
@@ -329,5 +310,5 @@ def test_rows_of_members_with_memory_hold_their_states(name):
 @BOTH
 def test_members_with_memory_resume_bit_for_bit(name):
     hyper, spaces = made(name, cell="lstm", **MEMORY), spaces_of()
-    batches = [batch_of(hyper, spaces, seed) for seed in range(4)]
-    check_resumption(hyper, spaces, *made_trainer(hyper, spaces), batches[:2], batches[2:])
+    several = [batch_of(hyper, spaces, seed) for seed in range(4)]
+    batches.check_resumption(hyper, spaces, *made_trainer(hyper, spaces), several[:2], several[2:])

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from unittest.mock import Mock
 
 import pytest
@@ -23,10 +24,7 @@ REFUSED = {
     "train --exploration.epsilon linear(1": "exploration.epsilon: expected a number or one of constant(...), linear",
     "train --algo td3 --algorithm.tau 0": "TD3 tau: expected a number in (0, 1], got 0.0",
     "train --algo ppo --algorithm.hiden 4": "--algorithm.hiden is no option of ppo; did you mean --algorithm.hidden?",
-    "train --algo nothing": (
-        "algorithm: expected one of bc, coma, cql, dqn, happo, iqn, maddpg, mappo, matd3, ppo, qmix, r2d2, "
-        "recurrentppo, sac, td3, td3bc, vdn or "
-    ),
+    "train --algo nothing": "algorithm: expected one of bc, coma, cql, dqn, happo, iqn, maddpg, mappo, matd3, ppo, ",
     "train --learner.gama 1": "unknown option --learner.gama; did you mean --learner.gamma? see marlcore train --help",
     "train --learner.learning-rate 1": "unknown option --learner.learning-rate; did you mean --algorithm.learning-rate",
     "train extra": "expected an option, got 'extra'; see marlcore train --help",
@@ -169,11 +167,7 @@ def test_a_look_at_a_run_ends_quietly_with_its_reader(form):
 @pytest.fixture
 def working(monkeypatch):
     """working(does): the command `gc` does this instead of its work."""
-
-    def replace(does):
-        monkeypatch.setattr(gc, "main", does)
-
-    return replace
+    return partial(monkeypatch.setattr, gc, "main")
 
 
 @pytest.mark.parametrize("command", ["--version", "gc"])

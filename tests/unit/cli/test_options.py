@@ -3,11 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pytest
-from refused import check_refused
+from refused import refusals
 
 from marlcore.cli import CommandLine
 
@@ -81,6 +82,6 @@ def test_words_are_read_by_their_options_types(line):
     assert parsed(line) == Options(**READ[line])
 
 
-@pytest.mark.parametrize("line", REFUSED)
-def test_words_that_are_none_of_the_type_are_refused(line):
-    check_refused(lambda: parsed(line), ValueError, REFUSED[line])
+test_words_that_are_none_of_the_type_are_refused = refusals(
+    {line: (partial(parsed, line), says) for line, says in REFUSED.items()}
+)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -79,11 +78,6 @@ def test_rows_arrive_once_over_killed_ingests(program: Callable[..., Any]) -> No
 @pytest.mark.parametrize("source", ["queue", "replay"])
 def test_a_million_rows_arrive_whole_and_once_over_killed_ingests(source: str) -> None:
     """Each is delivered, skipped at a seam, or counted as lost, which none is where writers wait."""
-    done = run(Path(rows_over_ray.__file__), "1000000", source, "4")
-    assert done.startswith("1000000 written")
-
-
-def run(*command: object) -> str:
-    done = subprocess.run([sys.executable, *map(str, command)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    command = [sys.executable, rows_over_ray.__file__, "1000000", source, "4"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.startswith("1000000 written"), done.stderr

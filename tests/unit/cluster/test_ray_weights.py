@@ -94,7 +94,7 @@ def test_a_killed_porter_is_started_again(ray_nodes: RayNodes, program: Callable
     body = """
     porter = PorterActor.start(home.handle, "porter")
     followers = nodes("porter", 2)
-    for kill in range(4):
+    for kill in range(2):
         publish(3)
         ray.get([node.pull.remote(home.version - 1) for node in followers])
         ray.kill(porter, no_restart=False)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
 
 import numpy as np
 import pytest
 from relayed import AGE, FRAMES, SMALL, STATES, BadLink, Home, add_some, columns_of, heads, raw, row
+from tiers import long_but
 
-from marlcore import Field, ReplayBuffer, TrajectoryQueue, TransitionSpec
+from marlcore import Field, RateLimiter, ReplayBuffer, TrajectoryQueue, TransitionSpec
 from marlcore.cluster import Bookings, DirectLink, Ingest, Relay
 from marlcore.cluster.message import seal
 from marlcore.errors import ClosedError, Fenced, LaneBusy, LayoutMismatch, LinkLost, NotEnoughData
@@ -20,28 +21,16 @@ NEXT_OBS = TransitionSpec(Field((3,), "int64"), Field((), "int64"), next_obs=Tru
 
 @pytest.fixture
 def home():
-    made = []
-
-    def make(*args, **kwargs) -> Home:
-        made.append(Home(*args, **kwargs))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.close()
+    with ExitStack() as stack:
+        yield lambda *args, **options: stack.enter_context(closing(Home(*args, **options)))
 
 
 @pytest.fixture
 def source():
-    made = []
-
-    def make(spec=SMALL, capacity=1000, lanes=2) -> ReplayBuffer:
-        made.append(ReplayBuffer.create(spec, capacity, lanes, name="node"))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.close()
+    with ExitStack() as stack:
+        yield lambda spec=SMALL, capacity=1000, lanes=2: stack.enter_context(
+            ReplayBuffer.create(spec, capacity, lanes, name="node")
+        )
 
 
 def patient(relay: Relay) -> None:
@@ -75,7 +64,7 @@ def test_rows_arrive_as_they_were_written(spec, compress, home, source) -> None:
     assert relay.stats.gaps == here.ingest.stats.gaps == here.bookings.lost == 0
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", long_but(range(2), range(8)))
 def test_bad_links_neither_double_nor_lose_a_row(seed, home, source) -> None:
     """Messages are lost, late, doubled and out of order, and ingests are replaced: the rows show nothing of it.
 
@@ -154,32 +143,6 @@ def test_a_message_whose_predecessor_is_missing_is_refused(home, source) -> None
     assert here.ingest.put(kept[0]) and here.ingest.put(kept[1])
     np.testing.assert_array_equal(raw(here.target, 0), raw(there, 0))
     assert here.bookings.lost == 0
-
-
-def test_no_sample_spans_a_gap(home, source) -> None:
-    here, there = home(SMALL, seats=(range(1),)), source(SMALL, capacity=16, lanes=1)
-    with here.relay(there) as relay, there.writer() as writer:
-        for number in range(400):
-            writer.add(**row(SMALL, number))
-            if number % 50 < 10:
-                relay.drain(60.0)
-        relay.drain(60.0)
-    sampler = here.target.sampler(64, n_step=3, gamma=1.0, seed=0)
-    for _ in range(20):
-        batch = sampler.sample()
-        np.testing.assert_array_equal(batch.reward, 3 * batch.action + 3)
-    assert here.bookings.lost == 400 - len(here.target)
-
-
-def test_an_episode_goes_on_behind_a_new_ingest(home, source) -> None:
-    here, there = home(seats=(range(1),)), source(lanes=1)
-    with here.relay(there) as relay, there.writer() as writer:
-        for number in range(20):
-            writer.add(**row(SMALL, number))
-            relay.drain(60.0)
-            here.replace()
-            relay._link = DirectLink(here.ingest)
-    np.testing.assert_array_equal(heads(here.target, 0)["place"] & AGE, np.arange(20))
 
 
 def test_a_relays_successor_continues_where_it_stopped(home, source) -> None:
@@ -280,8 +243,6 @@ def test_a_batch_comes_through_one_lane_that_does_not_hold_it(home) -> None:
 
 
 def test_a_limiter_lets_in_what_its_samplers_allow(home, source) -> None:
-    from marlcore import RateLimiter
-
     limiter = RateLimiter(samples_per_insert=1.0, min_size=10, tolerance=20)
     target = ReplayBuffer.create(SMALL, 1000, 1, limiter=limiter, name="home")
     here, there = home(target=target, seats=(range(1),), wait_seconds=0.0), source(lanes=1)
@@ -362,14 +323,13 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("field", REFUSED)
-def test_bad_input_is_refused_in_one_line(field, home, source) -> None:
-    with pytest.raises(
-        (ValueError, TypeError, LayoutMismatch), match=f"^(seat 0: )?{field}.*: expected .*got"
-    ) as error:
-        REFUSED[field](home(), source())
-    assert "\n" not in str(error.value)
-    del error
+def test_bad_input_is_refused_in_one_line(home, source) -> None:
+    here, there = home(), source()
+    for field, call in REFUSED.items():
+        with pytest.raises(
+            (ValueError, TypeError, LayoutMismatch), match=rf"^(seat 0: )?{field}.*: expected .*got.*\Z"
+        ):
+            call(here, there)
 
 
 def test_malformed_messages_are_refused_and_change_nothing(home, source) -> None:

@@ -6,6 +6,7 @@ import pickle
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ import numpy as np
 import pytest
 from graph_oracle import graph_lists
 from induction_oracle import Induction, rounded
-from refused import Refused, refusals
+from refused import Refused, each_bad, refusals
+from tiers import long_but
 from world_models import Diamonds, Doors, Slippery
 
 from marlcore.compat.empo import compute_human_policy_prior, get_dag_parallel
@@ -100,9 +102,19 @@ def test_it_replaces_a_method_by_assignment() -> None:
     assert successors[0] == sorted({j for _, _, reached in transitions[0] for j in reached})
 
 
-@pytest.mark.parametrize("options", [{}, {"beta": math.inf}, {"beta": 3.0}, {"gamma": 0.9}])
-@pytest.mark.parametrize("optimistic", [False, True])
-@pytest.mark.parametrize("use_float16", [False, True])
+OPTIONS = [{}, {"beta": math.inf}, {"beta": 3.0}, {"gamma": 0.9}]
+QUICK = [
+    ({}, False, True),
+    ({}, True, False),
+    (OPTIONS[1], True, True),
+    (OPTIONS[2], False, False),
+    (OPTIONS[3], True, True),
+]
+
+
+@pytest.mark.parametrize(
+    ("options", "optimistic", "use_float16"), long_but(QUICK, product(OPTIONS, (False, True), (False, True)))
+)
 def test_priors_and_values_are_the_oracles(
     model: Any, options: dict[str, float], optimistic: bool, use_float16: bool
 ) -> None:
@@ -259,26 +271,23 @@ def test_terminal_states_and_unknown_goals_have_no_policy() -> None:
             prior(*asked)
 
 
-REFUSED: dict[str, Refused] = {
-    "generator": (lambda: compute_human_policy_prior(Slippery(), [0], quiet=True), ValueError,
+def planned_with(**options: Any) -> Any:
+    return planned(Slippery(), [0], **options)
+
+
+REFUSED: list[Refused] = [
+    (lambda: compute_human_policy_prior(Slippery(), [0], quiet=True), ValueError,
         "possible_goal_generator: expected one here or in world_model, got None"),
-    "discounts": (lambda: planned(Slippery(), [0], gamma_h=0.9, rho_h=0.1), ValueError, "gamma or rho, got both"),
-    "agent": (lambda: planned(Slippery(), [5]), ValueError, "agents: expected agents from 0 to 1, got 5"),
-    **{
-        name: (lambda options={name: bad}: planned(Slippery(), [0], **options), ValueError, f"{name}: expected {says}")
-        for name, bad, says in (
-            ("return_Vh", 2, "True or False, got 2"), ("return_attainment_cache", "no", "True or False, got 'no'"),
-            ("use_attainment_cache", None, "True or False, got None"), ("archive_dir", 3, "text, got 3"),
-            ("memory_check_interval", 0, "an integer of at least 1, got 0"),
-            ("memory_pause_duration", -1.0, "a finite number of at least 0, got -1.0"),
-            ("memory_profile", 2, "True or False, got 2"), ("use_disk_slicing", "yes", "True or False, got 'yes'"),
-            ("disk_cache_dir", 3, "text, got 3"), ("use_compression", "gzip", "True or False, got 'gzip'"),
-            ("min_free_memory_fraction", 1.0, "a number in [0, 1), got 1.0"),
-        )
-    },
-    "slices without levels": (lambda: planned(Slippery(), [0], use_disk_slicing=True), ValueError,
+    (lambda: planned_with(gamma_h=0.9, rho_h=0.1), ValueError, "gamma or rho, got both"),
+    (lambda: planned(Slippery(), [5]), ValueError, "agents: expected agents from 0 to 1, got 5"),
+    *each_bad(planned_with, "True or False", return_Vh=[2], return_attainment_cache=["no"], memory_profile=[2],
+        use_attainment_cache=[None], use_disk_slicing=["yes"], use_compression=["gzip"]),
+    *each_bad(planned_with, "text", archive_dir=[3], disk_cache_dir=[3]),
+    *each_bad(planned_with, "an integer of at least 1", memory_check_interval=[0]),
+    *each_bad(planned_with, "a finite number of at least 0", memory_pause_duration=[-1.0]),
+    *each_bad(planned_with, "a number in [0, 1)", min_free_memory_fraction=[1.0]),
+    (lambda: planned_with(use_disk_slicing=True), ValueError,
         "level_fct: expected a function with use_disk_slicing, got None"),
-    "goal": (lambda: planned(Slippery(), [0]).sample(START, possible_goal=Reach(0)), ValueError,
-        "possible_goal: expected None"),
-}  # fmt: skip
+    (lambda: planned_with().sample(START, possible_goal=Reach(0)), ValueError, "possible_goal: expected None"),
+]  # fmt: skip
 test_refuses = refusals(REFUSED)

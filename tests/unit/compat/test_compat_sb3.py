@@ -1,8 +1,11 @@
-"""Stable-Baselines3's replay buffer over lanes: the same transitions as its own, and learning as well."""
+"""Stable-Baselines3's replay buffer over lanes: the same transitions as its own, also while DQN learns."""
 
 import io
 import pickle
 import warnings
+from collections import Counter
+from contextlib import nullcontext
+from functools import partial
 from itertools import cycle
 
 import gymnasium
@@ -11,13 +14,12 @@ import pytest
 import torch
 from gymnasium import spaces
 from model import chi_square_limit
-from refused import check_refused, refusals
+from refused import check_refused, each_bad, refusals
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # what other packages say of one another while they are imported
     import stable_baselines3 as sb3
     from stable_baselines3.common import buffers
-    from stable_baselines3.common.evaluation import evaluate_policy
     from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from marlcore import ClosedError, NotEnoughData
@@ -159,28 +161,34 @@ def test_a_full_buffer_draws_the_newest_steps_and_nothing_older():
     assert len(held) - ends <= len(found)
 
 
-def test_done_may_be_given_as_numbers():
-    theirs, ours = pair()
-    for *step, done, infos in stream(40):
+def as_numbers(steps, *buffers):
+    """`done` and the values of `infos` as numbers, as some environments give them."""
+    for *step, done, infos in steps:
         numbers = [{name: np.float32([value]) for name, value in info.items()} for info in infos]
-        theirs.add(*step, done.astype(np.float64), infos)
-        ours.add(*step, done.astype(np.float64), numbers)
-    assert set(drawn(ours)) == everything(theirs)
+        for buffer, said in zip(buffers, (infos, numbers), strict=True):
+            buffer.add(*step, done.astype(np.float64), said)
 
 
-SAME = {
-    "timeouts as terminations": ({"steps": 60}, {"handle_timeout_termination": False}),
-    "frames stored once": ({"steps": 60}, {"ours": {"optimize_memory_usage": True}}),
-    "streams that break off": ({"steps": 60, "breaks": (7, 8, 30)}, {}),
-    "the first step": ({"steps": 1}, {}),
+def extend(steps, *buffers):
+    for buffer in buffers:
+        buffer.extend(*zip(*steps, strict=True))
+
+
+SAME = {  # options of the stream and of the buffers, and how they are fed
+    "timeouts as terminations": ({"steps": 60}, {"handle_timeout_termination": False}, feed),
+    "frames stored once": ({"steps": 60}, {"ours": {"optimize_memory_usage": True}}, feed),
+    "streams that break off": ({"steps": 60, "breaks": (7, 8, 30)}, {}, feed),
+    "the first step": ({"steps": 1}, {}, feed),
+    "numbers": ({"steps": 40}, {}, as_numbers),
+    "extend": ({"steps": 12}, {}, extend),
 }
 
 
 @pytest.mark.parametrize("case", SAME)
 def test_the_same_transitions_are_drawn_with(case):
-    streamed, options = SAME[case]
-    theirs, ours = pair(steps=stream(**streamed), **options)
-    assert set(drawn(ours)) == everything(theirs)
+    streamed, options, add = SAME[case]
+    add(list(stream(**streamed)), *(made := pair(**options)))
+    assert set(drawn(made[1])) == everything(made[0])
 
 
 def test_its_own_memory_saving_buffer_loses_last_observations():
@@ -192,20 +200,10 @@ def test_its_own_memory_saving_buffer_loses_last_observations():
     assert everything(cut) != everything(whole)
 
 
-def test_extend_adds_step_by_step_as_its_own_does():
-    theirs, ours = pair()
-    for buffer in (theirs, ours):
-        buffer.extend(*zip(*stream(12), strict=True))
-    assert set(drawn(ours)) == everything(theirs)
-
-
 def test_every_transition_is_equally_likely_the_newest_ones_too():
     _, ours = pair(steps=stream(21, seed=4))
-    counts: dict[object, int] = {}
-    for _ in range(100):
-        for key in drawn(ours, 256):
-            counts[key] = counts.get(key, 0) + 1
-    expected = 25_600 / 42
+    counts = Counter(key for _ in range(20) for key in drawn(ours, 256))
+    expected = 20 * 256 / 42
     assert len(counts) == 42
     assert sum((count - expected) ** 2 / expected for count in counts.values()) < chi_square_limit(41)
 
@@ -225,7 +223,7 @@ def test_n_step_returns_are_those_of_its_own_n_step_buffer():
             for i in range(len(samples.dones))
         }  # fmt: skip
 
-    expected, got = table(theirs.sample(8000)), table(ours.sample(8000))
+    expected, got = table(theirs.sample(2000)), table(ours.sample(2000))
     assert len(expected) == 120 and got.keys() <= expected.keys()
     # The two steps before an unfinished episode's newest have no whole return yet.
     ended = np.array([step[4] for step in steps])
@@ -251,24 +249,23 @@ def test_sampling_normalizes_as_its_own_buffer_does():
     env.close()
 
 
-WRONG_STEPS = {
-    "obs": (0, np.zeros((2, 4), np.float32), ValueError, "obs: expected float32 (2, 3), got shape (2, 4)"),
-    "next_obs": (1, np.zeros((1, 3), np.float32), ValueError, "next_obs: expected"),
-    "action": (2, np.array([0.5, 1.0]), TypeError, "action: expected int64"),
-    "reward": (3, np.array([0.0, np.nan]), ValueError, "reward: expected finite numbers"),
-    "done": (4, np.array([0.5, 1.0]), TypeError, "done: expected bool"),
-    "infos": (5, [{}], ValueError, "infos: expected 2 dicts, one of each environment, got"),
-}
+WRONG_STEPS = [
+    (0, np.zeros((2, 4), np.float32), ValueError, "obs: expected float32 (2, 3), got shape (2, 4)"),
+    (1, np.zeros((1, 3), np.float32), ValueError, "next_obs: expected"),
+    (2, np.array([0.5, 1.0]), TypeError, "action: expected int64"),
+    (3, np.array([0.0, np.nan]), ValueError, "reward: expected finite numbers"),
+    (4, np.array([0.5, 1.0]), TypeError, "done: expected bool"),
+    (5, [{}], ValueError, "infos: expected 2 dicts, one of each environment, got"),
+]
 
 
-@pytest.mark.parametrize("case", WRONG_STEPS)
-def test_a_bad_step_is_refused_and_changes_nothing(case):
-    place, bad, error, says = WRONG_STEPS[case]
+def test_a_bad_step_is_refused_and_changes_nothing():
     steps = list(stream(12))
     theirs, ours = pair(steps=steps[:6])
-    step = [*steps[9][:place], bad, *steps[9][place + 1 :]]
-    check_refused(lambda: ours.add(*step), error, says)
-    assert set(drawn(ours)) == everything(theirs)
+    for place, bad, error, says in WRONG_STEPS:
+        step = [*steps[9][:place], bad, *steps[9][place + 1 :]]
+        check_refused(partial(ours.add, *step), error, says)
+        assert set(drawn(ours)) == everything(theirs)
     feed(steps[6:], theirs, ours)
     assert set(drawn(ours)) == everything(theirs)
 
@@ -277,18 +274,17 @@ def new(cls=ReplayBuffer, space=BOX, **options):
     return cls(400, space, ACTIONS["discrete"], "cpu", 2, **options)
 
 
-REFUSED = {
-    "dict": (lambda: new(space=DICT), TypeError, "DictReplayBuffer for a Dict"),
-    "n_steps": (lambda: new(n_steps=0), ValueError, "n_steps: expected an integer of at least 1, got 0"),
-    "gamma": (lambda: new(gamma=3), ValueError, "gamma: expected a number from 0 to 1, got 3"),
-    "no gamma": (lambda: new(gamma=None), ValueError, "gamma: expected a number from 0 to 1, got None"),
-    "hindsight": (lambda: new(DictReplayBuffer, n_sampled_goal=4), TypeError, "n_sampled_goal: expected no argument of "
+REFUSED = [
+    *each_bad(new, "an integer of at least 1", n_steps=[0]),
+    *each_bad(new, "a number from 0 to 1", gamma=[3, None]),
+    (lambda: new(space=DICT), TypeError, "DictReplayBuffer for a Dict"),
+    (lambda: new(DictReplayBuffer, n_sampled_goal=4), TypeError, "n_sampled_goal: expected no argument of "
         "hindsight: use marlcore.compat.stable_baselines3.HerReplayBuffer"),
-    "prioritized": (lambda: new(prioritized=True), TypeError, "prioritized: not supported, since"),
-    "unknown": (lambda: new(frames=4), TypeError, "frames: expected no such argument"),
-    "empty": (lambda: new().sample(4), NotEnoughData, "at least one step"),
-    "empty positions": (lambda: new()._get_samples(np.array([0])), NotEnoughData, "empty buffer"),
-}  # fmt: skip
+    (lambda: new(prioritized=True), TypeError, "prioritized: not supported, since"),
+    (lambda: new(frames=4), TypeError, "frames: expected no such argument"),
+    (lambda: new().sample(4), NotEnoughData, "at least one step"),
+    (lambda: new()._get_samples(np.array([0])), NotEnoughData, "empty buffer"),
+]  # fmt: skip
 test_refuses = refusals(REFUSED)
 
 
@@ -326,24 +322,31 @@ def arrays(buffer):
 
 
 @pytest.mark.parametrize("space", [*OBSERVATIONS, "dict"])
-def test_the_arrays_are_those_of_its_own_buffer(space):
+def test_arrays_and_steps_at_positions_are_those_of_its_own(space):
+    """What subclasses read."""
     space = DICT if space == "dict" else OBSERVATIONS[space]
     theirs, ours = pair(160, space, ACTIONS["box"])
     for count, step in enumerate(stream(35, space, ACTIONS["box"], breaks=(7, 8, 20))):
-        theirs.add(*step)
-        ours.add(*step)
-        if count in (0, 9, 34):
-            expected, got = arrays(theirs), arrays(ours)
-            assert got.keys() == expected.keys()
-            for name, array in got.items():
-                assert (array.shape, array.dtype) == (expected[name].shape, expected[name].dtype), name
-                if name[0] in ("dones", "timeouts"):  # steps after which the stream broke off count as cut off
-                    wrong = (array != expected[name]).any(axis=1).nonzero()[0]
-                    assert set(wrong) <= {6, 7, 19}
-                else:
-                    np.testing.assert_array_equal(array, expected[name], str(name))
-                with pytest.raises(ValueError, match="read-only"):
-                    array[0] = 1
+        feed([step], theirs, ours)
+        if count not in (0, 9, 34):
+            continue
+        expected, got = arrays(theirs), arrays(ours)
+        assert got.keys() == expected.keys()
+        for name, array in got.items():
+            assert (array.shape, array.dtype) == (expected[name].shape, expected[name].dtype), name
+            if name[0] in ("dones", "timeouts"):  # steps after which the stream broke off count as cut off
+                wrong = (array != expected[name]).any(axis=1).nonzero()[0]
+                assert set(wrong) <= {6, 7, 19}
+            else:
+                np.testing.assert_array_equal(array, expected[name], str(name))
+            with pytest.raises(ValueError, match="read-only"):
+                array[0] = 1
+        for position in range(count + 1):
+            expected, got = (buffer._get_samples(np.full(40, position)) for buffer in (theirs, ours))
+            assert type(got) is type(expected)
+            assert set(keys_of(got)) == set(keys_of(expected))
+    with pytest.raises(ValueError, match=r"batch_inds: expected positions whose rows are held, .* got 35"):
+        ours._get_samples(np.array([3, 35]))
 
 
 def test_arrays_of_a_full_buffer_hold_the_newest_steps():
@@ -358,22 +361,6 @@ def test_arrays_of_a_full_buffer_hold_the_newest_steps():
         assert not array[~held].any()
     ours.reset()
     assert not any(array.any() for array in arrays(ours).values())
-
-
-@pytest.mark.parametrize("space", ["box", "dict"])
-def test_subclasses_get_the_steps_at_positions(space):
-    space = DICT if space == "dict" else BOX
-    theirs, ours = pair(160, space, ACTIONS["box"])
-    for count, step in enumerate(stream(60, space, ACTIONS["box"], breaks=(7, 20))):
-        theirs.add(*step)
-        ours.add(*step)
-        if count in (0, 30, 59):
-            for position in range(count + 1):
-                expected, got = (buffer._get_samples(np.full(40, position)) for buffer in (theirs, ours))
-                assert type(got) is type(expected)
-                assert set(keys_of(got)) == set(keys_of(expected))
-    with pytest.raises(ValueError, match=r"batch_inds: expected positions whose rows are held, .* got 60"):
-        ours._get_samples(np.array([3, 60]))
 
 
 def test_subclasses_get_n_step_returns():
@@ -398,60 +385,26 @@ def test_its_repr_names_the_memory():
     assert repr(buffer) == f"<ReplayBuffer buffer_size=5 n_envs=2 in {buffer.replay!r}>"
 
 
-class Corridor(gymnasium.Env):
-    """Walk right for eight cells: 1 at the end, -0.1 a step."""
-
-    observation_space = spaces.Box(0, 1, (8,), np.float32)
-    action_space = spaces.Discrete(2)
-
-    def _obs(self):
-        return np.eye(8, dtype=np.float32)[min(self._at, 7)]
-
-    def reset(self, *, seed=None, options=None):
-        self._at = 0
-        return self._obs(), {}
-
-    def step(self, action):
-        self._at = max(0, self._at + (1 if action else -1))
-        end = self._at == 8
-        return self._obs(), 1.0 if end else -0.1, end, False, {}
-
-
-def cut_off(env, steps, copies=1):
-    """Copies of an environment whose episodes are cut off after so many steps."""
-    envs = DummyVecEnv([lambda: gymnasium.wrappers.TimeLimit(env(), steps)] * copies)
-    envs.seed(0)
-    return envs
-
-
-def dqn(replay_buffer_class, **options):
+def dqn(**options):
+    env = DummyVecEnv([lambda: gymnasium.make("CartPole-v1", max_episode_steps=20)] * 2)
+    env.seed(0)
     return sb3.DQN(
-        "MlpPolicy", cut_off(Corridor, 20, 2), replay_buffer_class=replay_buffer_class, seed=0, learning_rate=3e-3,
-        buffer_size=2000, learning_starts=50, batch_size=64, target_update_interval=50, exploration_fraction=0.5,
-        train_freq=1, policy_kwargs={"net_arch": [32]}, device="cpu", **options,
+        "MlpPolicy", env, replay_buffer_class=ReplayBuffer, seed=0, buffer_size=2000, learning_starts=20,
+        batch_size=8, train_freq=8, policy_kwargs={"net_arch": [8]}, device="cpu", **options,
     )  # fmt: skip
 
 
-@pytest.mark.long
-def test_dqn_learns_what_it_learns_with_its_own_buffer():
-    best = 1.0 - 7 * 0.1
-    for model in (dqn(buffers.ReplayBuffer), dqn(ReplayBuffer, optimize_memory_usage=True)):
-        model.learn(1500)
-        assert evaluate_policy(model, cut_off(Corridor, 20), 1, warn=False)[0] == pytest.approx(best)
-    with pytest.warns(UserWarning, match="last trajectory in the replay buffer will be truncated"):
-        model.learn(2)
-
-
-@pytest.mark.long
-def test_a_model_saves_and_loads_it_and_goes_on_learning():
-    model = dqn(ReplayBuffer).learn(300)
+@pytest.mark.parametrize("once", [False, True])
+def test_a_model_saves_and_loads_it_and_goes_on_learning(once):
+    model = dqn(optimize_memory_usage=once).learn(96)
     file = io.BytesIO()
     model.save_replay_buffer(file)
     before = set(drawn(model.replay_buffer))
     file.seek(0)
-    again = dqn(ReplayBuffer)
+    again = dqn(optimize_memory_usage=once)
     again.load_replay_buffer(file)
     assert set(drawn(again.replay_buffer)) == before
-    again.learn(300)
-    assert again.replay_buffer.size() == 300  # of two environments
+    with pytest.warns(UserWarning, match="last trajectory .* will be truncated") if once else nullcontext():
+        again.learn(96)
+    assert again.replay_buffer.size() == 96  # of two environments
     assert before <= set(drawn(again.replay_buffer))

@@ -4,6 +4,7 @@ import gc
 import multiprocessing as mp
 import pickle
 import weakref
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 import sorrel_double as double
 from interrupts import at_instruction
 from meanwhile import running
-from refused import Refused, check_refused
+from refused import Refused, check_refused, each_bad, refusals
 from tiers import long_but
 
 from marlcore import ClosedError, Field, LaneBusy, NotEnoughData
@@ -180,26 +181,23 @@ def test_a_cleared_buffer_begins_at_position_0() -> None:
 ROW = {"obs": np.zeros(OBS), "action": 1, "reward": 0.5, "done": False}
 POSITIONS = {"positions": Field((2,), "int8")}
 FLAGS = {"flags": Field((2,), "bool")}
-BAD_ROWS: dict[str, tuple[dict[str, Any], dict[str, Any], type[Exception], str]] = {
-    "obs": ({}, {"obs": np.zeros(5)}, ValueError, "obs: expected float32 (2, 3), got shape (5,)"),
-    "action": ({}, {"action": 0.5}, TypeError, "action: expected int64"),
-    "reward": ({}, {"reward": "much"}, TypeError, "reward: expected float32"),
-    "done": ({}, {"done": "no"}, TypeError, "done: expected float32"),
-    "unknown": ({"who": 0}, {"other": 1}, ValueError, "extra fields: expected the fields ['who']"),
-    "short tuple": (POSITIONS, {"positions": (7,)}, ValueError, "positions: expected"),
-    "long tuple": (POSITIONS, {"positions": (7, 8, 9)}, ValueError, "positions: expected"),
-    "second item's range": (POSITIONS, {"positions": (7, 300)}, ValueError, "positions: expected"),
-    "second item's kind": (POSITIONS, {"positions": (7, 8.5)}, TypeError, "positions: expected"),
-    "text as flag": (FLAGS, {"flags": ("yes", "")}, TypeError, "flags: expected"),
-}
+BAD_ROWS: list[tuple[dict[str, Any], dict[str, Any], type[Exception], str]] = [
+    ({}, {"obs": np.zeros(5)}, ValueError, "obs: expected float32 (2, 3), got shape (5,)"),
+    ({}, {"action": 0.5}, TypeError, "action: expected int64"),
+    ({}, {"reward": "much"}, TypeError, "reward: expected float32"),
+    ({}, {"done": "no"}, TypeError, "done: expected float32"),
+    ({"who": 0}, {"other": 1}, ValueError, "extra fields: expected the fields ['who']"),
+    *((POSITIONS, {"positions": bad}, ValueError, "positions: expected") for bad in ((7,), (7, 8, 9), (7, 300))),
+    (POSITIONS, {"positions": (7, 8.5)}, TypeError, "positions: expected"),
+    (FLAGS, {"flags": ("yes", "")}, TypeError, "flags: expected"),
+]
 
 
-@pytest.mark.parametrize("case", BAD_ROWS)
-def test_refuses_a_bad_row_and_adds_nothing(case: str) -> None:
-    extras, change, error, says = BAD_ROWS[case]
-    buffer = Buffer(4, OBS, **extras)
-    check_refused(lambda: buffer.add(**{**ROW, **change}), error, says)
-    assert len(buffer) == 0
+def test_refuses_a_bad_row_and_adds_nothing() -> None:
+    for extras, change, error, says in BAD_ROWS:
+        buffer = Buffer(4, OBS, **extras)
+        check_refused(partial(buffer.add, **{**ROW, **change}), error, says)
+        assert len(buffer) == 0
 
 
 def filled(rows: int, **extras: Any) -> Buffer:
@@ -209,34 +207,29 @@ def filled(rows: int, **extras: Any) -> Buffer:
     return buffer
 
 
-REFUSED: dict[str, Refused] = {
-    "obs_shape": (lambda: Buffer(5, 4), TypeError, "obs_shape: expected a sequence of integers, got 4"),
-    "capacity": (lambda: Buffer(0, OBS), ValueError, "capacity: expected an integer of at least 1, got 0"),
-    "n_frames": (lambda: Buffer(5, OBS, 0), ValueError, "n_frames: expected an integer of at least 1, got 0"),
-    "a row's own field": (lambda: Buffer(5, OBS, done=0), ValueError, "extra_fields: 'done' is the name of a field"),
-    **{
-        f"batch_size {count}": (
-            lambda count=count: filled(6).sample(count),
-            ValueError,
-            f"batch_size: expected an integer of at least 1, got {count!r}",
-        )
-        for count in (-1, 0, "a")
-    },
-    "many windows": (lambda: filled(6).sample(5), ValueError, "batch_size: expected at most 4 while 6 rows are held"),
-    "another obs": (lambda: Buffer(9, (1,)).add_from_buffer(filled(1)), ValueError, "obs: expected observations (1,)"),
-    "another extra": (lambda: Buffer(9, OBS).add_from_buffer(filled(1, who=0)), ValueError, "extra fields: expected"),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_refuses(case: str) -> None:
-    check_refused(*REFUSED[case])
+REFUSED: list[Refused] = [
+    (lambda: Buffer(5, 4), TypeError, "obs_shape: expected a sequence of integers, got 4"),
+    *each_bad(partial(Buffer, 5, OBS), "an integer of at least 1", n_frames=[0]),
+    *each_bad(partial(Buffer, obs_shape=OBS), "an integer of at least 1", capacity=[0]),
+    *each_bad(lambda batch_size: filled(6).sample(batch_size), "an integer of at least 1", batch_size=[-1, 0, "a"]),
+    (lambda: Buffer(5, OBS, done=0), ValueError, "extra_fields: 'done' is the name of a field"),
+    (lambda: filled(6).sample(5), ValueError, "batch_size: expected at most 4 while 6 rows are held"),
+    (lambda: Buffer(9, (1,)).add_from_buffer(filled(1)), ValueError, "obs: expected observations (1,)"),
+    (lambda: Buffer(9, OBS).add_from_buffer(filled(1, who=0)), ValueError, "extra fields: expected"),
+]
+test_refuses = refusals(REFUSED)
 
 
 def test_refuses_a_file_of_other_arrays(tmp_path: Path) -> None:
     np.savez(tmp_path / "file.npz", a=np.zeros(3))
     says = "input_file: expected one with ['actions', 'dones', 'idx', 'n_frames', 'rewards', 'states'], got ['a']"
     check_refused(lambda: Buffer.load(tmp_path / "file.npz"), ValueError, says)
+
+
+def check_free(buffer: Buffer) -> None:
+    """Another process may add."""
+    pickle.loads(pickle.dumps(buffer)).add(*row(2))
+    assert buffer.last_transition() == (2, 1.0, False)
 
 
 def test_a_saved_buffer_is_loaded_with_each_row_at_its_position(tmp_path: Path) -> None:
@@ -249,6 +242,7 @@ def test_a_saved_buffer_is_loaded_with_each_row_at_its_position(tmp_path: Path) 
     for mine, saved in zip(again[:], buffer[:], strict=True):
         np.testing.assert_array_equal(mine, saved)
     np.testing.assert_array_equal(again.extra_data["who"], buffer.extra_data["who"])
+    check_free(again)
 
 
 def test_rows_of_another_buffer_are_added_in_its_order() -> None:
@@ -260,6 +254,7 @@ def test_rows_of_another_buffer_are_added_in_its_order() -> None:
     assert len(games) == 4
     np.testing.assert_array_equal(games.states[1:4], buffer.states[:3])
     np.testing.assert_array_equal(games.extra_data["who"][:4], [0, 0, 1, 2])
+    check_free(games)
 
 
 def act(buffer: Buffer, steps: int) -> None:
@@ -339,16 +334,6 @@ def test_an_interrupted_add_counts_its_row() -> None:
         came, _ = at_instruction(lambda: buffer.add([1], 1, 1.0, False), number, lambda file: "sorrel" in file)
         assert len(buffer) == buffer.window().stored
     assert number > 20
-
-
-def test_a_filled_buffer_is_free_for_the_next_process(tmp_path: Path) -> None:
-    buffer, games = Buffer(4, (1,)), Buffer(9, (1,))
-    buffer.add([1], 1, 1.0, False)
-    buffer.save(tmp_path / "games.npz")
-    games.add_from_buffer(buffer)
-    for one in (games, Buffer.load(tmp_path / "games.npz")):
-        pickle.loads(pickle.dumps(one)).add([2], 2, 2.0, False)
-        assert one.last_transition() == (2, 2.0, False)
 
 
 def test_the_last_reference_gives_the_memory_back() -> None:

@@ -1,9 +1,11 @@
 """Joint observations beside agents' own: what is in them, where masks stay, and which environments have none."""
 
 import pickle
+from functools import partial
 
 import numpy as np
 import pytest
+from crowd import Script
 from gymnasium import spaces as gym
 
 from marlcore.envs import NamedEnvironment, vectorize
@@ -14,49 +16,16 @@ from marlcore.spaces import JOINT, MASK
 OWN = gym.Box(-9, 9, (2,), np.float32)
 
 
-class Pair:
-    """Two agents whose observations are numbers of their own; "b" leaves in the second step, and has a mask."""
-
-    possible_agents = ("a", "b")
-
-    def __init__(self):
-        self.agents: list[str] = []
-
-    def observation_space(self, agent):
-        masked = {"place": gym.Discrete(3), MASK: gym.Box(0, 1, (2,), np.int8)}
-        return OWN if agent == "a" else gym.Dict(masked)
-
-    def action_space(self, agent):
-        return gym.Discrete(2)
-
-    def observe(self):
-        return {
-            "a": np.array([self.steps, -self.steps], np.float32),
-            "b": {"place": self.steps % 3, MASK: np.array([1, self.steps % 2], np.int8)},
-        }
-
-    def reset(self, seed=None, options=None):
-        self.agents, self.steps = ["a", "b"], 0
-        return self.observe(), {"a": {}, "b": {}}
-
-    def step(self, actions):
-        self.steps += 1
-        acted = list(actions)
-        ended = {agent: (agent == "b" and self.steps == 2) or self.steps == 4 for agent in acted}
-        self.agents = [agent for agent in acted if not ended[agent]]
-        each = {agent: self.observe()[agent] for agent in acted}
-        zeros = dict.fromkeys(acted, 0.0)
-        return each, zeros, ended, dict.fromkeys(acted, False), {agent: {} for agent in acted}
-
-    def close(self):
-        """Holds nothing."""
+MASKED = gym.Dict({"place": gym.Discrete(3), MASK: gym.MultiBinary(2)})
+SPACES = {"a": (OWN, gym.Discrete(2)), "b": (MASKED, gym.Discrete(2))}
+Pair = partial(Script, SPACES, [{}, {}, {"terminated": "b"}, {}, {"terminated": "a"}])
 
 
-class Stated(Pair):
+class Stated(Script):
     state_space = gym.Box(0, 99, (1, 3), np.int64)
 
     def state(self):
-        return np.full((1, 3), self.steps)
+        return np.full((1, 3), self.round)
 
 
 def test_the_joint_observation_is_all_agents_one_after_another():
@@ -65,20 +34,12 @@ def test_the_joint_observation_is_all_agents_one_after_another():
     size = env.observation_space("a")[JOINT].shape[0]
     assert size == 2 + 3 + 2, "two numbers, one of three places, a mask of two"
     np.testing.assert_array_equal(observations["a"][JOINT][:2], observations["a"][ALONE])
-    for _ in range(4):
+    for step in range(1, 5):
         observations, *_ = env.step(dict.fromkeys(env.agents, 0))
         joint = observations["a"][JOINT]
         assert joint.dtype == np.float32 and env.observation_space("a").contains(observations["a"])
-        place = np.eye(3)[env.steps % 3] if "b" in observations else np.zeros(3)
-        assert sorted(joint.tolist()) == sorted(
-            [env.steps, -env.steps, *place, *([1, env.steps % 2] if "b" in observations else [0, 0])]
-        )
-
-
-def test_a_state_beyond_float32_is_named(monkeypatch):
-    monkeypatch.setattr(Stated, "state", lambda self: np.full((1, 3), 1e39))
-    with pytest.raises(ValueError, match=r"^state\(\): expected values in float32's range, got 1e\+39$"):
-        JointEnvironment(Stated(), ("a",)).reset()
+        of_b = [*np.eye(3)[(1 + step) % 3], step % 2, 1 - step % 2] if step <= 2 else [0] * 5
+        assert sorted(joint.tolist()) == sorted([step, step, *of_b])
 
 
 def test_masks_stay_where_they_are():
@@ -87,33 +48,20 @@ def test_masks_stay_where_they_are():
     observations, _ = env.reset()
     assert observations["b"].keys() == {ALONE, MASK} and observations["b"][ALONE].keys() == {ALONE, JOINT}
     assert env.observation_space("b").contains(observations["b"])
-    vector = vectorize(JointObservations(Pair, ("b",)), 2)
-    assert vector.spaces["b"].masked and [part.name for part in vector.spaces["b"].parts] == [
-        "joint_observation", "observation__place",
-    ]  # fmt: skip
+    vector = vectorize(pickle.loads(pickle.dumps(JointObservations(Pair, ("b",)))), 2)
+    parts = [part.name for part in vector.spaces["b"].parts]
+    assert vector.spaces["b"].masked and parts == ["joint_observation", "observation__place"]
     vector.close()
 
 
-def test_an_environments_state_is_its_joint_observation():
-    env = JointEnvironment(Stated(), ("a",))
-    observations, _ = env.reset()
-    np.testing.assert_array_equal(observations["a"][JOINT], np.zeros(3, np.float32))
-    observations, *_ = env.step({"a": 0, "b": 0})
-    np.testing.assert_array_equal(observations["a"][JOINT], np.ones(3, np.float32))
-
-
-def test_a_real_environment_plays_on(tmp_path):
-    make = JointObservations(NamedEnvironment("pettingzoo-parallel:mpe2.simple_spread_v3"), ("agent_0", "agent_1"))
-    env = vectorize(pickle.loads(pickle.dumps(make)), 2)
-    env.reset(0)
-    for _ in range(60):
-        _, turns = env.observe()
-        for turn in turns:
-            joint = turn.obs[JOINT] if turn.agent != "agent_2" else None
-            assert joint is None or joint.shape == (2, 54)
-            env.act(turn, np.zeros(len(turn.copies), np.int64))
-    assert env.episodes == 4
-    env.close()
+def test_an_environments_state_is_its_joint_observation(monkeypatch):
+    env = JointEnvironment(Stated(SPACES), ("a",))
+    for step in range(2):
+        observations = env.step({"a": 0, "b": 0})[0] if step else env.reset()[0]
+        np.testing.assert_array_equal(observations["a"][JOINT], np.full(3, step, np.float32))
+    monkeypatch.setattr(Stated, "state", lambda self: np.full((1, 3), 1e39))
+    with pytest.raises(ValueError, match=r"^state\(\): expected values in float32's range, got 1e\+39$"):
+        env.reset()
 
 
 def test_other_environments_are_refused_in_one_line():

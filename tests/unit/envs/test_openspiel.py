@@ -14,6 +14,7 @@ GAMES = {
     "leduc_poker": {},
     "tic_tac_toe": {},
     "goofspiel(num_cards=3,imp_info=True)": {},
+    "pig(winscore=3)": {},  # a race that the first player may win before the second moves
     "coop_box_pushing": {"horizon": 8},
 }
 

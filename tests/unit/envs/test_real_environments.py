@@ -51,7 +51,8 @@ def need(name):
 
 
 SLOW = ("butterfly", "sisl", "simple_world_comm", "simple_tag", "simple_adversary", "simple_v3", "continuous", "rainy")
-SLOW += ("Walker", "Hopper", "Humanoid", "Acrobot", "MountainCar", "Cheetah", "Lunar", "Taxi")
+SLOW += ("Walker", "Hopper", "Humanoid", "Acrobot", "Mountain", "Cheetah", "Lunar", "Taxi", "Cliff", "Pendulum")
+SLOW += ("Blackjack", "listener", "connect_four", "rps")
 
 
 def tier(name):

@@ -1,6 +1,6 @@
 """Every reward counts: training and evaluation give what PettingZoo's own loops do, whenever and to whom it comes."""
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
@@ -20,7 +20,7 @@ from test_real_environments import need
 from tiers import long_but
 
 import marlcore as mc
-from marlcore.envs import NamedEnvironment, make, vectorize
+from marlcore.envs import NamedEnvironment, vectorize
 from marlcore.envs.team import Teams
 from marlcore.training.loops import ScriptedPlayer, Seat, act, observe, play
 
@@ -115,7 +115,7 @@ ANY = {
 }
 
 
-@pytest.mark.parametrize(("kind", "games"), long_but([(kind, 8) for kind in ANY], product(ANY, (8, 100))))
+@pytest.mark.parametrize(("kind", "games"), long_but([(kind, 5) for kind in ANY], product(ANY, (5, 100))))
 def test_any_reward_at_any_time_counts(kind: str, games: int) -> None:
     @given(st.integers(0, 2**32 - 1))
     @settings(max_examples=games)
@@ -127,7 +127,7 @@ def test_any_reward_at_any_time_counts(kind: str, games: int) -> None:
 
 GAMES = {  # by name: episodes
     "mpe2.simple_tag_v3": 2,
-    "pettingzoo.classic.tictactoe_v3": 20,
+    "pettingzoo.classic.tictactoe_v3": 10,
     "pettingzoo.classic.connect_four_v3": 5,
     "pettingzoo.classic.rps_v2": 2,
     "pettingzoo.classic.chess_v6": 1,
@@ -145,21 +145,3 @@ GAMES = {  # by name: episodes
 def test_a_games_returns_are_those_of_pettingzoos_loop(name: str) -> None:
     need(name)
     check_equal(NamedEnvironment(f"pettingzoo:{name}"), told_by_turns, GAMES[name], SEED)
-
-
-def test_a_games_returns_are_openspiels() -> None:
-    """Of a race that the first player may win before the second moves."""
-    pytest.importorskip("pyspiel", reason="needs open_spiel")
-
-    def told(env: Any, seed: int) -> Any:
-        env.reset(seed)
-        while True:
-            acted = Counter(dict.fromkeys(env.agents, 0))
-            while (agent := env.agent) is not None:
-                over = env.state.is_terminal()
-                acted[agent] += not over
-                env.step(None if over else script(env.last()[0]))
-            yield Told(dict(zip(env.agents, env.state.returns(), strict=True)), acted, {})
-            env.reset()
-
-    check_equal(lambda: make("openspiel:pig(winscore=3)"), told, 30, 7)

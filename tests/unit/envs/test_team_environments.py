@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from crowd import Relay, Rounds
+from crowd import Relay, Script
 from gymnasium import spaces as gym
 from refused import Refused, check_refused, refusals
 
@@ -24,58 +24,6 @@ FOUND = gym.Dict({"place": gym.Discrete(3, start=1), "speed": gym.Box(0, 99, (1,
 MASKED = gym.Dict({ALONE: TWO, MASK: gym.MultiBinary(3)})
 CHOICE = gym.Discrete(3)
 ALL = (TWO, CHOICE)
-
-
-class Script(Rounds):
-    """Agents of any spaces, by name, that come and go by a script: of each round who is there, who ended and how.
-
-    Agent number i observes 10 * i + the round in each number, may do all but the action of the round's number, and is
-    paid 1 + i.
-    """
-
-    def __init__(self, spaces, rounds=(), infos=None):
-        self.spaces, self.possible_agents = spaces, list(spaces)
-        self.rounds, self.infos = rounds or [{}] * 9, infos or {}
-        self.acted = []
-
-    def observation_space(self, agent):
-        return self.spaces[agent][0]
-
-    def action_space(self, agent):
-        return self.spaces[agent][1]
-
-    def state(self):
-        return np.array([self.round], np.float32)
-
-    def look(self, space, number):
-        if isinstance(space, gym.Dict):
-            return {key: self.look(part, number) if key != MASK else self.mask(part) for key, part in space.items()}
-        if isinstance(space, gym.Discrete):
-            return space.start + (number + self.round) % space.n
-        return np.full(space.shape, 10 * number + self.round, space.dtype)
-
-    def mask(self, space):
-        return (np.arange(space.n) != self.round % space.n).astype(np.int8)
-
-    def observe(self, agents):
-        return {agent: self.look(self.spaces[agent][0], self.possible_agents.index(agent)) for agent in agents}
-
-    def reset(self, seed=None, options=None):
-        self.round, self.agents = 0, list(self.rounds[0].get("there", self.possible_agents))
-        return self.observe(self.agents), dict.fromkeys(self.agents, self.infos)
-
-    def step(self, actions):
-        assert all(self.spaces[agent][1].contains(action) for agent, action in actions.items()), actions
-        assert list(actions) == self.agents
-        self.acted.append(actions)
-        self.round += 1
-        now = self.rounds[self.round]
-        told = {name: dict.fromkeys(now.get(name, ()), True) for name in ("terminated", "truncated")}
-        ended = {**told["terminated"], **told["truncated"]}
-        self.agents = [agent for agent in now.get("there", self.agents) if agent not in ended]
-        seen = list(dict.fromkeys((*actions, *self.agents)))
-        rewards = {agent: 1.0 + self.possible_agents.index(agent) for agent in actions}
-        return self.observe(seen), rewards, told["terminated"], told["truncated"], dict.fromkeys(seen, self.infos)
 
 
 def made(spaces, rounds=(), teams=None, **options):
@@ -167,10 +115,7 @@ def test_a_team_ends_with_its_last_member(case):
     for number in range(1, len(rounds)):
         assert env.agents == ["team"]
         observed, reward, terminated, truncated, _ = env.step(waiting(env))
-        assert (terminated["team"], truncated["team"]) == (
-            number + 1 == len(rounds) and not cut,
-            bool(truncated["team"]),
-        )
+        assert terminated["team"] == (number + 1 == len(rounds) and not cut)
     assert env.agents == [] and truncated["team"] == cut
     assert observed["team"][ALIVE].tolist() == alive and reward["team"] == (3 if len(rounds) == 2 else 2)
 
@@ -284,55 +229,38 @@ def kept(**told: Any) -> Any:
     return env.step(waiting(env))
 
 
+def spread_over(name: str, *members: str) -> Teams:
+    return Teams(NamedEnvironment(name), {"team": members})
+
+
+def values_of_moves() -> None:
+    team = vectorize(Teams(partial(Script, {"a": BOX}), {"t": ("a",)}), 1).spaces["t"]
+    mc.VDN().transition(team)
+
+
 BOX = TWO, gym.Box(-1, 1, (1,))
+TWICE = gym.Dict({ALONE: TWO, MASK: gym.MultiBinary(2)}), CHOICE
+AT_ONCE = "teams: expected an environment of PettingZoo whose agents act at once, such as"
+NO_TEAM = "QMIX: expected an agent that is a team (see Config.teams), got one that observes Box"
+IN_INFOS = {"a": {}, "b": {MASK: np.ones(3)}}
+SHORT, LONG = {"a": np.zeros(2, np.float32)}, dict.fromkeys("ab", np.zeros(3, np.float32))
 REFUSED: dict[str, Refused] = {
-    "mixed actions": (
-        lambda: made({"a": ALL, "b": BOX}), ValueError, "team team: expected Discrete actions of all"
-    ),
-    "bits": (lambda: made({"a": (TWO, gym.MultiBinary(2))}), ValueError, "team team: expected Discrete actions of all"),
-    "a mask in an info": (
-        lambda: kept(infos={"a": {}, "b": {MASK: np.ones(3)}}), ValueError,
-        "action_mask: expected those of a team's members in their observations, got one in an info",
-    ),
-    "no observation": (
-        lambda: kept(observations={"a": np.zeros(2, np.float32)}), ValueError,
-        "obs of b: expected one, got those of ['a']",
-    ),
-    "another shape": (
-        lambda: kept(observations=dict.fromkeys("ab", np.zeros(3, np.float32))), ValueError,
-        "obs of a: expected float32 (2,), got shape (3,)",
-    ),
+    "mixed actions": (lambda: made({"a": ALL, "b": BOX}), "team team: expected Discrete actions of all"),
+    "bits": (lambda: made({"a": (TWO, gym.MultiBinary(2))}), "team team: expected Discrete actions of all"),
+    "a mask in an info": (lambda: kept(infos=IN_INFOS), "action_mask: expected those of a team's members in their obs"),
+    "no observation": (lambda: kept(observations=SHORT), "obs of b: expected one, got those of ['a']"),
+    "another shape": (lambda: kept(observations=LONG), "obs of a: expected float32 (2,), got shape (3,)"),
     "no number": (lambda: kept(rewards={"a": "1"}), TypeError, "reward: expected a number, got '1'"),
-    "another mask": (
-        lambda: made({"a": (gym.Dict({ALONE: TWO, MASK: gym.MultiBinary(2)}), CHOICE)}).reset(), ValueError,
-        "action_mask of a: expected int8 (3,), got shape (2,)",
-    ),
-    "turns": (
-        Teams(NamedEnvironment("pettingzoo:classic.tictactoe_v3"), {"team": ("player_1", "player_2")}), ValueError,
-        "teams: expected an environment of PettingZoo whose agents act at once, such as",
-    ),
-    "one agent": (
-        Teams(NamedEnvironment("gymnasium:CartPole-v1"), {"team": ("agent_0",)}), ValueError,
-        "teams: expected an environment of PettingZoo whose agents act at once, such as",
-    ),
-    "an unknown agent": (
-        lambda: teams_of(["ant", "bee"], {"aint": "x"}), ValueError,
-        "teams: expected agents of the environment, ['ant', 'bee'], got 'aint'",
-    ),
-    "a name of another agent": (
-        lambda: teams_of(["a", "b"], {"a": "b"}), ValueError, "teams: expected names that no other agent has, got 'b'"
-    ),
+    "another mask": (lambda: made({"a": TWICE}).reset(), "action_mask of a: expected int8 (3,), got shape (2,)"),
+    "turns": (spread_over("pettingzoo:classic.tictactoe_v3", "player_1", "player_2"), AT_ONCE),
+    "one agent": (spread_over("gymnasium:CartPole-v1", "agent_0"), AT_ONCE),
+    "unknown": (lambda: teams_of(["ant", "bee"], {"aint": "x"}), "of the environment, ['ant', 'bee'], got 'aint'"),
+    "another's name": (lambda: teams_of(["a", "b"], {"a": "b"}), "teams: expected names that no other agent has, got"),
     "no name": (lambda: teams_of(["a"], {"a": None}), TypeError, "teams: expected the name of a team for a, got None"),
     "a list": (lambda: teams_of(["a"], ["a"]), TypeError, "teams: expected the team of each member, got ['a']"),
-    "no team": (
-        lambda: mc.QMIX().transition(mc.Spaces(TWO, CHOICE)), ValueError,
-        "QMIX: expected an agent that is a team (see Config.teams), got one that observes Box",
-    ),
-    "values of continuous actions": (
-        lambda: mc.VDN().transition(vectorize(Teams(partial(Script, {"a": BOX}), {"t": ("a",)}), 1).spaces["t"]),
-        ValueError, "VDN: expected Discrete actions of a team's members, got Box",
-    ),
-}  # fmt: skip
+    "no team": (lambda: mc.QMIX().transition(mc.Spaces(TWO, CHOICE)), NO_TEAM),
+    "values of continuous actions": (values_of_moves, "VDN: expected Discrete actions of a team's members, got Box"),
+}
 test_it_is_refused_in_one_line = refusals(REFUSED)
 
 
@@ -340,11 +268,8 @@ def test_a_member_without_any_allowed_action_is_named():
     masked = gym.Dict({ALONE: TWO, MASK: gym.MultiBinary(1)}), gym.Discrete(1)
     vector = vectorize(Teams(partial(Script, {"a": ALL, "b": masked}), {"team": ("a", "b")}), 1)
     vector.reset(0)
-    check_refused(
-        vector.observe,
-        EnvironmentFailed,
-        "team: action_mask: expected an allowed action, got [True, True, True, False]",
-    )
+    says = "team: action_mask: expected an allowed action, got [True, True, True, False]"
+    check_refused(vector.observe, EnvironmentFailed, says)
     vector.close()
 
 

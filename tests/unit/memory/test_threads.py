@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from meanwhile import Rang, ring
 from refused import check_refused
 
 from marlcore import Field, Mixture, ParameterStore, ReplayBuffer, TrajectoryQueue, TransitionSpec, UsedByTwoThreads
@@ -99,62 +100,16 @@ def test_a_second_thread_is_refused_and_a_later_one_is_not():
             assert not used._inside
 
 
-CLOSE_BESIDE = """
-import random, threading, time
-import numpy as np
-from marlcore import ClosedError, Field, ReplayBuffer, TransitionSpec
-
-frames = np.zeros((1, 2_000_000), np.uint8)
-with ReplayBuffer.create(TransitionSpec(Field((2_000_000,), "uint8"), Field((), "int64")), 4) as replay:
-    for round in range(60):
-        writer = replay.vector_writer() if round % 2 else replay.writer()
-
-        def add():
-            while True:
-                if round % 2:
-                    writer.add(frames, [0], [0.0], truncated=[True], final_obs=frames)
-                else:
-                    writer.add(frames[0], 0, 0.0, truncated=True, final_obs=frames[0])
-
-        def add_until_closed():
-            try:
-                add()
-            except ClosedError:
-                refused.append(round)
-
-        refused, thread = [], threading.Thread(target=add_until_closed)
-        thread.start()
-        time.sleep(random.random() * 2e-3)
-        writer.close()
-        replay.writer().close()
-        thread.join()
-        assert refused == [round]
-print("closed")
-"""
-
-
-def test_a_writer_closed_by_another_thread_ends_its_add_first(program: Callable[..., Any]):
-    """The add in progress ends, the next one is refused, and only then may a successor write to the lane."""
-    assert program(CLOSE_BESIDE).finish().strip() == "closed"
-
-
-class Interrupt(BaseException):
-    """A signal handler raises it."""
-
-
 def test_an_interrupted_add_leaves_the_writer_to_the_next_one(replay: ReplayBuffer):
-    def ring(*_: object) -> None:
-        raise Interrupt
-
     writer, obs, interrupted = replay.writer(), np.zeros(400, np.int64), 0
-    before = signal.signal(signal.SIGALRM, ring)
+    before = signal.signal(signal.SIGALRM, lambda *_: ring())
     try:
         for k in range(500):
             try:
                 signal.setitimer(signal.ITIMER_REAL, 1e-6 * (1 + k % 40))
                 while True:
                     writer.add(obs, 0, 0.0)
-            except Interrupt:
+            except Rang:
                 interrupted += 1
             together(lambda: writer.add(obs, 0, 0.0))
     finally:

@@ -10,6 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ import pytest
 from graph_oracle import graph_lists, longest_paths
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from refused import Refused, check_refused, refusals
+from refused import Refused, check_refused, each_bad, refusals
 from tiers import long_but
 from world_models import Diamonds, Doors, Slippery, Table, World
 
@@ -80,7 +81,7 @@ def _outcomes(draw: st.DrawFn, successors: list[Any]) -> list[tuple[float, Any]]
 
 
 @given(acyclic_models())
-@settings(max_examples=40)
+@settings(max_examples=20)
 def test_random_models_give_what_the_oracle_says(model: Table) -> None:
     check_random(model, workers=1)
 
@@ -185,57 +186,32 @@ def levelled(level_of: Callable[[Any], Any]) -> Callable[[], object]:
 PROBABILITIES = "transition_probabilities: expected probabilities of at least 0 that sum to 1, got"
 LEVELS = "level_fct: expected levels that every transition lowers, or that every one raises, got"
 BEHIND_A_LOOP = {0: {(0,): [(1.0, 1)]}, 1: {(0,): [(1.0, 2)]}, 2: {(0,): [(0.5, 3), (0.5, 1)]}}
+TWO_FAILURES = {0: {(0,): [(0.5, 1), (0.5, 2)]}, 1: {(0,): [(0.9, 3)]}, 2: {(0,): [None]}}
 WHERE = "in state 0 with profile (1, 0)"
-REFUSED: dict[str, Refused] = {
-    "a state after itself": (building(loop(1)), ValueError, "transitions: expected no cycle, got 0 -> 0"),
-    "a cycle": (building(Table(1, 1, BEHIND_A_LOOP)), ValueError, "transitions: expected no cycle, got 1 -> 2 -> 1"),
-    "a long cycle": (building(loop(20)), ValueError, "4 -> 5 -> 6 -> 7 -> ... (12 more) -> 0"),
-    **{
-        f"{name}, stored: {stored}": (chances(stored, *outcomes), ValueError, f"{PROBABILITIES} {got} {WHERE}")
-        for stored in (True, False)
-        for name, outcomes, got in (
-            ("above 1", [(0.5, 1), (0.6, 2)], "[0.5, 0.6]"),
-            ("negative", [(1.5, 1), (-0.5, 2)], "[1.5, -0.5]"),
-            ("nan", [(math.nan, 1)], "[nan]"),
-            ("none", [], "[]"),
-        )
-    },
-    "the earlier of two failures": (
-        building(Table(1, 1, {0: {(0,): [(0.5, 1), (0.5, 2)]}, 1: {(0,): [(0.9, 3)]}, 2: {(0,): [None]}})),
-        ValueError, f"{PROBABILITIES} [0.9] in state 1 ",
-    ),
-    "initial state": (
-        building(Table(1, 1, {}, start=[0])),
-        TypeError, "state: expected something hashable, got [0], the initial state",
-    ),
-    "successor": (
-        building(Table(2, 2, {0: {(0, 1): [(0.5, 1), (0.5, {"x": 1})]}})),
-        TypeError, "state: expected something hashable, got {'x': 1}, a successor of 0 with profile (0, 1)",
-    ),
-    "profiles": (building(Table(32, 2, {})), ValueError, "profiles: expected at most 2^31, got 2^32 of 32 agents"),
-    "no agents": (building(Table(0, 2, {})), ValueError, "agents: expected an integer of at least 1, got 0"),
-    "no actions": (building(Table(2, 0, {})), ValueError, "action_space.n: expected an integer of at least 1, got 0"),
-    "one level": (levelled(lambda state: 4), ValueError, f"{LEVELS} 4 in state (0, "),
-    "levels that turn": (
-        levelled(lambda state: [0, 1, 2, 1, 0][state[0]]), ValueError, f"{LEVELS} 2 in state (2, ",
-    ),
-    "levels that stay": (
-        levelled(lambda state: [4, 3, 3, 2, 1][state[0]]), ValueError, f"{LEVELS} 3 in state (1, ",
-    ),
-    "half a level": (levelled(lambda state: 0.5), ValueError, "expected an integer from -4611686018427387904 to "),
-    "workers": (building(Doors(), workers=0), ValueError, "workers: expected an integer of at least 1, got 0"),
-    "fork": (building(Doors(), fork="spawn"), ValueError, "fork: expected True, False or None, got 'spawn'"),
-    "batch": (building(Doors(), batch=0), ValueError, "batch: expected an integer of at least 1, got 0"),
-    "dtype": (
-        building(Doors(), probabilities="float16"),
-        ValueError, "probabilities: expected True, False, 'float64' or 'float32', got 'float16'",
-    ),
-    "no dtype": (building(Doors(), probabilities=1), ValueError, "'float64' or 'float32', got 1"),
-    "all memory": (
-        building(Doors(), min_free_memory_fraction=1.0),
-        ValueError, "min_free_memory_fraction: expected a number in [0, 1), got 1.0",
-    ),
-}  # fmt: skip
+HASHABLE = "state: expected something hashable, got"
+REFUSED: list[Refused] = [
+    (building(loop(1)), ValueError, "transitions: expected no cycle, got 0 -> 0"),
+    (building(Table(1, 1, BEHIND_A_LOOP)), ValueError, "transitions: expected no cycle, got 1 -> 2 -> 1"),
+    (building(loop(20)), ValueError, "4 -> 5 -> 6 -> 7 -> ... (12 more) -> 0"),
+    *((chances(stored, *outcomes), ValueError, f"{PROBABILITIES} {[p for p, _ in outcomes]} {WHERE}")
+      for stored in (True, False)
+      for outcomes in ([(0.5, 1), (0.6, 2)], [(1.5, 1), (-0.5, 2)], [(math.nan, 1)], [])),
+    (building(Table(1, 1, TWO_FAILURES)), ValueError, f"{PROBABILITIES} [0.9] in state 1 "),
+    (building(Table(1, 1, {}, start=[0])), TypeError, f"{HASHABLE} [0], the initial state"),
+    (building(Table(2, 2, {0: {(0, 1): [(0.5, 1), (0.5, {"x": 1})]}})), TypeError,
+        f"{HASHABLE} {{'x': 1}}, a successor of 0 with profile (0, 1)"),
+    (building(Table(32, 2, {})), ValueError, "profiles: expected at most 2^31, got 2^32 of 32 agents"),
+    (building(Table(0, 2, {})), ValueError, "agents: expected an integer of at least 1, got 0"),
+    (building(Table(2, 0, {})), ValueError, "action_space.n: expected an integer of at least 1, got 0"),
+    (levelled(lambda state: 4), ValueError, f"{LEVELS} 4 in state (0, "),
+    (levelled(lambda state: [0, 1, 2, 1, 0][state[0]]), ValueError, f"{LEVELS} 2 in state (2, "),
+    (levelled(lambda state: [4, 3, 3, 2, 1][state[0]]), ValueError, f"{LEVELS} 3 in state (1, "),
+    (levelled(lambda state: 0.5), ValueError, "expected an integer from -4611686018427387904 to "),
+    *each_bad(partial(build_graph, Doors()), "an integer of at least 1", workers=[0], batch=[0]),
+    *each_bad(partial(build_graph, Doors()), "True, False or None", fork=["spawn"]),
+    *each_bad(partial(build_graph, Doors()), "a number in [0, 1)", min_free_memory_fraction=[1.0]),
+    *each_bad(partial(build_graph, Doors()), "True, False, 'float64' or 'float32'", probabilities=["float16", 1]),
+]  # fmt: skip
 test_refuses = refusals(REFUSED)
 
 
@@ -259,11 +235,12 @@ class Fails(World):
         return [(1.0, after)] if after < self.length else None
 
 
+@pytest.mark.usefixtures("shared_fork_server")
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_model_that_raises_in_one_state_ends_the_call(workers: int) -> None:
-    with pytest.raises(WorldModelFailed, match=r"in state 4321 with profile \(1,\), in ") as caught:
-        build_graph(Fails(10_000, 4321), workers=workers, batch=50)
-    assert (caught.value.state, caught.value.profile) == (4321, (1,))
+    with pytest.raises(WorldModelFailed, match=r"in state 1234 with profile \(1,\), in ") as caught:
+        build_graph(Fails(3000, 1234), workers=workers, batch=50)
+    assert (caught.value.state, caught.value.profile) == (1234, (1,))
     assert 'raise RuntimeError("the model is on fire")' in caught.value.traceback
     assert caught.value.reason == "environment" and isinstance(caught.value, WorkerFailed)
     assert (caught.value.worker == "this process") == isinstance(caught.value.__cause__, RuntimeError)
@@ -278,6 +255,7 @@ class FailsInWorkers(Fails):
         return super().transition_probabilities(state, profile)
 
 
+@pytest.mark.usefixtures("shared_fork_server")
 def test_a_failure_in_a_worker_names_it() -> None:
     with pytest.raises(WorldModelFailed, match=r"in state .*, in planner-0:") as caught:
         build_graph(FailsInWorkers(10_000, -1), workers=2, batch=50)
@@ -362,6 +340,7 @@ def twins(start: Any) -> Table:
     return Table(1, 1, {start: {(0,): [(0.01, i) for i in range(100)]}}, start)
 
 
+@pytest.mark.usefixtures("shared_fork_server")
 def test_states_that_change_when_they_are_pickled_are_refused() -> None:
     says = "state: expected states that are equal and hash alike after pickling, got "
     check_refused(building(twins(Identity()), workers=2, batch=1), TypeError, says)
@@ -380,6 +359,7 @@ class Undefined(World):
         return [(1.0, (step, profile[0] if step == 1 else math.nan))] if step < 4 else None
 
 
+@pytest.mark.usefixtures("shared_fork_server")
 def test_states_that_equal_only_themselves_are_refused() -> None:
     says = "after pickling, got (2, nan), whose copy is another one"
     check_refused(building(Undefined(), workers=2, batch=1), TypeError, says)

@@ -91,12 +91,6 @@ def test_float32_probabilities_count_as_they_are() -> None:
         check(graph, {0: GOALS, 1: [is_third]}, gamma=0.9)
 
 
-def test_several_robots_act_together() -> None:
-    with build_graph(Diamonds(agents=3, depth=5), workers=1) as graph:
-        check(graph, {1: GOALS}, robots=(2, 0))
-        check(graph, {0: GOALS, 2: GOALS}, robots=(1,))
-
-
 def test_what_an_agent_believes_may_depend_on_all(graph: Graph) -> None:
     """Also on its own action; the agent's own entry of a profile does not matter."""
 
@@ -166,7 +160,7 @@ def tables(draw: st.DrawFn) -> tuple[Table, int]:
     return Table(agents, actions, table), draw(st.integers(0, agents - 1))
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(st.composite(tables)(), st.sampled_from([0.0, 4.0, math.inf]), st.booleans(), st.sampled_from([*STORED]))
 def test_random_graphs_have_the_oracles_values(one: Any, beta: float, optimistic: bool, dtype: str) -> None:
     model, agent = one
@@ -190,7 +184,7 @@ def bytes_of(policies: Policies) -> list[bytes]:
 def test_any_number_of_workers_gives_the_same_bytes(graph: Graph, split_finely: None) -> None:
     results = set()
     with backward_induction(graph, {0: GOALS}) as people:
-        for workers in (1, 2, 3, 8):
+        for workers in (1, 2, 5):
             robot = robot_induction(graph, people, reward, workers=workers)
             arrays = robot.values, robot.policy, robot.attainable[0]
             with backward_induction(graph, {0: GOALS, 1: GOALS}, workers=workers) as policies:

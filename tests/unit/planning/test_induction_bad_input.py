@@ -2,10 +2,11 @@
 
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
-from refused import check_refused
+from refused import check_refused, each_bad
 from world_models import Slippery, Table
 
 from marlcore import CallbackFailed
@@ -50,70 +51,58 @@ def lasting(durations: Callable[[int], list[float]]) -> dict[str, Any]:
 FIRST = "in state (0, (0, 0))"
 PROFILES = "believed: expected profiles of 2 actions below 3, got"
 DURATIONS = f"durations: expected 4 finite numbers of at least 0 for profile (0, 0) {FIRST}, got"
-REFUSED: dict[str, tuple[Callable[..., None], dict[str, Any], str]] = {
-    "no goal": (plan, {"goals": {0: []}}, "goals: expected at least one goal of agent 0, got none"),
-    "no agent": (plan, {"goals": {}}, "agents: expected at least one"),
-    "agent twice": (plan, {"agents": [0, 0]}, "agents: expected at least one, and each once, got [0, 0]"),
-    "agent out of range": (plan, {"agents": [2]}, "agents: expected agents from 0 to 1, got 2"),
-    "negative agent": (plan, {"goals": {-1: [goal]}}, "agents: expected agents from 0 to 1, got -1"),
-    "agent without goals": (plan, {"agents": [1]}, "goals: expected goals of agent 1, got those of [0]"),
-    "robot out of range": (plan, {"robots": [2]}, "robots: expected agents from 0 to 1, got 2"),
-    "robot twice": (plan, {"robots": [1, 1]}, "robots: expected each agent once, got [1, 1]"),
-    "robot with goals": (plan, {"robots": [0]}, "agents: expected agents that are no robots, got 0"),
-    "negative beta": (plan, {"beta": -1.0}, "beta: expected a number of at least 0, got -1.0"),
-    "beta no number": (plan, {"beta": math.nan}, "beta: expected a number of at least 0, got nan"),
-    "beta a text": (plan, {"beta": "1"}, "beta: expected a number of at least 0, got '1'"),
-    "gamma a text": (plan, {"gamma": "a"}, "gamma: expected a number in (0, 1], got 'a'"),
-    "rho a bool": (plan, {"rho": True}, "rho: expected a finite number of at least 0, got True"),
-    "one robot": (plan, {"robots": 1}, "robots: expected a sequence of agents, got 1"),
-    "one agent": (plan, {"agents": 0}, "agents: expected a sequence of agents, got 0"),
-    "one goal": (plan, {"goals": {0: goal}}, "goals: expected a sequence of goals of agent 0, got "),
-    "gamma 0": (plan, {"gamma": 0.0}, "gamma: expected a number in (0, 1], got 0.0"),
-    "gamma above 1": (plan, {"gamma": 1.5}, "gamma: expected a number in (0, 1], got 1.5"),
-    "negative rho": (plan, {"rho": -0.1}, "rho: expected a finite number of at least 0, got -0.1"),
-    "both": (plan, {"rho": 0.1, "gamma": 0.9}, "expected gamma or rho, got both"),
-    "dtype": (plan, {"dtype": "int8"}, "dtype: expected one of float64, float32, float16, got 'int8'"),
-    "policies": (plan, {"policy_dtype": "float16"}, "policy_dtype: expected float64 or float32, got 'float16'"),
-    "sums": (plan, {"sums": "float32"}, "sums: expected float64 or float16, got 'float32'"),
-    "workers": (plan, {"workers": 0}, "workers: expected an integer of at least 1, got 0"),
-    "generator without agents": (plan, {"goals": nothing}, "agents: expected the agents whose goals"),
-    "generator of nothing": (
-        plan, {"goals": nothing, "agents": [1]},
-        "goals: expected at least one goal of agent 1 in state (2, (0, 0)), got none",
-    ),
-    "negative weight": (
-        plan, {"goals": lambda state, agent: [(bool, -1.0)], "agents": [1]},
-        f"goals: expected a finite weight of at least 0 of goal <class 'bool'> {FIRST}, got -1.0",
-    ),
-    "negative duration": (plan, lasting(lambda outcomes: [-1.0] * outcomes), f"{DURATIONS} [-1.0, -1.0,"),
-    "too few durations": (plan, lasting(lambda outcomes: [1.0]), f"{DURATIONS} [1.0]"),
-    "belief with sum 1/2": (
-        plan, believing((0.5, (0, 1))),
-        f"believed: expected the sum 1, got 0.5 of the profiles [(0, 1)] {FIRST}, for action 0",
-    ),
-    "negative belief": (
-        plan, believing((-0.5, (0, 1)), (1.5, (0, 2))),
-        f"believed: expected probabilities of at least 0, got -0.5 of profile (0, 1) {FIRST}",
-    ),
-    "belief in no action": (plan, believing((1.0, (0, 7))), f"{PROFILES} (0, 7) in state"),
-    "belief in half an action": (plan, believing((1.0, (0, 0.5))), f"{PROFILES} (0, 0.5) in state"),
-    "belief in a short profile": (plan, believing((1.0, (0,))), f"{PROFILES} (0,) in state"),
-    "robots' beta": (assist, {"beta": -1.0}, "beta: expected a number of at least 0, got -1.0"),
-    "robots' gamma": (assist, {"gamma": 2.0}, "gamma: expected a number in (0, 1], got 2.0"),
-    "positive values": (assist, {"power": True}, "power: expected negative values of the robots, got a Q"),
-    "too few rewards": (assist, rewarding(lambda values: 1.0), " numbers, got ()"),
-    "no number": (assist, rewarding(lambda values: values * math.nan), "aggregate: expected finite numbers, got nan"),
-    "infinite rewards": (
-        assist, rewarding(lambda values: values - math.inf), "aggregate: expected finite numbers, got -inf in state (",
-    ),
-    "terminal no number": (assist, {"terminal": math.nan}, "terminal: expected a finite number, got nan"),
-}  # fmt: skip
+NUMBER, GAMMA = "a number of at least 0", "a number in (0, 1]"
+EACH: list[tuple[Callable[..., None], str, dict[str, Any]]] = [  # bad values of one argument
+    (plan, NUMBER, {"beta": [-1.0, math.nan, "1"]}),
+    (plan, GAMMA, {"gamma": ["a", 0.0, 1.5]}),
+    (plan, "a finite number of at least 0", {"rho": [True, -0.1]}),
+    (plan, "a sequence of agents", {"robots": [1], "agents": [0]}),
+    (plan, "one of float64, float32, float16", {"dtype": ["int8"]}),
+    (plan, "float64 or float32", {"policy_dtype": ["float16"]}),
+    (plan, "float64 or float16", {"sums": ["float32"]}),
+    (plan, "an integer of at least 1", {"workers": [0]}),
+    (assist, NUMBER, {"beta": [-1.0]}),
+    (assist, GAMMA, {"gamma": [2.0]}),
+    (assist, "a finite number", {"terminal": [math.nan]}),
+]
+REFUSED: list[tuple[Callable[..., None], dict[str, Any], str]] = [
+    (plan, {"goals": {0: []}}, "goals: expected at least one goal of agent 0, got none"),
+    (plan, {"goals": {}}, "agents: expected at least one"),
+    (plan, {"agents": [0, 0]}, "agents: expected at least one, and each once, got [0, 0]"),
+    (plan, {"agents": [2]}, "agents: expected agents from 0 to 1, got 2"),
+    (plan, {"goals": {-1: [goal]}}, "agents: expected agents from 0 to 1, got -1"),
+    (plan, {"agents": [1]}, "goals: expected goals of agent 1, got those of [0]"),
+    (plan, {"robots": [2]}, "robots: expected agents from 0 to 1, got 2"),
+    (plan, {"robots": [1, 1]}, "robots: expected each agent once, got [1, 1]"),
+    (plan, {"robots": [0]}, "agents: expected agents that are no robots, got 0"),
+    (plan, {"goals": {0: goal}}, "goals: expected a sequence of goals of agent 0, got "),
+    (plan, {"rho": 0.1, "gamma": 0.9}, "expected gamma or rho, got both"),
+    (plan, {"goals": nothing}, "agents: expected the agents whose goals"),
+    (plan, {"goals": nothing, "agents": [1]},
+        "goals: expected at least one goal of agent 1 in state (2, (0, 0)), got none"),
+    (plan, {"goals": lambda state, agent: [(bool, -1.0)], "agents": [1]},
+        f"goals: expected a finite weight of at least 0 of goal <class 'bool'> {FIRST}, got -1.0"),
+    (plan, lasting(lambda outcomes: [-1.0] * outcomes), f"{DURATIONS} [-1.0, -1.0,"),
+    (plan, lasting(lambda outcomes: [1.0]), f"{DURATIONS} [1.0]"),
+    (plan, believing((0.5, (0, 1))),
+        f"believed: expected the sum 1, got 0.5 of the profiles [(0, 1)] {FIRST}, for action 0"),
+    (plan, believing((-0.5, (0, 1)), (1.5, (0, 2))),
+        f"believed: expected probabilities of at least 0, got -0.5 of profile (0, 1) {FIRST}"),
+    *((plan, believing((1.0, profile)), f"{PROFILES} {profile} in state") for profile in ((0, 7), (0, 0.5), (0,))),
+    (assist, {"power": True}, "power: expected negative values of the robots, got a Q"),
+    (assist, rewarding(lambda values: 1.0), " numbers, got ()"),
+    (assist, rewarding(lambda values: values * math.nan), "aggregate: expected finite numbers, got nan"),
+    (assist, rewarding(lambda values: values - math.inf),
+        "aggregate: expected finite numbers, got -inf in state ("),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_refuses(graph: Graph, case: str) -> None:
-    door, options, says = REFUSED[case]
-    check_refused(lambda: door(graph, **options), ValueError, says)
+def test_refuses(graph: Graph, subtests: pytest.Subtests) -> None:
+    rows = [row for door, expected, values in EACH for row in each_bad(partial(door, graph), expected, **values)]
+    rows += [(partial(door, graph, **options), ValueError, says) for door, options, says in REFUSED]
+    for call, error, says in rows:
+        with subtests.test(says):
+            check_refused(call, error, says)
 
 
 def test_a_belief_must_be_possible() -> None:
@@ -171,23 +160,24 @@ def generating(*pairs: Any) -> dict[str, Any]:
 
 GOAL, GENERATOR, BELIEF = "goal <function late.<locals>.fails_late at ", "the goal generator of agent 0", "what agent 0"
 DURATION, LATE, TEXT = "the function of durations", "RuntimeError: no idea", "could not convert"
-FAILING: dict[str, tuple[dict[str, Any], str, int, str]] = {  # by case: options, what fails, in which step, and why
-    "goal": ({"goals": {0: [late(False)]}}, GOAL, 3, LATE),
-    "goals": ({"goals": late([(goal, 1.0)]), "agents": [0]}, GENERATOR, 3, LATE),
-    "belief": ({"believed": late([(1.0, (0, 0))])}, BELIEF, 3, LATE),
-    "durations": ({"durations": late([1.0] * 4), "rho": 0.1}, DURATION, 3, LATE),
-    "weight a text": (generating((goal, "much")), GENERATOR, 0, TEXT),
-    "weight None": (generating((goal, None)), GENERATOR, 0, "NoneType"),
-    "goal a list": (generating(([], 1.0)), GENERATOR, 0, "unhashable"),
-    "no weight": (generating(goal), GENERATOR, 0, "unpack"),
-    "belief a text": (believing(("much", (0, 0))), BELIEF, 0, TEXT),
-    "duration a text": ({"durations": lambda s, p, o: ["long"], "rho": 0.1}, DURATION, 0, TEXT),
-}
+FAILING: list[tuple[dict[str, Any], str, int, str]] = [  # options, what fails, in which step, and why
+    ({"goals": {0: [late(False)]}}, GOAL, 3, LATE),
+    ({"goals": late([(goal, 1.0)]), "agents": [0]}, GENERATOR, 3, LATE),
+    ({"believed": late([(1.0, (0, 0))])}, BELIEF, 3, LATE),
+    ({"durations": late([1.0] * 4), "rho": 0.1}, DURATION, 3, LATE),
+    (generating((goal, "much")), GENERATOR, 0, TEXT),
+    (generating((goal, None)), GENERATOR, 0, "NoneType"),
+    (generating(([], 1.0)), GENERATOR, 0, "unhashable"),
+    (generating(goal), GENERATOR, 0, "unpack"),
+    (believing(("much", (0, 0))), BELIEF, 0, TEXT),
+    ({"durations": lambda s, p, o: ["long"], "rho": 0.1}, DURATION, 0, TEXT),
+]
 
 
-@pytest.mark.parametrize("case", FAILING)
-def test_a_function_that_fails_is_named_with_the_state(graph: Graph, case: str) -> None:
-    options, what, step, why = FAILING[case]
+@pytest.mark.parametrize(("options", "what", "step", "why"), FAILING)
+def test_a_function_that_fails_is_named_with_the_state(
+    graph: Graph, options: dict[str, Any], what: str, step: int, why: str
+) -> None:
     with pytest.raises(CallbackFailed) as caught:
         plan(graph, **options)
     assert caught.value.state[0] == step and isinstance(caught.value.__cause__, Exception)

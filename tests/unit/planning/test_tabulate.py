@@ -81,6 +81,7 @@ def planned(graph: Graph, goal: Any, workers: int) -> tuple[bytes, bytes]:
         return bytes_of(found)
 
 
+@pytest.mark.usefixtures("shared_fork_server")
 @pytest.mark.parametrize("dies", [False, True])
 def test_workers_evaluate_what_takes_long(graph: Graph, tmp_path: Path, dies: bool) -> None:
     """Two workers, or one that dies and its successor."""
@@ -140,6 +141,7 @@ def test_a_state_that_kills_each_worker_ends_it(graph: Graph, tmp_path: Path) ->
         planned(graph, goal, workers=2)
 
 
+@pytest.mark.usefixtures("shared_fork_server")
 def test_a_workers_exception_is_raised_with_its_state(graph: Graph, tmp_path: Path) -> None:
     wrong = tuple(graph.states[len(graph) // 2 :])
     with pytest.raises(CallbackFailed, match=r"failed in state .*, in planner-\d+") as caught:
@@ -187,6 +189,7 @@ class Anonymous(At):
     __hash__ = object.__hash__
 
 
+@pytest.mark.usefixtures("shared_fork_server")
 @pytest.mark.parametrize("kind", [At, pytest.param(Anonymous, marks=pytest.mark.long)])
 def test_goals_of_a_generator_stay_the_callers(graph: Graph, tmp_path: Path, kind: type[At]) -> None:
     """Goals that another process would change are made by this one alone."""

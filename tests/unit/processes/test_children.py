@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from processes import until
 
 import marlcore as mc
 from marlcore import WorkerFailed
@@ -88,6 +89,9 @@ def test_a_wait_ends_with_a_death_or_the_time(owner: Children) -> None:
     living = owner.start("living", stay)
     owner.wait(0.01)
     assert living.running
+    for signum, stopped in ((signal.SIGSTOP, True), (signal.SIGCONT, False)):
+        os.kill(living.pid, signum)
+        until(lambda stopped=stopped: living.is_stopped == stopped)
     ended = owner.start("ended", end)
     for _ in range(2):  # also a later wait, if nobody noted the end
         owner.wait(LONG_S)

@@ -19,7 +19,9 @@ from typing import Any
 
 import pytest
 from forked import Child, attach, end, linger, tell
+from processes import await_ends
 from tiers import long_but
+from victims import fork, reap
 
 from marlcore.errors import MarlcoreError
 from marlcore.processes import PRELOAD, ForkServer
@@ -39,11 +41,9 @@ def run_helpers(report: Connection) -> None:
     for signum in sorted(STOPPING):
         with subprocess.Popen(sleep) as program:
             program.send_signal(signum)
-        fork = os.fork()
-        if fork == 0:
-            time.sleep(600.0)
-        os.kill(fork, signum)
-        codes.append((program.returncode, os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1])))
+        pid = fork(time.sleep, 600.0)
+        os.kill(pid, signum)
+        codes.append((program.returncode, reap(pid)))
         process = get_context("fork").Process(target=time.sleep, args=(600.0,))
         process.start()
         process.terminate()
@@ -104,10 +104,6 @@ def test_what_is_forked_may_open_a_gpu(fork_server: ForkServer) -> None:
         assert child.receive() is False
 
 
-def test_each_process_has_random_numbers_of_its_own(fork_server: ForkServer) -> None:
-    assert len({told(fork_server, "numbers") for _ in range(3)}) == 3
-
-
 def test_a_child_holds_nothing_of_the_server(fork_server: ForkServer) -> None:
     """A forked child holds nothing of the server and its other children."""
     with closing(Child(fork_server, linger)) as other:
@@ -158,7 +154,7 @@ def test_a_hurried_parent_does_not_wait_for_a_server() -> None:
     before = signal.signal(signal.SIGINT, lambda *_: came.append(True))
     try:
         with closing(ForkServer(PRELOAD, hurry=lambda: bool(came))) as server:
-            threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+            threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
             with pytest.raises(InterruptedError, match="told to stop"):
                 Child(server, tell, "environment")
             assert server.pid is None
@@ -174,9 +170,10 @@ def test_a_hurried_parent_does_not_wait_for_a_server() -> None:
     ],
 )
 def test_a_server_that_cannot_start_is_an_error(
-    python: str, error: type[Exception], says: str, server: ForkServer, python_is: Any
+    python: str, error: type[Exception], says: str, server: ForkServer, python_is: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     python_is(python)
+    monkeypatch.setattr("marlcore.processes.forkserver.BACKOFF_S", 0.0)
     with pytest.raises(error, match=says):
         Child(server, tell, "environment")
     assert server.pid is None
@@ -290,9 +287,12 @@ def test_a_process_is_forked_only_where_that_is_safe(program: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("thread", "how"), long_but([("main thread", "program"), ("thread that has ended", "program"),
-    ("main thread", "fork")], product(["main thread", "thread that has ended"], ["program", "fork"])),
-)  # fmt: skip
+    ("thread", "how"),
+    long_but(
+        [("thread that has ended", "program"), ("main thread", "fork")],
+        product(["main thread", "thread that has ended"], ["program", "fork"]),
+    ),
+)
 def test_a_killed_parent_takes_server_and_children_along(program: Any, thread: str, how: str) -> None:
     """Stopped ones too, which cannot end by themselves. A thread's end ends neither."""
     parent = program(
@@ -321,30 +321,21 @@ def test_a_killed_parent_takes_server_and_children_along(program: Any, thread: s
     )
     pidfds = [os.pidfd_open(int(pid)) for pid in parent.line().split()]
     assert len(pidfds) == 2, "the server or its child did not start"
-    try:
-        parent.kill()
-        for pidfd in pidfds:
-            select.select([pidfd], [], [])  # never, if they outlive it
-    finally:
-        for pidfd in pidfds:
-            os.close(pidfd)
+    parent.kill()
+    await_ends(pidfds)  # never, if they outlive it
 
 
 # By case: the flags of a Python program, its beginning, and the results of the children that it forks.
 PROGRAMS = {
     "SIGCHLD ignored": (
-        [],
-        "import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN)",
-        "[Child(server, end, how).status() for how in (3, -9, 0)]",
-        "[3, -9, 0]",
+        [], "import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN)",
+        "[Child(server, end, how).status() for how in (3, -9, 0)]", "[3, -9, 0]",
     ),
     "flags and closed standard streams": (
-        ["-O", "-B"],
-        "import os; os.close(1); os.close(2)",
-        "Child(server, tell_flags).receive()",
-        "(1, 1, [True, True, True])",
+        ["-O", "-B"], "import os; os.close(1); os.close(2)",
+        "Child(server, tell_flags).receive()", "(1, 1, [True, True, True])",
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.long
@@ -393,5 +384,5 @@ def test_a_server_that_nobody_asked_ends_without_a_word(capfd: pytest.CaptureFix
         while not server.ready:
             time.sleep(0.01)
         kill = server._process.kill
-        server._process.kill = lambda: (time.sleep(0.3), kill())
+        server._process.kill = lambda: (time.sleep(0.1), kill())
     assert capfd.readouterr() == ("", "")

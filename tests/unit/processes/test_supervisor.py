@@ -147,17 +147,9 @@ def test_a_dead_worker_restarts_after_the_back_off(scene: Scene) -> None:
     assert (scene.notes.load(PID), scene.notes.load(RESTARTS)) == (1002, 1)
 
 
-def test_each_further_restart_in_the_window_waits_twice_as_long(scene: Scene) -> None:
-    waits = []
-    for _ in range(3):
-        waits.append(scene.back_off(0.25))
-        scene.become_ready()
-    assert waits == [1.0, 2.0, 4.0]
-
-
 @pytest.mark.parametrize("config", [replace(CONFIG, max_restarts=20, window=1e6)])
-def test_no_back_off_is_longer_than_half_a_minute(starting: Scene) -> None:
-    assert [starting.back_off(1.0) for _ in range(12)][-1] == 30.0
+def test_each_further_restart_waits_twice_as_long_up_to_half_a_minute(starting: Scene) -> None:
+    assert [starting.back_off(0.5) for _ in range(8)] == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
 
 
 def test_one_failure_too_many_raises_with_all_of_them(scene: Scene) -> None:
@@ -275,9 +267,8 @@ def test_a_refused_start_is_tried_later(scene: Scene, refusal: Exception) -> Non
 def test_a_first_start_is_tried_again_when_the_server_dies(scene: Scene) -> None:
     scene.refused, scene.refusal, scene.worker.process = 9, mc.MarlcoreError("the server died"), None
     scene.worker.start()
-    with pytest.raises(
-        mc.WorkerFailed, match=r"^actor-0 failed:\nstart 2: no process could be started: the server died"
-    ):
+    says = r"^actor-0 failed:\nstart 2: no process could be started: the server died"
+    with pytest.raises(mc.WorkerFailed, match=says):
         scene.watch_until(20.0)
     assert scene.worker.attempts == 5 and scene.now == 7.0  # 3 restarts, after 1, 2 and 4 s
 
@@ -321,18 +312,26 @@ def hang(how: str, control: SegmentHandle) -> None:
 
 @pytest.mark.usefixtures("shared_fork_server")
 @pytest.mark.parametrize("how", long_but(["C with the interpreter's lock"], HANGS))
-def test_a_worker_that_hangs_leaves_its_stacks_in_its_log(tmp_path: Path, how: str) -> None:
-    path = tmp_path / "actor-0.log"
+def test_a_worker_that_hangs_leaves_its_stacks_in_its_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    path, monotonic = tmp_path / "actor-0.log", time.monotonic
+
+    def now() -> float:
+        """The time for stacks is over once they are there."""
+        return monotonic() + supervision.STACKS_S * (path.exists() and " in hang\n" in path.read_text())
+
+    monkeypatch.setattr(supervision.time, "monotonic", now)
     with Control.create(["actor-0"]) as control, closing(Children()) as children:
 
         def start(name: str, attempt: int) -> Any:
             return children.start_worker(name, partial(hang, how, control.handle), partial(setup_worker, path))
 
-        supervisor = Supervisor(children, control, start, {"actor-0": 0.5}, RestartPolicy(max_restarts=0))
+        supervisor = Supervisor(children, control, start, {"actor-0": 0.1}, RestartPolicy(max_restarts=0))
         supervisor.workers["actor-0"].start()
-        with pytest.raises(mc.WorkerFailed, match=r"no sign of life for 0\.5 s"):
+        with pytest.raises(mc.WorkerFailed, match=r"no sign of life for 0\.1 s"):
             while True:
-                supervisor.watch(0.1)
+                supervisor.watch(0.02)
         assert not supervisor.unfinished
     assert "test_supervisor.py" in path.read_text() and " in hang\n" in path.read_text()
 
@@ -346,63 +345,55 @@ RUN = mc.Config(
 )
 
 
-def fall(how: str) -> None:
+def fall(trap: Path, how: str) -> None:
+    """Fails as `how` says, if no other worker was caught in the trap before."""
+    try:
+        trap.unlink()
+    except FileNotFoundError:
+        return
     if how == "raise":
         raise RuntimeError("the treasure is cursed")
     os.kill(os.getpid(), getattr(signal, how))
 
 
-def springs(traps: Path) -> bool:
-    """Whether a trap was left; no other worker gets the same one."""
-    for trap in traps.iterdir():
-        try:
-            trap.unlink()
-        except FileNotFoundError:
-            continue  # another worker was quicker
-        return True
-    return False
-
-
 class TrappedHunt(TreasureHunt):
-    """Fails as `how` says at its 300th step, once for each of the files in `traps`, which it removes."""
+    """Falls into the trap at its 300th step."""
 
-    def __init__(self, traps: Path, how: str, **options: Any) -> None:
+    def __init__(self, trap: Path, how: str, **options: Any) -> None:
         super().__init__(**options)
-        self._traps, self._how, self._steps = traps, how, 0
+        self._trap, self._how, self._steps = trap, how, 0
 
     def step(self, action: int | None) -> None:
         self._steps += 1
-        if self._steps == 300 and springs(self._traps):
-            fall(self._how)
+        if self._steps == 300:
+            fall(self._trap, self._how)
         super().step(action)
 
 
 class TrappedTrainer(DQNTrainer):
-    traps: Path
+    trap: Path
 
     def update(self, batch: Any) -> Any:
-        if self.updates == 130 and springs(self.traps):
-            fall("SIGKILL")
+        if self.updates == 130:
+            fall(self.trap, "SIGKILL")
         return super().update(batch)
 
 
 class TrappedDQN(DQN):
     """Its first learner dies at its 131st update, which is the 31st after its second checkpoint."""
 
-    traps: Path
+    trap: Path
 
     def make_trainer(self, model: torch.nn.Module) -> Any:
         trainer = TrappedTrainer(self, model)
-        trainer.traps = self.traps
+        trainer.trap = self.trap
         return trainer
 
 
-def laid(tmp_path: Path, count: int) -> Path:
-    traps = tmp_path / "traps"
-    traps.mkdir()
-    for i in range(count):
-        (traps / str(i)).touch()
-    return traps
+@pytest.fixture
+def trap(tmp_path: Path) -> Path:
+    (tmp_path / "trap").touch()
+    return tmp_path / "trap"
 
 
 SHARED = pytest.mark.usefixtures("undrawn", "shared_fork_server")
@@ -411,8 +402,8 @@ SHARED = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 @SHARED
 @pytest.mark.long
 @pytest.mark.parametrize(("how", "limit"), [("SIGKILL", 60.0), ("raise", 60.0), ("SIGSTOP", 12.0)])
-def test_a_run_continues_when_an_actor_dies_fails_or_hangs(tmp_path: Path, how: str, limit: float) -> None:
-    hunt = partial(TrappedHunt, laid(tmp_path, 1), how, **HUNT.keywords)
+def test_a_run_continues_when_an_actor_dies_fails_or_hangs(tmp_path: Path, trap: Path, how: str, limit: float) -> None:
+    hunt = partial(TrappedHunt, trap, how, **HUNT.keywords)
     config = replace(RUN, run_dir=str(tmp_path / "run"), supervision=replace(RUN.supervision, actor_timeout=limit))
     result = mc.train(hunt, "dqn", config, progress=False)
     assert result.restarts == {"actor-0": 1, "learner-agent_0": 0, "learner-agent_1": 0}
@@ -423,16 +414,15 @@ def test_a_run_continues_when_an_actor_dies_fails_or_hangs(tmp_path: Path, how: 
 
 @pytest.mark.long
 @SHARED
-def test_a_learner_continues_from_its_last_checkpoint(tmp_path: Path) -> None:
+def test_a_learner_continues_from_its_last_checkpoint(tmp_path: Path, trap: Path) -> None:
     algorithm = TrappedDQN()
-    object.__setattr__(algorithm, "traps", laid(tmp_path, 1))
+    object.__setattr__(algorithm, "trap", trap)
     config = replace(RUN, run_dir=str(tmp_path / "run"))
     result = mc.train(HUNT, algorithm, config, progress=False)
     assert sum(result.restarts.values()) == 1
     (agent,) = (name.removeprefix("learner-") for name, count in result.restarts.items() if count)
-    epsilons = [
-        m.value for m in read_metrics(result.run_dir / "metrics.csv") if (m.agent, m.name) == (agent, "epsilon")
-    ]
+    metrics = read_metrics(result.run_dir / "metrics.csv")
+    epsilons = [metric.value for metric in metrics if (metric.agent, metric.name) == (agent, "epsilon")]
     assert epsilons == sorted(epsilons, reverse=True) and epsilons[-1] < epsilons[0]
     state = torch.load(result.run_dir / "checkpoints" / f"{agent}.pt")
     assert state["updates"] == result.updates[agent] > 131
@@ -459,24 +449,22 @@ def test_work_is_done_in_turn_where_no_process_starts(
     assert result.steps >= config.total_steps and all(count > 0 for count in result.updates.values())
 
 
+DIED = "process that forks workers died 4 times, the last time: it ended with exit code 1"
+
+
 @pytest.mark.parametrize(
     ("fallback", "python", "says"),
     [
         (False, "/nowhere/python", r"mode: no processes can be started here \(.*/nowhere/python'?\)"),
-        (
-            True,
-            "/bin/false",
-            r"^actor-0 failed: no process could be started: the process that forks workers died 4 times, "
-            r"the last time: it ended with exit code 1$",
-        ),
+        (True, "/bin/false", f"^actor-0 failed: no process could be started: the {DIED}$"),
     ],
 )
 def test_a_start_that_cannot_be_mended_ends_the_run(
-    tmp_path: Path, python_is: Any, fallback: bool, python: str, says: str
+    tmp_path: Path, python_is: Any, monkeypatch: pytest.MonkeyPatch, fallback: bool, python: str, says: str
 ) -> None:
     python_is(python)
-    config = replace(
-        RUN, run_dir=str(tmp_path / "run"), supervision=SupervisionConfig(serial_fallback=fallback, max_restarts=0)
-    )
+    monkeypatch.setattr("marlcore.processes.forkserver.BACKOFF_S", 0.0)
+    policy = SupervisionConfig(serial_fallback=fallback, max_restarts=0)
+    config = replace(RUN, run_dir=str(tmp_path / "run"), supervision=policy)
     with pytest.raises(mc.MarlcoreError, match=says):
         mc.train(HUNT, "dqn", config, progress=False)

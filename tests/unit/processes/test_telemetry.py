@@ -1,18 +1,15 @@
 """Control words and metrics, from a worker to the parent."""
 
-import multiprocessing
 import re
-import time
 from collections.abc import Callable, Iterator
 
 import pytest
 from mapped import Mapped
-from meanwhile import running
 from refused import refused
 
 from marlcore import WorkerContext, Workers
 from marlcore.errors import LaneBusy, SegmentCorrupt
-from marlcore.memory import LINE, LaneGeometry, Segment, SegmentHandle, Shared
+from marlcore.memory import LINE, LaneGeometry, Segment, Shared
 from marlcore.processes import STEPS, UPDATES, Control, Metric, Reporter, Telemetry, encoded_name, fitting_name
 from marlcore.processes.telemetry import AT_ONCE, NAME_BYTES, ROWS
 
@@ -114,29 +111,6 @@ def test_a_name_is_made_to_fit_by_its_bytes(name: str, fits: str) -> None:
 @pytest.mark.parametrize("place", [Reporter.report, Reporter.report_each, Workers.start_named, WorkerContext.report])
 def test_the_documented_limit_of_a_name_is_the_true_one(place: Callable[..., None]) -> None:
     assert {*re.findall(r"(\d+) bytes", place.__doc__ or "")} <= {str(NAME_BYTES)}
-
-
-def _report_many(handle: SegmentHandle, count: int) -> None:
-    telemetry = Telemetry.attach(handle)
-    reporter = telemetry.reporter("a")
-    for i in range(count):
-        reporter.report(Metric(i / 3, i, str(i % 5), "x", float(i)))
-    telemetry.close()
-
-
-@pytest.mark.long
-def test_a_tail_sees_every_metric_whole_or_counts_it(telemetry: Telemetry) -> None:
-    count = 50_000
-    process = multiprocessing.get_context("spawn").Process(target=_report_many, args=(telemetry.handle, count))
-    seen: list[Metric] = []
-    with running(process):
-        while process.is_alive():
-            seen += telemetry.tail()
-            time.sleep(0.001)
-    seen += telemetry.tail()
-    assert all(m == Metric(m.step / 3, m.step, str(m.step % 5), "x", float(m.step)) for m in seen)
-    assert [m.step for m in seen] == sorted({m.step for m in seen})
-    assert len(seen) + telemetry.lost == count
 
 
 def test_damaged_rows_and_counters_end_no_tail(telemetry: Telemetry, reporter: Reporter) -> None:

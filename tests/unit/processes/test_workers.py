@@ -5,7 +5,6 @@ import logging
 import os
 import re
 import signal
-import subprocess
 import sys
 import textwrap
 import threading
@@ -19,11 +18,12 @@ from typing import Any
 import numpy as np
 import pytest
 from meanwhile import Rang
+from processes import segments_of, start_python, state
 from refused import check_refused
 
 import marlcore as mc
 from marlcore.lazy import is_installed
-from marlcore.memory import SHM_DIR, interrupt_waits_with, survey_segments
+from marlcore.memory import interrupt_waits_with
 from marlcore.processes import Children
 
 SPEC = mc.TransitionSpec(obs=mc.Field((3,)), action=mc.Field((), "int64"))
@@ -61,7 +61,7 @@ def reports_of(workers: mc.Workers, count: int) -> list[Any]:
 
 def await_end(pids: list[int]) -> None:
     """Waits until none of the processes is there; never ends if one stays."""
-    while any(Path(f"/proc/{pid}").exists() and " Z " not in Path(f"/proc/{pid}/stat").read_text() for pid in pids):
+    while any(Path(f"/proc/{pid}").exists() and state(pid) != "Z" for pid in pids):
         time.sleep(0.01)
 
 
@@ -110,19 +110,20 @@ ENDS: dict[str, tuple[Callable[[mc.WorkerContext], object], str]] = {
 }
 
 
-@pytest.mark.parametrize("case", ENDS)
-def test_a_failure_is_raised_once_by_the_next_call(case: str) -> None:
-    function, says = ENDS[case]
+def test_a_failure_is_raised_once_by_the_next_call(subtests: pytest.Subtests) -> None:
     with mc.Workers() as workers:
-        living, ending = workers.start(idle), workers.start(function)
-        if says:
-            with pytest.raises(mc.WorkerFailed, match=re.escape(says)) as caught:
-                workers.wait()
-            reason = "death" if case == "dies" else "worker"
-            assert (caught.value.worker, caught.value.reason) == (ending.name, reason)
-        while ending.running:
-            time.sleep(0.01)
-        workers.check()
+        living = workers.start(idle)
+        for case, (function, says) in ENDS.items():
+            with subtests.test(case):
+                ending = workers.start(function)
+                if says:
+                    with pytest.raises(mc.WorkerFailed, match=re.escape(says)) as caught:
+                        workers.wait()
+                    reason = "death" if case == "dies" else "worker"
+                    assert (caught.value.worker, caught.value.reason) == (ending.name, reason)
+                while ending.running:
+                    time.sleep(0.01)
+                workers.check()
         assert living.running and workers.start(idle).running
 
 
@@ -167,7 +168,7 @@ def test_killed_workers_are_no_failures_to_another_thread() -> None:
         except Exception as error:
             failures.append(error)
 
-    for _ in range(3):
+    for _ in range(2):
         with mc.Workers(grace=0.0) as workers:
             for _ in range(4):
                 workers.start(ignore)
@@ -244,7 +245,7 @@ def test_every_wait_in_a_worker_ends_when_the_workers_stop(things: Any) -> None:
 
 @pytest.mark.parametrize("stopped", [False, True], ids=["ignores", "sigstop"])
 def test_a_worker_that_does_not_end_is_killed_after_the_grace(stopped: bool, caplog: pytest.LogCaptureFixture) -> None:
-    with mc.Workers(grace=0.2) as workers, caplog.at_level(logging.WARNING):
+    with mc.Workers(grace=0.05) as workers, caplog.at_level(logging.WARNING):
         worker = workers.start(ignore)
         reports_of(workers, 1)
         if stopped:
@@ -312,41 +313,27 @@ REFUSED: dict[str, tuple[Callable[[Any], object], type[Exception], str]] = {
     "grace": (lambda group: mc.Workers(grace=-1), ValueError, "grace: expected seconds of at least 0, got -1"),
     "function": (lambda group: group.start(3), TypeError, "function: expected a callable, got 3"),
     "argument": (
-        lambda group: group.start(idle, 1, threading.Lock()),
-        TypeError,
+        lambda group: group.start(idle, 1, threading.Lock()), TypeError,
         "argument 2: expected something that can be pickled, got <unlocked _thread.lock",
     ),
     "taken name": (
-        lambda group: group.start_named("left", idle),
-        ValueError,
+        lambda group: group.start_named("left", idle), ValueError,
         "name: expected one that no other worker has, got 'left'",
     ),
     "long name": (lambda group: group.start_named("x" * 65, idle), ValueError, "name: expected at most 64 bytes of"),
     "empty name": (lambda group: group.start_named("", idle), ValueError, "name: expected at least 1 byte, got ''"),
     "no block": (lambda group: mc.Workers().start(idle), mc.ClosedError, "inside their with-block"),
     "second block": (lambda group: group.__enter__(), mc.ClosedError, "entered once"),
-}
+}  # fmt: skip
 
 
-@pytest.fixture
-def group() -> Iterator[mc.Workers]:
+def test_refuses(subtests: pytest.Subtests) -> None:
     with mc.Workers() as group:
         assert group.start_named("left", idle, "name").name == "left"
-        yield group
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_refuses(case: str, group: mc.Workers) -> None:
-    call, error, says = REFUSED[case]
-    check_refused(lambda: call(group), error, says)
-    assert len(group) == 1 and all(worker.running for worker in group)
-
-
-def test_a_group_that_ended_refuses_both_a_start_and_another_block() -> None:
-    with mc.Workers() as ended:
-        pass
-    check_refused(lambda: ended.start(idle), mc.ClosedError, "inside their with-block")
-    check_refused(ended.__enter__, mc.ClosedError, "entered once")
+        for case, (call, error, says) in REFUSED.items():
+            with subtests.test(case):
+                check_refused(partial(call, group), error, says)
+        assert len(group) == 1 and all(worker.running for worker in group)
 
 
 def test_a_block_that_ended_holds_no_descriptor() -> None:
@@ -359,13 +346,15 @@ def test_a_block_that_ended_holds_no_descriptor() -> None:
                 workers.start(idle)
         assert len(workers) == 3
         assert set(os.listdir("/proc/self/fd")) <= before
+        check_refused(lambda: workers.start(idle), mc.ClosedError, "inside their with-block")
+        check_refused(workers.__enter__, mc.ClosedError, "entered once")
     finally:
         gc.enable()
 
 
 PROGRAM = """
     import marlcore as mc
-    import os, sys, time
+    import time
 
     def actor(context, replay, lane):
         with replay.writer(lane) as writer:
@@ -383,24 +372,12 @@ PROGRAM = """
 """
 
 
-def start_program() -> tuple[subprocess.Popen[str], list[int], set[Path]]:
-    """A group in a program of its own, whose workers work: it, their processes and what it has in /dev/shm."""
-    program = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(PROGRAM)],
-        text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
-    )  # fmt: skip
-    assert program.stdout is not None
-    holders = pytest.importorskip("marlcore.cli.gc", exc_type=ImportError).holders
-    pids = [int(pid) for pid in program.stdout.readline().split()]
-    files = survey_segments()
-    holding = holders(SHM_DIR, {file.inode for file in files})
-    return program, pids, {SHM_DIR / file.name for file in files if program.pid in holding.get(file.inode, [])}
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_to_the_whole_group_ends_everything(signum: int) -> None:
-    program, pids, segments = start_program()
+    pytest.importorskip("marlcore.cli.gc", exc_type=ImportError)
+    program = start_python(textwrap.dedent(PROGRAM), beside=__file__)
+    pids, segments = [int(pid) for pid in program.stdout.readline().split()], segments_of(program.pid)
     assert len(pids) == 2 and len(segments) == 4  # a replay, a control block, and the telemetry of each worker
     os.killpg(program.pid, signum)
     _, said = program.communicate()

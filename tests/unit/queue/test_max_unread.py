@@ -1,7 +1,5 @@
 """A queue's limit of unread transitions: writers wait at it, but never while the reader waits for more."""
 
-import threading
-
 import numpy as np
 import pytest
 from meanwhile import soon
@@ -20,19 +18,6 @@ def queue():
 
 def add(writer, number, **ends):
     writer.add(np.full(LANES, number), np.full(LANES, number), np.zeros(LANES), **ends)
-
-
-def add_once(call, writer, number):
-    """An add that waits until another thread has made the call; it begins the call soon."""
-    begun = threading.Event()
-
-    def noted() -> None:
-        begun.set()
-        call()
-
-    with soon(noted):
-        add(writer, number)
-        assert begun.is_set(), "the add did not wait"
 
 
 def fill(writer) -> int:
@@ -97,7 +82,8 @@ def test_a_waiting_writer_is_woken_by_a_batch(queue, no_slices):
     with queue.vector_writer() as writer, queue.reader(batch_size=4) as reader:
         for number in range(4):
             add(writer, number)
-        add_once(reader.read, writer, 4)
+        with soon(reader.read):
+            add(writer, 4)
 
 
 def test_a_waiting_writer_is_woken_by_a_reader_that_starves(queue, no_slices):
@@ -108,7 +94,8 @@ def test_a_waiting_writer_is_woken_by_a_reader_that_starves(queue, no_slices):
     with queue.vector_writer() as writer, queue.reader(batch_size=12) as reader:
         for number in range(4):
             add(writer, number)
-        add_once(starve, writer, 4)
+        with soon(starve):
+            add(writer, 4)
 
 
 def test_a_successor_of_the_reader_counts_what_its_predecessor_took(queue):

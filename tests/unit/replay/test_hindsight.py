@@ -233,7 +233,8 @@ def write_for_ever(handle: Any, lane: int, started: Any, stop: Any) -> None:
                 started.release()
 
 
-@pytest.mark.parametrize("strategy", long_but(["future"], STRATEGIES))
+@pytest.mark.long
+@pytest.mark.parametrize("strategy", STRATEGIES)
 def test_goals_are_of_the_same_episode_while_many_write(replay, strategy):
     """Each goal of a row is an achieved goal of the row's episode, at a later step, whatever is overwritten."""
     context = multiprocessing.get_context("spawn")

@@ -1,7 +1,5 @@
 """The limiter: a sampler and writers stay in step, whoever starts late, stops, fails or is killed."""
 
-import os
-import signal
 import time
 from fractions import Fraction
 
@@ -20,7 +18,6 @@ from marlcore import (
     SegmentCorrupt,
     TransitionSpec,
 )
-from marlcore.memory import slot_lock
 from marlcore.replay.limiter import SLOTS
 
 SPEC = TransitionSpec(Field(), Field())
@@ -277,15 +274,6 @@ WRITE = """
     while True:
         writer.add(0.0, 0.0, 0.0)
 """
-SAMPLE = """
-    import sys
-    from marlcore import ReplayBuffer
-    replay = ReplayBuffer.attach(sys.argv[1])
-    sampler = replay.sampler(int(sys.argv[2]), seed=0, min_size=int(sys.argv[3]))
-    print("ready", flush=True)
-    while True:
-        sampler.sample(timeout=600)
-"""
 
 
 @pytest.mark.long
@@ -306,58 +294,3 @@ def test_two_writers_and_a_sampler_flat_out_stay_in_the_band(program, ratio, gat
         assert (max(balances) <= 64.0 + ratio) == gates
         for writer in writers:
             writer.kill()
-
-
-def wait_for(condition, *alive):
-    while not condition():
-        for one in alive:
-            os.kill(one.pid, 0)
-        os.sched_yield()
-
-
-@pytest.mark.long
-def test_killing_samplers_and_writers_stops_nobody(program):
-    """After each kill the others run into the limit, and a successor sets them going again, in the dead one's slot."""
-    limiter = RateLimiter(4.0, 50, 64.0)
-    with ReplayBuffer.create(SPEC, 5_000, 2, limiter=limiter) as replay:
-        path = replay.handle.path
-        mapped = Mapped(replay)
-        inserted = mapped.lanes.inserted
-        steady = program(WRITE, args=[path, 0])
-        for round_ in range(6):
-            sampler = program(SAMPLE, args=[path, 16, 1 + 40 * (round_ % 3)])
-            before = inserted()
-            wait_for(lambda before=before: inserted() > before + 500, steady, sampler)
-            if round_ % 2:
-                writer = program(WRITE, args=[path, 1])
-                before = mapped.committed(1)
-                wait_for(lambda before=before: mapped.committed(1) > before + 200, steady, sampler, writer)
-                writer.kill()
-                before = inserted()
-                wait_for(lambda before=before: inserted() > before + 200, steady, sampler)
-            sampler.kill()
-        own = replay.sampler(16)  # has the slot that all of them had
-        taken = [mapped.segment.is_locked(slot_lock(2, slot)) for slot in range(SLOTS)]
-        assert taken == [True] + [False] * (SLOTS - 1)
-        del own
-        steady.kill()
-
-
-@pytest.mark.long
-def test_a_stopped_sampler_holds_writers_up(program):
-    with make(2.0, 4, 8.0, capacity=1000) as replay:
-        writer = program(WRITE, args=[replay.handle.path, 0])
-        sampler = program(SAMPLE, args=[replay.handle.path, 2, 1])
-        inserted = Mapped(replay).lanes.inserted
-        wait_for(lambda: inserted() > 500, writer, sampler)
-        for _ in range(20):
-            os.kill(sampler.pid, signal.SIGSTOP)
-            os.waitid(os.P_PID, sampler.pid, os.WSTOPPED)
-            stopped_at = inserted()
-            time.sleep(0.02)  # in which a writer that runs free adds thousands of rows
-            before = inserted()
-            assert before <= stopped_at + 2 * 8.0 / 2.0  # the whole band of the tolerance, in rows
-            os.kill(sampler.pid, signal.SIGCONT)
-            wait_for(lambda before=before: inserted() > before + 100, writer, sampler)
-        writer.kill()
-        sampler.kill()

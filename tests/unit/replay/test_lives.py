@@ -1,6 +1,5 @@
 """Writers and samplers: what ends them, what ends their waits, and that they belong to one process."""
 
-import gc
 import os
 import pickle
 from collections.abc import Callable, Iterator
@@ -65,20 +64,17 @@ def replay() -> Iterator[mc.ReplayBuffer]:
         yield made
 
 
-@pytest.mark.parametrize("kind", WRITERS)
-def test_a_closed_writer_refuses_every_use(replay, kind):
-    end, uses = WRITERS[kind](replay)
-    end.close()
-    end.close()
-    for use in uses:
-        with pytest.raises(mc.ClosedError, match="the writer was closed"):
-            use()
-    replay.writer(0).close()
-
-
 @pytest.mark.parametrize("kind", KINDS)
-def test_with_its_replay_closed_every_use_is_refused(replay, kind):
+def test_what_was_closed_refuses_every_use(replay, kind):
+    """A writer; and whatever its replay has, with which it closes."""
     end, uses = KINDS[kind](replay)
+    if kind in WRITERS:
+        end.close()
+        end.close()
+        for use in uses:
+            with pytest.raises(mc.ClosedError, match="the writer was closed"):
+                use()
+        end, uses = KINDS[kind](replay)
     replay.close()
     for use in uses:
         with pytest.raises(mc.ClosedError):
@@ -105,6 +101,9 @@ def test_a_closed_replay_refuses_every_use(replay):
 def test_a_forked_child_may_not_use_it_and_the_parent_may(replay, kind):
     end, uses = KINDS[kind](replay)
     rows = len(replay)
+    if kind != "mixture":
+        with pytest.raises(TypeError, match=f"a {type(end).__name__} belongs to one process"):
+            pickle.dumps(end)
     assert stale_in_a_fork(*uses, lambda: len(replay), lambda: replay.writer(1), lambda: replay.sampler(1))
     assert len(replay) == rows
     uses[0]()
@@ -135,20 +134,6 @@ def test_a_forked_child_attaches_anew(replay):
         assert len(replay) == 4
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_it_stays_in_its_process(replay, kind):
-    end, _ = KINDS[kind](replay)
-    if kind != "mixture":
-        with pytest.raises(TypeError, match=f"a {type(end).__name__} belongs to one process"):
-            pickle.dumps(end)
-    if kind == "prefetch":
-        end.close()
-
-
-def admitted(replay: mc.ReplayBuffer) -> int:
-    return Mapped(replay).lanes.inserted()
-
-
 @pytest.fixture
 def full() -> Iterator[mc.ReplayBuffer]:
     """Its limiter admits no more rows."""
@@ -160,20 +145,14 @@ def full() -> Iterator[mc.ReplayBuffer]:
 
 
 @pytest.mark.parametrize("kind", WRITERS)
-def test_a_signal_ends_a_wait_for_room_with_nothing_written(full, kind, alarm):
-    _, (add, *_) = WRITERS[kind](full)
-    alarm(ring)
-    with pytest.raises(Rang):
-        add()
-    assert admitted(full) == FULL
-
-
-@pytest.mark.parametrize("kind", WRITERS)
-def test_closing_ends_a_wait_for_room(full, kind, alarm):
+@pytest.mark.parametrize("error", [Rang, mc.ClosedError])
+def test_a_signal_or_closing_ends_a_wait_for_room(full, kind, error, alarm):
+    """With nothing written."""
     end, (add, *_) = WRITERS[kind](full)
-    alarm(end.close)
-    with pytest.raises(mc.ClosedError):
+    alarm(ring if error is Rang else end.close)
+    with pytest.raises(error):
         add()
+    assert Mapped(full).lanes.inserted() == FULL
 
 
 def test_closing_the_replay_ends_a_samplers_wait(full, alarm):
@@ -201,15 +180,6 @@ def test_what_ends_a_wait_for_a_turn_in_a_shared_lane(replay, interruption, alar
         add()
     held.close()
     assert len(replay) == 2
-
-
-def test_a_forgotten_writer_frees_its_lane(replay):
-    writer = replay.writer()
-    with pytest.raises(mc.LaneBusy):
-        replay.writer()
-    del writer
-    gc.collect()
-    replay.writer().close()
 
 
 def test_each_shows_what_it_is(replay):

@@ -2,13 +2,11 @@
 
 import errno
 import os
-import signal
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from mapped import Mapped
-from meanwhile import soon
 from seams import patch
 
 from marlcore import Field, LaneBusy, ReplayBuffer, TransitionSpec
@@ -18,7 +16,6 @@ from marlcore.testing.rows import filled
 WORDS = 40  # of an observation, which lies in a column of its own
 SPEC = TransitionSpec(Field((WORDS,), "uint64"), Field((), "int64"), next_obs=True)
 SMALL = TransitionSpec(Field(), Field((), "int64"), next_obs=True)
-LARGE = TransitionSpec(Field((4_000_000,), "uint8"), Field(), next_obs=True)
 
 # Row k of writer w: an observation that the key of both names, the next one by one more; action and reward follow.
 WRITE = """
@@ -91,6 +88,7 @@ def test_a_lane_is_shared_by_all_its_writers_or_has_one():
         replay.writer().close()
 
 
+@pytest.mark.long
 def test_a_killed_writers_child_does_not_keep_a_shared_lane(program):
     with make() as replay, replay.writer(shared=True) as writer:
         imports = "from meanwhile import leave_a_child; from marlcore.memory.native import try_lock"
@@ -118,66 +116,6 @@ def test_writers_at_once_lose_no_row_and_tear_none(program):
         assert sum(faults(sampler.sample()) for _ in range(200)) == 0
         assert tickets == list(range(Mapped(replay).committed()))
         assert len(tickets) >= 12_000
-
-
-STOP_INSIDE = """
-    import sys
-    import numpy as np
-    from marlcore import ReplayBuffer
-    writer = ReplayBuffer.attach(sys.argv[1]).writer(shared=True)
-    obs = np.full(4_000_000, 1, np.uint8)
-    print("ready", flush=True)
-    while True:
-        writer.add(obs, 0.0, 0.0, next_obs=obs)
-"""
-OBS = np.full(4_000_000, 2, np.uint8)
-
-
-@pytest.fixture
-def stopped(program):
-    """A lane, the next ticket, and a process that was stopped in the middle of an add."""
-    with ReplayBuffer.create(LARGE, 4) as replay:
-        child = program(STOP_INSIDE, args=[replay.handle.path])
-        assert child.line() == "ready"
-        mapped = Mapped(replay)
-        while True:
-            os.kill(child.pid, signal.SIGSTOP)
-            os.waitid(os.P_PID, child.pid, os.WSTOPPED)
-            committed, reserved = map(int, mapped.counters())
-            if mapped.segment.is_locked(add_lock(1, 0)) and reserved > committed:
-                break
-            os.kill(child.pid, signal.SIGCONT)
-        yield replay, committed, child
-
-
-@pytest.mark.long
-def test_a_writer_stopped_inside_an_add_keeps_its_turn(stopped):
-    replay, ticket, child = stopped
-    with replay.writer(shared=True, timeout=0.0) as writer:
-        with pytest.raises(TimeoutError, match="lane 0: another writer was inside an add"):
-            writer.add(OBS, 0.0, 0.0, next_obs=OBS)
-        with pytest.raises(TimeoutError):
-            writer.add_batch(OBS[None], [0.0], [0.0], next_obs=OBS[None])
-        assert Mapped(replay).committed() == ticket
-        child.kill()
-        assert writer.add(OBS, 0.0, 0.0, next_obs=OBS) == ticket
-        batch = replay.sampler(1, min_size=1, seed=0).sample()
-        assert len(np.unique(batch.obs)) == len(np.unique(batch.next_obs)) == 1
-
-
-def test_without_the_lock_two_writers_take_one_ticket(stopped, monkeypatch):
-    """The positive control: a writer that does not wait for the one inside an add."""
-    replay, ticket, _ = stopped
-    patch(monkeypatch, "transitions", add_lock=lambda lanes, lane: 0)  # no byte to lock
-    with replay.writer(shared=True) as writer:
-        assert writer.add(OBS, 0.0, 0.0, next_obs=OBS) == ticket  # which the stopped one has half written
-
-
-@pytest.mark.long
-def test_a_writer_that_continues_lets_the_others_in(stopped):
-    replay, ticket, child = stopped
-    with replay.writer(shared=True) as writer, soon(os.kill, child.pid, signal.SIGCONT):
-        assert writer.add(OBS, 0.0, 0.0, next_obs=OBS) > ticket  # the stopped one finished its row
 
 
 @pytest.mark.parametrize("batch", [False, True])

@@ -39,14 +39,14 @@ steps = st.lists(
         st.none() | st.lists(st.integers(0, LANES - 1), min_size=1, max_size=LANES, unique=True),  # lanes of the call
         st.booleans(),  # whether final_obs is given
         st.sampled_from([0.0, 0.3, 1.0]),  # how often episodes end
-        st.lists(st.integers(0, LANES - 1), max_size=2),  # lanes that begin an episode before
+        st.none() | st.lists(st.integers(0, LANES - 1), max_size=2),  # lanes that begin an episode before
     ),
     max_size=25,
 )  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ALL_SPECS)
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(program=steps, seed=st.integers(0, 2**32 - 1))
 def test_a_vector_writer_leaves_the_bytes_of_single_writers(name, program, seed):
     """Whatever is added: counters, records, frames and states at intervals are the same, wherever lanes wrap.
@@ -60,9 +60,10 @@ def test_a_vector_writer_leaves_the_bytes_of_single_writers(name, program, seed)
         vector = many.vector_writer(order)
         assert vector.lanes == tuple(order)
         for version, (lanes, finals, end, seams) in enumerate(program):
-            for lane in seams:
+            for lane in range(LANES) if seams is None else seams:
                 writers[lane].new_episode()
-            vector.new_episode(np.array(seams, np.int64)) if seams else None
+            if seams != []:
+                vector.new_episode(*[] if seams is None else [np.array(seams)])
             vector.policy_version = 2**32 + version
             assert vector.policy_version == version
             numbers = order if lanes is None else lanes
@@ -126,22 +127,9 @@ def test_all_lanes_are_claimed_or_none():
                 with pytest.raises(LaneBusy):
                     replay.writer(lane)
             replay.writer(2).close()
-        with replay.vector_writer():
-            pass
-
-
-def test_new_episodes_begin_in_all_lanes_or_in_those_named():
-    with ReplayBuffer.create(SMALL, 40, lanes=2) as replay, replay.vector_writer() as vector:
-        for begin in (lambda: None, lambda: None, vector.new_episode, lambda: vector.new_episode([1])):
-            begin()
-            vector.add(**rows(2))
-        with pytest.raises(ValueError, match=r"lanes: expected different lanes of \(0, 1\), got \[2\]"):
-            vector.new_episode([2])
-        vector.close()
-        with replay.vector_writer() as successor:
-            successor.add(**rows(2))
-        ages = [Mapped(replay).column(0, lane)[:5, :16].view(np.uint32)[:, 1].tolist() for lane in range(2)]
-        assert ages == [[0, 1, 0, 1, 0], [0, 1, 0, 0, 0]]
+        says = r"lanes: expected different lanes of \(0, 1, 2, 3\), got \[4\]"
+        with replay.vector_writer() as vector, pytest.raises(ValueError, match=says):
+            vector.new_episode([4])
 
 
 def test_the_limiter_counts_every_row_of_a_call():

@@ -2,10 +2,10 @@
 
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from functools import partial
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,98 +16,54 @@ import torch
 from mapped import Mapped
 from processes import PATIENCE_S, until
 from refused import check_refused
+from whole_runs import Runs
 
 import marlcore as mc
 from marlcore.cli import CommandLine
 from marlcore.declared import changed, hints_of
 from marlcore.envs import TreasureHunt, checked, vectorize
-from marlcore.processes import BEATS, BEGUN, SHARE, STEPS, Control, Telemetry
-from marlcore.training.config import AssignedPolicy, crews
-from marlcore.training.loops import PublishedPolicy, act, build_model, observe
+from marlcore.processes import BEATS, BEGUN, STEPS, Control, Telemetry
+from marlcore.training.config import AssignedPolicy
+from marlcore.training.loops import PublishedPolicy, act, build_model
 from marlcore.training.record import read_config
-from marlcore.training.workers import ActorWorker, Blueprint, PolicyBlueprint, Worker
+from marlcore.training.workers import ActorWorker, PolicyBlueprint, Worker
 
 AGENT = "agent_0"
 HUNT = partial(TreasureHunt, agents=1, size=6, horizon=25, gems=3, food=1, bones=3)
 CONFIG = mc.Config(actor=mc.ActorConfig(envs=1), replay=mc.ReplayConfig(capacity=500))
 
 
-class Scene:
-    """A run of one actor, whose learner is the test."""
+@pytest.mark.parametrize("ends", ["the first are published", "others are published", "the run stops"])
+def test_an_actor_waits_for_whole_weights(ends: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It shows signs of life meanwhile. Their learner died in the middle of a publish; its successor publishes."""
+    monkeypatch.setattr("marlcore.training.loops.policy.FIRST_PULL_S", 0.01)
+    monkeypatch.setattr("marlcore.training.workers.actor_worker.WAIT_S", 0.01)
+    env, beats, versions = HUNT(), count(), [0]
+    spaces = mc.Spaces(env.observation_spaces[AGENT], env.action_spaces[AGENT])
+    policy = AssignedPolicy(AGENT, (AGENT,), spaces, mc.DQN())
+    network, control = build_model(policy, CONFIG).acting, SimpleNamespace(stopping=False)
 
-    def __init__(self, stack: ExitStack) -> None:
-        env = HUNT()
-        spaces = mc.Spaces(env.observation_spaces[AGENT], env.action_spaces[AGENT])
-        policy = AssignedPolicy(AGENT, (AGENT,), spaces, mc.DQN())
-        self.control = stack.enter_context(closing(Control.create(["actor-0"])))
-        self.control.notes["actor-0"].store(SHARE, CONFIG.total_steps)
-        telemetry = stack.enter_context(closing(Telemetry.create(["actor-0"])))
-        self.replay = stack.enter_context(mc.ReplayBuffer.create(policy.algorithm.transition(spaces), 500))
-        self.network = build_model(policy, CONFIG).acting
-        extras = {"epsilon": (), "updates": ()}
-        self.store = stack.enter_context(mc.ParameterStore.create(self.network, "snapshot", extras))
-        handles = {"transitions": self.replay.handle, "weights": self.store.handle}
-        placed = PolicyBlueprint(**vars(policy), checkpoint=Path(), saved_replay=None, queued=False, **handles)
-        blueprint = Blueprint(
-            HUNT, CONFIG, (placed,), self.control.handle, telemetry.handle, time.monotonic(), crews(CONFIG)[0]
-        )
-        self.actors: list[ActorWorker] = []
-        self.thread = threading.Thread(
-            target=lambda: self.actors.append(ActorWorker("actor-0", blueprint)), daemon=True
-        )
+    def publish() -> None:
+        with store.publisher(network) as publisher:
+            versions.append(publisher.publish(epsilon=1.0, updates=0))
 
-    def publish(self) -> int:
-        with self.store.publisher(self.network) as publisher:
-            return publisher.publish(epsilon=1.0, updates=0)
+    def beat() -> None:
+        if next(beats) == 5:
+            control.stopping = ends == "the run stops"
+            publish() if not control.stopping else None
 
-    def tear(self) -> None:
-        """As a learner leaves the store that dies in the middle of a publish."""
-        counters = Mapped(self.store).counters()
-        counters[1] = counters[0] + 1
-
-    def waits(self) -> bool:
-        """Whether the actor starts, shows signs of life, and does not come to the end of its start."""
-        self.thread.start()
-        while self.thread.is_alive() and self.control.workers["actor-0"].load(BEATS) < 5:
-            time.sleep(0.01)
-        return not self.actors and self.thread.is_alive()
-
-
-@pytest.fixture
-def scene() -> Iterator[Scene]:
     with ExitStack() as stack:
-        made = Scene(stack)
-        yield made
-        made.control.stop()
-        made.thread.join()
-        for actor in made.actors:
-            actor.close()
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("published", [0, 1])
-def test_an_actor_waits_for_weights_that_were_torn(scene: Scene, published: int) -> None:
-    for _ in range(published):
-        scene.publish()
-    scene.tear()
-    assert scene.waits()
-    version = scene.publish()  # its successor's
-    scene.thread.join()
-    (actor,) = scene.actors
-    for _ in range(100):
-        act(actor.env, actor.seats, observe(actor.env, actor.seats, actor), actor)
-    versions = scene.replay.sampler(8, min_size=1).sample().policy_version
-    assert (versions == version).all()
-
-
-@pytest.mark.long
-def test_an_actor_that_is_told_to_stop_waits_for_no_weights(scene: Scene) -> None:
-    scene.publish()
-    scene.tear()
-    assert scene.waits()
-    scene.control.stop()
-    scene.thread.join()
-    assert len(scene.actors) == 1
+        store = stack.enter_context(mc.ParameterStore.create(network, "snapshot", {"epsilon": (), "updates": ()}))
+        publish() if ends == "others are published" else None
+        counters = Mapped(store).counters()
+        counters[1] = counters[0] + 1
+        host: Any = SimpleNamespace(
+            beat=beat, config=CONFIG, env=SimpleNamespace(copies=1), control=control, hold=stack.enter_context,
+            _number=0, _steps=0, _device=torch.device("cpu"), blueprint=SimpleNamespace(policies=[policy]),
+        )  # fmt: skip
+        places: Any = {"checkpoint": Path(), "saved_replay": None, "queued": False, "transitions": None}
+        placed = PolicyBlueprint(**vars(policy), **places, weights=store.handle)
+        assert ActorWorker._policy(host, placed).version == versions[-1] and next(beats) > 5
 
 
 @pytest.mark.parametrize(
@@ -240,18 +196,14 @@ def test_devices_are_dealt_out_to_the_actors_processes(tmp_path: Path, monkeypat
 
         monkeypatch.setattr(f"marlcore.training.workers.{module}.choose_device", choose)
     monkeypatch.setattr("marlcore.training.run_input.choose_device", lambda name: None)
-    config = mc.Config(
-        total_steps=30, mode="serial", run_dir=str(tmp_path / "run"),
-        actor=mc.ActorConfig(processes=3, envs=1, device=("cuda:0", "cuda:1")),
-        evaluation=mc.EvaluationConfig(interval=30, episodes=1),
-    )  # fmt: skip
-    run = mc.train(HUNT, "dqn", config, progress=False)
+    actor = {"processes": 3, "envs": 1, "device": ("cuda:0", "cuda:1")}
+    run = Runs(total_steps=30, actor=actor, evaluation={"interval": 30, "episodes": 1}).train(tmp_path, HUNT)
     assert chosen == {"actor_worker": ["cuda:0", "cuda:1", "cuda:0"], "evaluator_worker": ["cuda:0"]}
     assert read_config(run.run_dir)["actor"]["device"] == ["cuda:0", "cuda:1"]
     words = ["--actor.processes", "2", "--actor.device", "cuda:0", "cuda:1"]
     for line, device in ((words, ("cuda:0", "cuda:1")), (words[:-1], "cuda:0")):
-        actor = changed(mc.Config(), CommandLine("train", line).read(hints_of(mc.Config))).actor
-        assert actor == mc.ActorConfig(processes=2, device=device)
+        read = changed(mc.Config(), CommandLine("train", line).read(hints_of(mc.Config)))
+        assert read.actor == mc.ActorConfig(processes=2, device=device)
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from marlcore.training.run_input import RunInput
 from marlcore.training.self_play import policies_in_self_play
 
 CARTPOLE = "CartPole-v1"
+CARTPOLE_ALONE = partial(gymnasium.make, CARTPOLE)
 SPACES = {f"agent_{i}": Spaces(Box(-1, 1, (3,)), Discrete(2)) for i in range(3)}
 OTHER = Spaces(Box(-1, 1, (4,)), Discrete(2))
 
@@ -111,14 +112,11 @@ def test_agents_share_policies_of_different_algorithms(as_function: bool) -> Non
     assert (red.agents, blue.agents) == (("agent_0", "agent_2"), ("agent_1",))
     assert (red.algorithm, blue.algorithm) == (mc.DQN(), mc.IQN(n_tau=4))
     assert red.spaces.stack == 2
-
-
-def test_self_play_takes_a_function_as_policies() -> None:
     config = mc.Config(policies=lambda agent: "player")
     assert policies_in_self_play(config, ("red", "blue")) == {"red": "player", "blue": "player"}
 
 
-def case(error: type[Exception], says: str, policies: Any, algorithm: Any = "dqn", **spaces: Spaces) -> Refused:
+def assigned(says: str, policies: Any, algorithm: Any = "dqn", error: Any = ValueError, **spaces: Spaces) -> Refused:
     return lambda: assign(SPACES | spaces, policies, algorithm, 1), error, says
 
 
@@ -127,11 +125,7 @@ def red(name: str = "red") -> dict[str, str]:
 
 
 def self_play(says: str, **changes: Any) -> Refused:
-    return (
-        partial(mc.SelfPlayConfig, **{"pool": 4, "latest": 0.25, "anchors": {weak: 0.15}, **changes}),
-        ValueError,
-        says,
-    )
+    return partial(mc.SelfPlayConfig, **{"pool": 4, "latest": 0.25, "anchors": {weak: 0.15}, **changes}), says
 
 
 def schedule(value: Any, says: str, error: type[Exception] = ValueError) -> Refused:
@@ -139,55 +133,39 @@ def schedule(value: Any, says: str, error: type[Exception] = ValueError) -> Refu
 
 
 def epsilon(value: Any, says: str) -> Refused:
-    return partial(ExplorationConfig, epsilon=value), ValueError, says
+    return partial(ExplorationConfig, epsilon=value), says
 
 
 def ratio(value: Any, says: str = "") -> Refused:
-    config = partial(mc.Config, mode="serial", updates_per_step=value)
-    return config, ValueError, f"updates_per_step: expected a number{says}"
+    return partial(mc.Config, mode="serial", updates_per_step=value), f"updates_per_step: expected a number{says}"
 
 
+def staged(says: str, **changes: Any) -> Refused:
+    return partial(mc.Config, **changes), says
+
+
+A_LEAGUE = {"self_play": mc.SelfPlayConfig(pool=1, roles={"main": "main"})}
+RAMP = {"stages": (5,), "stage_names": ("ramp",), "replay": mc.ReplayConfig(clear_at_stage=("rmp",))}
+NO_SCHEDULE = "epsilon: expected a number, a schedule or a function"
 REFUSED: dict[str, Refused] = {
-    "no name": case(TypeError, "expected the name of a policy for agent_0, got 3", lambda agent: 3),
-    "no algorithm": case(ValueError, "for each policy, got none for 'agent_1'", None, {"agent_0": "dqn"}),
-    "spaces": case(ValueError, "expected agents of one policy to have equal spaces", red(), agent_1=OTHER),
-    "long name": case(ValueError, "policies: expected at most 64 bytes of UTF-8", red("x" * 100)),
-    "lone surrogate": case(ValueError, "policies: expected at most 64 bytes of UTF-8, got", red("a\ud800")),
-    "no gate": self_play(
-        "admit_updates: expected a number, or an admit_win_rate, got None for both", admit_updates=None
-    ),
+    "no name": assigned("expected the name of a policy for agent_0, got 3", lambda agent: 3, error=TypeError),
+    "no algorithm": assigned("for each policy, got none for 'agent_1'", None, {"agent_0": "dqn"}),
+    "spaces": assigned("expected agents of one policy to have equal spaces", red(), agent_1=OTHER),
+    "long name": assigned("policies: expected at most 64 bytes of UTF-8", red("x" * 100)),
+    "lone surrogate": assigned("policies: expected at most 64 bytes of UTF-8, got", red("a\ud800")),
+    "no gate": self_play("admit_updates: expected a number, or an admit_win_rate, got None", admit_updates=None),
     "shares": self_play("anchors: expected shares that are at most 1 with `latest`, got 1.05", latest=0.9),
-    "anchor": self_play(
-        "anchors: expected module:name of what can be imported, or a checkpoint, got 'weak'", anchors={"weak": 0.1}
-    ),
-    "equal names": self_play(
-        "anchors: expected names that differ in their last parts, got ['arena:weak', 'other:weak']",
-        anchors={"arena:weak": 0.1, "other:weak": 0.1},
-    ),
-    "share": self_play(
-        "anchors arena:weak: expected a probability, got -0.1 from constant(-0.1)", anchors={"arena:weak": -0.1}
-    ),
+    "anchor": self_play("anchors: expected module:name of what can be imported, or a checkp", anchors={"weak": 0.1}),
+    "equal names": self_play("anchors: expected names that differ in their la", anchors={"a:weak": 0.1, "b:weak": 0.1}),
+    "share": self_play("anchors arena:weak: expected a probability, got -0.1 from", anchors={"arena:weak": -0.1}),
     "draw": self_play("draw: expected uniform, recent, pfsp, variance, rating, or module:name of a fu", draw="best"),
     "no league": self_play("pool: expected at least 1 with roles, got 0", pool=0, roles={"main": "main"}),
     "no main policy": self_play("roles: expected a policy of the role main, got", roles={"a": "main_exploiter"}),
-    "a role": self_play(
-        "roles: expected one of main, main_exploiter, league_exploiter for 'a', got 'mainn'; did you mean main?",
-        roles={"a": "mainn"},
-    ),
-    "a league on a cluster": (
-        lambda: mc.Config(
-            cluster=mc.ClusterConfig("auto"), self_play=mc.SelfPlayConfig(pool=1, roles={"main": "main"})
-        ),
-        ValueError,
-        "self_play.roles: expected none with cluster.address, got {'main': 'main'}",
-    ),
-    "shares at the end": self_play(
-        "anchors: expected shares that are at most 1 with `latest`, got 1.15", latest="linear(0, 1, 100)"
-    ),
+    "a role": self_play("league_exploiter for 'a', got 'mainn'; did you mean main?", roles={"a": "mainn"}),
+    "a league on a cluster": staged("self_play.roles: expected none", cluster=mc.ClusterConfig("auto"), **A_LEAGUE),
+    "shares at the end": self_play("at most 1 with `latest`, got 1.15", latest="linear(0, 1, 100)"),
     **{
-        f"{name} without anchors": self_play(
-            f"{name}: expected None without anchors, got {value}", anchors={}, **{name: value}
-        )
+        name: self_play(f"{name}: expected None without anchors, got {value}", anchors={}, **{name: value})
         for name, value in {"begin_win_rate": 0.5, "begin_step": 10, "rollback": 0.2}.items()
     },
     "power": self_play("power: expected a finite number of at least 0, got -1.0", power=-1.0),
@@ -195,44 +173,22 @@ REFUSED: dict[str, Refused] = {
     "unknown schedule": schedule("line(1, 2)", "epsilon: expected a number or one of constant(...)"),
     "range": schedule("linear(1, 2, 0)", "epsilon: linear over: expected a finite number of at least 1, got 0"),
     "a call": schedule("linear(1, inf(), 3)", "epsilon: malformed"),
-    "rate": schedule(
-        "exponential(1, 0.1, -0.5)", "epsilon: exponential rate: expected a finite number above 0, got -0.5"
-    ),
+    "rate": schedule("exponential(1, 0.1, -0.5)", "exponential rate: expected a finite number above 0, got -0.5"),
     "points": schedule("piecewise([(5, 1), (5, 2)])", "ascending counts"),
     "points between counts": schedule("piecewise([(1.5, 1)])", "expected pairs of a count and a value, got [(1.5, 1)]"),
     "unit": schedule("linear(1, 2, 3, of=days)", "of: expected steps or updates, got 'days'"),
     "no function": schedule("custom(nowhere:f)", "epsilon: expected something that can be imported"),
-    "None": schedule(None, "epsilon: expected a number, a schedule or a function", TypeError),
-    "bool": schedule(True, "epsilon: expected a number, a schedule or a function", TypeError),
-    "list": schedule([1.0], "epsilon: expected a number, a schedule or a function", TypeError),
+    **{f"{value}": schedule(value, NO_SCHEDULE, TypeError) for value in (None, True, [1.0])},
     "text returned": epsilon(lambda count: "much", "at 0: expected a finite number, got"),
     "None returned": epsilon(lambda count: None, "at 0: expected a finite number, got"),
     "NaN returned": epsilon(lambda count: math.nan, "at 0: expected a finite number, got"),
-    "above 1": epsilon(1.5, "epsilon: expected a probability"),
-    "below 0": epsilon(-0.1, "epsilon: expected a probability"),
-    "above 1 at its end": epsilon("linear(0.5, 2, 10)", "epsilon: expected a probability"),
-    "descending stages": (partial(mc.Config, stages=(30, 10)), ValueError, "stages: expected ascending counts of at"),
-    "text as stages": (partial(mc.Config, stages="123"), ValueError, "stages: expected counts, got '123'"),
-    "an unknown stage": (
-        partial(mc.Config, stages=(5,), stage_names=("ramp",), replay=mc.ReplayConfig(clear_at_stage=("rmp",))),
-        ValueError,
-        "replay.clear_at_stage: expected names of ('ramp',), got 'rmp'; did you mean ramp?",
-    ),
-    "a stage without a name": (
-        partial(mc.Config, stages=(5, 9), stage_names=("ramp",)),
-        ValueError,
-        "stage_names: expected 2, one for each of `stages`, got ('ramp',)",
-    ),
-    "the same name twice": (
-        partial(mc.Config, stages=(5, 9), stage_names=("a", "a")),
-        ValueError,
-        "expected each name once, got ('a', 'a')",
-    ),
-    "numbers as names": (
-        partial(mc.ReplayConfig, clear_at_stage=(1,)),
-        ValueError,
-        "clear_at_stage: expected True, False or a tuple of names of stages, got (1,)",
-    ),
+    **{f"epsilon {odd}": epsilon(odd, "epsilon: expected a probability") for odd in (1.5, -0.1, "linear(0.5, 2, 10)")},
+    "descending stages": staged("stages: expected ascending counts of at", stages=(30, 10)),
+    "text as stages": staged("stages: expected counts, got '123'", stages="123"),
+    "no such stage": staged("replay.clear_at_stage: expected names of ('ramp',), got 'rmp'; did you mean ra", **RAMP),
+    "one name": staged("stage_names: expected 2, one for each of `stages`, got", stages=(5, 9), stage_names=("ramp",)),
+    "the same name twice": staged("expected each name once, got ('a', 'a')", stages=(5, 9), stage_names=("a", "a")),
+    "numbers as names": (partial(mc.ReplayConfig, clear_at_stage=(1,)), "clear_at_stage: expected True, False or a t"),
     "sinks": (partial(mc.MetricsConfig, sinks=3), TypeError, "sinks: expected names of sinks, got 3"),
     "a learner": (partial(mc.Config.from_dict, {"learners": {"a": 3}}), TypeError, "LearnerConfig for 'a', got 3"),
     **{f"{value!r} updates a step": ratio(value) for value in (0, -0.1, math.nan, "much", True)},
@@ -240,7 +196,6 @@ REFUSED: dict[str, Refused] = {
     "a function of updates a step": ratio(math.sqrt, " or a schedule other than a function, got <built-in"),
     "text of such a function": ratio("custom(nowhere:f)", " or a schedule other than a function, got 'custom("),
     "no ratio in serial mode": ratio(None, " in serial mode, got None"),
-    "nor of a policy": (partial(mc.Config, mode="serial", ratios={"a": None}), ValueError, "ratios.a: expected a num"),
 }
 
 
@@ -249,10 +204,11 @@ test_wrong_settings_and_assignments_are_refused = refusals(REFUSED)
 
 @pytest.mark.parametrize("copies", [1, 3])
 def test_a_vector_environment_has_its_own_number_of_copies(copies: int) -> None:
-    assert RunInput.checked(Request(partial(gymnasium.make_vec, CARTPOLE, copies), "dqn")).config.actor.envs == copies
-    assert (
-        RunInput.checked(Request(partial(gymnasium.make, CARTPOLE), "dqn")).config.actor.envs == mc.ActorConfig().envs
-    )
+    for make, envs in (
+        (partial(gymnasium.make_vec, CARTPOLE, copies), copies),
+        (CARTPOLE_ALONE, mc.ActorConfig().envs),
+    ):
+        assert RunInput.checked(Request(make, "dqn")).config.actor.envs == envs
 
 
 def test_an_environments_own_number_of_frames_is_stacked() -> None:
@@ -268,12 +224,12 @@ def test_texts_that_are_left_out_are_named(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_settings_come_back_from_json() -> None:
-    config = mc.Config(
-        learners=MappingProxyType({"a": mc.LearnerConfig(gamma=0.5)}),
-        updates_per_step="linear(0.1, 1, 100)",
-        self_play=mc.SelfPlayConfig(pool=4, anchors={weak: 0.15}),
-        replay=mc.ReplayConfig(mixture={"anchor": 0.5, "pool": 0.5}),
+    learners, league = (
+        MappingProxyType({"a": mc.LearnerConfig(gamma=0.5)}),
+        mc.SelfPlayConfig(pool=4, anchors={weak: 0.15}),
     )
+    replay, pace = mc.ReplayConfig(mixture={"anchor": 0.5, "pool": 0.5}), "linear(0.1, 1, 100)"
+    config = mc.Config(learners=learners, updates_per_step=pace, self_play=league, replay=replay)
     assert mc.Config.from_dict(json.loads(json.dumps(config.to_dict()))) == config
     assert config.self_play.anchors == {"arena:weak": mc.Constant(0.15)}
     assert mc.Config().exploration.epsilon is None

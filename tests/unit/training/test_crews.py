@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from refused import check_refused
+from refused import Refused, refusals
 
 import marlcore as mc
 from marlcore.cli.options import CommandLine
@@ -73,32 +73,22 @@ def learners(text: str) -> mc.ClusterConfig:
     return mc.ClusterConfig("auto", learners={"red": text})
 
 
-REFUSED = {
-    "nodes without an address": (lambda: mc.ClusterConfig(nodes=2), "address: expected auto or host:port with nodes"),
+AMOUNTS, BY_NAME = "learners: expected resources such as GPU=1,CPU=4", "learners: expected numbers above 0 by name, "
+REFUSED: dict[str, Refused] = {
+    "no address": (lambda: mc.ClusterConfig(nodes=2), "address: expected auto or host:port with nodes"),
     "Ray's client": (lambda: mc.ClusterConfig("ray://head:10001"), "address: expected auto or host:port"),
     "more at the start": (lambda: mc.ClusterConfig("auto", nodes_at_start=2), "nodes_at_start: expected at most nodes"),
     "no port": (lambda: mc.ClusterConfig("head:65536"), "address: expected auto or host:port"),
     "too many": (lambda: mc.ClusterConfig("auto", resources={"CPU": 2**53}), "resources: expected numbers above 0"),
     "half a core more": (lambda: mc.ClusterConfig("auto", resources={"CPU": 1.5}), "resources: expected numbers ab"),
-    "a text with more": (lambda: learners("GPU=1=7"), "learners: expected resources such as GPU=1,CPU=4"),
-    "an amount twice": (lambda: learners("GPU=1,GPU=2"), "learners: expected resources such as GPU=1,CPU=4"),
-    "no name": (lambda: learners("=1"), "learners: expected numbers above 0 by name, whole ones above 1"),
-    "no end": (lambda: learners("GPU=inf"), "learners: expected numbers above 0 by name, whole ones above 1"),
+    "a text with more": (lambda: learners("GPU=1=7"), AMOUNTS),
+    "an amount twice": (lambda: learners("GPU=1,GPU=2"), AMOUNTS),
+    "no name": (lambda: learners("=1"), f"{BY_NAME}whole ones above 1"),
+    "no end": (lambda: learners("GPU=inf"), f"{BY_NAME}whole ones above 1"),
     "a long flush": (lambda: mc.ClusterConfig("auto", flush_seconds=61), "flush_seconds: expected a number"),
     "in turn": (lambda: mc.Config(mode="serial", cluster=CLUSTER), "mode: expected async with cluster.address"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_a_cluster_that_cannot_be_is_refused(case: str) -> None:
-    call, says = REFUSED[case]
-    check_refused(call, ValueError, says)
-
-
-def test_the_settings_of_a_cluster_survive_json() -> None:
-    config = mc.Config(cluster=mc.ClusterConfig("head:6379", nodes=3, resources={"highmem": 1}, compress="lz4"))
-    assert mc.Config.from_dict(config.to_dict()) == config
-    assert config.cluster.reserved == {"CPU": 1.0, "highmem": 1.0}
+}
+test_a_cluster_that_cannot_be_is_refused = refusals(REFUSED)
 
 
 def test_what_a_learner_needs_is_text_or_amounts(tmp_path: Path) -> None:
@@ -113,6 +103,7 @@ def test_what_a_learner_needs_is_text_or_amounts(tmp_path: Path) -> None:
         assert cluster.learners == needs
         config = mc.Config(cluster=cluster)
         assert mc.Config.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+    assert mc.ClusterConfig("head:6379", nodes=3, resources={"highmem": 1}).reserved == {"CPU": 1.0, "highmem": 1.0}
     assert cluster.reserved_for("red") == {"CPU": 4.0, "GPU": 1.0}
     assert cluster.reserved_for("blue") == {"CPU": 1.0, "highmem": 0.5}
 

@@ -24,22 +24,10 @@ def size(path: Path) -> tuple[int, int]:
     return struct.unpack(">II", data[16:24])
 
 
-def noisy_run(agents: int, episodes: int) -> list[Metric]:
-    rng = np.random.default_rng(0)
-    steps = rng.permutation(episodes) * 25
-    return [
-        episode(int(step), -60 + 40 * math.tanh(step / (12 * episodes)) + rng.normal(0, 8) - 3 * i, f"agent_{i}")
-        for i in range(agents)
-        for step in steps
-    ]
-
-
 RUNS = {
-    **{f"{agents} agents": noisy_run(agents, 500) for agents in (1, 3, 14)},
-    "nothing": [],
+    "many agents": [episode(25 * i, math.sin(i) - agent, f"agent_{agent}") for agent in range(14) for i in range(500)],
     "no return": [Metric(0.0, 1, "agent_0", "loss", 1.0)],
     "no finite return": [episode(1, math.nan), episode(2, math.inf)],
-    "one": [episode(1, 2.0)],
     "one of all agents": [episode(1, 2.0, agent="")],
     "names with a meaning": [episode(1, 2.0, agent=agent) for agent in ("_hidden", "$x_{$")],
     "hidden names": [episode(1, 2.0, agent="_hidden")],
@@ -89,7 +77,7 @@ def test_long_runs_are_thinned_evenly(n):
     np.testing.assert_array_equal(values, -kept)
 
 
-@pytest.mark.parametrize("lengths", [(0, 0), (1, 1), (1, 40), (40, 0)])
+@pytest.mark.parametrize("lengths", [(0, 0), (1, 40)])
 def test_runs_of_any_length_make_a_picture(tmp_path: Path, lengths: tuple[int, int]) -> None:
     runs = [[episode(i, i % 7) for i in range(length)] for length in lengths]
     curves.plot_runs(runs, tmp_path / "curves.png", "title")

@@ -16,25 +16,20 @@ import pytest
 import torch
 from hunt import HUNT
 from refused import check_refused
+from whole_runs import Runs
 
 import marlcore as mc
 from marlcore.processes import Metric
 from marlcore.spaces import Spaces
-from marlcore.training import EvaluationConfig, ReplayConfig, SelfPlayConfig, read_metrics
+from marlcore.training import (
+    PSROResult,
+    best_run,
+    read_metrics,
+    record,
+)
 from marlcore.training.config import AssignedPolicy
 from marlcore.training.evaluation import SavedRun, save_policies
-from marlcore.training.record import (
-    RunDirectory,
-    checkpoint_path,
-    described_policies,
-    files,
-    load_checkpoint,
-    read_config,
-    read_json,
-    read_progress,
-    save_checkpoint,
-    write_json,
-)
+from marlcore.training.oracles.result import read_into
 from marlcore.training.record.sinks import CsvSink
 from marlcore.training.record.sinks.wandb import _run_id
 from marlcore.training.workers.storage import OwnerOf
@@ -62,14 +57,14 @@ def policies_of(path: Path) -> Any:
 
 
 READERS: dict[str, Callable[[Path], Any]] = {
-    "config.json": lambda path: read_config(path.parent),
-    "checkpoints/run.json": lambda path: {**read_progress(path.parents[1]), "metrics": None},
+    "config.json": lambda path: record.read_config(path.parent),
+    "checkpoints/run.json": lambda path: {**record.read_progress(path.parents[1]), "metrics": None},
     "checkpoints/run.pickle": policies_of,
-    "checkpoints/policies.json": lambda path: described_policies(path.parents[1]),
+    "checkpoints/policies.json": lambda path: record.described_policies(path.parents[1]),
     "checkpoints/*.replay": replay_of,
-    "checkpoints/*.pt": lambda path: plain(load_checkpoint(path)),
+    "checkpoints/*.pt": lambda path: plain(record.load_checkpoint(path)),
     "metrics.csv": lambda path: list(map(repr, read_metrics(path))),
-    "payoff.json": read_json,
+    "payoff.json": record.read_json,
     "wandb/run-id": _run_id,
 }
 
@@ -83,7 +78,7 @@ def files_of(run: Path) -> list[tuple[Path, Callable[[Path], Any]]]:
 
 
 def make_run(path: Path) -> Path:
-    with RunDirectory.create(path, {"seed": 1, "learner": {"lr": 0.001}}) as run:
+    with record.RunDirectory.create(path, {"seed": 1, "learner": {"lr": 0.001}}) as run:
         for step in range(20):
             run.csv.record(Metric(step / 7, step, "agent_0", "loss", 1 / (step + 1)))
         run.save_progress({"time_s": 1.5, "steps": {"actor-0": 1234}})
@@ -92,10 +87,12 @@ def make_run(path: Path) -> Path:
     save_policies(path, gymnasium.spaces.Discrete(2).sample, policies, mc.Config())
     for i, policy in enumerate(policies):
         for which in ("last", "best", "opponent-3"):
-            save_checkpoint(checkpoint_path(path, policy.name, which), {"acting": torch.arange(50) * i, "updates": 7})
+            state = {"acting": {"weight": torch.arange(50) * i}, "updates": 7}
+            record.save_checkpoint(record.checkpoint_path(path, policy.name, which), state)
         with mc.ReplayBuffer.create(mc.DQN().transition(SPACES), 16) as replay:
             replay.save(run.replay_path(policy.name), OwnerOf(policy.name))
-    write_json(path / "payoff.json", {"opponents": {}, "history": [{"step": 5, "win_rates": {"anchor:weak": 0.25}}]})
+    history = [{"step": 5, "win_rates": {"anchor:weak": 0.25}}]
+    record.write_json(path / "payoff.json", {"opponents": {}, "history": history})
     (path / "wandb").mkdir()
     _run_id(path / "wandb" / "run-id")
     return path
@@ -109,7 +106,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def is_named(path: Path, read: Callable[[Path], Any], content: Any, caplog: pytest.LogCaptureFixture) -> bool:
     """Whether a damaged file is named, in one line of an error or a warning; without that it has the content."""
     caplog.clear()
-    files._warn_once.cache_clear()
+    record.files._warn_once.cache_clear()
     try:
         value = read(path)
     except (ValueError, mc.MarlcoreError) as error:
@@ -145,16 +142,8 @@ def test_no_flipped_bit_changes_what_is_loaded(tiny, caplog):
 @pytest.mark.long
 @pytest.mark.usefixtures("undrawn", "shared_fork_server")
 def test_no_flip_of_a_thousand_in_a_real_run_changes_what_is_loaded(tmp_path, caplog):
-    config = mc.Config(
-        total_steps=600,
-        mode="serial",
-        run_dir=str(tmp_path / "run"),
-        replay=ReplayConfig(capacity=2000, save=True),
-        learner=mc.LearnerConfig(warmup=100, batch_size=16, device="cpu"),
-        evaluation=EvaluationConfig(interval=200, episodes=1),
-        self_play=SelfPlayConfig(),
-    )
-    mc.train(HUNT, "dqn", config, progress=False)
+    kept = {"replay": {"capacity": 2000, "save": True}, "evaluation": {"interval": 200, "episodes": 1}}
+    Runs(total_steps=600, self_play=mc.SelfPlayConfig(), **kept).train(tmp_path, HUNT)
     assert named_flips(tmp_path / "run", 1000, caplog) > 500
 
 
@@ -179,12 +168,57 @@ def test_no_pipe_is_waited_for(tiny, tmp_path):
         CsvSink(tmp_path / "run" / "metrics.csv", "r+")
 
 
+def test_a_hole_of_terabytes_is_refused_unread(tiny, tmp_path):
+    """With and without a seal at its end, which is not that of such a file."""
+    for path, read in files_of(Path(shutil.copytree(tiny, tmp_path / "run"))):
+        whole = path.read_bytes() if path.suffix != ".replay" else b""  # whose length its description has
+        for kept in (b"", whole[-1000:]):
+            with path.open("wb") as file:
+                file.truncate(2**42)
+                file.seek(0, os.SEEK_END)
+                file.write(kept)
+            with pytest.raises((ValueError, mc.MarlcoreError), match=path.name):
+                read(path)
+        path.write_bytes(whole)
+
+
+TYPES = {
+    "config.json": {"learners": 5, "learners.a": {"learners": {"a": 1}}, "total_steps": "x", "init_from": []},
+    "policies.json": {"policies": 5, "name": {"policies": [{}]}},
+    "run.json": {"metrics": 5},
+    "psro.json": {"payoffs": [["x"]], "gains": 10**400},
+    "agent_0.pt": {"updates": "x", "network": 5},
+}
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_a_sealed_field_of_another_type_is_named(tiny, tmp_path, name):
+    run = Path(shutil.copytree(tiny, tmp_path / "run"))
+    policies, config, _ = policies_of(run / "checkpoints" / "run.pickle")
+    record.write_json(run / "psro.json", {"mixture": [1], "gains": [], "payoffs": [[0]], "half_widths": [[0]]})
+    described = record.describe("env", policies, config)
+    record.write_json(run / "config.json", described)
+    (path,) = run.rglob(name)
+    whole = record.read_json(path) if path.suffix == ".json" else record.load_checkpoint(path)
+    for field, value in TYPES[name].items():
+        changed = {**whole, **(value if isinstance(value, dict) else {field: value})}
+        (record.write_json if path.suffix == ".json" else record.save_checkpoint)(path, changed)
+        with pytest.raises(ValueError, match=rf"^[^\n]*{name}.*{field}[^\n]*$"):
+            for read in (
+                lambda: best_run([run], "loss"),
+                lambda: read_into(PSROResult(run_dir=run)),
+                lambda: record.initial_states(path if path.suffix == ".pt" else run, ["agent_0"]),
+                lambda: record.check_resumed(run, described, policies),
+            ):
+                read()
+
+
 @pytest.mark.parametrize(("this", "other"), [("agent_0", "agent_1"), ("agent_0", "agent_0.best")])
 def test_a_checkpoint_in_place_of_another_is_refused(tiny, tmp_path, this, other):
     path = shutil.copy(tiny / "checkpoints" / f"{other}.pt", tmp_path / f"{this}.pt")
     with pytest.raises(ValueError, match=rf"{path}' \(.*: expected {this}.pt, got a copy of {other}.pt\)$"):
-        load_checkpoint(Path(path))
-    assert load_checkpoint(Path(path), own_name=False)["updates"] == 7  # as an anchor
+        record.load_checkpoint(Path(path))
+    assert record.load_checkpoint(Path(path), own_name=False)["updates"] == 7  # as an anchor
 
 
 def test_a_replay_in_place_of_another_policys_is_refused(tiny):
@@ -196,14 +230,14 @@ def test_a_replay_in_place_of_another_policys_is_refused(tiny):
 def test_a_sealed_checkpoint_is_an_ordinary_file_of_torch(tiny):
     path = tiny / "checkpoints" / "agent_1.pt"
     for how in ({}, {"weights_only": False}, {"mmap": True}):
-        assert torch.load(path, **how)["acting"].tolist() == list(range(50))
+        assert torch.load(path, **how)["acting"]["weight"].tolist() == list(range(50))
 
 
 def test_an_edited_configuration_is_taken_and_said(tiny, tmp_path, caplog):
-    files._warn_once.cache_clear()
+    record.files._warn_once.cache_clear()
     path = Path(shutil.copy(tiny / "config.json", tmp_path))
     path.write_text(path.read_text().replace('"seed": 1', '"seed": 2'))
-    assert read_config(tmp_path) == {"seed": 2, "learner": {"lr": 0.001}}
+    assert record.read_config(tmp_path) == {"seed": 2, "learner": {"lr": 0.001}}
     assert [record.getMessage() for record in caplog.records] == [
         f"'{path}': expected the file as the run wrote it, got a changed or damaged one; it is taken as it is"
     ]
@@ -214,10 +248,10 @@ def test_a_checkpoint_without_a_seal_or_in_an_older_format_is_refused(tmp_path):
     path, data = tmp_path / "a.pt", io.BytesIO()
     torch.save({"updates": 3}, path)
     says = "expected the file as the run wrote it, got a changed or damaged one"
-    check_refused(lambda: load_checkpoint(path), ValueError, says)
+    check_refused(lambda: record.load_checkpoint(path), ValueError, says)
     torch.save({"updates": 3}, data, _use_new_zipfile_serialization=False)
-    files.write_sealed(path, data.getvalue())
-    check_refused(lambda: load_checkpoint(path), ValueError, "a.pt' (expected a zip)")
+    record.files.write_sealed(path, data.getvalue())
+    check_refused(lambda: record.load_checkpoint(path), ValueError, "a.pt' (expected a zip)")
 
 
 def test_a_checkpoint_that_unpacks_to_more_than_its_size_is_refused(tmp_path):
@@ -226,5 +260,5 @@ def test_a_checkpoint_that_unpacks_to_more_than_its_size_is_refused(tmp_path):
     with zipfile.ZipFile(path) as whole, zipfile.ZipFile(data, "w", zipfile.ZIP_DEFLATED) as packed:
         for name in whole.namelist():
             packed.writestr(name, whole.read(name))
-    files.write_sealed(path, data.getvalue())
-    check_refused(lambda: load_checkpoint(path), ValueError, "a.pt' (expected a zip without compression)")
+    record.files.write_sealed(path, data.getvalue())
+    check_refused(lambda: record.load_checkpoint(path), ValueError, "a.pt' (expected a zip without compression)")

@@ -15,9 +15,10 @@ import torch
 from batches import SMALL, team_spaces
 from gymnasium import spaces as gym
 from own_networks import EntityTransformer, GridTorso, SharedTorso
-from refused import Refused, check_refused
+from refused import Refused, check_row
 from tiers import long_but
 from torch import nn
+from whole_runs import Runs
 
 import marlcore as mc
 from marlcore.__main__ import main
@@ -33,7 +34,7 @@ DOCS = (Path(__file__).parents[3] / "docs" / "training.md").read_text()
 LAYOUT = DOCS.partition("| key | what it is |")[2].partition("What evaluations keep")[0]
 Run = Callable[[dict[str, Any]], dict[str, Any]]  # arrays by name, as the program takes and returns them
 
-EPISODES, STEPS = 20, 50  # 1,000 observations
+EPISODES, STEPS = 10, 25
 
 BOX = gym.Box(-1, 1, (4,))
 FAR = gym.Box(-np.inf, np.inf, (3, 2), np.float64)
@@ -203,12 +204,9 @@ def stacked(rows: Any, step: int, stack: int) -> Any:
 OTHERS = zip([kind for kind in KINDS if kind not in QUICK], cycle(FORMATS), strict=False)
 
 
-@pytest.mark.parametrize(
-    ("kind", "ending"),
-    long_but([*product(QUICK, [".pt"])], [*product(QUICK, FORMATS), *OTHERS]),
-)
+@pytest.mark.parametrize(("kind", "ending"), long_but([*product(QUICK, [".pt"])], [*product(QUICK, FORMATS), *OTHERS]))
 def test_a_program_acts_as_its_policy(kind: str, ending: str, tmp_path: Path, program: Any) -> None:
-    """On 1,000 observations: episodes side by side in the program, one after another in the policy."""
+    """Episodes side by side in the program, one after another in the policy."""
     policy, generator = policy_of(kind), np.random.default_rng(0)
     if ending == ".onnx":
         needs_onnx("onnxruntime")
@@ -253,10 +251,7 @@ ODD_SPACES: dict[str, gym.Space] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "ending"),
-    long_but([*product(ODD_SPACES, [".pt"])], product(ODD_SPACES, FORMATS)),
-)
+@pytest.mark.parametrize(("name", "ending"), long_but([*product(ODD_SPACES, [".pt"])], product(ODD_SPACES, FORMATS)))
 def test_each_loader_and_program_acts_as_the_policy_that_was_saved(
     name: str, ending: str, tmp_path: Path, program: Any
 ) -> None:
@@ -274,7 +269,7 @@ def test_each_loader_and_program_acts_as_the_policy_that_was_saved(
     loaded = [mc.load_policy(tmp_path, "agent_0", weights_only=alone) for alone in (False, True)]
     run = FORMATS[ending](tmp_path / f"p{ending}", loaded[1].export(tmp_path / f"p{ending}"), program)
     space.seed(0)
-    for _ in range(50):
+    for _ in range(20):
         obs = space.sample()
         if spaces.masked:
             obs["action_mask"][0] = 1
@@ -314,29 +309,22 @@ def refused(algorithm: Any, file: str = "p.pt", model: Any = None) -> Callable[[
     return lambda: policy.export(file)
 
 
-NEEDS = "export: ONNX needs onnx and onnxscript, try: pip install 'marlcore[onnx]'; or name a file .pt"
 NO_NETWORK = "export: expected a network that torch can export, for batches of any length, got "
 REFUSED: dict[str, Refused] = {
-    "ending": (refused(mc.DQN(), "p.h5"), ValueError, "export: expected a file named .onnx or .pt, got 'p.h5'"),
-    "directory": (
-        refused(mc.DQN(), "no/p.pt"), ValueError, "export: expected a file in an existing directory, got 'no/p.pt'",
-    ),
-    "algorithm": (
-        refused(object(), model=nn.Identity()), ValueError, "export: expected an algorithm with a method greedy, got",
-    ),
-    "act": (
-        refused(Silent()), ValueError, "export: expected a method greedy of Silent that returns the actions of act",
-    ),
-    "network": (refused(mc.DQN(network=ByNumPy, hidden=(4,))), ValueError, NO_NETWORK),
-    "packages": (refused(mc.DQN(), "p.onnx"), ImportError, NEEDS),
-}  # fmt: skip
+    "ending": (refused(mc.DQN(), "p.h5"), "export: expected a file named .onnx or .pt, got 'p.h5'"),
+    "directory": (refused(mc.DQN(), "no/p.pt"), "export: expected a file in an existing directory, got 'no/p.pt'"),
+    "algorithm": (refused(object(), model=nn.Identity()), "export: expected an algorithm with a method greedy, got"),
+    "act": (refused(Silent()), "export: expected a method greedy of Silent that returns the actions of act"),
+    "network": (refused(mc.DQN(network=ByNumPy, hidden=(4,))), NO_NETWORK),
+    "packages": (refused(mc.DQN(), "p.onnx"), ImportError, "export: ONNX needs onnx and onnxscript, try: pip install"),
+}
 
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_refuses(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "onnxscript", None)
-    check_refused(*REFUSED[case])
+    check_row(REFUSED[case])
     assert not [*tmp_path.iterdir()]
 
 
@@ -352,9 +340,8 @@ def test_the_parts_of_each_trainer_are_documented(name: str) -> None:
 
 def test_the_command_line_writes_a_program(tmp_path: Path, capsys: Any, program: Any, undrawn: None) -> None:
     run, file = tmp_path / "run", tmp_path / "p.pt"
-    learner = mc.LearnerConfig(warmup=50, batch_size=16, device="cpu", obs_norm="running")
-    config = mc.Config(total_steps=300, mode="serial", learner=learner, run_dir=str(run))
-    mc.train("gymnasium:CartPole-v1", mc.R2D2(units=8, length=8, burn_in=2, period=6), config, progress=False)
+    recurrent = mc.R2D2(units=8, length=8, burn_in=2, period=6)
+    Runs(total_steps=150, learner={"obs_norm": "running"}).train(tmp_path, "gymnasium:CartPole-v1", recurrent)
     capsys.readouterr()
     assert main(["export", str(run), "--policy", "agent_0", "--file", str(file)]) == 0
     lines = capsys.readouterr().out.splitlines()

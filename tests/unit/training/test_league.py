@@ -69,9 +69,10 @@ def test_odds_are_those_of_their_formula(draw: Any, weight: Callable[..., float]
     assert pool_odds(settings(draw=draw, power=power), STANDINGS).tolist() == pytest.approx(expected, rel=1e-12)
 
 
-def test_no_power_makes_all_odds_0() -> None:
-    odds = pool_odds(settings(draw="pfsp", power=1e5), STANDINGS)
-    assert odds.tolist() == [0.0, 0.0, 0.0, 1.0]
+def test_odds_survive_extreme_numbers() -> None:
+    """Of opponents that are all far away each is drawn alike."""
+    assert pool_odds(settings(draw="pfsp", power=1e5), STANDINGS).tolist() == [0.0, 0.0, 0.0, 1.0]
+    assert pool_odds(settings(draw="rating"), STANDINGS._replace(evenness=np.zeros(4))).tolist() == [0.25] * 4
 
 
 def test_shares_go_to_the_latest_the_anchors_and_the_pool() -> None:
@@ -94,17 +95,14 @@ def test_shares_follow_their_schedules() -> None:
         assert odds.tolist() == pytest.approx([latest, anchor, pool, pool, 0, 0])
 
 
-@pytest.mark.parametrize(("strong", "expected"), [(0.3, [0.25, 0.75]), (0.0, [1.0, 0.0])])
-def test_only_anchors_play_before_self_play_begins(strong: float, expected: list[float]) -> None:
-    config = settings(anchors={weak: 0.1, Counted: strong})
+@pytest.mark.parametrize(
+    ("latest", "shares", "expected"),
+    [(0.25, (0.1, 0.3), [0.25, 0.75]), (0.25, (0.1, 0.0), [1.0, 0.0]), (0.0, (0.0, 0.0), [0.5, 0.5])],
+)
+def test_only_anchors_play_before_self_play_begins(latest: float, shares: Any, expected: list[float]) -> None:
+    config = settings(latest=latest, anchors=dict(zip((weak, Counted), shares, strict=True)))
     odds = odds_of(config, range(1, 3), even, START, begun=False)[1]
     assert odds.tolist() == pytest.approx([0.0, *expected, 0, 0, 0, 0])
-
-
-def test_anchors_without_a_share_play_alike_before_self_play_begins() -> None:
-    config = settings(latest=0.0, anchors={weak: 0.0, Counted: 0.0})
-    odds = odds_of(config, range(1, 3), even, START, begun=False)[1]
-    assert odds.tolist() == [0.0, 0.5, 0.5, 0, 0, 0, 0]
 
 
 @pytest.mark.parametrize("result", [1, 0, -1])
@@ -181,11 +179,6 @@ def test_a_long_history_loses_every_second_row() -> None:
         payoff.note(step, [1])
     steps = [step for step, _ in payoff.history]
     assert len(steps) <= 400 and steps == sorted(set(steps)) and steps[-1] == 1_999 and steps[0] < 300
-
-
-def test_opponents_that_are_all_far_away_are_drawn_alike() -> None:
-    far = STANDINGS._replace(evenness=np.zeros(4))
-    assert pool_odds(settings(draw="rating"), far).tolist() == [0.25] * 4
 
 
 class Scene:

@@ -15,6 +15,7 @@ from gymnasium.spaces import Box, Dict, Discrete
 from hunt import HUNT
 from refused import check_refused
 from rounding import rounding
+from whole_runs import MODES, Runs
 
 import marlcore as mc
 from marlcore.algos.fast import passes
@@ -252,19 +253,16 @@ class SpoiltDQN(mc.DQN):
         return trainer
 
 
-@pytest.mark.parametrize("mode", ["serial", pytest.param("async", marks=pytest.mark.long)])
+@MODES
 def test_a_run_that_diverges_ends_in_one_line(tmp_path: Path, mode: Any) -> None:
     """The learner is not restarted, and the last finite checkpoint is kept."""
-    config = mc.Config(
-        total_steps=2000, run_dir=str(tmp_path / "run"), mode=mode, actor=mc.ActorConfig(envs=1),
-        learner=mc.LearnerConfig(batch_size=8, warmup=20, publish_interval=4, checkpoint_interval=10, device="cpu"),
-    )  # fmt: skip
+    learner = {"batch_size": 8, "warmup": 20, "publish_interval": 4, "checkpoint_interval": 10}
     line = (
         r"^learner-agent_0 failed: agent_0: expected finite numbers, but .* at update 3\d; nothing more is published; "
         r"the checkpoint of update \d+ is kept, '.*agent_0\.pt'$"
     )
     with pytest.raises(mc.WorkerFailed, match=line) as caught:
-        mc.train(partial(HUNT, agents=1), SpoiltDQN(hidden=(8,)), config, progress=False)
+        Runs(learner=learner).train(tmp_path, partial(HUNT, agents=1), SpoiltDQN(hidden=(8,)), mode=mode)
     assert caught.value.reason == "diverged" and "\n" not in str(caught.value)
     saved = torch.load(io.BytesIO((tmp_path / "run" / "checkpoints" / "agent_0.pt").read_bytes()), weights_only=True)
     assert f"update {saved['updates']} is kept" in str(caught.value)
@@ -290,9 +288,8 @@ def test_the_model_is_compiled_when_its_trainer_is_made(tmp_path: Path, monkeypa
         module._compiled_call_impl = module._call_impl
 
     monkeypatch.setattr(torch.nn.Module, "compile", compiled)
-    config = mc.LearnerConfig(compile="reduce-overhead", warmup=50, device="cpu")
-    config = mc.Config(total_steps=300, mode="serial", run_dir=str(tmp_path / "run"), learner=config)
-    mc.train("gymnasium:CartPole-v1", Watched(hidden=(8, 8)), config, progress=False)
+    runs = Runs(total_steps=150, learner={"compile": "reduce-overhead"})
+    runs.train(tmp_path, "gymnasium:CartPole-v1", Watched(hidden=(8, 8)))
     ((implementation, kind, of_target),) = seen
     assert modes == ["reduce-overhead"]
     assert implementation is not None and kind is AutogradPass and of_target is None

@@ -2,6 +2,8 @@
 
 import math
 from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +11,7 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from refused import check_refused, refusals
+from refused import Refused, check_refused, refusals
 
 import marlcore as mc
 from marlcore.training.lineage import LOST, STATE, Kin, Lineage, explored, parent_of, plot_lineage, promoted
@@ -35,6 +37,9 @@ def test_of_two_or_three_the_worst_copies_the_best() -> None:
 
 
 def test_one_score_or_equal_ones_make_nobody_copy() -> None:
+    """And a diverged member copies the best if there is one."""
+    assert parents(0, {0: LOST, 1: 2.0, 2: 3.0}) == {2}
+    assert parents(0, {0: LOST, 1: LOST}) == {None}
     assert parents(0, {0: 1.0}) == {None}
     assert parents(0, dict.fromkeys(range(8), 3.0)) == {None}
     assert parents(5, {member: float(member) for member in range(4)}) == {None}
@@ -46,11 +51,6 @@ def test_a_decision_is_that_of_its_seed_member_and_time() -> None:
         return [lineage.generator_of(member).random() for lineage in lineages for member in range(2)]
 
     assert draws(0) == draws(0) and len({*draws(0), *draws(1)}) == 20
-
-
-def test_a_diverged_member_copies_the_best_if_there_is_one() -> None:
-    assert parents(0, {0: LOST, 1: 2.0, 2: 3.0}) == {2}
-    assert parents(0, {0: LOST, 1: LOST}) == {None}
 
 
 def test_copied_settings_are_perturbed_or_drawn_anew() -> None:
@@ -105,44 +105,30 @@ def test_a_lineage_reads_back_as_it_was_written(tmp_path: Path) -> None:
     assert table[0] == "member,step,score,copied,algorithm.hidden" and table[1].startswith("1,100,2.5,,")
 
 
-test_bad_settings_are_refused = refusals(
-    {
-        "an empty range": (
-            lambda: mc.Uniform(2, 1), ValueError,
-            "Uniform: expected two numbers, the lower one first, got 2 and 1",
-        ),
-        "a logarithm of zero": (lambda: mc.LogUniform(0, 1), ValueError, "LogUniform: expected numbers above 0, got 0"),
-        "one option": (lambda: mc.Choice(1), ValueError, "Choice: expected at least two options, got (1,)"),
-        "no settings": (
-            lambda: mc.PopulationConfig(settings={}), ValueError,
-            "settings: expected distributions by the names of settings, got {}",
-        ),
-        "no distribution": (
-            lambda: mc.PopulationConfig(settings={"learner.gamma": 0.9}), ValueError,  # type: ignore[dict-item]
-            "settings: expected a Uniform, a LogUniform or a Choice for 'learner.gamma', got 0.9",
-        ),
-        "one member": (
-            lambda: mc.PopulationConfig(settings=dict(RATE), size=1), ValueError,
-            "size: expected an integer of at least 2, got 1",
-        ),
-        "no factors": (
-            lambda: mc.PopulationConfig(settings=dict(RATE), factors=()), ValueError,
-            "factors: expected a tuple of factors, got ()",
-        ),
-    }
-)  # fmt: skip
+def searched(**settings: Any) -> Any:
+    return partial(mc.PopulationConfig, **{"settings": dict(RATE), **settings})
+
+
+REFUSED: dict[str, Refused] = {
+    "an empty range": (partial(mc.Uniform, 2, 1), "Uniform: expected two numbers, the lower one first, got 2 and 1"),
+    "a logarithm of zero": (partial(mc.LogUniform, 0, 1), "LogUniform: expected numbers above 0, got 0"),
+    "one option": (partial(mc.Choice, 1), "Choice: expected at least two options, got (1,)"),
+    "no settings": (searched(settings={}), "settings: expected distributions by the names of settings, got {}"),
+    "a number": (searched(settings={"a": 0.9}), "expected a Uniform, a LogUniform or a Choice for 'a', got 0.9"),
+    "one member": (searched(size=1), "size: expected an integer of at least 2, got 1"),
+    "no factors": (searched(factors=()), "factors: expected a tuple of factors, got ()"),
+}
+test_bad_settings_are_refused = refusals(REFUSED)
+
+
+def drawn(hidden: list[int], gamma: float) -> dict[str, Any]:
+    return {"settings": {"algorithm.hidden": hidden, "learner.gamma": gamma}}
 
 
 FORGED: dict[str, tuple[dict[str, Any], str]] = {
     "another setting": ({"settings": {"algorithm.network": "os:system"}}, "settings: expected the fields ["),
-    "no option": (
-        {"settings": {"algorithm.hidden": [4], "learner.gamma": 0.95}},
-        "algorithm.hidden: expected one of ((8,), (16, 8)), got [4]",
-    ),
-    "out of range": (
-        {"settings": {"algorithm.hidden": [8], "learner.gamma": 2}},
-        "learner.gamma: expected a number from 0.9 to 0.99, got 2",
-    ),
+    "no option": (drawn([4], 0.95), "algorithm.hidden: expected one of ((8,), (16, 8)), got [4]"),
+    "out of range": (drawn([8], 2), "learner.gamma: expected a number from 0.9 to 0.99, got 2"),
     "a path": ({"copied": "../../x"}, "copied: expected an integer of at least 0, got '../../x'"),
     "no target": ({"target": None}, "target: expected an integer of at least 0, got None"),
     "another member": ({"name": 1}, "unexpected keyword argument 'name'"),
@@ -170,9 +156,8 @@ def test_a_forged_population_is_refused_in_one_line(tmp_path: Path, case: str) -
 
 @pytest.mark.parametrize("other", [{"size": 3}, {"method": "pbt"}, {"interval": 5}])
 def test_a_population_keeps_what_it_began_with(tmp_path: Path, other: dict[str, int]) -> None:
-    settings = dict(RATE)
-    config = mc.PopulationConfig(settings=settings, size=2, method="random")
+    config = mc.PopulationConfig(settings=dict(RATE), size=2, method="random")
     Lineage.begun(tmp_path, config, 100, seed=1).write()
     (name,) = other
     with pytest.raises(ValueError, match=rf"population.{name}: expected .*, as it began, got"):
-        Lineage.read(tmp_path, mc.PopulationConfig(**{**vars(config), **other}), 100, seed=1)
+        Lineage.read(tmp_path, replace(config, **other), 100, seed=1)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 from hunt import HUNT
-from refused import check_refused
+from refused import Refused, check_refused, check_row
+from whole_runs import SMALL, changed
 
 import marlcore as mc
 from marlcore.cli.eval import main
@@ -36,12 +37,8 @@ def elsewhere(tmp_path, monkeypatch):
 def test_every_path_is_absolute_before_an_environment_is_made(elsewhere, tmp_path):
     here = tmp_path / "here"
     (here / "replays").mkdir()
-    config = mc.Config(
-        run_dir="run",
-        mode="serial",
-        replay=ReplayConfig(path="replays"),
-        self_play=SelfPlayConfig(anchors={"old.pt": 0.1, "bots:Bot": 0.1}),
-    )
+    league = SelfPlayConfig(anchors={"old.pt": 0.1, "bots:Bot": 0.1})
+    config = mc.Config(run_dir="run", mode="serial", replay=ReplayConfig(path="replays"), self_play=league)
     checked = RunInput.checked(Request(elsewhere, "dqn", config, resume=here / "run"))
     assert Path.cwd() == tmp_path / "elsewhere"
     assert (checked.config.run_dir, checked.config.replay.path) == (str(here / "run"), str(here / "replays"))
@@ -51,17 +48,9 @@ def test_every_path_is_absolute_before_an_environment_is_made(elsewhere, tmp_pat
     assert resumed.resume == here / "earlier"
 
 
-RESUMED = {
-    "another directory": ("other", "run"),
-    "an address": ("memory://run", "run"),
-    "no address": ("run", "memory://run"),
-}
-
-
-@pytest.mark.parametrize("case", RESUMED)
-def test_another_directory_than_the_resumed_one_is_refused(case, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("run_dir", "resume"), [("other", "run"), ("memory://run", "run"), ("run", "memory://run")])
+def test_another_directory_than_the_resumed_one_is_refused(run_dir, resume, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    run_dir, resume = RESUMED[case]
     says = f"run_dir: expected None or that of the run that continues, {resume!r}, got {run_dir!r}"
     check_refused(lambda: mc.train(HUNT, "dqn", mc.Config(run_dir=run_dir), resume=resume), ValueError, says)
     assert not any(tmp_path.iterdir())
@@ -98,13 +87,8 @@ def test_runs_among_the_policies_of_an_evaluation_are_absolute(tmp_path, monkeyp
 def test_a_run_stays_where_it_was_started(elsewhere, tmp_path, monkeypatch, mode):
     here = tmp_path / "here"
     (here / "replays").mkdir()
-    config = mc.Config(
-        total_steps=400,
-        mode=mode,
-        run_dir="run",
-        replay=ReplayConfig(capacity=600, save=True, path="replays"),
-        learner=mc.LearnerConfig(warmup=50, batch_size=8, device="cpu"),
-    )
+    replay = {"capacity": 600, "save": True, "path": "replays"}
+    config = changed(SMALL, total_steps=400, mode=mode, run_dir="run", replay=replay)
     first = mc.train(elsewhere, "dqn", config, progress=False)
     assert first.run_dir == here / "run" and read_metrics(first.run_dir / "metrics.csv")
     monkeypatch.chdir(here)
@@ -117,25 +101,17 @@ def test_a_run_stays_where_it_was_started(elsewhere, tmp_path, monkeypatch, mode
     assert not any((tmp_path / "elsewhere").iterdir())
 
 
-@pytest.mark.long
-def test_each_seed_has_a_run_of_its_own_and_one_picture_shows_all(tmp_path: Path) -> None:
-    config = mc.Config(total_steps=1500, mode="serial", run_dir=str(tmp_path / "all"))
-    results = mc.train_seeds(HUNT, "dqn", config, [3, 5], progress=False)
-    assert [result.run_dir for result in results] == [tmp_path / "all" / f"seed-{seed}" for seed in (3, 5)]
-    assert results[0].returns != results[1].returns
-    assert (tmp_path / "all" / "curves.png").read_bytes().startswith(b"\x89PNG")
-
-
 def test_a_seed_that_comes_twice_is_refused(tmp_path: Path) -> None:
     config = mc.Config(run_dir=str(tmp_path / "all"))
-    says = "seeds: expected different ones, got [1, 1]"
-    check_refused(lambda: mc.train_seeds(HUNT, "dqn", config, [1, 1]), ValueError, says)
-    check_refused(
-        lambda: mc.train_seeds(HUNT, "dqn", config, [1], parallel=0), ValueError,
-        "parallel: expected an integer of at least 1, got 0",
-    )  # fmt: skip
-    check_refused(
-        lambda: mc.train_seeds(HUNT, "dqn", replace(config, mode="serial"), [1, 2], parallel=2), ValueError,
-        "parallel: expected 1 in serial mode, whose runs work in this process, got 2",
-    )  # fmt: skip
+    many = partial(mc.train_seeds, HUNT, "dqn")
+    rows: list[Refused] = [
+        (partial(many, config, [1, 1]), "seeds: expected different ones, got [1, 1]"),
+        (partial(many, config, [1], parallel=0), "parallel: expected an integer of at least 1, got 0"),
+        (
+            partial(many, replace(config, mode="serial"), [1, 2], parallel=2),
+            "parallel: expected 1 in serial mode, whose",
+        ),
+    ]
+    for row in rows:
+        check_row(row)
     assert list(tmp_path.iterdir()) == []

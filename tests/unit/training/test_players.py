@@ -1,6 +1,7 @@
 """Players refuse observations, actions and states that are not of their spaces; what scripts see and may return."""
 
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces as gym
-from refused import check_refused
+from refused import check_refused, refusals
 
 import marlcore as mc
 from marlcore.interfaces import Turn
@@ -25,6 +26,15 @@ def loaded(spaces: mc.Spaces) -> LoadedPolicy:
     """A policy whose action is 1 whatever it sees."""
     algorithm: Any = SimpleNamespace(act=lambda *_, **__: mc.Action(np.array([1])))
     return LoadedPolicy(algorithm, ActingModel(torch.nn.Identity(), None), spaces, "repeat", {})
+
+
+def test_a_greedy_policy_with_dropout_is_deterministic() -> None:
+    torch.manual_seed(0)
+    algorithm = mc.DQN(network=lambda spaces: torch.nn.Sequential(torch.nn.Linear(2, 40), torch.nn.Dropout(0.9)))
+    policy = LoadedPolicy(algorithm, ActingModel(algorithm.make_model(PLAIN), None), PLAIN, "repeat", {})
+    assert len({policy.act(seen) for seen in [np.ones(2, np.float32)] * 60}) == 1
+    policy._player.policy.model.train()
+    assert len({policy.act(seen) for seen in [np.ones(2, np.float32)] * 60}) > 1, "the control"
 
 
 def player_of(spaces: mc.Spaces, action: Any) -> PolicyPlayer:
@@ -83,60 +93,51 @@ ALL = slice(None)
 STATE = {"cell": mc.Field((3,)), "hidden": mc.Field((3,))}
 
 
+def asked(obs: Any, *mask: Any, of: mc.Spaces = MASKED, **reward: Any) -> Callable[[], object]:
+    """A call of a policy of these spaces."""
+    return lambda: loaded(of).act(obs, *mask, **reward)
+
+
 OBS = {"noise": NOISE, "target": 0}
-WRONG_SHAPE, WRONG_DTYPE = torch.zeros(2, 7), torch.zeros(2, 3, dtype=torch.complex64)
+SEVERAL = {"noise": np.zeros((2, 2), np.float32), "target": np.zeros(2, int)}
+HIDDEN, WRONG_DTYPE = torch.zeros(2, 3), torch.zeros(2, 3, dtype=torch.complex64)
+NINE, BITS = mc.Spaces(gym.Discrete(4), gym.Discrete(3)), mc.Spaces(gym.MultiBinary(2), gym.Discrete(3))
 SAYS: dict[str, Callable[[], object]] = {
-    "obs: expected Discrete(4), got 9": lambda: loaded(mc.Spaces(gym.Discrete(4), gym.Discrete(3))).act(9),
-    "obs: expected finite numbers, got nan in [0.0, nan]": lambda: loaded(PLAIN).act([0.0, np.nan]),
-    "obs: expected MultiBinary(2), got [0, 2]": lambda: loaded(mc.Spaces(gym.MultiBinary(2), gym.Discrete(3))).act(
-        [0, 2]
+    "obs: expected Discrete(4), got 9": asked(9, of=NINE),
+    "obs: expected finite numbers, got nan in [0.0, nan]": asked([0.0, np.nan], of=PLAIN),
+    "obs: expected MultiBinary(2), got [0, 2]": asked([0, 2], of=BITS),
+    "mask: expected None, since the policy learned without masks, got array": asked(NOISE, MASK, of=PLAIN),
+    "reward: expected finite numbers, got nan in [nan]": asked(NOISE, of=PLAIN, reward=np.nan),
+    "obs['target']: expected Discrete(4), got 9": asked({"noise": NOISE, "target": 9, "action_mask": MASK}),
+    "action_mask: expected an allowed action, got [False, False": asked({**OBS, "action_mask": MASK & ~MASK}),
+    "action_mask: expected bool (3,), got [True, False]": asked(OBS, [True, False]),
+    "action_mask: expected bool (3,), got ([True], [[True], True])": asked(OBS, ([True], [[True], True])),
+    "obs: expected at least one observation, got none": asked(np.zeros((0, 2), np.float32), of=PLAIN),
+    "target: expected int64 (2,), got shape (3,)": asked(
+        {**SEVERAL, "target": np.zeros(3, int)}, np.tile(MASK, (2, 1))
     ),
-    "mask: expected None, since the policy learned without masks, got array": lambda: loaded(PLAIN).act(
-        NOISE, mask=MASK
+    "action_mask: expected bool (2, 3), got [False, True, False]": asked(SEVERAL, MASK.tolist()),
+    "reward: expected float64 (2,), got shape (3,)": asked(np.zeros((2, 2)), of=PLAIN, reward=np.zeros(3)),
+    "action_mask: expected 3 booleans, got None": asked({"observation": OBS}),
+    "obs: expected a value with the keys 'noise', 'target', got {'noise': 0, 'action_mask': array([0, 1, 0])}": asked(
+        {"noise": 0, "action_mask": np.array([0, 1, 0])}
     ),
-    "reward: expected finite numbers, got nan in [nan]": lambda: loaded(PLAIN).act(NOISE, reward=np.nan),
-    "obs['target']: expected Discrete(4), got 9": lambda: loaded(MASKED).act(
-        {"noise": NOISE, "target": 9, "action_mask": MASK}
+    "extras of the algorithm: expected ['cell'], as its transition says, got []": partial(
+        sit, STATE, {}, hidden=HIDDEN
     ),
-    "action_mask: expected an allowed action, got [False, False, False]": lambda: loaded(MASKED).act(
-        {**OBS, "action_mask": MASK & ~MASK}
+    "hidden of the algorithm's state: expected float32 (2, 3), got shape (2, 7)": partial(
+        sit, STATE, {}, hidden=torch.zeros(2, 7), cell=HIDDEN
     ),
-    "action_mask: expected bool (3,), got [True, False]": lambda: loaded(MASKED).act(OBS, mask=[True, False]),
-    "action_mask: expected bool (3,), got ([True], [[True], True])": lambda: loaded(MASKED).act(
-        OBS, mask=([True], [[True], True])
+    "cell of the algorithm's state: expected float32 (2, 3), got dtype complex64": partial(
+        sit, STATE, {}, hidden=HIDDEN, cell=WRONG_DTYPE
     ),
-    "obs: expected at least one observation, got none": lambda: loaded(PLAIN).act(np.zeros((0, 2), np.float32)),
-    "target: expected int64 (2,), got shape (3,)": lambda: loaded(MASKED).act(
-        {"noise": np.zeros((2, 2), np.float32), "target": np.zeros(3, int), "action_mask": np.tile(MASK, (2, 1))}
-    ),
-    "action_mask: expected bool (2, 3), got [False, True, False]": lambda: loaded(MASKED).act(
-        {"noise": np.zeros((2, 2), np.float32), "target": np.zeros(2, int)}, MASK.tolist()
-    ),
-    "reward: expected float64 (2,), got shape (3,)": lambda: loaded(PLAIN).act(np.zeros((2, 2)), reward=np.zeros(3)),
-    "action_mask: expected 3 booleans, got None": lambda: loaded(MASKED).act({"observation": OBS}),
-    "obs: expected a value with the keys 'noise', 'target', got {'noise': 0, 'action_mask': array([0, 1, 0])}": (
-        lambda: loaded(MASKED).act({"noise": 0, "action_mask": np.array([0, 1, 0])})
-    ),
-    "extras of the algorithm: expected ['cell'], as its transition says, got []": lambda: sit(
-        STATE, {}, hidden=torch.zeros(2, 3)
-    ),
-    "hidden of the algorithm's state: expected float32 (2, 3), got shape (2, 7)": lambda: sit(
-        STATE, {}, hidden=WRONG_SHAPE, cell=torch.zeros(2, 3)
-    ),
-    "cell of the algorithm's state: expected float32 (2, 3), got dtype complex64": lambda: sit(
-        STATE, {}, hidden=torch.zeros(2, 3), cell=WRONG_DTYPE
-    ),
-    "h of the algorithm's state: expected shape (2, 3), got (1, 2, 3)": lambda: change(ALL, h=torch.zeros(1, 2, 3)),
-    "h of the algorithm's state: expected shape (2, 3), got (1, 3)": lambda: change([0, 2], h=torch.zeros(1, 3)),
-    "state of the algorithm: expected the fields ['h'], got ['h', 'c']": lambda: change(
-        ALL, h=torch.zeros(2, 3), c=torch.zeros(2)
-    ),
+    "h of the algorithm's state: expected shape (2, 3), got (1, 2, 3)": partial(change, ALL, h=torch.zeros(1, 2, 3)),
+    "h of the algorithm's state: expected shape (2, 3), got (1, 3)": partial(change, [0, 2], h=torch.zeros(1, 3)),
+    "state of the algorithm: expected the fields ['h'], got ['h', 'c']": partial(change, ALL, h=HIDDEN, c=HIDDEN),
 }
-
-
-@pytest.mark.parametrize("says", SAYS)
-def test_what_is_not_of_its_space_is_refused(says: str) -> None:
-    check_refused(SAYS[says], TypeError if "dtype" in says else ValueError, says)
+test_what_is_not_of_its_space_is_refused = refusals(
+    {says: (call, TypeError if "dtype" in says else ValueError, says) for says, call in SAYS.items()}
+)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])

@@ -11,8 +11,6 @@ from marlcore.__main__ import main
 from marlcore.algos import ALGORITHMS
 from marlcore.training import preset_names, read_preset
 
-ROOT = Path(__file__).parents[3]
-
 
 @pytest.mark.parametrize("name", preset_names())
 def test_each_preset_is_whole_and_valid(name: str) -> None:
@@ -27,22 +25,11 @@ def test_at_least_fifteen_environments_have_presets() -> None:
     assert len({read_preset(name).env for name in preset_names()}) >= 15
 
 
-@pytest.mark.parametrize(
-    ("file", "says"),
-    [("pyproject.toml", '"presets/*.yaml"'), ("MANIFEST.in", "recursive-include marlcore *.py *.pyi *.yaml ")],
-)
-def test_presets_are_distributed(file: str, says: str) -> None:
-    assert says in (ROOT / file).read_text()
-
-
-def test_an_unknown_preset_is_refused_with_the_nearest_name(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_preset_or_one_beside_a_file_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ValueError, match=r"^preset: expected one of acrobot-ppo, .*; did you mean cartpole-ppo"):
         mc.preset("cartpol-ppo")
     assert main(["train", "--preset", "../presets/cartpole-ppo"]) == 2
     assert capsys.readouterr().err.startswith("marlcore: preset: expected one of acrobot-ppo, ")
-
-
-def test_a_preset_and_a_file_of_settings_are_refused_together(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "--preset", "cartpole-ppo", "--settings", "file.yaml"]) == 2
     assert capsys.readouterr().err == "marlcore: settings: expected none with --preset cartpole-ppo, got 'file.yaml'\n"
 

@@ -119,19 +119,13 @@ def test_until_a_step_is_taken_it_says_that_workers_start(clock, terminal, first
     """A run that is resumed begins with the steps that it had."""
     out = console(terminal)
     with Progress(out) as shown:
+        shown.say("stopping [now]")
+        assert "marlcore: stopping [now]\n" in text(out)
         clock.now += 12.0
         shown.tick(first, 2000, 0.0)
         assert "starting workers  elapsed 0:00:12" in text(out) and "ETA" not in text(out) and "┃" not in text(out)
         shown.tick(first + 1, 2000, 0.0)
     assert "ETA" in text(out).splitlines()[-1 - terminal]
-
-
-@BOTH
-def test_a_line_is_said_at_once(terminal):
-    out = console(terminal)
-    with Progress(out) as shown:
-        shown.say("stopping [now]")
-        assert "marlcore: stopping [now]\n" in text(out)
 
 
 def test_a_terminal_is_drawn_four_times_a_second_without_a_thread(clock):
@@ -215,9 +209,9 @@ def test_late_returns_take_few_bytes():
     late = LateReturns(10**9)
     tracemalloc.start()
     try:
-        for step in range(20_000):
+        for step in range(10_000):
             late.add(metric("episode_return", step / 3, step=step))
-        assert tracemalloc.get_traced_memory()[0] < 2_000 * 50
+        assert tracemalloc.get_traced_memory()[0] < 1_000 * 50
     finally:
         tracemalloc.stop()
 

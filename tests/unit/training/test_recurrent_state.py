@@ -12,6 +12,7 @@ from gymnasium.spaces import Box, Discrete
 from rounding import rounding
 from seams import without_limits
 from wander import Wander
+from whole_runs import Runs
 
 import marlcore as mc
 from marlcore.algos.r2d2 import R2D2Network, Windows
@@ -24,16 +25,10 @@ pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
 SPACES = mc.Spaces(Box(-10, 10, (3,), np.float32), Discrete(4))
 SMALL = mc.R2D2(hidden=(8, 8), units=6, length=12, burn_in=4, period=8)
-CONFIG = mc.Config(
-    total_steps=2_000,
-    mode="serial",
-    updates_per_step=1e-6,  # so that all rows are of the same weights
-    actor=mc.ActorConfig(envs=5),
-    learner=mc.LearnerConfig(batch_size=8, warmup=20, device="cpu"),
-    exploration=mc.ExplorationConfig(epsilon=0.5),
-    replay=mc.ReplayConfig(save=True),
-    supervision=mc.SupervisionConfig(backoff=0.0),
-)
+RUNS = Runs(  # without updates, so that all rows are of the same weights
+    total_steps=1_000, updates_per_step=1e-6, actor={"envs": 5}, learner={"warmup": 20},
+    exploration={"epsilon": 0.5}, replay={"save": True}, supervision={"backoff": 0.0},
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -75,8 +70,7 @@ def compared(run_dir: Path, agent: str, algorithm: mc.R2D2, stack: int = 1) -> m
 @pytest.mark.parametrize("stack", [pytest.param(1, marks=pytest.mark.long), 3])
 def test_a_stored_state_is_the_one_that_acted(tmp_path: Path, stack: int) -> None:
     """In each copy, also where some copies begin an episode or only some act, and with stacks of observations."""
-    config = replace(CONFIG, run_dir=str(tmp_path / "run"), replay=mc.ReplayConfig(save=True, stack=stack))
-    result = mc.train(Wander, TELLING, config, progress=False)
+    result = RUNS.train(tmp_path, Wander, TELLING, replay={"stack": stack})
     for agent in Wander.agents:
         batch = compared(result.run_dir, agent, TELLING, stack)
         begins = batch.mask[:, 0]
@@ -91,8 +85,7 @@ def test_a_stored_state_is_the_one_that_acted(tmp_path: Path, stack: int) -> Non
 def test_a_killed_actors_rows_join_no_others(tmp_path: Path) -> None:
     """The next one begins with the state zero, and no window reaches across the kill."""
     env = partial(Wander, killed=tmp_path / "killed", after=150)
-    config = replace(CONFIG, run_dir=str(tmp_path / "run"), mode="async", total_steps=4_000)
-    result = mc.train(env, TELLING, config, progress=False)
+    result = RUNS.train(tmp_path, env, TELLING, mode="async", total_steps=4_000)
     assert result.restarts["actor-0"] == 1
     for agent in Wander.agents:
         compared(result.run_dir, agent, TELLING)

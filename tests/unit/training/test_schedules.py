@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -10,19 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from refused import check_refused
+from whole_runs import Runs
 
 import marlcore as mc
-from marlcore.training.config import (
-    EPSILON,
-    Constant,
-    Custom,
-    ExplorationConfig,
-    Exponential,
-    Linear,
-    Piecewise,
-    Schedule,
-    schedules_of,
-)
+from marlcore.training.config import EPSILON, Custom, schedules_of
 from marlcore.training.config.schedules import Stages
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -34,50 +26,50 @@ numbers = st.floats(-1e6, 1e6, allow_nan=False)
 @given(numbers, numbers, st.integers(1, 10**6), counts)
 def test_linear(start, end, over, count):
     expected = end if count >= over else start + (end - start) * count / over
-    assert Linear(start, end, over).at(count) == pytest.approx(expected)
+    assert mc.Linear(start, end, over).at(count) == pytest.approx(expected)
 
 
 @given(st.floats(0.1, 10), st.floats(0.001, 0.1), st.floats(0.5, 0.999), st.integers(1, 1000), counts)
 def test_exponential_stops_at_its_end(start, end, rate, every, count):
-    value = Exponential(start, end, rate, every).at(count)
+    value = mc.Exponential(start, end, rate, every).at(count)
     assert value == pytest.approx(max(end, start * math.exp(math.log(rate) * count / every)))
 
 
 def test_an_exponential_beyond_floats_is_at_its_end():
-    assert Exponential(1.0, 20.0, rate=2.0).at(10**7) == 20.0
+    assert mc.Exponential(1.0, 20.0, rate=2.0).at(10**7) == 20.0
 
 
 def test_piecewise_is_linear_between_its_points_and_constant_outside():
-    schedule = Piecewise(((10, 1.0), (20, 0.0), (40, 0.5)))
+    schedule = mc.Piecewise(((10, 1.0), (20, 0.0), (40, 0.5)))
     assert [schedule.at(count) for count in (0, 10, 15, 20, 30, 40, 100)] == [1.0, 1.0, 0.5, 0.0, 0.25, 0.5, 0.5]
 
 
 EXAMPLES = [
-    Constant(0.25),
-    Linear(1.0, 0.05, 50_000),
-    Linear(1.0, 0.05, 50_000, of="updates"),
+    mc.Constant(0.25),
+    mc.Linear(1.0, 0.05, 50_000),
+    mc.Linear(1.0, 0.05, 50_000, of="updates"),
     EPSILON,
-    Piecewise(((0, 1.0), (10, 0.5))),
+    mc.Piecewise(((0, 1.0), (10, 0.5))),
     Custom(math.sqrt),
 ]
 
 
 @pytest.mark.parametrize("schedule", EXAMPLES, ids=str)
 def test_the_text_of_a_schedule_gives_it_back(schedule):
-    assert Schedule.from_value("epsilon", str(schedule)) == schedule
+    assert mc.Schedule.from_value("epsilon", str(schedule)) == schedule
 
 
 def test_numbers_and_functions_are_schedules():
-    assert Schedule.from_value("epsilon", 0.5) == Constant(0.5)
-    assert Schedule.from_value("epsilon", "0.5") == Constant(0.5)
-    assert Schedule.from_value("epsilon", lambda count: count / 2).at(3) == 1.5
+    assert mc.Schedule.from_value("epsilon", 0.5) == mc.Constant(0.5)
+    assert mc.Schedule.from_value("epsilon", "0.5") == mc.Constant(0.5)
+    assert mc.Schedule.from_value("epsilon", lambda count: count / 2).at(3) == 1.5
 
 
 def test_the_ladder_of_ape_x():
     """Horgan et al. 2018, section 4.1: epsilon_i = epsilon^(1 + alpha i / (N - 1))."""
-    assert ExplorationConfig(ladder=7.0).exponents(3) == [1.0, 4.5, 8.0]
-    assert ExplorationConfig().exponents(2) == [1.0, 1.0]
-    assert ExplorationConfig(ladder=7.0).exponents(1) == [1.0]
+    assert mc.ExplorationConfig(ladder=7.0).exponents(3) == [1.0, 4.5, 8.0]
+    assert mc.ExplorationConfig().exponents(2) == [1.0, 1.0]
+    assert mc.ExplorationConfig(ladder=7.0).exponents(1) == [1.0]
 
 
 class Warm(mc.DQN):
@@ -95,11 +87,11 @@ class Bare:
 
 
 def test_the_configurations_schedules_come_before_the_algorithms():
-    asked = mc.Config(exploration=ExplorationConfig(epsilon=0.3, schedules={"heat": 2, "more": 1}))
+    asked = mc.Config(exploration=mc.ExplorationConfig(epsilon=0.3, schedules={"heat": 2, "more": 1}))
     assert schedules_of(mc.DQN(), mc.Config()) == {"epsilon": EPSILON}
     assert schedules_of(Bare(), mc.Config()) == {"epsilon": EPSILON}  # type: ignore[arg-type]
-    assert schedules_of(Warm(), mc.Config()) == {"epsilon": Constant(0.05), "heat": Linear(0, 1, 10)}
-    assert schedules_of(Warm(), asked) == {"epsilon": Constant(0.3), "heat": Constant(2), "more": Constant(1)}
+    assert schedules_of(Warm(), mc.Config()) == {"epsilon": mc.Constant(0.05), "heat": mc.Linear(0, 1, 10)}
+    assert schedules_of(Warm(), asked) == {"epsilon": mc.Constant(0.3), "heat": mc.Constant(2), "more": mc.Constant(1)}
     assert schedules_of(Warm(), mc.Config(stages=(5,)))["stage"] == Stages((5,))
 
 
@@ -151,24 +143,14 @@ def staged(tmp_path, undrawn):
     Staged.trained.clear()
     Staged.told.clear()
 
-    def run(steps: int = 3000, **changes: Any) -> None:
-        config = mc.Config(
-            total_steps=steps,
-            mode="serial",
-            run_dir=str(tmp_path / "run"),
-            actor=mc.ActorConfig(sync_interval=1, envs=1),
-            learner=mc.LearnerConfig(warmup=50, publish_interval=1, batch_size=16, n_step=1),
-            **changes,
-        )
-        mc.train("gymnasium:CartPole-v1", Staged(hidden=(8,)), config, progress=False)
-
-    return run
+    runs = Runs(actor={"sync_interval": 1, "envs": 1}, learner={"publish_interval": 1, "n_step": 1})
+    return partial(runs.train, tmp_path, "gymnasium:CartPole-v1", Staged(hidden=(8,)))
 
 
 @pytest.mark.parametrize("stages", [(), (100, 200)])
 def test_updates_are_told_step_and_stage(staged, stages):
     """Those of the last publication, here the one after the update before."""
-    staged(300, stages=stages)
+    staged(total_steps=300, stages=stages)
     steps, _, updates = zip(*Staged.told, strict=True)
     assert [*updates] == [*range(len(updates))] and [*steps] == sorted(steps) and 0 < steps[1] < steps[-1] <= 300
     assert all(stage == sum(step >= begin for begin in stages) for step, stage, _ in Staged.told)
@@ -180,7 +162,7 @@ def test_updates_are_told_step_and_stage(staged, stages):
 def test_a_stage_that_begins_clears_the_replay(staged, clears, mixed):
     """One turn may still be acted on in the stage before, since its action was chosen before the publication."""
     replay = mc.ReplayConfig(clear_at_stage=clears)
-    staged(stages=(1000, 2000), stage_names=("early", "late"), replay=replay)
+    staged(total_steps=3000, stages=(1000, 2000), stage_names=("early", "late"), replay=replay)
     assert {stage for stage, _ in Staged.trained} == {0, 1, 2}
     counts = Counter((acted, now) for now, acted in Staged.trained if acted < now)
     assert {pair for pair, count in counts.items() if count > 0.02 * len(Staged.trained)} == mixed

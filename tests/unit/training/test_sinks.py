@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,11 +23,10 @@ import torch
 from processes import until
 from refused import Refused, refusals
 from rich.console import Console
+from whole_runs import Runs
 
 import marlcore
 import marlcore as mc
-from marlcore.cli import CommandLine
-from marlcore.declared import changed, hints_of
 from marlcore.processes import EPISODES, PID, STEPS, Control, Metric, Telemetry
 from marlcore.training import MetricsConfig, read_metrics
 from marlcore.training.config import SINKS
@@ -48,12 +48,16 @@ def tag_of(metric: Metric) -> str:
     return f"{metric.agent}/{metric.name}" if metric.agent else metric.name
 
 
-def events_of(run_dir: Path) -> dict[tuple[str, int], Any]:
-    """By tag and step: every event, read by TensorBoard itself."""
+def accumulated(run_dir: Path) -> Any:
+    """A run's events, read by TensorBoard itself."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    events = EventAccumulator(str(run_dir / "tensorboard"), size_guidance={"scalars": 0})
-    events.Reload()
+    return EventAccumulator(str(run_dir / "tensorboard"), size_guidance={"scalars": 0, "tensors": 0}).Reload()
+
+
+def events_of(run_dir: Path) -> dict[tuple[str, int], Any]:
+    """By tag and step."""
+    events = accumulated(run_dir)
     return {(tag, event.step): event for tag in events.Tags()["scalars"] for event in events.Scalars(tag)}
 
 
@@ -124,7 +128,6 @@ def test_every_sink_gets_the_same_numbers(tmp_path):
 
 
 def test_tensorboard_has_the_hyperparameters_and_the_final_returns(tmp_path):
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from tensorboard.plugins.hparams import metadata as plugin
 
     config = {"env": "chain", "learner": {"gamma": 0.5, "compile": None}, "hyperparameters": {"hidden": [64, 64]}}
@@ -133,8 +136,7 @@ def test_tensorboard_has_the_hyperparameters_and_the_final_returns(tmp_path):
             with closing(TensorBoardSink(run.path)) as sink:
                 for i in range(150):
                     sink.record(Metric(i / 10, i + offset, "agent_0", "episode_return", i))
-    events = EventAccumulator(str(run.path / "tensorboard"), size_guidance={"scalars": 0, "tensors": 0})
-    events.Reload()
+    events = accumulated(run.path)
     content = events.PluginTagToContent(plugin.PLUGIN_NAME)[plugin.SESSION_START_INFO_TAG]
     named = plugin.parse_session_start_info_plugin_data(content).hparams
     values = {name: getattr(value, value.WhichOneof("kind")) for name, value in named.items()}
@@ -240,8 +242,7 @@ def test_a_serial_run_of_slow_rounds_reports_by_time(tmp_path, clock, undrawn, m
             clock[0] += 0.5
             super().step(action)
 
-    config = mc.Config(total_steps=30, mode="serial", run_dir=str(tmp_path / "run"), actor=mc.ActorConfig(envs=1))
-    result = mc.train(Slow, "dqn", config, progress=False)
+    result = Runs(total_steps=30, actor={"envs": 1}).train(tmp_path, Slow)
     times = [m.time_s for m in read_metrics(result.run_dir / "metrics.csv") if m.name == "env_steps_per_s"]
     assert len(times) > 5 and all(1.0 <= after - before <= 2.0 for before, after in pairwise(times[:-1]))
 
@@ -337,6 +338,7 @@ def test_a_hanging_sink_is_left_behind_at_the_end(tmp_path, caplog):
         sinks.close(timeout=0.01)
         assert sinks.lost == {"held": 4, "callback": 0}
         assert held.taken == [] and not held.closed
+        assert hanging._thread.daemon, "it would keep the interpreter"
     assert [record.getMessage() for record in caplog.records] == [
         "metrics: the sink held did not close in time and is left behind",
         "metrics: the sink held lost 4 metrics, which metrics.csv holds",
@@ -363,29 +365,6 @@ def test_hanging_sinks_share_one_time_limit(tmp_path):
     for held in sinks:
         held.release.set()
         until(lambda held=held: held.closed)
-
-
-@pytest.mark.long
-def test_a_hanging_sink_does_not_keep_the_interpreter(program):
-    code = """
-    import threading
-    from unittest.mock import Mock
-    from marlcore.processes import Metric
-    from marlcore.training.record.sinks import Background
-    entered = threading.Event()
-    def hang(metric):
-        entered.set()
-        threading.Event().wait()
-    sink = Background("callback", lambda: Mock(record=hang))
-    sink.record(Metric(0.0, 0, "", "loss", 0.0))
-    entered.wait()
-    sink.close(timeout=0.01)
-    print("ends")
-    """
-    ends = program(code)
-    assert ends.line() == "ends"
-    until(lambda: not ends.running)
-    assert ends.finish() == ""
 
 
 @pytest.mark.parametrize(
@@ -437,7 +416,7 @@ def test_a_callback_that_exits_or_gets_no_thread_is_reported_once(monkeypatch, c
     assert ("SystemExit: 3" if threads else "can't start new thread") in caplog.text
 
 
-def test_a_closed_sink_takes_nothing_and_may_be_closed_again():
+def test_a_closed_sink_takes_nothing_and_one_without_metrics_is_never_made():
     taken: list[Metric] = []
     sink = calling(taken.append)
     for metric in STREAM[:2]:
@@ -445,9 +424,6 @@ def test_a_closed_sink_takes_nothing_and_may_be_closed_again():
         sink.flush()
         sink.close()
     assert taken == STREAM[:1] and sink.lost == 1
-
-
-def test_a_sink_without_metrics_is_never_made():
     with closing(Background("held", lambda: pytest.fail("it was made"))) as sink:
         sink.flush()
         assert "marlcore-sink-held" not in [thread.name for thread in threading.enumerate()]
@@ -463,38 +439,23 @@ def test_a_failed_start_leaves_no_directory_of_a_sink(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def opened(sink: str) -> Any:
+    return partial(open_sinks, None, Path("run"), MetricsConfig(("csv", sink)))
+
+
 REFUSED: dict[str, Refused] = {
-    "misspelt": (lambda: MetricsConfig(["csv", "tensorbord"]), ValueError, "got 'tensorbord'; did you mean tensorb"),
-    "shortened": (lambda: MetricsConfig(["csv", "wanb"]), ValueError, "did you mean wandb?"),
-    "unknown": (
-        lambda: MetricsConfig(["csv", "xyz"]), ValueError,
-        "sinks: expected csv, tensorboard, wandb or module:Class, got 'xyz'",
-    ),
-    "no csv": (
-        lambda: MetricsConfig(["tensorboard"]), ValueError,
-        "sinks: expected csv, the run's own record, and others, each once, got 'tensorboard'",
-    ),
-    "twice": (lambda: MetricsConfig(["csv", "csv"]), ValueError, "each once, got 'csv csv'"),
+    "misspelt": (lambda: MetricsConfig(["csv", "tensorbord"]), "got 'tensorbord'; did you mean tensorb"),
+    "shortened": (lambda: MetricsConfig(["csv", "wanb"]), "did you mean wandb?"),
+    "unknown": (lambda: MetricsConfig(["csv", "xyz"]), "sinks: expected csv, tensorboard, wandb or module:Class, got"),
+    "no csv": (lambda: MetricsConfig(["tensorboard"]), "sinks: expected csv, the run's own record, and others, each o"),
+    "twice": (lambda: MetricsConfig(["csv", "csv"]), "each once, got 'csv csv'"),
     "text": (lambda: MetricsConfig("csv"), TypeError, "sinks: expected names of sinks, got 'csv'"),
     "a class": (lambda: MetricsConfig((CsvSink,)), TypeError, "sinks: expected names of sinks, got (<class"),
-    "mode": (lambda: MetricsConfig(wandb_mode="on"), ValueError, "wandb_mode: expected online or offline, got 'on'"),
-    "nowhere": (
-        lambda: open_sinks(None, Path("run"), MetricsConfig(("csv", "nowhere:Sink"))), ValueError,
-        "metrics.sinks: expected something that can be imported, got 'nowhere:Sink'",
-    ),
-    "no class": (
-        lambda: open_sinks(None, Path("run"), MetricsConfig(("csv", "math:pi"))), ValueError,
-        "metrics.sinks: expected module:Class, got 'math:pi', which is no class",
-    ),
-}  # fmt: skip
+    "mode": (lambda: MetricsConfig(wandb_mode="on"), "wandb_mode: expected online or offline, got 'on'"),
+    "nowhere": (opened("nowhere:Sink"), "metrics.sinks: expected something that can be imported, got 'nowhere:Sink'"),
+    "no class": (opened("math:pi"), "metrics.sinks: expected module:Class, got 'math:pi', which is no class"),
+}
 test_a_wrong_sink_is_refused_in_one_line = refusals(REFUSED)
-
-
-def test_sinks_are_options_and_come_back_from_json():
-    line = CommandLine("train", ["--metrics.sinks", "csv", "wandb", "--metrics.wandb-mode", "offline"])
-    config = changed(mc.Config(), line.read(hints_of(mc.Config)))
-    assert config.metrics == MetricsConfig(("csv", "wandb"), wandb_mode="offline")
-    assert mc.Config.from_dict(json.loads(json.dumps(config.to_dict()))) == config
 
 
 def test_every_named_sink_can_be_opened(tmp_path, monkeypatch):

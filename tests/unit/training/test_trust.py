@@ -24,22 +24,10 @@ import marlcore as mc
 from marlcore.__main__ import COMMANDS, main
 from marlcore.algos import name_of
 from marlcore.spaces import Spaces
-from marlcore.training import ExplorationConfig, MetricsConfig, SelfPlayConfig
+from marlcore.training import ExplorationConfig, MetricsConfig, SelfPlayConfig, record
 from marlcore.training.config import AssignedPolicy
 from marlcore.training.evaluation import SavedRun, save_policies
 from marlcore.training.loops import build_model
-from marlcore.training.record import (
-    WAYS,
-    RunDirectory,
-    checkpoint_path,
-    describe,
-    described_policies,
-    read_json,
-    save_checkpoint,
-    write_json,
-    write_policies,
-    write_sealed,
-)
 from marlcore.training.record.descriptions import POLICIES, hyperparameters
 
 SPACES = Spaces(gym.Box(-np.inf, 1, (3,)), gym.Discrete(2, start=4))
@@ -65,18 +53,18 @@ def run(tmp_path: Path) -> Path:
     """A run of one policy with weights, as `mc.train` leaves it."""
     policy = AssignedPolicy("agent_0", ("agent_0",), SPACES, mc.DQN(hidden=(4,)))
     config = mc.Config(metrics=MetricsConfig(sinks=("csv",)), exploration=ExplorationConfig(epsilon="linear(1, 0, 10)"))
-    with RunDirectory.create(tmp_path / "run", describe("os:system", (policy,), config)) as made:
+    with record.RunDirectory.create(tmp_path / "run", record.describe("os:system", (policy,), config)) as made:
         made.keep()
     save_policies(made.path, partial(print, "made"), (policy,), config)
     model = build_model(policy, config)
     state = {"acting": model.acting.state_dict(), "version": 1, "updates": 0, "step": 5}
-    save_checkpoint(checkpoint_path(made.path, "agent_0"), state)
+    record.save_checkpoint(record.checkpoint_path(made.path, "agent_0"), state)
     return made.path
 
 
 def with_bomb(run: Path) -> Path:
     mark = run.parent / "exploded"
-    write_sealed(run / "checkpoints/run.pickle", pickle.dumps(Bomb(mark)))
+    record.write_sealed(run / "checkpoints/run.pickle", pickle.dumps(Bomb(mark)))
     return mark
 
 
@@ -142,30 +130,30 @@ def offline(run: Path) -> None:
         mc.train_offline(replay, mc.BC(), 1, SPACES, resume=run, progress=False)
 
 
-CARTPOLE = "gymnasium:CartPole-v1"
 SERIAL = mc.Config(mode="serial", total_steps=100, actor=mc.ActorConfig(envs=1))
 SEARCH = mc.PopulationConfig(settings={"learner.gamma": mc.Uniform(0.9, 0.99)}, size=2, interval=50, parallel=1)
 QUIET: Any = {"progress": False}
+ASKED: Any = "gymnasium:CartPole-v1", mc.DQN(), SERIAL
+
+
+def exported(run: Path, *options: str) -> None:
+    command("export", run, "--policy", "agent_0", "--file", run.parent / "p.pt", *options)
+
+
 DOORS: dict[str, Callable[[Path], object]] = {
     "load_policy": lambda run: mc.load_policy(run, "agent_0"),
     "evaluate": lambda run: mc.evaluate(run, 1),
-    "psro(resume=)": lambda run: mc.psro(
-        CARTPOLE, mc.DQN(), SERIAL, iterations=1, meta_solver="uniform", resume=run, **QUIET
-    ),
+    "psro(resume=)": lambda run: mc.psro(*ASKED, iterations=1, meta_solver="uniform", resume=run, **QUIET),
     "marlcore eval": lambda run: command("eval", run),
-    "marlcore export": lambda run: command("export", run, "--policy", "agent_0", "--file", run.parent / "p.pt"),
+    "marlcore export": exported,
     "marlcore train --resume": lambda run: command("train", "--resume", run),
-    "train_population(resume=)": lambda run: mc.train_population(
-        CARTPOLE, mc.DQN(), SERIAL, SEARCH, resume=run, **QUIET
-    ),
-    "train(resume=)": lambda run: mc.train(CARTPOLE, mc.DQN(), SERIAL, resume=run, **QUIET),
-    "start(resume=)": lambda run: mc.start(CARTPOLE, mc.DQN(), SERIAL, resume=run),
+    "train_population(resume=)": lambda run: mc.train_population(*ASKED, SEARCH, resume=run, **QUIET),
+    "train(resume=)": lambda run: mc.train(*ASKED, resume=run, **QUIET),
+    "start(resume=)": lambda run: mc.start(*ASKED, resume=run),
     "train_offline(resume=)": offline,
     "load_policy(weights_only=True)": lambda run: mc.load_policy(run, "agent_0", weights_only=True),
-    "marlcore export --weights-only": lambda run: command(
-        "export", run, "--policy", "agent_0", "--file", run.parent / "p.pt", "--weights-only"
-    ),
-    "init_from=": lambda run: mc.train(CARTPOLE, mc.DQN(), SERIAL, init_from=run, **QUIET),
+    "marlcore export --weights-only": lambda run: exported(run, "--weights-only"),
+    "init_from=": lambda run: mc.train(*ASKED, init_from=run, **QUIET),
     "self_play.anchors": lambda run: mc.train(
         "pettingzoo:classic.tictactoe_v3", mc.DQN(),
         replace(SERIAL, self_play=SelfPlayConfig(pool=1, anchors={str(run / "checkpoints/agent_0.pt"): 0.5})), **QUIET
@@ -173,7 +161,7 @@ DOORS: dict[str, Callable[[Path], object]] = {
     "best_run": lambda run: mc.best_run([run]),
     "marlcore top": lambda run: command("top", run),
 }  # fmt: skip
-WAY_OF = {door: way for way in WAYS for door in way.doors}
+WAY_OF = {door: way for way in record.WAYS for door in way.doors}
 VARIANTS = {"load_policy(weights_only=True)", "marlcore export --weights-only", "self_play.anchors"}
 
 
@@ -206,7 +194,7 @@ def test_few_files_of_training_unpickle() -> None:
 
 def test_the_page_has_the_ways_as_a_table() -> None:
     table = "| door | reads | executes | a directory that another user could have changed |\n|---|---|---|---|\n"
-    for way in WAYS:
+    for way in record.WAYS:
         doors = ", ".join(f"`{door}`" for door in way.doors)
         table += f"| {doors} | {way.reads} | {way.executes} | {'refused' if way.own else 'opened'} |\n"
     assert table in (Path(__file__).parents[3] / "docs/security.md").read_text(), table
@@ -219,14 +207,15 @@ def hostile(run: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.syspath_prepend(run.parent)
     with_bomb(run)
     named = {"network": "planted:net"}
-    write_json(run / "config.json", read_json(run / "config.json") | {"env": "planted:env", "hyperparameters": named})
+    config = record.read_json(run / "config.json") | {"env": "planted:env", "hyperparameters": named}
+    record.write_json(run / "config.json", config)
     member = {"settings": {"learner.gamma": 0.95, "algorithm.network": "planted:net"}, "target": 50, "score": "nan"}
     kept = {"rungs": [], "size": 2, "method": "pbt", "interval": 50, "settings": ["learner.gamma"]}
-    write_json(run / "population.json", {**kept, "members": [member, member], "rows": []})
-    write_json(run / "psro.json", {"meta_solver": "planted:solver"})
-    policies = read_json(run / POLICIES)
+    record.write_json(run / "population.json", {**kept, "members": [member, member], "rows": []})
+    record.write_json(run / "psro.json", {"meta_solver": "planted:solver"})
+    policies = record.read_json(run / POLICIES)
     policies["policies"][0]["hyperparameters"] |= named
-    write_json(run / POLICIES, policies)
+    record.write_json(run / POLICIES, policies)
     writable(run, "")
     return run
 
@@ -244,7 +233,7 @@ def test_a_population_executes_nothing_of_an_own_directory_either(hostile: Path)
         everybodys(hostile, name)
         check_refused(lambda: DOORS["train_population(resume=)"](hostile), ValueError, f"{name}', which has mode 0646")
         (hostile / name).chmod(0o644)
-    says = "(settings: expected the fields ['learner.gamma'], got ['learner.gamma', 'algorithm.network'])"
+    says = "json: settings: expected the fields ['learner.gamma'], got ['learner.gamma', 'algorithm.network'])"
     check_refused(lambda: DOORS["train_population(resume=)"](hostile), ValueError, says)
     assert not (hostile.parent / "exploded").exists()
 
@@ -270,8 +259,8 @@ def test_weights_alone_execute_nothing_and_act_alike(run):
 
 def described(policy: AssignedPolicy, config: mc.Config, folder: Path) -> dict[str, Any]:
     (folder / "checkpoints").mkdir(exist_ok=True)
-    write_policies(folder, (policy,), config)
-    return read_json(folder / POLICIES)
+    record.write_policies(folder, (policy,), config)
+    return record.read_json(folder / POLICIES)
 
 
 def test_a_function_among_the_hyperparameters_is_described_alike_in_every_process() -> None:
@@ -290,7 +279,7 @@ def test_all_kinds_of_spaces_are_described(tmp_path, masked):
     spaces = Spaces(observation, gym.MultiDiscrete([3, 2], start=[1, 0]), masked, 3)
     policy = AssignedPolicy("a", ("x", "y"), spaces, mc.IQN())
     described(policy, mc.Config(), tmp_path)
-    ((again,), _) = described_policies(tmp_path)
+    ((again,), _) = record.described_policies(tmp_path)
     assert again == policy
 
 
@@ -325,10 +314,10 @@ CHANGED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 @pytest.mark.parametrize("case", CHANGED)
 def test_a_changed_policy_is_refused_without_its_code(run: Path, case: str) -> None:
     changes, hyperparameters, says = CHANGED[case]
-    plain = read_json(run / POLICIES)
+    plain = record.read_json(run / POLICIES)
     plain["policies"][0] |= changes
     plain["policies"][0]["hyperparameters"] |= hyperparameters
-    write_json(run / POLICIES, plain)
+    record.write_json(run / POLICIES, plain)
     check_refused(lambda: mc.load_policy(run, "agent_0", weights_only=True), ValueError, says)
 
 
@@ -338,7 +327,7 @@ def test_settings_that_name_code_are_left_out(tmp_path):
     named = {"epsilon": " Custom (os:system)", "schedules": {"x": "custom(os:system)", "y": 2}}
     plain["config"]["exploration"] |= named
     plain["config"] |= {"explorations": {"a": named}, "self_play": {"anchors": {"os:system": "custom(os:system)"}}}
-    write_json(tmp_path / POLICIES, plain)
+    record.write_json(tmp_path / POLICIES, plain)
     config = SavedRun.of(tmp_path, weights_only=True).config
     assert (
         list(config.schedules) == list(config.of("a").schedules) == ["y"] and config.of("a").exploration.epsilon is None

@@ -2,7 +2,6 @@
 
 import logging
 import time
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,26 +9,17 @@ from typing import Any
 import pytest
 from hunt import HUNT
 from processes import until
+from whole_runs import Runs, changed, metrics_of, values_of
 
 import marlcore as mc
-from marlcore.training import Schedule, read_metrics
+from marlcore.training import Schedule
 from marlcore.training.request import Request
 from marlcore.training.run_input import RunInput, warn_of_few_samples
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
-CONFIG = mc.Config(
-    total_steps=1_600,
-    updates_per_step=0.5,
-    updates_tolerance=4,
-    actor=mc.ActorConfig(envs=2, sync_interval=10),
-    learner=mc.LearnerConfig(batch_size=16, warmup=50, log_interval=10, device="cpu"),
-)
+RUNS = Runs(total_steps=1_600, mode="async", updates_per_step=0.5, updates_tolerance=4)
 AGENTS = 2
-
-
-def train(run_dir: Path, **changes: Any) -> Any:
-    return mc.train(HUNT, "dqn", replace(CONFIG, run_dir=str(run_dir), **changes), progress=False)
 
 
 def test_a_short_run_with_the_default_settings_learns(tmp_path: Path) -> None:
@@ -40,7 +30,8 @@ def test_a_short_run_with_the_default_settings_learns(tmp_path: Path) -> None:
     assert all(count >= expected - 4 for count in result.updates.values()), result.updates
 
 
-RISING, FALLING = "linear(0.001, 1, 1600)", "linear(1, 0.001, 1600)"
+STEPS = 800
+RISING, FALLING = f"linear(0.001, 1, {STEPS})", f"linear(1, 0.001, {STEPS})"
 
 
 @pytest.mark.parametrize(
@@ -50,19 +41,19 @@ RISING, FALLING = "linear(0.001, 1, 1600)", "linear(1, 0.001, 1600)"
 )
 def test_a_schedule_of_updates_is_held_step_by_step(tmp_path: Path, mode: str, pace: str) -> None:
     """The updates are the sum of the pace over the steps, though actors may be 1 / 0.001 steps ahead of learners."""
-    result = train(tmp_path / "run", updates_per_step=pace, updates_tolerance=1, mode=mode)
+    result = RUNS.train(tmp_path, HUNT, total_steps=STEPS, updates_per_step=pace, updates_tolerance=1, mode=mode)
     schedule = Schedule.from_value("pace", pace)
-    expected = sum(schedule.at(step) for step in range(CONFIG.learner.warmup * AGENTS, CONFIG.total_steps, AGENTS))
+    expected = sum(schedule.at(step) for step in range(RUNS.config.learner.warmup * AGENTS, STEPS, AGENTS))
     assert all(abs(count - expected) < 0.02 * expected for count in result.updates.values()), (result.updates, expected)
-    reported = [m for m in read_metrics(result.run_dir / "metrics.csv") if m.name == "updates_per_step"]
-    assert reported and all(abs(m.value - schedule.at(m.step)) < 0.1 for m in reported)
+    reported = [m for m in metrics_of(result.run_dir) if m.name == "updates_per_step"]
+    assert reported and all(abs(m.value - schedule.at(m.step)) < 160 / STEPS for m in reported)
 
 
 @pytest.mark.long
 def test_a_free_run_that_trains_on_few_of_its_samples_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="marlcore"):
-        learner = replace(CONFIG.learner, batch_size=1)
-        result = train(tmp_path / "run", updates_per_step=None, total_steps=4_000, learner=learner)
+        few = {"updates_per_step": None, "learner": {"batch_size": 1}}
+        result = RUNS.train(tmp_path, HUNT, total_steps=4_000, **few)
     ratio = result.updates["agent_0"] / 2_000
     assert ratio < 1.0
     assert f"agent_0 trained on {ratio:.2g} samples for each of its steps" in caplog.text
@@ -70,7 +61,7 @@ def test_a_free_run_that_trains_on_few_of_its_samples_says_so(tmp_path: Path, ca
 
 def test_only_policies_with_few_samples_are_told(caplog: pytest.LogCaptureFixture) -> None:
     """Here an update draws 16 of 1,000 transitions."""
-    asked = RunInput.checked(Request(HUNT, "dqn", replace(CONFIG, updates_per_step=None)))
+    asked = RunInput.checked(Request(HUNT, "dqn", changed(RUNS.config, updates_per_step=None)))
     warn_of_few_samples(asked, 2_000, {"agent_0": 60, "agent_1": 63})
     assert [message.partition(" for each")[0] for message in caplog.messages] == [
         "updates_per_step: agent_0 trained on 0.96 samples"
@@ -91,15 +82,11 @@ class Halting(HUNT.func):  # type: ignore[misc, name-defined]
 @pytest.mark.long
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_learners_of_a_free_run_wait_for_their_warm_up(tmp_path: Path, prefetch: int) -> None:
-    changes: dict[str, Any] = {
-        "updates_per_step": None,
-        "learner": replace(CONFIG.learner, prefetch=prefetch, warmup=200, log_interval=1),
-        "supervision": mc.SupervisionConfig(max_restarts=0),
-        "run_dir": str(tmp_path / "run"),
-    }
-    result = mc.train(partial(Halting, **HUNT.keywords), "dqn", replace(CONFIG, **changes), progress=False)
-    assert result.steps == CONFIG.total_steps
-    rows = [m.value for m in read_metrics(result.run_dir / "metrics.csv") if m.name == "rows"]
+    learner, halting = {"prefetch": prefetch, "warmup": 200, "log_interval": 1}, partial(Halting, **HUNT.keywords)
+    free: Any = {"updates_per_step": None, "supervision": {"max_restarts": 0}}
+    result = RUNS.train(tmp_path, halting, learner=learner, **free)
+    assert result.steps == RUNS.config.total_steps
+    rows = values_of(result.run_dir, "rows")
     assert len(rows) > 1 and min(rows) >= 200
 
 
@@ -123,14 +110,14 @@ def test_actors_of_a_free_run_wait_for_no_update(tmp_path: Path) -> None:
             trainer.update = lambda batch: (until(most_taken.exists), update(batch))[1]
             return trainer
 
-    config = replace(CONFIG, updates_per_step=None, replay=mc.ReplayConfig(capacity=200), run_dir=str(tmp_path / "run"))
-    result = mc.train(partial(Counting, **HUNT.keywords), Waiting(), config, progress=False)
-    rows = [m.value for m in read_metrics(result.run_dir / "metrics.csv") if m.name == "rows"]
+    free: Any = {"updates_per_step": None, "replay": {"capacity": 200}}
+    result = RUNS.train(tmp_path, partial(Counting, **HUNT.keywords), Waiting(), **free)
+    rows = values_of(result.run_dir, "rows")
     assert rows and set(rows) <= set(range(190, 201))
 
 
 def test_a_run_that_ends_before_its_warm_up_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="marlcore"):
-        result = train(tmp_path / "run", mode="serial", total_steps=91)
+        result = RUNS.train(tmp_path, HUNT, mode="serial", total_steps=91)
     assert set(result.updates.values()) == {0}
     assert "learner.warmup: agent_1 takes 45.5 of the 91 steps" in caplog.text

@@ -121,7 +121,8 @@ COMPILES = """if True:
     [
         ("notices.say_always()", f"marlcore: {jit.FIRST_COMPILATION}\n"),
         ("", ""),  # a library keeps to the log
-        ("notices.say_always(); quiet = jit.quietly(); quiet.__enter__()", ""),  # warmup says it itself
+        ("notices.say_always(); jit.announced()", ""),  # warmup says it itself
+        ("notices.say_always(); import marlcore.preload", ""),  # in a fork server, whose parent says it
     ],
 )
 def test_the_command_line_says_the_first_compilation_once(first, said):
@@ -151,23 +152,33 @@ def test_the_benchmark_says_what_each_call_and_its_bound_take():
         assert call in out
 
 
+FIRST_BATCH = """if True:
+    import numpy as np
+    import marlcore as mc
+    from marlcore import preload
+    with mc.ReplayBuffer.create(mc.TransitionSpec(mc.Field((4,)), mc.Field((), "int64")), 64) as replay:
+        with replay.writer() as writer:
+            for _ in range(20):
+                writer.add(np.zeros(4), 0, 0.0)
+        replay.sampler(8, n_step=3).sample()
+"""
+
+
 @pytest.mark.long
-def test_after_a_warm_up_workers_compile_nothing(tmp_path):
-    """Neither what the fork server loads, nor a learner's first batch of three steps."""
-    ran("from marlcore.training.warmup import warm_up; warm_up()", NUMBA_CACHE_DIR=str(tmp_path))
-    first_batch = """if True:
-        import numpy as np
-        import marlcore as mc
-        from marlcore.notices import say_always
-        say_always()
-        from marlcore import preload
-        with mc.ReplayBuffer.create(mc.TransitionSpec(mc.Field((4,)), mc.Field((), "int64")), 64) as replay:
-            with replay.writer() as writer:
-                for _ in range(20):
-                    writer.add(np.zeros(4), 0, 0.0)
-            replay.sampler(8, n_step=3).sample()
+def test_after_a_warm_up_workers_compile_nothing():
+    """Neither what the fork server loads, nor a learner's first batch; and another process compiles nothing at all."""
+    counts = """if True:
+        import gc
+        from marlcore.training.warmup import warm_up
+        from numba.core.dispatcher import Dispatcher
+        kernels = lambda: {k: len(k.signatures) for k in gc.get_objects() if isinstance(k, Dispatcher)}
+        warm_up()
+        before = kernels()
+        exec(FIRST_BATCH)
+        print([kernel for kernel, count in kernels().items() if count != before.get(kernel, 0)])
     """
-    assert "compil" not in ran(first_batch, NUMBA_CACHE_DIR=str(tmp_path)).stderr
+    assert ran(f"FIRST_BATCH = {FIRST_BATCH!r}\n{counts}").stdout == "[]\n"
+    assert "compil" not in ran(f"from marlcore.notices import say_always\nsay_always()\n{FIRST_BATCH}").stderr
 
 
 STOPS = """

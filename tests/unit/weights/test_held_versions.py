@@ -60,14 +60,6 @@ def test_a_version_whose_slot_is_being_overwritten_is_not_held(store: ParameterS
     assert held(subscriber, local, range(1, 10)) == [4, 5, 6, 7]
 
 
-def test_a_store_that_continues_another_holds_its_own_versions() -> None:
-    local = tree()
-    with ParameterStore.create(local, SLOTS, {"epsilon": ()}, begins_after=40) as store:
-        subscriber = store.subscriber(local)
-        publish(store, range(41, 44))
-        assert held(subscriber, local, range(30, 50)) == [41, 42, 43]
-
-
 def test_a_publishing_thread_never_tears_a_numbered_pull(store: ParameterStore) -> None:
     """The version that is overwritten next, until one was lost; the control: reading it without validation."""
     local = tree()

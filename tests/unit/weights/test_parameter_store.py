@@ -2,7 +2,6 @@
 
 import copy
 import pickle
-import time
 from itertools import product
 
 import numpy as np
@@ -14,6 +13,7 @@ from refused import Refused, check_refused, refusals, stale_in_a_fork
 from tiers import long_but
 
 import marlcore as mc
+from marlcore.weights.layout import RowLayout
 
 torch = pytest.importorskip("torch")  # an extra of the core
 nn = torch.nn
@@ -157,6 +157,7 @@ def test_a_continued_store_goes_on_with_the_versions(mode):
             for version in range(42, 48):
                 assert publisher.publish() == store.version == publisher.version == version
                 assert local.pull() and local.version == version
+            assert not local.pull_version(41)
         with local.in_place() as view:
             assert view.version == 47 and torch.equal(view.tensors["weight"], model.weight)
         assert view.valid()
@@ -274,52 +275,35 @@ def test_replaced_tensors_are_published_and_filled(change):
 
 
 HARMFUL = {
-    "double": (lambda model: model.double(), r"a float32 \(4, 4\), got a float64 \(4, 4\)"),
-    "a parameter more": (
-        lambda model: setattr(model[1], "scale", nn.Parameter(torch.ones(2))),
-        r"expected 2.weight float32 \(2, 8\), got 1.scale float32 \(2,\)",
-    ),
-    "a buffer more": (
-        lambda model: model.register_buffer("last", torch.ones(2)),
-        r"expected 0.weight float32 \(8, 3\), got last",
-    ),
+    "double": (lambda model: model.double(), "a float32 (4, 4), got a float64 (4, 4)"),
+    "a parameter more": (lambda model: setattr(model[1], "scale", nn.Parameter(torch.ones(2))), "got 1.scale float32"),
+    "a buffer more": (lambda model: model.register_buffer("last", torch.ones(2)), "0.weight float32 (8, 3), got last"),
     "a submodule more": (lambda model: model.append(nn.Linear(2, 2)), "expected no further tensor, got 3.weight"),
-    "a parameter less": (lambda model: setattr(model[2], "bias", None), "expected 2.bias .* got no further tensor"),
-    "a submodule less": (lambda model: model.pop(2), "expected 2.weight .* got no further tensor"),
-    "grown": (
-        lambda model: setattr(model, "2", nn.Linear(8, 3)),
-        r"2.weight float32 \(2, 8\), got 2.weight float32 \(3, 8\)",
-    ),
+    "a parameter less": (lambda model: setattr(model[2], "bias", None), "got no further tensor"),
+    "a submodule less": (lambda model: model.pop(2), "got no further tensor"),
+    "grown": (lambda model: setattr(model, "2", nn.Linear(8, 3)), "float32 (2, 8), got 2.weight float32 (3, 8)"),
     "shrunk in place": (
-        lambda model: setattr(model[2].bias, "data", model[2].bias.data[:1]),
-        r"2.bias float32 \(2,\), got 2.bias float32 \(1,\)",
+        lambda model: setattr(model[2].bias, "data", model[2].bias.data[:1]), "float32 (2,), got 2.bias float32 (1,)"
     ),
     "reinterpreted": (
-        lambda model: setattr(model.steps, "data", model.steps.data.view(torch.float64)),
-        "steps int64 .* got steps float64",
+        lambda model: setattr(model.steps, "data", model.steps.data.view(torch.float64)), "got steps float64"
     ),
-    "tied": (lambda model: setattr(model, "b", nn.Parameter(model.a.data)), "expected b float32 .* got steps"),
-}
+    "tied": (lambda model: setattr(model, "b", nn.Parameter(model.a.data)), "got steps"),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(("change", "named"), HARMFUL.values(), ids=HARMFUL)
-def test_a_changed_model_is_a_layout_mismatch(change, named):
+@pytest.mark.parametrize(("change", "says"), HARMFUL.values(), ids=HARMFUL)
+def test_a_changed_model_is_a_layout_mismatch(change, says):
     model, local = rich(), rich()
     with mc.ParameterStore.create(model) as store, store.publisher(model) as publisher:
         subscriber = store.subscriber(local)
         publisher.publish()
         other = copy.deepcopy(model)
-        change(model)
-        change(local)
-        for _ in range(2):
-            with pytest.raises(mc.LayoutMismatch, match=named):
-                publisher.publish()
-            with pytest.raises(mc.LayoutMismatch, match=named):
-                subscriber.pull()
+        for changed in (model, local, other):
+            change(changed)
+        for call in 2 * (publisher.publish, subscriber.pull) + (lambda: store.subscriber(other),):
+            check_refused(call, mc.LayoutMismatch, says)
         assert store.version == publisher.version == 1
-        change(other)
-        with pytest.raises(mc.LayoutMismatch, match=named):
-            store.subscriber(other)
 
 
 def test_an_interrupted_publish_stages_replaced_tensors_again(monkeypatch, store, model):
@@ -442,13 +426,11 @@ REFUSED: dict[str, Refused] = {
     "a low slot": (on_a_store(lambda store: store.slot_tensor(-1)), ValueError, "slot: expected 0 to 1, got -1"),
     "a high slot": (on_a_store(lambda store: store.slot_tensor(2)), ValueError, "slot: expected 0 to 1, got 2"),
     "version 0": (
-        on_a_store(lambda store: store.subscriber(mlp()).pull_version(0)),
-        ValueError,
+        on_a_store(lambda store: store.subscriber(mlp()).pull_version(0)), ValueError,
         "version: expected an integer of at least 1, got 0",
     ),
     "weights for a module": (
-        on_a_store(lambda store: store.publisher(mlp()).publish(weights={})),
-        TypeError,
+        on_a_store(lambda store: store.publisher(mlp()).publish(weights={})), TypeError,
         "weights: expected none, since the publisher has a module, got {}",
     ),
     **{
@@ -459,7 +441,7 @@ REFUSED: dict[str, Refused] = {
         f"begins_after {after}": (created(begins_after=after), ValueError, f"{NO_VERSION}{after!r}")
         for after in (-1, 2**62, 1.5, True, "3")
     },
-}
+}  # fmt: skip
 test_refuses = refusals(REFUSED)
 
 
@@ -505,13 +487,6 @@ def test_a_wait_ends_with_a_newer_version_or_in_time(store, publisher, subscribe
         assert subscriber.wait(newer_than=1, timeout=600)
 
 
-@pytest.mark.long
-def test_a_wait_sleeps(subscriber):
-    before = time.thread_time()
-    assert not subscriber.wait(newer_than=0, timeout=0.35)
-    assert time.thread_time() - before < 0.1
-
-
 def test_closed_things_say_so(store, model):
     publisher, subscriber = store.publisher(model), store.subscriber(mlp())
     publisher.publish()
@@ -523,17 +498,11 @@ def test_closed_things_say_so(store, model):
         publisher.publish()
     successor = store.publisher(model)
     store.close()
-    actions = [
-        successor.publish,
-        subscriber.pull,
-        lambda: subscriber.wait(0, 0),
-        lambda: store.version,
-        lambda: store.slot_tensor(0),
-        lambda: store.subscriber(mlp()),
-        lambda: store.publisher(model),
+    for action in (
+        successor.publish, subscriber.pull, lambda: subscriber.wait(0, 0), lambda: store.version,
+        lambda: store.slot_tensor(0), lambda: store.subscriber(mlp()), lambda: store.publisher(model),
         lambda: subscriber.in_place().__enter__(),
-    ]
-    for action in actions:
+    ):  # fmt: skip
         with pytest.raises(mc.ClosedError):
             action()
     assert view.valid() and torch.equal(view.tensors["0.weight"], model[0].weight)
@@ -582,6 +551,11 @@ def test_an_always_lapped_reader_errs_and_keeps_its_model():
         assert_equal(model, local)
 
 
+def test_two_tensors_of_one_name_are_refused():
+    with pytest.raises(ValueError, match="tensors: expected names that differ"):
+        RowLayout.from_dict({"tensors": [["a", [2], "float32"]] * 2, "extras": []})
+
+
 def test_damaged_counters_are_an_error_and_not_a_model(store, publisher, subscriber):
     publisher.publish()
     Mapped(store).counters()[:] = (1 << 62) + 1
@@ -614,10 +588,7 @@ def intact(arrays, epsilon: float, version: int) -> bool:
 
 @pytest.mark.parametrize(
     ("kind", "mode", "pulls"),
-    long_but(
-        [("module", "double_buffer", 20), ("tree", "double_buffer", 20)],
-        [*product(MODELS, ["double_buffer"], [20]), *product(MODELS, MODES, [60])],
-    ),
+    long_but([("tree", "double_buffer", 20)], [("tree", "double_buffer", 20), *product(MODELS, MODES, [60])]),
 )
 def test_no_torn_weights_are_accepted(kind, mode, pulls, program):
     local = MODELS[kind]()
@@ -646,30 +617,6 @@ def test_no_torn_weights_are_accepted(kind, mode, pulls, program):
         assert pulled == pulls and accepted >= 20
         assert torn, "the control: reading without validation sees torn rows"
         writer.kill()
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("mode", MODES)
-def test_a_killed_publisher_is_succeeded_and_versions_go_on(mode, program):
-    """SIGKILL while it publishes flat out: most of these find it inside an append."""
-    local = MODELS["tree"]()
-    with mc.ParameterStore.create(local, mode, {"epsilon": ()}) as store:
-        subscriber = store.subscriber(local)
-        last = 0
-        for _ in range(2):
-            writer = program(PUBLISHES, args=[store.handle.path, "tree"])
-            assert writer.line() == "publishing"
-            assert subscriber.wait(newer_than=last + 50, timeout=600)
-            with pytest.raises(mc.LaneBusy):
-                store.publisher(MODELS["tree"]())
-            writer.kill()
-            left = store.version
-            assert left > last
-            last = left + 1
-            with store.publisher(fill(MODELS["tree"](), last)) as successor:
-                assert successor.publish(epsilon=float(last)) == last
-            assert subscriber.pull() and subscriber.version == last
-            assert intact(words(local), subscriber.extras["epsilon"], last)
 
 
 def test_a_publisher_killed_inside_leaves_older_slots():

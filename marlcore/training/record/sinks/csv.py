@@ -11,11 +11,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from ....checks import brief
+from ....checks import as_path, brief
 from ....errors import ClosedError
 from ....memory import try_lock
 from ....processes import Metric
-from ....regular_files import check_regular, read_regular
+from ....regular_files import check_regular, open_regular, read_regular
 from ..files import naming, opener, read_json
 
 PROGRESS = "checkpoints/run.json"  # of a run, beside its metrics.csv
@@ -125,10 +125,13 @@ def read_metrics(path: str | Path) -> list[Metric]:
 
 def each_metric(path: str | Path) -> Iterator[Metric]:
     """As `read_metrics`, one at a time: a long run has more metrics than there should be in memory."""
+    expected = ",".join(_HEADER)
+    with open_regular(as_path("path", path)) as file:  # before all is read, which may be the hole of a sparse file
+        header = file.readline(2 * len(expected)).decode(errors="replace").rstrip("\r\n")
     data = _verified(Path(path))
     data = data[: data.rfind(b"\n") + 1]
-    lines, expected = _lines(data), ",".join(_HEADER)
-    if (header := next(lines, "").rstrip("\r\n")) != expected:
+    lines = _lines(data)
+    if header != expected or not next(lines, ""):
         raise ValueError(f"{str(path)!r}: expected the header {expected}, got {brief(header)}")
     rows = csv.reader(lines)
     try:
@@ -156,5 +159,7 @@ def _verified(path: Path) -> bytes:
 def _saved(path: Path) -> tuple[int, int]:
     """The bytes of the file, and their CRC-32, when the run last saved its progress."""
     progress = path.parent / PROGRESS
-    size, crc = (read_json(progress).get("metrics") if progress.exists() else None) or (0, 0)
-    return size, crc
+    saved = (read_json(progress).get("metrics") if os.path.lexists(progress) else None) or [0, 0]
+    if not isinstance(saved, list) or [*map(type, saved)] != [int, int]:
+        raise ValueError(f"{str(progress)!r}: metrics: expected a length and a checksum, got {brief(saved)}")
+    return saved[0], saved[1]
