@@ -280,9 +280,7 @@ class _Several:
             final = f"{label}: final_obs"
             _require(final_obs is not None, final, "observations, since an episode ended", final_obs)
             self._values(final, agent, copies, final_obs)
-        for copy, end in zip(copies.tolist(), ended.tolist(), strict=True):
-            if not outcome.acted:
-                continue
+        for copy, end in zip(copies.tolist(), ended.tolist(), strict=True) if outcome.acted else ():
             if (agent, copy) not in self._pending:
                 raise EnvironmentFailed(f"{label}: copy {copy}: expected none, since the agent has not acted there")
             self._pending.discard((agent, copy))

@@ -1,6 +1,5 @@
 """The options of an experiment, and the checks of its configuration and environment."""
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -43,9 +42,7 @@ def _device(label: str, value: Any) -> str:
 
 
 def _directory(label: str, value: Any) -> Path:
-    if not isinstance(value, str | os.PathLike):
-        raise TypeError(f"{label}: expected a path, got {brief(value)}")
-    path = absolute(value)
+    path = absolute(value, label)
     if path.exists() and not path.is_dir():
         raise ValueError(f"{label}: expected a directory, got a file, {str(path)!r}")
     return path
@@ -83,7 +80,7 @@ class Options:
 
     def __post_init__(self) -> None:
         check_declared(self)
-        object.__setattr__(self, "output_dir", absolute(self.output_dir or "."))
+        object.__setattr__(self, "output_dir", absolute(self.output_dir or ".", "output_dir"))
 
     def of(self, option: str, process: str) -> Any:
         """An option of one process, such as "learner-1"."""
