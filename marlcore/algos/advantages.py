@@ -5,7 +5,8 @@ Espeholt et al. 2018, "IMPALA: Scalable distributed deep-RL with importance weig
 (arXiv:1802.01561).
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -52,6 +53,18 @@ def vtrace(
     trace(*arrays, float(decay), float(rho_bar), float(c_bar), advantage, target)
     device = steps.value.device
     return torch.from_numpy(advantage).to(device), torch.from_numpy(target).to(device)
+
+
+def following_values(batch: Any, value: torch.Tensor, of_next: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """The value of each next observation of a batch's rows, by the values [B, ...] of the observations.
+
+    It is that of the next row; where the run of rows is cut, what `of_next` returns for the rows' numbers; else 0.
+    """
+    following = torch.cat([value[1:], torch.zeros_like(value[:1])])
+    cut = (~batch.continues & (batch.discount > 0)).nonzero().squeeze(1)
+    if len(cut):
+        following[cut] = of_next(cut)
+    return following
 
 
 class ValueNormalizer:

@@ -16,7 +16,7 @@ from ..interfaces import Action, Algorithm
 from ..spaces import Spaces
 from .fast.adam import ClippedAdam, unrecorded
 from .networks.initialization import Initialization
-from .networks.own import network_function
+from .networks.own import own_function
 from .networks.torso import Activation
 
 Positive: TypeAlias = Annotated[float, Number(above=0)]
@@ -25,7 +25,7 @@ AtLeast1: TypeAlias = Annotated[int, Whole(1)]
 Units: TypeAlias = Annotated[int, UNITS]
 LearningRate: TypeAlias = Annotated[float | str, Scheduled(above=0)]
 Layers: TypeAlias = Annotated[tuple[int, ...], Sizes()]
-Network: TypeAlias = Annotated[str | Callable[[Spaces], nn.Module] | None, By(network_function)]
+Network: TypeAlias = Annotated[str | Callable[[Spaces], nn.Module] | None, By(own_function)]
 
 RATE = "learning_rate"
 
@@ -33,9 +33,9 @@ N = TypeVar("N", bound=nn.Module)
 
 
 class Request(NamedTuple):
-    """The arguments of `Algorithm.act` beside the model and the observations."""
+    """The arguments of `Algorithm.act` beside the model and the observations, where actors explore."""
 
-    explore: Mapping[str, Any] | None
+    explore: Mapping[str, Any]
     state: Mapping[str, torch.Tensor] | None
     mask: torch.Tensor | None
     generator: np.random.Generator
@@ -80,17 +80,30 @@ class Hyperparameters(Algorithm):
         return type(self).__name__
 
     def act(self, model: nn.Module, obs: Any, **request: Any) -> Action:
-        """See `Algorithm.act` and `chosen`."""
+        """See `Algorithm.act`, `chosen` and `greedy`."""
         with torch.inference_mode():
-            return self.chosen(model, obs, Request(**request))
+            if request["explore"] is not None:
+                return self.chosen(model, obs, Request(**request))
+            action, state = self.greedy(model, obs, request["state"], request["mask"])
+            return Action(action.numpy(force=True), state=state)
+
+    def schedules(self) -> Mapping[str, Any]:
+        """The learning rate, if it is a schedule."""
+        rate = getattr(self, RATE)
+        return {RATE: rate} if isinstance(rate, str) else {}
 
     @abstractmethod
     def chosen(self, model: Any, obs: Any, request: Request) -> Action:
-        """The actions for k observations; greedy ones where `request.explore` is None. `faster(model)` runs it."""
+        """The actions for k observations, with exploration. `faster(model)` runs the model."""
+
+    @abstractmethod
+    def greedy(self, model: Any, obs: Any, state: Any, mask: torch.Tensor | None) -> Any:
+        """The actions [k, ...] without exploration, a tensor, and the next state or None; by torch alone."""
 
 
 class Resumable:
-    """A trainer whose state is that of its attributes `kept`: with a state_dict, a generator, a tensor or a value."""
+    """A trainer whose state is that of its attributes `kept`: with a state_dict, a list of such, a generator,
+    a tensor or a value."""
 
     kept: ClassVar[tuple[str, ...]]
 
@@ -101,7 +114,10 @@ class Resumable:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for name in self.kept:
             part, saved = getattr(self, name), state[name]
-            if hasattr(part, "load_state_dict"):
+            if isinstance(part, list):
+                for one, its in zip(part, saved, strict=True):
+                    one.load_state_dict(its)
+            elif hasattr(part, "load_state_dict"):
                 part.load_state_dict(saved)
             elif isinstance(part, torch.Generator):
                 part.set_state(saved.cpu())  # generators of all devices take a CPU tensor
@@ -112,6 +128,8 @@ class Resumable:
 
 
 def _state_of(part: Any) -> Any:
+    if isinstance(part, list):
+        return [one.state_dict() for one in part]
     if hasattr(part, "state_dict"):
         return part.state_dict()
     if isinstance(part, torch.Generator):
@@ -163,11 +181,6 @@ class TargetTrainer(AdamTrainer):
         """The loss; q_mean, the mean value of the actions taken, in units of the reward; grad_norm, before clipping."""
         q_mean = taken.detach().sum() / (taken.numel() * self.hyper.reward_scale)
         return {"loss": loss.detach(), "q_mean": q_mean, "grad_norm": grad_norm}
-
-
-def rate_schedule(hyper: Any) -> dict[str, Any]:
-    """The learning rate as a schedule, by name, if it is one."""
-    return {RATE: hyper.learning_rate} if isinstance(hyper.learning_rate, str) else {}
 
 
 def independent_copy(network: N) -> N:

@@ -3,7 +3,6 @@
 Bain & Sammut 1995, "A framework for behavioural cloning", Machine Intelligence 15, pp. 103-129.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -12,7 +11,7 @@ import torch
 from ..interfaces import Action, Update
 from ..spaces import Spaces
 from ..spec import TransitionSpec
-from .base import AdamTrainer, Hyperparameters, Layers, LearningRate, Positive, Request, rate_schedule
+from .base import AdamTrainer, Hyperparameters, Layers, LearningRate, Positive, Request
 from .fast import faster
 from .networks.distributions import distribution_of
 from .networks.own import torso_of
@@ -37,18 +36,12 @@ class BC(Hyperparameters):
         distribution_of(self.owner, spaces.action)
         return super().transition(spaces)
 
-    def schedules(self) -> Mapping[str, Any]:
-        return rate_schedule(self)
-
     def make_model(self, spaces: Spaces) -> PolicyNetwork:
         return PolicyNetwork(self, spaces, torso_of(self, spaces, self.hidden))
 
     def chosen(self, model: Any, obs: Any, request: Request) -> Action:
-        """Actions drawn from the policy; if greedy, the most probable ones."""
-        output = faster(model)(obs)
-        if request.explore is None:
-            return Action(model.distribution.mode(output, request.mask).numpy(force=True))
-        return Action(model.distribution.sample(output, request.mask, request.generator)[0])
+        """Actions drawn from the policy."""
+        return Action(model.distribution.sample(faster(model)(obs), request.mask, request.generator)[0])
 
     def greedy(self, model: Any, obs: Any, state: Any, mask: torch.Tensor | None) -> Any:
         return model.distribution.mode(faster(model)(obs), mask), None

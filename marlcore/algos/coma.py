@@ -16,8 +16,8 @@ from ..interfaces import Action, Algorithm, QueueSource, ReplaySource, Update
 from ..observations import rows_at
 from ..spaces import Spaces
 from ..spec import TransitionSpec
-from .advantages import Steps, gae
-from .base import AtLeast1, Request, rate_schedule
+from .advantages import Steps, following_values, gae
+from .base import AtLeast1, Hyperparameters, Request
 from .continuous import ActorCriticTrainer, Continuous
 from .fast import faster
 from .matd3 import TeamActorCritic, TeamPolicy
@@ -62,17 +62,15 @@ class COMA(Continuous):
         return QueueSource(self.batch_size)
 
     def schedules(self) -> Mapping[str, Any]:
-        return rate_schedule(self)
+        return Hyperparameters.schedules(self)
 
     def make_model(self, spaces: Spaces) -> TeamActorCritic:
         return TeamActorCritic(self, spaces, CounterfactualCritic)
 
     def chosen(self, model: Any, obs: Any, request: Request) -> Action:
-        """Actions drawn from each member's policy; if greedy, the most probable ones."""
+        """Actions drawn from each member's policy."""
         scores = faster(model)(obs).cpu().numpy()
-        if request.explore is not None:
-            scores = scores + request.generator.gumbel(size=scores.shape)
-        return Action(model.actions.decode(scores))
+        return Action(model.actions.decode(scores + request.generator.gumbel(size=scores.shape)))
 
     def greedy(self, model: Any, obs: Any, state: Any, mask: torch.Tensor | None) -> Any:
         return model.actions.decoded(faster(model)(obs, mask)), None
@@ -136,11 +134,12 @@ class COMATrainer(ActorCriticTrainer):
         Where the run of rows is cut, next actions are drawn from today's policies.
         """
         value = self.taken(self.target, batch.obs, action)
-        following = torch.cat([value[1:], torch.zeros_like(value[:1])])
-        cut = (~batch.continues & (batch.discount > 0)).nonzero().squeeze(1)
-        if len(cut):
-            obs = rows_at(batch.next_obs, cut)
-            following[cut] = self.taken(self.target, obs, self.policy.drawn(faster(self.policy)(obs), self.generator))
+
+        def of_next(rows: torch.Tensor) -> torch.Tensor:
+            obs = rows_at(batch.next_obs, rows)
+            return self.taken(self.target, obs, self.policy.drawn(faster(self.policy)(obs), self.generator))
+
+        following = following_values(batch, value, of_next)
         fixed = self.hyper.reward_scale * batch.reward, batch.discount
         pairs = zip(value.T.contiguous(), following.T.contiguous(), strict=True)
         return torch.stack([gae(Steps(*fixed, *pair, batch.continues), self.hyper.td_lambda)[1] for pair in pairs], 1)

@@ -13,17 +13,7 @@ from torch import nn
 from ..interfaces import Action
 from ..spaces import Spaces
 from ..spec import TransitionSpec
-from .base import (
-    Hyperparameters,
-    Layers,
-    LearningRate,
-    Positive,
-    Request,
-    Share,
-    TargetTrainer,
-    own_generator,
-    rate_schedule,
-)
+from .base import Hyperparameters, Layers, LearningRate, Positive, Request, Share, TargetTrainer, own_generator
 from .fast import ClippedAdam, faster
 from .networks.actions import BoxActions
 from .networks.critics import OwnCritics, TwinCritics
@@ -57,9 +47,9 @@ class ContinuousPolicy(nn.Module):
     def distribution(self, outputs: torch.Tensor) -> Any:
         """The distribution of actions by the last layer's outputs [B, outputs * size]; the result of a call."""
 
-    @abstractmethod
     def greedy(self, distribution: Any) -> torch.Tensor:
-        """Actions [B, size] in [-1, 1] without exploration."""
+        """Actions [B, size] in [-1, 1] without exploration; by default the distribution is one of them alone."""
+        return distribution  # type: ignore[no-any-return]
 
     @abstractmethod
     def noisy(self, distribution: Any, noise: torch.Tensor, explore: Mapping[str, Any]) -> torch.Tensor:
@@ -90,6 +80,8 @@ class ActorCritic(nn.Module):
 class Continuous(Hyperparameters):
     """Hyperparameters of all algorithms whose acting part is a ContinuousPolicy."""
 
+    asked: ClassVar[int] = 2  # of each pair of critics, the first ones that are trained and give values
+
     learning_rate: LearningRate = 1e-3
     """Adam's step size, for the policy, the critics and a learned temperature, above 0; a number or a schedule."""
     hidden: Layers = (64, 64)
@@ -108,7 +100,7 @@ class Continuous(Hyperparameters):
 
     def schedules(self) -> Mapping[str, Any]:
         """Until the learner's first update actors draw actions uniformly, as both papers do, and none later."""
-        return {"epsilon": UNTIL_FIRST_UPDATE, **rate_schedule(self)}
+        return {"epsilon": UNTIL_FIRST_UPDATE, **super().schedules()}
 
     def chosen(self, model: Any, obs: Any, request: Request) -> Action:
         """The policy's actions with its noise, or with probability `explore["epsilon"]` uniform ones of the Box.
@@ -116,8 +108,6 @@ class Continuous(Hyperparameters):
         The draws from the generator do not depend on epsilon. The network runs only if some row needs it.
         """
         explore, generator, actions = request.explore, request.generator, model.actions
-        if explore is None:
-            return Action(actions.decode(model.greedy(faster(model)(obs)).cpu().numpy()))
         rows = rows_in(obs)
         uniform = generator.random(rows) < explore["epsilon"]
         anywhere = generator.uniform(-1.0, 1.0, (rows, actions.size))
@@ -135,7 +125,6 @@ class ActorCriticTrainer(TargetTrainer):
     """The optimizers of a model's policy and critics, and the target of its part `source`."""
 
     kept: ClassVar[tuple[str, ...]] = ("target", "policy_optimizer", "critics_optimizer", "updates", "generator")
-    asked: ClassVar[int] = 2  # of each pair of critics
 
     def __init__(self, hyper: Continuous, model: Any, source: nn.Module) -> None:
         super().__init__(hyper, source)
@@ -156,7 +145,7 @@ class ActorCriticTrainer(TargetTrainer):
         Returns: the metrics, with the sum of all critics' losses; and the rows' priorities [..., B]: the mean of a
             pair's absolute errors.
         """
-        taken = faster(self.critics)(batch.obs, self.policy.actions.encode(batch.action), self.asked)
+        taken = faster(self.critics)(batch.obs, self.policy.actions.encode(batch.action), self.hyper.asked)
         errors = targets - taken
         loss = (batch.weight * errors.square()).mean(-1).sum()
         grad_norm = self.descend(self.critics_optimizer, loss)

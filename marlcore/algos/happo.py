@@ -6,7 +6,7 @@ Kuba et al. 2022, "Trust region policy optimisation in multi-agent reinforcement
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -14,10 +14,9 @@ from torch import nn
 
 from ..interfaces import Action, Update
 from ..spaces import Spaces
-from ..spec import Field, TransitionSpec
+from ..spec import TransitionSpec
 from .base import Request
 from .fast import ClippedAdam, faster
-from .networks.distributions import distribution_of
 from .networks.members import Members, TeamSpaces
 from .networks.own import torso_of
 from .networks.policy_value import PolicyNetwork, ValueNetwork
@@ -37,17 +36,14 @@ class HAPPO(PPO):
 
     def transition(self, spaces: Spaces) -> TransitionSpec:
         """A row with the log-probability of all members' actions. Raises ValueError: see TeamSpaces."""
-        team = TeamSpaces(self.owner, spaces, shared=False)
-        extras = {} if team.choices else distribution_of(self.owner, spaces.action).extras
-        return TransitionSpec(spaces.obs, spaces.action_field, {LOG_PROB: Field((), "float32"), **extras})
+        TeamSpaces(self.owner, spaces, shared=False)
+        return super().transition(spaces)
 
     def make_model(self, spaces: Spaces) -> "TeamPolicyValue":  # type: ignore[override]
         return TeamPolicyValue(self, spaces)
 
     def chosen(self, model: Any, obs: Any, request: Request) -> Action:
-        """Actions drawn from each member's policy; if greedy, the most probable ones."""
-        if request.explore is None:
-            return Action(model.modes(obs, request.mask).numpy(force=True))
+        """Actions drawn from each member's policy."""
         drawn = [
             distribution.sample(output, allowed, request.generator)
             for distribution, output, allowed in model.each(obs, request.mask)
@@ -58,7 +54,8 @@ class HAPPO(PPO):
         return Action(action, {LOG_PROB: log_prob.sum(1), **extras})
 
     def greedy(self, model: Any, obs: Any, state: Any, mask: torch.Tensor | None) -> Any:
-        return model.modes(obs, mask), None
+        modes = [distribution.mode(output, allowed) for distribution, output, allowed in model.each(obs, mask)]
+        return torch.stack(modes, 1), None
 
     def make_trainer(self, model: Any) -> "HAPPOTrainer":
         return HAPPOTrainer(self, model)
@@ -72,10 +69,9 @@ class TeamPolicies(nn.Module):
         self.team = TeamSpaces(hyper.owner, spaces, shared=False)
         self.members = Members(self.team, lambda own: PolicyNetwork(hyper, own, torso_of(hyper, own, hyper.hidden)))
 
-    def forward(self, obs: Any) -> torch.Tensor:
+    def forward(self, obs: Any) -> Any:
         """The outputs of each member's policy, [k, members, outputs]."""
-        outputs: torch.Tensor = self.members(obs)
-        return outputs
+        return self.members(obs)
 
     def each(self, obs: Any, mask: torch.Tensor | None) -> Iterator[tuple[Any, torch.Tensor, torch.Tensor | None]]:
         """Each member's distribution, its outputs [k, outputs], and which choices are allowed."""
@@ -83,11 +79,6 @@ class TeamPolicies(nn.Module):
         allowed = self.team.allowed(mask, outputs) if self.team.choices else None
         for member, network in enumerate(self.members.networks):
             yield network.distribution, outputs[:, member], None if allowed is None else allowed[:, member]
-
-    def modes(self, obs: Any, mask: torch.Tensor | None) -> torch.Tensor:
-        """The members' most probable actions, as rows hold them."""
-        modes = [distribution.mode(output, allowed) for distribution, output, allowed in self.each(obs, mask)]
-        return torch.stack(modes, 1)
 
 
 class TeamPolicyValue(nn.Module):
@@ -102,20 +93,14 @@ class TeamPolicyValue(nn.Module):
 class HAPPOTrainer(PPOTrainer):
     """Each member's passes over a batch, in a new order of members for each batch, and the critic's."""
 
+    kept: ClassVar[tuple[str, ...]] = (*PPOTrainer.kept, "members")
+
     def __init__(self, hyper: HAPPO, model: TeamPolicyValue) -> None:
         super().__init__(hyper, model, trained=model.critic)
         self.team = model.acting.team
-        self.optimizers = [
+        self.members = [
             ClippedAdam(list(network.parameters()), lr=None, eps=ADAM_EPS) for network in model.acting.members.networks
         ]
-
-    def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "members": [optimizer.state_dict() for optimizer in self.optimizers]}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        for optimizer, saved in zip(self.optimizers, state["members"], strict=True):
-            optimizer.load_state_dict(saved)
 
     def update(self, batch: Any) -> Update:
         """Steps on the minibatches of one batch, of each member and then of the critic (Kuba et al. 2022, Algorithm 4).
@@ -123,7 +108,7 @@ class HAPPOTrainer(PPOTrainer):
         A member's advantages are the batch's, times how much more probable the members before it made their own actions
         in this update. Returns: see PPOTrainer.update.
         """
-        for optimizer in (self.optimizer, *self.optimizers):
+        for optimizer in (self.optimizer, *self.members):
             optimizer.set_learning_rate(batch.numbers[RATE])
         with torch.no_grad():
             alive = self.team.alive(batch.obs)
@@ -144,16 +129,15 @@ class HAPPOTrainer(PPOTrainer):
         means = dict(zip(METRICS, (loss, policy_loss, value_loss, entropy, kl, beyond, grad_norm), strict=True))
         return Update({**means, "explained_variance": explained}, updates=len(steps) + len(of_critic))
 
-    def judged(self, member: int, rows: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    def judged(self, member: int, rows: Any) -> Any:
         """The log-probabilities [B] of a member's actions, and the entropies of its policy."""
         policies = self.model.acting
         network, group = policies.members.networks[member], self.team.groups[member]
         output = faster(network)(policies.members.seen(group, rows.obs))
-        allowed = self.team.allowed_of(member, self.team.mask_in(rows.obs), output) if self.team.choices else None
+        allowed = self.team.allowed(self.team.mask_in(rows.obs), output[:, None]) if self.team.choices else None
         extras = {name: extra[:, member] for name, extra in rows.extras.items() if extra.ndim > 1}
-        judged: tuple[torch.Tensor, torch.Tensor]
-        judged = network.distribution(output, allowed, SimpleNamespace(action=rows.action[:, member], extras=extras))
-        return judged
+        own = SimpleNamespace(action=rows.action[:, member], extras=extras)
+        return network.distribution(output, None if allowed is None else allowed[:, member], own)
 
     def _member_steps(self, member: int, rows: Rows, bonus: float) -> list[torch.Tensor]:
         """A member's steps on all minibatches, until its policy has moved by `target_kl`."""
@@ -166,9 +150,9 @@ class HAPPOTrainer(PPOTrainer):
         log_prob, entropy = self.judged(member, rows)
         loss, kl, beyond = self._policy_loss(log_prob, rows, lambda values: (values * share).sum())
         mean_entropy = (entropy * share).sum()
-        self.optimizers[member].zero_grad()
+        self.members[member].zero_grad()
         torch.autograd.backward(loss - bonus * mean_entropy)
-        grad_norm = self.optimizers[member].clip_and_step(self.hyper.max_grad_norm)
+        grad_norm = self.members[member].clip_and_step(self.hyper.max_grad_norm)
         with torch.no_grad():
             return torch.stack([loss, mean_entropy, kl, beyond, grad_norm])
 

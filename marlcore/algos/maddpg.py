@@ -4,27 +4,20 @@ Lowe et al. 2017, "Multi-agent actor-critic for mixed cooperative-competitive en
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import ClassVar
 
 from .base import AtLeast1
-from .matd3 import MATD3, MATD3Trainer
+from .matd3 import MATD3
 from .td3 import AtLeast0
 
 
 @dataclass(frozen=True)
 class MADDPG(MATD3):
-    """Hyperparameters of MADDPG; see MATD3. Nothing trains or asks the second critic of a pair."""
+    """Hyperparameters of MADDPG; see MATD3. Nothing trains or asks the second critic of a pair; checkpoints have it."""
+
+    asked: ClassVar[int] = 1
 
     target_noise: AtLeast0 = 0.0
     """Standard deviation of the noise on the target policy's Box actions, at least 0."""
     policy_delay: AtLeast1 = 1
     """Updates of the critic for each one of the policies and the targets, at least 1."""
-
-    def make_trainer(self, model: Any) -> "MADDPGTrainer":
-        return MADDPGTrainer(self, model, source=model)
-
-
-class MADDPGTrainer(MATD3Trainer):
-    """Targets, losses and priorities by the first critic alone; checkpoints have both, as MATD3's."""
-
-    asked = 1

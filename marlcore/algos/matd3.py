@@ -7,14 +7,13 @@ Ackermann et al. 2019, "Reducing overestimation bias in multi-agent domains usin
 """
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from gymnasium import spaces as gym
-from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional
 
@@ -66,7 +65,7 @@ class MATD3(TD3):
 
     def chosen(self, model: Any, obs: Any, request: Request) -> Action:
         """Box actions as TD3's; Discrete ones drawn from each member's policy, or uniform ones of the allowed."""
-        if not isinstance(model.actions, OneHotActions) or request.explore is None:
+        if not isinstance(model.actions, OneHotActions):
             return super().chosen(model, obs, request)
         rows, size = rows_in(obs), model.actions.size
         uniform = request.generator.random((rows, 1)) < np.reshape(request.explore["epsilon"], (-1, 1))
@@ -93,14 +92,11 @@ class OneHotActions:
         """Actions [B, members] of rows as float32 [B, size]."""
         return functional.one_hot(action.long(), self.most).flatten(1).float()
 
-    def decode(self, scores: NDArray[Any]) -> NDArray[np.int64]:
-        """The actions [k, members] with the highest scores [k, size]."""
-        best: NDArray[np.int64] = scores.reshape(-1, self.members, self.most).argmax(2)
-        return best
-
-    def decoded(self, scores: torch.Tensor) -> torch.Tensor:
-        """`decode` with torch."""
+    def decode(self, scores: Any) -> Any:
+        """The actions [k, members] with the highest scores [k, size], of NumPy or torch."""
         return scores.reshape(-1, self.members, self.most).argmax(2)
+
+    decoded = decode
 
 
 def team_actions(owner: str, team: TeamSpaces) -> OneHotActions | BoxActions:
@@ -131,9 +127,6 @@ class TeamPolicy(nn.Module):
             allowed = self.team.allowed(self.team.mask_in(obs) if mask is None else mask, outputs)
             outputs = masked(outputs, allowed)
         return outputs.flatten(1)
-
-    def greedy(self, outputs: torch.Tensor) -> torch.Tensor:
-        return outputs
 
     def noisy(self, outputs: torch.Tensor, noise: torch.Tensor, explore: Mapping[str, Any]) -> torch.Tensor:
         """Box actions with noise; see ContinuousPolicy.noisy."""
@@ -167,8 +160,8 @@ class TeamCritics(TwinCritics):
         of_members = action.reshape(*action.shape[:-1], self.team.count, -1)
         return (of_members * self.team.alive(obs)[..., None]).flatten(-2)
 
-    def of_each(self, obs: Any, joint: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The values [members, B] by the first network, where for each member all do `joint` [B, size]."""
+    def of_each(self, obs: Any, joint: torch.Tensor) -> torch.Tensor:
+        """The values [members, B] by the first network, where for each member all do `joint` [members, B, size]."""
         return torch.cat([self(obs, action, 1) for action in joint])
 
 
@@ -183,8 +176,8 @@ class MemberCritics(TeamCritics):
         values = super().forward(obs, action, count * self.team.count)
         return values.reshape(count, self.team.count, -1)
 
-    def of_each(self, obs: Any, joint: Sequence[torch.Tensor]) -> torch.Tensor:
-        action, seen = self.of_living(obs, torch.stack([*joint])), self.encoder(obs)
+    def of_each(self, obs: Any, joint: torch.Tensor) -> torch.Tensor:
+        action, seen = self.of_living(obs, joint), self.encoder(obs)
         return self.through(torch.cat([seen.expand(len(joint), -1, -1), action], 2))
 
 
@@ -223,12 +216,8 @@ class MATD3Trainer(TD3Trainer):
         action = self.policy.drawn(faster(self.policy)(batch.obs), self.generator)
         taken = self.policy.actions.encode(batch.action)
         own, others = (each.reshape(len(each), self.policy.team.count, -1) for each in (action, taken))
-        joints = []
-        for member in range(self.policy.team.count):
-            joint = others.clone()
-            joint[:, member] = own[:, member]
-            joints.append(joint.flatten(1))
-        return action, faster(self.critics).of_each(batch.obs, joints)
+        acts = torch.eye(own.shape[1], dtype=torch.bool, device=own.device)[:, None, :, None]
+        return action, faster(self.critics).of_each(batch.obs, torch.where(acts, own, others).flatten(2))
 
     def smoothed(self, obs: Any) -> torch.Tensor:
         """See TD3Trainer; of Discrete actions those drawn from the target policy."""

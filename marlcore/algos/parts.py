@@ -52,7 +52,7 @@ class StateTable(nn.Module):
         self.register_buffer("states", torch.zeros((), dtype=torch.int64))
         self._read = np.zeros(0, np.int64)  # the digests in `_row_of`
         self._row_of: dict[int, int] = {}  # by digest
-        self._known: dict[Hashable, int] = {}  # by state, so that each is digested once
+        self._digest_of: dict[Hashable, int] = {}  # by state that has a row, so that each is digested once
 
     def __len__(self) -> int:
         return int(self.states)
@@ -62,40 +62,34 @@ class StateTable(nn.Module):
         return self.values[self.rows(states)]
 
     def rows(self, states: Any) -> torch.Tensor:
-        """The rows of B states, int64 [B]. Raises TypeError: one is none."""
-        return self._rows(states, self._row)
+        """The rows of B states, int64 [B]. Raises TypeError: it is no batch of states."""
+        return self._rows(states, enter=False)
 
     @torch.no_grad()
     def add(self, states: Any) -> torch.Tensor:
         """Enters those of B states that are new, in place; returns the rows of all, int64 [B]."""
-        return self._rows(states, self._added)
+        return self._rows(states, enter=True)
 
-    def _rows(self, states: Any, row_of: Callable[[Hashable], int]) -> torch.Tensor:
+    def _rows(self, states: Any, enter: bool) -> torch.Tensor:
         present = self.digests[1 : len(self) + 1].numpy(force=True)  # perhaps published or loaded since
         if not np.array_equal(present, self._read):
             self._row_of = {digest: row for row, digest in enumerate(present.tolist(), 1)}
-            if not np.array_equal(present[: len(self._read)], self._read):
-                self._known = {}
             self._read = present.copy()
-        rows = [row_of(state) for state in _each(states)]
-        if len(self._row_of) > len(present):
-            self.states.fill_(len(self._row_of))
+        rows, row_of = [], self._row_of
+        for state in _each(states):
+            known = self._digest_of.get(state)
+            digest = _digest(state) if known is None else known
+            row = row_of.get(digest, 0)
+            if enter and not row and len(row_of) < self.most:
+                row = row_of[digest] = len(row_of) + 1
+                self.digests[row] = digest
+            if known is None and row:
+                self._digest_of[state] = digest
+            rows.append(row)
+        if len(row_of) > len(present):
+            self.states.fill_(len(row_of))
             self._read = self.digests[1 : len(self) + 1].numpy(force=True).copy()
         return torch.tensor(rows, dtype=torch.int64, device=self.values.device)
-
-    def _row(self, state: Hashable) -> int:
-        row = self._known.get(state, 0)
-        if not row and (row := self._row_of.get(_digest(state), 0)):
-            self._known[state] = row
-        return row
-
-    def _added(self, state: Hashable) -> int:
-        row = self._row(state)
-        if not row and len(self._row_of) < self.most:
-            digest, row = _digest(state), len(self._row_of) + 1
-            self.digests[row] = digest
-            self._row_of[digest] = self._known[state] = row
-        return row
 
 
 def _each(states: Any) -> Iterable[Hashable]:

@@ -8,7 +8,7 @@ that acted (Hilton et al. 2022, "Batch size-invariance for policy optimization",
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import torch
 
@@ -18,7 +18,7 @@ from ..interfaces import Action, QueueSource, ReplaySource, Update
 from ..observations import rows_at
 from ..spaces import JOINT, Spaces
 from ..spec import Field, TransitionSpec
-from .advantages import Steps, ValueNormalizer, gae, vtrace
+from .advantages import Steps, ValueNormalizer, following_values, gae, vtrace
 from .base import AtLeast1, Hyperparameters, Layers, Positive, Request, Resumable, own_generator
 from .fast import ClippedAdam, faster
 from .networks.distributions import distribution_of
@@ -102,16 +102,14 @@ class PPO(Hyperparameters):
         return PolicyValue(self, spaces)
 
     def chosen(self, model: Any, obs: Any, request: Request) -> Action:
-        """Actions drawn from the policy; if greedy, the most probable ones."""
+        """Actions drawn from the policy."""
         return self.sampled(model, faster(model)(obs), request)
 
     def greedy(self, model: Any, obs: Any, state: Any, mask: torch.Tensor | None) -> Any:
         return model.distribution.mode(faster(model)(obs), mask), None
 
     def sampled(self, policy: PolicyNetwork, output: torch.Tensor, request: Request) -> Action:
-        """The actions for a policy's outputs [k, outputs]; see `chosen`."""
-        if request.explore is None:
-            return Action(policy.distribution.mode(output, request.mask).numpy(force=True))
+        """The actions for a policy's outputs [k, outputs]."""
         action, log_prob, extras = policy.distribution.sample(output, request.mask, request.generator)
         return Action(action, {LOG_PROB: log_prob, **extras})
 
@@ -157,7 +155,7 @@ class Rows(NamedTuple):
 class PPOTrainer(Resumable):
     """Passes over each batch with the clipped objective."""
 
-    kept = ("optimizer", "generator", "normalizer")
+    kept: ClassVar[tuple[str, ...]] = ("optimizer", "generator", "normalizer")
 
     def __init__(self, hyper: PPO, model: Any, trained: Any = None) -> None:
         """`trained`: the part of the model that `optimizer` trains; None: all of it."""
@@ -201,12 +199,15 @@ class PPOTrainer(Resumable):
         """The values of the next observations of these rows, in the critic's units."""
         return faster(self.model.critic)(rows_at(batch.next_obs, which))
 
+    @torch.no_grad()
     def _prepare(self, batch: Any, now: Evaluated) -> tuple[Rows, torch.Tensor]:
         """The batch with advantages and the values before the steps; and the explained variance."""
         hyper, acted = self.hyper, batch.extras[LOG_PROB]
         corrected = hyper.correction == "vtrace"
         value = self.normalizer.denormalized(now.value)
-        following = self._following(batch, value)
+        following = following_values(
+            batch, value, lambda rows: self.normalizer.denormalized(self.values_after(batch, rows))
+        )
         steps = Steps(hyper.reward_scale * batch.reward, batch.discount, value, following, batch.continues)
         if corrected:
             ratio = torch.exp(now.log_prob - acted)
@@ -216,27 +217,13 @@ class PPOTrainer(Resumable):
         before = now.log_prob if corrected else acted
         if hyper.normalize_values:
             self.normalizer.update(target)
-        goal, advantage = self.normalizer.normalized(target), self._normalized(advantage)
+        if hyper.normalize_advantages and len(advantage) > 1:
+            advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+        goal = self.normalizer.normalized(target)
         rows = Rows(batch.obs, batch.action, batch.extras, before, now.value, advantage, goal)
         return rows, explained_variance(self.normalizer.normalized(value), goal)
 
-    def _following(self, batch: Any, value: torch.Tensor) -> torch.Tensor:
-        """The value of each next observation: that of the next row, or its own where the run is cut; else 0."""
-        following = torch.zeros_like(value)
-        following[:-1] = value[1:]
-        cut = (~batch.continues & (batch.discount > 0)).nonzero().squeeze(1)
-        if len(cut):
-            with torch.no_grad():
-                following[cut] = self.normalizer.denormalized(self.values_after(batch, cut))
-        return following
-
-    def _normalized(self, advantage: torch.Tensor) -> torch.Tensor:
-        if not self.hyper.normalize_advantages or len(advantage) < 2:
-            return advantage
-        return (advantage - advantage.mean()) / (advantage.std() + 1e-8)
-
     def _steps(self, rows: Rows, bonus: float) -> list[torch.Tensor]:
-        """Steps on all minibatches; see `_passes`."""
         kl = METRICS.index("approx_kl")
         return self._passes(rows, lambda part: self._step(self.evaluate(part), part, bonus), kl)
 

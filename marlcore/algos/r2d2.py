@@ -21,16 +21,7 @@ from ..spec import Sequence, TransitionSpec
 from .base import AtLeast1, LearningRate, Positive, Request, Units, raw_reward
 from .fast import faster
 from .networks.qnetwork import QNetwork, best
-from .networks.recurrent import (
-    Cell,
-    RecurrentTorso,
-    State,
-    Stepped,
-    Windows,
-    rescaled,
-    restored,
-    state_fields,
-)
+from .networks.recurrent import Cell, RecurrentTorso, State, Stepped, Windows, rescaled, restored, state_fields
 from .value_based import QLearning, QTrainer, random_actions
 
 OF_STEPS = ("obs", "next_obs", "action", "reward", "discount", "valid", "mask")
@@ -102,15 +93,14 @@ class R2D2(WindowedQLearning):
     def chosen(self, model: Any, obs: Any, request: Request) -> Action:
         """Epsilon-greedy actions; `explore` holds "epsilon"."""
         values, after = faster(model)(obs, request.state)
-        allowed = None if request.mask is None else model.actions.allowed(request.mask)
+        allowed = model.actions.allowed(request.mask)
         random = random_actions(len(values), model.actions.count, allowed, request)
-        greedy = best(values, allowed).cpu().numpy()
-        action = model.actions.decode(greedy if random is None else np.where(*random, greedy))
+        action = model.actions.decode(np.where(*random, best(values, allowed).cpu().numpy()))
         return Action(action, state=model.torso.acted(after, action))
 
     def greedy(self, model: Any, obs: Any, state: State | None, mask: torch.Tensor | None) -> Any:
         values, after = faster(model)(obs, state)
-        action = model.actions.decoded(best(values, None if mask is None else model.actions.allowed(mask)))
+        action = model.actions.decoded(best(values, model.actions.allowed(mask)))
         return action, model.torso.acted(after, action)
 
     def make_trainer(self, model: Any) -> "R2D2Trainer":

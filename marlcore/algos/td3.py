@@ -54,9 +54,6 @@ class DeterministicPolicy(ContinuousPolicy):
     def distribution(self, outputs: torch.Tensor) -> torch.Tensor:
         return outputs.tanh()
 
-    def greedy(self, distribution: torch.Tensor) -> torch.Tensor:
-        return distribution
-
     def noisy(self, distribution: torch.Tensor, noise: torch.Tensor, explore: Mapping[str, Any]) -> torch.Tensor:
         action: torch.Tensor = distribution + explore["noise"] * noise
         return action
@@ -89,12 +86,8 @@ class TD3Trainer(ActorCriticTrainer):
     @torch.no_grad()
     def targets(self, batch: Any) -> torch.Tensor:
         """The scaled reward plus the discounted smaller value of the smoothed action, float32 [B] (Algorithm 1)."""
-        return self.bootstrapped(batch, self.future(batch.next_obs))
-
-    def future(self, obs: Any) -> torch.Tensor:
-        """The smaller value of the smoothed action, [B]."""
-        value: torch.Tensor = faster(self.target.critics)(obs, self.smoothed(obs), self.asked).amin(0)
-        return value
+        values = faster(self.target.critics)(batch.next_obs, self.smoothed(batch.next_obs), self.hyper.asked)
+        return self.bootstrapped(batch, values.amin(0))
 
     def smoothed(self, obs: Any) -> torch.Tensor:
         """The target policy's actions with clipped noise, [B, size] in [-1, 1]."""

@@ -13,7 +13,7 @@ from ..declared import Whole
 from ..interfaces import PRIORITY, Action, ReplaySource
 from ..spaces import Spaces
 from ..spec import Field, TransitionSpec
-from .base import Hyperparameters, Layers, LearningRate, Positive, Request, Share, TargetTrainer, rate_schedule
+from .base import Hyperparameters, Layers, LearningRate, Positive, Request, Share, TargetTrainer
 from .fast import faster
 from .networks.actions import JointActions
 from .networks.qnetwork import best
@@ -46,9 +46,6 @@ class QLearning(Hyperparameters):
         JointActions(self.owner, spaces.action)
         return super().transition(spaces)
 
-    def schedules(self) -> Mapping[str, Any]:
-        return rate_schedule(self)
-
 
 @dataclass(frozen=True)
 class FeedforwardQLearning(QLearning):
@@ -79,13 +76,13 @@ class FeedforwardQLearning(QLearning):
         The network runs only if some row is greedy, or if actors compute first priorities.
         """
         actions: JointActions = model.actions
-        allowed = None if request.mask is None else actions.allowed(request.mask)
+        allowed = actions.allowed(request.mask)
         random = random_actions(rows_in(obs), actions.count, allowed, request)
-        if random is not None and random[0].all() and not self.actor_priorities:
+        if random[0].all() and not self.actor_priorities:
             return Action(actions.decode(random[1]))
         values = faster(model)(obs)
         greedy: NDArray[np.int64] = best(values, allowed).cpu().numpy()
-        chosen = greedy if random is None else np.where(*random, greedy)
+        chosen = np.where(*random, greedy)
         if not self.actor_priorities:
             return Action(actions.decode(chosen))
         all_values, rows = values.cpu().numpy(), np.arange(len(chosen))
@@ -94,8 +91,7 @@ class FeedforwardQLearning(QLearning):
         return Action(actions.decode(chosen), unknown, values=of_rows)
 
     def greedy(self, model: Any, obs: Any, state: Any, mask: torch.Tensor | None) -> Any:
-        allowed = None if mask is None else model.actions.allowed(mask)
-        return model.actions.decoded(best(faster(model)(obs), allowed)), None
+        return model.actions.decoded(best(faster(model)(obs), model.actions.allowed(mask))), None
 
     def first_priority(
         self,
@@ -115,14 +111,12 @@ class FeedforwardQLearning(QLearning):
 
 def random_actions(
     rows: int, actions: int, allowed: torch.Tensor | None, request: Request
-) -> tuple[NDArray[np.bool_], NDArray[np.int64]] | None:
-    """Which rows explore, and a random allowed action of each row; None if the actions are to be greedy.
+) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+    """Which rows explore, and a random allowed action of each row.
 
     The draws from the generator depend neither on epsilon nor on the mask. Of a row's n allowed actions it is the one
     numbered floor(place * n), for a place drawn from [0, 1).
     """
-    if request.explore is None:
-        return None
     explores, place = request.generator.random((2, rows))
     explores = explores < request.explore["epsilon"]
     if allowed is None:

@@ -17,13 +17,13 @@ from torch.nn import functional
 
 from ..interfaces import PREVIOUS_REWARD, Action, Algorithm, ReplaySource, Update
 from ..spaces import Spaces
-from ..spec import Field, TransitionSpec
+from ..spec import TransitionSpec
 from .base import Layers, LearningRate, Request
 from .networks.initialization import initialize
 from .networks.members import Members, TeamSpaces, discrete_team
 from .networks.own import torso_of, whole_network
 from .networks.qnetwork import QNetwork, best
-from .networks.recurrent import PREVIOUS_ACTION, Cell, State, state_sizes
+from .networks.recurrent import PREVIOUS_ACTION, Cell, State, state_fields
 from .r2d2 import R2D2Network, WindowedQLearning, WindowTrainer, shortened, window_of, window_returns
 from .value_based import QTrainer, random_actions
 
@@ -55,21 +55,12 @@ class TeamQLearning(WindowedQLearning):
         Raises: ValueError: the agent is no team, or its members' actions are not Discrete.
         """
         spec = Algorithm.transition(self, spaces)
-        team = self.team(spaces)
+        team = discrete_team(self.owner, spaces, self.shared)
         if self.cell is None:
             return spec
-        members = {name: (team.count, size) for name, size in state_sizes(self).items()}
-        shapes: dict[str, tuple[int, ...]] = {
-            **members,
-            PREVIOUS_ACTION: (team.count, max(team.choices)),
-            PREVIOUS_REWARD: (),
-        }
-        state = {name: Field(shape, "float32", self.period) for name, shape in shapes.items()}
-        return dataclasses.replace(spec, extras=state)
-
-    def team(self, spaces: Spaces) -> TeamSpaces:
-        """Raises ValueError: see `transition`."""
-        return discrete_team(self.owner, spaces, self.shared)
+        own = state_fields(self, team.groups[0].spaces, self.period)
+        state = {name: dataclasses.replace(field, shape=(team.count, *field.shape)) for name, field in own.items()}
+        return dataclasses.replace(spec, extras={**state, PREVIOUS_REWARD: own[PREVIOUS_REWARD]})
 
     def source(self, chosen: ReplaySource) -> ReplaySource:
         """Windows for members with memory, otherwise the chosen one."""
@@ -96,21 +87,17 @@ class TeamQLearning(WindowedQLearning):
         """Each member's epsilon-greedy action; `explore` holds "epsilon"."""
         values, after = member_values(model, obs, request.state)
         allowed = model.team.allowed(request.mask, values)
-        greedy = greedy_actions(values, allowed)
-        action = greedy.cpu().numpy()
         rows, members, most = values.shape
-        if request.explore is not None:
-            epsilon = np.repeat(np.broadcast_to(request.explore["epsilon"], rows), members)
-            of_members = request._replace(explore={"epsilon": epsilon})
-            flat = None if allowed is None else allowed.flatten(0, 1)
-            random = random_actions(rows * members, most, flat, of_members)
-            assert random is not None
-            action = np.where(*random, action.ravel()).reshape(rows, members)
+        epsilon = np.repeat(np.broadcast_to(request.explore["epsilon"], rows), members)
+        of_members = request._replace(explore={"epsilon": epsilon})
+        random = random_actions(rows * members, most, None if allowed is None else allowed.flatten(0, 1), of_members)
+        greedy = best(values, allowed).cpu().numpy()
+        action = np.where(*random, greedy.ravel()).reshape(rows, members)
         return Action(action, state=after and acted(after, torch.from_numpy(action).to(values.device), most))
 
     def greedy(self, model: Any, obs: Any, state: State | None, mask: torch.Tensor | None) -> Any:
         values, after = member_values(model, obs, state)
-        action = greedy_actions(values, model.team.allowed(mask, values))
+        action = best(values, model.team.allowed(mask, values))
         return action, after and acted(after, action, values.shape[-1])
 
     def make_trainer(self, model: Any) -> "TeamTrainer":
@@ -124,12 +111,6 @@ def member_values(model: Members, obs: Any, state: State | None) -> tuple[torch.
     return model(obs), None
 
 
-def greedy_actions(values: torch.Tensor, allowed: torch.Tensor | None) -> torch.Tensor:
-    """The best allowed actions, int64 [..., members], by values [..., members, actions]."""
-    flat = best(values.flatten(0, -2), None if allowed is None else allowed.flatten(0, -2))
-    return flat.view(values.shape[:-1])
-
-
 def acted(after: Mapping[str, torch.Tensor], action: torch.Tensor, most: int) -> dict[str, torch.Tensor]:
     """The state after these actions [k, members], each of `most`."""
     encoded = functional.one_hot(action, most).float()
@@ -141,7 +122,7 @@ class TeamNetwork(nn.Module):
 
     def __init__(self, hyper: TeamQLearning, spaces: Spaces) -> None:
         super().__init__()
-        self.team = hyper.team(spaces)
+        self.team = discrete_team(hyper.owner, spaces, hyper.shared)
         self.acting = Members(self.team, hyper.member_network)
         self.mixer = hyper.mixer(self.team)
         initialize(hyper, self.mixer)
@@ -180,7 +161,7 @@ class TeamTrainer(QTrainer):
         """
         values = self.target.acting(batch.next_obs)
         chooser = self.network.acting(batch.next_obs) if self.hyper.double else values
-        action = greedy_actions(chooser, self.network.allowed(batch.next_obs, values))
+        action = best(chooser, self.network.allowed(batch.next_obs, values))
         best_values = values.gather(2, action[..., None]).squeeze(2)
         return self.bootstrapped(batch, self.target.mixed(best_values, batch.next_obs))
 
@@ -202,7 +183,7 @@ class TeamWindowTrainer(TeamTrainer, WindowTrainer):
     def window_targets(self, batch: Any, window: tuple[Any, ...], values: torch.Tensor) -> torch.Tensor:
         """The returns that the target network's mixed values complete, float32 [B, T]; see R2D2Trainer.targets."""
         slow, _ = self.target.acting.stepped(*window)
-        action = greedy_actions(values if self.hyper.double else slow, self.network.allowed(window[0], slow))
+        action = best(values if self.hyper.double else slow, self.network.allowed(window[0], slow))
         value = self.target.mixed(slow.gather(3, action[..., None]).squeeze(3), window[0])
         reward = self.hyper.reward_scale * batch.reward
         return window_returns(reward, batch.discount, value, batch.valid[..., -1], self.hyper.n_step)

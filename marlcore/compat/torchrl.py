@@ -6,7 +6,7 @@ replaces `TensorDictReplayBuffer(storage=LazyTensorStorage(100_000), batch_size=
 processes, forked or spawned: each process that extends it writes to its own lane.
 """
 
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -192,22 +192,18 @@ class _LaneStorage(_Storage):  # the base's counters are unused; compilable ones
             self.close()
             return
         keys, replay = state_dict["keys"], from_bytes(state_dict["saved"].numpy().data, _NAME, Replay)
-        try:
-            self._check_fits(keys, replay)
-        except ValueError:
-            replay.close()
-            raise
+        with ExitStack() as refused:
+            refused.callback(replay.close)
+            if (replay.capacity, replay.lanes) != (self.max_size // self.lanes * self.lanes, self.lanes):
+                raise ValueError(
+                    f"max_size, lanes: expected those of the saved buffer, {replay.capacity}, {replay.lanes}, "
+                    f"got {self.max_size}, {self.lanes}"
+                )
+            if keys.keys() != replay.spec.extras.keys():
+                raise names_error("keys", replay.spec.extras, keys)
+            refused.pop_all()
         self._hold(replay)
         self.keys = keys
-
-    def _check_fits(self, keys: dict[str, Key], replay: Replay) -> None:
-        if (replay.capacity, replay.lanes) != (self.max_size // self.lanes * self.lanes, self.lanes):
-            raise ValueError(
-                f"max_size, lanes: expected those of the saved buffer, {replay.capacity}, {replay.lanes}, "
-                f"got {self.max_size}, {self.lanes}"
-            )
-        if keys.keys() != replay.spec.extras.keys():
-            raise names_error("keys", replay.spec.extras, keys)
 
     def dumps(self, path: str | Path) -> None:
         Path(path).mkdir(parents=True, exist_ok=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 from array import array
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from contextlib import suppress
 from itertools import islice, zip_longest
 from typing import Any
@@ -97,9 +97,8 @@ class Expansion:
     def check_repeats(self, transition: Transition, profiles: Profiles) -> None:
         """Expands a bounded sample of the states that have transitions again, wherever they were expanded first."""
         live = np.flatnonzero(self.rows)
-        sample = (
-            live[np.linspace(0, len(live) - 1, min(SAMPLE, 1 + len(live) // 16)).astype(int)] if len(live) else live
-        )
+        count = min(SAMPLE, len(live), 1 + len(live) // 16)
+        sample = live[np.linspace(0, len(live) - 1, count).astype(int)]
         first_row, first_outcome = _starts(self.rows), _starts(self.outcomes)
         for number in sample.tolist():
             again = Expansion()
@@ -109,7 +108,10 @@ class Expansion:
             after = again._answers(range(again.rows[0]), 0)
             if before != after:
                 index = min(index for index in before | after if before.get(index) != after.get(index))
-                first, second = _first_difference(before.get(index), after.get(index))
+                first: Any = before.get(index)
+                second: Any = after.get(index)
+                if first is not None and second is not None:
+                    first, second = next(pair for pair in zip_longest(first, second) if pair[0] != pair[1])
                 raise ValueError(
                     f"transition_probabilities: expected the same answer twice, got {brief(first)} and then "
                     f"{brief(second)} in state {brief(self.states[number])} with profile {profiles[index]}"
@@ -134,24 +136,12 @@ def _starts(counts: array[int]) -> NDArray[np.int64]:
     return starts
 
 
-def _first_difference(first: list[Any] | None, second: list[Any] | None) -> tuple[Any, Any]:
-    if first is None or second is None:
-        return first, second
-    return next(pair for pair in zip_longest(first, second) if pair[0] != pair[1])
-
-
 def _explained(error: Exception, state: Any, profile: tuple[int, ...], pairs: Any) -> Exception:
-    for successor in _unhashable(pairs) if isinstance(error, TypeError) else ():
-        where = f"a successor of {brief(state)} with profile {profile}"
-        return TypeError(f"state: expected something hashable, got {brief(successor)}, {where}")
-    return WorldModelFailed(state, profile, traceback.format_exc())
-
-
-def _unhashable(pairs: Any) -> Iterator[Any]:
-    """The successors that are not hashable, up to the first item that is no pair."""
-    with suppress(TypeError, ValueError):
-        for _, successor in pairs:
+    with suppress(TypeError, ValueError):  # of an item that is no pair
+        for _, successor in pairs if isinstance(error, TypeError) else ():
             try:
                 hash(successor)
             except TypeError:
-                yield successor
+                where = f"a successor of {brief(state)} with profile {profile}"
+                return TypeError(f"state: expected something hashable, got {brief(successor)}, {where}")
+    return WorldModelFailed(state, profile, traceback.format_exc())

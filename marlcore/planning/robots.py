@@ -125,17 +125,14 @@ class _RobotInduction:
         result, scratch = self.result, (np.empty(self.result.policy.shape[1]) for _ in range(3))
         stuck = choose(self.rows, self.people, self.beta, self.power, result.values, result.policy, numbers, *scratch)
         if stuck >= 0:
-            raise ValueError(self._why(stuck))
+            where = f"in state {brief(self.graph.states[stuck])}"
+            if self.power:
+                raise ValueError(f"power: expected negative values of the robots, got a Q of at least 0 {where}")
+            raise ValueError(f"people: expected policies under which a profile is possible {where}")
         for person, (agent, arrays) in enumerate(self.policies.items()):
             room = tuple(np.empty(len(arrays.goals)) for _ in range(3))
             of_person = arrays.policy, arrays.flags, result.attainable[agent]
             attain(self.people_rows, self.people, person, result.policy, *of_person, numbers, room)
-
-    def _why(self, stuck: int) -> str:
-        state = brief(self.graph.states[stuck])
-        if self.power:
-            return f"power: expected negative values of the robots, got a Q of at least 0 in state {state}"
-        return f"people: expected policies under which a profile is possible in state {state}"
 
     def add_rewards(self, numbers: Numbers) -> None:
         """Adds the aggregate of what people can attain to the values of a level's states."""

@@ -175,20 +175,16 @@ class _Single:
         try:
             plain, mask = view.split(observation, info)
             values = [_checked(agent, part.keys, part.space, part.of(plain)) for part in view.spaces.parts]
+            allowed = view.mask(mask).astype(bool) if acting and mask is not None else None
         except (KeyError, IndexError, TypeError):
             raise EnvironmentFailed(f"{agent}: obs: expected {space}, got {brief(observation)}") from None
         except ValueError as error:
             raise EnvironmentFailed(f"{agent}: {error}") from None
         if acting and self._masked.setdefault(agent, mask is not None) != (mask is not None):
             raise EnvironmentFailed(f"{agent}: {EXPECTED_MASK}{brief(info)}")
-        if mask is None or not acting:
-            return values, None
-        try:
-            allowed = view.mask(mask).astype(bool)
-        except ValueError as error:
-            raise EnvironmentFailed(f"{agent}: {error}") from None
-        can = all(part.any() for part in _components(view.spaces, allowed))
-        _require(can, f"{agent}: {MASK}", "an allowed action", mask)
+        if allowed is not None:
+            can = np.logical_or.reduceat(allowed, view.spaces.mask_starts).all()
+            _require(can, f"{agent}: {MASK}", "an allowed action", mask)
         return values, allowed
 
     def _must_refuse(self, agent: str | None) -> None:
@@ -228,10 +224,6 @@ def _check_values(label: str, space: gym.Space, array: NDArray[Any]) -> None:
         raise EnvironmentFailed(f"{label}: expected {expected}, got {got}")
 
 
-def _components(spaces: Spaces, mask: NDArray[Any]) -> list[NDArray[Any]]:
-    return np.split(mask, spaces.mask_starts[1:])
-
-
 class _Chooser:
     def __init__(self, spaces: Spaces, seed: int) -> None:
         self._spaces = spaces
@@ -241,7 +233,7 @@ class _Chooser:
     def choose(self, mask: NDArray[np.bool_] | None) -> Any:
         allowed: Any = None
         if mask is not None:
-            parts = tuple(_components(self._spaces, mask.astype(np.int8)))
+            parts = tuple(np.split(mask.astype(np.int8), self._spaces.mask_starts[1:]))
             allowed = parts if isinstance(self._space, gym.MultiDiscrete) else parts[0]
         action = self._space.sample(allowed)
         return int(action) if isinstance(self._space, gym.Discrete) else action
@@ -288,9 +280,7 @@ class _Several:
             final = f"{label}: final_obs"
             _require(final_obs is not None, final, "observations, since an episode ended", final_obs)
             self._values(final, agent, copies, final_obs)
-        for copy, end in zip(copies.tolist(), ended.tolist(), strict=True):
-            if not outcome.acted:
-                continue
+        for copy, end in zip(copies.tolist(), ended.tolist(), strict=True) if outcome.acted else ():
             if (agent, copy) not in self._pending:
                 raise EnvironmentFailed(f"{label}: copy {copy}: expected none, since the agent has not acted there")
             self._pending.discard((agent, copy))

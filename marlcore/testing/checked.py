@@ -71,7 +71,8 @@ class CheckedEnvironment:
         step = self._steps[self.agent]
         over = step == self._length
         reward = float(reward_of(self._key, step - 1)) if step else 0.0
-        return observation_of(self._key, step), reward, over and self._terminates, over and not self._terminates, {}
+        obs = filled(4, self._key, step).view(np.int64)  # torch computes only with unsigned integers of 8 bits
+        return obs, reward, over and self._terminates, over and not self._terminates, {}
 
     def step(self, action: int | None) -> None:
         if self.agent is None or (action is None) != (self._steps[self.agent] == self._length):
@@ -85,11 +86,6 @@ class CheckedEnvironment:
 
     def close(self) -> None:
         pass
-
-
-def observation_of(key: int, step: int) -> NDArray[np.int64]:
-    """The observation of an episode's step, int64 [4], since torch computes only with unsigned integers of 8 bits."""
-    return filled(4, key, step).view(np.int64)
 
 
 def reward_of(key: Any, step: Any) -> Any:

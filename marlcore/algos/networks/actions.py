@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from functools import reduce
+from functools import cache, reduce
 from typing import Any
 
 import gymnasium
@@ -36,16 +36,14 @@ class JointActions:
         self.count = math.prod(self._sizes)
         if self._shape and self.count > MOST:
             raise ValueError(f"{owner}: expected at most {MOST} joint actions, got {self.count} of {brief(space)}")
+        places = np.cumprod([1, *self._sizes[:0:-1]])[::-1]
+        self._digits = torch.tensor([places.tolist(), self._sizes])
 
     def encode(self, action: torch.Tensor) -> torch.Tensor:
         """The numbers int64 [B] of actions [B, ...] as rows hold them."""
         if not self._shape:
             return action.long()
-        components = action.flatten(1).long().unbind(1)
-        index = components[0]
-        for size, component in zip(self._sizes[1:], components[1:], strict=True):
-            index = index * size + component
-        return index
+        return (action.flatten(1).long() * self._digits[0].to(action.device)).sum(1)
 
     def decode(self, index: NDArray[np.int64]) -> NDArray[np.generic]:
         """The actions [k, ...], in the space's dtype, with these numbers [k]."""
@@ -57,13 +55,14 @@ class JointActions:
     def decoded(self, index: torch.Tensor) -> torch.Tensor:
         """`decode` with torch."""
         if self._shape:
-            index = torch.stack(torch.unravel_index(index, self._sizes), -1).reshape(-1, *self._shape)
+            places, sizes = self._digits.to(index.device)
+            index = (index[:, None] // places % sizes).reshape(-1, *self._shape)
         return index.to(dtype_of(self._dtype))
 
-    def allowed(self, mask: torch.Tensor) -> torch.Tensor:
+    def allowed(self, mask: torch.Tensor | None) -> torch.Tensor | None:
         """Which joint actions are allowed, bool [B, count]: those whose components all are, one after another in
-        `mask`, bool [B, the components' sizes in total]."""
-        if not self._shape:
+        `mask`, bool [B, the components' sizes in total]; None without a mask."""
+        if mask is None or not self._shape:
             return mask
         components: Sequence[torch.Tensor] = torch.split(mask, self._sizes, 1)
         return reduce(lambda left, right: (left[:, :, None] & right[:, None]).flatten(1), components)
@@ -91,6 +90,7 @@ class BoxActions(nn.Module):
         # A component of a float64 may vary by less than float32 can tell.
         dtype = torch.float64 if space.dtype == np.float64 else torch.float32
         divisor = np.where(self._reach > 0, self._reach, 1.0)
+        self._bounds = [*map(torch.tensor, (self._middle, self._reach, space.low, space.high))]
         self.register_buffer("middle", torch.from_numpy(self._middle.reshape(-1)).to(dtype), persistent=False)
         self.register_buffer("reach", torch.from_numpy(divisor.reshape(-1)).to(dtype), persistent=False)
 
@@ -106,12 +106,12 @@ class BoxActions(nn.Module):
 
     def decoded(self, scaled: torch.Tensor) -> torch.Tensor:
         """`decode` with torch."""
-        bounds = (self._middle, self._reach, self._space.low, self._space.high)
-        middle, reach, low, high = (torch.tensor(bound, device=scaled.device) for bound in bounds)
+        middle, reach, low, high = (bound.to(scaled.device) for bound in self._bounds)
         action = middle + reach * scaled.clamp(-1.0, 1.0).reshape(-1, *self._space.shape)
         return torch.clamp(action.to(dtype_of(self._space.dtype)), low, high)
 
 
+@cache
 def dtype_of(dtype: Any) -> torch.dtype:
     """Torch's dtype for one of NumPy."""
     return torch.from_numpy(np.empty(0, dtype)).dtype

@@ -24,8 +24,11 @@ class TwinCritics(nn.Module):
         super().__init__()
         self.encoder = torso_of(hyper, spaces, ())
         *inner, last = pairwise((self.encoder.size + actions, *hyper.hidden, 1))
-        layers = (_inner_layer(hyper, *pair, pairs) for pair in inner)
-        self.layers = nn.ModuleList([*layers, PairedLinear(*last, pairs)])
+        self.layers = nn.ModuleList()
+        for inputs, outputs in inner:
+            layer = PairedLinear(inputs, outputs, pairs)
+            self.layers.append(nn.Sequential(layer, PairedNorm(outputs, pairs)) if hyper.layer_norm else layer)
+        self.layers.append(PairedLinear(*last, pairs))
         self.activation = ACTIVATIONS[hyper.activation]()
 
     def forward(self, obs: Any, action: torch.Tensor, count: int = 2) -> torch.Tensor:
@@ -52,11 +55,6 @@ class OwnCritics(nn.Module):
         """See `TwinCritics.forward`."""
         values: torch.Tensor = self.critics(obs, action)[:count]
         return values
-
-
-def _inner_layer(hyper: Any, inputs: int, outputs: int, pairs: int) -> nn.Module:
-    layer = PairedLinear(inputs, outputs, pairs)
-    return nn.Sequential(layer, PairedNorm(outputs, pairs)) if hyper.layer_norm else layer
 
 
 class PairedLinear(nn.Module):

@@ -60,15 +60,12 @@ class Categorical(nn.Module):
             drawn.append(np.empty(rows, np.int64))
             draw_category(outputs, first, first + size, generator.random(rows), drawn[-1], log_prob)
             first += size
-        return self._joined(drawn), log_prob, {}
+        action = drawn[0] if self._alone else np.stack(drawn, 1)
+        return action.astype(self._dtype, copy=False), log_prob, {}
 
     def mode(self, output: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
         parts = [part.argmax(1) for part in torch.split(masked(output, mask), self._sizes, 1)]
         return (parts[0] if self._alone else torch.stack(parts, 1)).to(dtype_of(self._dtype))
-
-    def _joined(self, components: list[NDArray[np.int64]]) -> NDArray[Any]:
-        joined = components[0] if self._alone else np.stack(components, 1)
-        return joined.astype(self._dtype, copy=False)
 
     def forward(self, output: torch.Tensor, mask: torch.Tensor | None, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
         actions = batch.action.long().reshape(len(output), -1)

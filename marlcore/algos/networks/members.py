@@ -95,21 +95,15 @@ class TeamSpaces:
     def allowed(self, mask: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor | None:
         """The choices of each member, bool [..., members, most], by a mask [..., choices of all]; None: all allowed.
 
-        `like` are values [..., members, most].
+        `like` are values [..., members, most], or those of some members.
         """
-        if mask is None and min(self.choices) == max(self.choices):
-            return None
-        members = range(self.count)
-        return torch.stack([self.allowed_of(member, mask, like[..., member, :]) for member in members], -2)
-
-    def allowed_of(self, member: int, mask: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
-        """The choices of one member, bool [..., most]; `like` are its values [..., most]."""
-        first, size = sum(self.choices[:member]), self.choices[member]
+        most = max(self.choices)
         if mask is None:
-            own = like.new_ones((*like.shape[:-1], size), dtype=torch.bool)
-        else:
-            own = mask[..., first : first + size]
-        return functional.pad(own, (0, max(self.choices) - size))
+            if min(self.choices) == most:
+                return None
+            mask = like.new_ones((*like.shape[:-2], sum(self.choices)), dtype=torch.bool)
+        own = torch.split(mask, self.choices, -1)
+        return torch.stack([functional.pad(part, (0, most - part.shape[-1])) for part in own], -2)
 
     def mask_in(self, obs: Any) -> torch.Tensor | None:
         """The masks [..., choices of all] in a network's input, of the newest frames; None without masks."""

@@ -1,6 +1,7 @@
 """A network of the user's own in place of the built-in first layers, or of all layers."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -34,7 +35,8 @@ def torso_of(
         return OwnTorso(hyper, spaces, whole, called=called)
     if hyper.network is None:
         return Torso(hyper, spaces, hidden, without)
-    return OwnTorso(hyper, spaces, made_network(hyper, visible(spaces, without)), without)
+    network = made_module(f"{hyper.owner} network", hyper.network, visible(spaces, without))
+    return OwnTorso(hyper, spaces, network, without)
 
 
 def whole_network(hyper: Any, spaces: Spaces, *parts: str) -> nn.Module | None:
@@ -44,16 +46,11 @@ def whole_network(hyper: Any, spaces: Spaces, *parts: str) -> nn.Module | None:
     """
     if hyper.network is None:
         return None
-    network = made_network(hyper, spaces)
+    network = made_module(f"{hyper.owner} network", hyper.network, spaces)
     missing = [part for part in parts if not hasattr(network, part)]
     if missing and len(missing) < len(parts):
         raise ValueError(f"{hyper.owner} network: expected {' and '.join(parts)}, got none of the name {missing[0]}")
     return None if missing else network
-
-
-def made_network(hyper: Any, spaces: Spaces) -> nn.Module:
-    """A network by the user's function. Raises ValueError: it is no module."""
-    return made_module(f"{hyper.owner} network", hyper.network, spaces)
 
 
 def made_module(label: str, function: Any, *arguments: Any) -> nn.Module:
@@ -171,12 +168,7 @@ def head_on(hyper: Any, torso: Any, outputs: int, make: Callable[[int, int], nn.
     return nn.Identity()
 
 
-def network_function(label: str, network: Any) -> Any:
-    """See `own_function`, of a function that makes a network."""
-    return own_function(label, network, "a function of mc.Spaces, or its module:name")
-
-
-def own_function(label: str, given: Any, expected: str) -> Any:
+def own_function(label: str, given: Any, expected: str = "a function of mc.Spaces, or its module:name") -> Any:
     """A user's function as a hyperparameter holds it: as module:name, if it can be imported by that.
 
     Raises: ValueError: it is none, or the import fails.
@@ -187,15 +179,10 @@ def own_function(label: str, given: Any, expected: str) -> Any:
     if isinstance(given, str):
         return given
     reference = reference_to(function)
-    return reference if reference and _names_it(reference, function) else function
-
-
-def _names_it(reference: str, function: Any) -> bool:
-    """Whether the function can be imported by this name; not one of a script, or that another one has replaced."""
-    try:
-        return is_importable(reference) and resolve("network", reference) is function
-    except ValueError:
-        return False
+    with suppress(ValueError):  # of a function of a script, or one that another one has replaced
+        if reference and is_importable(reference) and resolve("network", reference) is function:
+            return reference
+    return function
 
 
 def visible(spaces: Spaces, without: tuple[str, ...]) -> Spaces:

@@ -25,9 +25,8 @@ class PolicyNetwork(nn.Module):
         initialize(hyper, self.torso)
         initialize(hyper, self.head, 0.01)  # nearly uniform at first
 
-    def forward(self, obs: Any) -> torch.Tensor:
-        outputs: torch.Tensor = self.head(self.torso(obs))
-        return outputs
+    def forward(self, obs: Any) -> Any:
+        return self.head(self.torso(obs))
 
 
 class OutputNetwork(nn.Module):
@@ -40,9 +39,8 @@ class OutputNetwork(nn.Module):
         initialize(hyper, self.torso)
         initialize(hyper, self.head, 1.0)
 
-    def forward(self, obs: Any) -> torch.Tensor:
-        outputs: torch.Tensor = self.head(self.torso(obs))
-        return outputs
+    def forward(self, obs: Any) -> Any:
+        return self.head(self.torso(obs))
 
 
 class ValueNetwork(OutputNetwork):
@@ -51,7 +49,7 @@ class ValueNetwork(OutputNetwork):
     def __init__(self, hyper: Any, torso: Torso | OwnTorso) -> None:
         super().__init__(hyper, torso, 1)
 
-    def forward(self, obs: Any) -> torch.Tensor:
+    def forward(self, obs: Any) -> Any:
         return super().forward(obs).squeeze(1)
 
 

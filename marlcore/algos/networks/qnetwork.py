@@ -37,8 +37,7 @@ class QNetwork(nn.Module):
 
     def allowed(self, obs: Any) -> torch.Tensor | None:
         """The joint actions that a batch's masks allow, bool [B, actions.count]; None without masks."""
-        mask = self.spaces.mask_in(obs)
-        return None if mask is None else self.actions.allowed(mask)
+        return self.actions.allowed(self.spaces.mask_in(obs))
 
 
 class Head(nn.Module):
@@ -74,8 +73,8 @@ class Head(nn.Module):
 
 
 def best(values: torch.Tensor, allowed: torch.Tensor | None) -> torch.Tensor:
-    """Each row's action of the highest value [B, actions] among those `allowed` (bool, None: all), int64 [B].
+    """Each row's action of the highest value [..., actions] among those `allowed` (bool, None: all), int64 [...].
 
     Where none is allowed, it is some action.
     """
-    return values.argmax(1) if allowed is None else values.masked_fill(~allowed, -math.inf).argmax(1)
+    return values.argmax(-1) if allowed is None else values.masked_fill(~allowed, -math.inf).argmax(-1)

@@ -109,24 +109,8 @@ class OwnCell(nn.Module):
         return torch.stack(outputs, 1), dict(state)
 
 
-def unroll_burnt_in(
-    core: Callable[..., Stepped], x: torch.Tensor, state: State, burn_in: int, known: torch.Tensor
-) -> Stepped:
-    """The results of a Recurrent for windows x [B, T, inputs] of one episode, whose first steps warm up a stored state.
-
-    No gradient passes from later steps to the first `burn_in` (Kapturowski et al. 2019, section 3), but for the windows
-    `known`, bool [B], whose state needs no warming up.
-    """
-    if not 0 < burn_in < x.shape[1]:
-        return core(x, state)
-    first, warm = core(x[:, :burn_in], state)
-    warm = {name: torch.where(known[:, None], part, part.detach()) for name, part in warm.items()}
-    later, after = core(x[:, burn_in:], warm)
-    return torch.cat([first, later], 1), after
-
-
 class Windows(NamedTuple):
-    """Actions and rewards [B, N - 1, ...] between the N observations of windows; see `unroll_burnt_in`."""
+    """Actions and rewards [B, N - 1, ...] between the N observations of windows, and how these are burnt in."""
 
     action: torch.Tensor
     reward: torch.Tensor
@@ -134,9 +118,19 @@ class Windows(NamedTuple):
     known: torch.Tensor
 
     def unroll(self, core: Callable[..., Stepped], inputs: torch.Tensor, state: State) -> Stepped:
-        """The recurrent layer's results for inputs [B * N, inputs] and the state before the windows."""
+        """The recurrent layer's results for inputs [B * N, inputs] and the stored state, which the first steps warm up.
+
+        No gradient passes from later steps to the first `burn_in` (Kapturowski et al. 2019, section 3), but for the
+        windows `known`, bool [B], whose state needs no warming up.
+        """
         rows, steps = self.reward.shape
-        return unroll_burnt_in(core, inputs.view(rows, steps + 1, -1), state, self.burn_in, self.known)
+        x = inputs.view(rows, steps + 1, -1)
+        if not 0 < self.burn_in <= steps:
+            return core(x, state)
+        first, warm = core(x[:, : self.burn_in], state)
+        warm = {name: torch.where(self.known[:, None], part, part.detach()) for name, part in warm.items()}
+        later, after = core(x[:, self.burn_in :], warm)
+        return torch.cat([first, later], 1), after
 
     def of_rows(self, rows: slice) -> "Windows":
         """Those of some of a team's members, [B * size, ...], of actions [B, N - 1, members]."""

@@ -107,7 +107,6 @@ class Actor(Role):
         return True
 
     def _pull(self) -> None:
-        """Takes the newest weights."""
         for subscriber, models in self._subscribers:
             try:
                 newer = subscriber.pull()

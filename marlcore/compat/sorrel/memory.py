@@ -20,12 +20,6 @@ def is_rollout(memory: Any) -> bool:
     return type(memory).__name__ in ROLLOUTS
 
 
-def rollouts_for(memory: Any, epochs: int) -> list[ParameterStore]:
-    """Stores for what an on-policy memory holds at the ends of so many epochs; none for another memory."""
-    count = epochs if is_rollout(memory) else 0
-    return [ParameterStore.create(rollout_of(memory), "snapshot", name=f"rollout.{i}") for i in range(count)]
-
-
 def rollout_of(memory: Any) -> dict[str, NDArray[Any]]:
     """All arrays of the memory in their full lengths, each with the length that it has now, idx and size."""
     parts = {name: array for name, array in vars(memory).items() if isinstance(array, np.ndarray)}
@@ -111,11 +105,9 @@ class JoinedRings:
         self.capacity = sum(ring.capacity for ring in rings)
 
     def sample(self, batch_size: int) -> Batch:
-        """See `Buffer.sample`."""
         return self._joined(Buffer.sample, batch_size)
 
     def sample_transformer(self, batch_size: int) -> Sequences:
-        """See `Buffer.sample_transformer`."""
         return self._joined(Buffer.sample_transformer, batch_size)
 
     def _joined(self, sample: Callable[[Buffer, int], Drawn], batch_size: int) -> Drawn:

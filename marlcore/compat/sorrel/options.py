@@ -1,6 +1,5 @@
 """The options of an experiment, and the checks of its configuration and environment."""
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -12,12 +11,8 @@ from ...checks import absolute, brief, check_whole, names_error
 from ...declared import By, Choice, Number, Rule, Whole, check_declared
 from ...weights import SLOTS
 
-BUFFERS = (
-    "Buffer",
-    "ThreadsafeBuffer",
-    "TransformerBuffer",
-    "ThreadsafeTransformerBuffer",
-)  # sorrel's classes for which a ring in shared memory stands
+# sorrel's classes for which a ring in shared memory stands
+BUFFERS = ("Buffer", "ThreadsafeBuffer", "TransformerBuffer", "ThreadsafeTransformerBuffer")
 ROLLOUTS = ("RolloutBuffer", "ThreadsafeRolloutBuffer")  # its on-policy memories, which hold one epoch
 OF_SORREL = ("take_turn", "reset", "world", "config")
 OF_1_6 = ("aggregate_epoch_stats", "_model_start_epoch_action", "_model_end_epoch_action", "_model_train_step")
@@ -47,9 +42,7 @@ def _device(label: str, value: Any) -> str:
 
 
 def _directory(label: str, value: Any) -> Path:
-    if not isinstance(value, str | os.PathLike):
-        raise TypeError(f"{label}: expected a path, got {brief(value)}")
-    path = absolute(value)
+    path = absolute(value, label)
     if path.exists() and not path.is_dir():
         raise ValueError(f"{label}: expected a directory, got a file, {str(path)!r}")
     return path
@@ -87,7 +80,7 @@ class Options:
 
     def __post_init__(self) -> None:
         check_declared(self)
-        object.__setattr__(self, "output_dir", absolute(self.output_dir or "."))
+        object.__setattr__(self, "output_dir", absolute(self.output_dir or ".", "output_dir"))
 
     def of(self, option: str, process: str) -> Any:
         """An option of one process, such as "learner-1"."""
@@ -157,7 +150,9 @@ def check_learnable(env: Any, options: Options) -> None:
         if not hasattr(env, name):
             raise TypeError(f"env: expected an Environment of sorrel 1.6, got {kind} without {name}; sorrel's earlier "
                             "releases and its development branch are not supported")  # fmt: skip
-    if not options.replace_loop and _has_own_loop(env):
+    base, loop = base_of(env, "Environment"), getattr(env, "run_experiment", None)
+    own_loop = base is not None and getattr(loop, "__func__", loop) is not getattr(base, "run_experiment", None)
+    if own_loop and not options.replace_loop:
         raise ValueError(f"env: expected sorrel's own run_experiment, but {kind} overrides it: pass replace_loop=True "
                          "to run sorrel's standard loop in its place, or call env.run_experiment")  # fmt: skip
     if not getattr(env, "agents", None):
@@ -173,11 +168,6 @@ def check_learnable(env: Any, options: Options) -> None:
         if memory not in (*BUFFERS, *ROLLOUTS):
             shared = "marlcore.compat.sorrel.Buffer"
             raise TypeError(f"{label}.memory: expected sorrel's Buffer, RolloutBuffer or {shared}, got {memory}")
-
-
-def _has_own_loop(env: Any) -> bool:
-    base, loop = base_of(env, "Environment"), getattr(env, "run_experiment", None)
-    return base is not None and getattr(loop, "__func__", loop) is not getattr(base, "run_experiment", None)
 
 
 def base_of(thing: Any, name: str) -> Any:

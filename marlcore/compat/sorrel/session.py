@@ -32,7 +32,7 @@ from ...processes import (
 from ...weights import ParameterStore
 from .actor import Actor
 from .learner import EXTRAS, Learner
-from .memory import give_back, is_rollout, rings_for, rollouts_for, take_rollout
+from .memory import give_back, is_rollout, rings_for, rollout_of, take_rollout
 from .messages import Book, Mailbox
 from .options import Options, base_of
 from .packing import networks, pack, restore, tensors_of
@@ -95,11 +95,12 @@ class Session(AbstractContextManager["Session"]):
     def _plan_model(self, stack: ExitStack, index: int, agents: list[int], options: Options) -> ModelPlan:
         model = self._models[index]
         rings = rings_for(model.memory, options.actors * options.copies)
-        rollouts = rollouts_for(
-            model.memory, options.actors * math.ceil(options.copies + options.ahead / options.actors)
-        )
-        for store in rollouts:
-            stack.enter_context(store)
+        # For what an on-policy memory holds at the ends of so many epochs
+        epochs = options.actors * math.ceil(options.copies + options.ahead / options.actors)
+        rollouts = [
+            stack.enter_context(ParameterStore.create(rollout_of(model.memory), "snapshot", name=f"rollout.{i}"))
+            for i in range(epochs if is_rollout(model.memory) else 0)
+        ]
         for ring in rings:
             if ring is not model.memory:
                 stack.callback(ring.close)
@@ -214,14 +215,11 @@ class Session(AbstractContextManager["Session"]):
 
 def run_role(name: str, env: bytes, plan: Plan, attempt: int) -> None:
     """Runs an actor or a learner in its own process."""
-    if role_of(name) is Learner:
+    kind: type[Actor] | type[Learner] = Actor if name.startswith(ACTOR.format("")) else Learner
+    if kind is Learner:
         os.nice(plan.options.niceness)
-    with closing(role_of(name)(name, env, plan, attempt)) as role:
+    with closing(kind(name, env, plan, attempt)) as role:
         role.work()
-
-
-def role_of(name: str) -> type[Actor] | type[Learner]:
-    return Actor if name.startswith(ACTOR.format("")) else Learner
 
 
 def _packed_for_each(env: Any, config: Any, models: list[Any]) -> list[bytes]:

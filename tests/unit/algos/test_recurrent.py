@@ -75,7 +75,7 @@ def test_no_gradient_passes_through_the_burn_in_but_where_the_state_is_known(kin
     layer, x, state = made(kind)
     x.requires_grad_()
     known = torch.tensor([False, True, False, True])
-    burnt, _ = recurrent.unroll_burnt_in(layer, x, state, 4, known)
+    burnt, _ = recurrent.Windows(None, torch.zeros(ROWS, STEPS - 1), 4, known).unroll(layer, x, state)
     torch.testing.assert_close(burnt, layer(x, state)[0], **CLOSE)
     (gradient,) = torch.autograd.grad(burnt[:, 4:].sum(), x)
     reached = gradient.abs().sum(2) > 0
@@ -97,9 +97,8 @@ def test_windows_shorter_than_the_burn_in_are_seen_whole():
     layer, x, state = made("lstm")
     known = torch.ones(ROWS, dtype=torch.bool)
     for burn_in in (STEPS, STEPS + 3):
-        torch.testing.assert_close(
-            recurrent.unroll_burnt_in(layer, x, state, burn_in, known)[0], layer(x, state)[0], **CLOSE
-        )
+        windows = recurrent.Windows(None, torch.zeros(ROWS, STEPS - 1), burn_in, known)
+        torch.testing.assert_close(windows.unroll(layer, x, state)[0], layer(x, state)[0], **CLOSE)
 
 
 def test_the_last_action_and_reward_are_inputs():

@@ -692,7 +692,7 @@ REFUSED: list[Refused] = [
     (lambda: run(own_loop()), ValueError, "env: expected sorrel's own run_experiment, but OwnLoop overrides it: "
         "pass replace_loop=True to run sorrel's standard loop in its place, or call env.run_experiment"),
     (lambda: run(double.make(), steps=3), TypeError, "unexpected keyword argument 'steps'"),
-    (lambda: run(double.make(), log_dir=3), TypeError, "log_dir: expected a path, got 3"),
+    (lambda: run(double.make(), log_dir=3), ValueError, "log_dir: expected a path, got 3"),
     (lambda: run(double.make(), log_dir=__file__), ValueError, "log_dir: expected a directory, got a"),
     (lambda: run(double.make(), timeout={"actor": 0}), ValueError, "timeout.actor: expected a number above 0, got 0"),
     (lambda: run(double.make(), timeout={"learner-2": 9}), ValueError,
