@@ -60,6 +60,7 @@ def pytest_report_header() -> str:
 def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background jobs ignore
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which `nohup` ignores
+    gc.disable()  # until all tests are collected, of whose time it takes two fifths
     refused = _mount_own_shared_memory()
     if refused and hasattr(config, "workerinput"):
         raise pytest.UsageError(f"-n needs the right to mount /dev/shm: {refused}")
@@ -119,6 +120,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # marlcore.__main__, once imported, exits at once
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
