@@ -111,8 +111,7 @@ def _run(command: str, arguments: list[str]) -> int:
         return 2
     say_always()
     try:
-        code: int = import_module(f".cli.{command}", __package__).main(arguments)
-        return code
+        return int(import_module(f".cli.{command}", __package__).main(arguments))
     except WorkerFailed as error:
         sys.stderr.write(f"marlcore: {error}\n")
         return 1

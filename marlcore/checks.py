@@ -86,6 +86,13 @@ def state_array(state: Any, name: str, shape: tuple[int, ...], dtype: Any) -> ND
     return part
 
 
+def check_type(label: str, value: object, kind: type, *, or_none: bool = False) -> None:
+    """Raises TypeError: it is no object of the class, nor None if that is allowed."""
+    if not isinstance(value, kind) and not (or_none and value is None):
+        article = "an" if kind.__name__[0] in "AEIOU" else "a"
+        raise TypeError(f"{label}: expected {article} {kind.__name__}{' or None' * or_none}, got {brief(value)}")
+
+
 def check_kinds(values: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:
     """Raises ValueError: one of the values by name, such as those of a file, is not of its type."""
     for name, kind in kinds.items():

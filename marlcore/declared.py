@@ -21,12 +21,12 @@ import types
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, fields, is_dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
-from .checks import brief, check_whole, is_number, short
+from .checks import brief, check_type, check_whole, is_number, short
 
 T = TypeVar("T")
 
@@ -134,15 +134,15 @@ class By(Rule):
         return self.function(label, value)
 
 
-@dataclass(frozen=True)
-class _Section(Rule):
-    kind: type
+def _section(kind: type, label: str, value: Any) -> Any:
+    check_type(label, value, kind)
+    return value
 
-    def checked(self, label: str, value: Any) -> Any:
-        if not isinstance(value, self.kind):
-            article = "an" if self.kind.__name__[0] in "AEIOU" else "a"
-            raise TypeError(f"{label}: expected {article} {self.kind.__name__}, got {brief(value)}")
-        return value
+
+def _text(label: str, value: Any) -> Any:
+    if not isinstance(value, (str, os.PathLike)):
+        raise ValueError(f"{label}: expected text, got {brief(value)}")
+    return value
 
 
 @dataclass(frozen=True)
@@ -152,13 +152,6 @@ class Choice(Rule):
     def checked(self, label: str, value: Any) -> Any:
         if not np.isscalar(value) or value not in self.options:  # an array would be compared by its elements
             raise ValueError(f"{label}: expected {listed(self.options)}, got {brief(value)}")
-        return value
-
-
-class _Text(Rule):
-    def checked(self, label: str, value: Any) -> Any:
-        if not isinstance(value, (str, os.PathLike)):
-            raise ValueError(f"{label}: expected text, got {brief(value)}")
         return value
 
 
@@ -245,7 +238,7 @@ def _sections(kind: Any) -> dict[str, Any]:
 def _declared(kind: Any) -> list[tuple[str, list[Rule], bool]]:
     """The fields that have rules, each with these and whether it may be None."""
     sections: list[tuple[str, list[Rule], bool]] = [
-        (name, [_Section(part)], False) for name, part in _sections(kind).items()
+        (name, [By(partial(_section, part))], False) for name, part in _sections(kind).items()
     ]
     declared = [(name, *_rules(hint)) for name, hint in _hints(kind).items()]
     return sections + [field for field in declared if field[1]]
@@ -274,7 +267,7 @@ def _rules(hint: Any) -> tuple[list[Rule], bool]:
     if hint is bool:
         return [Choice((True, False))], False
     if hint is str:
-        return [_Text()], False
+        return [By(_text)], False
     if kind in (Union, types.UnionType):
         members = [member for member in inside if member is not type(None)]
         alone = _rules(members[0])[0] if len(members) == 1 else []

@@ -49,8 +49,7 @@ def read_array(archive: ZipFile, name: str, kinds: str = "biufc") -> NDArray[Any
         if dtype.kind not in kinds or math.prod(shape) * max(dtype.itemsize, 1) != held:
             raise ValueError(f"expected numbers in {held:,} bytes of {name!r}, got {dtype} {brief(shape)}")
         member.seek(0)
-        array: NDArray[Any] = npy.read_array(member, allow_pickle=False)
-        return array
+        return npy.read_array(member, allow_pickle=False)
 
 
 def read_header(member: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:

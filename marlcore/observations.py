@@ -40,12 +40,10 @@ def each(function: Callable[..., Any], values: Any, *others: Any) -> Any:
 
 
 def rows_at(values: Any, index: Any) -> Any:
-    """The rows that an index selects."""
     return {name: rows[index] for name, rows in values.items()} if isinstance(values, dict) else values[index]
 
 
 def put_rows(values: Any, index: Any, new: Any) -> None:
-    """Writes the rows that an index selects."""
     if isinstance(values, dict):
         for name, rows in values.items():
             rows[index] = new[name]

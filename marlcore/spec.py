@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .checks import brief, check_whole, names_error
+from .checks import brief, check_type, check_whole, names_error
 from .observations import by_name, each
 
 RESERVED_NAMES = frozenset(
@@ -103,8 +103,7 @@ class TransitionSpec:
                 raise ValueError("TransitionSpec obs: expected at least one Field, got an empty dict")
         elif not isinstance(self.obs, Field):
             raise TypeError(f"TransitionSpec obs: expected a Field or a dict of Fields, got {self.obs!r}")
-        if not isinstance(self.action, Field):
-            raise TypeError(f"TransitionSpec action: expected a Field, got {self.action!r}")
+        check_type("TransitionSpec action", self.action, Field)
         if not isinstance(self.extras, Mapping):
             raise TypeError(f"TransitionSpec extras: expected a dict of Fields, got {self.extras!r}")
         object.__setattr__(self, "extras", _checked_fields("TransitionSpec extras", self.extras))
@@ -112,8 +111,7 @@ class TransitionSpec:
         if taken:
             raise ValueError(f"TransitionSpec extras: {sorted(taken)[0]!r} is the name of a built-in field")
         self._check_intervals()
-        if not isinstance(self.next_obs, bool):
-            raise TypeError(f"TransitionSpec next_obs: expected a bool, got {self.next_obs!r}")
+        check_type("TransitionSpec next_obs", self.next_obs, bool)
 
     def _check_intervals(self) -> None:
         obs = self.obs if isinstance(self.obs, Mapping) else {"obs": self.obs}
@@ -298,8 +296,7 @@ def _checked_fields(where: str, fields: Mapping[str, Field]) -> dict[str, Field]
     for name, part in fields.items():
         if not isinstance(name, str) or not name.isidentifier():
             raise ValueError(f"{where}: expected names that are identifiers, got {name!r}")
-        if not isinstance(part, Field):
-            raise TypeError(f"{where}[{name!r}]: expected a Field, got {part!r}")
+        check_type(f"{where}[{name!r}]", part, Field)
     return dict(fields)
 
 
@@ -338,6 +335,5 @@ def rows_of(label: str, field: Field, value: Any, rows: int) -> NDArray[Any]:
     """`value` as an array [rows, *shape] of the field's dtype; returned unchanged if it already is one."""
     shape = (rows, *field.shape)
     if value.__class__ is np.ndarray and value.shape == shape and value.dtype == field.numpy:
-        array: NDArray[Any] = value
-        return array
+        return value
     return as_field(label, type(field)(shape, field.dtype), value)

@@ -182,7 +182,6 @@ def unmasked(parts: Mapping[str, Any]) -> Any:
 
 
 def without_mask(space: gym.Space) -> gym.Space:
-    """The space of an observation without its mask."""
     if not has_mask(space):
         return space
     own = unmasked(space.spaces)
@@ -209,15 +208,13 @@ def check_action(agent: str | None, action: Any, ended: bool) -> str:
 
 
 def failed(copy: Any, agent: str, reason: Any) -> EnvironmentFailed:
-    """The error of an agent's value in a copy."""
     return EnvironmentFailed(f"environment copy {copy}, {agent}: {reason}")
 
 
 def as_reward(value: Any) -> float:
     """The value, or an array's only one. Raises TypeError, ValueError, OverflowError: it is no number, as texts are."""
     if value.__class__ is float:
-        number: float = value
-        return number
+        return value
     shape, kind = getattr(value, "shape", ()), getattr(getattr(value, "dtype", None), "kind", "f")
     if isinstance(value, (str, bytes, bytearray)) or kind in "cSU" or math.prod(shape) != 1:
         raise TypeError(f"reward: expected a number, got {brief(value)}")

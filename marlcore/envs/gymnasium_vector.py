@@ -52,7 +52,9 @@ class GymnasiumVector:
         if masked and self._mode == "Disabled":
             expected = "NextStep or SameStep with masks in infos, since a reset of some copies returns only their masks"
             raise ValueError(f"autoreset_mode of {env}: expected {expected}, got Disabled")
-        self._idle = _member(self._view)
+        zero, space = self._view.spaces.action_field.zeros(), self._view.spaces.action
+        fixed = np.clip(zero, space.low, space.high) if isinstance(space, gym.Box) else self._view.spaces.shifted(zero)
+        self._idle = fixed.astype(zero.dtype)  # of copies that take no action: some environments check its space
         self._actions = np.stack([self._idle] * self.copies)
 
     def _single_spaces(self) -> tuple[gym.Space, gym.Space]:
@@ -270,13 +272,6 @@ def _value(copy: int, part: Part, value: Any) -> NDArray[Any]:
         return as_field(label_of(part.keys), part.field, value)
     except (TypeError, ValueError) as error:
         raise failed(copy, AGENT, error) from error
-
-
-def _member(view: AgentView) -> NDArray[Any]:
-    """An action for copies that take none; some environments check that it is of the space."""
-    zero, space = view.spaces.action_field.zeros(), view.spaces.action
-    fixed = np.clip(zero, space.low, space.high) if isinstance(space, gym.Box) else view.spaces.shifted(zero)
-    return fixed.astype(zero.dtype)
 
 
 def _info_of(info: Any, copy: int, copies: int) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from gymnasium import spaces as gym
+from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
 from ..checks import brief
@@ -61,7 +62,7 @@ class Team:
         self._groups = {part: (group, _field_of(plain[group[0]])) for part, group in zip(names, groups, strict=True)}
         self.action_space, sizes = _joined_actions(name, [acted[member] for member in self.members])
         self._ends = np.cumsum(sizes)[:-1]
-        own = {part: _repeated(plain[group[0]], len(group)) for part, (group, _) in self._groups.items()}
+        own = {part: batch_space(plain[group[0]], len(group)) for part, (group, _) in self._groups.items()}
         self.observation_space = gym.Dict({**own, ALIVE: gym.MultiBinary(len(members))})
         self._choices = dict(zip(self.members, sizes, strict=True))
         self._masked = any(has_mask(space) for space in self._spaces.values())
@@ -85,7 +86,6 @@ class Team:
         return {ALONE: own, MASK: np.concatenate(masks)}
 
     def actions(self, action: NDArray[Any]) -> dict[str, Any]:
-        """Each member's action."""
         if isinstance(self.action_space, gym.MultiDiscrete):
             return dict(zip(self.members, action.tolist(), strict=True))
         parts = zip(self.members, np.split(action.reshape(-1), self._ends), strict=True)
@@ -127,14 +127,12 @@ class TeamEnvironment(Wrapper):
         self.agents: list[str] = []
 
     def observation_space(self, agent: str) -> gym.Space:
-        space: gym.Space = self._spaces_of(agent)[0]
-        return space
+        return self._spaces_of(agent)[0]
 
     def action_space(self, agent: str) -> gym.Space:
-        space: gym.Space = self._spaces_of(agent)[1]
-        return space
+        return self._spaces_of(agent)[1]
 
-    def _spaces_of(self, agent: str) -> tuple[Any, Any]:
+    def _spaces_of(self, agent: str) -> tuple[gym.Space, gym.Space]:
         if agent in self._teams:
             return self._teams[agent].observation_space, self._teams[agent].action_space
         return self._env.observation_space(agent), self._env.action_space(agent)
@@ -195,7 +193,6 @@ class TeamEnvironment(Wrapper):
 
 
 def _parallel(env: Any) -> Any:
-    """Raises ValueError: the environment is of another kind."""
     env = by_agents(env)
     if is_parallel(env):
         return env
@@ -211,11 +208,6 @@ def _parallel(env: Any) -> Any:
 
 def _field_of(space: Any) -> Field:
     return Field(space.shape, np.dtype(space.dtype).name)
-
-
-def _repeated(space: gym.Box, count: int) -> gym.Box:
-    low, high = (np.stack([bound] * count) for bound in (space.low, space.high))
-    return gym.Box(low, high, dtype=space.dtype)
 
 
 def _joined_actions(team: str, spaces: list[gym.Space]) -> tuple[gym.Space, list[int]]:

@@ -142,8 +142,7 @@ class ReadCursor(CursorLines):
     def crowded(self, committed: Ints) -> NDArray[np.bool_]:
         """The lanes, with so many rows committed, whose writer asks for more room than there is: bool [lanes]."""
         left = self._released + self._capacity - committed
-        crowded: NDArray[np.bool_] = left < np.minimum(self._asked, self._longest)
-        return crowded
+        return left < np.minimum(self._asked, self._longest)
 
     def count_look(self) -> None:
         self._words.add(LOOKS, 1)

@@ -8,7 +8,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from ..checks import as_path, brief
+from ..checks import as_path, brief, check_type
 from ..memory import Segment
 from ..observations import Pad
 from ..spec import Sequence, TransitionSpec
@@ -67,8 +67,7 @@ class ReplayBuffer(TransitionLanes):
             ValueError, TypeError: an argument is out of range. SharedMemoryFull: no room for the replay.
         """
         lane_rows = cls._lane_rows(spec, capacity, lanes)
-        if limiter is not None and not isinstance(limiter, RateLimiter):
-            raise TypeError(f"limiter: expected a RateLimiter or None, got {limiter!r}")
+        check_type("limiter", limiter, RateLimiter, or_none=True)
         if limiter is not None and lane_rows < 3:
             raise ValueError(f"capacity: expected at least {3 * lanes} with a limiter, 3 rows a lane, got {capacity}")
         if lane_rows < 2 and not spec.next_obs:

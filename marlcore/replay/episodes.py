@@ -277,8 +277,7 @@ def _values(label: str, spec: TransitionSpec, obs: Any, rows: int) -> Values:
         checked[name] = rows_of(part, field, arrays[name], rows)
         if field.numpy.kind in "fc":
             check_finite(part, checked[name])
-    values: Values = in_form(checked, spec.obs)
-    return values
+    return in_form(checked, spec.obs)
 
 
 def _ends(name: str, value: Any, steps: int) -> bool:

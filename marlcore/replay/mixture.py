@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..checks import brief, check_whole, deadline_of, state_array
+from ..checks import brief, check_type, check_whole, deadline_of, state_array
 from ..errors import LayoutMismatch, NotEnoughData, TimedOut
 from ..memory import check_interruption, one_thread, unguarded
 from ..observations import Pad
@@ -70,8 +70,7 @@ class Mixture:
     ) -> None:
         _check_replays(replays)
         count = len(replays)
-        check_whole("batch_size", batch_size)
-        check_whole("min_size", min_size)
+        check_whole("min_size", min_size)  # None, which a sampler takes for its batch size, means nothing here
         self._fractions = _checked_fractions(fractions, count)
         several = isinstance(prioritized, (list, tuple))
         preferred = _for_each("prioritized", "one", prioritized if several else [prioritized] * count, count)
@@ -194,7 +193,11 @@ class Mixture:
         Raises ValueError: a part is missing, or of another shape, dtype or sampler; TypeError: the state is not a dict.
         Nothing was changed.
         """
-        owed = _checked_owed(state, len(self.samplers))
+        count = len(self.samplers)
+        owed = state_array(state, "owed", (count,), np.float64).copy()
+        if not (abs(owed) < count).all() or abs(owed.sum()) > 1e-6:
+            expected = f"owed as float64 ({count},), each between {-count} and {count}, with the sum 0"
+            raise ValueError(f"state: expected {expected}")
         before = [unguarded(Sampler.state_dict)(sampler) for sampler in self.samplers]
         for i, sampler in enumerate(self.samplers):
             prefix = f"{i}."
@@ -271,8 +274,7 @@ def _check_replays(replays: Any) -> None:
     if not isinstance(replays, Several):
         raise TypeError(f"replays: expected a list of ReplayBuffers, got {brief(replays)}")
     for i, replay in enumerate(replays):
-        if not isinstance(replay, ReplayBuffer):
-            raise TypeError(f"replays[{i}]: expected a ReplayBuffer, got {brief(replay)}")
+        check_type(f"replays[{i}]", replay, ReplayBuffer)
         if replay.spec != replays[0].spec:
             raise LayoutMismatch(f"replays[{i}]: {spec_difference(replays[0].spec, replay.spec)}")
 
@@ -288,15 +290,6 @@ def _checked_fractions(fractions: Several[float], replays: int) -> NDArray[np.fl
         raise ValueError(f"fractions: expected numbers of at least 0 whose sum is 1, got {fractions!r}")
     exact: NDArray[np.float64] = shares / shares.sum()
     return exact
-
-
-def _checked_owed(state: Any, replays: int) -> NDArray[np.float64]:
-    owed = state_array(state, "owed", (replays,), np.float64)
-    if not (abs(owed) < replays).all() or abs(owed.sum()) > 1e-6:
-        raise ValueError(
-            f"state: expected owed as float64 ({replays},), each between {-replays} and {replays}, with the sum 0"
-        )
-    return owed.copy()
 
 
 def _seeds(seed: int | None, replays: int) -> list[int | None]:

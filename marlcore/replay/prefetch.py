@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, over
 
 from numpy.typing import NDArray
 
-from ..checks import brief, check_whole
+from ..checks import brief, check_type, check_whole
 from ..closing import Closing
 from ..memory import invalidate_after_fork
 from ..transitions import Batch
@@ -78,8 +78,7 @@ class Prefetch(Generic[B], Closing):
         if not all(callable(getattr(sampler, name, None)) for name in ("sample", "can_sample")):
             raise TypeError(f"sampler: expected one, such as replay.sampler(256) makes, got {brief(sampler)}")
         check_whole("depth", depth)
-        if not isinstance(pin_memory, bool):
-            raise TypeError(f"pin_memory: expected a bool, got {brief(pin_memory)}")
+        check_type("pin_memory", pin_memory, bool)
         mover = None if str(device) == "cpu" and not pin_memory else Mover(device)
         self._work = Work(sampler, int(depth), mover)
         # The thread references only its work, so that an abandoned Prefetch is collected and ends the thread. At the

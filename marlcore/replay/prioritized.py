@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..checks import brief, state_array
-from ..declared import Number, Whole, check_declared
+from ..declared import Declared, Number, Whole
 from ..kernels import priorities as kernels
 from ..kernels.sumtree import empty_tree, level_offsets, repair_range
 from ..spec import Field, TransitionSpec
@@ -19,7 +19,7 @@ FIRST = 1.0  # the priority of the first transitions
 
 
 @dataclass(frozen=True)
-class Prioritized:
+class Prioritized(Declared):
     """How a sampler prefers some transitions or sequences to others.
 
     The probability of each is proportional to (priority + epsilon)^alpha; one is drawn from each of batch_size equal
@@ -41,9 +41,6 @@ class Prioritized:
     epsilon: Annotated[float, Number(0)] = 1e-6
     beta_steps: Annotated[int | None, Whole(1)] = None
     initial: str | None = None
-
-    def __post_init__(self) -> None:
-        check_declared(self)
 
     def limit(self, leaves: int) -> float:
         """The highest priority for which the sum of `leaves` masses is finite."""
@@ -146,8 +143,7 @@ class PriorityTree:
             self._record["leaves"], self._record["points"] = address_of(self._scratch), address_of(self._points)
         d = self._read_plan
         d.read_windows()
-        ignored: int = kernels.update(d.plan, self._record, indices, values)
-        return ignored
+        return int(kernels.update(d.plan, self._record, indices, values))
 
     def _catch_up(self) -> None:
         self._read_plan.read_windows()

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..checks import check_whole, deadline_of, state_array
+from ..checks import check_type, check_whole, deadline_of, state_array
 from ..errors import MarlcoreError, NotEnoughData, TimedOut
 from ..kernels import uniform
 from ..kernels.rows import HI
@@ -123,12 +123,10 @@ class Sampler:
             check_whole("seed", seed, 0)
         window.check(lanes.spec, lanes.geometry.capacity)
         window.check_periods(lanes.spec, lanes.geometry.capacity)
-        if not (prioritized is None or isinstance(prioritized, Prioritized)):
-            raise TypeError(f"prioritized: expected a Prioritized or None, got {prioritized!r}")
+        check_type("prioritized", prioritized, Prioritized, or_none=True)
         if prioritized is not None:
             prioritized.check(lanes.spec)
-        if not (hindsight is None or isinstance(hindsight, Hindsight)):
-            raise TypeError(f"hindsight: expected a Hindsight or None, got {hindsight!r}")
+        check_type("hindsight", hindsight, Hindsight, or_none=True)
         self.stats = SamplerStats()
         self.prioritized = prioritized
         self._batch_size, self._least = int(batch_size), int(min_size)

@@ -97,8 +97,11 @@ class Lineage:
         """Adds a row for the segment that a member has ended, and the member that it copies then."""
         own = self.kin[member]
         own.begin = steps
-        row = {"member": member, "step": steps, "score": repr(score), "copied": "" if parent is None else parent}
-        self.rows.append({**row, **{name: _plain(value) for name, value in own.settings.items()}})
+        row: dict[str, Any] = {"member": member, "step": steps, "score": repr(score)}
+        row["copied"] = "" if parent is None else parent
+        for name, value in own.settings.items():
+            row[name] = json.dumps(value) if isinstance(value, (tuple, list)) else value
+        self.rows.append(row)
 
     def copied_later(self, member: int, parent: int) -> None:
         """Notes in the row of a member's last segment whom it copies, since there was nobody to copy at its end."""
@@ -169,10 +172,6 @@ def _fixed(config: PopulationConfig, total_steps: int) -> dict[str, Any]:
     }
 
 
-def _plain(value: Any) -> Any:
-    return json.dumps(value) if isinstance(value, (tuple, list)) else value
-
-
 def parent_of(member: int, scores: Mapping[int, float], share: float, generator: np.random.Generator) -> int | None:
     """Truncation selection: the member of the highest share that one of the lowest share copies; None for others.
 
@@ -206,8 +205,9 @@ def promoted(rung: Mapping[int, float], begun: Collection[int], eta: int) -> lis
     return [member for member in ranked[: len(rung) // eta] if member not in begun]
 
 
-def plot_lineage(lineage: Lineage, title: str) -> None:
+def plot_lineage(lineage: Lineage) -> None:
     """Draws each member's scores over its steps, and a thin line from a copied member's score to that of the copy."""
+    title = f"{lineage.config.method} of {lineage.config.size} members"
     with canvas(lineage.folder / PICTURE, title, 7) as (_, axes):
         points: dict[int, list[tuple[int, float]]] = {member: [] for member in range(len(lineage.kin))}
         for row in lineage.rows:

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from ..algos import make
-from ..checks import brief, did_you_mean
+from ..checks import brief, check_type, did_you_mean
 from ..declared import changed, hints_of
 from ..errors import WorkerFailed
 from ..interfaces import Algorithm, QueueSource
@@ -76,8 +76,7 @@ def work_population(
     request: Request, population: PopulationConfig, resume: str | Path | None, children: Children
 ) -> list[Member]:
     """The members of a population, the best first. Raises: see `train_population`."""
-    if not isinstance(population, PopulationConfig):
-        raise TypeError(f"population: expected a PopulationConfig, got {brief(population)}")
+    check_type("population", population, PopulationConfig)
     request = _completed(request)
     config = request.config
     assert config is not None
@@ -94,10 +93,8 @@ def work_population(
         if population.method == "pbt" and population.interval >= config.total_steps:
             log.warning("interval: no member looks at others before its %d steps are over", config.total_steps)
         with held(folder, "population"):
-            if resume is None:
-                lineage = Lineage.begun(folder, population, config.total_steps, config.seed)
-            else:
-                lineage = Lineage.read(folder, population, config.total_steps, config.seed)
+            begin = Lineage.begun if resume is None else Lineage.read
+            lineage = begin(folder, population, config.total_steps, config.seed)
             members = _Members(request, config, lineage, policies)
             members.resume()
             if not members.waiting:
@@ -125,17 +122,13 @@ def _work(members: _Members, mode: str, population: PopulationConfig, children: 
                 log.warning("%s diverged with %s", label, lineage.kin[member].settings)
                 failed = True
             members.settle(member, failed)
-    _plot(lineage)
-
-
-def _plot(lineage: Lineage) -> None:
-    plot_lineage(lineage, f"{lineage.config.method} of {lineage.config.size} members")
+    plot_lineage(lineage)
 
 
 def _refuse_to_go_on(lineage: Lineage) -> None:
     """Raises ValueError: no member may take steps; the files may lack what a program that was killed did last."""
     lineage.write()
-    _plot(lineage)
+    plot_lineage(lineage)
     if all(own.done for own in lineage.kin):
         raise ValueError(
             f"total_steps: expected more, since no member has steps left to take, got {lineage.total_steps}"
@@ -282,8 +275,7 @@ def links_to_take(run_dir: Path, policies: list[str], copy: int | None) -> dict[
 def _completed(request: Request) -> Request:
     """The request with an algorithm whose hyperparameters can change. Raises ValueError, TypeError."""
     algorithm = request.algorithm
-    if not isinstance(request.config, Config | None):
-        raise TypeError(f"config: expected a Config or None, got {brief(request.config)}")
+    check_type("config", request.config, Config, or_none=True)
     if isinstance(algorithm, type):
         raise TypeError(f"algorithm: expected an Algorithm, such as marlcore.PPO(), got the class {algorithm.__name__}")
     if isinstance(algorithm, Mapping):

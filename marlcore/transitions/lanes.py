@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ..checks import brief, check_timeout, check_whole
+from ..checks import brief, check_timeout, check_type, check_whole
 from ..closing import ClosedAfterError
 from ..errors import LayoutMismatch
 from ..memory import LaneGeometry, Segment, SegmentHandle, Shared, claim
@@ -44,8 +44,7 @@ class TransitionLanes(Shared):
 
     @classmethod
     def _lane_rows(cls, spec: TransitionSpec, capacity: int, lanes: int) -> int:
-        if not isinstance(spec, TransitionSpec):
-            raise TypeError(f"spec: expected a TransitionSpec, got {brief(spec)}")
+        check_type("spec", spec, TransitionSpec)
         for label, value in (("lanes", lanes), ("capacity", capacity)):
             check_whole(label, value)
         if not lanes <= capacity <= MAX_ROWS:
@@ -80,8 +79,7 @@ class TransitionLanes(Shared):
             SegmentNotFound, StaleHandle, SegmentCorrupt: the object is gone, or the path leads to something else.
             LayoutMismatch: `spec` was given, and differs from the spec at creation.
         """
-        if spec is not None and not isinstance(spec, TransitionSpec):
-            raise TypeError(f"spec: expected a TransitionSpec or None, got {spec!r}")
+        check_type("spec", spec, TransitionSpec, or_none=True)
         attached = super().attach(handle)
         if spec is not None and spec != attached.spec:
             attached.close()

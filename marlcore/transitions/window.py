@@ -2,12 +2,12 @@
 
 from collections import deque
 from dataclasses import dataclass
-from types import NoneType
 from typing import Annotated, Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..checks import check_type
 from ..declared import Number, Whole, check_declared
 from ..kernels import rows
 from ..kernels.plan import PLAN
@@ -45,8 +45,7 @@ class Window:
     def check(self, spec: TransitionSpec, lane_rows: int) -> None:
         """Raises ValueError or TypeError: names the field, the expected value and the actual one."""
         check_declared(self)
-        if not isinstance(self.sequence, (Sequence, NoneType)):
-            raise TypeError(f"sequence: expected a Sequence or None, got {self.sequence!r}")
+        check_type("sequence", self.sequence, Sequence, or_none=True)
         if self.pad not in get_args(Pad):
             raise ValueError(f"pad: expected 'repeat' or 'zero', got {self.pad!r}")
         if spec.next_obs and (self.stack > 1 or self.n_step > 1):

@@ -65,15 +65,12 @@ class ModuleWeights:
         self.row = row
         self.groups = groups
         self._staged: torch.Tensor | None = None
-        self._remember(views)
-
-    def _remember(self, views: list[torch.Tensor]) -> None:
         self._members = Members(self._model)
-        pairs = [(tensor, view) for group, view in zip(self.groups, views, strict=True) for tensor in group.tensors]
+        pairs = [(tensor, view) for group, view in zip(groups, views, strict=True) for tensor in group.tensors]
         self._tensors = [tensor for tensor, _ in pairs]
         self._views = [view for _, view in pairs]
         self._dtypes = [view.dtype for view in self._views]
-        self._address = self.row.data_ptr()
+        self._address = row.data_ptr()
 
     def moved(self) -> bool:
         """Whether the model has tensors other than the row's views; takes about 1 us per tensor.

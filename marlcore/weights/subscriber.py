@@ -139,18 +139,16 @@ class Subscriber:
         ticket, version = self._store._newest()
         if version == 0:
             raise NotEnoughData(f"{self._store!r}: nothing was published yet")
-        views, extras = self._slot(ticket % self._store.slots)
+        slot = ticket % self._store.slots
+        if slot not in self._slots:
+            row = self._store.slot_array(slot)
+            self._slots[slot] = self._local.views(row), self._local.layout.extra_views(row)
+        views, extras = self._slots[slot]
         view = InPlaceView(version, self._local.named(views), _copied(extras), self._store._whole(ticket))
         try:
             yield view
         finally:
             view.end()
-
-    def _slot(self, slot: int) -> tuple[Any, dict[str, NDArray[Any]]]:
-        if slot not in self._slots:
-            row = self._store.slot_array(slot)
-            self._slots[slot] = self._local.views(row), self._local.layout.extra_views(row)
-        return self._slots[slot]
 
 
 def _copied(extras: Mapping[str, NDArray[Any]]) -> dict[str, Any]:

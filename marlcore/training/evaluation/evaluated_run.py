@@ -7,11 +7,10 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
-import numpy as np
-
 from ...checks import check_whole
 from ...envs import factory, vectorize
 from ...envs.joint import JointObservations
+from ...envs.lockstep import child_seeds
 from ...envs.team import Teams
 from ...references import is_importable, resolve
 from ..loops import Evaluation, Player, ScriptedPlayer, play
@@ -86,9 +85,7 @@ def evaluate(
     check_whole("seed", seed, 0)
     run = EvaluatedRun(run_or_dir, str(which), policies or {}, env_fn, trust)
     with closing(vectorize(run.env_fn, min(envs, episodes))) as env:
-        children = np.random.SeedSequence(seed).spawn(len(env.agents))
-        seeds = [int(child.generate_state(1)[0]) for child in children]
-        pairs = zip(env.agents, seeds, strict=True)
+        pairs = zip(env.agents, child_seeds(seed, len(env.agents)), strict=True)
         players = {agent: run.player(agent, env.copies, own, explore) for agent, own in pairs}
         outcome = play(env, players, episodes, seed)
     assert outcome is not None

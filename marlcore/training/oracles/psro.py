@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...checks import absolute, brief, check_whole, is_number
+from ...checks import absolute, brief, check_type, check_whole, is_number
 from ...envs import factory
 from ...notices import say, shown_with
 from ...processes import Children, Interrupts, stopped
@@ -88,8 +88,7 @@ def psro(
         raise ValueError(f"min_gain: expected a number or None, got {brief(min_gain)}")
     solve = solver_of(meta_solver)
     mixture_by(solve, np.zeros((1, 1)))
-    if not isinstance(config, Config):
-        raise TypeError(f"config: expected a Config, got {brief(config)}")
+    check_type("config", config, Config)
     for name, default in (("self_play", SelfPlayConfig()), ("evaluation", EvaluationConfig())):
         if getattr(config, name) != default:
             raise ValueError(f"config.{name}: expected the default, since psro chooses all games, got other settings")
@@ -114,7 +113,11 @@ def _iterate(
 ) -> None:
     """Adds policies to the result, and files to its directory, until it is over; `name` is the solver's."""
     oracles.begin(result)
-    while len(result.payoffs) <= iterations and not _is_over(result, min_gain):
+    while len(result.payoffs) <= iterations:
+        gains = [population.gains[-1][0] for population in result.populations if population.gains]
+        if min_gain is not None and gains and max(gains) < min_gain:
+            say(f"psro: ends after {len(result.payoffs) - 1} of {iterations} iterations: none gained {min_gain:g}")
+            return
         add_policies(result, *oracles.respond(result))
         _mix(result, solve)
         write_result(result, name)
@@ -123,19 +126,12 @@ def _iterate(
             number, (gain, half) = len(population.gains), population.gains[-1]
             spread = "all games alike" if math.isnan(half) else f"± {half:.2g}"
             say(f"psro: policy {number} of {policy.name} gains {gain:.3g} ({spread}) over the last mixture")
-    if len(result.payoffs) <= iterations:
-        say(f"psro: ends after {len(result.payoffs) - 1} of {iterations} iterations: none gained {min_gain:g}")
 
 
 def _mix(result: PSROResult, solve: MetaSolver) -> None:
     """Solves the game for each population, as its row player."""
     for population, payoffs in zip(result.populations, (result.payoffs, -result.payoffs.T), strict=False):
         population.mixture = mixture_by(solve, payoffs)
-
-
-def _is_over(result: PSROResult, min_gain: float | None) -> bool:
-    gains = [population.gains[-1][0] for population in result.populations if population.gains]
-    return min_gain is not None and bool(gains) and max(gains) < min_gain
 
 
 @dataclass
@@ -209,10 +205,10 @@ class Oracles:
         number = len(result.payoffs)
         shutil.rmtree(self._run_dir(number), ignore_errors=True)  # of a psro that was killed
         for place, policy in enumerate(self.policies):
-            run_dir = self._train(
-                Request(*self._run(place, number, result.populations[place - 1].mixture), self.progress)
-            )
-            state = load_checkpoint(checkpoint_path(run_dir, policy.name))
+            request = Request(*self._run(place, number, result.populations[place - 1].mixture), self.progress)
+            self.children.interrupts = interrupts = Interrupts()  # which end the wait for a server, too
+            run = trained(request, Children(interrupts=interrupts, server=self.children.server))
+            state = load_checkpoint(checkpoint_path(run.run_dir, policy.name))
             kept = {name: state[name] for name in state.keys() - {"trainer"}}
             save_checkpoint(checkpoint_path(*self._saved(place, number)), kept)
         tables = np.zeros((2, number + 1, number + 1))
@@ -223,11 +219,6 @@ class Oracles:
         if not self._shared:
             tables[:, -1, -1] = self._payoff(number, number)
         return tables[0], tables[1]
-
-    def _train(self, request: Request) -> Path:
-        """The run's directory."""
-        self.children.interrupts = interrupts = Interrupts()  # which end the wait for a server, too
-        return trained(request, Children(interrupts=interrupts, server=self.children.server)).run_dir
 
     def policy(self, place: int, number: int) -> LoadedPolicy:
         return load_policy(*self._saved(place, number))

@@ -142,8 +142,7 @@ def returns_of(metrics: Iterable[Metric]) -> dict[str, Points]:
 def running_mean(values: NDArray[np.float64], window: int) -> NDArray[np.float64]:
     """The mean of the last `window` values at each index from window - 1 on."""
     sums = np.concatenate(([0.0], np.cumsum(values)))
-    means: NDArray[np.float64] = (sums[window:] - sums[:-window]) / window
-    return means
+    return (sums[window:] - sums[:-window]) / window
 
 
 def thin(steps: NDArray[np.float64], values: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -160,7 +160,7 @@ def check_resumed(run_dir: str | Path, described: dict[str, Any], policies: tupl
     before = dict(flattened(_as_json(Config().to_dict()), Config)) | dict(flattened(read_config(run_dir), Config))
     prioritized = any(chosen for *_, chosen in _each("replay.prioritized", before, now))
     fixed = fixed_settings(any((Path(run_dir) / "checkpoints").glob("*.replay")), prioritized)
-    if not (_acts(before) and _acts(now)):
+    if not all(settings.get("actor.processes") or settings.get("cluster.address") for settings in (before, now)):
         fixed["actor.processes"] = "a run on recorded data has no actors, and its steps are updates"
     for label, reason in fixed.items():
         for name, old, new in _each(label, before, now):
@@ -184,11 +184,6 @@ def fixed_settings(replays: bool, prioritized: bool) -> dict[str, str]:
         if prioritized:
             fixed |= dict.fromkeys(OF_PRIORITIES, "the priorities of its saved replays depend on it")
     return fixed
-
-
-def _acts(settings: Mapping[str, Any]) -> bool:
-    """Whether a run of these settings has actors, here or on other machines."""
-    return bool(settings.get("actor.processes") or settings.get("cluster.address"))
 
 
 def _as_json(described: dict[str, Any]) -> Any:

@@ -109,13 +109,16 @@ class Monitor:
 
     def _measure(self, now: float, steps: int) -> None:
         """Records the rates since `RATES` measurements ago, or since the first step."""
-        self._count_episodes()
+        for actor in self.control.about.get("actors", ()):
+            count, before = self.control.workers[actor].load(EPISODES), self._episodes.get(actor, 0)
+            self._ended += count - before if count >= before else count  # of the process that follows a dead one
+            self._episodes[actor] = count
         if steps == self._counted[0][1] and len(self._counted) == 1:
             self._counted.clear()  # workers are starting
         else:
-            since, before, ended = self._counted[0]
+            since, taken, ended = self._counted[0]
             seconds = max(now - since, 1e-9)
-            self._rate = (steps - before) / seconds
+            self._rate = (steps - taken) / seconds
             self._record(Metric(now, steps, "", "env_steps_per_s", self._rate))
             if self._ended:
                 self._record(Metric(now, steps, "", EPISODES_PER_S, (self._ended - ended) / seconds))
@@ -133,13 +136,6 @@ class Monitor:
                 pages = int(Path(f"/proc/{pid}/statm").read_bytes().split()[1])
                 mib = pages * os.sysconf("SC_PAGE_SIZE") / 2**20
                 self._record(Metric(now, steps, "", f"rss_mib/{name}", mib))
-
-    def _count_episodes(self) -> None:
-        """Takes in the episodes that actors ended; the process that follows a dead one counts from 0 again."""
-        for actor in self.control.about.get("actors", ()):
-            count, before = self.control.workers[actor].load(EPISODES), self._episodes.get(actor, 0)
-            self._ended += count - before if count >= before else count
-            self._episodes[actor] = count
 
     def _look(self, now: float) -> Status:
         return Status(

@@ -192,7 +192,6 @@ class SharedProgress:
         self.progress.tick(sum(self.steps.values()), self.total_steps, rate)
 
     def end(self, run: str) -> None:
-        """The run has ended."""
         with self.lock:
             self.progress.episodes_per_s.pop(run, None)
 
@@ -228,7 +227,6 @@ class LateReturns:
         self._first = 0  # of those that are kept; earlier ones go in bulk
 
     def add(self, ended: Metric) -> None:
-        """Notes an episode's return."""
         self._count += 1
         self._steps.append(ended.step)
         self._returns.append(ended.value)

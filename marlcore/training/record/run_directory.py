@@ -89,7 +89,8 @@ class RunDirectory:
         except OSError as error:
             if error.errno is None:  # a signal handler's
                 raise
-            raise _no_run(path, error) from error
+            expected = "resume: expected the directory of a run"
+            raise ValueError(f"{expected}, got {str(path)!r} ({error})") from error
 
     def keep(self) -> None:
         """From now on, the directory stays however the run ends."""
@@ -181,10 +182,6 @@ def has_ended(path: str | Path) -> bool:
 def agent_order(agent: str) -> tuple[int, str]:
     """A sort key that puts agent_2 before agent_10."""
     return len(agent), agent
-
-
-def _no_run(path: str | Path, error: Exception) -> ValueError:
-    return ValueError(f"resume: expected the directory of a run, got {str(path)!r} ({error})")
 
 
 def _locked(root: Path) -> File:

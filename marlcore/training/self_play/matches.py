@@ -106,16 +106,11 @@ class Matches:
         """Reports the results of games of a seat that learned, one for each seat that did not."""
         infos, played = dict(ended.infos), self._episodes[ended.copies] == self.ended[ended.copies] - 1
         for copy in ended.copies[played].tolist():
-            winner = infos.get(copy, {}).get(WINNER)
+            contender, winner = self._contender(copy), infos.get(copy, {}).get(WINNER)
             for other, number in self._numbers(copy).items():
                 if number != LATEST:
-                    self._contender(copy).report(number, self._result(copy, ended.agent, other, winner))
-
-    def _result(self, copy: int, agent: str, other: str, winner: float | None) -> int:
-        """By info["winner"], else by the two returns."""
-        seats = self._contender(copy).seats
-        returns = seats[agent].returns[copy], seats[other].returns[copy]
-        return int(compared(*returns) if winner is None else np.sign(winner))
+                    returns = (contender.seats[agent].returns[copy] for agent in (ended.agent, other))
+                    contender.report(number, int(compared(*returns) if winner is None else np.sign(winner)))
 
 
 def report_result(lane: Reporter, opponent: int, result: int) -> None:

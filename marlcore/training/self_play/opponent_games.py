@@ -10,17 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...interfaces import VectorEnvironment
-from ..config import BOTH, Config, SelfPlayConfig
+from ..config import BOTH, Config
 from ..loops import LATEST, ActingModel, Candidate, Evaluation, GoesOn, Player, PlayersByNumber, Report, counted, play
 from .opponents import Opponents
 from .pool import members_of
 
 POOL = "pool"
-
-
-def fewest_games(config: SelfPlayConfig, agents: int) -> int:
-    """Games of an evaluation that meets each opponent once on each side."""
-    return (1 + len(config.anchors)) * (agents if config.side == BOTH else 1)
 
 
 class Pairings(NamedTuple):
@@ -132,8 +127,7 @@ class OpponentGames:
     def _of_policy(self, by_agent: Mapping[str, NDArray[Any]], pairings: Pairings) -> NDArray[Any]:
         """The policy's values [games], on whichever side it played."""
         of_sides = np.stack([by_agent[agent] for agent in self.env.agents])
-        values: NDArray[Any] = of_sides[pairings.sides, np.arange(len(pairings.sides))]
-        return values
+        return of_sides[pairings.sides, np.arange(len(pairings.sides))]
 
     def _report(self, outcome: Evaluation, pairings: Pairings, best: float | None) -> None:
         by_game, step = self._of_policy(outcome.returns, pairings), self.candidate.step

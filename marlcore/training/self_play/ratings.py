@@ -2,41 +2,28 @@
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, TypeAlias
 
 from ..config import SelfPlayConfig
 
 
-class Rating(Protocol):
-    """A rating is a list of numbers, of which the first is the strength."""
-
-    name: ClassVar[str]
-
-    @property
-    def first(self) -> list[float]:
-        """Before any game."""
-
-    def after(self, policy: list[float], opponent: list[float], result: int) -> tuple[list[float], list[float]]:
-        """The ratings of both after a game that the policy won (1), drew (0) or lost (-1)."""
-
-    def evenness(self, policy: list[float], opponent: list[float]) -> float:
-        """How even a game would be, at most 1."""
-
-    def shown(self, rating: list[float]) -> dict[str, float]: ...
-
-
 @dataclass(frozen=True)
 class Elo:
-    """Elo, The Rating of Chessplayers, 1978: R + k (S - E), where E = 1 / (1 + 10^((R of the other - R) / 400))."""
+    """Elo, The Rating of Chessplayers, 1978: R + k (S - E), where E = 1 / (1 + 10^((R of the other - R) / 400)).
+
+    A rating is a list of numbers, of which the first is the strength.
+    """
 
     k: float
     name: ClassVar[str] = "elo"
 
     @property
     def first(self) -> list[float]:
+        """Before any game."""
         return [1000.0]
 
     def after(self, policy: list[float], opponent: list[float], result: int) -> tuple[list[float], list[float]]:
+        """The ratings of both after a game that the policy won (1), drew (0) or lost (-1)."""
         moved = self.k * ((result + 1) / 2 - self._expected(policy, opponent))
         return [policy[0] + moved], [opponent[0] - moved]
 
@@ -45,7 +32,7 @@ class Elo:
         return float(1.0 / (1.0 + 10.0**distance))
 
     def evenness(self, policy: list[float], opponent: list[float]) -> float:
-        """4 E (1 - E), of the expected score E."""
+        """How even a game would be, at most 1: 4 E (1 - E), of the expected score E."""
         expected = self._expected(policy, opponent)
         return 4.0 * expected * (1.0 - expected)
 
@@ -85,6 +72,9 @@ class TrueSkill:
 
     def shown(self, rating: list[float]) -> dict[str, float]:
         return {"mu": rating[0], "sigma": rating[1]}
+
+
+Rating: TypeAlias = Elo | TrueSkill
 
 
 def rating_of(config: SelfPlayConfig) -> Rating:

@@ -26,7 +26,6 @@ from ..config import (
 )
 from ..loops import LATEST, build_model, part_of_tag
 from .matchmaking import Standings, pool_odds
-from .opponent_games import fewest_games
 from .opponents import make_anchors, name_of
 from .pool import pool_store
 
@@ -63,7 +62,7 @@ def check_self_play(config: Config, policy: AssignedPolicy) -> None:
     settings = config.self_play
     if settings.side != BOTH and settings.side not in policy.agents:
         raise ValueError(f"self_play.side: expected {BOTH} or one of {list(policy.agents)}, got {settings.side!r}")
-    games = fewest_games(settings, len(policy.agents))
+    games = (1 + len(settings.anchors)) * (len(policy.agents) if settings.side == BOTH else 1)
     if config.evaluation.evaluates and config.evaluation.episodes < games:
         raise ValueError(
             f"evaluation.episodes: expected at least {games}, one on each side against each anchor and the pool, "

@@ -87,8 +87,9 @@ def test_a_copy_is_joined_to_its_sources_last_score(monkeypatch: pytest.MonkeyPa
         dict(zip(columns, row, strict=True))
         for row in ((0, 10, 1, ""), (1, 10, 0, ""), (0, 20, 2, ""), (1, 20, 1.5, 0))
     ]
-    lineage: Any = SimpleNamespace(folder=Path(), kin=[0, 1], rows=rows, scores={0: 2.0, 1: 1.5})
-    plot_lineage(lineage, "a population")
+    config = SimpleNamespace(method="pbt", size=2)
+    lineage: Any = SimpleNamespace(folder=Path(), config=config, kin=[0, 1], rows=rows, scores={0: 2.0, 1: 1.5})
+    plot_lineage(lineage)
     assert [call.args[:2] for call in axes.plot.call_args_list if ":" in call.args] == [((20, 20), (2, 1.5))]
 
 
