@@ -52,6 +52,7 @@ run_fresh(exec, "import os, signal; print(os.getpid(), flush=True); signal.pause
 """
 
 
+@pytest.mark.long
 def test_a_killed_programs_fresh_process_dies_too() -> None:
     """Nothing else would end it: it waits for a signal, and later for a call from the program."""
     with start_python(WAITS, beside=__file__) as program:
@@ -152,6 +153,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.long
 def test_the_cpu_time_of_a_tree_includes_the_dead() -> None:
     time = TreeTime(os.getpid())
     before = time.look()

@@ -15,6 +15,7 @@ from .zoo_page import interquartile_mean
 FIGURES = zoo.read_figures(zoo.FIGURES)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scores", [[3.0, 1.0, 4.0, 1.5, 9.0], [-2.0, 8.0, 5.0]])
 def test_the_interval_is_that_of_all_resamples(scores: list[float]) -> None:
     """The oracle draws every resample once; each quarter that is cut holds n // 4 scores."""

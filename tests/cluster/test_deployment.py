@@ -32,6 +32,7 @@ print(config["max_workers"])
 """
 
 
+@pytest.mark.long
 def test_ray_takes_the_cluster_by_yaml() -> None:
     """By its own schema; and it has no warning, such as that the head would start no workers."""
     done = subprocess.run([sys.executable, "-c", SCHEMA], input=json.dumps(CLUSTER), capture_output=True, text=True)

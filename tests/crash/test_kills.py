@@ -29,6 +29,7 @@ def counts(done: subprocess.CompletedProcess[str], status: int = 0) -> Counter[s
     return counted(done)
 
 
+@pytest.mark.long
 def test_killed_c_processes_leave_whole_rows_and_free_lanes(core: Path) -> None:
     """Also inside an append, asleep, before they have the lane, and nearly all at once."""
     tally = counts(run([core, "--cycles", "600"]))

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 from core import CORE, build, counted, mutants, print_counts, run
-from tiers import long_but
 
 FORMS = {
     "in turns": "",
@@ -62,7 +61,8 @@ def handoffs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(CORE, "handoffs", tmp_path_factory.mktemp("handoffs"))
 
 
-@pytest.mark.parametrize("form", long_but(["in bursts, 2 readers"], FORMS))
+@pytest.mark.long
+@pytest.mark.parametrize("form", FORMS)
 def test_no_wake_up_is_lost(handoffs: Path, form: str) -> None:
     """No wait lasts until its time is up when what it waited for was done and notified."""
     counts = hand_over(handoffs, form, 20_000)

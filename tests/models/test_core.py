@@ -99,6 +99,7 @@ def test_readers_that_do_not_validate_accept_torn_rows(stress: Path, name: str) 
     assert race_unvalidated(stress, name)["torn"] > 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "mutant",
     [pytest.param(mutant, id=mutant.name, marks=() if mutant is BROKEN[0] else pytest.mark.long) for mutant in BROKEN],
@@ -124,6 +125,7 @@ def test_a_thread_sanitizer_finds_no_race(tmp_path: Path, arguments: str) -> Non
     assert raced(done)["torn"] == 0
 
 
+@pytest.mark.long
 def test_a_thread_sanitizer_finds_an_undeclared_copy(tmp_path: Path) -> None:
     """The positive control: the same rows, copied by the C library, are a race."""
     stress = mutants.build_stress(CORE, tmp_path / "stress", OPAQUE)

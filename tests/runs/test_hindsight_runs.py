@@ -67,8 +67,8 @@ class Tagged(gymnasium.Wrapper):
 @pytest.mark.parametrize(
     ("mode", "replay"),
     [
-        ("serial", {}),
-        ("serial", {"prioritized": True}),
+        pytest.param("serial", {}, marks=LONG),
+        pytest.param("serial", {"prioritized": True}, marks=LONG),
         ("serial", {"mixture": {"even": 0.25, "odd": 0.75}}),
         pytest.param("async", {}, marks=LONG),
     ],

@@ -83,7 +83,11 @@ def test_rewards_are_those_of_stable_baselines3(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", ["serial", pytest.param("async", marks=LONG)])
 @pytest.mark.parametrize(
-    "algorithm", [mc.DQN(actor_priorities=True), mc.R2D2(hidden=(8, 8), units=6, length=8, burn_in=2, period=6)]
+    "algorithm",
+    [
+        pytest.param(mc.DQN(actor_priorities=True), marks=LONG),
+        mc.R2D2(hidden=(8, 8), units=6, length=8, burn_in=2, period=6),
+    ],
 )
 def test_frozen_statistics_stay_and_a_resumed_run_keeps_them(tmp_path: Path, algorithm: Any, mode: str) -> None:
     frozen = {"reward_norm": "frozen", "obs_norm": "frozen", "norm_frozen_after": 300, "n_step": 1}

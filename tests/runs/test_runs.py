@@ -50,6 +50,7 @@ def check_run(result: mc.Result, total_steps: int) -> list[Any]:
     return metrics
 
 
+@pytest.mark.usefixtures("shared_fork_server")
 @pytest.mark.parametrize("algorithm", ["dqn", pytest.param("iqn", marks=LONG)])
 def test_a_run_with_processes_leaves_its_results(tmp_path: Path, algorithm: str) -> None:
     result = train(tmp_path, HUNT, algorithm, total_steps=1_500)

@@ -112,6 +112,7 @@ def test_the_latest_policy_beats_the_first_of_its_pool(tmp_path: Path) -> None:
     assert wins >= 180
 
 
+@pytest.mark.long
 def test_the_documented_run_uses_every_setting_of_opponents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The guide's example, with fewer steps."""
     pytest.importorskip("trueskill")

@@ -88,6 +88,7 @@ MISSING = [
 ]
 
 
+@pytest.mark.long
 def test_a_missing_library_is_one_line(tmp_path: Path) -> None:
     attempts = [f"try:\n    {code}\nexcept ImportError as error:\n    print(error)\n" for code, _ in MISSING]
     printed = alone("".join([REPLAY, GRAPH, *attempts]), tmp_path)
@@ -128,6 +129,7 @@ COMMANDS = {  # what each prints, its exit code last
 }
 
 
+@pytest.mark.long
 def test_only_commands_of_training_need_the_extra(tmp_path: Path) -> None:
     code = f"""
 from marlcore.__main__ import main

@@ -82,7 +82,7 @@ def planned(graph: Graph, goal: Any, workers: int) -> tuple[bytes, bytes]:
 
 
 @pytest.mark.usefixtures("shared_fork_server")
-@pytest.mark.parametrize("dies", [False, True])
+@pytest.mark.parametrize("dies", [pytest.param(False, marks=pytest.mark.long), True])
 def test_workers_evaluate_what_takes_long(graph: Graph, tmp_path: Path, dies: bool) -> None:
     """Two workers, or one that dies and its successor."""
     goal, others = slow(tmp_path, kills=tuple(graph.states[20:]) if dies else ()), 0
@@ -189,6 +189,7 @@ class Anonymous(At):
     __hash__ = object.__hash__
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("shared_fork_server")
 @pytest.mark.parametrize("kind", [At, pytest.param(Anonymous, marks=pytest.mark.long)])
 def test_goals_of_a_generator_stay_the_callers(graph: Graph, tmp_path: Path, kind: type[At]) -> None:

@@ -3,12 +3,14 @@
 import logging
 import time
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hunt import HUNT
 from processes import until
+from tiers import long_but
 from whole_runs import Runs, changed, metrics_of, values_of
 
 import marlcore as mc
@@ -22,6 +24,7 @@ RUNS = Runs(total_steps=1_600, mode="async", updates_per_step=0.5, updates_toler
 AGENTS = 2
 
 
+@pytest.mark.long
 def test_a_short_run_with_the_default_settings_learns(tmp_path: Path) -> None:
     config = mc.Config(total_steps=3_000, run_dir=str(tmp_path / "run"))
     result = mc.train(HUNT, "dqn", config, progress=False)
@@ -36,8 +39,7 @@ RISING, FALLING = f"linear(0.001, 1, {STEPS})", f"linear(1, 0.001, {STEPS})"
 
 @pytest.mark.parametrize(
     ("mode", "pace"),
-    [("serial", RISING), ("async", FALLING)]
-    + [pytest.param(*case, marks=pytest.mark.long) for case in (("serial", FALLING), ("async", RISING))],
+    long_but([("serial", RISING)], product(["serial", "async"], [RISING, FALLING])),
 )
 def test_a_schedule_of_updates_is_held_step_by_step(tmp_path: Path, mode: str, pace: str) -> None:
     """The updates are the sum of the pace over the steps, though actors may be 1 / 0.001 steps ahead of learners."""
