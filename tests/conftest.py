@@ -20,6 +20,7 @@ import pytest
 from hypothesis import settings
 from processes import children, handlers
 
+from marlcore.kernels import jit
 from marlcore.lazy import is_installed
 from marlcore.memory import interrupt_waits_with, try_lock
 from marlcore.processes import PRELOAD, ForkServer
@@ -77,6 +78,9 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_setupnodes() -> None:
     """Compiles the kernels of both rooms side by side, before processes start that would each compile all of them."""
+    cache = jit.cache_directory()
+    if cache is not None and (cache / jit.WARM).exists():
+        return
     rooms = ["planning", *(["training"] if is_installed("train") else [])]
     code = "from marlcore.{} import warm_up; warm_up()"
     started = [subprocess.Popen([sys.executable, "-c", code.format(room)]) for room in rooms]
@@ -120,6 +124,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # marlcore.__main__, once imported, exits at once
     gc.collect()
     gc.freeze()
+    gc.set_threshold(10_000, 20, 100)  # a tenth of the tests' time goes otherwise into collections
     gc.enable()
 
 

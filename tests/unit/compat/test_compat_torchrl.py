@@ -4,6 +4,7 @@ import multiprocessing
 import pickle
 import warnings
 from functools import partial
+from types import MappingProxyType
 
 import numpy as np
 import pytest
@@ -12,21 +13,28 @@ from meanwhile import running
 from model import chi_square_limit
 from refused import check_refused, refusals
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # what other packages say of one another while they are imported
-    import torchrl.data as trl
-    from tensordict import TensorDict
-    from torchrl.envs.transforms import DoubleToFloat
-
 from marlcore import LaneBusy, MarlcoreError, NotEnoughData, SegmentCorrupt
-from marlcore.compat.torchrl import TensorDictReplayBuffer
 
 # TorchRL's own storages take words of shared memory from an arena that Python makes once and keeps.
 _ARENA = multiprocessing.Value("q", 0)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def torchrl():
+    """Imported here, since that takes a second, and each process of pytest imports this file."""
+    global DoubleToFloat, TensorDict, TensorDictReplayBuffer, trl
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what other packages say of one another while they are imported
+        import torchrl.data as trl
+        from tensordict import TensorDict
+        from torchrl.envs.transforms import DoubleToFloat
+    from marlcore.compat.torchrl import TensorDictReplayBuffer
+
+
 def rows(count, first=0):
     """What a collector hands over: nested, of several dtypes and shapes, each row telling its number."""
+    from tensordict import TensorDict  # a process that was spawned has no fixture
+
     number = torch.arange(first, first + count)
     return TensorDict(
         {
@@ -48,9 +56,10 @@ def found(buffer, count=3000):
     return {tuple(leaf[i].tobytes() for leaf in leaves) for i in range(count)}, keys
 
 
-def pair(size, storage=trl.LazyTensorStorage, **options):
+def pair(size, storage="LazyTensorStorage", where=MappingProxyType({}), **options):
     """TorchRL's buffer and marlcore's."""
-    return trl.TensorDictReplayBuffer(storage=storage(size), **options), TensorDictReplayBuffer(size, **options)
+    theirs = trl.TensorDictReplayBuffer(storage=getattr(trl, storage)(size, **where), **options)
+    return theirs, TensorDictReplayBuffer(size, **options)
 
 
 def holding(count, size=64, **options):
@@ -71,11 +80,11 @@ def _seeded():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("storage", [trl.LazyTensorStorage, trl.LazyMemmapStorage])
+@pytest.mark.parametrize("storage", ["LazyTensorStorage", "LazyMemmapStorage"])
 @pytest.mark.parametrize("size", [100, 300])
 def test_the_same_rows_are_drawn_as_from_its_own_storage(storage, size, tmp_path):
-    where = {"scratch_dir": str(tmp_path)} if storage is trl.LazyMemmapStorage else {}
-    theirs, ours = pair(size, partial(storage, **where))
+    where = {"scratch_dir": str(tmp_path)} if storage == "LazyMemmapStorage" else {}
+    theirs, ours = pair(size, storage, where)
     for first, count in ((0, 40), (40, 1), (41, 99), (140, 30), (170, 1)):
         for buffer in (theirs, ours):
             buffer.add(rows(1, first)[0]) if first == 170 else buffer.extend(rows(count, first))
