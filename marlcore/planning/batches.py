@@ -17,6 +17,7 @@ from .. import cgroup
 from ..checks import check_whole
 from ..errors import CallbackFailed, WorldModelFailed, pass_on_from_handler
 from ..processes import Pool
+from ..unpickling import unpickled
 
 BATCH_S = 0.05  # of work in a worker's batch
 OWN_S = 0.005  # of work in a batch of this process
@@ -52,7 +53,7 @@ def packed(part: Part) -> bytes:
 def stays_equal(thing: Any) -> bool:
     """Whether a pickled copy of something hashable is equal to it, and hashes alike."""
     try:
-        copy = pickle.loads(cloudpickle.dumps(thing))
+        copy = unpickled(cloudpickle.dumps(thing))
         return bool(copy == thing) and hash(copy) == hash(thing)
     except Exception as error:  # a class's own pickling may raise anything
         pass_on_from_handler(error)
@@ -128,7 +129,7 @@ class Batches:
         for first, reply in pool.replies(seconds):
             began = perf_counter()
             if first >= 0:
-                self._parts[first] = pickle.loads(reply)
+                self._parts[first] = unpickled(reply)
             self._sending += perf_counter() - began
 
     def _next_size(self) -> int:

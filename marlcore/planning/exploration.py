@@ -4,7 +4,6 @@ A state's number is the order of its discovery, breadth first: states are expand
 are merged in the order of their numbers. Errors are raised in that order too.
 """
 
-import pickle
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import closing, nullcontext
 from functools import partial
@@ -14,6 +13,7 @@ from typing import Any
 from ..checks import brief
 from ..errors import pass_on_from_handler
 from ..processes import Pool, check_picklable
+from ..unpickling import unpickled
 from .batches import WAIT_S, Batches, Part, packed, stays_equal
 from .expansion import Expansion
 from .model import Profiles, Transition, WorldModel
@@ -118,10 +118,10 @@ def _make_pool(model: WorldModel, profiles: Profiles, root: Hashable, size: int,
 def _answer_with(model: WorldModel, profiles: Profiles) -> Callable[[bytes], bytes]:
 
     def answer(request: bytes) -> bytes:
-        part = expand(model.transition_probabilities, profiles, pickle.loads(request))
+        part = expand(model.transition_probabilities, profiles, unpickled(request))
         try:
             reply = packed(part)
-            copies = pickle.loads(reply).result.states
+            copies = unpickled(reply).result.states
         except Exception as error:  # a class's own pickling may raise anything
             reason = f"{type(error).__name__}: {error}"
             text = f"state: expected successors that can be pickled ({reason}); workers=1 needs no pickling"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 from ..checks import as_path, check_whole
 from ..errors import SegmentCorrupt
 from ..memory import Segment, Shared, replace_file
+from ..unpickling import unpickled
 from .expansion import Expansion
 from .layout import Shapes, bind, nbytes_of, pickled
 from .model import Profiles
@@ -104,7 +104,7 @@ class Graph(Shared):
     def states(self) -> list[Any]:
         """The states in the graph's order. An attached or loaded graph unpickles them at the first use."""
         self.check_open()
-        states = pickle.loads(self._pickled.data)
+        states = unpickled(self._pickled.data)
         if not isinstance(states, list) or len(states) != len(self):
             raise SegmentCorrupt(f"{self._segment.path}: the pickled states are damaged")
         return states

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import cloudpickle
 import numpy as np
 from numpy.typing import NDArray
 
 from ..memory import Segment, Shared
+from ..unpickling import unpickled
 from .goals import Goal, GoalTable
 from .kernels.expectations import ACHIEVED, OFFERED
 from .layout import Shapes, bind, nbytes_of, pickled
@@ -106,7 +106,7 @@ class Policies(Shared):
         """Raises ClosedError: the policies were closed. KeyError: they have no such agent."""
         self.check_open()
         if self._goals is None:
-            self._goals = cloudpickle.loads(self._arrays["pickled"].tobytes())
+            self._goals = unpickled(self._arrays["pickled"].tobytes())
         names = ("flags", "weight", "values", "policy")
         return AgentPolicies(self._goals[agent], *(self._arrays[agent, name] for name in names))
 

@@ -1,6 +1,5 @@
 """Evaluating the caller's functions once in each state: in this process, and in workers if they take long."""
 
-import pickle
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, nullcontext
@@ -10,6 +9,7 @@ from typing import Any, TypeVar
 
 from ..errors import CallbackFailed, pass_on_from_handler
 from ..processes import Pool
+from ..unpickling import unpickled
 from .batches import WAIT_S, Batches, Part, packed
 from .graph import Graph
 
@@ -74,4 +74,4 @@ def _evaluate(job: Job[Any], graph: Graph, numbers: Numbers) -> Part:
 
 
 def _answer_with(job: Job[Any], graph: Graph) -> Callable[[bytes], bytes]:
-    return lambda request: packed(_evaluate(job, graph, pickle.loads(request)))
+    return lambda request: packed(_evaluate(job, graph, unpickled(request)))

@@ -26,7 +26,7 @@ BELOW = {
     "cli": ["training", "planning"], "testing": ["cli"],
 }  # fmt: skip
 TOP = {"cgroup", "checks", "closing", "declared", "errors", "lazy", "notices", "observations", "references", "spec"}
-TOP |= {"npz", "regular_files", "shm"}
+TOP |= {"npz", "regular_files", "shm", "unpickling"}
 ABOVE_ALL = {"__init__", "__main__", "preload"}
 OPEN_ROOMS = {"kernels", "algos", "envs"}  # whose modules are what they offer
 

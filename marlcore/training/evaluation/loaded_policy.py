@@ -20,6 +20,7 @@ from ...interfaces import Action, Algorithm
 from ...observations import ALONE, Pad, Values, by_name, in_form
 from ...spaces import JOINT, MASK, Spaces
 from ...spec import Field, as_field
+from ...unpickling import unpickled
 from ...weights import ParameterStore
 from ..config import AssignedPolicy, Config, schedules_of
 from ..loops import ActingModel, Policy, PolicyPlayer, build_model, exploration_of, hides_joint
@@ -201,7 +202,7 @@ class SavedRun:
         if weights_only:
             return cls(path, *described_policies(path), described=True)
         try:
-            saved = cloudpickle.loads(read_sealed(path / PICKLED))
+            saved = unpickled(read_sealed(path / PICKLED), apart=True)
             return cls(path, saved["policies"], saved["config"], saved["env_fn"])
         except Exception as error:  # unpickling may raise anything
             if isinstance(error, ImportError) and not (error.name or "marlcore").startswith("marlcore"):
@@ -219,7 +220,7 @@ class SavedRun:
         reason = "it could not be pickled"
         if self.pickled_env_fn is not None:
             try:
-                env_fn: Callable[[], Any] = cloudpickle.loads(self.pickled_env_fn)
+                env_fn: Callable[[], Any] = unpickled(self.pickled_env_fn, apart=True)
                 return env_fn
             except Exception as error:  # unpickling may raise anything
                 reason = _reason(error)

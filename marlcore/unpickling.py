@@ -1,0 +1,46 @@
+"""Unpickling that leaves classes of the program as they are.
+
+cloudpickle holds classes of `__main__` by value, and knows them again by a number. Its own `loads` replaces the methods
+and attributes of such a class by those of the pickle, whose functions have globals of their own.
+"""
+
+import pickle
+from functools import partial
+from io import BytesIO
+from typing import Any
+
+from cloudpickle import cloudpickle
+
+
+def unpickled(data: Any, apart: bool = False) -> Any:
+    """What a pickle of bytes holds; its classes are those of the program, where it has them.
+
+    apart: its classes are its own, as they were when it was written, as those of a run must be.
+    """
+    return _Unpickler(data, apart).load()
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, data: Any, apart: bool) -> None:
+        super().__init__(BytesIO(data))
+        self._apart = apart
+        self._known: list[type] = []
+
+    def find_class(self, module: str, name: str) -> Any:
+        found = super().find_class(module, name)
+        if found in (cloudpickle._make_skeleton_class, cloudpickle._make_skeleton_enum):
+            return partial(self._skeleton, found)
+        return self._fill if found is cloudpickle._class_setstate else found
+
+    def _skeleton(self, make: Any, *args: Any) -> Any:
+        *first, number, extra = args
+        known = None if self._apart else cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.get(number)
+        if known is None:
+            return make(*first, None if self._apart else number, extra)
+        self._known.append(known)
+        return known
+
+    def _fill(self, kind: type, state: Any) -> type:
+        if not any(kind is known for known in self._known):
+            cloudpickle._class_setstate(kind, state)
+        return kind
