@@ -209,7 +209,6 @@ class Session:
         return PolicyBlueprint(
             **vars(policy),
             checkpoint=checkpoint,
-            saved_replay=saved if config.replay.save else None,
             transitions=self.input.replays.get(name) or create_storage(stack, policy, config, saved),
             weights=store.handle,
             queued=isinstance(policy.source, QueueSource),
