@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..closing import ClosedAfterError
 from ..lazy import require
 from ..processes import Children, Interrupts
-from .request import Request
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from .config import Config, PopulationConfig
     from .population import Member
     from .record import Callback, InitFrom
-    from .request import Algorithms
     from .run import Result, Run
+    from .run_input import Algorithms, RunInput
 
 require("train")  # otherwise a door would say so only when it is called
 
@@ -82,7 +82,10 @@ def train(
         Whatever the callback raises, except `StopRun`.
     """
     with children_of(config) as children:
-        return trained(Request(env_fn, algorithm, config, progress, resume, callback, init_from, init_strict), children)
+        from .run_input import RunInput
+
+        given = RunInput.checked(env_fn, algorithm, config, progress, resume, callback, init_from, init_strict)
+        return trained(given, children)
 
 
 def train_offline(
@@ -120,12 +123,10 @@ def train_offline(
     Raises: as `train`; ValueError also where the replay's spec differs, NotEnoughData where no batch can be drawn.
     """
     with children_of(config) as children:
-        from .offline import OfflineData
+        from .run_input import RunInput
 
-        data = OfflineData(replay, updates)
-        return trained(
-            Request(env_fn, algorithm, config, progress, resume, callback, init_from, init_strict, data), children
-        )
+        steering = progress, resume, callback, init_from, init_strict
+        return trained(RunInput.checked(env_fn, algorithm, config, *steering, data=(replay, updates)), children)
 
 
 def start(
@@ -151,8 +152,8 @@ def start(
         from .run import Run
         from .run_input import RunInput
 
-        request = Request(env_fn, algorithm, config, progress, resume, callback, init_from, init_strict)
-        return Run(RunInput.checked(request), children)
+        given = RunInput.checked(env_fn, algorithm, config, progress, resume, callback, init_from, init_strict)
+        return Run(given, children)
 
 
 def train_seeds(
@@ -176,10 +177,11 @@ def train_seeds(
         process, are to run in parallel.
     """
     with children_of(config) as children:
+        from .run_input import RunInput
         from .seeds import work_seeds
 
-        request = Request(env_fn, algorithm, config, progress, init_from=init_from, init_strict=init_strict)
-        return work_seeds(request, seeds, parallel, children)
+        check = partial(RunInput.checked, env_fn, algorithm, init_from=init_from, init_strict=init_strict)
+        return work_seeds(check, config, seeds, parallel, progress, children)
 
 
 def train_population(
@@ -216,7 +218,7 @@ def train_population(
     with children_of(config) as children:
         from .population import work_population
 
-        return work_population(Request(env_fn, algorithm, config, progress, plots=False), population, resume, children)
+        return work_population(env_fn, algorithm, config, population, progress, resume, children)
 
 
 def children_of(config: Config | None) -> Children:
@@ -228,12 +230,10 @@ def children_of(config: Config | None) -> Children:
     return children
 
 
-def trained(request: Request, children: Children) -> Result:
+def trained(run_input: RunInput, children: Children) -> Result:
     """Makes a run in this thread; raises what a signal came for, or what the callback raised."""
     from .run import work
-    from .run_input import RunInput
 
-    run_input = RunInput.checked(request)
     with children.interrupts as interrupts:
         result = work(run_input, children)
     interrupts.deliver(str(result.run_dir) if result.run_dir.exists() else "")

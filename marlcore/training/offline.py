@@ -1,7 +1,7 @@
 """The data of a run without actors: filled replays, checked against the policies that learn from them."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from ..checks import brief, check_whole
@@ -14,33 +14,28 @@ from .config import AssignedPolicy, Config, LearnerConfig, applied_offline
 OFFLINE = Config(learner=LearnerConfig(n_step=1))  # longer returns would be those of the policy that gathered the data
 
 
-@dataclass(frozen=True)
-class OfflineData:
-    """A replay, or replays by policy, and the updates of each policy."""
+def offline_config(config: Config, updates: int) -> Config:
+    """The settings of a run without actors. Raises ValueError: see `applied_offline`."""
+    check_whole("updates", updates)
+    config = applied_offline(config)
+    learners = {name: replace(learner, warmup=1) for name, learner in config.learners.items()}
+    learner, actor = replace(config.learner, warmup=1), replace(config.actor, processes=0)
+    return replace(config, actor=actor, learner=learner, learners=learners)
 
-    replays: ReplayBuffer | Mapping[str, ReplayBuffer]
-    updates: int
 
-    def configured(self, config: Config) -> Config:
-        """The settings of a run without actors. Raises ValueError: see `applied_offline`."""
-        check_whole("updates", self.updates)
-        config = applied_offline(config)
-        learners = {name: replace(learner, warmup=1) for name, learner in config.learners.items()}
-        learner, actor = replace(config.learner, warmup=1), replace(config.actor, processes=0)
-        return replace(config, actor=actor, learner=learner, learners=learners)
-
-    def handles(self, policies: tuple[AssignedPolicy, ...], config: Config) -> dict[str, SegmentHandle]:
-        """The replays by policy. Raises ValueError, TypeError, NotEnoughData: a policy cannot learn from its replay."""
-        names = [policy.name for policy in policies]
-        replays = self.replays
-        if isinstance(replays, ReplayBuffer) and len(names) == 1:
-            replays = {names[0]: replays}
-        if not isinstance(replays, Mapping) or replays.keys() != {*names}:
-            expected = f"a dict of one for each of the policies {names}" if len(names) > 1 else "a ReplayBuffer"
-            raise TypeError(f"replay: expected {expected}, got {brief(replays)}")
-        for policy in policies:
-            _check_data(replays[policy.name], policy, config)
-        return {name: replays[name].handle for name in names}
+def handles_of(
+    replays: ReplayBuffer | Mapping[str, ReplayBuffer], policies: tuple[AssignedPolicy, ...], config: Config
+) -> dict[str, SegmentHandle]:
+    """The replays by policy. Raises ValueError, TypeError, NotEnoughData: a policy cannot learn from its replay."""
+    names = [policy.name for policy in policies]
+    if isinstance(replays, ReplayBuffer) and len(names) == 1:
+        replays = {names[0]: replays}
+    if not isinstance(replays, Mapping) or replays.keys() != {*names}:
+        expected = f"a dict of one for each of the policies {names}" if len(names) > 1 else "a ReplayBuffer"
+        raise TypeError(f"replay: expected {expected}, got {brief(replays)}")
+    for policy in policies:
+        _check_data(replays[policy.name], policy, config)
+    return {name: replays[name].handle for name in names}
 
 
 def _check_data(data: ReplayBuffer, policy: AssignedPolicy, config: Config) -> None:

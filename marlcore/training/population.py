@@ -12,7 +12,7 @@ import logging
 import math
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -41,7 +41,6 @@ from .record import (
     read_config,
     steps_taken,
 )
-from .request import Request
 from .run_input import RunInput, check_same_run, share_of
 from .several import begin_several, deliver, held, make_runs
 
@@ -73,13 +72,13 @@ class Member:
 
 
 def work_population(
-    request: Request, population: PopulationConfig, resume: str | Path | None, children: Children
-) -> list[Member]:
+    env_fn: Callable[[], Any] | str, algorithm: Algorithm | str, config: Config | None, population: PopulationConfig,
+    progress: bool, resume: str | Path | None, children: Children,
+) -> list[Member]:  # fmt: skip
     """The members of a population, the best first. Raises: see `train_population`."""
     check_type("population", population, PopulationConfig)
-    request = _completed(request)
-    config = request.config
-    assert config is not None
+    check_type("config", config, Config, or_none=True)
+    algorithm, config = _changeable(algorithm), config or Config()
     _check_shared(config)
     if resume is not None:
         if is_address(resume):
@@ -89,17 +88,17 @@ def work_population(
     folder = begin_several(config, population.parallel, "population")
     config = config.with_absolute_paths()
     with _warned_once():
-        policies = _check_settings(replace(request, config=replace(config, run_dir=None)), population)
+        policies = _check_settings(env_fn, algorithm, replace(config, run_dir=None), population, progress)
         if population.method == "pbt" and population.interval >= config.total_steps:
             log.warning("interval: no member looks at others before its %d steps are over", config.total_steps)
         with held(folder, "population"):
             begin = Lineage.begun if resume is None else Lineage.read
             lineage = begin(folder, population, config.total_steps, config.seed)
-            members = _Members(request, config, lineage, policies)
+            members = _Members(env_fn, algorithm, config, lineage, policies)
             members.resume()
             if not members.waiting:
                 _refuse_to_go_on(lineage)
-            _work(members, config.mode, population, children, request.progress)
+            _work(members, config.mode, population, children, progress)
     deliver(children.interrupts, folder)
     return members.ranked()
 
@@ -139,8 +138,10 @@ def _refuse_to_go_on(lineage: Lineage) -> None:
 class _Members:
     """The runs of a population's members; `waiting` holds those that may begin their next segment."""
 
-    def __init__(self, request: Request, config: Config, lineage: Lineage, policies: list[str]) -> None:
-        self.request = replace(request, config=config)
+    def __init__(
+        self, env_fn: Any, algorithm: Algorithm, config: Config, lineage: Lineage, policies: list[str]
+    ) -> None:
+        self._env_fn, self._algorithm, self._config = env_fn, algorithm, config
         self.lineage = lineage
         self.policies = policies
         self._evaluates = config.evaluation.evaluates
@@ -217,16 +218,17 @@ class _Members:
         """Makes the input of a member's next segment."""
         lineage, own, run_dir = self.lineage, self.lineage.kin[member], self.run_dir(member)
         begun = (run_dir / "config.json").exists()
-        config, algorithm = _with(self.request, own.settings)
+        config, algorithm = _with(self._config, self._algorithm, own.settings)
         segment = sum(row["member"] == member for row in lineage.rows)
         seed = int(np.random.SeedSequence([config.seed, member, segment]).generate_state(1)[0])
         config = replace(config, run_dir=str(run_dir), total_steps=own.target, seed=seed)
-        asked = replace(self.request, config=config, algorithm=algorithm, progress=False)
-        if begun:
-            asked = replace(asked, resume=run_dir, init_from=links_to_take(run_dir, self.policies, own.copied) or None)
-        else:  # what a program that was killed began to make
+        links = links_to_take(run_dir, self.policies, own.copied) if begun else None
+        if not begun:  # what a program that was killed began to make
             shutil.rmtree(run_dir, ignore_errors=True)
-        self.waiting[f"member {member}"] = RunInput.checked(asked)
+        resume = run_dir if begun else None
+        self.waiting[f"member {member}"] = RunInput.checked(
+            self._env_fn, algorithm, config, resume=resume, init_from=links or None, plots=False
+        )
 
     def _steps(self, member: int) -> int:
         run_dir = self.run_dir(member)
@@ -272,17 +274,13 @@ def links_to_take(run_dir: Path, policies: list[str], copy: int | None) -> dict[
     return {policy: path for policy, path in links.items() if path.exists() and taken.get(policy) != path.name}
 
 
-def _completed(request: Request) -> Request:
-    """The request with an algorithm whose hyperparameters can change. Raises ValueError, TypeError."""
-    algorithm = request.algorithm
-    check_type("config", request.config, Config, or_none=True)
+def _changeable(algorithm: Algorithm | str) -> Algorithm:
+    """The algorithm, whose hyperparameters can change. Raises ValueError, TypeError."""
     if isinstance(algorithm, type):
         raise TypeError(f"algorithm: expected an Algorithm, such as marlcore.PPO(), got the class {algorithm.__name__}")
     if isinstance(algorithm, Mapping):
         raise TypeError(f"algorithm: expected one for all policies of a population, got {brief(algorithm)}")
-    if isinstance(algorithm, str):
-        algorithm = make(algorithm)
-    return replace(request, algorithm=algorithm, config=request.config or Config())
+    return make(algorithm) if isinstance(algorithm, str) else algorithm
 
 
 def _check_shared(config: Config) -> None:
@@ -298,18 +296,17 @@ def _check_shared(config: Config) -> None:
         raise ValueError(f"cluster.address: expected None in a population, got {config.cluster.address!r}")
 
 
-def _with(request: Request, settings: Mapping[str, Any]) -> tuple[Config, Algorithm]:
-    """The request's settings and algorithm with others, by dotted name. Raises ValueError, TypeError."""
+def _with(config: Config, algorithm: Any, settings: Mapping[str, Any]) -> tuple[Config, Algorithm]:
+    """The settings and the algorithm with others, by dotted name. Raises ValueError, TypeError."""
     own = {name.removeprefix(ALGORITHM): value for name, value in settings.items() if name.startswith(ALGORITHM)}
-    config: Any = changed(request.config, {n: v for n, v in settings.items() if not n.startswith(ALGORITHM)})
-    algorithm: Any = changed(request.algorithm, own) if own else request.algorithm
-    return config, algorithm
+    config = changed(config, {n: v for n, v in settings.items() if not n.startswith(ALGORITHM)})
+    return config, changed(algorithm, own) if own else algorithm
 
 
-def _check_settings(request: Request, population: PopulationConfig) -> list[str]:
+def _check_settings(
+    env_fn: Any, algorithm: Algorithm, config: Config, population: PopulationConfig, progress: bool
+) -> list[str]:
     """The names of the policies. Raises ValueError: a setting does not exist, or may not have its values."""
-    config, algorithm = request.config, request.algorithm
-    assert config is not None
     own: dict[str, Any] = vars(algorithm) if dataclasses.is_dataclass(algorithm) else {}
     known = {*hints_of(Config), *(f"{ALGORITHM}{name}" for name in own)}
     fixed = dict.fromkeys(OWN, "the population sets it, or all members share it")
@@ -321,13 +318,13 @@ def _check_settings(request: Request, population: PopulationConfig) -> list[str]
             raise ValueError(f"settings: expected others than {name!r}: {why}")
         if name not in known:
             raise ValueError(f"settings: expected names of settings, got {name!r}{did_you_mean(name, known)}")
-    policies, copies = RunInput.checked(request).policies, population.method != "random"
+    policies, copies = RunInput.checked(env_fn, algorithm, config, progress).policies, population.method != "random"
     whole = _fingerprint(policies, config) if copies else None
     for name, distribution in population.settings.items():
         for value in distribution.ends:
             _check_plain(name, value)
-            own_config, own_algorithm = _with(request, {name: value})
-            own_policies = RunInput.checked(replace(request, config=own_config, algorithm=own_algorithm)).policies
+            own_config, own_algorithm = _with(config, algorithm, {name: value})
+            own_policies = RunInput.checked(env_fn, own_algorithm, own_config, progress).policies
             if copies:
                 _check_interval(own_policies, population.interval)
             if copies and _fingerprint(own_policies, own_config) != whole:

@@ -65,7 +65,8 @@ def work(
         undo = stack.enter_context(ExitStack())
         if remote and run_input.resume is not None:
             undo.callback(shutil.rmtree, run_input.resume)  # which was copied here
-        with children, Session(run_input, children, table) as session:
+        with children, ExitStack() as memory:
+            session = Session(memory, run_input, children, table)
             undo.pop_all()
             if remote:
                 copy.follow(session.directory.path)

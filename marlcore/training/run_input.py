@@ -8,18 +8,19 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from ..checks import absolute, as_path, brief, printable
 from ..envs import factory, vectorize
 from ..envs.copies import Copies
 from ..envs.joint import JointObservations
 from ..envs.team import Teams
-from ..interfaces import OF_OUTCOMES, QueueSource, ReplaySource, VectorEnvironment
+from ..interfaces import OF_OUTCOMES, Algorithm, QueueSource, ReplaySource, VectorEnvironment
 from ..memory import SegmentHandle
 from ..notices import say, shown_with
 from ..processes import check_picklable
 from ..references import resolve
+from ..replay import ReplayBuffer
 from ..spaces import Spaces
 from .config import (
     SCRIPT,
@@ -34,11 +35,22 @@ from .config import (
     with_own_epsilons,
 )
 from .loops import ScriptedPlayer, choose_device, with_functions_of
-from .offline import OFFLINE
-from .record import RUNS, Callback, check_callback, fetch_run, initial_states, is_address, open_run, steps_taken
-from .request import Algorithms, Request
+from .offline import OFFLINE, handles_of, offline_config
+from .record import (
+    RUNS,
+    Callback,
+    InitFrom,
+    check_callback,
+    fetch_run,
+    initial_states,
+    is_address,
+    open_run,
+    steps_taken,
+)
 from .self_play import check_self_play, policies_in_self_play
 from .warmup import compile_before_a_run
+
+Algorithms: TypeAlias = Algorithm | str | Mapping[str, Algorithm | str]
 
 log = logging.getLogger(__name__)
 
@@ -58,25 +70,29 @@ class RunInput:
     initial: Mapping[str, Mapping[str, Any]]  # by policy: the state of a checkpoint from which it starts
     init_strict: bool
     remote: str | None  # the address to which the run's directory is copied
-    plots: bool = True
+    plots: bool  # curves at the end
 
     @classmethod
-    def checked(cls, request: Request) -> RunInput:
-        """The input that a caller asks for; compiles the kernels if they never were.
+    def checked(
+        cls, env_fn: Callable[[], Any] | str | Spaces, algorithm: Algorithms, config: Config | None = None,
+        progress: bool = False, resume: str | Path | None = None, callback: Callback | None = None,
+        init_from: InitFrom | None = None, init_strict: bool = True,
+        data: tuple[ReplayBuffer | Mapping[str, ReplayBuffer], int] | None = None, plots: bool = True,
+    ) -> RunInput:  # fmt: skip
+        """The input of a run with the arguments of `train`, or with the `data` (replay, updates) of `train_offline`.
 
-        Raises: ValueError, TypeError.
+        Compiles the kernels if they never were. Raises: ValueError, TypeError.
         """
-        env_fn, algorithm, config, data = request.env_fn, request.algorithm, request.config, request.data
         if not isinstance(config, Config | None):
             raise TypeError(f"config: expected a Config or None, got {brief(config)}")
-        check_callback(request.callback)
+        check_callback(callback)
         config = config or (Config() if data is None else OFFLINE)
-        config, resume, remote = _located(config, request.resume)  # first: an environment may change the directory
+        config, here, remote = _located(config, resume)  # first: an environment may change the directory
         if data is None and config.offline:
             raise ValueError("actor.processes: expected an integer of at least 1, got 0; see train_offline")
-        runs = absolute(RUNS) if resume is None and config.run_dir is None else Path(RUNS)
-        with shown_with(request.progress):
-            config = config if data is None else data.configured(config)
+        runs = absolute(RUNS) if here is None and config.run_dir is None else Path(RUNS)
+        with shown_with(progress):
+            config = config if data is None else offline_config(config, data[1])
             if data is not None and isinstance(env_fn, Spaces):
                 make_env, policies = _assigned_to_data(env_fn, algorithm, config)
             else:
@@ -86,8 +102,8 @@ class RunInput:
                 say(f"observations: left out {', '.join(left_out)}, {reason}")
             names = [policy.name for policy in policies]
             if data is not None:
-                config = replace(config, total_steps=data.updates * len(names))
-            initial = initial_states(request.init_from, names)
+                config = replace(config, total_steps=data[1] * len(names))
+            initial = initial_states(init_from, names)
             check_learners(config, names)
             for policy in policies:
                 if policy.name not in config.cluster.learners:  # whose machine is asked
@@ -96,7 +112,7 @@ class RunInput:
                 raise ValueError(
                     "algorithm: expected one that learns from rewards; this one imitates: use train_offline"
                 )
-            replays = {} if data is None else data.handles(policies, config)
+            replays = {} if data is None else handles_of(data[0], policies, config)
             config = applied(policies, config)
             _check_goals(make_env, policies)
             for policy in policies:
@@ -108,15 +124,13 @@ class RunInput:
             check_picklable(config=config, algorithm=[policy.algorithm for policy in policies])  # which a run saves
             if config.mode == "async":
                 check_picklable(env_fn=make_env)
-            _warn_of_short_run(policies, config, 0 if resume is None or config.replay.save else steps_taken(resume))
+            _warn_of_short_run(policies, config, 0 if here is None or config.replay.save else steps_taken(here))
             compile_before_a_run()
-        if remote and request.resume is not None:  # last, since it may take long
-            resume = fetch_run(remote, absolute(RUNS))
-        callback, progress, strict = request.callback, request.progress, request.init_strict
+        if remote and resume is not None:  # last, since it may take long
+            here = fetch_run(remote, absolute(RUNS))
         return cls(
-            make_env, policies, config, runs, resume, callback, progress, replays, initial, strict, remote,
-            request.plots,
-        )  # fmt: skip
+            make_env, policies, config, runs, here, callback, progress, replays, initial, init_strict, remote, plots
+        )
 
 
 def _located(config: Config, resume: str | Path | None) -> tuple[Config, Path | None, str | None]:

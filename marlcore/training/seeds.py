@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
@@ -10,29 +10,29 @@ from pathlib import Path
 from ..processes import Children
 from .config import Config
 from .record import Progress, SharedProgress, each_metric, plot_runs, read_config
-from .request import Request
 from .run import Result
 from .run_input import RunInput
 from .several import begin_several, deliver, make_runs
 
 
-def work_seeds(request: Request, seeds: Sequence[int], parallel: int, children: Children) -> list[Result]:
-    """The results of the request's run with each of the seeds. Raises: see `train_seeds`."""
-    config = request.config or Config()
+def work_seeds(
+    check: Callable[..., RunInput], config: Config | None, seeds: Sequence[int], parallel: int, progress: bool,
+    children: Children,
+) -> list[Result]:  # fmt: skip
+    """The results with each seed; `check` makes the input with given settings. Raises: see `train_seeds`."""
+    config = config or Config()
     if len(set(seeds)) < len(seeds):
         raise ValueError(f"seeds: expected different ones, got {list(seeds)}")
     folder = begin_several(config, parallel, "seeds")
     config = config.with_absolute_paths()
     inputs = {
-        f"seed {seed}": RunInput.checked(
-            replace(request, config=replace(config, seed=seed, run_dir=str(folder / f"seed-{seed}")))
-        )
+        f"seed {seed}": check(replace(config, seed=seed, run_dir=str(folder / f"seed-{seed}")), progress)
         for seed in seeds
     }
     labels, results = dict(zip(inputs, seeds, strict=True)), dict[int, Result]()
     with ExitStack() as stack:
         table = None
-        if request.progress:
+        if progress:
             table = SharedProgress(stack.enter_context(Progress()), len(seeds) * config.total_steps)
         ended = make_runs(inputs, config.mode, parallel, children, folder, table)
         for label, result in stack.enter_context(closing(ended)):

@@ -54,12 +54,12 @@ log = logging.getLogger(__name__)
 
 
 class Session:
-    """A run's shared memory and processes, which the end of its `with` block removes; `children.interrupts` stops it.
+    """A run's shared memory and processes, which a stack removes in the end; `children.interrupts` stops it.
 
     Several runs may share a fork server and a table of progress.
     """
 
-    def __init__(self, run_input: RunInput, children: Children, table: Table | None = None) -> None:
+    def __init__(self, stack: ExitStack, run_input: RunInput, children: Children, table: Table | None = None) -> None:
         env_fn, policies, config = run_input.env_fn, run_input.policies, run_input.config
         self.input = run_input
         sources = {policy: state["from"] for policy, state in run_input.initial.items()}
@@ -69,52 +69,50 @@ class Session:
         conditions = StopConditions(config.stop)
         if run_input.resume is not None:
             check_resumed(run_input.resume, self.described, policies)  # first, so that a refused run stays unchanged
-        with ExitStack() as stack:
-            self.directory = self._open_run(stack)
-            self._fleet = stack.enter_context(self._hired()) if config.cluster.seats else None
-            self._traffic: dict[str, Traffic] = {}
-            self._taken: dict[Path, dict[str, Any]] = {}  # of a resumed run that continues with another's weights
-            if run_input.resume is not None and config.stop != StopConfig():
-                conditions.check_unmet(each_metric(self.directory.path / "metrics.csv"))
-            csv, path, callback = self.directory.csv, self.directory.path, run_input.callback
-            make_callback = partial(CallbackSink, callback, interrupts) if callback is not None else None
-            self.sinks = open_sinks(csv, path, config.metrics, make_callback)
-            stack.callback(self.sinks.await_callback, lambda: interrupts.stopping)
-            stack.callback(self.sinks.close)
-            names = [policy.name for policy in policies]
-            learners = learner_names(config, names)
-            apart = learner_names(config, [name for name in names if name in config.cluster.learners])
-            self._workers = [*actor_names(config), *(name for name in learners if name not in apart)]
-            if config.evaluation.evaluates:
-                self._workers.append(EVALUATOR)
-            workers = [*self._workers, *node_names(config), *apart]
-            self.telemetry = stack.enter_context(closing(Telemetry.create(workers)))
-            self.control = stack.enter_context(closing(Control.create(workers, names, **self._about())))
-            blueprints = tuple(self._blueprint_of(stack, policy) for policy in policies)
-            self_play = create_self_play(stack, policies, config, self.directory.path)
-            if run_input.resume is not None:  # last, when no check can fail any more
-                if self._fleet is not None:
-                    self._fleet.sweep()
-                self.described["init_from"] = read_config(self.directory.path).get("init_from", {}) | sources
-                for checkpoint, state in self._taken.items():
-                    save_checkpoint(checkpoint, state)
-                self.directory.replace_config(self.described)  # after what its `init_from` names was taken
-                if not config.replay.save:  # they would be older than the next checkpoints
-                    for policy in policies:
-                        self.directory.replay_path(policy.name).unlink(missing_ok=True)
-            save_policies(self.directory.path, env_fn, policies, config)
-            began = time.monotonic() - _restore_progress(self.directory, self.control, config, names)
-            deal_steps(self.control, config, node_names(config))
-            control, telemetry = self.control, self.telemetry
-            handles = control.handle, telemetry.handle
-            self.blueprint = Blueprint(env_fn, config, blueprints, *handles, began, crews(config)[0], self_play)
-            if table is None and run_input.progress:
-                table = stack.enter_context(Progress())
-            self.monitor = Monitor(
-                self.directory, self.sinks, control, telemetry, table, config.total_steps, began, interrupts, conditions
-            )
-            stack.callback(self.monitor.tick, last=True)
-            self._stack = stack.pop_all()
+        self.directory = self._open_run(stack)
+        self._fleet = stack.enter_context(self._hired()) if config.cluster.seats else None
+        self._traffic: dict[str, Traffic] = {}
+        self._taken: dict[Path, dict[str, Any]] = {}  # of a resumed run that continues with another's weights
+        if run_input.resume is not None and config.stop != StopConfig():
+            conditions.check_unmet(each_metric(self.directory.path / "metrics.csv"))
+        csv, path, callback = self.directory.csv, self.directory.path, run_input.callback
+        make_callback = partial(CallbackSink, callback, interrupts) if callback is not None else None
+        self.sinks = open_sinks(csv, path, config.metrics, make_callback)
+        stack.callback(self.sinks.await_callback, lambda: interrupts.stopping)
+        stack.callback(self.sinks.close)
+        names = [policy.name for policy in policies]
+        learners = learner_names(config, names)
+        apart = learner_names(config, [name for name in names if name in config.cluster.learners])
+        self._workers = [*actor_names(config), *(name for name in learners if name not in apart)]
+        if config.evaluation.evaluates:
+            self._workers.append(EVALUATOR)
+        workers = [*self._workers, *node_names(config), *apart]
+        self.telemetry = stack.enter_context(closing(Telemetry.create(workers)))
+        self.control = stack.enter_context(closing(Control.create(workers, names, **self._about())))
+        blueprints = tuple(self._blueprint_of(stack, policy) for policy in policies)
+        self_play = create_self_play(stack, policies, config, self.directory.path)
+        if run_input.resume is not None:  # last, when no check can fail any more
+            if self._fleet is not None:
+                self._fleet.sweep()
+            self.described["init_from"] = read_config(self.directory.path).get("init_from", {}) | sources
+            for checkpoint, state in self._taken.items():
+                save_checkpoint(checkpoint, state)
+            self.directory.replace_config(self.described)  # after what its `init_from` names was taken
+            if not config.replay.save:  # they would be older than the next checkpoints
+                for policy in policies:
+                    self.directory.replay_path(policy.name).unlink(missing_ok=True)
+        save_policies(self.directory.path, env_fn, policies, config)
+        began = time.monotonic() - _restore_progress(self.directory, self.control, config, names)
+        deal_steps(self.control, config, node_names(config))
+        control, telemetry = self.control, self.telemetry
+        handles = control.handle, telemetry.handle
+        self.blueprint = Blueprint(env_fn, config, blueprints, *handles, began, crews(config)[0], self_play)
+        if table is None and run_input.progress:
+            table = stack.enter_context(Progress())
+        self.monitor = Monitor(
+            self.directory, self.sinks, control, telemetry, table, config.total_steps, began, interrupts, conditions
+        )
+        stack.callback(self.monitor.tick, last=True)
 
     def _hired(self) -> Fleet:
         """The machines of the run, each of which has been checked."""
@@ -209,7 +207,6 @@ class Session:
         return PolicyBlueprint(
             **vars(policy),
             checkpoint=checkpoint,
-            saved_replay=saved if config.replay.save else None,
             transitions=self.input.replays.get(name) or create_storage(stack, policy, config, saved),
             weights=store.handle,
             queued=isinstance(policy.source, QueueSource),
@@ -226,27 +223,18 @@ class Session:
             paced = None not in (config.updates_per_step, *config.ratios.values())
             fallback = config.supervision.serial_fallback and paced and not config.cluster.seats
             if config.mode == "async" and start_all(supervisor, interrupts, fallback):
-                run_async(supervisor, self.blueprint, self.control, self.monitor, interrupts, self._elsewhere(stack))
+                elsewhere: Elsewhere | None = None
+                if self._fleet is not None:
+                    from .nodes import Controller
+
+                    controller = Controller(self._fleet, self.blueprint, self.control, self.telemetry, self._traffic)
+                    elsewhere = stack.enter_context(controller)
+                run_async(supervisor, self.blueprint, self.control, self.monitor, interrupts, elsewhere)
             else:
                 children.close()  # some may have been started
                 for notes in self.control.notes.values():
                     notes.store(PID, os.getpid())
                 run_serial(self.blueprint, self.monitor, interrupts)
-
-    def _elsewhere(self, stack: ExitStack) -> Elsewhere | None:
-        """The actors on other machines, which the stack ends; None on one machine."""
-        if self._fleet is None:
-            return None
-        from .nodes import Controller
-
-        controller = Controller(self._fleet, self.blueprint, self.control, self.telemetry, self._traffic)
-        return stack.enter_context(controller)
-
-    def __enter__(self) -> Session:
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._stack.__exit__(*error)
 
 
 def _fits(state: Mapping[str, Any], policy: AssignedPolicy, config: Config, others: Mapping[str, Any]) -> bool:

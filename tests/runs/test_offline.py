@@ -16,7 +16,7 @@ from whole_runs import LONG, MODES, changed
 
 import marlcore as mc
 from marlcore.training import read_metrics
-from marlcore.training.offline import OfflineData
+from marlcore.training.offline import offline_config
 from marlcore.training.record import load_checkpoint, read_config
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
@@ -170,7 +170,7 @@ def test_each_policy_has_its_replay(tmp_path):
 
 
 def test_recorded_data_need_no_warm_up():
-    config = OfflineData({}, updates=5).configured(mc.Config(learners={"a": mc.LearnerConfig(n_step=1)}))
+    config = offline_config(mc.Config(learners={"a": mc.LearnerConfig(n_step=1)}), 5)
     assert config.learner.warmup == config.learner_of("a").warmup == 1 and config.offline
 
 

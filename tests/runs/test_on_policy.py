@@ -27,7 +27,6 @@ from marlcore.declared import flattened
 from marlcore.envs import TreasureHunt
 from marlcore.queue.cursor import ReadCursor
 from marlcore.training.record import read_config
-from marlcore.training.request import Request
 from marlcore.training.run_input import RunInput
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
@@ -256,7 +255,7 @@ def test_settings_without_use_are_told(tmp_path: Path, caplog: pytest.LogCapture
     assert sorted(told) == sorted(names)
     caplog.clear()
     recorded = mc.Config.from_dict(read_config(result.run_dir))
-    RunInput.checked(Request(env_fn, algorithm, replace(recorded, run_dir=None)))
+    RunInput.checked(env_fn, algorithm, replace(recorded, run_dir=None))
     assert "has no effect" not in caplog.text, "they are recorded with their defaults"
 
 

@@ -34,8 +34,8 @@ OPEN_ROOMS = {"kernels", "algos", "envs"}  # whose modules are what they offer
 TRAINING = {
     "config": [], "warmup": [], "loops": ["config"], "record": ["config"], "offline": ["config"], "presets": ["config"],
     "self_play": ["loops", "record"], "workers": ["self_play"], "evaluation": ["workers"], "serial": ["workers"],
-    "async_run": ["workers"], "nodes": ["async_run"], "request": ["record", "offline"],
-    "run_input": ["self_play", "warmup", "request"],
+    "async_run": ["workers"], "nodes": ["async_run"],
+    "run_input": ["self_play", "warmup", "offline"],
     "session": ["serial", "async_run", "nodes", "evaluation", "run_input"], "run": ["session"],
     "several": ["run"], "seeds": ["several"], "lineage": ["record"], "population": ["several", "lineage"],
     "doors": ["seeds", "population"], "oracles": ["doors"],

@@ -15,7 +15,7 @@ from ...errors import TimedOut
 from ...interfaces import VectorEnvironment
 from ...observations import Pad
 from ...weights import Subscriber
-from ..config import AssignedPolicy, EvaluationConfig
+from ..config import AssignedPolicy
 from .episodes import play
 from .model import ActingModel
 from .policy import Policy, PolicyPlayer
@@ -61,40 +61,35 @@ class Candidate:
         self.kept.add(state, mean, best)
 
 
-@dataclass(frozen=True)
-class CommonGames:
-    """Games in which each agent acts by its own policy."""
+def play_in_common(
+    env: VectorEnvironment, candidates: Sequence[Candidate], episodes: int, pad: Pad, seed: Callable[[int], int],
+    report: Report, now: int, goes_on: GoesOn,
+) -> bool:  # fmt: skip
+    """Plays games in which each agent acts by its own policy; see `Games`. Seeds are independent for each step count.
 
-    env: VectorEnvironment
-    candidates: Sequence[Candidate]
-    config: EvaluationConfig
-    pad: Pad  # of stacks; the same as in training
-    seed: Callable[[int], int]  # independent for each step count
-    report: Report
-
-    def play(self, now: int, goes_on: GoesOn) -> bool:
-        """See `Games`."""
-        seed = self.seed(now)
-        players = {
-            agent: candidate.player(self.env.copies, self.pad, seed + index)
-            for index, candidate in enumerate(self.candidates)
-            for agent in candidate.policy.agents
-        }
-        outcome = play(self.env, players, self.config.episodes, seed, goes_on)
-        if outcome is None:
-            return False
-        mean, std = outcome.mean, outcome.std
-        for candidate in self.candidates:
-            agents = candidate.policy.agents
-            candidate.keep(sum(mean[agent] for agent in agents) / len(agents))
-            for agent in agents:
-                length = float(outcome.lengths[agent].mean())
-                values = {"eval_return": mean[agent], "eval_length": length, "eval_distinct": float(outcome.distinct)}
-                if outcome.distinct > 1:
-                    values["eval_return_std"] = std[agent]
-                for name, value in values.items():
-                    self.report(agent, name, value, candidate.step)
-        return True
+    Stacks are padded as in training.
+    """
+    seed_now = seed(now)
+    players = {
+        agent: candidate.player(env.copies, pad, seed_now + index)
+        for index, candidate in enumerate(candidates)
+        for agent in candidate.policy.agents
+    }
+    outcome = play(env, players, episodes, seed_now, goes_on)
+    if outcome is None:
+        return False
+    mean, std = outcome.mean, outcome.std
+    for candidate in candidates:
+        agents = candidate.policy.agents
+        candidate.keep(sum(mean[agent] for agent in agents) / len(agents))
+        for agent in agents:
+            length = float(outcome.lengths[agent].mean())
+            values = {"eval_return": mean[agent], "eval_length": length, "eval_distinct": float(outcome.distinct)}
+            if outcome.distinct > 1:
+                values["eval_return_std"] = std[agent]
+            for name, value in values.items():
+                report(agent, name, value, candidate.step)
+    return True
 
 
 @dataclass

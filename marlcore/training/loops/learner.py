@@ -28,19 +28,21 @@ FROZEN_AFTER = 100  # batches
 
 
 class Batches(Protocol):
-    """The batches of a policy, from a `Sampler`, a `Mixture`, a `Prefetch` or its queue."""
+    """The batches of a policy, from a `Sampler`, a `Mixture`, a `Prefetch` or, as the defaults are, its queue."""
 
-    prioritized: bool  # the priorities that updates return are used
-    on_policy: bool  # weights are published after each batch
+    sample: Callable[..., Batch | TorchBatch]  # within a `timeout`
+    prioritized: bool = False  # the priorities that updates return are used
+    on_policy: bool = False  # weights are published after each batch
 
-    def sample(self, timeout: float | None = None) -> Batch | TorchBatch: ...
+    def update_priorities(self, index: Any, priority: Any) -> None:
+        return
 
-    def update_priorities(self, index: Any, priority: Any) -> None: ...
-
-    def clear(self) -> None: ...
+    def clear(self) -> None:
+        return
 
     def follow(self, pace: Callable[[float], float]) -> None:
         """Holds the updates per step that a function gives for so many of the run's steps from now, or before now."""
+        return
 
     @property
     def due(self) -> bool:

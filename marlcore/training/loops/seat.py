@@ -249,22 +249,16 @@ class Seat:
         return slice(None) if len(copies) == len(self._lanes) else copies
 
 
-@dataclass(frozen=True)
-class Routes:
-    """The assignment of episodes to parts of the replay by `info["tag"]` at the agent's first turn."""
+def route(seats: Mapping[str, Seat], names: list[str], turn: Turn) -> None:
+    """Assigns the episodes that begin to the replay's parts of these names, by `info["tag"]` at the first turn.
 
-    names: list[str]  # of the parts
-    seats: Mapping[str, Seat]  # by agent; it fills their column `parts`
-
-    def begin(self, turn: Turn) -> None:
-        """Raises EnvironmentFailed: an episode has no tag, or one without a part."""
-        if turn.agent not in self.seats:
-            return
-        for copy in turn.copies[turn.begins].tolist():
-            try:
-                self.seats[turn.agent].parts[copy] = part_of_tag(turn.tags.get(copy), self.names)
-            except ValueError as error:
-                raise EnvironmentFailed(f"environment copy {copy}, {turn.agent}: {error}") from None
+    Raises EnvironmentFailed: an episode of one of these seats, by agent, has no tag, or one without a part.
+    """
+    for copy in turn.copies[turn.begins].tolist() if turn.agent in seats else ():
+        try:
+            seats[turn.agent].parts[copy] = part_of_tag(turn.tags.get(copy), names)
+        except ValueError as error:
+            raise EnvironmentFailed(f"environment copy {copy}, {turn.agent}: {error}") from None
 
 
 def part_of_tag(tag: Any, names: list[str]) -> int:

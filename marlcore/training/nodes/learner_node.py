@@ -89,15 +89,13 @@ class LearnerNode(Closing):
         before = load_checkpoint(plan.hold.checkpoint).get("version", 0)
         model = build_model(policy, config)
         self._store = stack.enter_context(create_weights(policy, config, model, max(before, plan.version)))
-        was_saved = saved.exists()
         return PolicyBlueprint(
             **vars(policy),
+            replay_was_saved=saved.exists(),  # before there is one of this run
             checkpoint=plan.hold.checkpoint,
-            saved_replay=saved if config.replay.save else None,
             transitions=create_storage(stack, policy, config, saved),
             weights=self._store.handle,
             queued=isinstance(policy.source, QueueSource),
-            replay_was_saved=was_saved,
             hold=plan.hold,
         )
 

@@ -73,7 +73,6 @@ class Traffic(Closing):
         return PolicyBlueprint(
             **vars(self.policy),
             checkpoint=hold.checkpoint if hold else Path(),
-            saved_replay=None,
             transitions=self._source.handle,
             weights=self.mirror.store.handle,
             queued=isinstance(self._source, TrajectoryQueue),

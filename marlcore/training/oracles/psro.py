@@ -27,8 +27,7 @@ from ..doors import children_of, trained
 from ..evaluation import LoadedPolicy, evaluate, load_policy, save_policies
 from ..loops import PolicyModel, build_model
 from ..record import UNPICKLED, checkpoint_path, holds_files, is_address, load_checkpoint, open_run, save_checkpoint
-from ..request import Algorithms, Request
-from ..run_input import RunInput, assigned, check_learners
+from ..run_input import Algorithms, RunInput, assigned, check_learners
 from ..self_play import POLICY
 from ..several import folder_of, held
 from .against import Against, Saved
@@ -164,7 +163,7 @@ class Oracles:
         if not self._shared:
             self._check_two()
         for place in range(len(policies)):
-            RunInput.checked(Request(*self._run(place, 1, np.zeros(0))))
+            RunInput.checked(*self._run(place, 1, np.zeros(0)))
         result = PSROResult(run_dir=self.folder, opponent=None if self._shared else Population(place=1))
         if resumed:
             read_into(result)
@@ -205,9 +204,11 @@ class Oracles:
         number = len(result.payoffs)
         shutil.rmtree(self._run_dir(number), ignore_errors=True)  # of a psro that was killed
         for place, policy in enumerate(self.policies):
-            request = Request(*self._run(place, number, result.populations[place - 1].mixture), self.progress)
             self.children.interrupts = interrupts = Interrupts()  # which end the wait for a server, too
-            run = trained(request, Children(interrupts=interrupts, server=self.children.server))
+            run_input = RunInput.checked(
+                *self._run(place, number, result.populations[place - 1].mixture), self.progress
+            )
+            run = trained(run_input, Children(interrupts=interrupts, server=self.children.server))
             state = load_checkpoint(checkpoint_path(run.run_dir, policy.name))
             kept = {name: state[name] for name in state.keys() - {"trainer"}}
             save_checkpoint(checkpoint_path(*self._saved(place, number)), kept)

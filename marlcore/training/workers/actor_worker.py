@@ -1,5 +1,6 @@
 """An actor in its worker: it builds the environment, the policies and the seats, and counts the steps."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -19,7 +20,6 @@ from ..loops import (
     Policy,
     PolicyPlayer,
     PublishedPolicy,
-    Routes,
     ScriptedPlayer,
     Seat,
     SharedSeat,
@@ -27,6 +27,7 @@ from ..loops import (
     build_model,
     choose_device,
     cut_episodes,
+    route,
     run_seed,
 )
 from ..self_play import SPAN, Contender, Matches, Opponents, Rival, own_first, report_result
@@ -56,14 +57,13 @@ class ActorWorker(Worker):
             self.seats = {agent: SharedSeat([seats[agent] for seats in own], learning) for agent in env.agents}
         env.reset(run_seed(config, "env", self._number, self._steps))
         self.ended = env.ended.copy()
-        self._assignment: Routes | Matches | None = None  # fills the seats' columns where an episode begins
-        if blueprint.self_play:
-            self._assignment = self._matches(own, learning)
-        elif config.replay.mixture:
+        self._matches = self._league(own, learning) if blueprint.self_play else None
+        self.begin: Callable[[Turn], None] = self._matches.begin if self._matches else lambda turn: None
+        if config.replay.mixture and not self._matches:
             routed: dict[str, Seat] = {}
             for policy, seats in zip(blueprint.policies, own, strict=True):
                 routed |= seats if isinstance(policy.source, ReplaySource) else {}
-            self._assignment = Routes(list(config.replay.mixture), routed)
+            self.begin = partial(route, routed, list(config.replay.mixture))
 
     def _policy(self, policy: PolicyBlueprint) -> PublishedPolicy:
         self.beat()  # a thousand policies take longer than a worker may be silent
@@ -118,22 +118,16 @@ class ActorWorker(Worker):
             )
         return seats
 
-    def _matches(self, own: list[dict[str, Seat]], learning: NDArray[np.int64]) -> Matches:
+    def _league(self, own: list[dict[str, Seat]], learning: NDArray[np.int64]) -> Matches:
         config = self.config
         generator = np.random.default_rng(run_seed(config, "opponents", self._number, self.control.steps))
         pools = [self.hold(ParameterStore.attach(game.pool)) for game in self.blueprint.self_play]
-        rivals = [
-            Rival(policy, pool, self._live(acting, generator))
-            for policy, pool, acting in zip(self.blueprint.policies, pools, self.policies, strict=True)
-        ]
+        live: list[Policy] = [*self.policies]  # which act with the newest weights as opponents
+        if not config.self_play.explore:
+            live = [Policy(each.algorithm, each.model, generator, each.device) for each in live]
+        rivals = [Rival(*parts) for parts in zip(self.blueprint.policies, pools, live, strict=True)]
         contenders = [self._contender(place, rivals, seats, generator) for place, seats in enumerate(own)]
         return Matches(config.self_play, contenders, learning, self.env.ended, list(config.replay.mixture), generator)
-
-    def _live(self, acting: PublishedPolicy, generator: np.random.Generator) -> Policy:
-        """What acts with a policy's newest weights as an opponent."""
-        if self.config.self_play.explore:
-            return acting
-        return Policy(acting.algorithm, acting.model, generator, acting.device)
 
     def _contender(
         self, place: int, rivals: list[Rival], seats: dict[str, Seat], generator: np.random.Generator
@@ -164,18 +158,14 @@ class ActorWorker(Worker):
         cut_episodes(self.env, self.seats, self)
         self.count_steps(0)
 
-    def begin(self, turn: Turn) -> None:
-        if self._assignment is not None:
-            self._assignment.begin(turn)
-
     def report_ended(self, ended: Ended) -> None:
         self.report_each(ended.agent, "episode_return", ended.returns.tolist())
         self.report_each(ended.agent, "episode_length", ended.lengths.tolist())
         for _, numbers in ended.infos:
             for name, value in numbers.items():
                 self.report(ended.agent, f"info/{name}", value)
-        if isinstance(self._assignment, Matches):
-            self._assignment.report(ended)
+        if self._matches:
+            self._matches.report(ended)
 
     def count_steps(self, steps: int) -> None:
         self._steps += steps

@@ -11,7 +11,7 @@ import torch
 from ...envs import vectorize
 from ...processes import BEGUN, DONE, EPISODES, READY, SKIPS
 from ...weights import ParameterStore
-from ..loops import Candidate, CommonGames, Evaluator, Games, GoesOn, build_model, choose_device, run_seed
+from ..loops import Candidate, Evaluator, Games, GoesOn, build_model, choose_device, play_in_common, run_seed
 from ..record import EVALUATION_S, SKIPPED, KeptCheckpoints
 from ..self_play import OpponentGames, Opponents, Rival, own_first
 from .worker import WAIT_S, PolicyBlueprint, Worker
@@ -33,7 +33,8 @@ class EvaluatorWorker(Worker):
         if blueprint.self_play:
             play = self._league_games(candidates, seed)
         else:
-            play = CommonGames(env, candidates, config.evaluation, config.replay.pad, seed, self.report).play
+            given = config.evaluation.episodes, config.replay.pad, seed, self.report
+            play = partial(play_in_common, env, candidates, *given)
         settings = config.evaluation
         begins = partial(self.counters.store, BEGUN)
         evaluator = Evaluator(candidates, play, settings.interval, lambda: self.steps, settings.seconds, begins=begins)

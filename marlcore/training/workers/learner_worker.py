@@ -11,7 +11,7 @@ import torch
 from torch.utils._pytree import tree_map
 
 from ...errors import TimedOut
-from ...interfaces import Trainer
+from ...interfaces import QueueSource, Trainer
 from ...processes import DONE, READY, STEPS, UPDATES, Telemetry
 from ...weights import ParameterStore
 from ..config import MAIN, Constant, learner_names, schedules_of
@@ -28,7 +28,7 @@ from ..loops import (
 )
 from ..record import CHECKPOINT_S, checkpoint_path, load_checkpoint, save_checkpoint
 from ..self_play import League, Pool, Snapshot, own_first
-from .storage import batches_of
+from .storage import QueueBatches, ReplayBatches
 from .worker import PolicyBlueprint, Worker
 
 log = logging.getLogger(__name__)
@@ -55,8 +55,12 @@ class LearnerWorker(Worker):
         if policy.hold is not None:
             policy.hold.begin()
         state = load_checkpoint(policy.checkpoint)
-        updates = _restore(model, store, state)
-        batches = batches_of(policy, self, updates, device, state)
+        updates, source = _restore(model, store, state), policy.source
+        batches: QueueBatches | ReplayBatches
+        if isinstance(source, QueueSource):
+            batches = QueueBatches(policy, source, self)
+        else:
+            batches = ReplayBatches(policy, source, self, updates, device, state)
         league = self._league(policy, model, state)
         publisher = self.hold(store.publisher(model.acting))
         trainer = _trainer_of(policy, model, settings.compile)  # after the publisher moved the weights into its row

@@ -21,7 +21,7 @@ from ...replay import Mixture, Prefetch, ReplayBuffer, Sampler
 from ...spec import Field, TransitionSpec
 from ...weights import ParameterStore
 from ..config import AssignedPolicy, Config
-from ..loops import PolicyModel, run_seed, with_functions_of
+from ..loops import Batches, PolicyModel, run_seed, with_functions_of
 from ..self_play import odds_fields, published_numbers
 from .worker import PolicyBlueprint, Worker
 
@@ -107,31 +107,21 @@ def attach_storage(policy: PolicyBlueprint) -> ReplayBuffer | TrajectoryQueue:
     return (TrajectoryQueue if policy.queued else ReplayBuffer).attach(policy.transitions)
 
 
-def batches_of(
-    policy: PolicyBlueprint, worker: Worker, updates: int, device: torch.device, state: Mapping[str, Any]
-) -> ReplayBatches | QueueBatches:
-    """The batches of a policy in its learner's worker, after so many updates, for a network's device.
-
-    They continue those of a checkpoint's `state`; an empty one begins anew.
-    """
-    storage = worker.hold(attach_storage(policy))
-    if isinstance(policy.source, QueueSource):
-        return QueueBatches(storage, policy.source, policy.name, worker)
-    return ReplayBatches(storage, policy, policy.source, worker, updates, device, state)
-
-
 class ReplayBatches:
-    """Batches that a sampler draws from a replay, or from a mixture of its parts, perhaps ahead."""
+    """Batches that a sampler draws from a replay, or from a mixture of its parts, perhaps ahead.
+
+    After so many `updates`, they continue those of a checkpoint's `state`; an empty one begins anew.
+    """
 
     on_policy = False
 
     def __init__(
-        self, replay: ReplayBuffer, policy: PolicyBlueprint, source: ReplaySource, worker: Worker, updates: int,
-        device: torch.device, state: Mapping[str, Any],
+        self, policy: PolicyBlueprint, source: ReplaySource, worker: Worker, updates: int, device: torch.device,
+        state: Mapping[str, Any],
     ) -> None:  # fmt: skip
         config, learner = worker.config.of(policy.name), worker.config.learner_of(policy.name)
-        self._replay = replay
-        self._policy = policy
+        self._replay = replay = worker.hold(ReplayBuffer.attach(policy.transitions))
+        self._policy, self._saves = policy, config.replay.save
         self._fastest = config.pace.bounds[1] if config.pace else 1.0
         self._steps_per_row = 1.0 / worker.control.about["policies"][policy.name]["share"]
         self.prioritized = source.prioritized is not None
@@ -176,8 +166,8 @@ class ReplayBatches:
 
     def save(self) -> dict[str, Any]:
         """The sampler's state; first saves the replay, since one newer than its checkpoint does no harm."""
-        if self._policy.saved_replay is not None:
-            self._replay.save(self._policy.saved_replay, OwnerOf(self._policy.name))
+        if self._saves:
+            self._replay.save(self._policy.checkpoint.with_suffix(".replay"), OwnerOf(self._policy.name))
         state = {name: torch.from_numpy(array) for name, array in self._source.state_dict().items()}
         return {"sampler": state, "replay": self._policy.transitions.nonce}
 
@@ -201,30 +191,24 @@ def _entries(state: dict[str, Any], *names: str) -> dict[str, Any]:
     return {name: value for name, value in state.items() if name.rpartition(".")[2] in names}
 
 
-class QueueBatches:
-    """Batches that a reader takes from a queue; nothing of it is saved, and a resumed run begins with an empty one."""
+class QueueBatches(Batches):
+    """Batches that a reader takes from a queue: each transition once, and all but a few are of the newest weights.
 
-    on_policy, prioritized = True, False
+    Nothing of it is saved, and a resumed run begins with an empty one.
+    """
 
-    def __init__(self, queue: TrajectoryQueue, source: QueueSource, policy: str, worker: Worker) -> None:
-        replay, gamma = worker.config.replay, worker.config.learner_of(policy).gamma
+    on_policy = True
+
+    def __init__(self, policy: PolicyBlueprint, source: QueueSource, worker: Worker) -> None:
+        replay, gamma = worker.config.replay, worker.config.learner_of(policy.name).gamma
         options: dict[str, Any] = {"stack": replay.frames, "gamma": gamma, "pad": replay.pad}
-        self._queue = queue
+        self._queue = queue = worker.hold(TrajectoryQueue.attach(policy.transitions))
         self._reader: TrajectoryReader = worker.hold(queue.reader(source.batch_size, length=source.length, **options))
         self.sample = self._reader.read
 
     @property
     def due(self) -> bool:
         return self._reader.may_be_ready
-
-    def update_priorities(self, index: Any, priority: Any) -> None:
-        """A queue has no priorities."""
-
-    def follow(self, pace: Callable[[float], float]) -> None:
-        """Each transition is read once."""
-
-    def clear(self) -> None:
-        """All but a few transitions in the queue are of the newest weights."""
 
     def stats(self) -> dict[str, float]:
         stats = self._reader.stats

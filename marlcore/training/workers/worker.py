@@ -28,7 +28,6 @@ class PolicyBlueprint(AssignedPolicy):
     """A policy, and the places of its transitions, weights and files."""
 
     checkpoint: Path
-    saved_replay: Path | None  # None if the replay is not saved
     transitions: SegmentHandle  # its replay, or its queue
     weights: SegmentHandle
     queued: bool  # whether the transitions are a queue

@@ -61,7 +61,7 @@ def test_an_actor_waits_for_whole_weights(ends: str, monkeypatch: pytest.MonkeyP
             beat=beat, config=CONFIG, env=SimpleNamespace(copies=1), control=control, hold=stack.enter_context,
             _number=0, _steps=0, _device=torch.device("cpu"), blueprint=SimpleNamespace(policies=[policy]),
         )  # fmt: skip
-        places: Any = {"checkpoint": Path(), "saved_replay": None, "queued": False, "transitions": None}
+        places: Any = {"checkpoint": Path(), "queued": False, "transitions": None}
         placed = PolicyBlueprint(**vars(policy), **places, weights=store.handle)
         assert ActorWorker._policy(host, placed).version == versions[-1] and next(beats) > 5
 

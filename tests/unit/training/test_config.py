@@ -19,7 +19,6 @@ from marlcore.declared import hints_of
 from marlcore.spaces import Spaces
 from marlcore.training import ExplorationConfig
 from marlcore.training.config import Schedule, assign, schedules_of, with_own_epsilons
-from marlcore.training.request import Request
 from marlcore.training.run_input import RunInput
 from marlcore.training.self_play import policies_in_self_play
 
@@ -208,18 +207,18 @@ def test_a_vector_environment_has_its_own_number_of_copies(copies: int) -> None:
         (partial(gymnasium.make_vec, CARTPOLE, copies), copies),
         (CARTPOLE_ALONE, mc.ActorConfig().envs),
     ):
-        assert RunInput.checked(Request(make, "dqn")).config.actor.envs == envs
+        assert RunInput.checked(make, "dqn").config.actor.envs == envs
 
 
 def test_an_environments_own_number_of_frames_is_stacked() -> None:
     """Unless its `stack` is something else."""
     classes = [type("Stacking", (Corridor,), {"stack": own}) for own in (3, Corridor.reset)]
-    assert [RunInput.checked(Request(each, "dqn")).config.replay.stack for each in classes] == [3, 1]
+    assert [RunInput.checked(each, "dqn").config.replay.stack for each in classes] == [3, 1]
 
 
 def test_texts_that_are_left_out_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     space = Dict({"place": Corridor.observation_space, "note": Text(3)})
-    RunInput.checked(Request(type("Noting", (Corridor,), {"observation_space": space}), "dqn", progress=True))
+    RunInput.checked(type("Noting", (Corridor,), {"observation_space": space}), "dqn", progress=True)
     assert "observations: left out note, since no network takes a text," in capsys.readouterr().err
 
 

@@ -3,6 +3,7 @@
 import math
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from marlcore.errors import TimedOut
 from marlcore.interfaces import Action, Outcome, Turn
 from marlcore.spaces import Spaces
 from marlcore.training import loops
-from marlcore.training.config import AssignedPolicy, EvaluationConfig
+from marlcore.training.config import AssignedPolicy
 from marlcore.training.loops.episodes import t_975
 from marlcore.training.record import KeptCheckpoints, checkpoint_path, kept_steps, load_checkpoint
 
@@ -282,11 +283,11 @@ class Scene:
         self.published, kept = Publications(network), KeptCheckpoints(run_dir, "both", keep=2)
         policy = AssignedPolicy("both", self.env.agents, SPACES, Constant())
         candidate = loops.Candidate(policy, network, torch.device("cpu"), self.published, kept)
-        config, report = EvaluationConfig(episodes=4), lambda *metric: self.reports.append(metric)
-        games = loops.CommonGames(self.env, [candidate], config, "repeat", lambda step: 1000 + step, report)
+        given: Any = 4, "repeat", lambda step: 1000 + step, lambda *metric: self.reports.append(metric)
+        games = partial(loops.play_in_common, self.env, [candidate], *given)
         self.seconds = 0.0
         clock = lambda: self.seconds  # noqa: E731
-        self.evaluator = loops.Evaluator([candidate], games.play, interval, lambda: self.now, seconds, clock)
+        self.evaluator = loops.Evaluator([candidate], games, interval, lambda: self.now, seconds, clock)
 
     def at(self, now: int) -> bool:
         """Whether an evaluation is due at a step; if so, it is made."""

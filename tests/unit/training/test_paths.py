@@ -15,7 +15,6 @@ from marlcore.cli.eval import main
 from marlcore.envs import factory
 from marlcore.training import ReplayConfig, SelfPlayConfig, read_metrics
 from marlcore.training.record import RunDirectory
-from marlcore.training.request import Request
 from marlcore.training.run_input import RunInput
 
 
@@ -39,12 +38,12 @@ def test_every_path_is_absolute_before_an_environment_is_made(elsewhere, tmp_pat
     (here / "replays").mkdir()
     league = SelfPlayConfig(anchors={"old.pt": 0.1, "bots:Bot": 0.1})
     config = mc.Config(run_dir="run", mode="serial", replay=ReplayConfig(path="replays"), self_play=league)
-    checked = RunInput.checked(Request(elsewhere, "dqn", config, resume=here / "run"))
+    checked = RunInput.checked(elsewhere, "dqn", config, resume=here / "run")
     assert Path.cwd() == tmp_path / "elsewhere"
     assert (checked.config.run_dir, checked.config.replay.path) == (str(here / "run"), str(here / "replays"))
     assert list(checked.config.self_play.anchors) == [str(here / "old.pt"), "bots:Bot"]
     os.chdir(here)
-    resumed = RunInput.checked(Request(elsewhere, "dqn", replace(config, run_dir=None), resume="earlier"))
+    resumed = RunInput.checked(elsewhere, "dqn", replace(config, run_dir=None), resume="earlier")
     assert resumed.resume == here / "earlier"
 
 
@@ -61,12 +60,12 @@ def test_the_resumed_directory_may_have_another_path(tmp_path, monkeypatch):
     Path("link").symlink_to("runs")
     for run_dir in ("runs/a", "link/a", "runs/../runs/a", str(tmp_path / "runs" / "a")):
         config = mc.Config(mode="serial", run_dir=run_dir)
-        assert RunInput.checked(Request(HUNT, "dqn", config, resume="runs/a")).resume == tmp_path / "runs" / "a"
+        assert RunInput.checked(HUNT, "dqn", config, resume="runs/a").resume == tmp_path / "runs" / "a"
 
 
 def test_a_directory_of_the_runs_own_lies_where_the_run_was_started(elsewhere, tmp_path):
     here = tmp_path / "here"
-    checked = RunInput.checked(Request(elsewhere, "dqn", mc.Config(mode="serial")))
+    checked = RunInput.checked(elsewhere, "dqn", mc.Config(mode="serial"))
     with RunDirectory.create(None, {}, checked.runs) as run:
         assert run.path.parent == here / "runs"
 

@@ -15,7 +15,6 @@ from whole_runs import Runs, changed, metrics_of, values_of
 
 import marlcore as mc
 from marlcore.training import Schedule
-from marlcore.training.request import Request
 from marlcore.training.run_input import RunInput, warn_of_few_samples
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
@@ -63,7 +62,7 @@ def test_a_free_run_that_trains_on_few_of_its_samples_says_so(tmp_path: Path, ca
 
 def test_only_policies_with_few_samples_are_told(caplog: pytest.LogCaptureFixture) -> None:
     """Here an update draws 16 of 1,000 transitions."""
-    asked = RunInput.checked(Request(HUNT, "dqn", changed(RUNS.config, updates_per_step=None)))
+    asked = RunInput.checked(HUNT, "dqn", changed(RUNS.config, updates_per_step=None))
     warn_of_few_samples(asked, 2_000, {"agent_0": 60, "agent_1": 63})
     assert [message.partition(" for each")[0] for message in caplog.messages] == [
         "updates_per_step: agent_0 trained on 0.96 samples"
