@@ -10,8 +10,8 @@ from .signals import write_stacks_when_asked
 
 
 def opener(path: str, flags: int) -> int:
-    """For `open`: a new file may be read by all and written by this user, whatever the umask; a link is refused."""
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    """For `open`: all may read a new file, and this user write it, whatever the umask; links and pipes are refused."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
 
 
 def setup_logging(path: str | Path) -> None:

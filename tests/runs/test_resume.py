@@ -24,7 +24,7 @@ from marlcore.envs import TreasureHunt
 from marlcore.spaces import Spaces
 from marlcore.training import train_seeds
 from marlcore.training.config import assign
-from marlcore.training.record import RunDirectory, describe, described_run, read_config, write_json
+from marlcore.training.record import RunDirectory, describe, described_run, read_config, save_checkpoint, write_json
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
@@ -356,6 +356,15 @@ def test_a_run_is_resumed_only_as_it_was(folder: Path, case: str) -> None:
         train(folder, **options)
     assert says in (said := str(refused.value)) and "\n" not in said and "tau" not in said
     assert before == {path: path.read_bytes() for path in (folder / "run").rglob("*") if path.is_file()}
+
+
+def test_a_state_that_its_trainer_refuses_is_named(folder: Path) -> None:
+    path = folder / "run" / "checkpoints" / "agent_0.pt"
+    save_checkpoint(path, {**checkpoint(folder / "run", "agent_0"), "trainer": {}})
+    with pytest.raises(
+        ValueError, match=r"^resume: expected a checkpoint of agent_0's trainer, got '.*agent_0\.pt' \(.*\)$"
+    ):
+        train(folder, HUNT, total_steps=400, replay=SAVED, resume=True)
 
 
 POLICIES = assign({"agent_0": Spaces(Box(-1, 1, (3,)), Discrete(2))}, None, mc.DQN(), stack=1)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ...checks import absolute
 
+FOLDERS = ("checkpoints", "logs", "tensorboard", "wandb")  # in which a run writes
 CODE = ("config.json", "population.json", "psro.json", "checkpoints")  # of a directory that a door would believe
 
 
@@ -43,9 +44,14 @@ WAYS = (UNPICKLED, IMPORTED, CONTINUED, COMPARED, WEIGHTS, RECORD)
 def open_run(run_dir: str | os.PathLike[str], way: Way = COMPARED, trust: bool | None = None) -> Path:
     """The absolute path of a directory, which every door asks for before it reads there; of an own one the real path.
 
-    `trust` is None for a door without this argument. Raises ValueError: it is none, or another user's.
+    `trust` is None for a door without this argument. Raises ValueError: it is none, another user's, or has that user's
+    links in place of its folders.
     """
-    root = absolute(run_dir, "resume" if way is COMPARED else "run_dir")
+    label = "resume" if way is COMPARED else "run_dir"
+    root = absolute(run_dir, label)
+    for folder in () if trust else (root / name for name in FOLDERS):
+        if folder.is_symlink() and os.lstat(folder).st_uid != os.geteuid():
+            raise ValueError(f"{label}: expected folders of its own, got {str(folder)!r}, another user's link")
     if not way.own:
         return root
     root = Path(os.path.realpath(root))

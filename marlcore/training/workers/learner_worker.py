@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map
 
-from ...errors import TimedOut
+from ...checks import brief
+from ...errors import TimedOut, pass_on_from_handler
 from ...interfaces import QueueSource, Trainer
 from ...processes import DONE, READY, STEPS, UPDATES, Telemetry
 from ...weights import ParameterStore
@@ -65,7 +66,12 @@ class LearnerWorker(Worker):
         publisher = self.hold(store.publisher(model.acting))
         trainer = _trainer_of(policy, model, settings.compile)  # after the publisher moved the weights into its row
         if "trainer" in state:  # else it is empty, or another run's from which this one starts
-            trainer.load_state_dict(state["trainer"])
+            try:
+                trainer.load_state_dict(state["trainer"])
+            except Exception as error:  # those of another run's may have any form
+                pass_on_from_handler(error)
+                expected = f"resume: expected a checkpoint of {policy.name}'s trainer"
+                raise ValueError(f"{expected}, got {str(policy.checkpoint)!r} ({brief(error)})") from None
             if updates == state["updates"]:
                 torch.set_rng_state(state["torch"])
         if league is not None and config.self_play.rollback is not None:

@@ -21,6 +21,7 @@ from refused import check_refused
 from marlcore.errors import ClosedError
 from marlcore.memory import try_lock
 from marlcore.processes import Metric
+from marlcore.processes.logs import opener
 from marlcore.training import read_metrics
 from marlcore.training.record import RunDirectory, has_ended, lock_directory, read_config, write_atomically, write_json
 from marlcore.training.several import held
@@ -284,6 +285,12 @@ def test_a_lock_whose_file_was_removed_meanwhile_is_taken_anew(tmp_path, monkeyp
     monkeypatch.setattr("marlcore.training.record.lock.try_lock", removed)
     with lock_directory(tmp_path) as lock:
         assert os.path.samestat(os.fstat(lock.fd), os.stat(tmp_path / ".lock")) and lock_directory(tmp_path) is None
+
+
+def test_a_pipe_in_place_of_a_log_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "actor-0.log")
+    with pytest.raises(OSError, match=r"actor-0\.log"):
+        opener(str(tmp_path / "actor-0.log"), os.O_WRONLY | os.O_APPEND)
 
 
 def test_a_worker_logs_time_process_level_message_and_warnings(tmp_path):

@@ -29,6 +29,7 @@ from marlcore.training.config import AssignedPolicy
 from marlcore.training.evaluation import SavedRun, save_policies
 from marlcore.training.loops import build_model
 from marlcore.training.record.descriptions import POLICIES, hyperparameters
+from marlcore.training.record.trust import open_run
 
 SPACES = Spaces(gym.Box(-np.inf, 1, (3,)), gym.Discrete(2, start=4))
 OBS = np.array([0.1, -2.0, 0.5], np.float32)
@@ -107,6 +108,18 @@ def test_a_run_of_another_user_is_refused(run, monkeypatch):
     else:
         monkeypatch.setattr(os, "geteuid", lambda: 12345)
     check_refused(lambda: mc.load_policy(run, "agent_0"), ValueError, "which belongs to user")
+
+
+@pytest.mark.parametrize("folder", ["checkpoints", "logs", "tensorboard"])
+def test_nothing_is_written_through_another_users_link(run, folder, monkeypatch):
+    (run / folder).exists() or (run / folder).mkdir()
+    linked(run, folder)
+    assert open_run(run) == run
+    if os.geteuid() == 0:
+        os.chown(run / folder, 12345, -1, follow_symlinks=False)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    check_refused(lambda: open_run(run), ValueError, f"got '{run / folder}', another user's link")
 
 
 def test_a_link_to_a_run_is_followed(run, tmp_path):
@@ -188,7 +201,7 @@ def test_every_door_has_a_way_and_a_call_here() -> None:
 def test_few_files_of_training_unpickle() -> None:
     """Apart from `open_run`'s reader, these are told by their own parent."""
     folder = Path(mc.__file__).parent / "training"
-    unpickle = {path.name for path in folder.rglob("*.py") if re.search(r"pickle\.loads?\(", path.read_text())}
+    unpickle = {path.name for path in folder.rglob("*.py") if re.search(r"pickle\.loads?\(|unpickled\(", path.read_text())}
     assert unpickle == {"loaded_policy.py", "agent.py", "node.py", "__main__.py"}
 
 
