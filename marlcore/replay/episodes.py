@@ -75,6 +75,9 @@ class Recorded:
         if not action.ndim or not len(action):
             raise ValueError(f"action: expected an array [T, ...] with T of at least 1, got {brief(fields['action'])}")
         steps, final = len(action), _final_obs(fields, obs, len(action))
+        if (seams := _seams(fields, steps)).any():
+            row = int(np.argmax(seams))
+            raise ValueError(f"next_obs: expected the observation of row {row + 1} in row {row}, got another one")
         obs = each(lambda array: array[:steps], obs)
         spec = self.spec or TransitionSpec(each(_field_of, obs), _field_of(action))
         terminated, _ = (_ends(name, fields.get(name), steps) for name in ("terminated", "truncated"))
@@ -166,7 +169,8 @@ def _episodes_in(fields: dict[str, Any]) -> Iterator[dict[str, Any]]:
     terminated, truncated = (
         rows_of(name, _FLAG, fields.get(name, np.zeros(steps, np.bool_)), steps) for name in ("terminated", "truncated")
     )
-    last = np.flatnonzero(terminated | truncated | (np.arange(steps) == steps - 1))
+    seams = np.flatnonzero(_seams(fields, steps) & ~(terminated | truncated)[:-1])
+    last = np.union1d(np.flatnonzero(terminated | truncated), [*seams, steps - 1])
     cut = {step: number for number, step in enumerate(last[~terminated[last]].tolist())}
     if finals is not None and any(array.shape[:1] != (len(cut),) for array in by_name(finals).values()):
         raise ValueError(
@@ -177,6 +181,18 @@ def _episodes_in(fields: dict[str, Any]) -> Iterator[dict[str, Any]]:
         if finals is not None and after - 1 in cut:
             episode["final_obs"] = rows_at(finals, cut[after - 1])
         yield episode
+
+
+def _seams(fields: Mapping[str, Any], steps: int) -> NDArray[np.bool_]:
+    """Whether each of the first steps - 1 rows has a `next_obs` that is not the `obs` of the row after it."""
+    seams = np.zeros(steps - 1, np.bool_)
+    following = by_name(fields.get("next_obs", {}))
+    for name, array in by_name(fields["obs"]).items():
+        after = np.asarray(following.get(name, ()))[: steps - 1]
+        if after.shape == (before := array[1:steps]).shape:
+            differs = (after != before) & ~((after != after) & (before != before))  # two NaN are the same
+            seams |= differs.any(axis=(*range(1, differs.ndim),))
+    return seams
 
 
 def _fields_of(episode: Any, declared: Collection[str] | None) -> dict[str, Any]:

@@ -62,11 +62,14 @@ def in_other_forms(tmp_path):
     del data["final_obs"]
     following = np.concatenate([episode["obs"][1:] for episode in recorded()])
     np.savez(tmp_path / "d4rl.npz", **data, next_observations=following)
+    del data["timeouts"]
+    np.savez(tmp_path / "seams.npz", **data, next_observations=following)
     yield recorded()
     yield [{**episode, "obs": episode["obs"][:-1], "final_obs": episode["obs"][-1]} for episode in recorded()]
     yield flat(recorded())
     yield str(tmp_path / "ours.npz")
     yield tmp_path / "d4rl.npz"
+    yield tmp_path / "seams.npz"
     yield as_minari(recorded())
 
 
@@ -246,6 +249,11 @@ BAD = [  # fields of an episode of two transitions
     ({"action": np.array([0.5, 1.0])}, TypeError, "action: expected int64 (2,), got dtype float64"),
     ({"terminated": np.array([True, False])}, ValueError, "terminated: expected True of the last transition alone"),
     ({"terminated": None, "truncated": None, "done": [0, 1]}, ValueError, "terminated: expected it or truncated, got"),
+    (
+        {"obs": np.zeros((2, 2)), "next_obs": np.eye(2)},
+        ValueError,
+        "next_obs: expected the observation of row 1 in row 0",
+    ),
     ({"truncated": "yes"}, ValueError, "truncated: expected bool (2,), got shape ()"),
     (UNENDED, ValueError, "final_obs: expected the observation after an episode that does not terminate, got none"),
     ({"rewards": np.zeros(2)}, ValueError, "expected one array for each field, got ['action', 'obs', 'reward', 'rew"),
