@@ -137,6 +137,9 @@ class _Single:
             event, ended, mask = self._turn(agent)
             events.append(event)
             if ended:
+                if agent in self._over:  # some may be out before anyone acts, but not for a second time
+                    raise EnvironmentFailed(f"reset: expected an episode that begins, got the end of {agent}'s twice")
+                self._over.add(agent)
                 self._must_refuse(agent)
                 self._env.step(None)
             else:
@@ -146,9 +149,9 @@ class _Single:
 
     def _reset(self, seed: int | None) -> None:
         self._env.reset(seed)
-        agent = self._env.agent
-        if agent in self._env.agents and any(self._last(agent)[2:4]):
-            raise EnvironmentFailed(f"reset: expected an episode that begins, got the end of {agent}'s")
+        self._over: set[str] = set()  # agents whose episode has ended
+        if self._env.agent in self._env.agents:
+            self._last(self._env.agent)
 
     def _last(self, agent: str) -> Result:
         last = self._env.last()
