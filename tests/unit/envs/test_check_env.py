@@ -8,7 +8,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from chances import Masked
+from chances import Masked, OneShot
 from crowd import Relay
 from gymnasium import spaces as gym
 from gymnasium.vector import SyncVectorEnv
@@ -235,3 +235,18 @@ test_a_violation_of_several_copies_is_named_in_one_line = refusals(
         for case, (part, change, says) in SEVERAL.items()
     }
 )
+
+
+class OutAtOnce(OneShot):
+    """Its first agent is out before anybody acts."""
+
+    def reset(self, seed: int | None = None, options: Any = None) -> None:
+        super().reset(seed)
+        self.terminations["a"] = True
+
+    def play(self, me: str, action: Any) -> None:
+        self.terminations = dict.fromkeys(self.agents, True)
+
+
+def test_an_agent_may_be_out_before_anybody_acts() -> None:
+    check_env(OutAtOnce)
