@@ -242,7 +242,8 @@ class OutAtOnce(OneShot):
 
     def reset(self, seed: int | None = None, options: Any = None) -> None:
         super().reset(seed)
-        self.terminations["a"] = True
+        self.agent_selection, self.terminations["a"] = "b", True
+        self._deads_step_first()
 
     def play(self, me: str, action: Any) -> None:
         self.terminations = dict.fromkeys(self.agents, True)
