@@ -152,7 +152,7 @@ def test_every_transition_is_delivered_once_in_order_or_counted(when_full, lanes
         writers = [queue.writer(lane, timeout=0.0) for lane in range(lanes)]
         reader = queue.reader(batch_size, **options)
         eager = 0.5
-        for step in range(900):
+        for step in range(1500):
             if step % 100 == 0:
                 eager = dice.choice([0.05, 0.2, 0.5])  # readers too slow, and quick enough
             if dice.random() < eager:
