@@ -110,7 +110,6 @@ def same(env):
     return env
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", ["atari:Pong", pytest.param("gymnasium:ALE/Pong-v5", marks=pytest.mark.long)])
 def test_atari_games_come_preprocessed(name):
     pytest.importorskip("ale_py", reason="needs ale-py")

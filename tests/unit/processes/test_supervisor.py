@@ -38,7 +38,7 @@ from marlcore.processes import (
 )
 from marlcore.processes import supervisor as supervision
 from marlcore.training import read_metrics
-from marlcore.training.async_run import supervisor_of
+from marlcore.training.async_run import start_all, supervisor_of
 from marlcore.training.config import ActorConfig, ExplorationConfig, LearnerConfig, SupervisionConfig
 
 TIMEOUT = 10.0
@@ -450,6 +450,11 @@ def test_work_is_done_in_turn_where_no_process_starts(
 
 
 DIED = "process that forks workers died 4 times, the last time: it ended with exit code 1"
+
+
+def test_workers_that_cannot_start_leave_their_work_to_this_process() -> None:
+    worker = Mock(**{"start.side_effect": [None, OSError(11, "no more processes")]})
+    assert [start_all(Mock(workers={"a": worker}), Mock(stopping=False), True) for _ in range(2)] == [True, False]
 
 
 @pytest.mark.parametrize(

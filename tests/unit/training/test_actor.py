@@ -81,6 +81,8 @@ def test_a_policy_pulls_at_its_first_turn_in_an_interval(
     for rounds in turns:
         policy.pull_if_due(rounds)
     assert at == pulled
+    policy.explore = {"epsilon": 0.5}
+    assert policy.explore_at([0]) is policy.explore, "without a ladder all copies have one epsilon"
 
 
 def test_only_policies_that_act_look_for_weights() -> None:

@@ -216,6 +216,11 @@ def test_an_environments_own_number_of_frames_is_stacked() -> None:
     assert [RunInput.checked(each, "dqn").config.replay.stack for each in classes] == [3, 1]
 
 
+def test_a_run_of_one_step_is_too_short_to_learn(caplog: pytest.LogCaptureFixture) -> None:
+    RunInput.checked(CARTPOLE_ALONE, "dqn", mc.Config(total_steps=1))
+    assert "takes 1 of the 1 steps, and learns only with" in caplog.text
+
+
 def test_texts_that_are_left_out_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     space = Dict({"place": Corridor.observation_space, "note": Text(3)})
     RunInput.checked(type("Noting", (Corridor,), {"observation_space": space}), "dqn", progress=True)
@@ -232,4 +237,5 @@ def test_settings_come_back_from_json() -> None:
     assert mc.Config.from_dict(json.loads(json.dumps(config.to_dict()))) == config
     assert config.self_play.anchors == {"arena:weak": mc.Constant(0.15)}
     assert mc.Config().exploration.epsilon is None
+    assert mc.Config().supervision.serial_fallback and not mc.Config().replay.clear_at_stage
     assert mc.Config.from_dict(mc.Config().to_dict()) == mc.Config()

@@ -104,6 +104,7 @@ def test_what_a_learner_needs_is_text_or_amounts(tmp_path: Path) -> None:
         config = mc.Config(cluster=cluster)
         assert mc.Config.from_dict(json.loads(json.dumps(config.to_dict()))) == config
     assert mc.ClusterConfig("head:6379", nodes=3, resources={"highmem": 1}).reserved == {"CPU": 1.0, "highmem": 1.0}
+    assert mc.ClusterConfig("auto", resources={"rows": 2**53 - 1}).resources == {"rows": 2.0**53 - 1}
     assert cluster.reserved_for("red") == {"CPU": 4.0, "GPU": 1.0}
     assert cluster.reserved_for("blue") == {"CPU": 1.0, "highmem": 0.5}
 

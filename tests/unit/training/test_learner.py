@@ -156,10 +156,12 @@ def test_a_reported_metric_is_the_mean_of_the_updates_that_have_it() -> None:
     scene.learner.config = mc.LearnerConfig(log_interval=4)
     scene.learner.report = lambda name, value: reported.append((name, value))
     scene.learner.pace = mc.Linear(0.5, 0.0, 10)
+    scene.learner.batches.sample = lambda timeout: SimpleNamespace(index=None, policy_version=1 - torch.arange(101))
     for metrics in ({"loss": 1.0}, {"loss": 3.0, "actor_loss": 5.0}, {"loss": 2.0}, {"loss": 4.0, "actor_loss": 8.0}):
         scene.learner.trainer.update = lambda _, now=metrics: mc.Update({n: torch.tensor(v) for n, v in now.items()})
         scene.learn(1)
     assert reported[:2] == [("loss", 2.5), ("actor_loss", 6.5)] and dict(reported)["updates_per_step"] == 0.5
+    assert [value for name, value in reported if "policy_lag" in name] == [50.0, 50.0, 99.0]
 
 
 @pytest.mark.parametrize(("policies", "waited"), [(1, 0.1), (3, 0.005), (30, 0.03), (250, 0.1)])
@@ -211,6 +213,7 @@ def test_learners_are_dealt_out_to_the_best_devices(monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)  # noqa: B023
         monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)  # noqa: B023
         assert " ".join(str(choose_device("auto", policy, spread)) for policy in range(3)) == devices
+        assert str(choose_device("auto", 1)) == devices.split()[0], "they are dealt out only on request"
 
 
 class OnGPU(torch.Tensor):

@@ -99,6 +99,9 @@ def test_a_line_says_how_far_the_run_is_and_how_each_agent_does(clock):
         " | [b]x: return (last 100) 7.00"
         " | agent_0: return (last 100) -15.00, loss 0.125, epsilon 0.900, policy lag 2.0, updates/s 1,235"
     )
+    with Progress(before := console()) as shown:
+        feed(shown)
+    assert text(before).startswith("step 0/0 (0.0%)"), "metrics may come before the first tick"
 
 
 def test_a_terminal_shows_a_table_and_keeps_the_last_one():

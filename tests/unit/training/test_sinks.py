@@ -33,6 +33,8 @@ from marlcore.training.config import SINKS
 from marlcore.training.record import Monitor, Progress, RunDirectory
 from marlcore.training.record import monitor as monitors
 from marlcore.training.record.sinks import Background, CsvSink, Sinks, TensorBoardSink, open_sinks
+from marlcore.training.record.sinks.wandb import WandbSink, check_wandb
+from marlcore.training.session import Session
 from marlcore.training.workers import Worker
 
 STREAM = [
@@ -220,6 +222,7 @@ def test_episodes_are_counted_over_all_actors_and_their_successors(tmp_path, clo
         RunDirectory.create(tmp_path / "run", {}) as run,
         closing(Telemetry.create(names)) as telemetry,
         closing(Control.create([*names, "evaluator"], actors=names)) as control,
+        closing(telemetry.reporter("actor-0")) as reporter,
         closing(Sinks(run.csv, [])) as sinks,
         Progress(Console(file=seen, width=200), interval=0.0) as table,
     ):
@@ -229,20 +232,27 @@ def test_episodes_are_counted_over_all_actors_and_their_successors(tmp_path, clo
             for name, count in zip(names, counts, strict=True):
                 control.workers[name].store(EPISODES, count)
             control.workers["actor-0"].store(STEPS, 100 * second)
+            reporter.report(Metric(0.0, 100 * second, "a", "episode_return", second))
             clock[0] += 1.0
             monitor.tick()
+            assert monitor.status.returns == {"a": second}
     rates = [m.value for m in read_metrics(tmp_path / "run" / "metrics.csv") if m.name == "episodes_per_s"]
     assert rates == [6 / 2, 11 / 3, 14 / 4]
     assert "100 env steps/s  3.5 episodes/s  elapsed" in seen.getvalue()
 
 
-def test_a_serial_run_of_slow_rounds_reports_by_time(tmp_path, clock, undrawn, monkeypatch):
+def test_a_serial_run_of_slow_rounds_reports_by_time(tmp_path, clock, undrawn, monkeypatch, capfd):
+    about, original = [], Session._about
+    monkeypatch.setattr(Session, "_about", lambda self: about.append(original(self)) or about[0])
+
     class Slow(mc.TreasureHunt):
         def step(self, action: Any) -> None:
             clock[0] += 0.5
             super().step(action)
 
-    result = Runs(total_steps=30, actor={"envs": 1}).train(tmp_path, Slow)
+    result = Runs(total_steps=30, actor={"envs": 1}, updates_per_step=1, learner={"warmup": 1}).train(tmp_path, Slow)
+    assert result.updates == {"agent_0": 9, "agent_1": 8, "agent_2": 8}, "of 10, 9 and 9 rows, the last at the cut"
+    assert {own["batch_size"] for own in about[0]["policies"].values()} == {16} and capfd.readouterr().err == ""
     times = [m.time_s for m in read_metrics(result.run_dir / "metrics.csv") if m.name == "env_steps_per_s"]
     assert len(times) > 5 and all(1.0 <= after - before <= 2.0 for before, after in pairwise(times[:-1]))
 
@@ -563,6 +573,16 @@ def test_a_missing_wandb_is_named_before_a_run(tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, "wandb", raising=False)
     with pytest.raises(ValueError, match=r"^metrics.sinks: wandb is not installed; try: pip install"):
         open_sinks(None, tmp_path, MetricsConfig(("csv", "wandb"), wandb_mode="offline"))  # type: ignore[arg-type]
+
+
+def test_wandb_gets_edited_settings_and_is_asked_for_credentials(tmp_path, monkeypatch):
+    fake = Mock(run=None, __spec__=Mock(origin="wandb.py"), **{"login.return_value": False})
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    (tmp_path / "config.json").write_text('{"seed": 3}')
+    WandbSink(tmp_path, "forest", "offline")
+    assert fake.init.call_args.kwargs["config"] == {"seed": 3}
+    with pytest.raises(ValueError, match="wandb has no credentials"):
+        check_wandb("online")
 
 
 def test_wandb_without_credentials_is_refused_before_a_run(program, tmp_path):

@@ -263,6 +263,7 @@ def test_a_trusted_run_executes_its_code(hostile: Path, door: str) -> None:
 
 def test_weights_alone_execute_nothing_and_act_alike(run):
     usual = mc.load_policy(run, "agent_0")
+    assert SavedRun.of(run, weights_only=True).described and not SavedRun.of(run).described
     mark = with_bomb(run)
     writable(run, "")
     policy = mc.load_policy(run, "agent_0", weights_only=True)
@@ -321,7 +322,7 @@ CHANGED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "boxes": ({"observation": {"kind": "Tuple", "spaces": [box([2**20])] * 17}}, {}, SMALL),
     "bits": ({"action": {"kind": "MultiBinary", "n": [10**5, 10**5]}}, {}, SMALL),
     "components": ({"action": {**discrete(3), "kind": "MultiDiscrete", "nvec": "3", "shape": [10**9]}}, {}, SMALL),
-    "other size": ({}, {"hidden": [5]}, UNFIT),
+    "other size": ({}, {"hidden": [2000, 2000]}, UNFIT),
     "no choice": ({}, {"dueling": "x"}, "weights_only: expected "),
 }
 
