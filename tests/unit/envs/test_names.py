@@ -110,7 +110,8 @@ def same(env):
     return env
 
 
-@pytest.mark.parametrize("name", ["atari:Pong", pytest.param("gymnasium:ALE/Pong-v5", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["atari:Pong", "gymnasium:ALE/Pong-v5"])
 def test_atari_games_come_preprocessed(name):
     pytest.importorskip("ale_py", reason="needs ale-py")
     pytest.importorskip("cv2", reason="needs opencv-python")
