@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from whole_runs import LONG, Runs, checkpoint, metrics_of, steps_of
 import marlcore as mc
 from marlcore.training import Member
 from marlcore.training.lineage import Lineage
-from marlcore.training.population import links_to_take, take_links
+from marlcore.training.population import _score, links_to_take, take_links
 from marlcore.training.record import checkpoint_path, load_checkpoint, read_config, save_checkpoint, write_json
 from marlcore.training.several import folder_of, held
 
@@ -137,6 +138,12 @@ def test_a_diverged_member_copies_another(tmp_path: Path) -> None:
     places = [(row["member"], row["step"]) for row in lineage(tmp_path)]
     assert len(places) == len(set(places)), "a row for each segment, whenever the member copied another"
     assert all(member.steps == 200 for member in members if member.score > float("-inf"))
+
+
+def test_a_score_is_of_the_last_tenth_of_episodes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    rows = [SimpleNamespace(name="episode_return", step=i, agent="a", value=float(i)) for i in range(1, 19)]
+    monkeypatch.setattr("marlcore.training.population.each_metric", lambda path: rows)
+    assert _score(tmp_path, 0, evaluates=False) == 18.0
 
 
 class Cut(BaseException):

@@ -238,6 +238,8 @@ def test_one_iteration_is_recorded_and_its_mixture_plays(tmp_path: Path, capsys:
     drawn = [(player.reset(), player.act(UNSEEN), player.act(UNSEEN))[1:] for _ in range(40)]
     assert all(one == again for one, again in drawn), "it keeps its policy for an episode"
     assert 8 < sum(one == first for one, _ in drawn) < 32
+    player = result.player(seed=1)
+    assert [(player.reset(), player.act(UNSEEN))[1] for _ in range(40)] == [one for one, _ in drawn], "by its seed"
     outcome = mc.evaluate(tmp_path / "iteration-1", 40, policies={"player_0": player})
     assert set(outcome.returns["player_0"]) == {0, -1}, "the environment's copies draw on their own"
 

@@ -1,6 +1,7 @@
 """A node's agent, without Ray: it ends in order whatever it is doing."""
 
 import os
+import sys
 from collections.abc import Iterator
 from threading import Event, Thread
 from types import SimpleNamespace
@@ -11,8 +12,9 @@ from processes import until
 
 from marlcore.errors import Fenced
 from marlcore.training.nodes import agent
-from marlcore.training.nodes.fleet import Fleet, Hired
+from marlcore.training.nodes.fleet import Call, Fleet, Hired, _connect
 from marlcore.training.nodes.node import SUPERVISOR
+from marlcore.training.nodes.traffic import Traffic
 
 
 class Plan:
@@ -70,6 +72,32 @@ def test_a_part_that_another_agent_may_make_counts_as_lost(plan: Plan) -> None:
     made.begin(b"", None)
     assert until(lambda: made.beat(None)).failed.worker == SUPERVISOR
     made.end()
+
+
+def test_an_agent_that_is_given_up_ends(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, exits = agent.Agent(), Event()
+    monkeypatch.setattr(agent, "os", SimpleNamespace(_exit=lambda code: exits.set(), getpid=os.getpid))
+    made.begin(b"", None)
+    made._heard = float("-inf")
+    plan.may.set()
+    assert exits.wait(10.0) and plan.closed.is_set()
+
+
+def test_traffic_moves_once_to_a_new_home() -> None:
+    traffic, moves = Traffic.__new__(Traffic), list[str]()
+    traffic.home, traffic.policy = None, SimpleNamespace(name="a")
+    traffic.mirror = traffic.relay = SimpleNamespace(move=moves.append)
+    home = SimpleNamespace(rows=lambda name: f"rows of {name}", weights=lambda name: f"weights of {name}")
+    for _ in range(2):
+        traffic.move(home)
+    assert moves == ["weights of a", "rows of a"]
+
+
+def test_unreachable_addresses_never_reach_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=bool, wait=lambda _, timeout: [not timeout]))
+    with pytest.raises(ValueError, match="expected a Ray cluster at"):
+        _connect("127.0.0.1:1")
+    assert Call(None).wait(), "by default it looks once"
 
 
 class Idle(Hired):

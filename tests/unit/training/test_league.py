@@ -155,6 +155,7 @@ def test_the_payoff_table_is_written_restored_and_drawn(tmp_path: Path) -> None:
     ratings = [table[name].pop("rating")["elo"] for name in ("anchor:weak", "pool:1")]
     assert ratings[0] < ratings[1] < 1000 < written["rating"]["policy"]["elo"] and written["rating"]["by"] == "elo"
     low, high = table["anchor:weak"].pop("interval")
+    assert [low, high] == [round(low, 4), round(high, 4)]
     assert [(rate - 0.8) ** 2 for rate in (low, high)] == pytest.approx(  # where the score test just fails
         [1.96**2 * rate * (1 - rate) / 10 for rate in (low, high)], rel=1e-3
     )
@@ -165,6 +166,7 @@ def test_the_payoff_table_is_written_restored_and_drawn(tmp_path: Path) -> None:
     other = Payoff(10, Elo(16.0), **payoff.state_dict())
     other.write(tmp_path / "again.json", partial(name_of, anchors=["anchor:weak"]))
     assert read_json(tmp_path / "again.json") == read_json(path)
+    assert Payoff(2, Elo(16.0), **payoff.state_dict()).win_rate == 0.25, "a draw and a loss, in a smaller window"
     plot_payoff(path, tmp_path / "payoff.png", "a run")
     Payoff(10, Elo(16.0)).write(path, str)
     plot_payoff(path, tmp_path / "empty.png", "a run")
@@ -304,6 +306,7 @@ def test_a_new_member_has_the_policys_rating(scene: Callable[..., Scene]) -> Non
     run.pool.close()
     successor = run.join(state)
     for joined in (league, successor):
+        run.metrics.clear()
         joined.report_rates()
         assert run.metrics["elo/pool:2"] == rating and run.metrics["elo/pool:1"] == 1000.0
 
