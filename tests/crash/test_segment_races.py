@@ -254,7 +254,7 @@ def child(attempts: int, *broken: str, timeout: float = 300) -> tuple[Counter[st
     return counts, done.stderr
 
 
-@pytest.mark.parametrize("attempts", long_but([100], [100, 2000]))
+@pytest.mark.parametrize("attempts", long_but([500], [500, 2000]))
 def test_no_held_segment_is_swept_and_every_orphan_is(attempts: int) -> None:
     counts, faults = child(attempts)
     assert faults == "" and counts["left"] == counts["faults"] == 0, faults
