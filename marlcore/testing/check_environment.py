@@ -111,7 +111,9 @@ class _Single:
             named = list(getattr(env, name))
             if set(named) != set(agents):
                 raise EnvironmentFailed(f"{name}: expected those of {agents}, got those of {named}")
-        self._reset(0)  # what is wrong at first is said in the checks' words
+        self._reset(0)
+        if env.agent in agents:
+            self._last(env.agent)  # what is wrong at first is said in the checks' words
         self._views = {
             agent: AgentView.of(agent, env.observation_spaces[agent], env.action_spaces[agent], masked)
             for agent, masked in masked_agents(env).items()
@@ -150,8 +152,6 @@ class _Single:
     def _reset(self, seed: int | None) -> None:
         self._env.reset(seed)
         self._over: set[str] = set()  # agents whose episode has ended
-        if self._env.agent in self._env.agents:
-            self._last(self._env.agent)
 
     def _last(self, agent: str) -> Result:
         last = self._env.last()

@@ -10,7 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from ..checks import absolute, as_path, brief, printable
+from ..checks import absolute, as_path, check_type, printable
 from ..envs import factory, vectorize
 from ..envs.copies import Copies
 from ..envs.joint import JointObservations
@@ -83,8 +83,7 @@ class RunInput:
 
         Compiles the kernels if they never were. Raises: ValueError, TypeError.
         """
-        if not isinstance(config, Config | None):
-            raise TypeError(f"config: expected a Config or None, got {brief(config)}")
+        check_type("config", config, Config, or_none=True)
         check_callback(callback)
         config = config or (Config() if data is None else OFFLINE)
         config, here, remote = _located(config, resume)  # first: an environment may change the directory

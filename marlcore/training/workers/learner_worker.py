@@ -66,12 +66,7 @@ class LearnerWorker(Worker):
         publisher = self.hold(store.publisher(model.acting))
         trainer = _trainer_of(policy, model, settings.compile)  # after the publisher moved the weights into its row
         if "trainer" in state:  # else it is empty, or another run's from which this one starts
-            try:
-                trainer.load_state_dict(state["trainer"])
-            except Exception as error:  # those of another run's may have any form
-                pass_on_from_handler(error)
-                expected = f"resume: expected a checkpoint of {policy.name}'s trainer"
-                raise ValueError(f"{expected}, got {str(policy.checkpoint)!r} ({brief(error)})") from None
+            _restore_trainer(trainer, policy, state["trainer"])
             if updates == state["updates"]:
                 torch.set_rng_state(state["torch"])
         if league is not None and config.self_play.rollback is not None:
@@ -200,6 +195,15 @@ def compile_model(module: torch.nn.Module, mode: str) -> None:
             return tree_map(lambda part: part.clone() if torch.is_tensor(part) else part, call(*args, **kwargs))
 
         module._compiled_call_impl = call_and_keep
+
+
+def _restore_trainer(trainer: Trainer, policy: PolicyBlueprint, state: dict[str, Any]) -> None:
+    try:
+        trainer.load_state_dict(state)
+    except Exception as error:  # those of another run's may have any form
+        pass_on_from_handler(error)
+        expected = f"resume: expected a checkpoint of {policy.name}'s trainer"
+        raise ValueError(f"{expected}, got {str(policy.checkpoint)!r} ({brief(error)})") from None
 
 
 def _restore(model: PolicyModel, store: ParameterStore, state: Mapping[str, Any]) -> int:
