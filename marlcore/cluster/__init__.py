@@ -1,7 +1,8 @@
 """Many machines: rows and weights between the shared memory of nodes, and the leases of the nodes' seats.
 
 Within a node nothing changes. Between nodes, a relay sends the rows of a node's lanes to an ingest beside the learner,
-and a mirror copies the newest weights to a node. Ray carries both; only `ray_rows` and `ray_weights` import it.
+and a mirror copies the newest weights to a node. Ray carries both; only files named `ray_*` import it. `nodes/` runs
+the workers of a training run on other machines; the other files know nothing of runs.
 """
 
 from ..lazy import attach_stub

@@ -36,7 +36,7 @@ def run_worker(name: str, blueprint: Blueprint, attempt: int) -> None:
     log.info("%s is done", name)
 
 
-class Elsewhere(Protocol):
+class RemoteWorkers(Protocol):
     """The actors and learners of a run on other machines."""
 
     @property
@@ -110,7 +110,7 @@ def grace_of(blueprint: Blueprint) -> float:
 
 def run_async(
     supervisor: Supervisor, blueprint: Blueprint, control: Control, monitor: Monitor, interrupts: Interrupts,
-    elsewhere: Elsewhere | None = None,
+    remote: RemoteWorkers | None = None,
 ) -> None:  # fmt: skip
     """Watches the workers until all have ended. Raises WorkerFailed: one failed for good, or did not end in time.
 
@@ -126,7 +126,7 @@ def run_async(
     grace = grace_of(blueprint)
 
     def unfinished() -> list[str]:
-        return [*(elsewhere.unfinished if elsewhere else ()), *(worker.name for worker in supervisor.unfinished)]
+        return [*(remote.unfinished if remote else ()), *(worker.name for worker in supervisor.unfinished)]
 
     while (waiting := unfinished()) and not interrupts.again:
         if (failed or interrupts.stopping) and not halted:
@@ -139,7 +139,7 @@ def run_async(
                 if not worker.ready:
                     worker.end()
         elif ends_since is None and (
-            interrupts.finishing or (all(worker.done for worker in stepping) and (elsewhere is None or elsewhere.done))
+            interrupts.finishing or (all(worker.done for worker in stepping) and (remote is None or remote.done))
         ):
             ends_since = time.monotonic()
             if interrupts.finishing:
@@ -157,8 +157,8 @@ def run_async(
             break
         try:
             supervisor.watch(POLL_S)
-            if elsewhere is not None:
-                elsewhere.tick()
+            if remote is not None:
+                remote.tick()
                 resume_actors(supervisor, blueprint, control)
         except WorkerFailed as error:
             failed = failed or error

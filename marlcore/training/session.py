@@ -17,7 +17,7 @@ from ..checks import printable
 from ..declared import changed
 from ..interfaces import QueueSource, ReplaySource
 from ..processes import PID, SKIPS, STEPS, Children, Control, Telemetry
-from .async_run import Elsewhere, run_async, start_all, supervisor_of
+from .async_run import RemoteWorkers, run_async, start_all, supervisor_of
 from .config import EVALUATOR, AssignedPolicy, Config, StopConfig, actor_names, crews, learner_names, node_names
 from .evaluation import save_policies
 from .loops import build_model
@@ -48,7 +48,7 @@ from .serial import run_serial
 from .workers import Blueprint, PolicyBlueprint, create_storage, create_weights, deal_steps
 
 if TYPE_CHECKING:
-    from .nodes import Fleet, Traffic
+    from ..cluster.nodes import RayCluster, Uplink
 
 log = logging.getLogger(__name__)
 
@@ -70,8 +70,8 @@ class Session:
         if run_input.resume is not None:
             check_resumed(run_input.resume, self.described, policies)  # first, so that a refused run stays unchanged
         self.directory = self._open_run(stack)
-        self._fleet = stack.enter_context(self._hired()) if config.cluster.seats else None
-        self._traffic: dict[str, Traffic] = {}
+        self._cluster = stack.enter_context(self._connected()) if config.cluster.seats else None
+        self._uplinks: dict[str, Uplink] = {}
         self._taken: dict[Path, dict[str, Any]] = {}  # of a resumed run that continues with another's weights
         if run_input.resume is not None and config.stop != StopConfig():
             conditions.check_unmet(each_metric(self.directory.path / "metrics.csv"))
@@ -92,8 +92,8 @@ class Session:
         blueprints = tuple(self._blueprint_of(stack, policy) for policy in policies)
         self_play = create_self_play(stack, policies, config, self.directory.path)
         if run_input.resume is not None:  # last, when no check can fail any more
-            if self._fleet is not None:
-                self._fleet.sweep()
+            if self._cluster is not None:
+                self._cluster.sweep()
             self.described["init_from"] = read_config(self.directory.path).get("init_from", {}) | sources
             for checkpoint, state in self._taken.items():
                 save_checkpoint(checkpoint, state)
@@ -114,9 +114,9 @@ class Session:
         )
         stack.callback(self.monitor.tick, last=True)
 
-    def _hired(self) -> Fleet:
+    def _connected(self) -> RayCluster:
         """The machines of the run, each of which has been checked."""
-        from .nodes import Fleet, try_learner  # here, so that a run on one machine needs none of it
+        from ..cluster.nodes import RayCluster, try_learner  # here, so that a run on one machine needs none of it
 
         config, token = self.input.config, secrets.token_hex(8)
         self._holds = {name: Hold(self.directory.checkpoint_path(name), token, 0) for name in config.cluster.learners}
@@ -127,7 +127,7 @@ class Session:
         anchors, make = [*config.self_play.anchors], self.input.env_fn
         if anchors:
             make = partial(make_beside_anchors, make, anchors)
-        return Fleet(config.cluster, make, self.described["env"], self.interrupts, trials)
+        return RayCluster(config.cluster, make, self.described["env"], self.interrupts, trials)
 
     def _open_run(self, stack: ExitStack) -> RunDirectory:
         config, resume = self.input.config, self.input.resume
@@ -198,12 +198,12 @@ class Session:
                 ) from error
         store = stack.enter_context(create_weights(policy, config, model, state.get("version", 0)))
         if name in config.cluster.learners:
-            from .nodes import Traffic
+            from ..cluster.nodes import Uplink
 
-            traffic = Traffic(policy, config, crews(config)[0], store.description, config.cluster.seats, 1)
+            uplink = Uplink(stack, policy, config, crews(config)[0], store.description, config.cluster.seats, 1)
             store.close()  # its learner's machine has one
-            self._traffic[name] = stack.enter_context(traffic)
-            return traffic.blueprint(self._holds[name])
+            self._uplinks[name] = uplink
+            return uplink.blueprint(self._holds[name])
         return PolicyBlueprint(
             **vars(policy),
             checkpoint=checkpoint,
@@ -223,13 +223,13 @@ class Session:
             paced = None not in (config.updates_per_step, *config.ratios.values())
             fallback = config.supervision.serial_fallback and paced and not config.cluster.seats
             if config.mode == "async" and start_all(supervisor, interrupts, fallback):
-                elsewhere: Elsewhere | None = None
-                if self._fleet is not None:
-                    from .nodes import Controller
+                remote: RemoteWorkers | None = None
+                if self._cluster is not None:
+                    from ..cluster.nodes import Controller
 
-                    controller = Controller(self._fleet, self.blueprint, self.control, self.telemetry, self._traffic)
-                    elsewhere = stack.enter_context(controller)
-                run_async(supervisor, self.blueprint, self.control, self.monitor, interrupts, elsewhere)
+                    about = self.blueprint, self.control, self.telemetry
+                    remote = Controller(stack, self._cluster, *about, self._uplinks)
+                run_async(supervisor, self.blueprint, self.control, self.monitor, interrupts, remote)
             else:
                 children.close()  # some may have been started
                 for notes in self.control.notes.values():

@@ -27,7 +27,7 @@ from whole_clusters import BEGINNING, called, left_on, title_of
 EVERY_S = 5.0  # of a long run; a short one strikes again at once
 PAUSE_S = 2.0  # for which a process is stopped; an agent, until it has lost its seat
 TITLES = {
-    "agent and its relay": "ray::Agent", "program": "marlcore.training.nodes", "ingest": "ray::IngestActor",
+    "agent and its relay": "ray::Agent", "program": "marlcore.cluster.nodes", "ingest": "ray::IngestActor",
     "porter": "ray::PorterActor", "actor": "marlcore actor", "learner": "marlcore learner", "raylet": "",
 }  # fmt: skip
 

@@ -4,26 +4,20 @@ import json
 import os
 import re
 import signal
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 from metric_names import unexplained
 from processes import generations, until
-from ray_nodes import RayNodes
-from whole_clusters import BEGINNING, NOTHING, left_on, result_of
+from whole_clusters import NOTHING, Drive, left_on
 from whole_runs import LONG, values_of
-
-Programs = Callable[..., Any]
 
 RUN = "told(mc.train(CARTPOLE, sys.argv[3], configured(sys.argv[2], *map(int, sys.argv[4:])), progress=False))"
 
 
 @LONG
-def test_the_actors_of_all_nodes_work_for_one_learner(ray_nodes: RayNodes, program: Programs, tmp_path: Path) -> None:
-    run_dir, steps = tmp_path / "run", 20_000
-    result = result_of(program(BEGINNING, RUN, args=[ray_nodes.address, run_dir, "dqn", steps]))
+def test_the_actors_of_all_nodes_work_for_one_learner(drive: Drive) -> None:
+    run_dir, steps = drive.run_dir, 20_000
+    result = drive.result(RUN, args=["dqn", steps])
     assert steps <= result["steps"] < steps + 50 and not result["stopped"] and result["returns"]["agent_0"] > 60
     assert result["updates"]["agent_0"] == pytest.approx((steps - 500) * 0.1, rel=0.02)
     assert {name: count for name, count in result["restarts"].items() if count} == {}
@@ -32,14 +26,11 @@ def test_the_actors_of_all_nodes_work_for_one_learner(ray_nodes: RayNodes, progr
         assert taken[node] == pytest.approx(steps / 3, rel=0.02)
         assert not any(values_of(run_dir, f"gaps/{node}"))
     assert unexplained(run_dir) == []
-    assert left_on(ray_nodes) == NOTHING
 
 
 @LONG
-def test_nodes_learn_on_policy(ray_nodes: RayNodes, program: Programs, tmp_path: Path) -> None:
-    result = result_of(program(BEGINNING, RUN, args=[ray_nodes.address, tmp_path / "run", "ppo", 60_000, 1]))
-    assert result["returns"]["agent_0"] > 120
-    assert left_on(ray_nodes) == NOTHING
+def test_nodes_learn_on_policy(drive: Drive) -> None:
+    assert drive.result(RUN, args=["ppo", 60_000, 1])["returns"]["agent_0"] > 120
 
 
 JOINS = """
@@ -54,13 +45,13 @@ told(run.wait())
 
 
 @LONG
-def test_a_node_that_joins_later_is_used(ray_nodes: RayNodes, program: Programs, tmp_path: Path) -> None:
-    ray_nodes.remove(2)
-    driver = program(BEGINNING, JOINS, args=[ray_nodes.address, tmp_path / "run"])
+def test_a_node_that_joins_later_is_used(drive: Drive) -> None:
+    drive.nodes.remove(2)
+    driver = drive(JOINS)
     assert driver.line() == "working"
-    ray_nodes.restart(2)
+    drive.nodes.restart(2)
     driver.finish()
-    assert left_on(ray_nodes) == NOTHING
+    assert left_on(drive.nodes) == NOTHING
 
 
 WORKS = """
@@ -75,17 +66,15 @@ mc.train(slow, "dqn", configured(sys.argv[2], 10**9, 1), progress=False)
 
 
 @LONG
-def test_a_run_that_a_signal_ends_leaves_nothing_on_any_node(
-    ray_nodes: RayNodes, program: Programs, tmp_path: Path
-) -> None:
+def test_a_run_that_a_signal_ends_leaves_nothing_on_any_node(drive: Drive) -> None:
     """The one whose handler Ray replaces."""
-    driver = program(BEGINNING, WORKS, args=[ray_nodes.address, tmp_path / "run"])
+    driver = drive(WORKS)
     assert driver.line() == "working"
     family = [pid for generation in generations(driver.pid) for pid in generation]
     os.kill(driver.pid, signal.SIGTERM)
     until(lambda: not driver.running and not any(os.path.exists(f"/proc/{pid}") for pid in family))
-    until(lambda: left_on(ray_nodes)["processes"] == [])
-    assert left_on(ray_nodes) == NOTHING
+    until(lambda: left_on(drive.nodes)["processes"] == [])
+    assert left_on(drive.nodes) == NOTHING
 
 
 FAILS = """
@@ -109,7 +98,7 @@ except mc.WorkerFailed as error:
 
 
 @LONG
-def test_a_failure_on_a_node_names_it(ray_nodes: RayNodes, program: Programs, tmp_path: Path) -> None:
-    said = program(BEGINNING, FAILS, args=[ray_nodes.address, tmp_path / "run"]).finish()
+def test_a_failure_on_a_node_names_it(drive: Drive) -> None:
+    said = drive(FAILS).finish()
     assert re.fullmatch(r"actor-1 on node-0, .* environment True", said), said
-    assert left_on(ray_nodes) == NOTHING
+    assert left_on(drive.nodes) == NOTHING

@@ -5,7 +5,6 @@ import re
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
@@ -17,22 +16,20 @@ import pytest
 from arena import SIDES, Arena, Marking, episodes_of
 from arena_games import check_opponents, check_parts, check_table, marks, played, table
 from processes import until
-from ray_nodes import RayNodes
 from refused import check_refused
-from whole_clusters import BEGINNING, NOTHING, called, left_on, result_of
+from whole_clusters import NOTHING, Drive, called, left_on, result_of
 from whole_runs import LONG, checkpoint, opponents_of, steps_of, values_of
 
 import marlcore as mc
 from marlcore.cluster import Bookings, DirectLink, Ingest, Porter
+from marlcore.cluster.nodes.actors import ActorNode, ActorOrders
 from marlcore.envs import vectorize
 from marlcore.processes import BEATS
 from marlcore.training.config import AssignedPolicy, source_of
 from marlcore.training.loops import build_model
-from marlcore.training.nodes.node import Node, Orders, Plan
 from marlcore.training.self_play import make_beside_anchors, odds_fields, published_numbers
 from marlcore.training.workers import spec_of
 
-Programs = Callable[..., Any]
 EXAMPLES = str(Path(__file__).parents[2] / "examples")
 
 LEAGUE = """
@@ -56,20 +53,22 @@ def league(steps, resume=None, make=Arena, nodes=1, **changes):
 """
 
 
+@pytest.fixture
+def notes(tmp_path: Path) -> Path:
+    """Where each game is noted by the machine that plays it."""
+    (tmp_path / "notes").mkdir()
+    return tmp_path / "notes"
+
+
 @LONG
-def test_a_league_of_machines_plays_as_one(ray_nodes: RayNodes, program: Programs, tmp_path: Path) -> None:
+def test_a_league_of_machines_plays_as_one(drive: Drive, notes: Path) -> None:
     """All actors are on other machines: what they noted is what the learner's table, pool and replay have."""
-    run_dir, notes = tmp_path / "run", tmp_path / "notes"
-    notes.mkdir()
-    result = result_of(
-        program(BEGINNING, LEAGUE, "told(league(8_000, nodes=2).wait())", args=[ray_nodes.address, run_dir, notes])
-    )
+    run_dir, result = drive.run_dir, drive.result(LEAGUE, "told(league(8_000, nodes=2).wait())", args=[notes])
     assert result["steps"] >= 8_000 and not any(result["restarts"].values())
     check_opponents(run_dir, notes)
     check_table(run_dir, notes)
     check_parts(run_dir, notes)
     assert not any(sum(values_of(run_dir, f"games_lost/node-{i}")) for i in (0, 1))
-    assert left_on(ray_nodes) == NOTHING
 
 
 KILLED = """
@@ -91,17 +90,13 @@ LOSES = {"porters and an actor": 4, "a program": 40_000}
 
 @LONG
 @pytest.mark.parametrize("killed", LOSES)
-def test_no_game_counts_twice_whatever_is_killed(
-    killed: str, ray_nodes: RayNodes, program: Programs, tmp_path: Path
-) -> None:
-    run_dir, notes = tmp_path / "run", tmp_path / "notes"
-    notes.mkdir()
-    driver = program(BEGINNING, LEAGUE, KILLED, args=[ray_nodes.address, run_dir, notes])
+def test_no_game_counts_twice_whatever_is_killed(killed: str, drive: Drive, notes: Path) -> None:
+    nodes, run_dir, driver = drive.nodes, drive.run_dir, drive(LEAGUE, KILLED, args=[notes])
     assert driver.line() == "working"
-    victims = called(ray_nodes, "marlcore.training.nodes")[:1]
+    victims = called(nodes, "marlcore.cluster.nodes")[:1]
     if killed != "a program":
-        victims = [*called(ray_nodes, "ray::PorterActor"), called(ray_nodes, "marlcore actor")[0]]
-    (tmp_path / "open").touch()
+        victims = [*called(nodes, "ray::PorterActor"), called(nodes, "marlcore actor")[0]]
+    notes.with_name("open").touch()
     for pid in victims:
         os.kill(pid, signal.SIGKILL)
     assert result_of(driver)["steps"] >= 40_000
@@ -109,36 +104,34 @@ def test_no_game_counts_twice_whatever_is_killed(
     assert all(0 <= seen[kind] - counted[kind] <= LOSES[killed] for kind in seen), (seen, counted)
     frozen = {acted[0] for sides in episodes_of(notes).values() for acted in sides.values() if acted[0] % 1 == 0}
     assert len(frozen) > 10 and frozen <= {*marks(run_dir).values()}
-    until(lambda: left_on(ray_nodes) == NOTHING)
+    until(lambda: left_on(nodes) == NOTHING)
 
 
 GOES_ON = "told(league(int(sys.argv[4]), sys.argv[2], latest=0.0, anchors={}).wait())"
 
 
 @LONG
-def test_a_league_goes_on_after_its_driver_was_killed(ray_nodes: RayNodes, program: Programs, tmp_path: Path) -> None:
+def test_a_league_goes_on_after_its_driver_was_killed(drive: Drive, notes: Path) -> None:
     """With the table of the last checkpoint, and with the opponents, which reach the machines again."""
-    run_dir, notes, later = tmp_path / "run", tmp_path / "notes", tmp_path / "later"
-    notes.mkdir()
+    run_dir, later = drive.run_dir, notes.with_name("later")
     later.mkdir()
 
     def saved() -> dict[int, list[int]]:
         path = run_dir / "checkpoints" / "main.pt"
         return checkpoint(run_dir, "main")["self_play"]["payoff"]["totals"] if path.exists() else {}
 
-    driver = program(BEGINNING, LEAGUE, "league(10**9, latest=0.0, anchors={}).wait()",
-                     args=[ray_nodes.address, run_dir, notes])  # fmt: skip
+    driver = drive(LEAGUE, "league(10**9, latest=0.0, anchors={}).wait()", args=[notes])
     until(lambda: sum(map(sum, saved().values())) > 200 and len(opponents_of(run_dir)) > 4, lambda: driver.running)
     driver.kill()
     before, admitted = saved(), {*marks(run_dir).values()}
     steps = max(steps_of(run_dir), checkpoint(run_dir, "main")["step"]) + 6_000
-    result = result_of(program(BEGINNING, LEAGUE, GOES_ON, args=[ray_nodes.address, run_dir, later, steps]))
+    result = result_of(drive(LEAGUE, GOES_ON, args=[later, steps]))
     assert result["steps"] >= steps
     counts = {kind: sum(one[i] for one in before.values()) for i, kind in enumerate(("wins", "draws", "losses"))}
     assert table(run_dir) == Counter({kind: counts[kind] + played(later)[kind] for kind in ("wins", "draws", "losses")})
     acted = {acted[0] for sides in episodes_of(later).values() for acted in sides.values()}
     assert len(admitted & acted) > 2, "restored opponents have played, with their own weights"
-    until(lambda: left_on(ray_nodes)["processes"] == [])
+    until(lambda: left_on(drive.nodes)["processes"] == [])
 
 
 LEARNS = """
@@ -155,39 +148,29 @@ told(mc.train(two_player_puck, mc.DQN(learning_rate=1e-3, reward_scale=1.0), con
 
 
 @LONG
-def test_a_league_of_machines_learns_as_one_machine_does(
-    ray_nodes: RayNodes, program: Programs, tmp_path: Path
-) -> None:
+def test_a_league_of_machines_learns_as_one_machine_does(drive: Drive) -> None:
     """As tests/runs/test_self_play_games.py has it: the latest policy wins 90 % of 200 games against the first."""
-    run_dir = tmp_path / "run"
-    result_of(
-        program(f"import sys; sys.path.append({EXAMPLES!r})", BEGINNING, LEARNS, args=[ray_nodes.address, run_dir])
-    )
+    run_dir = drive.run_dir
+    result_of(drive(f"sys.path.append({EXAMPLES!r})", LEARNS))
     first, wins = mc.load_policy(run_dir, "main", "opponent-1"), 0
     for agent, other in (("player_1", "player_2"), ("player_2", "player_1")):
         wins += int((mc.evaluate(run_dir, 100, policies={other: first}).returns[agent] > 0.5).sum())
     assert wins >= 180
 
 
-LACKED = """
-try:
-    league(1_000, anchors={sys.argv[4]: 0.2})
-except ValueError as error:
-    print(error)
-"""
+LACKED = "print(refusal(lambda: league(1_000, anchors={sys.argv[4]: 0.2})))"
 
 
 @LONG
-def test_an_anchor_that_a_machine_lacks_is_refused(ray_nodes: RayNodes, program: Programs, tmp_path: Path) -> None:
+def test_an_anchor_that_a_machine_lacks_is_refused(drive: Drive) -> None:
     """In one line that names it and the machine, before the run has a directory."""
-    (tmp_path / "only_here.py").write_text("def bot(obs): ...")
-    here = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import only_here; sys.path.pop(0)"
-    args = [ray_nodes.address, tmp_path / "run", tmp_path, "only_here:bot"]
-    said = program(here, BEGINNING, LEAGUE, LACKED, args=args).finish()
+    (drive.folder / "only_here.py").write_text("def bot(obs): ...")
+    here = "sys.path.insert(0, sys.argv[3]); import only_here; sys.path.pop(0)"
+    said = drive(here, LEAGUE, LACKED, args=[drive.folder, "only_here:bot"]).finish()
     assert re.fullmatch(
         r"env_fn: expected an environment that .*\(.*self_play\.anchors: .* got 'only_here:bot' .*", said
     ), said
-    assert not (tmp_path / "run").exists() and left_on(ray_nodes) == NOTHING
+    assert not drive.run_dir.exists() and left_on(drive.nodes) == NOTHING
 
 
 def test_a_machine_needs_the_checkpoints_of_anchors(tmp_path: Path) -> None:
@@ -228,19 +211,22 @@ def test_a_node_awaits_the_opponents_that_its_weights_name(tmp_path: Path) -> No
         for each, extras in ((store, {"opponents": [0, 1, 0], "odds": [0.0, 1.0, 0.0]}), (pool.store, {})):
             with each.publisher(model) as publisher:
                 publisher.publish(**zeros, **extras)
-        home: Any = SimpleNamespace(rows=lambda _: DirectLink(ingest), weights=lambda _: Porter(store))
-        orders, described = Orders(2_000, 0, {policy.name: home}), {policy.name: store.description}
-        node = stack.enter_context(Node(Plan(make, config, (policy,), 0, 1, 0, 0.0, described, pool), orders))
+        address: Any = SimpleNamespace(rows=lambda _: DirectLink(ingest), weights=lambda _: Porter(store))
+        orders = ActorOrders(2_000, 0, {policy.name: address})
+        node = ActorNode(
+            stack, orders, env_fn=make, config=config, policies=[policy], seat=0, epoch=1, taken=0, elapsed=0.0,
+            descriptions={policy.name: store.description}, opponents=pool,
+        )  # fmt: skip
         until(lambda: node._control.workers["actor-1"].load(BEATS) > 5, lambda: node.beat(orders).failed is None)
         assert node.beat(orders).steps == 0
         pool.released = True
         games: list[tuple[int, int]] = []
 
         def ended() -> bool:
-            report = node.beat(orders)
-            games.extend(report.results)
-            assert report.failed is None and not report.figures["games_lost"]
-            return report.done
+            status = node.beat(orders)
+            games.extend(status.results)
+            assert status.failed is None and not status.figures["games_lost"]
+            return status.done
 
         until(ended)
     seen = played(tmp_path)

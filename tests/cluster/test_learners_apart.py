@@ -5,17 +5,14 @@ import os
 import re
 import signal
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 from processes import until
 from ray_nodes import RayNodes
-from whole_clusters import BEGINNING, NOTHING, left_on, result_of
+from whole_clusters import NOTHING, Drive, left_on, result_of
 from whole_runs import LONG, values_of
 
 pytestmark = LONG
-Programs = Callable[..., Any]
 
 SETTINGS = """
 POLICIES = {"agent_0": "apart", "agent_1": "here", "agent_2": "here"}
@@ -25,9 +22,9 @@ def of_hunt(learners={"apart": {"CPU": 1}}, total_steps=3000, nodes=1, cluster={
     usual = {"policies": POLICIES, "learner": learner, **changes}
     return configured(sys.argv[2], total_steps, nodes, cluster={"learners": learners, **cluster}, **usual)
 
-def hired(run):  # the agent of the learner that is not here, once it has been checked
-    fleet = run._session._fleet
-    return next((agent for agent in fleet.hired if agent.job is not fleet.acting and agent.found), None)
+def apart(run):  # the agent of the learner that is not here, once it has been checked
+    cluster = run._session._cluster
+    return next((agent for agent in cluster.agents if agent.role is not cluster.acting and agent.found), None)
 
 def place(agent):  # the number of its node
     return next(int(name[4:]) for name in agent.machine.resources if name[:4] == "node" and name[4:].isdigit())
@@ -35,13 +32,12 @@ def place(agent):  # the number of its node
 HUNT = "told(mc.train('treasure_hunt', 'dqn', of_hunt(), progress=False))"
 
 
-def test_one_of_two_learners_is_on_another_machine(ray_nodes: RayNodes, program: Programs, tmp_path: Path) -> None:
-    result = result_of(program(BEGINNING, SETTINGS, HUNT, args=[ray_nodes.address, tmp_path / "run"]))
+def test_one_of_two_learners_is_on_another_machine(drive: Drive) -> None:
+    result = drive.result(SETTINGS, HUNT)
     assert result["steps"] == 3000 and not result["stopped"] and not any(result["restarts"].values())
     assert result["updates"]["apart"] == pytest.approx((1000 - 100) * 0.1, rel=0.05)
     assert result["updates"]["here"] == pytest.approx((2000 - 100) * 0.1, rel=0.05)
-    assert not any(values_of(tmp_path / "run", "gaps/node-0"))
-    assert left_on(ray_nodes) == NOTHING
+    assert not any(values_of(drive.run_dir, "gaps/node-0"))
 
 
 PPO = """
@@ -52,14 +48,11 @@ told(mc.train(CARTPOLE, "ppo", config, progress=False))
 """
 
 
-def test_the_only_learner_learns_on_policy_on_another_machine(
-    ray_nodes: RayNodes, program: Programs, tmp_path: Path
-) -> None:
-    result = result_of(program(BEGINNING, PPO, args=[ray_nodes.address, tmp_path / "run"]))
+def test_the_only_learner_learns_on_policy_on_another_machine(drive: Drive) -> None:
+    result = drive.result(PPO)
     assert result["steps"] >= 20_000 and not any(result["restarts"].values())
     assert result["returns"]["agent_0"] > 40  # of a random policy: 22
-    assert any(values_of(tmp_path / "run", "eval_return"))
-    assert left_on(ray_nodes) == NOTHING
+    assert any(values_of(drive.run_dir, "eval_return"))
 
 
 BOTH = """
@@ -84,17 +77,14 @@ print(json.dumps({"before": before, "after": saved(), "steps": result.steps}))
 """
 
 
-def test_each_learner_is_on_a_machine_that_has_room_and_a_resumed_run_continues(
-    ray_nodes: RayNodes, program: Programs, tmp_path: Path
-) -> None:
+def test_learners_get_machines_with_room_also_when_resumed(drive: Drive) -> None:
     """Were both on one of the machines of two cores, no room would be left there for its actor."""
-    result = result_of(program(BEGINNING, SETTINGS, BOTH, args=[ray_nodes.address, tmp_path / "run"]))
+    result = drive.result(SETTINGS, BOTH)
     assert result["steps"] >= 12_000
     for policy in ("apart", "here"):
         assert all(
             after > before > 0 for after, before in zip(result["after"][policy], result["before"][policy], strict=True)
         )
-    assert left_on(ray_nodes) == NOTHING
 
 
 LOST = """
@@ -141,7 +131,7 @@ saved = lambda: load_checkpoint(path).get("updates", 0)
 lost = lambda: words(run, name)[1]
 # Not of `status`, which may be a second old and then an earlier learner's.
 learned = lambda: {each: tally.load(UPDATES) for each, tally in run._session.control.tallies.items()}
-mirror, versions = run._session._traffic[policy].mirror, []
+mirror, versions = run._session._uplinks[policy].mirror, []
 
 def watch():
     with contextlib.suppress(mc.ClosedError):  # the run ends
@@ -152,7 +142,7 @@ def watch():
 threading.Thread(target=watch, daemon=True).start()
 until(lambda: saved() > 20, living)
 for loss in range(losses):
-    agent, before = until(lambda: hired(run), living), saved()
+    agent, before = until(lambda: apart(run), living), saved()
     print(json.dumps([agent.found["pid"], place(agent)]), flush=True)
     until(lambda: lost() > loss and run._session.control.workers[name].load(READY), living)
     begun = learned()
@@ -189,12 +179,10 @@ def kill_machine(nodes: RayNodes, pid: int, node: int) -> None:
     ],
 )
 def test_another_machine_continues_from_the_last_checkpoint(
-    algorithm: str, limited: str, acts: list[Callable[[RayNodes, int, int], None]],
-    ray_nodes: RayNodes, program: Programs, tmp_path: Path,
-) -> None:  # fmt: skip
+    algorithm: str, limited: str, acts: list[Callable[[RayNodes, int, int], None]], drive: Drive
+) -> None:
     """Each time, if learners are lost one after another. Where they hold actors back, the run takes all its steps."""
-    args = [ray_nodes.address, tmp_path / "run", algorithm, limited, len(acts)]
-    driver = program(BEGINNING, SETTINGS, LOST, args=args)
+    nodes, driver = drive.nodes, drive(SETTINGS, LOST, args=[algorithm, limited, len(acts)])
 
     def told() -> str:
         """The next line if it names an agent; Ray prints others, of lost processes."""
@@ -202,25 +190,19 @@ def test_another_machine_continues_from_the_last_checkpoint(
         return line if re.fullmatch(r"\[\d+, \d+\]", line) else ""
 
     for act in acts:
-        act(ray_nodes, *json.loads(until(told, lambda: driver.running)))
+        act(nodes, *json.loads(until(told, lambda: driver.running)))
     result = result_of(driver)
     assert result["restarts"] == len(acts) and not result["falls"]
     assert result["last"] > result["begun"]
     assert limited == "free" or result["steps"] >= (150_000 if algorithm == "ppo" else 8_000)
-    until(lambda: left_on(ray_nodes)["processes"] == [])
+    until(lambda: left_on(nodes)["processes"] == [])
     if kill_machine in acts:
-        ray_nodes.settle()
-    assert left_on(ray_nodes) == NOTHING
+        nodes.settle()
+    assert left_on(nodes) == NOTHING
 
 
 REFUSED = """
 from dataclasses import replace
-
-def refusal(call):
-    try:
-        call()
-    except ValueError as error:
-        return str(error)
 
 def gpu():  # on the learner's machine
     learners = {"apart": mc.LearnerConfig(device="cuda:7")}
@@ -252,7 +234,7 @@ SAYS = (
 )  # fmt: skip
 
 
-def test_what_no_machine_can_do_is_refused_in_one_line(ray_nodes: RayNodes, program: Programs, tmp_path: Path) -> None:
-    lines = program(BEGINNING, SETTINGS, REFUSED, args=[ray_nodes.address, tmp_path / "run"]).finish().splitlines()
+def test_what_no_machine_can_do_is_refused_in_one_line(drive: Drive) -> None:
+    lines = drive(SETTINGS, REFUSED).finish().splitlines()
     assert len(lines) == len(SAYS) and all(says in line for says, line in zip(SAYS, lines, strict=True)), lines
-    assert left_on(ray_nodes) == NOTHING
+    assert left_on(drive.nodes) == NOTHING

@@ -1,4 +1,4 @@
-"""Refused tokens and versions of real nodes: one line each, before a run begins, and nothing is left."""
+"""Machines, tokens and versions that are refused: one line each, before a run begins, and nothing is left."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from processes import until
 from ray_nodes import MARK, RayNodes, marked
-from whole_clusters import BEGINNING, left_on
+from whole_clusters import BEGINNING, Drive, left_on
 
 from marlcore import __version__
 from marlcore.kernels.jit import cache_directory
@@ -23,10 +23,8 @@ TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": RIGHT}
 ENV = "import json, os, sys; os.environ.update(json.loads(sys.argv[3]))"
 OTHER_RAY = "import ray; ray.__version__ = '9.9'"
 REFUSED = """
-try:
-    mc.train(CARTPOLE, "dqn", configured(sys.argv[2], 500, nodes=1), progress=False)
-except ValueError as error:
-    print(json.dumps([str(error), os.path.exists(sys.argv[2])]))
+said = refusal(lambda: mc.train(CARTPOLE, "dqn", configured(sys.argv[2], 500, nodes=1), progress=False))
+print(json.dumps([said, os.path.exists(sys.argv[2])]))
 """
 
 
@@ -78,3 +76,56 @@ def test_a_node_of_another_ray_does_not_join(guarded: RayNodes, tmp_path: Path) 
     done = subprocess.run(command, env=env, capture_output=True, text=True)
     assert done.returncode and "Version mismatch: The cluster was started with" in done.stdout + done.stderr
     assert not marked(mark)
+
+
+CONNECTED = """
+from marlcore.cluster.nodes import RayCluster, agent, ray_cluster
+
+def connected(env_fn=CARTPOLE, **settings):
+    return RayCluster(mc.ClusterConfig(**{"address": ADDRESS, **settings}), env_fn, "the game")
+
+def broken_env():
+    raise OSError("no such\\ngame")
+"""
+UNFIT = """
+sys.path.insert(0, sys.argv[3])
+import only_here
+sys.path.pop(0)
+print(refusal(lambda: connected(nodes=3)))
+print(refusal(lambda: connected(actors_per_node=9)))
+print(refusal(lambda: connected(resources={"highmem": 2})))
+print(refusal(lambda: connected(address="127.0.0.1:1")))
+print(refusal(lambda: connected(address="a" * 70 + ":6379")))
+print(refusal(lambda: connected(broken_env)))
+print(refusal(lambda: connected(only_here.make)))
+ray_cluster.__version__ = "9.9"
+print(refusal(connected))
+"""
+SAYS = (
+    "expected 3 beside this machine with CPU 1, got 2", "has 2 of 9 CPU", "has 0 of 2 highmem",
+    "cluster.address: expected a Ray cluster at '1", "cluster.address: expected a Ray cluster at 'aaaa",
+    "OSError: no such game", "No module named 'only_here'", "cluster: expected marlcore 9.9 on",
+)  # fmt: skip
+
+
+def test_a_cluster_that_does_not_fit_is_refused_in_one_line(drive: Drive) -> None:
+    (drive.folder / "only_here.py").write_text("def make(): ...")
+    lines = drive(CONNECTED, UNFIT, args=[drive.folder]).finish().splitlines()
+    assert len(lines) == len(SAYS) and all(says in line for says, line in zip(SAYS, lines, strict=True)), lines
+
+
+LOSES = """
+handlers = [signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)]
+with connected(nodes=2) as made:
+    assert handlers == [signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)]
+    assert len({each.machine.id for each in made.agents}) == 2 and not list(made.free(made.acting))
+    lost = made.agents[0]
+    os.kill(lost.found["pid"], signal.SIGSTOP)  # it does not even die when Ray asks it to
+    made.discard(lost)
+    assert [lost.machine.id] == [machine.id for machine in made.free(made.acting)]
+    until(lambda: agent.began(lost.found["pid"]) != lost.found["began"])
+"""
+
+
+def test_a_connection_keeps_handlers_and_kills_a_lost_agent(drive: Drive) -> None:
+    drive(CONNECTED, LOSES).finish()

@@ -1,7 +1,6 @@
 """Runs on a cluster whose driver was killed, or ended: they go on, on a cluster or on one machine."""
 
 import os
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from gymnasium.spaces import Box, Discrete
 from processes import generations, sweep, until
 from ray_nodes import RayNodes
 from refused import check_refused
-from whole_clusters import BEGINNING, NOTHING, called, left_on, result_of
+from whole_clusters import NOTHING, Drive, called, left_on, result_of
 from whole_runs import LONG, Runs, checkpoint, finished, marlcore, saved_replay, steps_of
 
 import marlcore as mc
@@ -23,7 +22,6 @@ from marlcore.training.record import Hold, RunDirectory, check_resumed, describe
 
 CARTPOLE = mc.NamedEnvironment("gymnasium:CartPole-v1")
 POLICIES = assign({"agent_0": Spaces(Box(-1, 1, (3,)), Discrete(2))}, None, mc.DQN(), stack=1)
-Programs = Callable[..., Any]
 
 BEGINS = """
 learner = mc.LearnerConfig(device="cpu", warmup=100, publish_interval=5, checkpoint_interval=20)
@@ -41,9 +39,9 @@ told(mc.train(CARTPOLE, "dqn", config, progress=False, resume=sys.argv[2]))
 """
 
 
-def killed_run(nodes: RayNodes, program: Programs, run_dir: Path, saves: str = "") -> dict[str, Any]:
+def killed_run(drive: Drive, saves: str = "") -> dict[str, Any]:
     """Kills a run's driver once nodes have stepped and the learner has saved that; returns the checkpoint."""
-    driver = program(BEGINNING, BEGINS, args=[nodes.address, run_dir, saves])
+    run_dir, driver = drive.run_dir, drive(BEGINS, args=[saves])
     until(
         lambda: steps_of(run_dir) > 1000 and (run_dir / "checkpoints" / "agent_0.pt").exists(), lambda: driver.running
     )
@@ -111,14 +109,11 @@ def ended(nodes: RayNodes) -> None:
 
 
 @LONG
-def test_a_run_whose_driver_was_killed_goes_on_from_its_checkpoints(
-    ray_nodes: RayNodes, program: Programs, tmp_path: Path
-) -> None:
+def test_a_run_whose_driver_was_killed_goes_on_from_its_checkpoints(drive: Drive) -> None:
     """At once, while agents of the killed driver may still work: their rows are nowhere, and their segments go."""
-    run_dir = tmp_path / "run"
-    before = killed_run(ray_nodes, program, run_dir, "saved")
+    ray_nodes, run_dir, before = drive.nodes, drive.run_dir, killed_run(drive, "saved")
     taken = max(steps_of(run_dir), before["step"])
-    code, said = finished(marlcore("train", "--resume", run_dir, "--total-steps", taken + 3000, cwd=tmp_path))
+    code, said = finished(marlcore("train", "--resume", run_dir, "--total-steps", taken + 3000, cwd=drive.folder))
     assert code == 0, said
     after = checkpoint(run_dir)
     assert taken + 3000 <= steps_of(run_dir) < taken + 3050
@@ -140,16 +135,13 @@ def test_a_run_whose_driver_was_killed_goes_on_from_its_checkpoints(
 
 
 @LONG
-def test_a_run_goes_on_on_fewer_machines_and_then_on_one(
-    ray_nodes: RayNodes, program: Programs, tmp_path: Path
-) -> None:
+def test_a_run_goes_on_on_fewer_machines_and_then_on_one(drive: Drive) -> None:
     """The machine that it leaves out is swept too. Each time it is another cluster to it, since its driver is new."""
-    run_dir = tmp_path / "run"
-    before = killed_run(ray_nodes, program, run_dir)
+    ray_nodes, run_dir, before = drive.nodes, drive.run_dir, killed_run(drive)
     until(lambda: not left_on(ray_nodes)["processes"])
     assert left_on(ray_nodes)["segments"], "the control: what a killed driver's agents leave"
     taken = max(steps_of(run_dir), before["step"])
-    result = result_of(program(BEGINNING, RESUMES, args=[ray_nodes.address, run_dir, taken + 3000, 0, 1]))
+    result = result_of(drive(RESUMES, args=[taken + 3000, 0, 1]))
     assert taken + 3000 <= result["steps"] < taken + 3050 and not any(result["restarts"].values())
     until(lambda: left_on(ray_nodes) == NOTHING)  # the kernel ends the last processes meanwhile
     ended(ray_nodes)
@@ -157,6 +149,6 @@ def test_a_run_goes_on_on_fewer_machines_and_then_on_one(
     assert between["version"] > before["version"]
     alone = "--cluster.address", "None", "--cluster.nodes", "1", "--cluster.actors-per-node", "1"
     rest = "--cluster.lease-seconds", "2", "--actor.processes", "2", "--total-steps", taken + 5000
-    code, said = finished(marlcore("train", "--resume", run_dir, *alone, *rest, cwd=tmp_path))
+    code, said = finished(marlcore("train", "--resume", run_dir, *alone, *rest, cwd=drive.folder))
     assert code == 0, said
     assert taken + 5000 <= steps_of(run_dir) < taken + 5050 and checkpoint(run_dir)["version"] > between["version"]

@@ -1,20 +1,14 @@
 """An agent that was stopped until its seat was given to another, and continues: its rows are refused."""
 
-import json
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import pytest
-from ray_nodes import RayNodes
-from whole_clusters import BEGINNING, left_on
+from whole_clusters import Drive
 
 pytestmark = pytest.mark.long
 
 MARKED = """
 import numpy as np
 import ray
-from marlcore.training.nodes import agent, controller, fleet, home
+from marlcore.cluster.nodes import agent, controller, ray_cluster, uplink
 from processes import generations
 from relayed import raw
 
@@ -48,36 +42,32 @@ def rows(run):
         return np.concatenate([place.views(raw(replay, lane)) for lane in range(replay.lanes)]).astype(int)
 """
 FENCING_OFF = """
-made = home.make_ingests
+made = uplink.make_ingests
 
 def make_unfenced(*args):
     from marlcore.cluster.ingest import Ingest
     Ingest._check_epoch = lambda *_: None
     return made(*args)
 
-home.make_ingests = make_unfenced  # Ray has it run in the ingest's process
+uplink.make_ingests = make_unfenced  # Ray has it run in the ingest's process
 """
 ZOMBIE = """
-homes, zombies, dismiss = [], [], fleet.Fleet.dismiss
-
-class Kept(home.Home):
-    def __init__(self, *args, **options):
-        super().__init__(*args, **options)
-        homes.append(self)
+served, zombies, discard = {}, [], ray_cluster.RayCluster.discard
 
 def lose(self, agent):  # and leave it alone, as on a machine that cannot be reached
-    self.hired.remove(agent)
+    self.agents.remove(agent)
     zombies.append(agent)
 
-controller.Home, fleet.Fleet.dismiss = Kept, lose
+controller.serve = lambda *args: served.update(uplink.serve(*args)) or served
+ray_cluster.RayCluster.discard = lose
 nodes, running = ("node-0", "node-1"), lambda: run.status().running
 learner, actor = mc.LearnerConfig(device="cpu", warmup=90_000), mc.ActorConfig(processes=0, envs=1)
 run = mc.start(marked, "dqn", configured(sys.argv[2], 10**9, updates_per_step=None, learner=learner, actor=actor,
                                          cluster={"lease_seconds": 3.0}))
 until(lambda: all(words(run, name)[0] > 50 for name in nodes), running)
-(kept,), hired = homes, run._session._fleet
-ingest = ray.get_actor(kept.addresses["agent_0"].ingest, hired.namespace)
-pid, beginning = (hired.hired[0].found[name] for name in ("pid", "began"))
+cluster = run._session._cluster
+ingest = ray.get_actor(served["agent_0"].ingest, cluster.namespace)
+pid, beginning = (cluster.agents[0].found[name] for name in ("pid", "began"))
 actors = [each for generation in generations(pid) for each in generation]
 before = [words(run, name)[0] for name in nodes]
 os.kill(pid, signal.SIGSTOP)
@@ -95,32 +85,26 @@ until(lambda: late() or refused() and agent.began(pid) != beginning, running)
 found = rows(run)
 counts = {"of it": int(np.isin(known[:, 0], actors).sum()), "late": late(), "refused": refused(),
           "twice": len(found) - len(np.unique(found, axis=0))}
-hired.hired += zombies
+cluster.agents += zombies
 for each in zombies:
-    dismiss(hired, each)
+    discard(cluster, each)
 run.stop()
 run.wait()
 print(json.dumps(counts))
 """
 
 
-def check(nodes: RayNodes, program: Callable[..., Any], run_dir: Path, *fencing: str) -> None:
-    driver = program(BEGINNING, MARKED, *fencing, ZOMBIE, args=[nodes.address, run_dir])
-    counts = json.loads(driver.finish().splitlines()[-1])  # after what Ray may print of lost processes
-    assert left_on(nodes)["processes"] == []
+def check(drive: Drive, *fencing: str) -> None:
+    counts = drive.result(MARKED, *fencing, ZOMBIE)
     assert counts["of it"] > 0 and counts["twice"] == 0
     assert counts["late"] == 0 and counts["refused"] > 0, counts
 
 
-def test_a_zombie_has_its_rows_refused(ray_nodes: RayNodes, program: Callable[..., Any], tmp_path: Path) -> None:
-    check(ray_nodes, program, tmp_path / "run")
-    assert left_on(ray_nodes)["segments"] == []
+def test_a_zombie_has_its_rows_refused(drive: Drive) -> None:
+    check(drive)
 
 
-def test_without_fencing_a_zombie_has_them_written(
-    ray_nodes: RayNodes, program: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_without_fencing_a_zombie_has_them_written(drive: Drive) -> None:
     """The control: the same check must see them."""
     with pytest.raises(AssertionError, match=r"'late': [1-9]"):
-        check(ray_nodes, program, tmp_path / "run", FENCING_OFF)
-    assert left_on(ray_nodes)["segments"] == []
+        check(drive, FENCING_OFF)

@@ -1,10 +1,9 @@
 """A learner on a machine of its own, without Ray: its program, its versions, and the learner that follows it."""
 
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, nullcontext
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,10 +11,10 @@ import pytest
 from processes import until
 
 import marlcore as mc
+from marlcore.cluster.nodes import learners
+from marlcore.cluster.nodes.learners import LearnerNode, LearnerOrders, LearnerStatus
 from marlcore.envs import vectorize
 from marlcore.training.config import AssignedPolicy, source_of
-from marlcore.training.nodes import learner_node
-from marlcore.training.nodes.learner_node import LearnerNode, LearnerOrders, LearnerPlan, LearnerReport
 from marlcore.training.record import Hold, load_checkpoint
 from marlcore.training.workers import attach_storage
 
@@ -34,22 +33,23 @@ class Scene:
         self.placed: list[Any] = []  # by machine
         with closing(vectorize(ENV, 1)) as env:
             policy = AssignedPolicy("agent_0", ("agent_0",), env.spaces["agent_0"], mc.DQN())
-        policy = replace(policy, source=source_of(policy, CONFIG))
+        self.policy = replace(policy, source=source_of(policy, CONFIG))
         (folder / "checkpoints").mkdir()
         self.hold = Hold(folder / "checkpoints" / "agent_0.pt", "run", 0)
-        self.plan = LearnerPlan(ENV, CONFIG, policy, 1.0, self.hold, 0, 0.0, "")
-        monkeypatch.setattr(learner_node, "Home", self._home)
+        monkeypatch.setattr(learners, "serve", self._serve)
 
-    def _home(self, policies: Any, *_: Any, **__: Any) -> Any:
+    def _serve(self, stack: ExitStack, policies: Any, *_: Any, **__: Any) -> Any:
         self.placed += policies
-        return nullcontext(SimpleNamespace(addresses={"agent_0": len(self.placed)}))
+        return {"agent_0": len(self.placed)}
 
     def begin(self, version: int) -> LearnerNode:
         """The next machine, with rows in its replay."""
         self.hold = replace(self.hold, epoch=self.hold.epoch + 1)
         self.hold.take()
-        plan = replace(self.plan, hold=self.hold, version=version)
-        node = self._stack.enter_context(LearnerNode(plan, LearnerOrders(0, [0])))
+        node = LearnerNode(
+            self._stack, LearnerOrders(0, [0]), env_fn=ENV, config=CONFIG, policy=self.policy, share=1.0,
+            hold=self.hold, version=version, elapsed=0.0, namespace="",
+        )  # fmt: skip
         with attach_storage(self.placed[-1]) as replay, replay.writer(lane=0) as writer:
             for i in range(100):
                 writer.add(np.ones(4, np.float32), i % 2, 1.0)
@@ -66,7 +66,7 @@ def scene(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Scene]:
         yield Scene(stack, monkeypatch, tmp_path)
 
 
-def report(node: LearnerNode, **orders: Any) -> LearnerReport:
+def status(node: LearnerNode, **orders: Any) -> LearnerStatus:
     told = node.beat(LearnerOrders(10, [0], **orders))
     assert told.failed is None, told.failed
     return told
@@ -76,13 +76,13 @@ def report(node: LearnerNode, **orders: Any) -> LearnerReport:
 def test_a_learner_continues_its_predecessor_of_another_machine(scene: Scene) -> None:
     """From the last checkpoint, with versions above all others, while the earlier one, which lives, saves no more."""
     first = scene.begin(0)
-    until(lambda: report(first).updates > 20 and scene.saved > 20)
+    until(lambda: status(first).updates > 20 and scene.saved > 20)
     before = scene.saved
     second = scene.begin(10**6)
-    begun = until(lambda: (told := report(second)).ready and told)
-    assert begun.updates >= before and begun.version > 10**6 and begun.home == 2
+    begun = until(lambda: (told := status(second)).ready and told)
+    assert begun.updates >= before and begun.version > 10**6 and begun.address == 2
     failed = until(lambda: first.beat(LearnerOrders(10, [0])).failed)
     assert "another learner has taken this policy over" in failed.traceback
-    until(lambda: report(second).updates > begun.updates + 20)
-    last = until(lambda: (told := report(second, stopping=True, finishing=True)).done and told)
+    until(lambda: status(second).updates > begun.updates + 20)
+    last = until(lambda: (told := status(second, stopping=True, finishing=True)).done and told)
     assert scene.saved == last.updates and load_checkpoint(scene.hold.checkpoint)["version"] == last.version

@@ -12,12 +12,12 @@ from processes import generations, until
 
 import marlcore as mc
 from marlcore.cluster import Bookings, DirectLink, Ingest, Leases, Porter
+from marlcore.cluster.nodes import program
+from marlcore.cluster.nodes.actors import ActorNode, ActorOrders
 from marlcore.envs import vectorize
 from marlcore.errors import Fenced
 from marlcore.training.config import AssignedPolicy, crews, source_of
 from marlcore.training.loops import build_model
-from marlcore.training.nodes import node as node_part
-from marlcore.training.nodes.node import Node, Orders, Plan
 from marlcore.training.workers import spec_of
 
 ENV = mc.NamedEnvironment("gymnasium:CartPole-v1")
@@ -47,14 +47,16 @@ class Scene:
         store = stack.enter_context(mc.ParameterStore.create(model, extras={"epsilon": (), "updates": ()}))
         self.publisher = stack.enter_context(store.publisher(model))
         self.version = self.publisher.publish(epsilon=1.0, updates=0)
-        self.home = SimpleNamespace(rows=lambda _: DirectLink(ingest), weights=lambda _: Porter(store))
+        self.address = SimpleNamespace(rows=lambda _: DirectLink(ingest), weights=lambda _: Porter(store))
         self.epoch = self.leases.grant(0)
-        self.plan = Plan(ENV, config, (policy,), 0, self.epoch, 0, 0.0, {policy.name: store.description})
-        self._stack = stack
+        self.descriptions, self._stack = {policy.name: store.description}, stack
 
-    def node(self, share: int, **changes: Any) -> Node:
-        plan = Plan(**{**vars(self.plan), **changes})
-        return self._stack.enter_context(Node(plan, Orders(share, 0, {self.policy.name: self.home})))
+    def node(self, share: int, taken: int = 0) -> ActorNode:
+        orders: Any = ActorOrders(share, 0, {self.policy.name: self.address})
+        return ActorNode(
+            self._stack, orders, env_fn=ENV, config=self.config, policies=[self.policy], seat=0, epoch=self.epoch,
+            taken=taken, elapsed=0.0, descriptions=self.descriptions,
+        )  # fmt: skip
 
 
 @pytest.fixture
@@ -63,13 +65,13 @@ def stack() -> Iterator[ExitStack]:
         yield held
 
 
-def finished(node: Node, orders: Orders) -> Any:
-    """The report once the node has done what the orders say."""
+def finished(node: ActorNode, orders: ActorOrders) -> Any:
+    """The status once the node has done what the orders say."""
 
     def look() -> Any:
-        report = node.beat(orders)
-        assert report.failed is None, report.failed
-        return report if report.done else None
+        status = node.beat(orders)
+        assert status.failed is None, status.failed
+        return status if status.done else None
 
     return until(look)
 
@@ -78,20 +80,20 @@ def finished(node: Node, orders: Orders) -> Any:
 def test_a_nodes_rows_arrive_in_the_lanes_of_its_seat(stack: ExitStack) -> None:
     scene = Scene(stack)
     node = scene.node(100)
-    report = finished(node, Orders(100, 5))
-    assert 100 <= report.steps < 104 and report.restarts == 0 and report.versions == {scene.policy.name: 1}
+    status = finished(node, ActorOrders(100, 5))
+    assert 100 <= status.steps < 104 and status.restarts == 0 and status.versions == {scene.policy.name: 1}
     written = [scene.replay._mapped.native.written(lane) for lane in range(scene.config.lanes)]
     assert written[:2] == [0, 0] and min(written[2:]) >= 20  # of 25 steps a copy, the last has no outcome yet
     batch = scene.replay.sampler(32, min_size=1).sample()
     assert (batch.policy_version == scene.version).all()
-    report = finished(node, Orders(160, 5))  # its share has grown
-    assert 160 <= report.steps < 164
+    status = finished(node, ActorOrders(160, 5))  # its share has grown
+    assert 160 <= status.steps < 164
 
 
 @pytest.mark.long
 def test_a_successor_takes_the_steps_that_are_left(stack: ExitStack) -> None:
     scene = Scene(stack)
-    assert 60 <= finished(scene.node(60, taken=40), Orders(60, 0)).steps < 64
+    assert 60 <= finished(scene.node(60, taken=40), ActorOrders(60, 0)).steps < 64
 
 
 @pytest.mark.long
@@ -100,22 +102,22 @@ def test_a_nodes_actors_wait_for_an_evaluation_that_is_due(stack: ExitStack) -> 
     scene = Scene(stack, evaluation=mc.EvaluationConfig(interval=60, wait=True))
     node = scene.node(100)
     for steps in until(
-        lambda: held if min(held := [node.beat(Orders(100, 0)).steps for _ in range(50)]) >= 60 else None
+        lambda: held if min(held := [node.beat(ActorOrders(100, 0)).steps for _ in range(50)]) >= 60 else None
     ):
         assert steps < 64
-    assert finished(node, Orders(100, 0, evaluated=60)).steps >= 100
+    assert finished(node, ActorOrders(100, 0, evaluated=60)).steps >= 100
 
 
 @pytest.mark.long
 def test_a_fenced_node_learns_of_it_and_its_rows_are_refused(stack: ExitStack) -> None:
     scene = Scene(stack)
     node = scene.node(10**6)
-    until(lambda: node.beat(Orders(10**6, 0)).figures["rows"] > 50)
+    until(lambda: node.beat(ActorOrders(10**6, 0)).figures["rows"] > 50)
     scene.leases.fence(0)
     until(lambda: node.error is not None)
     before = len(scene.replay)
     with pytest.raises(Fenced):
-        node.beat(Orders(10**6, 0))
+        node.beat(ActorOrders(10**6, 0))
     assert len(scene.replay) == before
 
 
@@ -124,20 +126,19 @@ def test_without_a_fence_its_rows_would_be_taken(stack: ExitStack) -> None:
     """The control of the test above: what it sees is the fence."""
     scene = Scene(stack, fences=False)
     node = scene.node(10**6)
-    until(lambda: node.beat(Orders(10**6, 0)).figures["rows"] > 50)
+    until(lambda: node.beat(ActorOrders(10**6, 0)).figures["rows"] > 50)
     scene.leases.fence(0)
     before = len(scene.replay)
-    until(lambda: node.beat(Orders(10**6, 0)) and len(scene.replay) > before + 50)
+    until(lambda: node.beat(ActorOrders(10**6, 0)) and len(scene.replay) > before + 50)
 
 
 @pytest.mark.long
 def test_a_dead_program_is_reported_and_takes_its_actors_along(stack: ExitStack) -> None:
     node = Scene(stack).node(10**6)
-    until(lambda: node.beat(Orders(10**6, 0)).steps > 0)
-    program = node._program._process.pid
-    family = [pid for generation in generations(program) for pid in generation]
-    os.kill(program, signal.SIGKILL)
-    failed = until(lambda: node.beat(Orders(10**6, 0)).failed)
+    until(lambda: node.beat(ActorOrders(10**6, 0)).steps > 0)
+    family = [pid for generation in generations(node._program._process.pid) for pid in generation]
+    os.kill(node._program._process.pid, signal.SIGKILL)
+    failed = until(lambda: node.beat(ActorOrders(10**6, 0)).failed)
     assert (failed.worker, failed.reason) == ("supervisor", "death")
     until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in family))
 
@@ -148,6 +149,6 @@ def test_a_program_that_does_not_start_leaves_no_descriptor(monkeypatch: pytest.
     def fail(_: Any) -> None:
         raise OSError("no process is left")
 
-    monkeypatch.setattr(node_part, "start_child", fail)
+    monkeypatch.setattr(program, "start_child", fail)
     with pytest.raises(OSError, match="no process is left"):
-        node_part.Program(SimpleNamespace())
+        program.Program(SimpleNamespace())

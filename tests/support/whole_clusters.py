@@ -1,6 +1,8 @@
 """Runs on a cluster of this machine: the programs of their drivers, and their processes on the nodes."""
 
 import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,12 @@ def configured(run_dir, total_steps, nodes=2, cluster={}, **changes):
     usual = {"run_dir": run_dir, "learner": mc.LearnerConfig(device="cpu"), "cluster": settings}
     return mc.Config(total_steps=total_steps, **{**usual, **changes})
 
+def refusal(call):
+    try:
+        call()
+    except ValueError as error:
+        return str(error)
+
 def words(run, name):
     control = run._session.control
     return control.workers[name].load(STEPS), control.notes[name].load(RESTARTS)
@@ -44,6 +52,28 @@ def told(result, file=None):
 
 
 NOTHING: dict[str, list[object]] = {"segments": [], "processes": []}
+
+
+@dataclass(frozen=True)
+class Drive:
+    """Starts a run's drivers, whose programs begin as above; their first two arguments are the nodes and `run_dir`."""
+
+    nodes: RayNodes
+    program: Callable[..., Any]
+    folder: Path
+
+    @property
+    def run_dir(self) -> Path:
+        return self.folder / "run"
+
+    def __call__(self, *parts: str, args: Sequence[object] = ()) -> Any:
+        return self.program(BEGINNING, *parts, args=[self.nodes.address, self.run_dir, *args])
+
+    def result(self, *parts: str, args: Sequence[object] = ()) -> Any:
+        """What a driver tells at its end; it leaves nothing on the nodes."""
+        result = result_of(self(*parts, args=args))
+        assert left_on(self.nodes) == NOTHING
+        return result
 
 
 def title_of(pid: int) -> str:
@@ -67,5 +97,5 @@ def called(nodes: RayNodes, title: str) -> list[int]:
 def left_on(nodes: RayNodes) -> dict[str, list[object]]:
     """What runs have left on the nodes: segments, and processes of agents; empty lists where there is nothing."""
     segments = [name for node in range(len(nodes.directories)) for name in nodes.segments(node)]
-    titles = "ray::Agent", "marlcore.training.nodes", "marlcore fork server", "marlcore actor"
+    titles = "ray::Agent", "marlcore.cluster.nodes", "marlcore fork server", "marlcore actor"
     return {"segments": [*segments], "processes": [pid for title in titles for pid in called(nodes, title)]}

@@ -44,6 +44,7 @@ print("ReplayBuffer" in globals(), "train" in globals(), "train" in dir(marlcore
 def test_every_core_module_and_only_the_cores_names_are_there(tmp_path: Path) -> None:
     files = [path.relative_to(PACKAGE.parent) for room in ROOMS for path in (PACKAGE / room).rglob("*.py")]
     modules = {".".join(path.with_suffix("").parts).removesuffix(".__init__") for path in files}
+    modules -= {module for module in modules if "cluster.nodes" in module}  # the floor that needs training
     modules |= {"marlcore.testing.rows", "marlcore.compat.cpprb", "marlcore.compat.empo"}
     imports = "".join(f"import {module}\n" for module in sorted(modules - {"marlcore.weights.modules"}))
     outer = "print({name.partition('.')[0] for name in sys.modules} & {'marlcore.interfaces', 'marlcore.spaces'})"

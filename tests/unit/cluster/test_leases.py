@@ -65,7 +65,7 @@ def test_silence_ends_a_lease_and_renewals_keep_it(leases: Leases, clock: Clock)
     assert watch(leases, clock, 1.5) == [] and watch(leases, clock, 0.5) == [0, 2]
 
 
-def test_a_controller_that_was_stopped_fences_nobody_it_has_not_listened_to(leases: Leases, clock: Clock) -> None:
+def test_a_controller_that_was_stopped_listens_before_it_fences(leases: Leases, clock: Clock) -> None:
     """It wakes up after a minute in which the renewals have waited; a silent holder is fenced soon all the same."""
     living, silent = leases.grant(0), leases.grant(1)
     assert watch(leases, clock, 1.0, (0, living), (1, silent)) == []
@@ -177,7 +177,7 @@ def test_a_seat_that_does_not_exist_is_refused(leases: Leases) -> None:
             check_refused(partial(call, seat), ValueError, f"seat: expected an integer from 0 to 2, got {seat!r}")
 
 
-def test_a_table_that_follows_refuses_what_has_ended_and_takes_what_it_has_not_heard_of(leases: Leases) -> None:
+def test_a_following_table_refuses_only_what_has_ended(leases: Leases) -> None:
     assert leases.allows(1, 1)
     leases.follow(1, 2)
     assert [epoch for epoch in range(5) if leases.allows(1, epoch)] == [3, 4] and leases.allows(0, 1)

@@ -117,6 +117,6 @@ def test_a_run_on_one_machine_imports_nothing_of_clusters(program: Callable[...,
     learner = mc.LearnerConfig(batch_size=8, warmup=20, device="cpu")
     config = mc.Config(60, mode="serial", run_dir=sys.argv[1], learner=learner)
     mc.train("gymnasium:CartPole-v1", "dqn", config, progress=False)
-    assert not {"ray", "marlcore.cluster.relay", "marlcore.training.nodes"} & sys.modules.keys()
+    assert not {"ray", "marlcore.cluster.relay", "marlcore.cluster.nodes"} & sys.modules.keys()
     """
     program(code, args=[tmp_path / "run"]).finish()

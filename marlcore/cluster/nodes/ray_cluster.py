@@ -1,4 +1,4 @@
-"""The machines of a Ray cluster, and the agents that this run starts on them. The only file here that imports Ray."""
+"""The machines of a Ray cluster, and this run's agents on them; of the control, this file alone imports Ray."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from ...closing import ClosedAfterError, Closing
 from ...errors import MarlcoreError
 from ...lazy import missing
 from ...processes import Interrupts, handlers_kept
-from ..config import ClusterConfig
-from .agent import Agent, bury, make_once
+from ...training.config import ClusterConfig
+from .agent import Agent, clean_up, make_once
 
 CONNECT_S = 5.0
 START_S = 120.0  # for Ray to start an agent, and for this to import what a run needs
@@ -42,7 +42,7 @@ class AgentLost(MarlcoreError):
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine of the cluster."""
+    """A machine of the cluster, and what is left there beside this run's agents."""
 
     id: str
     host: str
@@ -55,8 +55,8 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class Job:
-    """What agents are hired for.
+class Role:
+    """What agents are for: all actors of a machine, or a policy's learner.
 
     Attributes:
         label: the setting that asks for them.
@@ -73,59 +73,73 @@ class Job:
     exclusive: bool = False
 
 
-class Call:
-    """A call of an agent whose answer may still come."""
-
-    def __init__(self, ref: Any) -> None:
-        self._ref = ref
-
-    def wait(self, seconds: float = 0.0) -> bool:
-        """Whether the answer has come."""
-        import ray
-
-        return bool(ray.wait([self._ref], timeout=seconds)[0])
-
-    def answer(self) -> Any:
-        """Waits for the answer. Raises AgentLost; what the call raised."""
-        import ray
-
-        try:
-            return ray.get(self._ref)
-        except ray.exceptions.RayTaskError as error:
-            raise error.as_instanceof_cause() from None
-        except ray.exceptions.RayError as error:
-            raise AgentLost(_one_line(error)) from None
-
-
-class Hired:
-    """An agent on a machine.
+class AgentHandle:
+    """An agent on a machine, as the driver has it; of its calls, the last one's answer may be awaited.
 
     Attributes:
         found: what it found there, once it has been checked.
         has_begun: whether it may hold anything there.
     """
 
-    def __init__(self, machine: Machine, handle: Any, job: Job) -> None:
-        self.machine, self.job = machine, job
+    def __init__(self, machine: Machine, actor: Any, role: Role) -> None:
+        self.machine, self.role, self._actor = machine, role, actor
         self.found: dict[str, Any] = {}
         self.has_begun = False
-        self._handle = handle
+        self._awaited: Any = None
 
-    def call(self, method: str, *args: Any) -> Call:
+    def call(self, method: str, *args: Any) -> None:
         self.has_begun |= method == "begin"
-        return Call(getattr(self._handle, method).remote(*args))
+        self._awaited = getattr(self._actor, method).remote(*args)
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether the answer of a call is still to be taken."""
+        return self._awaited is not None
+
+    def has_answered(self, seconds: float = 0.0) -> bool:
+        """Whether an answer can be taken, perhaps after a wait."""
+        import ray
+
+        return self.is_awaited and bool(ray.wait([self._awaited], timeout=seconds)[0])
+
+    def answer(self) -> Any:
+        """Takes the answer, for which it waits. Raises AgentLost; what the call raised."""
+        import ray
+
+        awaited, self._awaited = self._awaited, None
+        try:
+            return ray.get(awaited)
+        except ray.exceptions.RayTaskError as error:
+            raise error.as_instanceof_cause() from None
+        except ray.exceptions.RayError as error:
+            raise AgentLost(_one_line(error)) from None
+
+    def take_check(self) -> None:
+        """Takes the answer to its first call. Raises ValueError: its machine cannot do the work. AgentLost."""
+        self.found, host, role = self.answer(), self.machine.host, self.role
+        if self.found["version"] != __version__:
+            raise ValueError(f"cluster: expected marlcore {__version__} on {host}, got {self.found['version']}")
+        if error := self.found["error"]:
+            lacks = error.removeprefix("ValueError: ")
+            raise ValueError(f"{role.wants} ({host}: {error})" if role.wants else f"{lacks} ({role.label}, {host})")
+        if (nice := self.found["nice"]) >= LOWEST:
+            log.warning("%s: expected workers of niceness 0, got %d; start Ray with RAY_worker_niceness=0", host, nice)
 
     def kill(self) -> None:
         import ray
 
-        ray.kill(self._handle)
+        ray.kill(self._actor)
 
 
-class Fleet(Closing):
+class RayCluster(Closing):
     """A connection to a Ray cluster, and the agents of this run on its machines, each of which was checked.
 
     Raises ValueError: there is no such cluster, or its machines are fewer or others than the run asks for; in one line,
     and nothing was left running.
+
+    Attributes:
+        acting: the role of machines with actors. learning: by policy, that of its learner.
+        agents: those that are living, as far as is known.
     """
 
     def __init__(
@@ -135,162 +149,144 @@ class Fleet(Closing):
         """`trials`: by policy of `config.learners`, what its learner's machine must be able to do."""
         self._interrupts = interrupts or Interrupts()
         self._path = [path for path in sys.path if path]
-        trial, wants = partial(make_once, env_fn), f"an environment that can be made there, got {brief(label)}"
-        self.acting = Job("cluster.nodes", config.reserved, cloudpickle.dumps(trial), f"env_fn: expected {wants}", True)
+        trial = cloudpickle.dumps(partial(make_once, env_fn))
+        wants = f"env_fn: expected an environment that can be made there, got {brief(label)}"
+        self.acting = Role("cluster.nodes", config.reserved, trial, wants, exclusive=True)
         self.learning = {
-            policy: Job(f"cluster.learners: {policy}", config.reserved_for(policy), cloudpickle.dumps(trial))
+            policy: Role(f"cluster.learners: {policy}", config.reserved_for(policy), cloudpickle.dumps(trial))
             for policy, trial in (trials or {}).items()
         }
+        self.agents: list[AgentHandle] = []
         self._losses: Counter[str] = Counter()  # of agents, by machine
-        self._burials: list[Any] = []
+        self._cleanups: list[Any] = []
         self._owns = _connect(str(config.address))
-        self.hired: list[Hired] = []
         with ClosedAfterError(self):
             import ray
 
             context = ray.get_runtime_context()
             self.namespace: str = context.namespace
             self._own = context.get_node_id()
-            first = config.nodes if config.nodes_at_start is None else config.nodes_at_start
-            self._hire_first(first)
+            self._start_first(config.nodes if config.nodes_at_start is None else config.nodes_at_start)
 
-    def _hire_first(self, least: int) -> None:
-        """Hires an agent for each learner, then as many for actors; those that fewest machines suit come first."""
-        for job in sorted(self.learning.values(), key=lambda job: len([*self.free(job)])):
-            machine = next(self.free(job), None)
+    def _start_first(self, least: int) -> None:
+        """Starts an agent for each learner, then as many for actors; roles that fewest machines suit come first."""
+        for role in sorted(self.learning.values(), key=lambda role: len([*self.free(role)])):
+            machine = next(self.free(role), None)
             if machine is None:
-                raise ValueError(self.lack(job))
-            self.hire(machine, job)
-        fit = [*self.free()]
+                raise ValueError(self.lack(role))
+            self.start(machine, role)
+        fit = [*self.free(self.acting)]
         if len(fit) < least:
-            expected = (
-                f"{self.acting.label}: expected {least} beside this machine with {_amounts(self.acting.reserved)}"
-            )
-            raise ValueError(f"{expected}, got {len(fit)}{self._short(self.acting)}")
+            raise ValueError(self.lack(self.acting, f"{least} beside this machine", str(len(fit))))
         for machine in fit[:least]:
-            self.hire(machine, self.acting)
-        calls = [(agent, self.checked(agent)) for agent in self.hired]
+            self.start(machine, self.acting)
         deadline = time.monotonic() + START_S
-        for agent, call in calls:
-            job, host = agent.job, agent.machine.host
-            while not call.wait(LOOK_S):
-                self._interrupts.deliver()  # raises what a signal came for
-                if time.monotonic() < deadline:
-                    continue
+        for agent in self.agents:
+            self._await_check(agent, deadline)
+
+    def _await_check(self, agent: AgentHandle, deadline: float) -> None:
+        label, host = agent.role.label, agent.machine.host
+        while not agent.has_answered(LOOK_S):
+            self._interrupts.deliver()  # raises what a signal came for
+            if time.monotonic() >= deadline:
                 raise ValueError(
-                    f"{job.label}: expected an agent on {host} within {START_S:g} s, got none; "
-                    f"{_amounts(job.reserved)} may be in use there"
+                    f"{label}: expected an agent on {host} within {START_S:g} s, got none; "
+                    f"{_amounts(agent.role.reserved)} may be in use there"
                 )
-            try:
-                self.check(agent, call)
-            except AgentLost as error:
-                raise ValueError(f"{job.label}: expected an agent on {host}, got {error}") from None
+        try:
+            agent.take_check()
+        except AgentLost as error:
+            raise ValueError(f"{label}: expected an agent on {host}, got {error}") from None
 
     def machines(self) -> list[Machine]:
-        """The living machines, with what is left there beside this run's agents."""
+        """The living machines."""
         import ray
 
         found = []
         for node in ray.nodes():
             if node["Alive"]:
                 left = Counter(node["Resources"])
-                for agent in self.hired:
+                for agent in self.agents:
                     if agent.machine.id == node["NodeID"]:
-                        left.subtract(agent.job.reserved)
+                        left.subtract(agent.role.reserved)
                 host = f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})"
                 found.append(Machine(node["NodeID"], host, dict(left)))
         return found
 
-    def free(self, job: Job | None = None) -> Iterator[Machine]:
-        """Machines that may take another agent, by default for actors.
+    def free(self, role: Role) -> Iterator[Machine]:
+        """Machines that may take another agent.
 
         Those that lost fewest agents come first, then others than this one, then those that have fewest.
         """
-        job = job or self.acting
-        taken = {agent.machine.id for agent in self.hired if agent.job is job}
-        agents, losses = Counter(agent.machine.id for agent in self.hired), self._losses
+        taken = {agent.machine.id for agent in self.agents if agent.role is role}
+        agents, losses = Counter(agent.machine.id for agent in self.agents), self._losses
         for machine in sorted(
             self.machines(), key=lambda each: (losses[each.id], each.id == self._own, agents[each.id])
         ):
-            if not machine.lacks(job.reserved) and not (job.exclusive and machine.id in {*taken, self._own}):
+            if not machine.lacks(role.reserved) and not (role.exclusive and machine.id in {*taken, self._own}):
                 yield machine
 
-    def lack(self, job: Job) -> str:
-        """Says that no machine may take an agent for a job, and what each lacks."""
-        return f"{job.label}: expected a machine with {_amounts(job.reserved)}, got none{self._short(job)}"
+    def lack(self, role: Role, expected: str = "a machine", got: str = "none") -> str:
+        """Says that too few machines may take an agent of a role, and what each lacks."""
+        could = [each for each in self.machines() if not (role.exclusive and each.id == self._own)]
+        lacking = "; ".join(f"{each.host} has {lack}" for each in could if (lack := each.lacks(role.reserved)))
+        said = f"{role.label}: expected {expected} with {_amounts(role.reserved)}, got {got}"
+        return f"{said} ({lacking})" if lacking else said
 
-    def _short(self, job: Job) -> str:
-        """What each machine that a job could be on lacks, in words."""
-        could = [each for each in self.machines() if not (job.exclusive and each.id == self._own)]
-        lacking = "; ".join(f"{each.host} has {lack}" for each in could if (lack := each.lacks(job.reserved)))
-        return f" ({lacking})" if lacking else ""
-
-    def hire(self, machine: Machine, job: Job) -> Hired:
-        """Starts an agent on a machine, which is not restarted when it dies."""
+    def start(self, machine: Machine, role: Role) -> AgentHandle:
+        """Starts an agent on a machine, which it checks first. It is not restarted when it dies."""
         import ray
 
-        options: dict[str, Any] = {_KINDS[name]: amount for name, amount in job.reserved.items() if name in _KINDS}
-        options["resources"] = {name: amount for name, amount in job.reserved.items() if name not in _KINDS}
-        handle = ray.remote(Agent).options(**options, **_there(machine.id), max_restarts=0, max_concurrency=4).remote()
-        self.hired.append(Hired(machine, handle, job))
-        return self.hired[-1]
+        options: dict[str, Any] = {_KINDS[name]: amount for name, amount in role.reserved.items() if name in _KINDS}
+        options["resources"] = {name: amount for name, amount in role.reserved.items() if name not in _KINDS}
+        actor = ray.remote(Agent).options(**options, **_there(machine.id), max_restarts=0, max_concurrency=4).remote()
+        self.agents.append(AgentHandle(machine, actor, role))
+        self.agents[-1].call("check", self._path, role.trial)
+        return self.agents[-1]
 
-    def checked(self, agent: Hired) -> Call:
-        """Has an agent check its machine; `check` reads the answer."""
-        return agent.call("check", self._path, agent.job.trial)
-
-    def check(self, agent: Hired, call: Call) -> None:
-        """Raises ValueError: the agent's machine cannot do the work. AgentLost."""
-        agent.found, host, job = call.answer(), agent.machine.host, agent.job
-        if agent.found["version"] != __version__:
-            raise ValueError(f"cluster: expected marlcore {__version__} on {host}, got {agent.found['version']}")
-        if error := agent.found["error"]:
-            lacks = error.removeprefix("ValueError: ")
-            raise ValueError(f"{job.wants} ({host}: {error})" if job.wants else f"{lacks} ({job.label}, {host})")
-        if (nice := agent.found["nice"]) >= LOWEST:
-            log.warning("%s: expected workers of niceness 0, got %d; start Ray with RAY_worker_niceness=0", host, nice)
-
-    def dismiss(self, agent: Hired) -> None:
+    def discard(self, agent: AgentHandle) -> None:
         """Ends an agent that is lost, and has its machine, if it lives, end its processes and remove its segments."""
-        self.hired.remove(agent)
+        self.agents.remove(agent)
         self._losses[agent.machine.id] += 1
         agent.kill()
-        self._bury(agent.machine, agent.found)
+        self._clean_up(agent.machine, agent.found)
 
     def sweep(self) -> None:
         """Has the machines without an agent of this run remove what those of a killed driver left there."""
-        taken = {agent.machine.id for agent in self.hired}
+        taken = {agent.machine.id for agent in self.agents}
         for machine in self.machines():
             if machine.id not in taken:
-                self._bury(machine, {})
+                self._clean_up(machine, {})
 
-    def _bury(self, machine: Machine, found: dict[str, Any]) -> None:
+    def _clean_up(self, machine: Machine, found: dict[str, Any]) -> None:
         import ray
 
-        gone = ray.remote(bury).options(num_cpus=0, **_there(machine.id), max_retries=0)
-        self._burials.append(gone.remote(found.get("pid", 0), found.get("began", "")))
+        task = ray.remote(clean_up).options(num_cpus=0, **_there(machine.id), max_retries=0)
+        self._cleanups.append(task.remote(found.get("pid", 0), found.get("began", "")))
 
-    def end(self) -> None:
+    def end_agents(self) -> None:
         """Ends all agents in order, or those that do not answer as lost ones."""
         import ray
 
-        ends = {agent: agent.call("end") if agent.has_begun else None for agent in self.hired}
+        for agent in self.agents:
+            if agent.has_begun:
+                agent.call("end")
         deadline = time.monotonic() + END_S
-        for agent, call in ends.items():
-            if call is None or call.wait(max(0.0, deadline - time.monotonic())):
-                self.hired.remove(agent)
+        for agent in [*self.agents]:
+            if not agent.has_begun or agent.has_answered(max(0.0, deadline - time.monotonic())):
+                self.agents.remove(agent)
                 agent.kill()
             else:
                 log.warning("%s: its agent did not end within %g s", agent.machine.host, END_S)
-                self.dismiss(agent)
-        if self._burials:
-            ray.wait(self._burials, num_returns=len(self._burials), timeout=END_S)
+                self.discard(agent)
+        if self._cleanups:
+            ray.wait(self._cleanups, num_returns=len(self._cleanups), timeout=END_S)
 
     def close(self) -> None:
         """Ends all agents and the connection."""
         import ray
 
-        self.end()
+        self.end_agents()
         if self._owns:
             ray.shutdown()
 

@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from threading import Event, Thread
 from types import SimpleNamespace
 from typing import Any
@@ -10,86 +11,85 @@ from typing import Any
 import pytest
 from processes import until
 
+from marlcore.cluster.nodes import agent
+from marlcore.cluster.nodes.program import SUPERVISOR
+from marlcore.cluster.nodes.ray_cluster import AgentHandle, RayCluster, _connect
+from marlcore.cluster.nodes.uplink import Uplink
 from marlcore.errors import Fenced
-from marlcore.training.nodes import agent
-from marlcore.training.nodes.fleet import Call, Fleet, Hired, _connect
-from marlcore.training.nodes.node import SUPERVISOR
-from marlcore.training.nodes.traffic import Traffic
 
 
-class Plan:
+class Work:
     """Makes a node's part once it may."""
-
-    config = SimpleNamespace(cluster=SimpleNamespace(lease_seconds=2.0))
 
     def __init__(self) -> None:
         self.begun, self.may, self.closed = Event(), Event(), Event()
         self.failure: Exception | None = None
 
-    def start(self, orders: Any) -> Any:
+    def __call__(self, stack: ExitStack, orders: Any) -> Any:
         self.begun.set()
         self.may.wait()
         if self.failure is not None:
             raise self.failure
-        return SimpleNamespace(close=self.closed.set, error=None, beat=lambda orders: "a report")
+        stack.callback(self.closed.set)
+        return SimpleNamespace(error=None, beat=lambda orders: "a status")
 
 
 @pytest.fixture
-def plan(monkeypatch: pytest.MonkeyPatch) -> Iterator[Plan]:
-    made = Plan()
+def work(monkeypatch: pytest.MonkeyPatch) -> Iterator[Work]:
+    made = Work()
     monkeypatch.setattr(agent.pickle, "loads", lambda _: made)
     monkeypatch.setattr(agent, "sweep", lambda: None)
     yield made
     made.may.set()
 
 
-def test_an_agent_that_ends_while_it_begins_leaves_nothing(plan: Plan) -> None:
+def test_an_agent_that_ends_while_it_begins_leaves_nothing(work: Work) -> None:
     """Its process is killed once `end` has returned, so that must close what is being made."""
     made = agent.Agent()
-    made.begin(b"", None)
-    plan.begun.wait()
+    made.begin(b"", None, 2.0)
+    work.begun.wait()
     ends = Thread(target=made.end)
     ends.start()
     ends.join(0.2)
     assert ends.is_alive()
-    plan.may.set()
+    work.may.set()
     ends.join()
-    assert plan.closed.is_set() and made.beat(None) is None
+    assert work.closed.is_set() and made.beat(None) is None
 
 
-def test_an_agent_that_has_ended_begins_nothing(plan: Plan) -> None:
+def test_an_agent_that_has_ended_begins_nothing(work: Work) -> None:
     made = agent.Agent()
     made.end()
-    plan.may.set()
-    made.begin(b"", None)
+    work.may.set()
+    made.begin(b"", None, 2.0)
     until(lambda: not any(thread.name == "marlcore-node" for thread in agent.threading.enumerate()))
-    assert not plan.begun.is_set()
+    assert not work.begun.is_set()
 
 
-def test_a_part_that_another_agent_may_make_counts_as_lost(plan: Plan) -> None:
-    made, plan.failure = agent.Agent(), Fenced("another learner has taken this policy over")
-    plan.may.set()
-    made.begin(b"", None)
+def test_a_part_that_another_agent_may_make_counts_as_lost(work: Work) -> None:
+    made, work.failure = agent.Agent(), Fenced("another learner has taken this policy over")
+    work.may.set()
+    made.begin(b"", None, 2.0)
     assert until(lambda: made.beat(None)).failed.worker == SUPERVISOR
     made.end()
 
 
-def test_an_agent_that_is_given_up_ends(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_agent_that_is_given_up_ends(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
     made, exits = agent.Agent(), Event()
     monkeypatch.setattr(agent, "os", SimpleNamespace(_exit=lambda code: exits.set(), getpid=os.getpid))
-    made.begin(b"", None)
+    made.begin(b"", None, 2.0)
     made._heard = float("-inf")
-    plan.may.set()
-    assert exits.wait(10.0) and plan.closed.is_set()
+    work.may.set()
+    assert exits.wait(10.0) and work.closed.is_set()
 
 
-def test_traffic_moves_once_to_a_new_home() -> None:
-    traffic, moves = Traffic.__new__(Traffic), list[str]()
-    traffic.home, traffic.policy = None, SimpleNamespace(name="a")
-    traffic.mirror = traffic.relay = SimpleNamespace(move=moves.append)
-    home = SimpleNamespace(rows=lambda name: f"rows of {name}", weights=lambda name: f"weights of {name}")
+def test_an_uplink_moves_once_to_a_new_address() -> None:
+    uplink, moves = Uplink.__new__(Uplink), list[str]()
+    uplink.address, uplink.policy = None, SimpleNamespace(name="a")
+    uplink.mirror = uplink.relay = SimpleNamespace(move=moves.append)
+    address = SimpleNamespace(rows=lambda name: f"rows of {name}", weights=lambda name: f"weights of {name}")
     for _ in range(2):
-        traffic.move(home)
+        uplink.move(address)
     assert moves == ["weights of a", "rows of a"]
 
 
@@ -97,15 +97,18 @@ def test_unreachable_addresses_never_reach_ray(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=bool, wait=lambda _, timeout: [not timeout]))
     with pytest.raises(ValueError, match="expected a Ray cluster at"):
         _connect("127.0.0.1:1")
-    assert Call(None).wait(), "by default it looks once"
+    assert Idle().has_answered(), "by default it looks once"
 
 
-class Idle(Hired):
+class Idle(AgentHandle):
     """Answers nothing, such as while its machine still checks whether it can do the work."""
 
-    killed = False
+    has_begun = killed = False
+    is_awaited, _awaited = True, None
 
-    def call(self, method: str, *args: Any) -> Any:
+    def __init__(self) -> None: ...
+
+    def call(self, method: str, *args: Any) -> None:
         raise AssertionError(f"{method} would wait for the check")
 
     def kill(self) -> None:
@@ -117,7 +120,7 @@ def test_a_process_is_told_from_a_later_one_by_its_beginning() -> None:
 
 
 def test_an_agent_that_has_not_begun_is_killed_at_once() -> None:
-    fleet, idle = Fleet.__new__(Fleet), Idle(Any, None, Any)
-    fleet.hired, fleet._burials = [idle], []
-    fleet.end()
-    assert idle.killed and not fleet.hired
+    cluster, idle = RayCluster.__new__(RayCluster), Idle()
+    cluster.agents, cluster._cleanups = [idle], []
+    cluster.end_agents()
+    assert idle.killed and not cluster.agents

@@ -12,13 +12,14 @@ import cloudpickle
 import pytest
 
 import marlcore as mc
+from marlcore.cluster.nodes import controller
+from marlcore.cluster.nodes.actors import Status
+from marlcore.cluster.nodes.learners import LearnerStatus
+from marlcore.cluster.nodes.program import SUPERVISOR
+from marlcore.cluster.nodes.ray_cluster import START_S, AgentLost
+from marlcore.cluster.nodes.uplink import Address
 from marlcore.processes import DONE, RESTARTS, SHARE, STEPS, UPDATES, Control, Telemetry
 from marlcore.training import async_run
-from marlcore.training.nodes import controller
-from marlcore.training.nodes.fleet import START_S, AgentLost
-from marlcore.training.nodes.home import RayAddress
-from marlcore.training.nodes.learner_node import LearnerReport
-from marlcore.training.nodes.node import SUPERVISOR, Report
 from marlcore.training.record import Hold
 from marlcore.training.self_play import results_in
 from marlcore.training.workers import deal_steps
@@ -30,65 +31,68 @@ CONFIG = mc.Config(total_steps=300, cluster=mc.ClusterConfig("auto", nodes=2, le
 class Agent:
     """Answers each call at once, unless it is silent."""
 
-    job = "acting"
-
-    def __init__(self, name: str) -> None:
-        self.machine = SimpleNamespace(id=name, host=name)
-        self.found: dict[str, Any] = {}
-        self.report: Any = Report()
-        self.silent = False
+    def __init__(self, name: str, role: str = "acting") -> None:
+        self.machine, self.role = SimpleNamespace(id=name, host=name), role
+        self.status: Any = Status() if role == "acting" else LearnerStatus()
+        self.silent = self.is_awaited = False
         self.asked: list[Any] = []
 
-    def call(self, method: str, *args: Any) -> Any:
+    def call(self, method: str, *args: Any) -> None:
         self.asked.append((method, *args))
-        return SimpleNamespace(wait=lambda: not self.silent, answer=lambda: self._answer(method))
+        self.is_awaited = True
 
-    def _answer(self, method: str) -> Any:
-        if isinstance(self.report, Exception):
-            raise self.report
-        return self.report if method == "beat" else None
+    def has_answered(self) -> bool:
+        return self.is_awaited and not self.silent
+
+    def answer(self) -> Any:
+        self.is_awaited = False
+        if isinstance(self.status, Exception):
+            raise self.status
+        return self.status if self.asked[-1][0] == "beat" else None
+
+    take_check = answer
 
 
-class Learner(Agent):
-    job = "learning"
-
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-        self.report = LearnerReport()
+Learner = partial(Agent, role="learning")
 
 
 class Scene:
     def __init__(
         self, stack: ExitStack, monkeypatch: pytest.MonkeyPatch, config: mc.Config = CONFIG, policies: Any = (),
-        traffic: Any = MappingProxyType({}),
+        uplinks: Any = MappingProxyType({}),
     ) -> None:  # fmt: skip
         self.now, self.silent, self.fenced = 100.0, list[int](), list[int]()
         about = {"policies": {"a": {"share": 1.0}}}
-        workers = [*NODES, *(f"learner-{name}" for name in traffic)]
-        self.control = stack.enter_context(Control.create(["actor-0", *workers], [*traffic], **about))
+        workers = [*NODES, *(f"learner-{name}" for name in uplinks)]
+        self.control = stack.enter_context(Control.create(["actor-0", *workers], [*uplinks], **about))
         telemetry = stack.enter_context(Telemetry.create(workers))
         self.games = stack.enter_context(Telemetry.create(NODES))
-        self.agents = [Agent("a"), Agent("b"), *map(Learner, traffic)]
+        self.agents = [Agent("a"), Agent("b"), *map(Learner, uplinks)]
         self.spare = [Agent("c")]
         self.leases = leases = SimpleNamespace(
             grant=lambda seat: 1, renew=lambda seat, epoch: True, expire=lambda: self.silent, fence=self.fenced.append,
             lease_seconds=2.0, epoch=lambda seat: 4, state=lambda seat: "held",
         )  # fmt: skip
-        fleet: Any = SimpleNamespace(
-            hired=[*self.agents], end=lambda: None, dismiss=lambda agent: None, free=lambda job: [*self.spare],
-            namespace="", acting="acting", learning=dict.fromkeys(traffic, "learning"),
-            hire=lambda machine, job: self.spare.pop(), checked=lambda agent: agent.call("check"),
-            check=lambda *_: None, lack=lambda job: f"no machine for {job}",
+        cluster: Any = SimpleNamespace(
+            agents=[*self.agents], end_agents=lambda: None, discard=lambda agent: None, start=self._start,
+            free=lambda role: iter(self.spare), lack=lambda role: f"no machine for {role}",
+            namespace="", acting="acting", learning=dict.fromkeys(uplinks, "learning"),
         )  # fmt: skip
-        home = SimpleNamespace(addresses={}, opponents=None)
-        monkeypatch.setattr(controller, "Home", lambda *_, **__: nullcontext(home))
+        monkeypatch.setattr(controller, "serve", lambda *_: {})
+        monkeypatch.setattr(controller, "start_porter", lambda *_, **__: "opponents")
+        monkeypatch.setattr(controller, "WeightsLink", lambda *_: None)
         monkeypatch.setattr(controller.Leases, "create", lambda *_: nullcontext(leases))
         monkeypatch.setattr(controller.ParameterStore, "attach", lambda _: nullcontext(SimpleNamespace(description={})))
         monkeypatch.setattr(controller.time, "monotonic", lambda: self.now)
         deal_steps(self.control, config, NODES)
         self_play = (SimpleNamespace(results=self.games.handle, pool=None),)
         blueprint: Any = SimpleNamespace(config=config, policies=policies, env_fn=None, began=0.0, self_play=self_play)
-        self.controller = stack.enter_context(controller.Controller(fleet, blueprint, self.control, telemetry, traffic))
+        self.controller = controller.Controller(stack, cluster, blueprint, self.control, telemetry, uplinks)
+
+    def _start(self, machine: Any, role: str) -> Any:
+        agent = self.spare.pop()
+        agent.call("check")
+        return agent
 
     def tick(self, seconds: float = 0.3, times: int = 1) -> None:
         for _ in range(times):
@@ -107,10 +111,10 @@ def scene(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
 
 def test_reports_are_counted_and_the_end_is_seen(scene: Scene) -> None:
     assert scene.shares() == [100, 100, 100] and not scene.controller.done
-    scene.agents[0].report, scene.agents[1].report = Report(100, done=True), Report(99)
+    scene.agents[0].status, scene.agents[1].status = Status(100, done=True), Status(99)
     scene.tick(times=4)
     assert [scene.control.workers[name].load(STEPS) for name in NODES] == [100, 99]
-    scene.agents[1].report = Report(100, done=True)
+    scene.agents[1].status = Status(100, done=True)
     scene.tick(times=4)
     assert not scene.controller.done  # this machine's actor has steps to take
     scene.control.workers["actor-0"].store(STEPS, 100)
@@ -119,37 +123,37 @@ def test_reports_are_counted_and_the_end_is_seen(scene: Scene) -> None:
 
 def test_each_game_is_told_to_the_learner_once(scene: Scene) -> None:
     """Also those of a program that has died since; those of an agent that lost its lease never are."""
-    for won, report in ((1, Report(40)), (-1, Report(failed=mc.WorkerFailed(SUPERVISOR, "death", "killed")))):
-        scene.agents[0].report = replace(report, results=[(3, won), (-1, 0)])
+    for won, status in ((1, Status(40)), (-1, Status(failed=mc.WorkerFailed(SUPERVISOR, "death", "killed")))):
+        scene.agents[0].status = replace(status, results=[(3, won), (-1, 0)])
         games: list[tuple[int, int]] = []
         for _ in range(8):
             scene.tick(0.25)
             if games := results_in(scene.games):
                 break
         assert sorted(games) == [(-1, 0), (3, won)]
-        scene.agents[0].report = Report(40)
+        scene.agents[0].status = Status(40)
         scene.tick(times=4)
         assert not results_in(scene.games)
     assert scene.fenced == [0]
-    scene.agents[1].report, scene.leases.renew = Report(results=[(3, 1)]), lambda seat, epoch: False
+    scene.agents[1].status, scene.leases.renew = Status(results=[(3, 1)]), lambda seat, epoch: False
     scene.tick(times=8)
     assert scene.fenced[-1] == 1 and not results_in(scene.games)
 
 
 @pytest.mark.parametrize("how", ["silence", "its death", "its machine"])
 def test_a_lost_agent_is_fenced_and_replaced(how: str, scene: Scene) -> None:
-    scene.agents[0].report = Report(40)
+    scene.agents[0].status = Status(40)
     scene.tick(times=8)
     if how == "silence":
         scene.silent = [0]
     else:
-        scene.agents[0].report = AgentLost("gone") if how == "its death" else ValueError("another version")
+        scene.agents[0].status = AgentLost("gone") if how == "its death" else ValueError("another version")
     scene.tick(times=2)
     scene.silent = []
     assert scene.fenced == [0] and scene.control.notes["node-0"].load(RESTARTS) == 1
     assert scene.shares() == [130, 0, 130]  # 260 are left for two
     scene.tick(times=4)
-    assert scene.controller.seats[0].agent not in scene.agents and sum(scene.shares()) == 300
+    assert scene.controller.actors[0].agent not in scene.agents and sum(scene.shares()) == 300
 
 
 def test_a_driver_that_was_held_up_gives_nobody_up(scene: Scene) -> None:
@@ -164,20 +168,20 @@ def test_a_driver_that_was_held_up_gives_nobody_up(scene: Scene) -> None:
 def test_an_agent_that_never_starts_is_given_up(scene: Scene) -> None:
     late = scene.spare[0]
     late.silent = True
-    scene.agents[0].report = AgentLost("gone")
+    scene.agents[0].status = AgentLost("gone")
     scene.tick(times=8)
-    assert scene.controller.seats[0].agent is late
+    assert scene.controller.actors[0].agent is late
     scene.tick(START_S)
-    assert scene.controller.seats[0].agent is None and scene.fenced == [0, 0]
+    assert scene.controller.actors[0].agent is None and scene.fenced == [0, 0]
 
 
 def test_a_failure_on_a_node_ends_the_run(scene: Scene) -> None:
-    scene.agents[1].report = Report(failed=mc.WorkerFailed("actor-2", "environment", "Traceback: no screen"))
+    scene.agents[1].status = Status(failed=mc.WorkerFailed("actor-2", "environment", "Traceback: no screen"))
     with pytest.raises(mc.WorkerFailed, match="actor-2 on node-1, b's environment failed: Traceback: no screen"):
         scene.tick(times=8)
 
 
-HOME = RayAddress("ingest", "porter", "")
+HOME = Address("ingest", "porter", "")
 
 
 class Apart(Scene):
@@ -186,18 +190,16 @@ class Apart(Scene):
     def __init__(self, stack: ExitStack, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
         self.mirror, hold = SimpleNamespace(version=6), Hold(folder / "a.pt", "run", 0)
         self.moved: list[Any] = []
-        traffic = SimpleNamespace(
-            mirror=self.mirror, move=self.moved.append, drained=lambda: True, check=lambda: None
-        )  # fmt: skip
+        uplink = SimpleNamespace(mirror=self.mirror, move=self.moved.append, drained=lambda: True, check=lambda: None)
         described = {"agents": ("agent_0",), "spaces": None, "algorithm": None, "source": None, "index": 0}
         policy = SimpleNamespace(name="a", weights=None, hold=hold, **described)
         config = replace(CONFIG, cluster=replace(CONFIG.cluster, learners={"a": "CPU=1"}))
-        super().__init__(stack, monkeypatch, config, (policy,), {"a": traffic})
+        super().__init__(stack, monkeypatch, config, (policy,), {"a": uplink})
         self.learner, self.spare = self.agents[2], [Learner("d")]
 
-    def nodes_report(self, home: RayAddress | None, *versions: int) -> None:
+    def nodes_report(self, home: Address | None, *versions: int) -> None:
         for agent, version in zip(self.agents, versions, strict=False):
-            agent.report = Report(1, homes={"a": home}, versions={"a": version})
+            agent.status = Status(1, addresses={"a": home}, versions={"a": version})
         self.tick(times=4)
 
 
@@ -207,28 +209,29 @@ def apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Apart]:
         yield Apart(stack, monkeypatch, tmp_path)
 
 
-def test_a_learners_successor_begins_when_no_machine_takes_the_earlier_ones_weights(apart: Apart) -> None:
-    apart.learner.report = LearnerReport(ready=True, updates=70, version=7, home=HOME)
+def test_a_successor_begins_once_no_machine_takes_older_weights(apart: Apart) -> None:
+    apart.learner.status = LearnerStatus(ready=True, updates=70, version=7, address=HOME)
     apart.nodes_report(HOME, 7, 9)
-    (_, orders) = apart.agents[0].asked[-1]
-    assert orders.homes == {"a": HOME} and apart.moved[-1] == HOME and apart.control.tallies["a"].load(UPDATES) == 70
+    orders = apart.agents[0].asked[-1][1]
+    assert orders.addresses == {"a": HOME} and apart.moved[-1] == HOME
+    assert apart.control.tallies["a"].load(UPDATES) == 70
     successor = apart.spare[0]
-    apart.learner.report = AgentLost("gone")
+    apart.learner.status = AgentLost("gone")
     apart.tick(times=12)
     assert apart.fenced == [2] and apart.control.notes["learner-a"].load(RESTARTS) == 1
-    assert apart.agents[0].asked[-1][1].homes == {"a": None} and apart.moved[-1] is None
+    assert apart.agents[0].asked[-1][1].addresses == {"a": None} and apart.moved[-1] is None
     assert [method for method, *_ in successor.asked] == ["check"]  # the nodes have not said that they moved
     apart.nodes_report(None, 7, 9)
-    (_, plan, orders) = successor.asked[1]
-    assert cloudpickle.loads(plan).version == 9 and orders.ended == [3, 3]
-    successor.report = LearnerReport(ready=True, restarts=1)
+    (_, work, orders, _) = successor.asked[1]
+    assert cloudpickle.loads(work).keywords["version"] == 9 and orders.ended == [3, 3]
+    successor.status = LearnerStatus(ready=True, restarts=1)
     apart.tick(times=4)
     assert apart.control.notes["learner-a"].load(RESTARTS) == 2
 
 
 def test_a_run_ends_when_a_learners_last_weights_have_come(apart: Apart) -> None:
     apart.control.finish()
-    apart.learner.report = LearnerReport(ready=True, done=True, version=7, home=HOME)
+    apart.learner.status = LearnerStatus(ready=True, done=True, version=7, address=HOME)
     apart.tick(times=4)
     assert apart.controller.unfinished == ["learner-a"]  # of version 6 are those here
     apart.mirror.version = 7
@@ -236,9 +239,10 @@ def test_a_run_ends_when_a_learners_last_weights_have_come(apart: Apart) -> None
     assert apart.controller.unfinished == [] and apart.control.workers["learner-a"].load(DONE)
 
 
-def test_a_learner_that_is_lost_before_its_last_weights_is_replaced_unless_the_run_is_stopped(apart: Apart) -> None:
+def test_a_learner_lost_before_its_last_weights_is_replaced(apart: Apart) -> None:
+    """Unless the run is stopped."""
     apart.control.finish()
-    apart.learner.report = AgentLost("gone")
+    apart.learner.status = AgentLost("gone")
     apart.nodes_report(None, 0, 0)
     apart.tick(times=8)
     assert apart.controller.unfinished == ["learner-a"] and apart.controller.learners[0].agent is not None
@@ -260,15 +264,15 @@ def test_a_stop_in_the_last_moment_of_grace_ends_a_run(monkeypatch: pytest.Monke
     """A learner elsewhere that has no machine is not awaited any more; workers that still start are killed at once."""
     ended: list[bool] = []
     workers = [SimpleNamespace(ready=ready, end=partial(ended.append, ready)) for ready in (True, False)]
-    elsewhere: Any = SimpleNamespace(done=True, unfinished=["learner-a"], tick=lambda: None)
+    remote: Any = SimpleNamespace(done=True, unfinished=["learner-a"], tick=lambda: None)
     supervisor: Any = SimpleNamespace(workers={}, unfinished=[], running=workers, stand_down=lambda: None)
-    control: Any = SimpleNamespace(stop=elsewhere.unfinished.clear)
+    control: Any = SimpleNamespace(stop=remote.unfinished.clear)
     monitor: Any = SimpleNamespace(tick=lambda: None, say_stopping=lambda: None)
     interrupts: Any = SimpleNamespace(stopping=True, again=False, finishing=False)
     blueprint: Any = SimpleNamespace(config=mc.Config(), crew=SimpleNamespace(names=[]), policies=())
     monkeypatch.setattr(async_run, "grace_of", lambda _: -1.0)
-    async_run.run_async(supervisor, blueprint, control, monitor, interrupts, elsewhere)
-    assert elsewhere.unfinished == [] and ended == [False]
+    async_run.run_async(supervisor, blueprint, control, monitor, interrupts, remote)
+    assert remote.unfinished == [] and ended == [False]
 
 
 def test_a_stopped_learner_is_named_and_not_long_awaited(monkeypatch: pytest.MonkeyPatch) -> None:

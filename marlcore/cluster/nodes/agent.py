@@ -1,4 +1,4 @@
-"""The agent of a node: the actor of Ray that holds the node's part of a run, and answers its controller."""
+"""The agent of a machine: the actor of Ray that holds a run's part there, and answers the controller."""
 
 import errno
 import os
@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -16,28 +17,29 @@ from ...envs import vectorize
 from ...errors import Fenced, WorkerFailed, suppress_failed_calls
 from ...memory import sweep
 from ...processes import failure_of
-from .node import SUPERVISOR, Report
+from .actors import Status
+from .program import SUPERVISOR
 
 LOOK_S = 0.2  # between looks at its own state
 ABANDONED_S = 30.0  # without a word of the controller, after which the agent ends
-BURIALS = 10  # sweeps after an agent that was lost
+SWEEPS = 10  # after an agent that was lost
 
 
 class Agent:
-    """A node's agent. Its methods return at once; a thread of its own makes the node's part, and ends it if fenced."""
+    """A machine's agent. Its methods return at once; a thread makes the run's part there, and ends it if fenced."""
 
     def __init__(self) -> None:
         sweep()
         self._lock = threading.Lock()
-        self._making = threading.Lock()  # held while the node's part is made, whose segments nobody else knows
-        self._node: Any = None  # a Node or a LearnerNode
+        self._making = threading.Lock()  # held while the run's part is made, whose segments nobody else knows
+        self._stack = ExitStack()  # of the part
+        self._node: Any = None  # an ActorNode or a LearnerNode
         self._failed: WorkerFailed | None = None
         self._ends = False
         self._heard = time.monotonic()
-        self._abandoned_s = ABANDONED_S
 
     def check(self, path: list[str], trial: bytes) -> dict[str, Any]:
-        """Calls what shows whether the machine can do the work; says what it found, or what it lacks."""
+        """Runs the trial that checks this machine; says what it found, or what the machine lacks."""
         sys.path += [entry for entry in path if entry not in sys.path]
         found = {"pid": os.getpid(), "began": began(os.getpid()), "version": __version__, "nice": os.nice(0)}
         try:
@@ -46,53 +48,51 @@ class Agent:
         except Exception as error:  # the environment's own code may raise anything
             return found | {"error": f"{type(error).__name__}: {' '.join(str(error).split())}"}
 
-    def begin(self, task: bytes, orders: Any) -> None:
-        """Starts to make the node's part of a run, by its plan."""
-        plan = pickle.loads(task)
+    def begin(self, make: bytes, orders: Any, lease_s: float) -> None:
+        """Starts to make a run's part here: `make`, a pickled function, takes an ExitStack and orders."""
         self._heard = time.monotonic()
-        self._abandoned_s = max(ABANDONED_S, 10 * plan.config.cluster.lease_seconds)
-        threading.Thread(target=self._work, args=(plan, orders), name="marlcore-node", daemon=True).start()
+        args = pickle.loads(make), orders, max(ABANDONED_S, 10 * lease_s)
+        threading.Thread(target=self._work, args=args, name="marlcore-node", daemon=True).start()
 
-    def beat(self, orders: Any) -> Report | None:
-        """The report of the node's part; None while it is being made."""
+    def beat(self, orders: Any) -> Status | None:
+        """The status of the run's part; None while it is being made."""
         self._heard = time.monotonic()
         with self._lock:
             if self._failed is not None:
-                return Report(failed=self._failed)
+                return Status(failed=self._failed)
             return None if self._node is None else self._node.beat(orders)
 
     def end(self) -> None:
-        """Ends the node's part, and removes its segments, and those of agents that were lost here."""
+        """Ends the run's part, and removes its segments, and those of agents that were lost here."""
         self._ends = True
         with self._making, self._lock:
-            node, self._node = self._node, None
-            if node is not None:
-                node.close()
+            self._node = None
+            self._stack.close()
         sweep()
 
-    def _work(self, plan: Any, orders: Any) -> None:
+    def _work(self, make: Callable[[ExitStack, Any], Any], orders: Any, abandoned_s: float) -> None:
         with self._making:
-            if self._ends or (node := self._made(plan, orders)) is None:
+            if self._ends or (node := self._made(make, orders)) is None:
                 return
         while not self._ends:
             time.sleep(LOOK_S)
-            if node.error is not None or time.monotonic() - self._heard > self._abandoned_s:
+            if node.error is not None or time.monotonic() - self._heard > abandoned_s:
                 self.end()
                 os._exit(1)  # the controller has given this agent up
 
-    def _made(self, plan: Any, orders: Any) -> Any:
-        """The node's part; None if that failed."""
+    def _made(self, make: Callable[[ExitStack, Any], Any], orders: Any) -> Any:
+        """The run's part; None if that failed."""
         try:
-            node = plan.start(orders)
+            with ExitStack() as stack:
+                node = make(stack, orders)
+                with self._lock:
+                    self._node, self._stack = node, stack.pop_all()
+            return node
         except (ConnectionError, Fenced) as error:
             self._failed = WorkerFailed(SUPERVISOR, "death", str(error))  # another agent may have more luck
-            return None
         except Exception as error:  # the algorithm's own code may raise anything
             self._failed = failure_of("agent", error)
-            return None
-        with self._lock:
-            self._node = node
-        return node
+        return None
 
 
 def make_once(env_fn: Callable[[], Any]) -> None:
@@ -107,11 +107,11 @@ def began(pid: int) -> str:
     return ""
 
 
-def bury(pid: int, its_beginning: str) -> None:
-    """Kills a lost agent of this node, upon which the kernel kills its actors, and removes their segments."""
+def clean_up(pid: int, its_beginning: str) -> None:
+    """Kills a lost agent of this machine, upon which the kernel kills its workers, and removes their segments."""
     if its_beginning and began(pid) == its_beginning:
         with suppress_failed_calls(errno.ESRCH):
             os.kill(pid, signal.SIGKILL)
-    for _ in range(BURIALS):
+    for _ in range(SWEEPS):
         time.sleep(LOOK_S)  # for the kernel to end them
         sweep()

@@ -1,0 +1,51 @@
+"""`python -m marlcore.cluster.nodes PARENT RESULT`: the program of an agent, which supervises its actors or learner.
+
+It reads a path and a blueprint from standard input, works until the control block says stop, and writes the failure
+that ended it, if one did, to the descriptor RESULT.
+"""
+
+import os
+import pickle
+import sys
+import time
+from contextlib import closing
+
+from ...errors import WorkerFailed
+from ...processes import Children, Control, end_with_parent
+from ...training.async_run import POLL_S, grace_of, resume_actors, supervisor_of
+from ...training.config import learner_names
+from ...training.workers import Blueprint
+
+GRACE_S = 5.0  # for actors to end by themselves
+
+
+def supervise(blueprint: Blueprint) -> None:
+    """Runs the workers of a node until they are told to stop. Raises WorkerFailed: one failed for good."""
+    config, policies = blueprint.config, [policy.name for policy in blueprint.policies]
+    names = blueprint.crew.names or [*learner_names(config, policies)]
+    with closing(Control.attach(blueprint.control)) as control, closing(Children()) as children:
+        supervisor = supervisor_of(blueprint, control, names, lambda name: None, children)
+        for worker in supervisor.workers.values():
+            worker.start()
+        while not control.stopping:
+            supervisor.watch(POLL_S)
+            resume_actors(supervisor, blueprint, control)
+        if not control.finishing:  # else a learner that dies is restarted
+            supervisor.stand_down()
+        deadline = time.monotonic() + (GRACE_S if blueprint.crew.names else grace_of(blueprint))
+        while supervisor.unfinished and time.monotonic() < deadline:
+            supervisor.watch(POLL_S)
+
+
+def main(parent: int, result: int) -> None:
+    end_with_parent(parent)
+    sys.path[:] = pickle.load(sys.stdin.buffer)
+    try:
+        supervise(pickle.load(sys.stdin.buffer))
+    except WorkerFailed as error:
+        with os.fdopen(result, "wb") as file:
+            pickle.dump(error, file)
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:3]))

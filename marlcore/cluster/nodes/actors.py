@@ -1,0 +1,140 @@
+"""The actors of another machine: their shared memory, program and uplinks there, and what the controller exchanges."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...cluster import Mirror
+from ...errors import WorkerFailed
+from ...processes import BEGUN, EPISODES, RESTARTS, SHARE, STEPS, Control, Metric, Telemetry
+from ...training.config import EVALUATOR, AssignedPolicy, Config, crews
+from ...training.self_play import SelfPlay, results_in
+from ...training.workers import Blueprint, dealt
+from .program import Program
+from .uplink import Address, Uplink
+
+OTHERS = "others"  # counts the steps of all other actors of the run
+
+
+@dataclass(frozen=True)
+class ActorOrders:
+    """What the controller tells a machine's actors."""
+
+    share: int  # the seat's steps, earlier holders' included, at which its actors are done
+    others: int  # steps that the run's other actors have taken
+    addresses: Mapping[str, Address | None] = field(default_factory=dict)  # of their learners, by policy
+    evaluated: int = 0  # the run's steps at which its last evaluation began
+
+
+@dataclass(frozen=True)
+class Status:
+    """What a machine's actors answer."""
+
+    steps: int = 0  # of the seat, earlier holders' included
+    episodes: int = 0  # ended since the agent's start
+    restarts: int = 0  # of its workers
+    done: bool = False  # whether the actors have taken their share, and all of its rows have arrived
+    metrics: Sequence[Metric] = ()
+    results: Sequence[tuple[int, int]] = ()  # of games: the opponent, and how it ended
+    figures: dict[str, float] = field(default_factory=dict)  # of its uplinks, by name
+    versions: dict[str, int] = field(default_factory=dict)  # of the weights that it has, by policy
+    addresses: dict[str, Address | None] = field(default_factory=dict)  # from which such may come, by policy
+    failed: WorkerFailed | None = None  # what ended its work
+
+
+class ActorNode:
+    """The part of a run on a machine with actors. Its program dies with this process."""
+
+    def __init__(
+        self, stack: ExitStack, orders: ActorOrders, *, env_fn: Callable[[], Any], config: Config,
+        policies: Sequence[AssignedPolicy], seat: int, epoch: int, taken: int, elapsed: float,
+        descriptions: Mapping[str, Mapping[str, Any]], opponents: Any = None,
+    ) -> None:  # fmt: skip
+        """
+        Args:
+            taken: steps of the seat's earlier holders. elapsed: seconds since the run began.
+            descriptions: of the stores of weights, by policy.
+            opponents: the link to the pool of opponents, in self-play.
+
+        Raises SharedMemoryFull.
+        """
+        self._crew = crew = crews(config)[1 + seat]
+        self._episodes = dict.fromkeys(crew.names, (0, 0))  # ended before, and the last count
+        self._control = stack.enter_context(Control.create([*crew.names, OTHERS, EVALUATOR]))
+        self._telemetry = stack.enter_context(Telemetry.create(crew.names))
+        for name, steps in zip(crew.names, dealt(taken, [0] * crew.count, [1] * crew.count), strict=True):
+            self._control.workers[name].store(STEPS, steps)
+        self._uplinks = [
+            Uplink(stack, policy, config, crew, descriptions[policy.name], seat, epoch) for policy in policies
+        ]
+        self._pool: Mirror | None = None
+        self._results: Telemetry | None = None
+        self_play: tuple[SelfPlay, ...] = ()
+        if opponents is not None:
+            seconds, slots = config.cluster.sync_seconds, max(2, config.self_play.pool)
+            self._pool = stack.enter_context(Mirror(opponents, mode=slots, sync_seconds=seconds, name="opponents"))
+            self._results = stack.enter_context(Telemetry.create(crew.names))
+            self_play = (SelfPlay(self._pool.store.handle, self._results.handle),)
+        self._order(orders)
+        placed = tuple(uplink.blueprint() for uplink in self._uplinks)
+        handles, began = (self._control.handle, self._telemetry.handle), time.monotonic() - elapsed
+        program = Program(Blueprint(env_fn, config, placed, *handles, began, crew, self_play))
+        self._program = stack.enter_context(program)
+        stack.callback(self._control.stop)
+
+    def _order(self, orders: ActorOrders) -> None:
+        for uplink in self._uplinks:
+            uplink.move(orders.addresses.get(uplink.policy.name, uplink.address))
+        workers, names = self._control.workers, self._crew.names
+        workers[OTHERS].store(STEPS, orders.others)
+        workers[EVALUATOR].store(BEGUN, orders.evaluated)
+        if orders.share != sum(self._control.notes[name].load(SHARE) for name in names):
+            shares = dealt(orders.share, [workers[name].load(STEPS) for name in names], [1] * len(names))
+            for name, share in zip(names, shares, strict=True):
+                self._control.notes[name].store(SHARE, share)
+
+    def beat(self, orders: ActorOrders) -> Status:
+        """Takes new orders; what happened since the last one. Raises Fenced: the seat is lost."""
+        self._order(orders)
+        for uplink in self._uplinks:
+            uplink.check()
+        if self._pool is not None:
+            self._pool.check()
+        workers, notes, names = self._control.workers, self._control.notes, self._crew.names
+        finished = all(workers[name].load(STEPS) >= notes[name].load(SHARE) for name in names)
+        return Status(
+            steps=sum(workers[name].load(STEPS) for name in names),
+            episodes=sum(map(self._ended, names)),
+            restarts=sum(notes[name].load(RESTARTS) for name in names),
+            done=finished and all(uplink.drained() for uplink in self._uplinks),
+            metrics=self._telemetry.tail(),
+            results=[] if self._results is None else results_in(self._results),
+            figures=self._figures(),
+            addresses={uplink.policy.name: uplink.address for uplink in self._uplinks},
+            versions={uplink.policy.name: uplink.mirror.version for uplink in self._uplinks},
+            failed=self._program.failure(),
+        )
+
+    @property
+    def error(self) -> BaseException | None:
+        """What ended a relay, such as Fenced; None while all work."""
+        return next((uplink.relay.error for uplink in self._uplinks if uplink.relay.error is not None), None)
+
+    def _ended(self, actor: str) -> int:
+        """Episodes of an actor; the process that follows a dead one counts from 0 again."""
+        count, (before, last) = self._control.workers[actor].load(EPISODES), self._episodes[actor]
+        before += last if count < last else 0
+        self._episodes[actor] = before, count
+        return before + count
+
+    def _figures(self) -> dict[str, float]:
+        stats = [uplink.relay.stats for uplink in self._uplinks]
+        sums = ("rows", "bytes", "raw_bytes", "messages", "in_flight", "gaps", "rewinds")
+        figures = {name: float(sum(getattr(each, name) for each in stats)) for name in sums}
+        if self._results is not None:
+            figures["games_lost"] = float(self._results.lost)
+        return figures | {f"delay_ms_p{p}": 1000 * max(each.delay(p) for each in stats) for p in (50, 99)}

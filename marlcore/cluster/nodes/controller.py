@@ -1,0 +1,119 @@
+"""The controller, in the driver: it seats agents, hears them, deals out the steps, replaces those that are lost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from functools import partial
+
+from ...cluster import Leases, WeightsLink
+from ...errors import Fenced
+from ...processes import Control, Telemetry, failure_of
+from ...training.config import node_names
+from ...training.workers import Blueprint, deal_steps
+from ...weights import ParameterStore
+from .ray_cluster import AgentLost, RayCluster
+from .seats import ActorSeat, LearnerSeat, Seat, SeatContext
+from .uplink import Uplink, serve, start_porter
+
+LOOK_S = 1.0  # between looks for machines
+
+
+class Controller:
+    """The actors and learners of a run on other machines; see `RemoteWorkers`. Everything there ends with the stack."""
+
+    def __init__(
+        self, stack: ExitStack, cluster: RayCluster, blueprint: Blueprint, control: Control, telemetry: Telemetry,
+        uplinks: Mapping[str, Uplink],
+    ) -> None:  # fmt: skip
+        """`uplinks`: those of this machine, by policy whose learner is on another one."""
+        self._cluster, self._control, self._uplinks = cluster, control, uplinks
+        self._config = config = blueprint.config
+        self._looked = self._ticked = self._patient_until = 0.0
+        names = self._dealt_to = node_names(config)  # by the session
+        seats, lease_seconds = config.cluster.seats, config.cluster.lease_seconds
+        apart = [policy for policy in blueprint.policies if policy.name in uplinks]
+        here = [policy for policy in blueprint.policies if policy.name not in uplinks]
+        games = next(iter(blueprint.self_play), None)
+        self._leases = stack.enter_context(Leases.create(seats + len(uplinks), lease_seconds))
+        addresses = serve(stack, here, config, self._leases, cluster.namespace)
+        opponents = None
+        if games is not None:
+            opponents = WeightsLink(start_porter(stack, games.pool, cluster.namespace, every=True), cluster.namespace)
+        stack.callback(cluster.end_agents)
+        attached = {policy.name: ParameterStore.attach(policy.weights) for policy in blueprint.policies}
+        stores = {name: stack.enter_context(store) for name, store in attached.items()}
+        results = None if games is None else stack.enter_context(Telemetry.attach(games.results))
+        context = SeatContext(
+            stack, cluster, self._leases, blueprint, control, telemetry, stores, {**addresses}, opponents, results
+        )
+        self.actors = [ActorSeat(name, number, context) for number, name in enumerate(names)]
+        self.learners = [
+            LearnerSeat(number, policy, uplinks[policy.name], partial(self._newest, policy.name), context)
+            for number, policy in enumerate(apart, seats)
+        ]
+        self._seats: list[Seat] = [*self.actors, *self.learners]
+        for agent in cluster.agents:  # which were checked
+            next(seat for seat in self._seats if seat.role is agent.role and seat.agent is None).begin(agent)
+        self._deal()
+
+    @property
+    def done(self) -> bool:
+        ended = all(seat.done for seat in self.actors if seat.agent is not None)
+        arrived = all(uplink.drained() for uplink in self._uplinks.values())
+        return ended and arrived and self._control.steps >= self._config.total_steps
+
+    @property
+    def unfinished(self) -> list[str]:
+        return [seat.name for seat in self.learners if seat.unfinished]
+
+    def tick(self) -> None:
+        now, lease = time.monotonic(), self._config.cluster.lease_seconds
+        if now - self._ticked > lease / 2:  # this process was held up, and heard nobody meanwhile
+            self._patient_until = now + lease
+        self._ticked = now
+        for seat in self._seats:
+            try:
+                seat.poll()
+            except (AgentLost, Fenced, ValueError) as error:  # ValueError: its machine cannot do the work
+                seat.lose(str(error))
+        if now >= self._patient_until:
+            for number in self._leases.expire():
+                self._seats[number].lose(f"it was silent for {lease:g} s")
+        for name, uplink in self._uplinks.items():
+            try:
+                uplink.check()
+            except Exception as error:  # of a relay or a mirror, which ended
+                raise failure_of(f"rows and weights of {name}", error) from error
+        self._fill()
+        self._deal()
+
+    def _newest(self, policy: str) -> int | None:
+        """The highest version of a policy's weights on any machine; None while those of an earlier learner may come."""
+        answers = [seat.status for seat in self.actors if seat.epoch]
+        if any(status.addresses[policy] is not None for status in answers):
+            return None
+        return max(self._uplinks[policy].mirror.version, *(status.versions.get(policy, 0) for status in answers), 0)
+
+    def _fill(self) -> None:
+        """Starts an agent for each empty seat for which a machine is free, such as one that has joined."""
+        control, seats = self._control, self._seats
+        if control.stopping:
+            seats = [*self.learners] if control.finishing else []
+        empty, now = [seat for seat in seats if seat.is_due], time.monotonic()
+        if not empty or now - self._looked < LOOK_S:
+            return
+        self._looked = now
+        for seat in sorted(empty, key=lambda seat: isinstance(seat, ActorSeat)):  # learners first
+            if (machine := next(self._cluster.free(seat.role), None)) is not None:
+                seat.start(machine)
+            elif isinstance(seat, LearnerSeat):
+                seat.say_waiting()
+
+    def _deal(self) -> None:
+        """Deals the steps out anew where other nodes work than before."""
+        working = [seat.name for seat in self.actors if seat.agent is not None]
+        if working != self._dealt_to:
+            self._dealt_to = working
+            deal_steps(self._control, self._config, working)

@@ -1,0 +1,125 @@
+"""The learner of a policy on another machine: its memory and program there, and what the controller exchanges."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from ...cluster import Leases
+from ...interfaces import QueueSource
+from ...processes import DONE, READY, RESTARTS, STEPS, UPDATES, Control, Telemetry
+from ...training.config import AssignedPolicy, Config, Crew, learner_names
+from ...training.loops import build_model, choose_device
+from ...training.record import Hold, load_checkpoint
+from ...training.workers import Blueprint, PolicyBlueprint, create_storage, create_weights
+from .actors import OTHERS, Status
+from .program import Program
+from .uplink import Address, serve
+
+
+@dataclass(frozen=True)
+class LearnerOrders:
+    """What the controller tells a learner's machine."""
+
+    steps: int  # of the run
+    ended: Sequence[int]  # by seat, the epoch to which leases have ended
+    stopping: bool = False
+    finishing: bool = False  # stopping, after the due updates
+
+
+@dataclass(frozen=True)
+class LearnerStatus(Status):
+    """What a learner's machine answers; `done` once its last weights are published and saved."""
+
+    updates: int = 0
+    ready: bool = False  # whether it has begun to learn
+    version: int = 0
+    address: Address | None = None
+
+
+class LearnerNode:
+    """A policy's learner and all that lies beside it. Its program dies with this process."""
+
+    error: BaseException | None = None  # it has no relay, which could fail
+
+    def __init__(
+        self, stack: ExitStack, orders: LearnerOrders, *, env_fn: Callable[[], Any], config: Config,
+        policy: AssignedPolicy, share: float, hold: Hold, version: int, elapsed: float, namespace: str,
+    ) -> None:  # fmt: skip
+        """
+        Args:
+            share: of the run's steps. hold: on the policy's checkpoint. elapsed: seconds since the run began.
+            version: of its weights that anyone has; its own follow.
+
+        Raises SharedMemoryFull; Fenced: the policy has a later learner; ValueError: see `create_storage`.
+        """
+        (self._name,) = learner_names(config, [policy.name])
+        about = {"policies": {policy.name: {"share": share}}}
+        self._control = stack.enter_context(Control.create([self._name, OTHERS], [policy.name], **about))
+        self._telemetry = stack.enter_context(Telemetry.create([self._name]))
+        self._leases = stack.enter_context(Leases.create(config.cluster.seats + 1, config.cluster.lease_seconds))
+        self._order(orders)
+        placed = self._placed(stack, policy, config, hold, version)
+        (self._address,) = serve(stack, [placed], config, self._leases, namespace, follows=True).values()
+        handles, began = (self._control.handle, self._telemetry.handle), time.monotonic() - elapsed
+        self._program = stack.enter_context(Program(Blueprint(env_fn, config, (placed,), *handles, began, Crew(0, 0))))
+        stack.callback(self._control.stop)
+
+    def _placed(
+        self, stack: ExitStack, policy: AssignedPolicy, config: Config, hold: Hold, version: int
+    ) -> PolicyBlueprint:
+        """The policy's memory here, whose versions follow those that anyone has."""
+        saved = hold.checkpoint.with_suffix(".replay")
+        hold.begin()
+        version = max(version, load_checkpoint(hold.checkpoint).get("version", 0))
+        self._store = stack.enter_context(create_weights(policy, config, build_model(policy, config), version))
+        return PolicyBlueprint(
+            **vars(policy),
+            replay_was_saved=saved.exists(),  # before there is one of this run
+            checkpoint=hold.checkpoint,
+            transitions=create_storage(stack, policy, config, saved),
+            weights=self._store.handle,
+            queued=isinstance(policy.source, QueueSource),
+            hold=hold,
+        )
+
+    def _order(self, orders: LearnerOrders) -> None:
+        self._control.workers[OTHERS].store(STEPS, orders.steps)
+        for seat, epoch in enumerate(orders.ended):
+            self._leases.follow(seat, epoch)
+        if orders.finishing:
+            self._control.finish()
+        elif orders.stopping:
+            self._control.stop()
+
+    def beat(self, orders: LearnerOrders) -> LearnerStatus:
+        """Takes new orders; what happened since the last one."""
+        self._order(orders)
+        (policy,), counters = self._control.tallies, self._control.workers[self._name]
+        done = counters.load(DONE) != 0  # first: what follows is then the last
+        return LearnerStatus(
+            restarts=self._control.notes[self._name].load(RESTARTS),
+            done=done,
+            metrics=self._telemetry.tail(),
+            failed=None if done else self._program.failure(),
+            updates=self._control.tallies[policy].load(UPDATES),
+            ready=counters.load(READY) != 0,
+            version=self._store.version,
+            address=self._address,
+        )
+
+
+def try_learner(hold: Hold, device: str, replay_path: str | None) -> None:
+    """Shows whether a learner can be on this machine; `hold` is any of this run. Raises ValueError: it cannot."""
+    folder = hold.checkpoint.parent
+    if not hold.is_seen() or not os.access(folder, os.W_OK):
+        raise ValueError(
+            f"run_dir: expected a directory that each learner's machine reaches, got {str(folder.parent)!r}"
+        )
+    choose_device(device)
+    if replay_path is not None and not os.path.isdir(replay_path):
+        raise ValueError(f"replay.path: expected a directory on each learner's machine, got {replay_path!r}")

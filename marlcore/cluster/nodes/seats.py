@@ -1,0 +1,326 @@
+"""The seats of a run, each for an agent, as the controller has them: their calls, and what follows if one is lost."""
+
+from __future__ import annotations
+
+import logging
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import cloudpickle
+
+from ...cluster import Leases, WeightsLink
+from ...errors import WorkerFailed
+from ...processes import BEGUN, DONE, EPISODES, READY, RESTARTS, SHARE, STEPS, UPDATES, Control, Reporter, Telemetry
+from ...training.config import EVALUATOR, AssignedPolicy, learner_names
+from ...training.self_play import report_result
+from ...training.workers import Blueprint, PolicyBlueprint
+from ...weights import ParameterStore
+from .actors import ActorNode, ActorOrders, Status
+from .learners import LearnerNode, LearnerOrders, LearnerStatus
+from .program import SUPERVISOR
+from .ray_cluster import START_S, AgentHandle, AgentLost, Machine, RayCluster, Role
+from .uplink import Address, Uplink
+
+BEATS_A_LEASE = 8  # so that some may be lost
+BACKOFF_S, LONGEST_BACKOFF_S = 0.5, 30.0  # before the next agent, doubled after each that had done nothing
+FIGURES_S = 1.0  # between metrics of a node's uplinks
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class SeatContext:
+    """What the seats of a run share."""
+
+    stack: ExitStack  # of what ends with them
+    cluster: RayCluster
+    leases: Leases
+    blueprint: Blueprint
+    control: Control
+    telemetry: Telemetry
+    stores: Mapping[str, ParameterStore]  # of weights on this machine, by policy
+    addresses: dict[str, Address | None]  # of learners, by policy; None: on no machine
+    opponents: WeightsLink | None  # the way to the pool of opponents, in self-play
+    results: Telemetry | None  # of games, in self-play
+
+
+class Seat(ABC):
+    """A place for an agent; its name is that of a worker of the run, whose counters it keeps.
+
+    Attributes:
+        agent: the one that has it, if any.
+        epoch: of the agent, once it works; otherwise 0.
+        has_failed: whether a worker there failed for good.
+    """
+
+    loss = ""  # what follows if an agent is lost
+
+    def __init__(self, name: str, number: int, role: Role, context: SeatContext) -> None:
+        """`number` is that of its lease."""
+        self.name, self.number, self.role, self.context = name, number, role, context
+        self.agent: AgentHandle | None = None
+        self.epoch = 0
+        self.has_failed = False
+        self.control, self._leases = context.control, context.leases
+        self.counters = self.control.workers[name]
+        self.reporter = context.stack.enter_context(closing(context.telemetry.reporter(name)))
+        self._called = 0.0
+        self._failures = 0  # agents lost in a row, none of which had done anything
+        self._due = 0.0  # the time of the next agent
+        self._lost = 0  # agents
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time for an agent."""
+        return self.agent is None and time.monotonic() >= self._due
+
+    def start(self, machine: Machine) -> None:
+        """Starts an agent on a machine, which has it checked before it begins."""
+        self.agent, self.epoch, self._called = self.context.cluster.start(machine, self.role), 0, time.monotonic()
+
+    def begin(self, agent: AgentHandle) -> None:
+        """Gives the seat to an agent that was checked, and has it begin."""
+        self.agent, self.epoch, self._called = agent, self._leases.grant(self.number), time.monotonic()
+        agent.call("begin", cloudpickle.dumps(self.work()), self.orders(), self._leases.lease_seconds)
+
+    def poll(self) -> None:
+        """Takes the agent's answer, if it came; makes the next call, if it is due.
+
+        Raises: AgentLost, Fenced, ValueError: the agent is lost, or its machine cannot do the work. WorkerFailed.
+        """
+        now, agent = time.monotonic(), self.agent
+        if agent is None:
+            return
+        if agent.has_answered():
+            if not self.epoch:
+                agent.take_check()
+            else:
+                answer = agent.answer()
+                if not self._leases.renew(self.number, self.epoch):
+                    raise AgentLost("its lease had ended")
+                if answer is not None:
+                    self.receive(agent, answer)
+        if not self.epoch:
+            if not agent.is_awaited and self.may_begin():
+                self.begin(agent)
+            elif now - self._called > START_S:
+                raise AgentLost(f"it did not start within {START_S:g} s")
+        elif not agent.is_awaited and now - self._called >= self._leases.lease_seconds / BEATS_A_LEASE:
+            self._called = now
+            agent.call("beat", self.orders())
+
+    def receive(self, agent: AgentHandle, status: Any) -> None:
+        if (failed := status.failed) is not None:
+            if failed.worker == SUPERVISOR:  # it was killed
+                raise AgentLost(failed.traceback)
+            self.has_failed = True
+            where = f"{failed.worker} on {self.name}, {agent.machine.host}"
+            raise WorkerFailed(where, failed.reason, failed.traceback)
+        for metric in status.metrics:
+            self.reporter.report(metric)
+        if self.take(status):
+            self._failures = 0
+
+    def lose(self, why: str) -> None:
+        """Gives the agent up: its epoch is fenced."""
+        agent, self.agent = self.agent, None
+        if agent is None:
+            return
+        self._leases.fence(self.number)
+        log.warning("%s on %s is lost (%s); %s", self.name, agent.machine.host, why, self.loss)
+        self._due = time.monotonic() + min(BACKOFF_S * 2**self._failures, LONGEST_BACKOFF_S)
+        self._failures, self._lost, self.epoch = self._failures + 1, self._lost + 1, 0
+        self.counters.store(READY, 0)
+        self.count_restarts(0)
+        self.context.cluster.discard(agent)
+
+    def count_restarts(self, here: int) -> None:
+        """Tells the run the agents that were lost, and restarts under the present one that count too."""
+        self.control.notes[self.name].store(RESTARTS, self._lost + here)
+
+    def may_begin(self) -> bool:
+        """Whether an agent that was checked may begin."""
+        return True
+
+    @abstractmethod
+    def work(self) -> Callable[..., Any]:
+        """What an agent begins: makes the run's part on its machine, of an ExitStack and orders."""
+
+    @abstractmethod
+    def orders(self) -> Any:
+        """What each call of an agent tells it."""
+
+    @abstractmethod
+    def take(self, status: Any) -> bool:
+        """Takes a status into the run's counters and metrics; whether it shows that the agent has done something."""
+
+
+class ActorSeat(Seat):
+    """The seat of one machine's actors; if that is lost, others take its share of the steps.
+
+    Attributes:
+        status: the agent's last one.
+        asked: the share of steps that the last call told.
+    """
+
+    loss = "others take its share of the steps"
+
+    def __init__(self, name: str, number: int, context: SeatContext) -> None:
+        super().__init__(name, number, context.cluster.acting, context)
+        self.status, self.asked = Status(), 0
+        self._taken = 0  # steps of earlier agents
+        self._counted = 0.0, 0.0, 0.0  # time, rows and bytes of the last figures
+        self._games: Reporter | None = None
+        if context.results is not None:
+            self._games = context.stack.enter_context(closing(context.results.reporter(name)))
+
+    @property
+    def share(self) -> int:
+        return 0 if self.control.stopping else self.control.notes[self.name].load(SHARE)
+
+    @property
+    def done(self) -> bool:
+        """Whether its agent has done all that it was asked for."""
+        return self.status.done and self.asked == self.share
+
+    def begin(self, agent: AgentHandle) -> None:
+        self._taken, self._counted = self.counters.load(STEPS), (time.monotonic(), 0.0, 0.0)
+        self.status = Status(steps=self._taken, addresses={**self.context.addresses})
+        super().begin(agent)
+
+    def work(self) -> Callable[..., ActorNode]:
+        blueprint = self.context.blueprint
+        return partial(
+            ActorNode,
+            env_fn=blueprint.env_fn,
+            config=blueprint.config,
+            policies=[*map(AssignedPolicy.of, blueprint.policies)],
+            seat=self.number,
+            epoch=self.epoch,
+            taken=self._taken,
+            elapsed=time.monotonic() - blueprint.began,
+            descriptions={name: store.description for name, store in self.context.stores.items()},
+            opponents=self.context.opponents,
+        )
+
+    def orders(self) -> ActorOrders:
+        control, self.asked = self.control, self.share
+        evaluated = control.workers[EVALUATOR].load(BEGUN) if EVALUATOR in control.workers else 0
+        others = control.steps - self.counters.load(STEPS)
+        return ActorOrders(self.asked, others, {**self.context.addresses}, evaluated)
+
+    def receive(self, agent: AgentHandle, status: Status) -> None:
+        for opponent, result in status.results:  # first: these games count however the agent ended
+            assert self._games is not None
+            report_result(self._games, opponent, result)
+        super().receive(agent, status)
+
+    def take(self, status: Status) -> bool:
+        self.counters.store(STEPS, status.steps)
+        self.counters.store(EPISODES, status.episodes)
+        self.counters.store(READY, 1)
+        self.status = status
+        if status.figures and time.monotonic() - self._counted[0] >= FIGURES_S:
+            self._report_figures(status)
+        return status.steps > self._taken
+
+    def lose(self, why: str) -> None:
+        super().lose(why)
+        self.status = Status(steps=self.status.steps)
+
+    def _report_figures(self, status: Status) -> None:
+        now, (before, rows, nbytes) = time.monotonic(), self._counted
+        figures = dict(status.figures)
+        self._counted = now, figures["rows"], figures["bytes"]
+        figures["rows_per_s"] = (figures.pop("rows") - rows) / (now - before)
+        figures["bytes_per_s"] = (figures.pop("bytes") - nbytes) / (now - before)
+        stores = self.context.stores
+        figures["lag"] = max(stores[name].version - version for name, version in status.versions.items())
+        figures["lease_age_s"] = self._leases.age(self.number)
+        step, time_s = self.control.steps, now - self.context.blueprint.began
+        for name, value in figures.items():
+            self.reporter.report_each(time_s, step, "", f"{name}/{self.name}", [value])
+
+
+class LearnerSeat(Seat):
+    """The seat of a policy's learner; if that is lost, another one continues from the last checkpoint."""
+
+    loss = "another learner follows, from the policy's last checkpoint"
+
+    def __init__(
+        self, number: int, policy: PolicyBlueprint, uplink: Uplink, newest: Callable[[], int | None],
+        context: SeatContext,
+    ) -> None:  # fmt: skip
+        """`newest` gives the highest version of its weights anywhere; None while an earlier learner's may come."""
+        (name,) = learner_names(context.blueprint.config, [policy.name])
+        super().__init__(name, number, context.cluster.learning[policy.name], context)
+        self._policy, self._uplink, self._newest = policy, uplink, newest
+        self._saved = False  # the last weights, which have also arrived here
+        self._waits = False  # for a machine, which was said
+        self._move(None)
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether its last weights are still to come."""
+        gone = not self.epoch or not self.counters.load(READY)
+        stopped = gone and self.control.stopping and not self.control.finishing
+        return not (self._saved or self.has_failed or stopped)
+
+    def may_begin(self) -> bool:
+        return self._newest() is not None
+
+    def work(self) -> Callable[..., LearnerNode]:
+        """As above, after the hold on the checkpoint has passed to the agent."""
+        blueprint, policy = self.context.blueprint, self._policy
+        assert policy.hold is not None
+        hold = replace(policy.hold, epoch=self.epoch)
+        hold.take()
+        return partial(
+            LearnerNode,
+            env_fn=blueprint.env_fn,
+            config=blueprint.config,
+            policy=AssignedPolicy.of(policy),
+            share=self.control.about["policies"][policy.name]["share"],
+            hold=hold,
+            version=self._newest() or 0,
+            elapsed=time.monotonic() - blueprint.began,
+            namespace=self.context.cluster.namespace,
+        )
+
+    def orders(self) -> LearnerOrders:
+        control, leases, seats = self.control, self._leases, self.context.blueprint.config.cluster.seats
+        ended = [leases.epoch(seat) - (leases.state(seat) == "held") for seat in range(seats)]
+        return LearnerOrders(control.steps, ended, control.stopping, control.finishing)
+
+    def take(self, status: LearnerStatus) -> bool:
+        if status.ready:  # before, it has not read the checkpoint
+            self.counters.store(UPDATES, status.updates)
+            self.control.tallies[self._policy.name].store(UPDATES, status.updates)
+        self.counters.store(READY, int(status.ready))
+        self.count_restarts(status.restarts)
+        self._move(status.address)
+        if status.done and self._uplink.mirror.version >= status.version:
+            self._saved = True
+            self.counters.store(DONE, 1)
+        return status.ready
+
+    def lose(self, why: str) -> None:
+        self._move(None)
+        self._waits = False
+        super().lose(why)
+
+    def say_waiting(self) -> None:
+        """Says once after a loss that no machine has the resources."""
+        if not self._waits:
+            self._waits = True
+            log.warning("%s; the run waits for one", self.context.cluster.lack(self.role))
+
+    def _move(self, address: Address | None) -> None:
+        """Has the policy's rows and weights pass to and from this address alone."""
+        self.context.addresses[self._policy.name] = address
+        self._uplink.move(address)

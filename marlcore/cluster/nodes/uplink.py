@@ -1,0 +1,192 @@
+"""A policy's rows and weights between machines: an ingest and a porter beside its learner, an uplink on the others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn
+
+from ...cluster import (
+    Bookings,
+    Ingest,
+    Leases,
+    Mirror,
+    PorterActor,
+    RayLink,
+    Relay,
+    WeightsLink,
+    end_actor,
+    start_ingest,
+)
+from ...errors import LinkLost
+from ...interfaces import QueueSource, ReplaySource
+from ...memory import SegmentHandle
+from ...queue import TrajectoryQueue
+from ...replay import ReplayBuffer
+from ...training.config import AssignedPolicy, Config, Crew, crews
+from ...training.record import Hold
+from ...training.workers import PolicyBlueprint, attach_storage, spec_of
+
+
+@dataclass(frozen=True)
+class Address:
+    """The ways to a policy's learner, for other machines: the names of its ingest and of its porter."""
+
+    ingest: str
+    porter: str
+    namespace: str
+
+    def rows(self, policy: str) -> RayLink:
+        return RayLink(self.ingest, policy, namespace=self.namespace)
+
+    def weights(self, policy: str) -> WeightsLink:
+        return WeightsLink(self.porter, self.namespace)
+
+
+class Nowhere:
+    """The address, and the links, of a policy whose learner is on no machine now: relay and mirror try again."""
+
+    def rows(self, policy: str) -> Nowhere:
+        return self
+
+    weights = rows
+
+    def open(self, *args: Any) -> NoReturn:
+        raise LinkLost("the policy's learner is on no machine")
+
+    send = describe = fetch = open
+
+
+class Uplink:
+    """The relay of a crew's rows of a policy, and the mirror of the policy's weights; they end with the stack.
+
+    Attributes:
+        address: of the policy's learner, where they lead; None while that is on no machine, as at first.
+    """
+
+    def __init__(
+        self, stack: ExitStack, policy: AssignedPolicy, config: Config, crew: Crew, description: Mapping[str, Any],
+        seat: int, epoch: int,
+    ) -> None:  # fmt: skip
+        """`description` is that of the policy's store of weights; `seat` and `epoch` are the crew's."""
+        cluster, self.policy = config.cluster, policy
+        self.address: Address | None = None
+        nowhere: Any = Nowhere()
+        name, seconds = f"weights.{policy.index}", cluster.sync_seconds
+        self.mirror = stack.enter_context(Mirror(nowhere, description=description, sync_seconds=seconds, name=name))
+        self._source = source_of_rows(policy, config, crew)
+        stack.callback(self._source.close)
+        relay = Relay(
+            self._source, nowhere, seat=seat, epoch=epoch,
+            flush_seconds=cluster.flush_seconds, compress=cluster.compress,
+        )  # fmt: skip
+        self.relay = stack.enter_context(relay)
+        self._sends = bool(crew.count)
+        if self._sends:
+            relay.start()
+
+    def blueprint(self, hold: Hold | None = None) -> PolicyBlueprint:
+        """The policy for the workers of this machine; with a hold on its checkpoint where they may read it."""
+        return PolicyBlueprint(
+            **vars(self.policy),
+            checkpoint=hold.checkpoint if hold else Path(),
+            transitions=self._source.handle,
+            weights=self.mirror.store.handle,
+            queued=isinstance(self._source, TrajectoryQueue),
+            hold=hold,
+        )
+
+    def move(self, address: Address | None) -> None:
+        """Leads to another learner; after the return, no weights of the earlier one come."""
+        if address != self.address:
+            self.address = address
+            home: Any = address or Nowhere()
+            self.mirror.move(home.weights(self.policy.name))
+            self.relay.move(home.rows(self.policy.name))
+
+    def drained(self) -> bool:
+        """Whether all rows that were written here have arrived. Raises what ended the relay."""
+        return not self._sends or self.relay.drain(0.0)
+
+    def check(self) -> None:
+        """Raises what ended the relay or the mirror, such as Fenced."""
+        if self.relay.error is not None:
+            raise self.relay.error
+        self.mirror.check()
+
+
+def source_of_rows(policy: AssignedPolicy, config: Config, crew: Crew) -> ReplayBuffer | TrajectoryQueue:
+    """A policy's transitions on a machine. Where the learner holds actors back, a queue whose writers wait for a relay.
+
+    So many rows may be on their way as the run on one machine would have its actors ahead.
+    """
+    queued, copies = isinstance(policy.source, QueueSource), config.actor.envs
+    parts = 1 if queued else config.replay.parts
+    lanes = parts * len(policy.agents) * max(1, crew.count) * copies  # without actors, it has a place all the same
+    spec, rows, name = spec_of(policy, config), config.cluster.lane_rows, f"rows.{policy.index}"
+    if isinstance(policy.source, QueueSource):
+        source = policy.source
+        ahead = source.ahead * source.batch_size * (source.length or 1) * crew.count // config.actors
+    elif (limiter := config.limiter(policy.name, len(policy.agents) * config.lanes)) is not None:
+        ahead = int(limiter.tolerance / limiter.samples_per_insert)
+    else:
+        return ReplayBuffer.create(spec, rows * lanes, lanes, name=name)
+    return TrajectoryQueue.create(spec, rows * lanes, lanes, max_unread=max(ahead, lanes), name=name)
+
+
+def serve(
+    stack: ExitStack, policies: Sequence[PolicyBlueprint], config: Config, leases: Leases, namespace: str,
+    follows: bool = False,
+) -> dict[str, Address]:  # fmt: skip
+    """Starts one ingest of all policies whose learners are here, and a porter of each; returns their addresses.
+
+    `follows`: the leases follow the controller's, which are on another machine.
+    """
+    targets = {policy.name: _target_of(stack, policy, config, follows) for policy in policies}
+    ingest = f"marlcore-rows-{leases.handle.nonce}"
+    if targets:
+        make = partial(make_ingests, targets, leases.handle, follows)
+        threads = max(8, (config.cluster.seats + 1) * len(targets))
+        stack.callback(end_actor, start_ingest(make, threads=threads, name=ingest, namespace=namespace))
+    return {
+        policy.name: Address(ingest, start_porter(stack, policy.weights, namespace), namespace) for policy in policies
+    }
+
+
+def start_porter(stack: ExitStack, store: SegmentHandle, namespace: str, *, every: bool = False) -> str:
+    """The name of a porter of a store on this machine; see `Porter`."""
+    name = f"marlcore-weights-{store.nonce}"
+    stack.callback(end_actor, PorterActor.start(store, name, every=every, namespace=namespace))
+    return name
+
+
+Target = tuple[type[ReplayBuffer] | type[TrajectoryQueue], SegmentHandle, SegmentHandle, Sequence[Sequence[int]]]
+
+
+def _target_of(stack: ExitStack, policy: PolicyBlueprint, config: Config, own_too: bool) -> Target:
+    """Where an ingest writes a policy's rows: the transitions, new bookings, and by seat the lanes, in its own order.
+
+    `own_too`: after the cluster's seats comes one for the driver's actors.
+    """
+    with attach_storage(policy) as storage:
+        bookings = stack.enter_context(Bookings.create(storage.lanes))
+    parts = config.replay.parts if isinstance(policy.source, ReplaySource) else 1
+    shape = len(policy.agents), config.actor.envs
+    own, *senders = crews(config)
+    if own_too and own.count:
+        senders.append(own)
+    lanes = [crew.lanes(parts, *shape, bookings.lanes // parts) + crew.block_begins(*shape) for crew in senders]
+    return type(storage), policy.transitions, bookings.handle, [each.ravel().tolist() for each in lanes]
+
+
+def make_ingests(targets: Mapping[str, Target], leases: SegmentHandle, follows: bool) -> dict[str, Ingest]:
+    """The ingests by policy, in the process that takes the rows."""
+    table = Leases.watch(leases)
+    holds = table.allows if follows else table.check
+    return {
+        name: Ingest(kind.attach(transitions), Bookings.attach(bookings), seats, holds=holds)
+        for name, (kind, transitions, bookings, seats) in targets.items()
+    }

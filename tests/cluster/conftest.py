@@ -1,0 +1,15 @@
+"""What the tests of runs on a cluster share."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ray_nodes import RayNodes
+from whole_clusters import Drive
+
+
+@pytest.fixture
+def drive(ray_nodes: RayNodes, program: Callable[..., Any], tmp_path: Path) -> Drive:
+    """Starts the drivers of a run on the cluster that all tests share."""
+    return Drive(ray_nodes, program, tmp_path)
