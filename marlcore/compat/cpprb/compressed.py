@@ -45,7 +45,6 @@ class CompressedRing(Ring):
         rows = {name: field for name, field in fields.items() if name not in self._next_of}
         rows |= {name: Field(fields[name].shape[:-1], fields[name].dtype) for name in stacked}
         super().__init__(rows, capacity, shared=False, margin=max(self._depths.values(), default=1) - 1, path=path)
-        self._names = tuple(self._all)
         self._kept = {name: _Kept(capacity) for name in (*self._depths, *self._next_of)}
 
     def forked(self) -> None:
@@ -86,7 +85,7 @@ class CompressedRing(Ring):
         if not self._kept:
             return super().gather(tickets, *names)
         newest, rows = self.writer.next - 1, dict[str, NDArray[Any]]()
-        for name in names or self._names:
+        for name in names or self._all:
             if name in self._next_of:
                 values = self._value(self._next_of[name], np.minimum(tickets + 1, newest))
                 rows[name] = self._kept[name].put_into(values, tickets)
