@@ -138,10 +138,8 @@ def _how_to_resume(run_dir: str) -> str:
     if not run_dir:
         return ""
     folder = Path(run_dir)  # of a run, or of one for each seed
-    runs = (
-        [folder] if (folder / "config.json").exists() else sorted(path.parent for path in folder.glob("*/config.json"))
-    )
-    if unfinished := [shlex.quote(str(run)) for run in runs if not has_all_steps(run)]:
+    configs = [*folder.glob("config.json")] or sorted(folder.glob("*/config.json"))
+    if unfinished := [shlex.quote(str(path.parent)) for path in configs if not has_all_steps(path.parent)]:
         return f"; resume with marlcore train --resume {', and likewise '.join(unfinished)}"
     where = shlex.quote(run_dir)
     return f"; the run had taken all its steps; its metrics, curves and last checkpoints are in {where}"

@@ -103,27 +103,15 @@ class CommandLine:
         registry = tyro.constructors.ConstructorRegistry()
 
         @registry.primitive_rule
-        def of_schedules(about: Any) -> tyro.constructors.PrimitiveConstructorSpec[Any] | None:
-            if about.type not in (Schedule, Schedule | None, Schedule | float | None):
+        def drawn_as_text(about: Any) -> tyro.constructors.PrimitiveConstructorSpec[Any] | None:
+            if get_origin(about.type) is Callable:
+                metavar = "MODULE:FUNCTION"
+            elif Schedule in _members(about.type):
+                metavar = "SCHEDULE" if about.type is Schedule else "{None}|SCHEDULE"
+            else:
                 return None
             return tyro.constructors.PrimitiveConstructorSpec(
-                nargs=1,
-                metavar="SCHEDULE" if about.type is Schedule else "{None}|SCHEDULE",
-                instance_from_str=lambda words: Schedule.from_value("schedule", words[0]),
-                is_instance=lambda value: isinstance(value, Schedule | float | None),
-                str_from_instance=lambda value: [str(value)],
-            )
-
-        @registry.primitive_rule
-        def of_functions(about: Any) -> tyro.constructors.PrimitiveConstructorSpec[Any] | None:
-            if get_origin(about.type) is not Callable:
-                return None
-            return tyro.constructors.PrimitiveConstructorSpec(
-                nargs=1,
-                metavar="MODULE:FUNCTION",
-                instance_from_str=lambda words: words[0],
-                is_instance=callable,
-                str_from_instance=lambda function: [str(function)],
+                1, metavar, lambda words: words[0], lambda value: True, lambda value: [str(value)]
             )
 
         config = (tyro.conf.FlagCreatePairsOff,) if single_flags else ()

@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from ...errors import StaleHandle
@@ -46,10 +45,6 @@ class CompressedRing(Ring):
         rows = {name: field for name, field in fields.items() if name not in self._next_of}
         rows |= {name: Field(fields[name].shape[:-1], fields[name].dtype) for name in stacked}
         super().__init__(rows, capacity, shared=False, margin=max(self._depths.values(), default=1) - 1, path=path)
-        self._names = tuple(self._all)
-        # The last frames of each stacked field in the lane, [depth - 1, *shape]; values that follow the newest row
-        self._frames = {name: rows[name].zeros(depth - 1) for name, depth in self._depths.items()}
-        self._following: Rows = {}
         self._kept = {name: _Kept(capacity) for name in (*self._depths, *self._next_of)}
 
     def forked(self) -> None:
@@ -74,35 +69,28 @@ class CompressedRing(Ring):
         added = np.arange(first, first + count)
         for kept in self._kept.values():
             kept.drop(added)
-        for name, depth in self._depths.items():
-            frames = np.concatenate([self._frames[name], stored[name]])
-            self._frames[name] = frames[count:].copy()
-            before = sliding_window_view(frames, depth - 1, axis=0)[:count]
-            whole = _equal_rows(before, values[name][..., :-1]) & (added >= depth - 1)
-            self._kept[name].put(added[~whole], values[name][~whole])
-        for label, name in self._next_of.items():
-            following = np.concatenate([self._following.get(label, values[name][:1]), values[label]])
-            self._following[label] = following[count:].copy()
-            apart = ~_equal_rows(following[:count], values[name])
-            apart[0] &= count < self.capacity  # otherwise the row before is overwritten
-            self._kept[label].put(added[apart] - 1, following[:count][apart])
+        for name in self._depths:
+            apart = ~_equal_rows(self._value(name, added), values[name])
+            self._kept[name].put(added[apart], values[name][apart])
+        for label, name in self._next_of.items():  # the newest row's is kept until the row after it is known
+            kept = self._kept[label]
+            last = kept.get((first - 1) % self.capacity)
+            if last is not None and (last == values[name][0]).all():
+                kept.drop(added[:1] - 1)
+            apart = np.append(~_equal_rows(values[label][:-1], values[name][1:]), True)
+            kept.put(added[apart], values[label][apart])
         return first
 
     def gather(self, tickets: Ints, *names: str) -> tuple[Rows, NDArray[np.bool_] | None]:
         if not self._kept:
             return super().gather(tickets, *names)
-        wanted = names or self._names
-        plain = [name for name in wanted if name not in self._depths and name not in self._next_of]
-        rows: Rows = super().gather(tickets, *plain)[0] if plain else {}
-        for name in wanted:
-            if name in self._depths:
-                rows[name] = self._value(name, tickets)
-            elif name in self._next_of:
-                newest = self.writer.next - 1
+        newest, rows = self.writer.next - 1, dict[str, NDArray[Any]]()
+        for name in names or self._all:
+            if name in self._next_of:
                 values = self._value(self._next_of[name], np.minimum(tickets + 1, newest))
-                if name in self._following:
-                    values[tickets == newest] = self._following[name]
                 rows[name] = self._kept[name].put_into(values, tickets)
+            else:
+                rows[name] = self._value(name, tickets)
         return rows, None
 
     def clear(self) -> None:
@@ -111,12 +99,11 @@ class CompressedRing(Ring):
             kept.clear()
 
     def _value(self, name: str, tickets: Ints) -> NDArray[Any]:
-        depth = self._depths.get(name)
-        if depth is None:
-            return super().gather(tickets, name)[0][name]
-        span = np.maximum(tickets[:, np.newaxis] + np.arange(1 - depth, 1), 0)
-        frames = super().gather(span.ravel(), name)[0][name].reshape(*span.shape, *self.fields[name].shape)
-        return self._kept[name].put_into(np.moveaxis(frames, 1, -1), tickets)
+        column = self.columns[name]
+        if name not in self._depths:
+            return column[tickets % len(column)]
+        span = np.maximum(tickets[:, np.newaxis] + np.arange(1 - self._depths[name], 1), 0)
+        return self._kept[name].put_into(np.moveaxis(column[span % len(column)], 1, -1), tickets)
 
 
 class _Kept(dict[int, NDArray[Any]]):
@@ -149,5 +136,5 @@ class _Kept(dict[int, NDArray[Any]]):
 
 
 def _equal_rows(a: NDArray[Any], b: NDArray[Any]) -> NDArray[np.bool_]:
-    equal: NDArray[np.bool_] = (a == b).reshape(len(a), -1).all(axis=1)
+    equal: NDArray[np.bool_] = (a == b).all(axis=tuple(range(1, a.ndim)))
     return equal

@@ -19,11 +19,7 @@ _POSITIVE = Number(0)
 
 
 class PrioritizedBuffer(RingBuffer):
-    """A ring sampled in proportion to (priority + eps) ** alpha (Schaul et al. 2016, section 3.3).
-
-    The priorities belong to the learner, the process that samples: before each sample or update, it reads those that
-    `add` stored with the rows.
-    """
+    """A ring sampled in proportion to priorities, as MPPrioritizedReplayBuffer says."""
 
     _own_fields: Mapping[str, Field] = {"priorities": Field((), "float32")}  # NaN if add got none
     _keeps_new = True  # whether an update skips rows that were added since the last sample

@@ -185,39 +185,27 @@ def test_the_help_fits_80_columns(capfd):
     assert max(map(len, capfd.readouterr().out.splitlines())) <= 80
 
 
-STOPPED = {  # steps that a run of 60 has taken, and what is said; None: without a run
-    None: "",
-    59: "; resume with marlcore train --resume 'runs/a b'",
-    60: "; the run had taken all its steps; its metrics, curves and last checkpoints are in 'runs/a b'",
-}
+STOPPED = {  # the directory that was asked for, the steps that its runs of 60 have taken, and what is said
+    "before its run": ("", {}, ""),
+    "early": ("runs/a b", {"runs/a b": 59}, "; resume with marlcore train --resume 'runs/a b'"),
+    "late": ("runs/a b", {"runs/a b": 60},
+        "; the run had taken all its steps; its metrics, curves and last checkpoints are in 'runs/a b'"),
+    "seeds": ("all", {"all/seed-0": 60, "all/seed-1": 20, "all/seed-2": 30},
+        "; resume with marlcore train --resume all/seed-1, and likewise all/seed-2"),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("taken", STOPPED)
-def test_a_stopped_run_says_how_it_is_resumed(tmp_path, capfd, monkeypatch, working, taken):
+@pytest.mark.parametrize("case", STOPPED)
+def test_a_stopped_run_says_how_it_is_resumed(tmp_path, capfd, monkeypatch, working, case):
     """A run that has taken all its steps cannot be resumed with them."""
     monkeypatch.chdir(tmp_path)
-    with RunDirectory.create("runs/a b", {"total_steps": 60}) as run:
-        run.save_progress({"steps": {"actor-0": (taken or 9) - 9, "actor-1": 9}})
-
-    def stop(arguments: list[str]) -> int:
-        Interrupts(signal.SIGINT).deliver("runs/a b" if taken else "")
-        return 0
-
-    working(stop)
+    asked, runs, says = STOPPED[case]
+    for folder, taken in runs.items():
+        with RunDirectory.create(folder, {"total_steps": 60}) as run:
+            run.save_progress({"steps": {"actor-0": taken - 9, "actor-1": 9}})
+    working(lambda arguments: Interrupts(signal.SIGINT).deliver(asked))
     assert main(["gc"]) == 130
-    assert capfd.readouterr().err == f"marlcore: stopped{STOPPED[taken]}\n"
-
-
-def test_stopped_runs_of_seeds_say_how_they_are_resumed(tmp_path, capfd, monkeypatch, working):
-    """Those that have taken all steps are left out."""
-    monkeypatch.chdir(tmp_path)
-    for seed, taken in enumerate((60, 20, 30)):
-        with RunDirectory.create(f"all/seed-{seed}", {"total_steps": 60}) as run:
-            run.save_progress({"steps": {"actor-0": taken}})
-    working(lambda arguments: Interrupts(signal.SIGINT).deliver("all"))
-    assert main(["gc"]) == 130
-    says = "marlcore: stopped; resume with marlcore train --resume all/seed-1, and likewise all/seed-2\n"
-    assert capfd.readouterr().err == says
+    assert capfd.readouterr().err == f"marlcore: stopped{says}\n"
 
 
 FAILURES = {

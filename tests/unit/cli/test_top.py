@@ -87,14 +87,18 @@ def test_one_look_at_a_live_run(run):
 
 @contextmanager
 def live(
-    run_dir: Path | str, learners: dict[str, str] | None = None, policies: tuple[str, ...] = ("agent_0", "team")
+    run_dir: Path | str,
+    learners: dict[str, str] | None = None,
+    policies: tuple[str, ...] = ("agent_0", "team"),
+    nodes: tuple[str, ...] = (),
 ) -> Iterator[tuple[Control, Telemetry]]:
-    """What a live run with an actor, these learners and an evaluator has in shared memory."""
-    about = {"run_dir": str(run_dir), "pid": os.getpid(), "total_steps": 1, "actors": ["actor-0"]}
+    """What a live run with an actor, these learners and nodes and an evaluator has in shared memory."""
+    actors = ["actor-0", *nodes]
+    about = {"run_dir": str(run_dir), "pid": os.getpid(), "total_steps": 1, "actors": actors, "nodes": nodes}
     about |= {"learners": learners or {}, "policies": {name: {"batch_size": 4, "share": 0.5} for name in policies}}
-    with Telemetry.create(["actor-0"]) as telemetry:
+    with Telemetry.create(actors) as telemetry:
         about["telemetry"] = vars(telemetry.handle)
-        with Control.create(["actor-0", *about["learners"], "evaluator"], policies, **about) as control:
+        with Control.create([*actors, *about["learners"], "evaluator"], policies, **about) as control:
             yield control, telemetry
 
 
@@ -151,23 +155,20 @@ def test_a_policy_named_as_a_shared_learner_keeps_its_own_row():
     assert {name: table.rows[name][at] for name in "012"} == {"0": "3", "1": "5", "2": "4"}
 
 
-def test_a_node_has_a_row_with_its_traffic(tmp_path):
-    about = {"run_dir": "runs/a", "pid": os.getpid(), "total_steps": 100, "actors": ["actor-0", "node-0", "node-1"],
-             "nodes": ["node-0", "node-1"], "learners": {}, "policies": {}}  # fmt: skip
-    with closing(Telemetry.create(["node-0", "node-1"])) as telemetry, ExitStack() as stack:
-        about["telemetry"] = vars(telemetry.handle)
-        control = stack.enter_context(Control.create(["actor-0", "node-0", "node-1"], **about))
-        run = stack.enter_context(closing(WatchedRun(Control.watch(control.handle))))
+def test_a_node_has_a_row_with_its_traffic():
+    with (
+        live("x", nodes=("node-0", "node-1")) as (control, telemetry),
+        closing(WatchedRun(Control.watch(control.handle))) as run,
+        closing(telemetry.reporter("node-0")) as reporter,
+    ):
         control.workers["node-0"].store(READY, 1)
-        reporter = stack.enter_context(closing(telemetry.reporter("node-0")))
         for name, value in {"rows_per_s": 1234.4, "delay_ms_p99": 9.5, "lag": 2.0}.items():
             reporter.report(Metric(0.0, 5, "", f"{name}/node-0", value))
         figures = run.figures()
-        rows = figures["workers"]
-        assert (rows["node-0"]["state"], rows["node-1"]["state"]) == ("running", "starting")
-        assert rows["node-0"]["rows_per_s"] == 1234.4 and "lag" not in rows["node-1"]
-        table = _table(figures, {})
-        assert {"rows/s", "delay ms p99", "lag"} < {*table.titles} and "1,234" in table.rows["node-0"]
+    rows, table = figures["workers"], _table(figures, {})
+    assert (rows["node-0"]["state"], rows["node-1"]["state"]) == ("running", "starting")
+    assert rows["node-0"]["rows_per_s"] == 1234.4 and "lag" not in rows["node-1"]
+    assert {"rows/s", "delay ms p99", "lag"} < {*table.titles} and "1,234" in table.rows["node-0"]
 
 
 @pytest.mark.long
