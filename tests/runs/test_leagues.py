@@ -219,7 +219,7 @@ def gain_against(algorithm: Multiplicative) -> float:
     return float((late - np.roll(late, 1, axis=1)).max(axis=1).mean())
 
 
-def test_a_critic_of_joint_observations_is_refused_beside_another_algorithm(tmp_path: Path) -> None:
+def test_joint_critics_refuse_another_algorithm(tmp_path: Path) -> None:
     """Which would act by what it must not see."""
     check_refused(
         lambda: runs.train(

@@ -37,7 +37,7 @@ KINDS: dict[str, tuple[Any, dict[str, Any]]] = {"dqn": (mc.DQN(network=Own), {})
 
 @MODES
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_run_with_an_own_network_is_resumed_evaluated_and_loaded(tmp_path: Path, kind: str, mode: Any) -> None:
+def test_a_run_with_a_custom_network_resumes_and_loads(tmp_path: Path, kind: str, mode: Any) -> None:
     algorithm, changes = KINDS[kind]
     result = runs.train(tmp_path, "gymnasium:CartPole-v1", algorithm, mode=mode, **changes)
     described = json.loads((result.run_dir / "config.json").read_text())["hyperparameters"]

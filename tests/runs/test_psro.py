@@ -143,7 +143,7 @@ def test_a_psro_that_ended_in_its_first_games_continues(tmp_path: Path) -> None:
     assert 0.65 < rewards.count(Pennies.payoffs[0, trained]) / len(rewards) < 0.85
 
 
-def test_opponents_of_a_response_are_told_what_their_actions_earned(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_opponents_of_a_response_receive_their_rewards(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of this game, an opponent that acts wins; where it never acts, it loses by the other's move."""
     told: list[float] = []
     player = SimpleNamespace(

@@ -68,7 +68,7 @@ def test_a_run_goes_on_where_it_ended(tmp_path: Path, mode: Any) -> None:
 
 @LONG
 @pytest.mark.parametrize("save", [True, False])
-def test_a_replay_and_its_priorities_come_back_where_they_were_saved(tmp_path: Path, save: bool) -> None:
+def test_a_saved_replay_and_its_priorities_come_back(tmp_path: Path, save: bool) -> None:
     """Without its rows, a replay begins anew, and so do they; rows that are saved no more do not come back."""
     same = {"replay": replace(SAVED, prioritized=True, save=save), "learner": {"warmup": 1000}}
     first = train(tmp_path, HUNT, "iqn", **same)  # 1500 steps of each agent

@@ -51,7 +51,7 @@ def batches_of(tmp_path: Path, copies: int) -> list[Any]:
     return batches
 
 
-def test_rows_have_the_discounted_rewards_of_their_episode_so_far(tmp_path: Path) -> None:
+def test_rows_hold_the_discounted_rewards_so_far(tmp_path: Path) -> None:
     copies = 3
     batches = batches_of(tmp_path, copies)
     running, seen = np.zeros(copies), np.zeros(0)

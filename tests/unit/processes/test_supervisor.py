@@ -148,7 +148,7 @@ def test_a_dead_worker_restarts_after_the_back_off(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("config", [replace(CONFIG, max_restarts=20, window=1e6)])
-def test_each_further_restart_waits_twice_as_long_up_to_half_a_minute(starting: Scene) -> None:
+def test_each_restart_waits_twice_as_long(starting: Scene) -> None:
     assert [starting.back_off(0.5) for _ in range(8)] == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
 
 
@@ -452,7 +452,7 @@ def test_work_is_done_in_turn_where_no_process_starts(
 DIED = "process that forks workers died 4 times, the last time: it ended with exit code 1"
 
 
-def test_workers_that_cannot_start_leave_their_work_to_this_process() -> None:
+def test_this_process_works_when_no_worker_starts() -> None:
     worker = Mock(**{"start.side_effect": [None, OSError(11, "no more processes")]})
     assert [start_all(Mock(workers={"a": worker}), Mock(stopping=False), True) for _ in range(2)] == [True, False]
 

@@ -207,7 +207,7 @@ def apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Apart]:
         yield Apart(stack, monkeypatch, tmp_path)
 
 
-def test_a_learners_successor_begins_when_no_machine_takes_the_earlier_ones_weights(apart: Apart) -> None:
+def test_a_successor_waits_until_no_machine_takes_old_weights(apart: Apart) -> None:
     apart.learner.report = LearnerReport(ready=True, updates=70, version=7, home=HOME)
     apart.nodes_report(HOME, 7, 9)
     (_, orders) = apart.agents[0].asked[-1]
@@ -236,7 +236,8 @@ def test_a_run_ends_when_a_learners_last_weights_have_come(apart: Apart) -> None
     assert apart.controller.unfinished == [] and apart.control.workers["learner-a"].load(DONE)
 
 
-def test_a_learner_that_is_lost_before_its_last_weights_is_replaced_unless_the_run_is_stopped(apart: Apart) -> None:
+def test_a_learner_lost_before_its_last_weights_is_replaced(apart: Apart) -> None:
+    """Unless the run is stopped."""
     apart.control.finish()
     apart.learner.report = AgentLost("gone")
     apart.nodes_report(None, 0, 0)

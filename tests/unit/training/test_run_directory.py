@@ -312,7 +312,7 @@ warnings.warn("careful")
     assert " actor-0 WARNING " in second and "careful" in second and "too quiet" not in log.read_text()
 
 
-def test_no_planted_link_is_written_through_and_no_other_user_may_write(tmp_path):
+def test_no_planted_link_is_written_through(tmp_path):
     """The umask lets everybody write, and another user has put links where earlier versions wrote."""
     other = tmp_path / "other"
     other.write_text("theirs")
