@@ -20,13 +20,13 @@ import victims
 from crowd import Corridor
 from processes import await_group, generations, until
 from refused import check_refused
-from whole_runs import LONG, Runs, checkpoint, metrics_of, steps_of
+from whole_runs import LONG, Runs, checkpoint, config_of, metrics_of, steps_of
 
 import marlcore as mc
 from marlcore.training import Member
 from marlcore.training.lineage import Lineage
 from marlcore.training.population import _score, links_to_take, take_links
-from marlcore.training.record import checkpoint_path, load_checkpoint, read_config, save_checkpoint, write_json
+from marlcore.training.record import checkpoint_path, load_checkpoint, save_checkpoint, write_json
 from marlcore.training.several import folder_of, held
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -49,7 +49,7 @@ def scored_by_rate(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def rate_of(run_dir: Path) -> float:
-    return float(read_config(run_dir)["hyperparameters"]["learning_rate"])
+    return float(config_of(run_dir)["hyperparameters"]["learning_rate"])
 
 
 def population(**changes: Any) -> mc.PopulationConfig:
@@ -89,7 +89,7 @@ def test_losers_take_weights_and_settings_of_winners(tmp_path: Path, caplog: pyt
         assert same == (origin[number] == origin[other])
     for row in copies:
         run_dir = tmp_path / "run" / f"member-{row['member']}"
-        assert read_config(run_dir)["init_from"]["agent_0"].startswith(str(run_dir))
+        assert config_of(run_dir)["init_from"]["agent_0"].startswith(str(run_dir))
         assert [metric.step for metric in metrics_of(run_dir)] == sorted(metric.step for metric in metrics_of(run_dir))
         assert checkpoint(run_dir)["step"] == 60, "steps are a member's own"
     now: dict[str, float] = {}
@@ -105,7 +105,7 @@ def test_populations_of_neighbouring_seeds_share_no_run(tmp_path: Path, caplog: 
     """Nor do their members copy another before their end, which the log says."""
     short = {"total_steps": 20, "learner": STILL}
     both = [train(tmp_path / str(seed), population(size=2), seed=seed, **short) for seed in (0, 1)]
-    assert len({read_config(member.run_dir)["seed"] for members in both for member in members}) == 4
+    assert len({config_of(member.run_dir)["seed"] for members in both for member in members}) == 4
     assert caplog.text.count("interval: no member looks at others before its 20 steps") == 2
 
 
@@ -113,7 +113,7 @@ def test_random_members_keep_their_settings(tmp_path: Path) -> None:
     members = train(tmp_path, population(method="random", settings={"algorithm.hidden": mc.Choice((4,), (8, 8))}))
     assert {member.steps for member in members} == {60} and len(lineage(tmp_path)) == 4
     for member in members:
-        described = read_config(member.run_dir)
+        described = config_of(member.run_dir)
         assert tuple(described["hyperparameters"]["hidden"]) == member.settings["algorithm.hidden"]
     assert {member.settings["algorithm.hidden"] for member in members} == {(4,), (8, 8)}
     assert {member.score for member in members} == {5.0}, "an episode returns 5"
