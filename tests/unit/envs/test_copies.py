@@ -17,8 +17,7 @@ from random_play import aec, assert_same, child_seeds, parallel, play, single
 from refused import check_refused, refusals
 from rooms import WRONG, Room
 
-from marlcore.envs import ParallelEnvironment, vectorize
-from marlcore.envs.agent_view import AgentView
+from marlcore.envs import AgentView, ParallelEnvironment, vectorize
 from marlcore.envs.agent_view import numbers as numbers_of
 from marlcore.errors import EnvironmentFailed
 from marlcore.testing.checked import CheckedEnvironment

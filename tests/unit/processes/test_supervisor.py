@@ -37,9 +37,8 @@ from marlcore.processes import (
     setup_worker,
 )
 from marlcore.processes import supervisor as supervision
-from marlcore.training import read_metrics
+from marlcore.training import ActorConfig, ExplorationConfig, LearnerConfig, SupervisionConfig, read_metrics
 from marlcore.training.async_run import start_all, supervisor_of
-from marlcore.training.config import ActorConfig, ExplorationConfig, LearnerConfig, SupervisionConfig
 
 TIMEOUT = 10.0
 CONFIG = SupervisionConfig(max_restarts=3, window=100.0, backoff=1.0)

@@ -23,7 +23,7 @@ from whole_runs import Runs
 import marlcore as mc
 from marlcore.__main__ import main
 from marlcore.algos import ALGORITHMS
-from marlcore.envs.agent_view import AgentView
+from marlcore.envs import AgentView
 from marlcore.observations import in_form
 from marlcore.training.config import AssignedPolicy
 from marlcore.training.evaluation import LoadedPolicy, save_policies

@@ -20,8 +20,7 @@ from refused import check_refused
 
 from marlcore.errors import ClosedError
 from marlcore.memory import try_lock
-from marlcore.processes import Metric
-from marlcore.processes.logs import opener
+from marlcore.processes import Metric, opener
 from marlcore.training import read_metrics
 from marlcore.training.record import RunDirectory, has_ended, lock_directory, read_config, write_atomically, write_json
 from marlcore.training.several import held
