@@ -38,7 +38,8 @@ def _load_core(path: str) -> ctypes.CDLL:
 points = _load_core(sys.argv[3])
 
 from processes import descriptors  # noqa: E402
-from scenarios import SABOTAGE, SCENARIOS, Add, Draw, names  # noqa: E402
+from replay_scenarios import Add, Draw, names  # noqa: E402
+from scenarios import SABOTAGE, SCENARIOS  # noqa: E402
 from seams import replace  # noqa: E402
 
 from marlcore import MarlcoreError  # noqa: E402

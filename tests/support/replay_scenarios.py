@@ -387,3 +387,10 @@ class Draw(Add):
             except TimeoutError:
                 return
         raise AssertionError("a dead sampler starves on")
+
+
+OF_REPLAYS = {
+    "create": Create, "attach": Attach, "claim": Claim, "add": Add, "add_frame": AddFrame,
+    "add_boundary": AddBoundary, "add_batch": AddBatch, "add_vector": AddVector, "add_shared": AddShared,
+    "add_limited": AddLimited, "draw": Draw, "save": Save, "close": Close, "sweep": Sweep, "create_file": CreateFile,
+}  # fmt: skip

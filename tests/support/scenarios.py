@@ -11,25 +11,7 @@ import numpy as np
 from filled import last_of, publish_next, rows, torn_weights, tree
 from mapped import Mapped
 from relayed import AGE, BOUNDARY, heads, raw
-from replay_scenarios import (
-    BEFORE,
-    SMALL,
-    Add,
-    AddBatch,
-    AddBoundary,
-    AddFrame,
-    AddLimited,
-    AddShared,
-    AddVector,
-    Attach,
-    Claim,
-    Close,
-    Create,
-    CreateFile,
-    Draw,
-    Save,
-    Sweep,
-)
+from replay_scenarios import BEFORE, OF_REPLAYS, SMALL
 from seams import replace
 
 from marlcore import ParameterStore, ReplayBuffer
@@ -157,12 +139,7 @@ class Ingesting:
         del self.node, self.home, self.bookings, self.mapped
 
 
-SCENARIOS = {
-    "create": Create, "attach": Attach, "claim": Claim, "add": Add, "add_frame": AddFrame,
-    "add_boundary": AddBoundary, "add_batch": AddBatch, "add_vector": AddVector, "add_shared": AddShared,
-    "add_limited": AddLimited, "draw": Draw, "publish": Publish, "save": Save, "close": Close, "sweep": Sweep,
-    "create_file": CreateFile, "ingesting": Ingesting,
-}  # fmt: skip
+SCENARIOS = {**OF_REPLAYS, "publish": Publish, "ingesting": Ingesting}
 
 
 def named_at_once() -> None:
