@@ -9,6 +9,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +20,7 @@ import torch
 import victims
 from crowd import Corridor
 from processes import await_group, generations, until
-from refused import check_refused
+from refused import Refused, check_refused, check_row
 from whole_runs import LONG, Runs, checkpoint, config_of, metrics_of, steps_of
 
 import marlcore as mc
@@ -181,7 +182,7 @@ def test_a_population_cut_at_any_write_goes_on(tmp_path: Path, monkeypatch: pyte
     check_refused(lambda: mc.load_policy(tmp_path / "run", "agent_0"), ValueError, says)
 
 
-LEARNT = {"algorithm.learning_rate": mc.Choice(1e-3, 1e-2)}
+LEARNT = {"settings": {"algorithm.learning_rate": mc.Choice(1e-3, 1e-2)}}
 REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "no setting": ({"settings": {"learner.gama": mc.Uniform(0, 1)}}, {}, "got 'learner.gama'; did you mean learner."),
     "no hyperparameter": (
@@ -216,33 +217,31 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_no_population_can_do_is_refused(tmp_path: Path, case: str) -> None:
-    chosen, changes, says = REFUSED[case]
-    check_refused(lambda: train(tmp_path, population(**{"settings": LEARNT, **chosen}), **changes), ValueError, says)
-    assert not any(tmp_path.iterdir())
-
-
-def test_other_input_of_a_population_is_refused(tmp_path: Path) -> None:
-    cases: list[tuple[Any, type[Exception], str]] = [
-        (lambda: train(tmp_path, population(), mc.DQN), TypeError, "algorithm: expected an Algorithm, such as marl"),
+def test_what_no_population_can_do_is_refused(tmp_path: Path, subtests: pytest.Subtests) -> None:
+    several, serial = mc.train_population, mc.Config(mode="serial")
+    learner = mc.PPO(batch_size=24, minibatch_size=8)
+    cases: list[Refused] = [
+        (partial(lambda chosen, more: train(tmp_path, population(**LEARNT | chosen), **more), chosen, changes), says)
+        for chosen, changes, says in REFUSED.values()
+    ]
+    cases += [
+        (partial(train, tmp_path, population(), mc.DQN), TypeError, "algorithm: expected an Algorithm, such as marl"),
         (
-            lambda: mc.train_population(
-                Corridor, mc.PPO(batch_size=24, minibatch_size=8), mc.Config(mode="serial"), population()
-            ),
-            ValueError, "interval: expected at least 24 steps, since agent_0 learns from whole batches",
+            partial(several, Corridor, learner, serial, population()),
+            "interval: expected at least 24 steps, since agent_0 learns from whole batches",
         ),
         (
-            lambda: mc.train_population(Corridor, DQN, {"seed": 1}, population()),  # type: ignore[arg-type]
-            TypeError, "config: expected a Config or None, got {'seed': 1}",
+            partial(several, Corridor, DQN, {"seed": 1}, population()), TypeError,  # type: ignore[arg-type]
+            "config: expected a Config or None, got {'seed': 1}",
         ),
         (
-            lambda: mc.train_population(Corridor, DQN, None, population(), resume="s3://bucket/b"),
-            ValueError, "resume: expected a directory of this machine, got 's3://bucket/b'",
+            partial(several, Corridor, DQN, None, population(), resume="s3://bucket/b"),
+            "resume: expected a directory of this machine, got 's3://bucket/b'",
         ),
     ]  # fmt: skip
-    for call, kind, says in cases:
-        check_refused(call, kind, says)
+    for row in cases:
+        with subtests.test(row[-1]):
+            check_row(row)
     assert not any(tmp_path.iterdir())
 
 

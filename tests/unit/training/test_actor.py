@@ -15,7 +15,6 @@ import pytest
 import torch
 from mapped import Mapped
 from processes import PATIENCE_S, until
-from refused import check_refused
 from whole_runs import Runs, config_of
 
 import marlcore as mc
@@ -206,15 +205,3 @@ def test_devices_are_dealt_out_to_the_actors_processes(tmp_path: Path, monkeypat
     for line, device in ((words, ("cuda:0", "cuda:1")), (words[:-1], "cuda:0")):
         read = changed(mc.Config(), CommandLine("train", line).read(hints_of(mc.Config)))
         assert read.actor == mc.ActorConfig(processes=2, device=device)
-
-
-@pytest.mark.parametrize(
-    ("device", "says"),
-    [
-        (("cpu", "cuda:0"), "device: expected at most one for each of 1 processes, got ('cpu', 'cuda:0')"),
-        ((), "device: expected a device, or a tuple of devices, got ()"),
-        (("cpu", 1), "device: expected a device, or a tuple of devices, got ('cpu', 1)"),
-    ],
-)
-def test_devices_that_fit_no_processes_are_refused(device: Any, says: str) -> None:
-    check_refused(lambda: mc.ActorConfig(device=device), ValueError, says)
