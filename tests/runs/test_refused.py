@@ -195,9 +195,13 @@ RUNS: dict[str, Callable[[], dict[str, Any]]] = {
 @pytest.mark.parametrize("mode", ["serial", "async"])
 def test_train_refuses(tmp_path: Path, mode: str, subtests: pytest.Subtests) -> None:
     errors: Any = (ValueError, TypeError, mc.SharedMemoryFull)
+
+    def ask(asked: Callable[[], dict[str, Any]]) -> object:
+        return train(tmp_path, **{"env_fn": PAIR, "mode": mode, **asked()})
+
     for says, asked in RUNS.items():
         with subtests.test(says):
-            check_refused(partial(train, tmp_path, **{"env_fn": PAIR, "mode": mode, **asked()}), errors, says)
+            check_refused(partial(ask, asked), errors, says)
             assert list(tmp_path.iterdir()) == []
 
 
