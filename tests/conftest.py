@@ -122,7 +122,6 @@ def _mount_own_shared_memory() -> str:
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Spares what was imported from each test's collection of garbage, most of whose time it would take."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # marlcore.__main__, once imported, exits at once
-    gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 20, 100)  # a tenth of the tests' time goes otherwise into collections
     gc.enable()
