@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 
 import pytest
-import torch
 from processes import handlers
 
 from .work import FULL, SMALL, Scale
@@ -24,6 +23,8 @@ def scale(request: pytest.FixtureRequest) -> Scale:
 @pytest.fixture(scope="module", autouse=True)
 def one_torch_thread() -> Iterator[None]:
     """An actor and a learner have a core each."""
+    import torch  # not in the process of pytest-xdist that runs no test
+
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -122,7 +122,6 @@ def _mount_own_shared_memory() -> str:
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Spares what was imported from each test's collection of garbage, most of whose time it would take."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # marlcore.__main__, once imported, exits at once
-    gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 20, 100)  # a tenth of the tests' time goes otherwise into collections
     gc.enable()
@@ -167,12 +166,12 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]):
     return report
 
 
-def _orphaned(path: Path) -> bool:
+def _orphaned(name: str) -> bool:
     """Whether nobody has the segment mapped. One that somebody has is of this process or its children, whose
     descriptors and lives are checked too, or of other programs on this machine, which are no concern of a test.
     """
     try:
-        fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+        fd = os.open(f"/dev/shm/{name}", os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return False  # gone meanwhile
     try:
@@ -193,7 +192,7 @@ def _left() -> dict[str, set[str]]:
         if "/mpl-data/fonts/" not in target and "/ray/session_" not in target:
             descriptors.add(f"{fd} -> {target}")
     return {
-        "segment": {path.name for path in Path("/dev/shm").glob("marlcore-*") if _orphaned(path)},
+        "segment": {name for name in os.listdir("/dev/shm") if name.startswith("marlcore-") and _orphaned(name)},
         "process": set(map(str, children(os.getpid()))),
         "descriptor": descriptors,
         "signal's handler": handlers(),

@@ -1,6 +1,7 @@
 """Killed at each store to shared memory and at each system call, or with each system call failing: others go on.
 
-What victims do and what others must find is in crash_points.py, which runs each scenario in a process of its own.
+What victims do and what others must find is in crash_points.py, which runs each scenario in a process of its own,
+and in replay_scenarios.py.
 """
 
 import errno

@@ -90,7 +90,7 @@ class DeadlyOnce(World):
 
 
 @pytest.mark.long
-def test_deaths_seen_while_this_process_expands_a_state_are_an_error() -> None:
+def test_deaths_seen_between_states_are_an_error() -> None:
     """They once counted as the model's failure in a later state, whose turn never came."""
     with pytest.raises(WorkerFailed, match="so ended each of the 4 processes") as caught:
         build_graph(DeadlyOnce(), workers=2, batch=3)

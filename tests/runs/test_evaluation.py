@@ -160,7 +160,7 @@ def test_a_resumed_run_continues_its_best(tmp_path: Path) -> None:
     assert evaluations(path)[-1][0] == 800
 
 
-def test_an_environment_function_that_was_not_saved_must_be_given(tmp_path: Path) -> None:
+def test_an_environment_that_was_not_saved_must_be_given(tmp_path: Path) -> None:
     lock = threading.Lock()  # nothing pickles it
     path = train(tmp_path, lambda: lock and Corridor(), DQN, evaluation=UNEVALUATED).run_dir
     with pytest.raises(ValueError, match=r"^env_fn: .* \(it could not be pickled\); pass env_fn= or --env$"):
@@ -341,7 +341,7 @@ def update_slowly(update: Any, batch: Any) -> mc.Update:
 
 
 @LONG
-def test_an_asynchronous_run_ends_with_an_evaluation_of_its_last_weights(tmp_path: Path) -> None:
+def test_an_asynchronous_run_evaluates_its_last_weights(tmp_path: Path) -> None:
     """The last due updates are made when all steps are taken."""
     path = train(tmp_path, Corridor, updating(mc.DQN, update_slowly)(hidden=(16,)), mode="async").run_dir
     last = checkpoint(path)

@@ -97,7 +97,8 @@ def test_rows_have_the_version_that_acted_also_out_of_step(tmp_path: Path, mode:
 
 
 @MODES
-def test_actors_draw_uniformly_until_the_first_update_and_then_add_noise(tmp_path: Path, mode: str) -> None:
+def test_actors_draw_uniformly_before_the_first_update(tmp_path: Path, mode: str) -> None:
+    """Afterwards they add noise to what the network says."""
     result = train(tmp_path, Naming, noting(mc.TD3, "noise")(noise=0.25), mode=mode, total_steps=800)
     by_version, _ = numbers_by_version(result.run_dir, "noise")
     assert by_version.pop(1) == {(1.0, 0.25)}, "the first version's learner has made no update"

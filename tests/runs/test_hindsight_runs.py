@@ -105,8 +105,8 @@ def one(achieved: Any, desired: Any, info: Any) -> float:
     return 7.0
 
 
-def test_a_wrappers_function_comes_first_and_one_of_single_goals_is_left_out(tmp_path, flips):
-    """The ends that were stored stay: two bits match often."""
+def test_a_wrappers_goal_function_comes_first(tmp_path, flips):
+    """One of single goals is left out. The ends that were stored stay: two bits match often."""
     env_fn = partial(wrapped, flips, 2, sevens)
     result = runs.train(tmp_path, env_fn, TELLING)
     assert set(values_of(result.run_dir, "reward")) == {7.0}

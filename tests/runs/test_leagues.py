@@ -219,18 +219,6 @@ def gain_against(algorithm: Multiplicative) -> float:
     return float((late - np.roll(late, 1, axis=1)).max(axis=1).mean())
 
 
-def test_a_critic_of_joint_observations_is_refused_beside_another_algorithm(tmp_path: Path) -> None:
-    """Which would act by what it must not see."""
-    check_refused(
-        lambda: runs.train(
-            tmp_path, RockPaperScissors, {"main": mc.MAPPO(), "rival": mc.PPO()},
-            self_play={"roles": {"main": "main", "rival": "main_exploiter"}, "anchors": {}}, replay={}, learner={},
-        ),
-        ValueError,
-        "a critic of joint observations for all policies of this league, got PPO for 'rival'",
-    )  # fmt: skip
-
-
 def test_roles_in_another_order_are_refused_in_a_resume() -> None:
     """Since the order numbers the opponents in tables of results."""
     roles = {"main": "main", "rival": "main_exploiter", "hunter": "league_exploiter"}

@@ -1,6 +1,5 @@
 """Runs whose policies have networks of the user's own: published, resumed, evaluated and loaded like others."""
 
-import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ import pytest
 import torch
 from refused import check_refused
 from torch import nn
-from whole_runs import LONG, MODES, ON_POLICY, Runs, checkpoint, finished, marlcore
+from whole_runs import LONG, MODES, ON_POLICY, Runs, checkpoint, config_of, finished, marlcore
 
 import marlcore as mc
 
@@ -37,10 +36,10 @@ KINDS: dict[str, tuple[Any, dict[str, Any]]] = {"dqn": (mc.DQN(network=Own), {})
 
 @MODES
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_run_with_an_own_network_is_resumed_evaluated_and_loaded(tmp_path: Path, kind: str, mode: Any) -> None:
+def test_a_run_with_a_custom_network_resumes_and_loads(tmp_path: Path, kind: str, mode: Any) -> None:
     algorithm, changes = KINDS[kind]
     result = runs.train(tmp_path, "gymnasium:CartPole-v1", algorithm, mode=mode, **changes)
-    described = json.loads((result.run_dir / "config.json").read_text())["hyperparameters"]
+    described = config_of(result.run_dir)["hyperparameters"]
     assert described["network"] == f"{__name__}:Own"
     before = checkpoint(result.run_dir)
     longer = {**changes, "mode": mode, "total_steps": 600}

@@ -12,12 +12,11 @@ import torch
 from gymnasium import spaces as gym
 from hunt import HUNT
 from refused import Refused, check_refused
-from whole_runs import LONG, MODES, changed
+from whole_runs import LONG, MODES, changed, checkpoint, config_of
 
 import marlcore as mc
 from marlcore.training import read_metrics
 from marlcore.training.offline import offline_config
-from marlcore.training.record import load_checkpoint, read_config
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
@@ -106,7 +105,7 @@ def test_a_run_evaluates_and_resumes(tmp_path, mode):
         says = "the run is complete; to continue it, expected more than the 90 steps that the run has taken, got 90"
         check_refused(lambda: train(tmp_path, replay, "dqn", 90, resume=True, **changes), ValueError, says)
     assert result.steps == result.updates["agent_0"] == 90
-    assert load_checkpoint(tmp_path / "run" / "checkpoints" / "agent_0.pt")["updates"] == 90
+    assert checkpoint(tmp_path / "run")["updates"] == 90
     evaluated = [metric.step for metric in read_metrics(result.run_dir / "metrics.csv") if metric.name == "eval_return"]
     assert evaluated[-1] == 90 and (mode == "async" or len(evaluated) > 2)
     assert set(mc.evaluate(result.run_dir, episodes=2, which="best").mean) == {"agent_0"}
@@ -122,7 +121,7 @@ def test_a_resumed_run_makes_the_updates_of_a_whole_one(tmp_path):
             folder = tmp_path / str(len(parts))
             for updates in parts:
                 train(folder, replay, "dqn", updates, resume=updates != parts[0])
-            ends.append(load_checkpoint(folder / "run" / "checkpoints" / "agent_0.pt")["network"])
+            ends.append(checkpoint(folder / "run")["network"])
     assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
 
 
@@ -139,7 +138,7 @@ def test_a_callback_or_a_condition_ends_a_run(tmp_path, mode):
             folder = tmp_path / str(number)
             result = train(folder, replay, "dqn", 10**6, **changes, **way)
             assert result.stopped.startswith(reason) and 0 < result.steps == result.updates["agent_0"] < 10**6
-            assert load_checkpoint(result.run_dir / "checkpoints" / "agent_0.pt")["updates"] == result.steps
+            assert checkpoint(result.run_dir)["updates"] == result.steps
             metrics = read_metrics(result.run_dir / "metrics.csv")
             assert [metric.step for metric in metrics if metric.name == "eval_return"] == [result.steps]
             more = train(folder, replay, "dqn", result.steps + 20, resume=True, **changes)
@@ -153,7 +152,7 @@ def test_a_run_starts_from_other_weights_and_others_from_its_own(tmp_path):
         first = train(tmp_path / "first", replay, "dqn").run_dir
         second = train(tmp_path / "second", replay, mc.DQN(learning_rate=1e-12), 1, init_from=first).run_dir
     acting = mc.train(CARTPOLE, "dqn", still, progress=False, init_from=first).run_dir
-    before, *after = (load_checkpoint(run / "checkpoints" / "agent_0.pt") for run in (first, second, acting))
+    before, *after = (checkpoint(run) for run in (first, second, acting))
     assert [state["updates"] for state in after] == [1, 0]
     for state in after:
         torch.testing.assert_close(state["network"], before["network"])
@@ -249,7 +248,7 @@ def test_settings_of_acting_are_told_and_change_nothing(tmp_path, caplog):
     sections = "actor.envs replay.save replay.mixture learner.warmup stop.episodes"
     own = ["learners.agent_0.warmup", "replays.agent_0.capacity"]
     assert sorted(told) == sorted(["total_steps", "stages", "stage_names", "self_play", *sections.split(), *own])
-    assert mc.Config.from_dict(read_config(result.run_dir)).replays == {"agent_0": mc.ReplayConfig()}
+    assert mc.Config.from_dict(config_of(result.run_dir)).replays == {"agent_0": mc.ReplayConfig()}
 
 
 def test_the_example_draws_demonstrations_beside_live_rows(tmp_path):

@@ -20,13 +20,12 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from odd_spaces import Counting
 from processes import state, until
-from whole_runs import LONG, MODES, ON_POLICY, Runs, checkpoint, metrics_of, past, pid_of, values_of
+from whole_runs import LONG, MODES, ON_POLICY, Runs, checkpoint, config_of, metrics_of, past, pid_of, values_of
 
 import marlcore as mc
 from marlcore.declared import flattened
 from marlcore.envs import TreasureHunt
 from marlcore.queue.cursor import ReadCursor
-from marlcore.training.record import read_config
 from marlcore.training.run_input import RunInput
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
@@ -254,7 +253,7 @@ def test_settings_without_use_are_told(tmp_path: Path, caplog: pytest.LogCapture
     told = re.findall(rf"(\S+): .+ has no effect, since {since}", "\n".join(caplog.messages))
     assert sorted(told) == sorted(names)
     caplog.clear()
-    recorded = mc.Config.from_dict(read_config(result.run_dir))
+    recorded = mc.Config.from_dict(config_of(result.run_dir))
     RunInput.checked(env_fn, algorithm, replace(recorded, run_dir=None))
     assert "has no effect" not in caplog.text, "they are recorded with their defaults"
 

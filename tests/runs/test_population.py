@@ -9,6 +9,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,14 +20,14 @@ import torch
 import victims
 from crowd import Corridor
 from processes import await_group, generations, until
-from refused import check_refused
-from whole_runs import LONG, Runs, checkpoint, metrics_of, steps_of
+from refused import Refused, check_refused, check_row
+from whole_runs import LONG, Runs, checkpoint, config_of, metrics_of, steps_of
 
 import marlcore as mc
 from marlcore.training import Member
 from marlcore.training.lineage import Lineage
 from marlcore.training.population import _score, links_to_take, take_links
-from marlcore.training.record import checkpoint_path, load_checkpoint, read_config, save_checkpoint, write_json
+from marlcore.training.record import checkpoint_path, load_checkpoint, save_checkpoint, write_json
 from marlcore.training.several import folder_of, held
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -49,7 +50,7 @@ def scored_by_rate(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def rate_of(run_dir: Path) -> float:
-    return float(read_config(run_dir)["hyperparameters"]["learning_rate"])
+    return float(config_of(run_dir)["hyperparameters"]["learning_rate"])
 
 
 def population(**changes: Any) -> mc.PopulationConfig:
@@ -89,7 +90,7 @@ def test_losers_take_weights_and_settings_of_winners(tmp_path: Path, caplog: pyt
         assert same == (origin[number] == origin[other])
     for row in copies:
         run_dir = tmp_path / "run" / f"member-{row['member']}"
-        assert read_config(run_dir)["init_from"]["agent_0"].startswith(str(run_dir))
+        assert config_of(run_dir)["init_from"]["agent_0"].startswith(str(run_dir))
         assert [metric.step for metric in metrics_of(run_dir)] == sorted(metric.step for metric in metrics_of(run_dir))
         assert checkpoint(run_dir)["step"] == 60, "steps are a member's own"
     now: dict[str, float] = {}
@@ -105,7 +106,7 @@ def test_populations_of_neighbouring_seeds_share_no_run(tmp_path: Path, caplog: 
     """Nor do their members copy another before their end, which the log says."""
     short = {"total_steps": 20, "learner": STILL}
     both = [train(tmp_path / str(seed), population(size=2), seed=seed, **short) for seed in (0, 1)]
-    assert len({read_config(member.run_dir)["seed"] for members in both for member in members}) == 4
+    assert len({config_of(member.run_dir)["seed"] for members in both for member in members}) == 4
     assert caplog.text.count("interval: no member looks at others before its 20 steps") == 2
 
 
@@ -113,7 +114,7 @@ def test_random_members_keep_their_settings(tmp_path: Path) -> None:
     members = train(tmp_path, population(method="random", settings={"algorithm.hidden": mc.Choice((4,), (8, 8))}))
     assert {member.steps for member in members} == {60} and len(lineage(tmp_path)) == 4
     for member in members:
-        described = read_config(member.run_dir)
+        described = config_of(member.run_dir)
         assert tuple(described["hyperparameters"]["hidden"]) == member.settings["algorithm.hidden"]
     assert {member.settings["algorithm.hidden"] for member in members} == {(4,), (8, 8)}
     assert {member.score for member in members} == {5.0}, "an episode returns 5"
@@ -181,7 +182,7 @@ def test_a_population_cut_at_any_write_goes_on(tmp_path: Path, monkeypatch: pyte
     check_refused(lambda: mc.load_policy(tmp_path / "run", "agent_0"), ValueError, says)
 
 
-LEARNT = {"algorithm.learning_rate": mc.Choice(1e-3, 1e-2)}
+LEARNT = {"settings": {"algorithm.learning_rate": mc.Choice(1e-3, 1e-2)}}
 REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "no setting": ({"settings": {"learner.gama": mc.Uniform(0, 1)}}, {}, "got 'learner.gama'; did you mean learner."),
     "no hyperparameter": (
@@ -216,33 +217,31 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_no_population_can_do_is_refused(tmp_path: Path, case: str) -> None:
-    chosen, changes, says = REFUSED[case]
-    check_refused(lambda: train(tmp_path, population(**{"settings": LEARNT, **chosen}), **changes), ValueError, says)
-    assert not any(tmp_path.iterdir())
-
-
-def test_other_input_of_a_population_is_refused(tmp_path: Path) -> None:
-    cases: list[tuple[Any, type[Exception], str]] = [
-        (lambda: train(tmp_path, population(), mc.DQN), TypeError, "algorithm: expected an Algorithm, such as marl"),
+def test_what_no_population_can_do_is_refused(tmp_path: Path, subtests: pytest.Subtests) -> None:
+    several, serial = mc.train_population, mc.Config(mode="serial")
+    learner = mc.PPO(batch_size=24, minibatch_size=8)
+    cases: list[Refused] = [
+        (partial(lambda chosen, more: train(tmp_path, population(**LEARNT | chosen), **more), chosen, changes), says)
+        for chosen, changes, says in REFUSED.values()
+    ]
+    cases += [
+        (partial(train, tmp_path, population(), mc.DQN), TypeError, "algorithm: expected an Algorithm, such as marl"),
         (
-            lambda: mc.train_population(
-                Corridor, mc.PPO(batch_size=24, minibatch_size=8), mc.Config(mode="serial"), population()
-            ),
-            ValueError, "interval: expected at least 24 steps, since agent_0 learns from whole batches",
+            partial(several, Corridor, learner, serial, population()),
+            "interval: expected at least 24 steps, since agent_0 learns from whole batches",
         ),
         (
-            lambda: mc.train_population(Corridor, DQN, {"seed": 1}, population()),  # type: ignore[arg-type]
-            TypeError, "config: expected a Config or None, got {'seed': 1}",
+            partial(several, Corridor, DQN, {"seed": 1}, population()), TypeError,  # type: ignore[arg-type]
+            "config: expected a Config or None, got {'seed': 1}",
         ),
         (
-            lambda: mc.train_population(Corridor, DQN, None, population(), resume="s3://bucket/b"),
-            ValueError, "resume: expected a directory of this machine, got 's3://bucket/b'",
+            partial(several, Corridor, DQN, None, population(), resume="s3://bucket/b"),
+            "resume: expected a directory of this machine, got 's3://bucket/b'",
         ),
     ]  # fmt: skip
-    for call, kind, says in cases:
-        check_refused(call, kind, says)
+    for row in cases:
+        with subtests.test(row[-1]):
+            check_row(row)
     assert not any(tmp_path.iterdir())
 
 

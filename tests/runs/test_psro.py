@@ -19,12 +19,11 @@ from chances import OneShot
 from crowd import Contest, RockPaperScissors
 from kuhn_poker import KuhnPoker
 from refused import Refused, refusals, refused
-from whole_runs import LONG, SMALL, changed
+from whole_runs import LONG, SMALL, changed, config_of
 
 import marlcore as mc
 from marlcore.training.oracles.against import Against
 from marlcore.training.oracles.result import Population, add_policies, read_into, write_result
-from marlcore.training.record import read_config
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
@@ -143,7 +142,7 @@ def test_a_psro_that_ended_in_its_first_games_continues(tmp_path: Path) -> None:
     assert 0.65 < rewards.count(Pennies.payoffs[0, trained]) / len(rewards) < 0.85
 
 
-def test_opponents_of_a_response_are_told_what_their_actions_earned(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_opponents_of_a_response_receive_their_rewards(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of this game, an opponent that acts wins; where it never acts, it loses by the other's move."""
     told: list[float] = []
     player = SimpleNamespace(
@@ -231,7 +230,7 @@ def test_one_iteration_is_recorded_and_its_mixture_plays(tmp_path: Path, capsys:
     first, second = (policy.act(UNSEEN) for policy in result.policies)
     assert second == (first + 1) % 3, "the best response"
     assert (tmp_path / "psro.png").read_bytes().startswith(b"\x89PNG")
-    assert read_config(tmp_path / "iteration-1")["seed"] > 1000, "no seed of a psro with a neighbouring one"
+    assert config_of(tmp_path / "iteration-1")["seed"] > 1000, "no seed of a psro with a neighbouring one"
     assert result.payoffs.tolist() == [[0, -1], [1, 0]] and result.gains[0][0] == 1
     assert np.isnan(result.half_widths[0, 1]) and result.mixture.tolist() == [0.5, 0.5]
     player = result.player(seed=1)

@@ -3,6 +3,7 @@
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +12,7 @@ from unittest.mock import patch
 
 import pytest
 from arena import Arena, Marking
-from crowd import Corridor, Crowd, Relay
+from crowd import Corridor, Crowd, Relay, RockPaperScissors
 from gymnasium import spaces as gym
 from odd_spaces import Counting
 from refused import Refused, check_refused, refusals
@@ -73,6 +74,11 @@ class Odd(mc.PPO):
         return "queue"
 
 
+class Taken(mc.DQN):
+    def transition(self, spaces: mc.Spaces) -> mc.TransitionSpec:
+        return replace(super().transition(spaces), extras={"discounted_return": mc.Field()})
+
+
 NESTED = gym.Dict({"a": gym.Box(0, 1), "b": gym.Sequence(gym.Discrete(3))})
 CARTPOLE = "gymnasium:CartPole-v1"
 ALGORITHM = "algorithm: expected an Algorithm, such as marlcore.DQN(), or its name"
@@ -128,6 +134,18 @@ RUNS: dict[str, Callable[[], dict[str, Any]]] = {
     "source of agent_0: expected a ReplaySource or a QueueSource, got 'queue'": lambda: {
         "env_fn": CARTPOLE, "algorithm": Odd(), "learner": mc.LearnerConfig(), "total_steps": 300_000
     },
+    "transition of agent_0: 'discounted_return' is the extra of learner.reward_norm": lambda: {
+        "algorithm": Taken(), "learner": {"reward_norm": "running"}
+    },
+    "QMIX: expected an agent that is a team (see Config.teams), got": lambda: {
+        "algorithm": "qmix", "teams": {"agent_0": "a"}
+    },
+    "policies: expected the team 'team' in place of its member, got": lambda: {
+        "algorithm": "vdn", "policies": {"agent_0": "a"}
+    },
+    "teams: expected an environment of PettingZoo whose agents act at once": lambda: {
+        "env_fn": CARTPOLE, "algorithm": "vdn"
+    },
     "exploration.script: expected None, since rows of R2D2, the algorithm of 'agent_0', hold its ": lambda: {
         "env_fn": "recall", "algorithm": "r2d2", "exploration": {"script": "arena:weak"}
     },
@@ -135,6 +153,13 @@ RUNS: dict[str, Callable[[], dict[str, Any]]] = {
         "exploration": {"script": "test_refused:not_callable"}
     },
     "self_play: expected an environment of two or more agents, got ['agent_0']": lambda: played(CARTPOLE),
+    "self_play: expected agents of one policy to have equal spaces": lambda: played(
+        "pettingzoo-parallel:mpe2.simple_adversary_v3"
+    ),
+    "a critic of joint observations for all policies of this league, got PPO for 'rival'": lambda: played(
+        RockPaperScissors, algorithm={"main": mc.MAPPO(), "rival": mc.PPO()},
+        roles={"main": "main", "rival": "main_exploiter"}, learner=mc.LearnerConfig(), replay=mc.ReplayConfig(),
+    ),
     "self_play: expected one policy for all agents, got {'agent_0': 'a', 'agent_1': 'b'}": lambda: played(
         policies={"agent_0": "a", "agent_1": "b"}
     ),
@@ -168,15 +193,28 @@ RUNS: dict[str, Callable[[], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("mode", ["serial", "async"])
-@pytest.mark.parametrize("says", RUNS)
-def test_train_refuses(tmp_path: Path, says: str, mode: str) -> None:
+def test_train_refuses(tmp_path: Path, mode: str, subtests: pytest.Subtests) -> None:
     errors: Any = (ValueError, TypeError, mc.SharedMemoryFull)
-    check_refused(lambda: train(tmp_path, **{"env_fn": PAIR, "mode": mode, **RUNS[says]()}), errors, says)
-    assert list(tmp_path.iterdir()) == []
+
+    def ask(asked: Callable[[], dict[str, Any]]) -> object:
+        return train(tmp_path, **{"env_fn": PAIR, "mode": mode, **asked()})
+
+    for says, asked in RUNS.items():
+        with subtests.test(says):
+            check_refused(partial(ask, asked), errors, says)
+            assert list(tmp_path.iterdir()) == []
 
 
 LEARNER = "learner: expected a LearnerConfig, got "
 SETTINGS: dict[str, Refused] = {
+    **{
+        f"device {device}": (partial(mc.ActorConfig, device=device), f"device: expected {expected}, got {device}")
+        for device, expected in (
+            (("cpu", "cuda:0"), "at most one for each of 1 processes"),
+            ((), "a device, or a tuple of devices"),
+            (("cpu", 1), "a device, or a tuple of devices"),
+        )
+    },
     "a dict as a part": (lambda: mc.Config(learner={"gamma": 0.9}), TypeError, LEARNER),
     "a number as a part": (lambda: mc.Config(learner=3), TypeError, LEARNER),
     "another part": (lambda: mc.Config(actor=mc.LearnerConfig()), TypeError, "actor: expected an ActorConfig, got "),

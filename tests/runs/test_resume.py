@@ -17,14 +17,14 @@ from gymnasium.spaces import Box, Discrete
 from hunt import HUNT
 from processes import sweep, until
 from seams import undrawn
-from whole_runs import LONG, Runs, checkpoint, finished, marlcore, metrics_of, steps_of
+from whole_runs import LONG, Runs, checkpoint, config_of, finished, marlcore, metrics_of, steps_of
 
 import marlcore as mc
 from marlcore.envs import TreasureHunt
 from marlcore.spaces import Spaces
-from marlcore.training import train_seeds
+from marlcore.training import described_run, train_seeds
 from marlcore.training.config import assign
-from marlcore.training.record import RunDirectory, describe, described_run, read_config, save_checkpoint, write_json
+from marlcore.training.record import RunDirectory, describe, save_checkpoint, write_json
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
@@ -68,7 +68,7 @@ def test_a_run_goes_on_where_it_ended(tmp_path: Path, mode: Any) -> None:
 
 @LONG
 @pytest.mark.parametrize("save", [True, False])
-def test_a_replay_and_its_priorities_come_back_where_they_were_saved(tmp_path: Path, save: bool) -> None:
+def test_a_saved_replay_and_its_priorities_come_back(tmp_path: Path, save: bool) -> None:
     """Without its rows, a replay begins anew, and so do they; rows that are saved no more do not come back."""
     same = {"replay": replace(SAVED, prioritized=True, save=save), "learner": {"warmup": 1000}}
     first = train(tmp_path, HUNT, "iqn", **same)  # 1500 steps of each agent
@@ -103,7 +103,7 @@ def test_a_run_goes_on_from_the_newest_checkpoints_step(tmp_path: Path) -> None:
     more = train(tmp_path, HUNT, total_steps=1200, resume=True, **linear)
     later = [metric.value for metric in metrics_of(run)[before:] if metric.name == "epsilon"]
     assert later and max(later) <= 0.55
-    assert read_config(run)["total_steps"] == 1200
+    assert config_of(run)["total_steps"] == 1200
     assert more.updates["agent_0"] < 0.1 * 600 + 5
     assert {metric.value for metric in metrics_of(run)[before:] if metric.name == "eval_skipped"} == {7}
 
@@ -111,7 +111,7 @@ def test_a_run_goes_on_from_the_newest_checkpoints_step(tmp_path: Path) -> None:
 def test_a_resumed_run_takes_other_settings(tmp_path: Path) -> None:
     """More actors with more copies share the steps; the optimizers keep their moments and take the new rate."""
     first = train(tmp_path, HUNT, mc.DQN(learning_rate=1e-3), total_steps=300)
-    older = read_config(first.run_dir)
+    older = config_of(first.run_dir)
     del older["learner"]["reward_norm"]  # as a version wrote it that had no such setting
     write_json(first.run_dir / "config.json", older)
     changes = {
@@ -124,7 +124,7 @@ def test_a_resumed_run_takes_other_settings(tmp_path: Path) -> None:
         optimizer = checkpoint(more.run_dir, agent)["trainer"]["optimizer"]
         assert [group["lr"] for group in optimizer["param_groups"]] == [5e-4]
         assert {int(moments["step"]) for moments in optimizer["state"].values()} == {more.updates[agent]}
-    described = read_config(more.run_dir)
+    described = config_of(more.run_dir)
     assert described["run_dir"] == str(more.run_dir)
     assert described["hyperparameters"]["learning_rate"] == 5e-4 and described["actor"]["processes"] == 3
     assert {metric.value for metric in metrics_of(more.run_dir)[-40:] if metric.name == "epsilon"} <= {0.1}
@@ -154,7 +154,7 @@ def test_a_configuration_is_read_back_as_it_was(tmp_path: Path) -> None:
     train(tmp_path, HUNT, **changes)
     decided = {"stack": 1}  # by the environment
     expected = runs.configured(tmp_path, replay=decided, **changes)
-    assert mc.Config.from_dict(read_config(tmp_path / "run")) == expected
+    assert mc.Config.from_dict(config_of(tmp_path / "run")) == expected
     assert mc.Config.from_dict({}) == mc.Config()
 
 
@@ -255,7 +255,7 @@ def test_own_algorithms_and_environments_are_resumed_by_name(tmp_path: Path) -> 
 
     code, output = marlcore_train(*NAMED.split(), "--learner.device", "cpu", "--total-steps", "200")
     assert code == 0, output
-    plain = read_config(tmp_path / "run")
+    plain = config_of(tmp_path / "run")
     assert (plain["env"], plain["algorithm"], plain["hyperparameters"]["shape"]) == ("mine:hunt", "mine:Mine", [5, 6])
     code, output = marlcore_train("--resume", "run", "--total-steps", "300")
     assert code == 0 and steps_of(tmp_path / "run") >= 300, output

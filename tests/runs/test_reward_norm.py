@@ -1,6 +1,6 @@
 """Normalized rewards: by the deviation of the discounted returns so far, as Stable-Baselines3 does it."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +11,6 @@ import pytest
 import torch
 from batches import made_windows
 from crowd import Crowd
-from refused import check_refused
 from whole_runs import LONG, Runs, checkpoint, updating
 
 import marlcore as mc
@@ -51,7 +50,7 @@ def batches_of(tmp_path: Path, copies: int) -> list[Any]:
     return batches
 
 
-def test_rows_have_the_discounted_rewards_of_their_episode_so_far(tmp_path: Path) -> None:
+def test_rows_hold_the_discounted_rewards_so_far(tmp_path: Path) -> None:
     copies = 3
     batches = batches_of(tmp_path, copies)
     running, seen = np.zeros(copies), np.zeros(0)
@@ -113,17 +112,6 @@ def test_recurrent_inputs_are_the_rewards_that_actors_saw() -> None:
         windows.raw_reward = windows.reward * scale
         priorities.append(trainer.update(windows).priority)
     assert not torch.equal(*priorities)
-
-
-@dataclass(frozen=True)
-class Taken(mc.DQN):
-    def transition(self, spaces: mc.Spaces) -> mc.TransitionSpec:
-        return replace(super().transition(spaces), extras={"discounted_return": mc.Field()})
-
-
-def test_an_extra_of_its_name_is_refused(tmp_path: Path) -> None:
-    says = "transition of agent_0: 'discounted_return' is the extra of learner.reward_norm"
-    check_refused(lambda: runs.train(tmp_path, Rich, Taken(), learner={"reward_norm": "running"}), ValueError, says)
 
 
 @LONG

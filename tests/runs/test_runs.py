@@ -20,7 +20,7 @@ import pytest
 from crowd import Corridor
 from hunt import HUNT, bar
 from processes import await_group, sweep, until
-from whole_runs import LONG, MODES, Runs, checkpoint, finished, marlcore, metrics_of, values_of
+from whole_runs import LONG, MODES, Runs, checkpoint, config_of, finished, marlcore, metrics_of, values_of
 
 import marlcore as mc
 from marlcore.algos.dqn import DQNTrainer
@@ -33,7 +33,7 @@ train = runs.train
 
 def check_run(result: mc.Result, total_steps: int) -> list[Any]:
     path = result.run_dir
-    assert json.loads((path / "config.json").read_text())["total_steps"] == total_steps
+    assert config_of(path)["total_steps"] == total_steps
     metrics = metrics_of(path)
     names = {metric.name for metric in metrics}
     assert names >= {"episode_return", "episode_length", "loss", "epsilon", "env_steps_per_s", "updates_per_s"}

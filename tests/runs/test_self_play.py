@@ -60,7 +60,7 @@ def played(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return train(folder, mode="async", actor=actor), folder / "notes"
 
 
-def test_opponents_act_with_exactly_the_weights_that_were_admitted(played: tuple[mc.Result, Path]) -> None:
+def test_opponents_act_with_the_admitted_weights(played: tuple[mc.Result, Path]) -> None:
     """And with the same ones throughout an episode, whatever was admitted meanwhile."""
     result, folder = played
     check_opponents(result.run_dir, folder)
@@ -242,7 +242,8 @@ class Falling(Marking):
         return mc.Action(np.full((len(obs), 1), -2.0 if value >= LOSES_FROM else value, np.float32))
 
 
-def test_the_learner_may_keep_to_one_side_and_opponents_may_explore(tmp_path: Path) -> None:
+def test_the_learner_may_keep_one_side(tmp_path: Path) -> None:
+    """And its opponents may explore."""
     settings = {"side": "right", "latest": 0.0, "anchors": {}, "explore": True}
     replay = {"mixture": {}}
     result = train(tmp_path, self_play=settings, replay=replay, total_steps=1_000)
@@ -327,7 +328,7 @@ def test_an_opponent_of_another_network_is_refused(tmp_path: Path) -> None:
     assert torch.load(saved, weights_only=True)["acting"]["model.mark"].shape == (2,)
 
 
-def test_a_run_is_resumed_with_its_anchors_its_parts_and_its_best(tmp_path: Path) -> None:
+def test_a_resumed_run_keeps_anchors_parts_and_its_best(tmp_path: Path) -> None:
     play = mc.SelfPlayConfig(pool=4, admit_updates=10, anchors={"arena:weak": 0.5})
     settings = {
         "self_play": play,

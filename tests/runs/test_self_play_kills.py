@@ -42,7 +42,7 @@ LEAGUE = {name: Banded(place=place) for place, name in enumerate(ROLES)}
     [("learner-main", 0, Marking(), {}), ("actor-0", 4, Marking(), {}), ("learner-rival", 0, LEAGUE, ROLES)],
     ids=["learner", "actor", "exploiter"],
 )
-def test_the_table_counts_every_game_however_often_a_worker_is_killed(
+def test_the_table_counts_every_game_despite_kills(
     tmp_path: Path, victim: str, lost: int, algorithm: Any, roles: dict[str, str]
 ) -> None:
     """A killed actor loses at most the results of its copies, which it had no time to report."""

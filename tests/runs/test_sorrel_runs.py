@@ -136,7 +136,7 @@ def test_a_signal_ends_the_run_and_the_models_are_trained(signum: int) -> None:
     assert np.isfinite([row[1] for row in logger.epochs]).all()
 
 
-def test_a_train_step_that_raises_ends_the_run_with_its_traceback(tmp_path: Path) -> None:
+def test_a_train_step_that_raises_ends_the_run(tmp_path: Path) -> None:
     with pytest.raises(WorkerFailed, match="this loss is infinite") as caught:
         run_experiment_mp(double.make(model=Raising), logging=False, log_dir=tmp_path / "logs")
     assert caught.value.worker.startswith("learner-") and "in train_step" in caught.value.traceback

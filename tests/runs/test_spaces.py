@@ -15,10 +15,9 @@ import pytest
 from crowd import Relay
 from odd_spaces import Counting
 from recorded import RandomActing, check_rows, read_records, read_replay, recorded
-from whole_runs import LONG, Runs
+from whole_runs import LONG, Runs, config_of
 
 import marlcore as mc
-from marlcore.training.record import read_config
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
@@ -119,7 +118,7 @@ def train_and_check(case: Case, folder: Path, **changes: Any) -> dict[str, Any]:
     result = runs.train(
         folder, env_fn, algorithm, total_steps=case.steps, replay=replay, actor={"envs": envs}, **changes
     )
-    assert read_config(result.run_dir)["actor"]["envs"] == COPIES
+    assert config_of(result.run_dir)["actor"]["envs"] == COPIES
     told, compared, spaces = read_records(records), 0, []
     for agent, updates in result.updates.items():
         spaces.append(mc.load_policy(result.run_dir, agent).spaces)

@@ -94,7 +94,7 @@ def test_a_stop_during_the_warm_up_loses_nothing(tmp_path: Path, mode: str) -> N
 
 
 @MODES
-def test_another_exception_of_a_callback_ends_the_run_and_is_raised(tmp_path: Path, mode: str) -> None:
+def test_another_exception_of_a_callback_is_raised(tmp_path: Path, mode: str) -> None:
     error = KeyError("mine")
     callback = Once("on_metric", raising(error))
     with pytest.raises(KeyError, match="mine") as raised:

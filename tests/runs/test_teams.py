@@ -105,20 +105,3 @@ def test_two_teams_play_themselves_with_one_policy(tmp_path: Path, algorithm: An
     for env_fn in (None, FOUR):  # the caller's is put into the run's teams
         played = mc.evaluate(result.run_dir, 2, policies={"right": first}, env_fn=env_fn)
         assert played.mean.keys() == {"left", "right"}
-
-
-def test_runs_that_do_not_fit_teams_are_refused_in_one_line(tmp_path: Path) -> None:
-    adversary, cartpole = "pettingzoo-parallel:mpe2.simple_adversary_v3", "gymnasium:CartPole-v1"
-    for env_fn, algorithm, changes, says in (
-        (
-            FOUR,
-            "qmix",
-            {"teams": {"agent_0": "a"}},
-            "QMIX: expected an agent that is a team (see Config.teams), got",
-        ),
-        (adversary, "dqn", {"self_play": PLAY}, "self_play: expected agents of one policy to have equal spaces"),
-        (FOUR, "vdn", {"policies": {"agent_0": "a"}}, "policies: expected the team 'team' in place of its member, got"),
-        (cartpole, "vdn", {}, "teams: expected an environment of PettingZoo whose agents act at once"),
-    ):
-        check_refused(partial(runs.train, tmp_path, env_fn, algorithm, **{"teams": None, **changes}), ValueError, says)
-    assert not (tmp_path / "run").exists()

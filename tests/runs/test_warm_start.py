@@ -9,10 +9,9 @@ import torch
 from hunt import HUNT
 from refused import check_refused
 from seams import undrawn
-from whole_runs import MODES, Runs, checkpoint
+from whole_runs import MODES, Runs, checkpoint, config_of
 
 import marlcore as mc
-from marlcore.training.record import read_config
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
@@ -61,7 +60,7 @@ def test_a_run_starts_from_given_weights(tmp_path: Path, source: Path, kind: str
     assert equal(network(run_dir), network(source))
     is_file = kind not in ("a state_dict", "weights by policy")
     origin = str(source / "checkpoints" / "agent_0.pt") if is_file else "a state_dict"
-    assert read_config(run_dir)["init_from"]["agent_0"] == origin
+    assert config_of(run_dir)["init_from"]["agent_0"] == origin
     own = "agent_1" if kind in ("a run", "its name") else "agent_0"
     assert equal(network(run_dir, "agent_1"), network(source, own)) == ("by policy" not in kind)
 
@@ -75,12 +74,12 @@ def test_a_runs_only_policy_starts_all_others(tmp_path: Path) -> None:
 @MODES
 def test_a_warm_start_has_new_counters_and_optimizers(tmp_path: Path, source: Path, mode: str) -> None:
     run_dir = train(tmp_path, init_from=source, mode=mode)
-    state, described = checkpoint(run_dir), read_config(run_dir)
+    state, described = checkpoint(run_dir), config_of(run_dir)
     assert 0 < state["updates"] < 40 and not equal(state["network"], network(source))
     assert {int(own["step"]) for own in state["trainer"]["optimizer"]["state"].values()} == {state["updates"]}
     mc.train(HUNT, DQN, runs.configured(tmp_path, total_steps=450, mode=mode), progress=False, resume=run_dir)
     assert described["init_from"].keys() == {"agent_0", "agent_1"}
-    assert read_config(run_dir)["init_from"] == described["init_from"]
+    assert config_of(run_dir)["init_from"] == described["init_from"]
 
 
 def test_weights_that_do_not_fit_are_left_out(tmp_path: Path, source: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -143,7 +142,7 @@ def test_a_resumed_run_takes_anothers_weights_and_optimizer(tmp_path: Path, sour
     assert 0 < before["updates"] == after["updates"] < other["updates"] and 210 <= after["step"] < 220
     for index, moments in other["trainer"]["optimizer"]["state"].items():
         assert equal(moments, after["trainer"]["optimizer"]["state"][index])
-    assert read_config(own)["init_from"]["agent_0"] == str(source / "checkpoints" / "agent_0.pt")
+    assert config_of(own)["init_from"]["agent_0"] == str(source / "checkpoints" / "agent_0.pt")
     weights = {name: network(source, name) for name in ("agent_0", "agent_1")}
     config = runs.configured(tmp_path, total_steps=220, learner={"warmup": 9_000})
     mc.train(HUNT, DQN, config, progress=False, resume=own, init_from=weights)

@@ -1,9 +1,11 @@
-"""Modules and mappings of arrays filled with one number, so that a torn copy of their weights shows."""
+"""What shows a torn copy: rows that name themselves, and weights that are all one number."""
 
 from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+
+from marlcore.testing.rows import filled
 
 CYCLE = 4096  # numbers up to it are exact in float32
 
@@ -44,3 +46,38 @@ def value_of(arrays: Iterable[np.ndarray]) -> float:
     """The one number of all words; NaN if they are torn."""
     flat = np.concatenate([array.ravel() for array in arrays])
     return float(flat[0]) if (flat == flat[0]).all() else np.nan
+
+
+def publish_next(publisher: Any, weights: Any) -> None:
+    """Publishes weights that are all their version's number."""
+    fill(weights, publisher.version + 1)
+    publisher.publish(version=publisher.version + 1)
+
+
+def torn_weights(weights: Any, subscriber: Any) -> int:
+    version = subscriber.version
+    return int(value_of(words(weights)) != version % CYCLE or subscriber.extras != {"version": version})
+
+
+def observations(spec: Any, index: Any, version: Any = 0) -> np.ndarray:
+    """Named by the index and one more, so that memory that was never written holds none."""
+    return filled(spec.obs.shape[0], np.asarray(index) + 1, version)
+
+
+def rows(spec: Any, index: Any, lanes: int = 1, version: int = 0) -> dict[str, Any]:
+    """The rows of these indices, ticket * lanes + lane."""
+    index = np.asarray(index)
+    after = {"next_obs": observations(spec, index + lanes, version)} if spec.next_obs else {}
+    return {"obs": observations(spec, index, version), "action": index, "reward": index % 7, **after}
+
+
+def last_of(spec: Any, index: Any, lanes: int = 1) -> dict[str, Any]:
+    """What ends an episode at these rows."""
+    return {"truncated": True, "final_obs": observations(spec, np.asarray(index) + lanes)}
+
+
+def torn_rows(spec: Any, batch: Any, lanes: int = 1) -> int:
+    """How many rows of a batch are not as they were written."""
+    torn = (batch.obs != observations(spec, batch.index, batch.policy_version)).any(1)
+    torn |= (batch.next_obs != observations(spec, batch.index + lanes, batch.policy_version)).any(1)
+    return int((torn | (batch.action != batch.index) | (batch.reward != batch.index % 7)).sum())

@@ -21,44 +21,27 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from core import report
-from filled import CYCLE, fill, tree, value_of, words
+from filled import publish_next, rows, torn_rows, torn_weights, tree
 from mapped import Mapped
 from processes import descriptors, state, sweep, until
 from seams import trusting
 
 from marlcore import Field, ParameterStore, ReplayBuffer, TransitionSpec
 from marlcore.memory import survey_segments, writer_lock
-from marlcore.testing.rows import filled
 
-WORDS, ROWS, BATCH = 512, 64, 64
-SPEC = TransitionSpec(Field((WORDS,), "uint64"), Field((), "int64"))
+ROWS, BATCH = 64, 64
+SPEC = TransitionSpec(Field((512,), "uint64"), Field((), "int64"))
 VECTOR = tuple(range(2, 10))
 LANES = 2 + len(VECTOR)
 PATIENCE_S = 300.0  # of a sampler or a subscriber
 PROGRESS, HURRY, READ, TORN = range(4)  # words of a process's line of the board
 FAULTS = ("torn", "fell", "ahead", "kept", "failed", "segments", "descriptors")
-
-observations = partial(filled, WORDS)
-
-
-def torn_rows(batch: Any) -> int:
-    """Rows of a batch that are not as their writer, which they name, wrote them."""
-    ticket, lane = np.divmod(batch.index, LANES)
-    torn = (batch.obs != observations(lane, ticket, batch.policy_version)).any(1)
-    torn |= (batch.next_obs != observations(lane, ticket + 1, batch.policy_version)).any(1)
-    return int((torn | (batch.action != ticket)).sum())
-
-
-def torn_weights(weights: Any, subscriber: Any) -> int:
-    version = subscriber.version
-    return int(value_of(words(weights)) != version % CYCLE or subscriber.extras != {"version": version})
 
 
 def working(line: np.ndarray) -> Iterator[None]:
@@ -73,7 +56,7 @@ def working(line: np.ndarray) -> Iterator[None]:
 
 def add_next(writer: Any, replay: Any, birth: int) -> None:
     ticket, writer.policy_version = Mapped(replay).committed(writer.lane), birth
-    assert writer.add(observations(writer.lane, ticket, birth), ticket, 0.0) == ticket
+    assert writer.add(**rows(SPEC, ticket * LANES + writer.lane, LANES, birth)) == ticket
 
 
 def add(line: np.ndarray, replay: Any, lanes: tuple[int, ...], birth: int) -> None:
@@ -89,8 +72,8 @@ def add_vector(line: np.ndarray, replay: Any, lanes: tuple[int, ...], birth: int
         vector.policy_version = birth
         for _ in working(line):
             some = rng.permutation(lanes)[: rng.integers(1, len(lanes) + 1)]
-            obs = observations(some, tickets[some], birth)
-            assert (vector.add(obs, tickets[some], np.zeros(len(some)), lanes=some) == tickets[some]).all()
+            added = vector.add(**rows(SPEC, tickets[some] * LANES + some, LANES, birth), lanes=some)
+            assert (added == tickets[some]).all()
             tickets[some] += 1
 
 
@@ -101,14 +84,14 @@ def come_and_go(line: np.ndarray, replay: Any, lanes: tuple[int, ...], birth: in
         with ReplayBuffer.attach(replay.handle) as attached, attached.writer(*lanes) as writer:
             add_next(writer, attached, birth)
         with ReplayBuffer.create(SPEC, ROWS, name=name) as own, ReplayBuffer.attach(own.handle) as again:
-            own.writer().add(observations(0, 0, 0), 0, 0.0)
+            own.writer().add(**rows(SPEC, 0))
             assert len(again) == 1
 
 
 def sample(line: np.ndarray, replay: Any, lanes: tuple[int, ...], birth: int) -> None:
     sampler = replay.sampler(BATCH)
     for _ in working(line):
-        line[TORN] += torn_rows(sampler.sample(PATIENCE_S))
+        line[TORN] += torn_rows(SPEC, sampler.sample(PATIENCE_S), LANES)
         line[READ] += BATCH
 
 
@@ -116,8 +99,7 @@ def publish(line: np.ndarray, store: Any, lanes: tuple[int, ...], birth: int) ->
     weights = tree()
     with store.publisher(weights) as publisher:
         for _ in working(line):
-            fill(weights, publisher.version + 1)
-            publisher.publish(version=publisher.version + 1)
+            publish_next(publisher, weights)
 
 
 def subscribe(line: np.ndarray, store: Any, lanes: tuple[int, ...], birth: int) -> None:
@@ -240,7 +222,7 @@ class Kills:
                 self.counts["swept"] += sum(map(is_ours, sweep()))
 
     def survive(self) -> None:
-        self.counts["torn"] += torn_rows(self.sampler.sample(PATIENCE_S))
+        self.counts["torn"] += torn_rows(SPEC, self.sampler.sample(PATIENCE_S), LANES)
         self.counts["rows"] += BATCH
         if self.subscriber.pull(PATIENCE_S):
             self.counts["torn"] += torn_weights(self.weights, self.subscriber)

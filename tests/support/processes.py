@@ -20,9 +20,10 @@ PATIENCE_S = 1800.0  # for what hangs; far more than a slow machine needs
 
 def children(pid: int) -> list[int]:
     pids: list[int] = []
-    for path in Path(f"/proc/{pid}/task").glob("*/children"):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended meanwhile
-            pids += map(int, path.read_text().split())
+    tasks = f"/proc/{pid}/task"
+    for task in os.listdir(tasks) if os.path.exists(tasks) else []:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError), open(f"{tasks}/{task}/children") as file:
+            pids += map(int, file.read().split())  # unless the thread has ended meanwhile
     return pids
 
 

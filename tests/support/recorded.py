@@ -18,7 +18,7 @@ from random_play import plain, sample
 from seams import without_limits
 
 import marlcore as mc
-from marlcore.envs.per_agent import by_agents
+from marlcore.envs import by_agents
 from marlcore.observations import by_name
 
 _numbers = itertools.count()

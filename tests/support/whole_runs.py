@@ -113,6 +113,12 @@ def history(run_dir: Path) -> list[tuple[Any, ...]]:
     return [(m.step, m.agent, m.name, m.value) for m in metrics if not measured.fullmatch(m.name)]
 
 
+def config_of(run_dir: Path) -> dict[str, Any]:
+    """What its config.json says, without its seal."""
+    members = json.loads((run_dir / "config.json").read_text())
+    return {name: value for name, value in members.items() if name not in ("file", "sha256")}
+
+
 def checkpoint(run_dir: Path, name: str = "agent_0") -> dict[str, Any]:
     state: dict[str, Any] = torch.load(run_dir / "checkpoints" / f"{name}.pt")
     return state

@@ -112,7 +112,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.long
-def test_workers_have_one_thread_each_where_only_torch_is_installed(tmp_path: Path) -> None:
+def test_workers_have_one_thread_with_torch_alone(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['tyro'] = None\n")
     (tmp_path / "program.py").write_text(THREADS)

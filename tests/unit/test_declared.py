@@ -97,7 +97,7 @@ def test_the_message_begins_with_the_field():
         Derived(steps=0)
 
 
-def test_the_ends_are_allowed_and_so_is_none_where_the_type_says_so():
+def test_the_ends_and_an_optional_none_are_allowed():
     ends = {"steps": 1, "port": 9, "gamma": 1, "tau": 1, "share": 0, "noise": 0, "seconds": math.inf}
     made = Settings(**ends, goal=None, inside=None, pad=None, both=7)
     assert {name: getattr(made, name) for name in ends} == ends

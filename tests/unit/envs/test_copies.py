@@ -17,8 +17,7 @@ from random_play import aec, assert_same, child_seeds, parallel, play, single
 from refused import check_refused, refusals
 from rooms import WRONG, Room
 
-from marlcore.envs import ParallelEnvironment, vectorize
-from marlcore.envs.agent_view import AgentView
+from marlcore.envs import AgentView, ParallelEnvironment, vectorize
 from marlcore.envs.agent_view import numbers as numbers_of
 from marlcore.errors import EnvironmentFailed
 from marlcore.testing.checked import CheckedEnvironment
@@ -230,7 +229,7 @@ class Unexpected(Counting):
         return obs, info | {"action_mask": np.ones(5, np.int8)} if self.steps else info
 
 
-def test_an_integer_beyond_floats_is_an_infinite_number_of_an_info():
+def test_an_integer_beyond_floats_becomes_infinite():
     info = {"big": 10**400, "small": -(10**400), "half": 0.5}
     assert numbers_of(info) == {"big": np.inf, "small": -np.inf, "half": 0.5}
 
@@ -261,7 +260,7 @@ class Stuck(Counting):
         return obs, info | {"action_mask": (np.ones(3, bool), np.zeros(2, bool))}
 
 
-def test_a_mask_comes_always_and_allows_something_of_each_component():
+def test_a_mask_allows_something_of_each_component():
     of_mask = "environment copy 0, agent_0: action_mask: expected "
     for kind, says in {
         Unexpected: "one in every info or in none, got array",
@@ -331,7 +330,7 @@ def test_actions_of_another_shape_or_dtype_are_the_callers_error(form):
     check_refused(lambda: env.act(turn, np.zeros(2)), TypeError, f"{says}dtype float64")
 
 
-def test_the_agents_keep_the_order_in_which_their_environment_names_them():
+def test_agents_keep_their_environments_order():
     """That of its spaces may be another, and infos that may hold masks are looked at in that order."""
     env = CheckedEnvironment()
     env.agents = env.agents[::-1]

@@ -195,7 +195,7 @@ class Closing(Relay):
         self.closed = True
 
 
-def test_a_function_that_raises_is_named_and_what_it_made_is_closed():
+def test_a_function_that_raises_is_named_and_closed():
     made = [Closing(), Closing()]
     with pytest.raises(EnvironmentFailed, match=r"^env_fn: RuntimeError: no third one$"):
         envs.vectorize(Mock(side_effect=[*made, RuntimeError("no third one")]), 3)

@@ -92,7 +92,7 @@ def test_entities_come_back_before_any_agent_acts():
     assert total > 100
 
 
-def test_each_collected_entity_returns_with_the_probability_asked_for():
+def test_a_collected_entity_returns_with_its_probability():
     env = TreasureHunt(agents=1, size=3, view=3, horizon=1500, gems=4, food=0, bones=0, respawn=0.3)
     rng, missing, returned = np.random.default_rng(3), 0, 0
     env.reset(3)

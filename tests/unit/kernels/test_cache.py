@@ -55,7 +55,7 @@ def test_the_sources_of_all_kernels_name_the_directory():
     assert {file for file in PACKAGE.rglob("*.py") if compiled.search(file.read_text())} <= named
 
 
-def test_another_processor_or_compiler_has_a_directory_of_its_own(home, monkeypatch):
+def test_each_processor_and_compiler_has_its_directory(home, monkeypatch):
     codegen, names = type(cpu_target.target_context.codegen()), set()
     for version, *machine in (("1", "cpu", "+a"), ("2", "cpu", "+a"), ("1", "other", "+a"), ("1", "cpu", "+a,+b")):
         monkeypatch.setattr(numba, "__version__", version)

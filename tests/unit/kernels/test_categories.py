@@ -41,7 +41,7 @@ def test_draws_are_those_of_the_definition(values, scale, seed):
     np.testing.assert_allclose(found[1], expected[1], **ROUNDED)
 
 
-def test_a_part_of_the_outputs_is_drawn_from_and_counted_from_its_first():
+def test_a_part_of_the_outputs_counts_from_its_first():
     rng = np.random.default_rng(0)
     output, place = rng.normal(size=(50, 7)).astype(np.float32), rng.random(50)
     found, expected = drawn(output, place, 2, 5), plain(output[:, 2:5], place)

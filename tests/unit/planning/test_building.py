@@ -183,6 +183,11 @@ def levelled(level_of: Callable[[Any], Any]) -> Callable[[], object]:
     return building(Doors(), level_fct=level_of)
 
 
+class Stuck:
+    def __reduce__(self) -> Any:
+        raise RuntimeError("no")
+
+
 PROBABILITIES = "transition_probabilities: expected probabilities of at least 0 that sum to 1, got"
 LEVELS = "level_fct: expected levels that every transition lowers, or that every one raises, got"
 BEHIND_A_LOOP = {0: {(0,): [(1.0, 1)]}, 1: {(0,): [(1.0, 2)]}, 2: {(0,): [(0.5, 3), (0.5, 1)]}}
@@ -200,6 +205,8 @@ REFUSED: list[Refused] = [
     (building(Table(1, 1, {}, start=[0])), TypeError, f"{HASHABLE} [0], the initial state"),
     (building(Table(2, 2, {0: {(0, 1): [(0.5, 1), (0.5, {"x": 1})]}})), TypeError,
         f"{HASHABLE} {{'x': 1}}, a successor of 0 with profile (0, 1)"),
+    (building(Table(1, 1, {0: {(0,): [(0.1, i) for i in range(1, 10)] + [(0.1, Stuck())]}}), workers=1), TypeError,
+        "states: expected something that can be pickled (RuntimeError: no)"),
     (building(Table(32, 2, {})), ValueError, "profiles: expected at most 2^31, got 2^32 of 32 agents"),
     (building(Table(0, 2, {})), ValueError, "agents: expected an integer of at least 1, got 0"),
     (building(Table(2, 0, {})), ValueError, "action_space.n: expected an integer of at least 1, got 0"),
@@ -340,13 +347,6 @@ def twins(start: Any) -> Table:
     return Table(1, 1, {start: {(0,): [(0.01, i) for i in range(100)]}}, start)
 
 
-@pytest.mark.usefixtures("shared_fork_server")
-def test_states_that_change_when_they_are_pickled_are_refused() -> None:
-    says = "state: expected states that are equal and hash alike after pickling, got "
-    check_refused(building(twins(Identity()), workers=2, batch=1), TypeError, says)
-    build_graph(twins(Fixed("a")), workers=2, batch=1).close()
-
-
 class Undefined(World):
     """A slow model whose later states hold a nan, which equals only itself."""
 
@@ -360,20 +360,13 @@ class Undefined(World):
 
 
 @pytest.mark.usefixtures("shared_fork_server")
-def test_states_that_equal_only_themselves_are_refused() -> None:
-    says = "after pickling, got (2, nan), whose copy is another one"
-    check_refused(building(Undefined(), workers=2, batch=1), TypeError, says)
-
-
-class Stuck:
-    def __reduce__(self) -> Any:
-        raise RuntimeError("no")
-
-
-def test_a_successor_that_cannot_be_pickled_is_named() -> None:
-    model = Table(1, 1, {0: {(0,): [(0.1, i) for i in range(1, 10)] + [(0.1, Stuck())]}})
-    says = "states: expected something that can be pickled (RuntimeError: no)"
-    check_refused(building(model, workers=1), TypeError, says)
+def test_states_that_change_when_they_are_pickled_are_refused() -> None:
+    for model, says in (
+        (twins(Identity()), "state: expected states that are equal and hash alike after pickling, got "),
+        (Undefined(), "after pickling, got (2, nan), whose copy is another one"),
+    ):
+        check_refused(building(model, workers=2, batch=1), TypeError, says)
+    build_graph(twins(Fixed("a")), workers=2, batch=1).close()
 
 
 @pytest.fixture

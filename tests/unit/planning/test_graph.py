@@ -85,7 +85,8 @@ def test_a_graph_and_policies_show_their_counts() -> None:
 
 
 @pytest.mark.long
-def test_a_picture_shows_each_state_and_an_arrow_to_each_successor(tmp_path: Any) -> None:
+def test_a_picture_shows_states_and_successors(tmp_path: Any) -> None:
+    """Each state, and an arrow to each of its successors."""
     pytest.importorskip("matplotlib")
     with build_graph(Doors()) as graph:
         axes = graph.plot(tmp_path / "graph.png", label=lambda state: f"step {state[0]}").axes[0]

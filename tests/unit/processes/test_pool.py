@@ -119,7 +119,8 @@ def test_a_request_that_kills_every_process_is_an_error(open_pool: Open) -> None
     assert caught.value.reason == "death"
 
 
-def test_a_server_starts_without_a_wait_and_is_replaced_when_killed() -> None:
+def test_a_killed_server_is_replaced() -> None:
+    """And the first one starts without a wait."""
     with Pool(echo, 2) as pool:
         server = pool._children.server
         assert not pool.ready

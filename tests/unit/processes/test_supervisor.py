@@ -37,9 +37,8 @@ from marlcore.processes import (
     setup_worker,
 )
 from marlcore.processes import supervisor as supervision
-from marlcore.training import read_metrics
+from marlcore.training import ActorConfig, ExplorationConfig, LearnerConfig, SupervisionConfig, read_metrics
 from marlcore.training.async_run import start_all, supervisor_of
-from marlcore.training.config import ActorConfig, ExplorationConfig, LearnerConfig, SupervisionConfig
 
 TIMEOUT = 10.0
 CONFIG = SupervisionConfig(max_restarts=3, window=100.0, backoff=1.0)
@@ -148,7 +147,7 @@ def test_a_dead_worker_restarts_after_the_back_off(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("config", [replace(CONFIG, max_restarts=20, window=1e6)])
-def test_each_further_restart_waits_twice_as_long_up_to_half_a_minute(starting: Scene) -> None:
+def test_each_restart_waits_twice_as_long(starting: Scene) -> None:
     assert [starting.back_off(0.5) for _ in range(8)] == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
 
 
@@ -452,7 +451,7 @@ def test_work_is_done_in_turn_where_no_process_starts(
 DIED = "process that forks workers died 4 times, the last time: it ended with exit code 1"
 
 
-def test_workers_that_cannot_start_leave_their_work_to_this_process() -> None:
+def test_this_process_works_when_no_worker_starts() -> None:
     worker = Mock(**{"start.side_effect": [None, OSError(11, "no more processes")]})
     assert [start_all(Mock(workers={"a": worker}), Mock(stopping=False), True) for _ in range(2)] == [True, False]
 

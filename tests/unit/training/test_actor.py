@@ -15,8 +15,7 @@ import pytest
 import torch
 from mapped import Mapped
 from processes import PATIENCE_S, until
-from refused import check_refused
-from whole_runs import Runs
+from whole_runs import Runs, config_of
 
 import marlcore as mc
 from marlcore.cli import CommandLine
@@ -25,7 +24,6 @@ from marlcore.envs import TreasureHunt, checked, vectorize
 from marlcore.processes import BEATS, BEGUN, STEPS, Control, Telemetry
 from marlcore.training.config import AssignedPolicy
 from marlcore.training.loops import PublishedPolicy, act, build_model
-from marlcore.training.record import read_config
 from marlcore.training.workers import ActorWorker, PolicyBlueprint, Worker
 
 AGENT = "agent_0"
@@ -202,20 +200,8 @@ def test_devices_are_dealt_out_to_the_actors_processes(tmp_path: Path, monkeypat
     actor = {"processes": 3, "envs": 1, "device": ("cuda:0", "cuda:1")}
     run = Runs(total_steps=30, actor=actor, evaluation={"interval": 30, "episodes": 1}).train(tmp_path, HUNT)
     assert chosen == {"actor_worker": ["cuda:0", "cuda:1", "cuda:0"], "evaluator_worker": ["cuda:0"]}
-    assert read_config(run.run_dir)["actor"]["device"] == ["cuda:0", "cuda:1"]
+    assert config_of(run.run_dir)["actor"]["device"] == ["cuda:0", "cuda:1"]
     words = ["--actor.processes", "2", "--actor.device", "cuda:0", "cuda:1"]
     for line, device in ((words, ("cuda:0", "cuda:1")), (words[:-1], "cuda:0")):
         read = changed(mc.Config(), CommandLine("train", line).read(hints_of(mc.Config)))
         assert read.actor == mc.ActorConfig(processes=2, device=device)
-
-
-@pytest.mark.parametrize(
-    ("device", "says"),
-    [
-        (("cpu", "cuda:0"), "device: expected at most one for each of 1 processes, got ('cpu', 'cuda:0')"),
-        ((), "device: expected a device, or a tuple of devices, got ()"),
-        (("cpu", 1), "device: expected a device, or a tuple of devices, got ('cpu', 1)"),
-    ],
-)
-def test_devices_that_fit_no_processes_are_refused(device: Any, says: str) -> None:
-    check_refused(lambda: mc.ActorConfig(device=device), ValueError, says)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from refused import Refused, refusals
 
 import marlcore as mc
-from marlcore.cli.options import CommandLine
+from marlcore.cli import CommandLine
 from marlcore.declared import hints_of
 from marlcore.processes import SHARE, STEPS, Control
 from marlcore.training import read_settings

@@ -141,7 +141,7 @@ def test_no_flipped_bit_changes_what_is_loaded(tiny, caplog):
 
 @pytest.mark.long
 @pytest.mark.usefixtures("undrawn", "shared_fork_server")
-def test_no_flip_of_a_thousand_in_a_real_run_changes_what_is_loaded(tmp_path, caplog):
+def test_no_flipped_bit_of_a_run_changes_what_is_loaded(tmp_path, caplog):
     kept = {"replay": {"capacity": 2000, "save": True}, "evaluation": {"interval": 200, "episodes": 1}}
     Runs(total_steps=600, self_play=mc.SelfPlayConfig(), **kept).train(tmp_path, HUNT)
     assert named_flips(tmp_path / "run", 1000, caplog) > 500
@@ -243,7 +243,7 @@ def test_an_edited_configuration_is_taken_and_said(tiny, tmp_path, caplog):
     ]
 
 
-def test_a_checkpoint_without_a_seal_or_in_an_older_format_is_refused(tmp_path):
+def test_an_unsealed_or_older_checkpoint_is_refused(tmp_path):
     """Reading torch's older format could execute code, in spite of `weights_only` (CVE-2025-32434)."""
     path, data = tmp_path / "a.pt", io.BytesIO()
     torch.save({"updates": 3}, path)
@@ -254,7 +254,7 @@ def test_a_checkpoint_without_a_seal_or_in_an_older_format_is_refused(tmp_path):
     check_refused(lambda: record.load_checkpoint(path), ValueError, "a.pt' (expected a zip)")
 
 
-def test_a_checkpoint_that_unpacks_to_more_than_its_size_is_refused(tmp_path):
+def test_a_checkpoint_that_unpacks_to_more_is_refused(tmp_path):
     path, data = tmp_path / "a.pt", io.BytesIO()
     torch.save({"updates": torch.zeros(2**20)}, path)
     with zipfile.ZipFile(path) as whole, zipfile.ZipFile(data, "w", zipfile.ZIP_DEFLATED) as packed:

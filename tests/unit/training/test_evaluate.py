@@ -226,7 +226,7 @@ def test_the_best_survives_a_successor(run_dir: Path) -> None:
     assert best_step(run_dir) == 7
 
 
-def test_policies_with_dots_in_their_names_have_files_of_their_own(run_dir: Path) -> None:
+def test_policies_with_dots_in_their_names_keep_apart(run_dir: Path) -> None:
     names = ["a", "a.best", "a.5", "a.5.best"]
     for name in names:
         checkpoint_path(run_dir, name).touch()
@@ -363,7 +363,7 @@ def test_the_same_weights_are_evaluated_once(run_dir):
     assert kept_steps(run_dir, "both") == [0, 250]
 
 
-def test_evaluations_that_fell_due_and_were_never_made_are_counted(run_dir: Path) -> None:
+def test_skipped_evaluations_are_counted(run_dir: Path) -> None:
     """The one after the last step is one of them only where one is due just then."""
     scene, skipped = Scene(run_dir), []
     for step, final in [(50, False), (100, False), (350, False), (360, False), (400, True), (720, True)]:

@@ -23,7 +23,7 @@ from whole_runs import Runs
 import marlcore as mc
 from marlcore.__main__ import main
 from marlcore.algos import ALGORITHMS
-from marlcore.envs.agent_view import AgentView
+from marlcore.envs import AgentView
 from marlcore.observations import in_form
 from marlcore.training.config import AssignedPolicy
 from marlcore.training.evaluation import LoadedPolicy, save_policies
@@ -252,9 +252,7 @@ ODD_SPACES: dict[str, gym.Space] = {
 
 
 @pytest.mark.parametrize(("name", "ending"), long_but([*product(ODD_SPACES, [".pt"])], product(ODD_SPACES, FORMATS)))
-def test_each_loader_and_program_acts_as_the_policy_that_was_saved(
-    name: str, ending: str, tmp_path: Path, program: Any
-) -> None:
+def test_loaders_and_programs_act_as_the_saved_policy(name: str, ending: str, tmp_path: Path, program: Any) -> None:
     space, config = ODD_SPACES[name], mc.Config()
     spaces = AgentView.of("agent_0", space, gym.Discrete(3)).spaces
     torch.manual_seed(0)

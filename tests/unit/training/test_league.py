@@ -82,7 +82,7 @@ def test_shares_go_to_the_latest_the_anchors_and_the_pool() -> None:
     assert [name_of(number, ["anchor:weak"]) for number in (0, -1, 7)] == ["pool:latest", "anchor:weak", "pool:7"]
 
 
-def test_the_latest_and_the_anchors_share_what_an_empty_pool_leaves() -> None:
+def test_latest_and_anchors_share_an_empty_pools_odds() -> None:
     assert odds_of(settings(), range(0), even, START)[1].tolist() == pytest.approx([0.625, 0.375, 0, 0, 0, 0])
     assert odds_of(settings(latest=0.0, anchors={}), range(0), even, START)[1].tolist() == [1.0, 0, 0, 0, 0]
 
@@ -422,7 +422,7 @@ class Momentum:
         self.value = state["value"]
 
 
-def test_a_successor_makes_up_for_a_return_that_its_predecessor_lost(scene: Callable[..., Scene]) -> None:
+def test_a_successor_makes_up_for_a_lost_return(scene: Callable[..., Scene]) -> None:
     """It died after its copy had joined the pool, or after its first weights were published; its optimizer is older."""
     run = scene(anchors={}, admit_updates=10, roles={"main": "main_exploiter", "other": "main"})
     trainer: Any = Momentum()
@@ -449,7 +449,7 @@ def test_a_successor_makes_up_for_a_return_that_its_predecessor_lost(scene: Call
     assert trainer.value == 1.0, "once for each copy"
 
 
-def test_the_learner_goes_back_to_its_best_when_its_win_rate_falls(scene: Callable[..., Scene]) -> None:
+def test_a_falling_win_rate_restores_the_best(scene: Callable[..., Scene]) -> None:
     run = scene(rollback=0.25, window=10, admit_updates=1000)
     trainer: Any = Momentum()
 

@@ -105,7 +105,7 @@ def test_each_opponent_is_met_on_both_sides_in_equal_shares() -> None:
     assert spread(range(3, 5), 9) == [4, 3] and spread(range(0), 2) == []
 
 
-def test_the_policy_meets_the_pool_and_the_anchors_and_never_itself(scene: Callable[..., Scene]) -> None:
+def test_the_policy_never_meets_itself(scene: Callable[..., Scene]) -> None:
     """A policy that plays itself has the return 0, whatever it learned."""
     evaluations = scene()
     assert evaluations.at(5, mark=15.0)
@@ -122,7 +122,7 @@ def test_the_policy_meets_the_pool_and_the_anchors_and_never_itself(scene: Calla
     assert ("main", "eval_return_of_best") not in evaluations.metrics
 
 
-def test_the_best_weights_are_measured_again_against_the_present_pool(scene: Callable[..., Scene]) -> None:
+def test_the_best_weights_meet_the_present_pool(scene: Callable[..., Scene]) -> None:
     """Against a pool that became stronger, a better policy has a lower return than the best once had."""
     evaluations = scene()
     assert evaluations.at(1, mark=50.0) and evaluations.metrics[("main", "eval_return")] == 1.0

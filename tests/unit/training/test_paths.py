@@ -63,7 +63,7 @@ def test_the_resumed_directory_may_have_another_path(tmp_path, monkeypatch):
         assert RunInput.checked(HUNT, "dqn", config, resume="runs/a").resume == tmp_path / "runs" / "a"
 
 
-def test_a_directory_of_the_runs_own_lies_where_the_run_was_started(elsewhere, tmp_path):
+def test_a_default_directory_lies_where_the_run_started(elsewhere, tmp_path):
     here = tmp_path / "here"
     checked = RunInput.checked(elsewhere, "dqn", mc.Config(mode="serial"))
     with RunDirectory.create(None, {}, checked.runs) as run:

@@ -1,10 +1,10 @@
 """Presets: the files of tuned settings, and how Python and the command line take them."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from whole_runs import config_of
 
 import marlcore as mc
 from marlcore.__main__ import main
@@ -46,7 +46,7 @@ def test_options_override_a_preset(tmp_path: Path, capsys: pytest.CaptureFixture
     options = "--mode serial --total-steps 1200 --evaluation.interval 0 --algorithm.batch-size 512 --metrics.sinks csv"
     run_dir = tmp_path / "run"
     assert main(["train", "--preset", "cartpole-ppo", "--run-dir", str(run_dir), *options.split()]) == 0
-    chosen = json.loads((run_dir / "config.json").read_text())
+    chosen = config_of(run_dir)
     assert (chosen["total_steps"], chosen["actor"]["envs"]) == (1200, 8)
     assert (chosen["hyperparameters"]["batch_size"], chosen["hyperparameters"]["gae_lambda"]) == (512, 0.9)
 

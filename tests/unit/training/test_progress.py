@@ -131,7 +131,7 @@ def test_until_a_step_is_taken_it_says_that_workers_start(clock, terminal, first
     assert "ETA" in text(out).splitlines()[-1 - terminal]
 
 
-def test_a_terminal_is_drawn_four_times_a_second_without_a_thread(clock):
+def test_a_terminal_is_drawn_four_times_a_second(clock):
     threads, out = threading.active_count(), console(terminal=True)
     with Progress(out) as shown:
         drawn = []
@@ -184,7 +184,7 @@ def test_final_returns_are_means_over_the_last_tenth_of_the_run():
     assert final_returns(metrics, 10**6, ["agent_0"]) == {"agent_0": 950.0}  # stopped before its end
 
 
-def test_an_agent_without_a_late_episode_has_the_return_of_its_last_ones():
+def test_an_agent_without_late_episodes_has_its_last_return():
     """No agent that acted is missing."""
     metrics = [metric("episode_return", float(i), agent="early", step=i) for i in range(25)]
     metrics += [metric("episode_return", 7.0, agent="once", step=1), metric("loss", 9.0, step=1000)]

@@ -17,7 +17,7 @@ from whole_runs import Runs
 import marlcore as mc
 from marlcore.algos.r2d2 import R2D2Network, Windows
 from marlcore.interfaces import PREVIOUS_REWARD
-from marlcore.training.evaluation import LoadedPolicy
+from marlcore.training import LoadedPolicy
 from marlcore.training.loops import ActingModel, Policy, PolicyPlayer, Seat
 from marlcore.training.self_play import Contender, Matches
 

@@ -39,7 +39,7 @@ def test_an_exponential_beyond_floats_is_at_its_end():
     assert mc.Exponential(1.0, 20.0, rate=2.0).at(10**7) == 20.0
 
 
-def test_piecewise_is_linear_between_its_points_and_constant_outside():
+def test_piecewise_is_linear_between_its_points():
     schedule = mc.Piecewise(((10, 1.0), (20, 0.0), (40, 0.5)))
     assert [schedule.at(count) for count in (0, 10, 15, 20, 30, 40, 100)] == [1.0, 1.0, 0.5, 0.0, 0.25, 0.5, 0.5]
 

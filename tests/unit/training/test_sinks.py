@@ -129,7 +129,7 @@ def test_every_sink_gets_the_same_numbers(tmp_path):
     assert abs(time.time() - first) < PATIENCE_S
 
 
-def test_tensorboard_has_the_hyperparameters_and_the_final_returns(tmp_path):
+def test_tensorboard_has_hyperparameters_and_final_returns(tmp_path):
     from tensorboard.plugins.hparams import metadata as plugin
 
     config = {"env": "chain", "learner": {"gamma": 0.5, "compile": None}, "hyperparameters": {"hidden": [64, 64]}}
@@ -216,7 +216,7 @@ def test_a_worker_reports_its_gpu_at_intervals(monkeypatch):
     assert reports == [("", "gpu_mib/actor-0", 1.5), ("", "gpu_percent/actor-0", 85)]
 
 
-def test_episodes_are_counted_over_all_actors_and_their_successors(tmp_path, clock):
+def test_episodes_of_actors_and_successors_are_counted(tmp_path, clock):
     names, seen = ["actor-0", "actor-1"], io.StringIO()
     with (
         RunDirectory.create(tmp_path / "run", {}) as run,
@@ -416,7 +416,8 @@ def test_a_failure_is_reported_before_a_close_that_hangs(caplog):
 
 
 @pytest.mark.parametrize("threads", [True, False])
-def test_a_callback_that_exits_or_gets_no_thread_is_reported_once(monkeypatch, caplog, threads):
+def test_a_callback_that_exits_is_reported_once(monkeypatch, caplog, threads):
+    """Also one that gets no thread."""
     if not threads:
         monkeypatch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
     with closing(calling(lambda metric: sys.exit(3))) as sink:
@@ -426,7 +427,8 @@ def test_a_callback_that_exits_or_gets_no_thread_is_reported_once(monkeypatch, c
     assert ("SystemExit: 3" if threads else "can't start new thread") in caplog.text
 
 
-def test_a_closed_sink_takes_nothing_and_one_without_metrics_is_never_made():
+def test_a_closed_sink_takes_nothing():
+    """And a sink without metrics is never made."""
     taken: list[Metric] = []
     sink = calling(taken.append)
     for metric in STREAM[:2]:

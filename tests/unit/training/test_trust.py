@@ -242,7 +242,7 @@ def test_no_door_executes_a_hostile_directory(hostile: Path, door: str) -> None:
     assert not (hostile.parent / "exploded").exists()
 
 
-def test_a_population_executes_nothing_of_an_own_directory_either(hostile: Path) -> None:
+def test_a_population_executes_nothing_of_its_directory(hostile: Path) -> None:
     hostile.chmod(0o755)
     for name in ("population.json", "psro.json"):
         everybodys(hostile, name)
@@ -279,7 +279,7 @@ def described(policy: AssignedPolicy, config: mc.Config, folder: Path) -> dict[s
     return record.read_json(folder / POLICIES)
 
 
-def test_a_function_among_the_hyperparameters_is_described_alike_in_every_process() -> None:
+def test_a_hyperparameter_function_is_described_alike() -> None:
     algorithms = [SimpleNamespace(shape=lambda reward: reward) for _ in range(2)]
     assert hyperparameters(algorithms[0]) == hyperparameters(algorithms[1])
 

@@ -209,7 +209,7 @@ def apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Apart]:
         yield Apart(stack, monkeypatch, tmp_path)
 
 
-def test_a_successor_begins_once_no_machine_takes_older_weights(apart: Apart) -> None:
+def test_a_successor_waits_until_no_machine_takes_old_weights(apart: Apart) -> None:
     apart.learner.status = LearnerStatus(ready=True, updates=70, version=7, address=HOME)
     apart.nodes_report(HOME, 7, 9)
     orders = apart.agents[0].asked[-1][1]
