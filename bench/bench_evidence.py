@@ -8,14 +8,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
-from . import growth_runs, long_form, pages, report, soak, soak_figures, soak_work
+from .__main__ import main
+from .core import report
+from .costs import growth, soak
+from .pages import long_form, pages, soak_figures
+from .pages.tables import markdown
 
 
 @pytest.mark.parametrize("page", pages.PAGES, ids=lambda page: page.stem)
 def test_a_page_shows_the_stored_figures(page: Path) -> None:
-    """`python -m bench.pages` renews it."""
+    """`python -m bench pages` renews it."""
     assert pages.filled(page.read_text()) == page.read_text()
 
 
@@ -46,15 +49,14 @@ def test_a_long_form_that_ends_well_is_kept(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(long_form, "STORED", stored)
     for status in (1, 0):
         program = f"print('7  kills'); print('0 torn'); raise SystemExit({status})"
-        monkeypatch.setattr(sys, "argv", ["bench.long_form", "kills core", sys.executable, "-c", program])
-        assert long_form.main() == status
+        assert main(["long_form", "kills core", sys.executable, "-c", program]) == status
         assert stored.exists() == (status == 0)
     kept = json.loads(stored.read_text())
     assert kept["kills core"]["found"] == "7 kills; 0 torn" and "wakeups" in kept
 
 
 def test_numbers_and_lists_are_cells() -> None:
-    lines = pages.markdown(["a", "b"], [["x", [1234, 0.5]], [None, 2.0]]).splitlines()
+    lines = markdown(["a", "b"], [["x", [1234, 0.5]], [None, 2.0]]).splitlines()
     assert lines == ["| a | b |", "| --- | --- |", "| x | 1,234; 0.5 |", "| | 2.0 |"]
 
 
@@ -63,37 +65,38 @@ def soaked(
     anonymous_mb: Callable[[int], float] = lambda i: 50.0,
     descriptors: Callable[[int], int] = lambda i: 9,
     pid: Callable[[int], int] = lambda i: 7,
-) -> soak.Soak:
+) -> list[soak.Sample]:
     """An hour of one process."""
     processes = [soak.Process(pid(i), rss_mb(i), anonymous_mb(i), descriptors(i), 0.0) for i in range(361)]
-    return soak.Soak([soak.Sample(10.0 * i, 1.0, {"a": process}, {}) for i, process in enumerate(processes)])
+    return [soak.Sample(10.0 * i, 1.0, {"a": process}, {}) for i, process in enumerate(processes)]
 
 
 def test_memory_that_does_not_grow_is_no_creep() -> None:
-    assert soaked().creeping() == []
-    assert soaked(rss_mb=lambda i: 100.0 + (40.0 if i > 20 else 0.0)).creeping() == []  # in the warm-up
+    assert soak.creeping(soaked()) == []
+    assert soak.creeping(soaked(rss_mb=lambda i: 100.0 + (40.0 if i > 20 else 0.0))) == []  # in the warm-up
 
 
 def test_memory_and_descriptors_that_creep_are_named() -> None:
-    assert soaked(rss_mb=lambda i: 100.0 + i / 40).creeping() == [
+    assert soak.creeping(soaked(rss_mb=lambda i: 100.0 + i / 40)) == [
         "a: expected at most 3.6 MB more resident memory, got 7.3"
     ]
     falling = soaked(rss_mb=lambda i: 100.0 - i / 40, anonymous_mb=lambda i: 50.0 + i / 40)
-    assert falling.creeping() == ["a: expected at most 3.6 MB more anonymous memory, got 7.3"]
-    assert soaked(descriptors=lambda i: 9 + i // 300).creeping() == ["a: expected no further descriptor, got 1"]
+    assert soak.creeping(falling) == ["a: expected at most 3.6 MB more anonymous memory, got 7.3"]
+    assert soak.creeping(soaked(descriptors=lambda i: 9 + i // 300)) == ["a: expected no further descriptor, got 1"]
 
 
 def test_a_process_that_was_replaced_does_not_count() -> None:
-    assert soaked(rss_mb=lambda i: 100.0 + i / 40, pid=lambda i: i // 200).creeping() == []
+    assert soak.creeping(soaked(rss_mb=lambda i: 100.0 + i / 40, pid=lambda i: i // 200)) == []
 
 
 def test_a_soak_of_seconds_has_rates() -> None:
     """As one that Ctrl-C ends in its first minute."""
     process = soak.Process(7, 100.0, 50.0, 9, 0.0)
-    short = soak.Soak([soak.Sample(t, 1.0, {"a": process}, {"adds": int(100 * t)}) for t in (0.0, 4.0)])
+    short = [soak.Sample(t, 1.0, {"a": process}, {"steps": int(100 * t)}) for t in (0.0, 4.0)]
     figures = soak.figures_of(short)
-    assert soak_figures.rates(figures) == {"adds": [100.0]}
-    assert len(soak_figures.tables(figures)) == 2
+    assert soak_figures.rates(figures) == {"steps": [100.0]}
+    assert "| steps/s | 100 | 100 | 100 |" in pages.rates_table(figures)
+    assert "| a | 100 (+0) | 50 (+0) | 9 (+0) |" in pages.creep_table(figures)
 
 
 def test_rates_are_those_of_each_minute() -> None:
@@ -106,13 +109,9 @@ def test_rates_are_those_of_each_minute() -> None:
 
 def test_a_ratio_outside_the_stored_spread_is_marked() -> None:
     results = [report.Result(name, {}, {"memcpy": [ratio] * 3}, {}) for name, ratio in (("add", 2.1), ("draw", 3.0))]
-    table = report.comparison([*results, report.Result("new", {}, {"memcpy": [1.0] * 3}, {})], {
-        name: {"memcpy": [1.8, 2.0, 2.2]} for name in ("add", "draw")
-    })  # fmt: skip
-    console = Console(width=200)
-    with console.capture() as printed:
-        console.print(table)
-    lines = {line.split("│")[1].strip(): line for line in printed.get().splitlines() if "memcpy" in line}
+    stored = {name: {"memcpy": [1.8, 2.0, 2.2]} for name in ("add", "draw")}
+    table = report.comparison([*results, report.Result("new", {}, {"memcpy": [1.0] * 3}, {})], stored)
+    lines = {line.split("|")[1].strip(): line for line in table.splitlines() if "memcpy" in line}
     assert "1.05" in lines["add"] and "outside" not in lines["add"]
     assert "1.50" in lines["draw"] and "outside" in lines["draw"]
     assert "not stored" in lines["new"]
@@ -124,19 +123,18 @@ def test_the_stored_machines_are_named_by_themselves(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("program", soak_work.PROGRAMS)
+@pytest.mark.parametrize("program", soak.PROGRAMS)
 def test_a_short_soak_sees_every_process_and_call(program: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(soak, "EVERY_S", 0.5)
-    with soak_work.PROGRAMS[program]() as counts:
+    with soak.PROGRAMS[program]() as counts:
         while not any(counts().values()):
             time.sleep(0.1)
         taken = soak.take(counts, 1.0)
-    assert {"parent", "fork server"} < taken.samples[-1].processes.keys()
-    assert len(taken.samples[-1].processes) > 6
+    assert {"parent", "fork server"} < taken[-1].processes.keys()
+    assert len(taken[-1].processes) > 6
 
 
 @pytest.mark.long
 def test_the_growth_of_a_run_is_measured() -> None:
-    figures = growth_runs.measure(copies=2, agents=2, policies=1, learners=1)
-    assert figures.steps_per_cpu_s > 0 and figures.start_cpu_s > 0 and figures.memory_mb > 100
-    assert min(figures.processes, figures.segments, figures.descriptors, figures.steps_per_cpu_s_of_all) > 0
+    figures = growth.measure_run(copies=2, agents=2, policies=1, learners=1)
+    assert min(figures.values()) > 0 and figures["memory_mb"] > 100 and len(figures) == 8

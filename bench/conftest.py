@@ -6,7 +6,7 @@ import pytest
 import torch
 from processes import handlers
 
-from .work import FULL, SMALL, Scale
+from .core.work import FULL, SMALL, Scale
 
 
 @pytest.hookimpl(tryfirst=True)

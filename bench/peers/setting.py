@@ -1,0 +1,48 @@
+"""The work that all sides of a training run get, and what each returns; a peer runs in a fresh interpreter."""
+
+from dataclasses import dataclass
+from importlib import import_module
+from typing import cast
+
+from ..processes import run_fresh
+
+COPIES = 16  # of the environment
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The settings of DQN or PPO that all libraries get: two hidden layers, one-step returns, Adam."""
+
+    updates_per_step: float = 0.25
+    batch: int = 64
+    hidden: int = 64
+    learning_rate: float = 2.5e-4
+    gamma: float = 0.99
+    warmup: int = 1000
+    capacity: int = 100_000
+    target_updates: int = 500  # between copies of the network to the target
+    epsilon: float = 0.05  # constant
+    tolerance: int = 32  # updates that a learner may be behind `updates_per_step`
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A run: its steps a second after the warm-up, the steps and the updates of all agents."""
+
+    rate: float
+    steps: int
+    updates: int
+
+    def check(self, setting: Setting, agents: int = 1) -> None:
+        """Raises AssertionError: it made other than the updates that its steps call for."""
+        due = (self.steps - agents * setting.warmup) * setting.updates_per_step
+        assert abs(self.updates - due) <= 0.02 * due + 2 * agents * setting.tolerance, (self, due)
+
+
+def in_process(peer: str, setting: Setting, steps: int) -> Trained:
+    """A peer's "module:function" in a fresh interpreter, so that no library meets another's threads or caches."""
+    return run_fresh(_train_peer, *peer.split(":"), setting, steps)
+
+
+def _train_peer(module: str, function: str, setting: Setting, steps: int) -> Trained:
+    return cast(Trained, getattr(import_module(f"bench.peers.{module}"), function)(setting, steps))
