@@ -1,19 +1,28 @@
-"""Figures that renew themselves: generated pages, the verdict on a soak, and comparisons with earlier runs."""
+"""Figures that renew themselves: generated pages, the verdict on a soak, comparisons with earlier runs, and the zoo."""
 
 import json
 import re
 import sys
 import time
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+from marlcore.training import preset_names
 
 from .__main__ import main
 from .core import report
 from .costs import growth, soak
+from .figures import file_name
 from .pages import long_form, pages, soak_figures
 from .pages.tables import markdown
+from .zoo import page as zoo_page
+from .zoo import zoo
+
+FIGURES = zoo.read_figures(zoo.FIGURES)
 
 
 @pytest.mark.parametrize("page", pages.PAGES, ids=lambda page: page.stem)
@@ -28,6 +37,8 @@ def test_a_figure_that_was_typed_is_replaced() -> None:
     filled = pages.filled(region.format(""))
     assert filled.startswith("text\n") and filled.endswith("more\n") and "| 0.99 |" in filled
     assert pages.filled(filled.replace("0.99", "1.00")) == pages.filled(filled) == filled
+    within = "| core | <!-- figures: long core -->typed<!-- end --> | control |\n"  # a line, where a figure stays
+    assert "typed" not in pages.filled(within) and pages.filled(within).count("\n") == 1
 
 
 @pytest.mark.parametrize("name", ["cluster", "drop-ins", "performance", "planning", "reliability", "results"])
@@ -36,12 +47,6 @@ def test_no_measured_number_is_typed_on_a_page(name: str) -> None:
     text = pages.REGION.sub("", (pages.DOCS / f"{name}.md").read_text())
     prose = re.sub(r"```.*?```|`[^`]*`|\]\([^)]*\)|(?:Python|sorrel) [\d.]+", "", text, flags=re.DOTALL)
     assert re.findall(r"\d[.,]\d+|\d+ ?%|\d+ (?:us|ms|microseconds|seconds|MB|steps/s)\b", prose) == []
-
-
-def test_a_figure_within_a_line_stays_there() -> None:
-    cell = "| core | <!-- figures: long core -->{}<!-- end --> | control |\n"
-    filled = pages.filled(cell.format("typed"))
-    assert "typed" not in filled and filled.count("\n") == 1 and pages.filled(filled) == filled
 
 
 def test_a_long_form_that_ends_well_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,21 +76,15 @@ def soaked(
     return [soak.Sample(10.0 * i, 1.0, {"a": process}, {}) for i, process in enumerate(processes)]
 
 
-def test_memory_that_does_not_grow_is_no_creep() -> None:
-    assert soak.creeping(soaked()) == []
-    assert soak.creeping(soaked(rss_mb=lambda i: 100.0 + (40.0 if i > 20 else 0.0))) == []  # in the warm-up
-
-
 def test_memory_and_descriptors_that_creep_are_named() -> None:
+    """Not what grows in the warm-up, and not a process that was replaced."""
+    assert soak.creeping(soaked()) == soak.creeping(soaked(rss_mb=lambda i: 100.0 + (40.0 if i > 20 else 0.0))) == []
     assert soak.creeping(soaked(rss_mb=lambda i: 100.0 + i / 40)) == [
         "a: expected at most 3.6 MB more resident memory, got 7.3"
     ]
     falling = soaked(rss_mb=lambda i: 100.0 - i / 40, anonymous_mb=lambda i: 50.0 + i / 40)
     assert soak.creeping(falling) == ["a: expected at most 3.6 MB more anonymous memory, got 7.3"]
     assert soak.creeping(soaked(descriptors=lambda i: 9 + i // 300)) == ["a: expected no further descriptor, got 1"]
-
-
-def test_a_process_that_was_replaced_does_not_count() -> None:
     assert soak.creeping(soaked(rss_mb=lambda i: 100.0 + i / 40, pid=lambda i: i // 200)) == []
 
 
@@ -117,9 +116,9 @@ def test_a_ratio_outside_the_stored_spread_is_marked() -> None:
     assert "not stored" in lines["new"]
 
 
-def test_the_stored_machines_are_named_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report, "processor", lambda: "Intel(R) Xeon(R) Processor, 2 cores")
-    assert report.name_of_machine() == "report-intel-r-xeon-r-processor-2-cores"
+def test_the_stored_machines_are_named_by_themselves() -> None:
+    named = file_name("report", "Intel(R) Xeon(R) Processor, 2 cores")
+    assert named == "report-intel-r-xeon-r-processor-2-cores"
 
 
 @pytest.mark.long
@@ -138,3 +137,37 @@ def test_a_short_soak_sees_every_process_and_call(program: str, monkeypatch: pyt
 def test_the_growth_of_a_run_is_measured() -> None:
     figures = growth.measure_run(copies=2, agents=2, policies=1, learners=1)
     assert min(figures.values()) > 0 and figures["memory_mb"] > 100 and len(figures) == 8
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("scores", [[3.0, 1.0, 4.0, 1.5, 9.0], [-2.0, 8.0, 5.0]])
+def test_the_interval_is_that_of_all_resamples(scores: list[float]) -> None:
+    """The oracle draws every resample once; each quarter that is cut holds n // 4 scores."""
+    cut = len(scores) // 4
+    means = [np.mean(sorted(drawn)[cut : len(scores) - cut]) for drawn in product(scores, repeat=len(scores))]
+    mean, low, high = zoo_page.interquartile_mean(scores)
+    assert mean == pytest.approx(np.mean(sorted(scores)[cut : len(scores) - cut]))
+    assert [low, high] == pytest.approx(np.percentile(means, [2.5, 97.5], method="inverted_cdf"), abs=0.1)
+
+
+def test_equal_scores_have_an_interval_of_no_width() -> None:
+    assert zoo_page.interquartile_mean([500.0] * 5) == (500.0, 500.0, 500.0)
+
+
+@pytest.mark.parametrize("preset", FIGURES)
+def test_stored_figures_are_of_the_presets_present_settings(preset: str) -> None:
+    assert preset in preset_names()
+    assert FIGURES[preset]["settings"] == zoo.digest_of(preset)
+
+
+@pytest.mark.long
+def test_the_page_is_that_of_the_stored_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for the ends of intervals, which other versions of SciPy may draw otherwise."""
+    written = (zoo_page.DOCS / "zoo.md").read_text()
+    (tmp_path / "zoo.md").write_text(re.sub(r"(?m)^\| cartpole-ppo .*\n", "", written))
+    monkeypatch.setattr(zoo_page, "DOCS", tmp_path)
+    zoo_page.write(FIGURES, zoo.read_figures(zoo.DEFAULTS), zoo.read_figures(zoo.BENCHMARL))
+    ends = re.compile(r" \[-?[\d.e+]+, -?[\d.e+]+\]")
+    assert ends.sub("", (tmp_path / "zoo.md").read_text()) == ends.sub("", written)
+    assert all(f"| {name} |" in written for name in preset_names())
+    assert 5_000 < (tmp_path / "zoo" / "curves.png").stat().st_size < 120_000

@@ -39,10 +39,10 @@ def busy() -> str:
 
 def describe_machine(load: float) -> dict[str, str]:
     """The conditions of the figures, by name, with the load at the start."""
+    found = {name: metadata.version(name) if find_spec(name) else "not installed" for name in ("cpprb", "torchrl")}
     return {
         "machine": f"{system()}, load {load:.1f} at the start",
-        "software": f"{software()}, {torch.get_num_threads()} torch thread, "
-        + ", ".join(f"{name} {_version(name) or 'not installed'}" for name in ("cpprb", "torchrl")),
+        "software": f"{software()}, {torch.get_num_threads()} torch thread, {', '.join(map(' '.join, found.items()))}",
     }
 
 
@@ -64,10 +64,6 @@ def processor() -> str:
     named = (line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name"))
     model = next(named, "").partition(":")[2].strip() or platform.machine()
     return f"{model}, {len(os.sched_getaffinity(0))} cores"
-
-
-def _version(package: str) -> str | None:
-    return metadata.version(package) if find_spec(package) else None
 
 
 def say(text: str) -> None:

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -25,6 +25,15 @@ def run_fresh(function: Callable[..., Result], *args: Any) -> Result:
     """The call's result, from a process of its own."""
     with fresh_processes(1) as pool:
         return pool.submit(function, *args).result()
+
+
+def in_turns(sides: Mapping[str, Callable[[], Result]], rounds: int) -> dict[str, list[Result]]:
+    """What each side returns in each round, in which they take turns: what else the machine does then affects all."""
+    taken: dict[str, list[Result]] = {name: [] for name in sides}
+    for _ in range(rounds):
+        for name, side in sides.items():
+            taken[name].append(side())
+    return taken
 
 
 def wait_until(until: Callable[[], bool]) -> None:

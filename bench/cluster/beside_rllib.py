@@ -7,13 +7,11 @@ cluster. CPU-seconds are those of all processes of a side, Ray's own too; those 
 
 import argparse
 import multiprocessing
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -21,11 +19,14 @@ import gymnasium
 import torch
 from ray_nodes import RayNodes
 
+import marlcore as mc
+
 from ..machine import add_output, publish, say
 from ..pages.tables import records
 from ..peers import rllib
 from ..peers.rllib import NODES, Tell, Work
-from ..processes import TreeTime
+from ..processes import TreeTime, in_turns
+from ..runs.training import endless
 
 LOOK_S = 0.2  # between looks at the CPU time
 LONGEST_START_S = 180.0
@@ -54,32 +55,26 @@ def between(first: Mark, last: Mark) -> dict[str, float]:
 
 def train_ours(work: Work, address: str, tell: Tell) -> None:
     """marlcore's PPO, an actor on this node and one on the other."""
-    import marlcore as mc
-
     torch.set_num_threads(1)
     ppo = mc.PPO(
         learning_rate=work.learning_rate, hidden=(work.hidden, work.hidden), activation=work.activation, epochs=1,
         batch_size=work.batch, minibatch_size=work.minibatch,
     )  # fmt: skip
-    cluster = mc.ClusterConfig(address, nodes=1, actors_per_node=work.actors - 1, lease_seconds=16.0)
-    with tempfile.TemporaryDirectory() as folder:
-        config = mc.Config(
-            total_steps=10**9,
-            run_dir=str(Path(folder) / "run"),
-            actor=mc.ActorConfig(envs=work.copies),
-            learner=mc.LearnerConfig(gamma=work.gamma, device="cpu"),
-            cluster=cluster,
-        )
-        env = vectors(work) if work.vectorized else mc.NamedEnvironment("gymnasium:CartPole-v1")
-        with mc.start(env, ppo, config) as run:
-            goes_on = True
-            while goes_on:
-                time.sleep(1.0)
-                status = run.status()
-                if not status.running:
-                    break
-                trained = sum(status.updates.values()) * work.minibatch
-                goes_on = tell(status.steps, trained, sum(status.returns.values()))
+    config = mc.Config(
+        actor=mc.ActorConfig(envs=work.copies),
+        learner=mc.LearnerConfig(gamma=work.gamma, device="cpu"),
+        cluster=mc.ClusterConfig(address, nodes=1, actors_per_node=work.actors - 1, lease_seconds=16.0),
+    )
+    env = vectors(work) if work.vectorized else mc.NamedEnvironment("gymnasium:CartPole-v1")
+    with endless(env, ppo, config) as run:
+        goes_on = True
+        while goes_on:
+            time.sleep(1.0)
+            status = run.status()
+            if not status.running:
+                break
+            trained = sum(status.updates.values()) * work.minibatch
+            goes_on = tell(status.steps, trained, sum(status.returns.values()))
 
 
 def vectors(work: Work) -> Callable[[], Any]:
@@ -97,8 +92,8 @@ def take_part(train: Callable[[str, Tell], None], pipe: Connection) -> None:
         train(nodes.address, tell)
 
 
-def measure(train: Callable[[str, Tell], None], warm_s: float, seconds: float) -> tuple[Mark, Mark]:
-    """Two moments of a side so many seconds apart, the first one so long after its first steps."""
+def measure(train: Callable[[str, Tell], None], warm_s: float, seconds: float) -> dict[str, float]:
+    """A side's figures between two moments so many seconds apart, the first one so long after its first steps."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=take_part, args=(train, theirs))
@@ -120,38 +115,37 @@ def measure(train: Callable[[str, Tell], None], warm_s: float, seconds: float) -
             marks.append(mark)
         ours.send(len(marks) < 2)
     process.join()
-    return marks[0], marks[1]
+    figures = between(*marks)
+    say(str(figures))
+    return figures
 
 
-def measure_all(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """A round of each side after another; marlcore with each peer's batches."""
+def measure_all(options: argparse.Namespace) -> dict[tuple[str, str], list[dict[str, float]]]:
+    """By peer and side, the figures of each round; marlcore has each peer's batches."""
     shape = {"hidden": options.hidden, "copies": options.copies, "vectorized": options.vectorized}
     works = {"APPO": Work(512, 512, **shape), "IMPALA": Work(512, 512, **shape), "PPO": Work(4000, 500, **shape)}
-    found = []
-    for _ in range(options.rounds):
-        for peer in options.peer or works:
-            sides = {"marlcore": train_ours, f"RLlib {peer}": partial(rllib.train, peer)}
-            for name, train in sides.items():
-                if name != "marlcore" and rllib.missing():
-                    continue
-                marks = measure(partial(train, works[peer]), options.warm, options.seconds)
-                found.append({"side": name, "against": peer, **between(*marks)})
-                say(str(found[-1]))
-    return found
+    sides: dict[tuple[str, str], Any] = {}
+    for peer in options.peer or works:
+        sides[peer, "marlcore"] = train_ours
+        if not rllib.missing():
+            sides[peer, "RLlib"] = partial(rllib.train, peer)
+    timed = partial(measure, warm_s=options.warm, seconds=options.seconds)
+    runs = {key: partial(timed, partial(train, works[key[0]])) for key, train in sides.items()}
+    return in_turns(runs, options.rounds)
 
 
-def medians(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """By side and peer; `times` is the ratio of the medians of steps per CPU-second."""
-    rows: dict[tuple[str, str], dict[str, Any]] = {}
-    for side, against in dict.fromkeys((each["side"], each["against"]) for each in found):
-        rounds = [each for each in found if (each["side"], each["against"]) == (side, against)]
-        middle = {name: median(each[name] for each in rounds) for name in list(rounds[0])[2:]}
-        rows[side, against] = {"side": side, "against": against, **middle, "times": None, "asked": None}
-    for (side, against), row in rows.items():
-        if side == "marlcore" and (other := rows.get((f"RLlib {against}", against))):
-            row["times"] = row["sampled_per_cpu_s"] / other["sampled_per_cpu_s"]
-            row["asked"] = GOALS.get(against)
-    return [*rows.values()]
+def medians(found: dict[tuple[str, str], list[dict[str, float]]]) -> list[dict[str, Any]]:
+    """A row a side; `times` is the ratio of the medians of steps per CPU-second."""
+    middle = {
+        side: {name: median(figures[name] for figures in rounds) for name in rounds[0]}
+        for side, rounds in found.items()
+    }
+    rows = []
+    for (peer, side), figures in middle.items():
+        other = middle.get((peer, "RLlib")) if side == "marlcore" else None
+        times = figures["sampled_per_cpu_s"] / other["sampled_per_cpu_s"] if other else None
+        rows.append({"side": side, "settings of": peer, **figures, "times": times, "asked": other and GOALS.get(peer)})
+    return rows
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -170,4 +164,4 @@ def main(options: argparse.Namespace) -> None:
         say(f"skipped: {rllib.missing()}")
     torch.set_num_threads(1)  # as on all sides
     found = measure_all(options)
-    publish(options, records(medians(found)), figures=found)
+    publish(options, records(medians(found)), figures={f"{side}, {peer}": each for (peer, side), each in found.items()})

@@ -4,9 +4,7 @@ A learner publishes 50 MB and copies as many bytes with memcpy, in turns; a mirr
 """
 
 import argparse
-from collections.abc import Iterator
 from contextlib import ExitStack
-from statistics import median
 from time import monotonic, sleep
 from typing import Any
 
@@ -47,19 +45,6 @@ class Follower:
         self._mirror.close()
 
 
-def turns(
-    publisher: Any, source: np.ndarray, to: np.ndarray, rounds: int, pause_s: float
-) -> Iterator[tuple[float, ...]]:
-    """The time at which each publication began, its seconds, and those of a memcpy after it."""
-    for turn in range(rounds):
-        begin = monotonic()
-        publisher.publish()
-        middle = monotonic()
-        np.copyto(to[turn % len(to)], source)
-        yield begin, middle - begin, monotonic() - middle
-        sleep(pause_s)
-
-
 def measure(nodes: int, nbytes: int = 50_000_000, rounds: int = 200, pause_s: float = 0.05) -> dict[str, Any]:
     """The figures with a mirror on each of so many nodes; with none, what the learner does alone.
 
@@ -84,7 +69,15 @@ def measure(nodes: int, nbytes: int = 50_000_000, rounds: int = 200, pause_s: fl
             ray.get([follower.follow.remote(1, 600.0) for follower in followers])
         first = store.version + 1
         seen = [follower.follow.remote(store.version + rounds, 600.0) for follower in followers]
-        began, published, copied = zip(*turns(publisher, source, to, rounds, pause_s), strict=True)
+        times = []
+        for turn in range(rounds):
+            times.append([monotonic()])
+            publisher.publish()
+            times[-1].append(monotonic())
+            np.copyto(to[turn % len(to)], source)
+            times[-1].append(monotonic())
+            sleep(pause_s)
+        began, published, copied = np.array(times).T
         answers = ray.get(seen) if nodes else []
         delays = [at - began[v - first] for _, arrivals in answers for v, at in arrivals if v >= first]
         p50, p99 = np.percentile(delays or [0.0], [50, 99]).tolist()
@@ -92,7 +85,7 @@ def measure(nodes: int, nbytes: int = 50_000_000, rounds: int = 200, pause_s: fl
         ray.get([follower.close.remote() for follower in followers]) if nodes else None
     fetched = sum(rows for rows, _ in answers)
     figures = {"nodes": nodes, "nbytes": nbytes, "rounds": rounds, "copied": copies, "fetched": fetched}
-    figures |= {"publish_s": median(published), "memcpy_s": median(copied)}
+    figures |= {"publish_s": float(np.median(published - began)), "memcpy_s": float(np.median(copied - published))}
     return {**figures, "p50_s": p50, "p99_s": p99, "ratio": figures["publish_s"] / figures["memcpy_s"]}
 
 

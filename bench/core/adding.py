@@ -77,33 +77,30 @@ def _lanes(scale: Scale, obs: NDArray[Any], count: int, vector: bool = True) -> 
         yield Work(add_each, check)
 
 
-@contextmanager
-def _locks(scale: Scale, obs: NDArray[Any], count: int) -> Iterator[Work]:
+def _locks(scale: Scale, obs: NDArray[Any], count: int) -> Work:
     ring = LockedRing(rows_of(obs, scale), obs.shape, obs.dtype.name)
     add_batch = partial(ring.add_batch, *_many(obs), NONE_DONE)
     for _ in range(0, ring.capacity, MANY):
         add_batch()
     add = add_batch if count == MANY else partial(ring.add, obs, 1, 0.5, False)
-    yield Work(add, lambda _: _check_added(obs, ring.sample(MANY // 2)))
+    return Work(add, lambda _: _check_added(obs, ring.sample(MANY // 2)))
 
 
-@contextmanager
-def _memcpy(scale: Scale, obs: NDArray[Any], count: int) -> Iterator[Work]:
+def _memcpy(scale: Scale, obs: NDArray[Any], count: int) -> Work:
     """The transitions' bytes into the next place of a ring."""
     rows = memoryview((bytes(obs) + bytes(SCALARS_NBYTES)) * count)
     ring = shared_bytes(min(rows_of(obs, scale), 65536) // count * len(rows))
-    yield memcpy((ring[at : at + len(rows)], rows) for at in range(0, len(ring), len(rows)))
+    return memcpy((ring[at : at + len(rows)], rows) for at in range(0, len(ring), len(rows)))
 
 
-@contextmanager
-def _cpprb(scale: Scale, obs: NDArray[Any], count: int) -> Iterator[Work]:
+def _cpprb(scale: Scale, obs: NDArray[Any], count: int) -> Work:
     from cpprb import MPReplayBuffer
 
     buffer = cpprb.make_buffer(MPReplayBuffer, obs, scale.vectors)
     obs_added, action, reward = _many(obs) if count == MANY else (obs, 1, 0.5)
     done = NONE_DONE if count == MANY else False
     add = partial(buffer.add, obs=obs_added, action=action, reward=reward, next_obs=obs_added, done=done)
-    yield Work(add, lambda _: _check_added(obs, cpprb.fields(buffer.sample(MANY // 2))))
+    return Work(add, lambda _: _check_added(obs, cpprb.fields(buffer.sample(MANY // 2))))
 
 
 PLAIN = {"marlcore": _marlcore, "locks": _locks, "memcpy": _memcpy}

@@ -128,10 +128,9 @@ def _mp_queue(scale: Scale, obs: NDArray[Any], steps: Steps, get: Callable[[Any]
     queue.close()
 
 
-@contextmanager
-def _memcpy(scale: Scale, obs: NDArray[Any]) -> Iterator[Work]:
+def _memcpy(scale: Scale, obs: NDArray[Any]) -> Work:
     source = shared_bytes(_reads(scale) * STEPS * (obs.nbytes + SCALARS_NBYTES))
-    yield memcpy([(memoryview(bytearray(len(source))), source)])
+    return memcpy([(memoryview(bytearray(len(source))), source)])
 
 
 EACH = {

@@ -64,11 +64,6 @@ def measure(row: Row, effort: Effort) -> Result:
     return Result(row.name, times, ratios, reached)
 
 
-def name_of_machine() -> str:
-    """The stored figures of this machine: report-<processor and cores>."""
-    return file_name("report", processor())
-
-
 def comparison(results: list[Result], stored: dict[str, dict[str, list[float]]]) -> str:
     """The peers' times as multiples of marlcore's: a median outside the stored rounds' spread is marked."""
     rows = []
@@ -93,7 +88,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> None:
-    stored = name_of_machine()
+    stored = file_name("report", processor())
     if options.compare and not (FOLDER / f"{stored}.json").exists():
         sys.exit(f"compare: expected a stored run of {processor()}, got none; --store makes one")
     effort = QUICK if options.quick else THOROUGH

@@ -73,48 +73,42 @@ def drawing(replay: mc.ReplayBuffer, obs: NDArray[Any]) -> Work:
     return Work(lambda: fields_of(sampler.sample()), check_sample(obs))
 
 
-@contextmanager
-def _locks(scale: Scale, obs: NDArray[Any]) -> Iterator[Work]:
+def _locks(scale: Scale, obs: NDArray[Any]) -> Work:
     ring = filled_ring(scale, obs)
     sample = partial(ring.sample_stacked, BATCH, STACK) if obs is FRAME else partial(ring.sample, BATCH)
-    yield Work(sample, check_sample(obs))
+    return Work(sample, check_sample(obs))
 
 
-@contextmanager
-def _memcpy(scale: Scale, obs: NDArray[Any]) -> Iterator[Work]:
+def _memcpy(scale: Scale, obs: NDArray[Any]) -> Work:
     """The batch's bytes in one piece, from a random place of a ring; each frame once."""
     size = BATCH * (obs.nbytes * (STACK + 1 if obs is FRAME else 2) + SCALARS_NBYTES)
     ring = shared_bytes(rows_of(obs, scale) * obs.nbytes)
     batch = memoryview(bytearray(size))
     rows = np.random.default_rng(0).integers((len(ring) - size) // obs.nbytes, size=1024)
-    yield memcpy((batch, ring[at : at + size]) for at in rows * obs.nbytes)
+    return memcpy((batch, ring[at : at + size]) for at in rows * obs.nbytes)
 
 
-@contextmanager
-def _floor(scale: Scale, obs: NDArray[Any]) -> Iterator[Work]:
+def _floor(scale: Scale, obs: NDArray[Any]) -> Work:
     """The batch's bytes from where they lie in as many random rows as it has; each frame once."""
     if obs is FRAME:
-        yield random_copies(scale.frames, obs.nbytes, ((0, obs.nbytes * (STACK + 1) + SCALARS_NBYTES),), BATCH)
-    else:
-        yield random_copies(scale.vectors, STORED_NBYTES, STORED, BATCH)
+        return random_copies(scale.frames, obs.nbytes, ((0, obs.nbytes * (STACK + 1) + SCALARS_NBYTES),), BATCH)
+    return random_copies(scale.vectors, STORED_NBYTES, STORED, BATCH)
 
 
-@contextmanager
-def _cpprb(scale: Scale, obs: NDArray[Any]) -> Iterator[Work]:
+def _cpprb(scale: Scale, obs: NDArray[Any]) -> Work:
     from cpprb import MPReplayBuffer
 
     buffer = _buffer(scale, MPReplayBuffer)
-    yield Work(lambda: cpprb.fields(buffer.sample(BATCH)), check_sample(obs))
+    return Work(lambda: cpprb.fields(buffer.sample(BATCH)), check_sample(obs))
 
 
-@contextmanager
-def _torchrl(scale: Scale, obs: NDArray[Any]) -> Iterator[Work]:
+def _torchrl(scale: Scale, obs: NDArray[Any]) -> Work:
     from ..peers import torchrl
 
     buffer = torchrl.make_buffer(scale.vectors, BATCH)
     fill(obs, scale.vectors, partial(torchrl.extend, buffer))
     check = check_sample(obs)
-    yield Work(buffer.sample, lambda batch: check(torchrl.fields(batch)))
+    return Work(buffer.sample, lambda batch: check(torchrl.fields(batch)))
 
 
 def _prioritized(sample: Callable[[], Drawn], update: Callable[[NDArray[Any], NDArray[Any]], object]) -> Work:
@@ -149,14 +143,12 @@ def _marlcore_prioritized(scale: Scale, obs: NDArray[Any]) -> Iterator[Work]:
         yield _prioritized(sample, sampler.update_priorities)
 
 
-@contextmanager
-def _locks_prioritized(scale: Scale, obs: NDArray[Any]) -> Iterator[Work]:
+def _locks_prioritized(scale: Scale, obs: NDArray[Any]) -> Work:
     ring = PrioritizedRing(filled_ring(scale, obs))
-    yield _prioritized(partial(ring.sample, BATCH), ring.update)
+    return _prioritized(partial(ring.sample, BATCH), ring.update)
 
 
-@contextmanager
-def _of_interface(scale: Scale, obs: NDArray[Any], kind: str | type) -> Iterator[Work]:
+def _of_interface(scale: Scale, obs: NDArray[Any], kind: str | type) -> Work:
     """By a class with the interface of cpprb's, or one of cpprb's by its name."""
     buffer = _buffer(scale, getattr(__import__("cpprb"), kind) if isinstance(kind, str) else kind)
 
@@ -164,7 +156,7 @@ def _of_interface(scale: Scale, obs: NDArray[Any], kind: str | type) -> Iterator
         batch = buffer.sample(BATCH)
         return cpprb.fields(batch), batch["weights"], batch["indexes"]
 
-    yield _prioritized(sample, buffer.update_priorities)
+    return _prioritized(sample, buffer.update_priorities)
 
 
 PLAIN = {"marlcore": _marlcore, "locks": _locks, "memcpy": _memcpy, "floor": _floor}

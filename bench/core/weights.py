@@ -81,20 +81,18 @@ def by_marlcore(_: Scale, make_model: MakeModel, pulling: bool, device: str = "c
         yield _handing_over(model, publish, local, pull, pulling)
 
 
-@contextmanager
-def by_locks(_: Scale, make_model: MakeModel, pulling: bool, device: str = "cpu") -> Iterator[Work]:
+def by_locks(_: Scale, make_model: MakeModel, pulling: bool, device: str = "cpu") -> Work:
     model, local, locked = make_model().to(device), make_model().to(device), LockedModel(make_model())
-    yield _handing_over(model, partial(locked.publish, model), local, partial(locked.pull, local), pulling)
+    return _handing_over(model, partial(locked.publish, model), local, partial(locked.pull, local), pulling)
 
 
-@contextmanager
-def _memcpy(_: Scale, make_model: MakeModel, pulling: bool) -> Iterator[Work]:
+def _memcpy(_: Scale, make_model: MakeModel, pulling: bool) -> Work:
     """The weights' bytes into two shared slots by turns, or out of the one that was just written."""
     size = sum(tensor.nbytes for tensor in make_model().state_dict().values())
     private, local = memoryview(bytearray(size)), memoryview(bytearray(size))
     slots = shared_bytes(size), shared_bytes(size)
     publish = memcpy((slot, private) for slot in slots)
-    yield memcpy(((local, slot) for slot in slots), prepare=publish.run) if pulling else publish
+    return memcpy(((local, slot) for slot in slots), prepare=publish.run) if pulling else publish
 
 
 LIBRARIES = {"marlcore": by_marlcore, "locks": by_locks, "memcpy": _memcpy}

@@ -4,13 +4,15 @@ import gc
 import mmap
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import cycle
 from typing import Any
 
 import numpy as np
+
+from ..processes import in_turns
 
 Clock = Callable[[], float]
 
@@ -73,7 +75,7 @@ class Budget:
         return f"{self.peer} x {self.limit:g}"
 
 
-Open = Callable[..., AbstractContextManager[Work]]
+Open = Callable[..., Work | AbstractContextManager[Work]]  # the latter where something must be closed
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,8 @@ class Row:
     clock: Clock = time.thread_time
 
     def open(self, library: str, scale: Scale) -> AbstractContextManager[Work]:
-        return self.libraries[library](scale, *self.sizes)
+        opened = self.libraries[library](scale, *self.sizes)
+        return nullcontext(opened) if isinstance(opened, Work) else opened
 
 
 def time_row(row: Row, scale: Scale, rounds: int, round_s: float) -> dict[str, list[float]]:
@@ -103,16 +106,12 @@ def time_row(row: Row, scale: Scale, rounds: int, round_s: float) -> dict[str, l
             work.warm_up(scale.warm_runs)
             work.check(work.once())
             runs[name] = max(1, int(round_s / work.seconds(8, row.clock)))
-        times: dict[str, list[float]] = {name: [] for name in works}
         gc.collect()
         gc.disable()
         try:
-            for _ in range(rounds):
-                for name, work in works.items():
-                    times[name].append(work.seconds(runs[name], row.clock))
+            return in_turns({name: partial(works[name].seconds, runs[name], row.clock) for name in works}, rounds)
         finally:
             gc.enable()
-    return times
 
 
 def shared_bytes(nbytes: int) -> memoryview:

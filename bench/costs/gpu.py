@@ -6,13 +6,11 @@ a few seconds after its first updates; how busy the device is, the driver tells.
 
 import argparse
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -32,6 +30,7 @@ from ..figures import file_name
 from ..machine import add_output, publish
 from ..pages.pages import gpu_tables
 from ..processes import run_fresh, wait_until
+from ..runs.training import endless
 
 DEVICE = "cuda:0"
 ROUNDS, ROUND_S = 9, {True: 0.2, False: 0.02}  # longer with batches, of which some are ready when a round begins
@@ -57,9 +56,8 @@ def _copy(size: int, to_device: bool) -> Work:
     return Work(lambda: finished(lambda: to.copy_(source, non_blocking=True)), check)
 
 
-@contextmanager
-def _copied_weights(_: Scale, make_model: MakeModel, pulling: bool) -> Iterator[Work]:
-    yield _copy(sum(tensor.nbytes for tensor in make_model().state_dict().values()), pulling)
+def _copied_weights(_: Scale, make_model: MakeModel, pulling: bool) -> Work:
+    return _copy(sum(tensor.nbytes for tensor in make_model().state_dict().values()), pulling)
 
 
 def _check_batch(fields: tuple[Any, ...]) -> None:
@@ -92,9 +90,8 @@ def _drawn(scale: Scale) -> Iterator[Work]:
         yield drawing(replay, FRAME)
 
 
-@contextmanager
-def _copied_batch(_: Scale) -> Iterator[Work]:
-    yield _copy(2 * BATCH * STACK * FRAME.nbytes, True)
+def _copied_batch(_: Scale) -> Work:
+    return _copy(2 * BATCH * STACK * FRAME.nbytes, True)
 
 
 WEIGHTS = {
@@ -122,18 +119,15 @@ def watch(env: Any, algorithm: Any, config: mc.Config) -> dict[str, float]:
     pynvml.nvmlInit()
     card = pynvml.nvmlDeviceGetHandleByIndex(0)
     before = pynvml.nvmlDeviceGetMemoryInfo(card).used
-    with tempfile.TemporaryDirectory() as folder:
-        config = replace(config, total_steps=10**9, updates_per_step=None, run_dir=str(Path(folder) / "run"))
-        with mc.start(env, algorithm, config) as run:
-            wait_until(lambda: min(run.status().updates.values(), default=0) >= 20)
-            time.sleep(1.0)
-            first, began, busy = run.status(), time.monotonic(), []
-            while time.monotonic() < began + WATCHED_S:
-                time.sleep(LOOK_S)
-                busy.append(pynvml.nvmlDeviceGetUtilizationRates(card).gpu)
-            last, seconds = run.status(), time.monotonic() - began
-            memory = pynvml.nvmlDeviceGetMemoryInfo(card).used - before
-            run.stop()
+    with endless(env, algorithm, replace(config, updates_per_step=None)) as run:
+        wait_until(lambda: min(run.status().updates.values(), default=0) >= 20)
+        time.sleep(1.0)
+        first, began, busy = run.status(), time.monotonic(), []
+        while time.monotonic() < began + WATCHED_S:
+            time.sleep(LOOK_S)
+            busy.append(pynvml.nvmlDeviceGetUtilizationRates(card).gpu)
+        last, seconds = run.status(), time.monotonic() - began
+        memory = pynvml.nvmlDeviceGetMemoryInfo(card).used - before
     made = sum(last.updates.values()) - sum(first.updates.values())
     rates = {"steps_per_s": (last.steps - first.steps) / seconds, "updates_per_s": made / seconds}
     return {**rates, "busy_percent": fmean(busy), "gpu_mb": memory / 1e6}

@@ -10,7 +10,6 @@ import argparse
 import logging
 import os
 import re
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -36,6 +35,7 @@ from ..figures import FOLDER, picture
 from ..machine import add_output, publish
 from ..pages.pages import growth_tables
 from ..processes import cpu_of_descendants, descriptors, memory_mb, title, wait_until
+from ..runs.training import endless
 
 COPIES = (1, 4, 16, 64)
 AGENTS = (1, 3, 10, 30, 100)
@@ -139,37 +139,32 @@ def measure_run(
     # More than the actor writes while it is measured
     rows = (300_000 + 60_000 * copies) // (policies or agents) // copies * copies
     shared = {f"agent_{i}": f"policy_{i % policies}" for i in range(agents)} if policies else None
-    with tempfile.TemporaryDirectory() as folder:
-        config = mc.Config(
-            total_steps=10**9,
-            run_dir=str(Path(folder) / "run"),
-            updates_per_step=updates_per_step,
-            policies=shared,
-            actor=mc.ActorConfig(envs=copies),
-            replay=mc.ReplayConfig(capacity=rows),
-            learner=mc.LearnerConfig(
-                warmup=rows if updates_per_step is None else 100, device="cpu", processes=learners
-            ),
-        )
-        cpu_s, began = _cpu_of_all(), time.monotonic()
-        with mc.start(partial(TreasureHunt, agents=agents, size=side), "dqn", config) as run:
-            wait_until(lambda: run.status().steps > 0)
-            figures = {"start_s": time.monotonic() - began, "start_cpu_s": _cpu_of_all() - cpu_s}
-            wait_until(lambda: _cpu_of_actor() > 1.0)  # its kernels are compiled, its memory is touched
-            steps, spent, spent_by_all = run.status().steps, _cpu_of_actor(), _cpu_of_all()
-            wait_until(lambda: _cpu_of_actor() > spent + MEASURED_CPU_S)
-            taken = run.status().steps - steps
-            rate, rate_of_all = taken / (_cpu_of_actor() - spent), taken / (_cpu_of_all() - spent_by_all)
-            pids = [os.getpid(), *(pid for pid, _ in cpu_of_descendants(os.getpid()))]
-            return {
-                **figures,
-                "steps_per_cpu_s": rate,
-                "memory_mb": sum(memory_mb(pid, "smaps_rollup", "Pss") for pid in pids),
-                "processes": len(pids),
-                "segments": len(set(re.findall(r"/dev/shm/\S+", Path("/proc/self/maps").read_text()))),
-                "descriptors": max(map(descriptors, pids)),
-                "steps_per_cpu_s_of_all": rate_of_all,
-            }
+    config = mc.Config(
+        updates_per_step=updates_per_step,
+        policies=shared,
+        actor=mc.ActorConfig(envs=copies),
+        replay=mc.ReplayConfig(capacity=rows),
+        learner=mc.LearnerConfig(warmup=rows if updates_per_step is None else 100, device="cpu", processes=learners),
+    )
+    cpu_s, began = _cpu_of_all(), time.monotonic()
+    with endless(partial(TreasureHunt, agents=agents, size=side), "dqn", config) as run:
+        wait_until(lambda: run.status().steps > 0)
+        figures = {"start_s": time.monotonic() - began, "start_cpu_s": _cpu_of_all() - cpu_s}
+        wait_until(lambda: _cpu_of_actor() > 1.0)  # its kernels are compiled, its memory is touched
+        steps, spent, spent_by_all = run.status().steps, _cpu_of_actor(), _cpu_of_all()
+        wait_until(lambda: _cpu_of_actor() > spent + MEASURED_CPU_S)
+        taken = run.status().steps - steps
+        rate, rate_of_all = taken / (_cpu_of_actor() - spent), taken / (_cpu_of_all() - spent_by_all)
+        pids = [os.getpid(), *(pid for pid, _ in cpu_of_descendants(os.getpid()))]
+        return {
+            **figures,
+            "steps_per_cpu_s": rate,
+            "memory_mb": sum(memory_mb(pid, "smaps_rollup", "Pss") for pid in pids),
+            "processes": len(pids),
+            "segments": len(set(re.findall(r"/dev/shm/\S+", Path("/proc/self/maps").read_text()))),
+            "descriptors": max(map(descriptors, pids)),
+            "steps_per_cpu_s_of_all": rate_of_all,
+        }
 
 
 def _cpu_of_all() -> float:
@@ -180,22 +175,19 @@ def _cpu_of_actor() -> float:
     return sum(cpu_s for (pid, _), cpu_s in cpu_of_descendants(os.getpid()).items() if title(pid) == "actor-0")
 
 
-def runs() -> Sweeps:
-    copies, agents = BASE_COPIES, BASE_AGENTS
+def runs(many_agents: bool) -> Sweeps:
+    """How many agents there may be in few processes; or how runs grow with copies and with agents."""
+    if not many_agents:
+        return {
+            f"copies, {BASE_AGENTS} agents": {f"{n}": measure_run(n, BASE_AGENTS) for n in COPIES},
+            f"agents, {BASE_COPIES} copies": {f"{n}": measure_run(BASE_COPIES, n) for n in AGENTS},
+        }
+    measured = partial(measure_run, BASE_COPIES, learners=LEARNERS)
+    learning = measured(100, policies=POLICIES, updates_per_step=UPDATES_PER_STEP)
     return {
-        f"copies, {agents} agents": {f"{n}": measure_run(n, agents) for n in COPIES},
-        f"agents, {copies} copies": {f"{n}": measure_run(copies, n) for n in AGENTS},
-    }
-
-
-def runs_of_many_agents() -> Sweeps:
-    copies, policies, learners = BASE_COPIES, POLICIES, LEARNERS
-    measured, pace = partial(measure_run, copies, learners=learners), UPDATES_PER_STEP
-    learning = measured(100, policies=policies, updates_per_step=pace)
-    return {
-        f"agents, {policies} policies": {f"{n}": measured(n, policies=policies) for n in MANY_AGENTS},
+        f"agents, {POLICIES} policies": {f"{n}": measured(n, policies=POLICIES) for n in MANY_AGENTS},
         "agents, a policy each": {f"{n}": measured(n) for n in MANY_AGENTS},
-        f"agents, {policies} policies that make {pace:g} updates for each step": {"100": learning},
+        f"agents, {POLICIES} policies that make {UPDATES_PER_STEP:g} updates for each step": {"100": learning},
     }
 
 
@@ -233,7 +225,7 @@ def main(options: argparse.Namespace) -> None:
     with Console().status("measuring"):
         effort = QUICK if options.quick else THOROUGH
         calls = {} if options.agents else {name: measure(shapes, effort) for name, shapes in SWEEPS.items()}
-        sweeps = runs_of_many_agents() if options.agents else runs()
+        sweeps = runs(options.agents)
     figures = {"seconds": calls, "runs": sweeps}
     publish(options, growth_tables(figures), "growth-agents" if options.agents else "growth", **figures)
     if options.store and not options.agents:

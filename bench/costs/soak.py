@@ -9,7 +9,6 @@ import argparse
 import os
 import signal
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -31,6 +30,7 @@ from ..machine import add_output, publish
 from ..pages.pages import creep_table, rates_table
 from ..pages.soak_figures import draw
 from ..processes import cpu_of_descendants, descriptors, memory_mb, title
+from ..runs.training import endless
 
 EVERY_S = 10.0
 WARM_UP = 0.1  # of the time: memory is touched for the first time, kernels are compiled
@@ -222,32 +222,29 @@ def core() -> Iterator[Counts]:
 @contextmanager
 def training() -> Iterator[Counts]:
     """A run of the treasure hunt: three DQN learners and two actors, of which one is killed every two minutes."""
-    with tempfile.TemporaryDirectory() as folder:
-        config = mc.Config(
-            total_steps=10**9,
-            run_dir=str(Path(folder) / "run"),
-            actor=mc.ActorConfig(processes=2),
-            # Replay and rings of reports are full before the warm-up ends, so that all their memory is touched.
-            replay=mc.ReplayConfig(capacity=8_000),
-            learner=mc.LearnerConfig(device="cpu", log_interval=10),
-            supervision=mc.SupervisionConfig(max_restarts=10, window=KILL_S),
-        )
-        due = time.monotonic() + KILL_S
+    config = mc.Config(
+        actor=mc.ActorConfig(processes=2),
+        # Replay and rings of reports are full before the warm-up ends, so that all their memory is touched.
+        replay=mc.ReplayConfig(capacity=8_000),
+        learner=mc.LearnerConfig(device="cpu", log_interval=10),
+        supervision=mc.SupervisionConfig(max_restarts=10, window=KILL_S),
+    )
+    due = time.monotonic() + KILL_S
 
-        def counts() -> Counter[str]:
-            nonlocal due
-            if run.done:
-                run.wait()  # raises what ended it
-            victims = [pid for pid, _ in cpu_of_descendants(os.getpid()) if title(pid) == "actor-1"]
-            if victims and time.monotonic() >= due:
-                due += KILL_S
-                os.kill(victims[0], signal.SIGKILL)
-            status = run.status()
-            restarts = sum(status.restarts.values())
-            return Counter(steps=status.steps, updates=sum(status.updates.values()), restarts=restarts)
+    def counts() -> Counter[str]:
+        nonlocal due
+        if run.done:
+            run.wait()  # raises what ended it
+        victims = [pid for pid, _ in cpu_of_descendants(os.getpid()) if title(pid) == "actor-1"]
+        if victims and time.monotonic() >= due:
+            due += KILL_S
+            os.kill(victims[0], signal.SIGKILL)
+        status = run.status()
+        restarts = sum(status.restarts.values())
+        return Counter(steps=status.steps, updates=sum(status.updates.values()), restarts=restarts)
 
-        with mc.start("treasure_hunt", "dqn", config) as run:
-            yield counts
+    with endless("treasure_hunt", "dqn", config) as run:
+        yield counts
 
 
 PROGRAMS = {"core": core, "training": training}

@@ -1,15 +1,14 @@
 """Figures of docs/figures on the pages of docs: `python -m bench pages` renews what stands between two marks.
 
-    <!-- figures: table calls -->
-    ...
-    <!-- end -->
-
-`--check` changes nothing, and fails if a page differs from what the figures give.
+<!-- figures: table calls -->
+...
+<!-- end -->
 """
 
 import argparse
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -138,20 +137,17 @@ def instructions(_: str) -> str:
     return "\n".join(parts)
 
 
-def soak_rates(name: str) -> str:
+def soak(part: Callable[[Mapping[str, Any]], str], name: str) -> str:
     stored = load(f"soak-{name}")
-    return rates_table(stored) + "\n" + _origin_of_soak(stored)
+    loads = stored["load"]
+    between = f"{min(loads):.0f} to {max(loads):.0f}, median {median(loads):.0f}"
+    return part(stored) + "\n" + origin({**stored, "load": between})
 
 
 def rates_table(figures: Mapping[str, Any]) -> str:
     rows = [[f"{call}/s", *map(rounded, spread(values))] for call, values in rates(figures).items()]
     rows += [[f"{call} in a CPU second", *map(rounded, spread(by_cpu))] for call, by_cpu in cpu_rates(figures).items()]
     return markdown(["by minute", "5th percentile", "median", "95th percentile"], rows)
-
-
-def soak_growth(name: str) -> str:
-    stored = load(f"soak-{name}")
-    return creep_table(stored) + "\n" + _origin_of_soak(stored)
 
 
 def creep_table(figures: Mapping[str, Any]) -> str:
@@ -163,18 +159,12 @@ def creep_table(figures: Mapping[str, Any]) -> str:
     return markdown(["process", "resident MB", "anonymous MB", "descriptors"], rows)
 
 
-def _origin_of_soak(stored: Mapping[str, Any]) -> str:
-    loads = stored["load"]
-    between = f"{min(loads):.0f} to {max(loads):.0f}, median {median(loads):.0f}"
-    return origin({**stored, "load": between})
-
-
 RENDERERS: dict[str, Callable[[str], str]] = {
-    renderer.__name__: renderer
-    for renderer in (
-        *(table, results, gallery, long, long_origins, ratios, growth),
-        *(gpu, instructions, soak_rates, soak_growth),
-    )
+    **{
+        each.__name__: each for each in (table, results, gallery, long, long_origins, ratios, growth, gpu, instructions)
+    },
+    "soak_rates": partial(soak, rates_table),
+    "soak_growth": partial(soak, creep_table),
 }
 
 
@@ -188,14 +178,8 @@ def filled(text: str, renderers: Mapping[str, Callable[[str], str]] = RENDERERS)
     return REGION.sub(fill, text)
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--check", action="store_true", help="change nothing, and fail if a page would change")
-
-
-def main(options: argparse.Namespace) -> int:
-    stale = [page for page in PAGES if filled(page.read_text()) != page.read_text()]
-    for page in stale:
-        say(f"{page.name}: {'differs from' if options.check else 'renewed by'} the stored figures")
-        if not options.check:
-            page.write_text(filled(page.read_text()))
-    return int(options.check and bool(stale))
+def main(_: argparse.Namespace) -> None:
+    for page in PAGES:
+        if (renewed := filled(page.read_text())) != page.read_text():
+            page.write_text(renewed)
+            say(f"{page.name}: renewed by the stored figures")

@@ -34,12 +34,10 @@ def rounded(value: float) -> float | int:
 def origin(figures: Mapping[str, Any]) -> str:
     """A paragraph: what made the figures, when and where."""
     where = figures["machine"].values() if isinstance(figures["machine"], dict) else [figures["machine"]]
-    date = [figures["date"]] if "date" in figures else []
-    load_ = [f"load {figures['load']}"] if isinstance(figures.get("load"), str) else []
-    rest = [figures[name] for name in ("software", "note") if name in figures]
-    commit = [f"commit {figures['commit']}"] if "commit" in figures else []
-    command = [f"`{figures['command']}`"] if "command" in figures else []
-    return "; ".join([*command, *date, *commit, *where, *load_, *rest]) + ".\n"
+    forms = {"command": "`{}`", "date": "{}", "commit": "commit {}", "load": "load {}", "software": "{}", "note": "{}"}
+    said = {name: form.format(figures[name]) for name, form in forms.items() if isinstance(figures.get(name), str)}
+    before = [said.pop(name) for name in ("command", "date", "commit") if name in said]
+    return "; ".join([*before, *where, *said.values()]) + ".\n"
 
 
 def origins(records: Mapping[str, Any], *common: str) -> list[str]:

@@ -28,11 +28,12 @@ WITH_MARLCORE = {
 
 @dataclass(frozen=True)
 class Environment:
-    """A virtual environment, and the oldest Python that its packages take."""
+    """A virtual environment, its packages, and the oldest Python that they take."""
 
     name: str
-    packages: tuple[str, ...]
+    packages: str
     least: tuple[int, int] = (3, 10)
+    others: tuple[str, ...] = ()
 
     @property
     def python(self) -> Path:
@@ -49,7 +50,7 @@ class Environment:
             if python is None:
                 sys.exit(f"{self.name} needs Python {'.'.join(map(str, self.least))} or newer, and none was found")
             subprocess.run([python, "-m", "venv", self.python.parents[1]], check=True)
-        subprocess.run([self.python, "-m", "pip", "install", *self.packages], check=True)
+        subprocess.run([self.python, "-m", "pip", "install", *self.packages.split(), *self.others], check=True)
         say(f"installed in {self.python.parents[1]}")
 
     def run(self, *command: object, env: Mapping[str, str] | None = None) -> dict[str, Any]:
@@ -63,26 +64,15 @@ class Environment:
         return subprocess.run(asked, capture_output=True).returncode == 0
 
 
-OF_MARLCORE = [
+OF_MARLCORE = tuple(
     requirement.partition(";")[0]
     for requirement in requires("marlcore") or []
     if "extra" not in requirement or 'extra == "train"' in requirement
-]
-BENCHMARL = Environment(
-    "benchmarl",
-    (
-        "benchmarl==1.5.1",
-        "torchrl==0.10.1",
-        "tensordict==0.10.0",
-        "torch==2.13.0",
-        "pettingzoo==1.24.3",
-        "pygame==2.6.1",
-    ),
 )
-SAMPLE_FACTORY = Environment("sample-factory", ("sample-factory==2.1.1", "gymnasium==0.29.1", "numpy==1.26.4"))
-SORREL = Environment(
-    "sorrel", ("sorrel==1.6.0", "hypothesis", "pytest-benchmark", "pytest-xdist", *OF_MARLCORE), (3, 12)
-)
+OF_BENCHMARL = "benchmarl==1.5.1 torchrl==0.10.1 tensordict==0.10.0 torch==2.13.0 pettingzoo==1.24.3 pygame==2.6.1"
+BENCHMARL = Environment("benchmarl", OF_BENCHMARL)
+SAMPLE_FACTORY = Environment("sample-factory", "sample-factory==2.1.1 gymnasium==0.29.1 numpy==1.26.4")
+SORREL = Environment("sorrel", "sorrel==1.6.0 hypothesis pytest-benchmark pytest-xdist", (3, 12), OF_MARLCORE)
 
 
 def _interpreters() -> list[str]:

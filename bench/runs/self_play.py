@@ -12,6 +12,7 @@ import os
 import tempfile
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -26,7 +27,8 @@ from marlcore.envs import NamedEnvironment
 from marlcore.training.config import read_settings
 
 from ..machine import say
-from ..pages.tables import markdown
+from ..pages.tables import records
+from ..processes import in_turns
 from .perfect import Perfect
 from .training import play_both_sides, run
 
@@ -91,7 +93,7 @@ def config_of(game: Game, seed: int, mode: Any, run_dir: str | None = None) -> m
     )
 
 
-def learn(name: str, seed: int, mode: Any, file: str | None) -> list[Any]:
+def learn(name: str, seed: int, mode: Any, file: str | None) -> dict[str, Any]:
     """A row: what a run took, and the games that its last policy won, drew and lost."""
     game = TASKS[name]
     with tempfile.TemporaryDirectory() as folder:
@@ -105,11 +107,13 @@ def learn(name: str, seed: int, mode: Any, file: str | None) -> list[Any]:
         result = mc.train(game.make, algorithm, config, progress=False)
         seconds = time.monotonic() - began
         first = mc.load_policy(result.run_dir, "main", "opponent-1")
-        scores = [score(opened(game), result.run_dir, first, explore) for explore in (False, True)]
-        if game.perfect is not None:
-            scores.append(score(game.make, result.run_dir, game.perfect, False))
-    blank = [""] * (3 - len(scores))
-    return [name, str(seed), result.steps, result.updates["main"], round(seconds), *scores, *blank]
+        scores = {
+            "greedy: won / drawn / lost": score(opened(game), result.run_dir, first, False),
+            "exploring": score(opened(game), result.run_dir, first, True),
+            "perfect player": game.perfect and score(game.make, result.run_dir, game.perfect, False),
+        }
+    took = {"steps": result.steps, "updates": result.updates["main"], "seconds": round(seconds)}
+    return {"game": name, "seed": str(seed), **took, **scores}
 
 
 def score(make: Any, run_dir: Path, opponent: Any, explore: bool) -> str:
@@ -131,8 +135,8 @@ def speed(name: str, steps: int, updates: float, mode: Any) -> float:
 
 
 def compare(name: str, steps: int, updates: float, rounds: int) -> str:
-    rates = [[speed(name, steps, updates, mode) for mode in ("serial", "async")] for _ in range(rounds)]
-    serial, overlapped = map(median, zip(*rates, strict=True))
+    sides = {mode: partial(speed, name, steps, updates, mode) for mode in ("serial", "async")}
+    serial, overlapped = map(median, in_turns(sides, rounds).values())
     return (
         f"{name}, {updates:g} updates/step: serial {serial:,.1f} episodes/s, async {overlapped:,.1f} episodes/s, "
         f"ratio {overlapped / serial:.2f}"
@@ -152,10 +156,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> None:
     say(f"{os.cpu_count()} cores, load {options.load_before:.1f} before")
-    columns = "game", "seed", "steps", "updates", "seconds", "greedy: won / drawn / lost", "exploring", "perfect player"
     for name in options.task or TASKS:
         if options.speed:
             say(compare(name, options.steps, options.updates or TASKS[name].balanced, options.rounds))
         else:
-            rows = (learn(name, int(seed), options.mode, options.settings) for seed in options.seeds.split(","))
-            say(markdown(columns, rows))
+            seeds = map(int, options.seeds.split(","))
+            say(records([learn(name, seed, options.mode, options.settings) for seed in seeds]))

@@ -17,7 +17,7 @@ from typing import Any
 
 from .. import ROOT
 from ..machine import say
-from ..pages.tables import markdown
+from ..pages.tables import records
 from ..peers.install import SORREL, WITH_MARLCORE
 
 PROCESSES = "in processes"
@@ -43,12 +43,13 @@ def times(runs: dict[str, list[dict[str, Any]]], whole: bool) -> float:
     return rates.pop(PROCESSES) / max(rates.values())
 
 
-def row(side: str, seed: int, result: dict[str, Any]) -> list[str]:
+def row(side: str, seed: int, result: dict[str, Any]) -> dict[str, Any]:
     scores = result["scores"]
-    halves = (f"{fmean(part):.1f} +- {stdev(part):.1f}" for part in (scores, scores[len(scores) // 2 :]))
-    counts = [str(count) for count in (seed, result["updates"], result["steps"])]
-    seconds = f"{result['seconds']:.1f}", f"{result['cpu_s']:.1f}", f"{rate(result):.0f}"
-    return [side, *counts, *seconds, *halves, str(result.get("restarts", "")), f"{result['start_s']:.1f}"]
+    halves = [f"{fmean(part):.1f} +- {stdev(part):.1f}" for part in (scores, scores[len(scores) // 2 :])]
+    measured = {name: result[name] for name in ("updates", "steps", "seconds", "cpu_s")}
+    measured |= {"steps a second": rate(result), "score of an epoch": halves[0], "second half": halves[1]}
+    before = {"restarts": result.get("restarts"), "s before the first turn": result["start_s"]}
+    return {"side": side, "seed": str(seed), **measured, **before}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -68,15 +69,13 @@ def main(options: argparse.Namespace) -> None:
     sides = [(f"sequential, threads: {count}", "sequential", int(count)) for count in options.threads.split(",")]
     sides.append((PROCESSES, "processes", 1))
     say(f"{os.cpu_count()} cores, load {options.load_before:.1f} before")
-    columns = "side", "seed", "updates", "agent-steps", "seconds", "CPU s", "agent-steps/s", "score of an epoch"
-    columns += "second half", "restarts", "s before the first turn"
     runs: dict[str, list[dict[str, Any]]] = {name: [] for name, _, _ in sides}
     for seed in map(int, options.seeds.split(",")):
         for name, side, threads in sides:
             runs[name].append(run(side, seed, threads, options))
             if left := runs[name][-1].get("left"):
                 sys.exit(f"left behind in /dev/shm: {left}")
-        say(markdown(columns, (row(name, seed, of_side[-1]) for name, of_side in runs.items())))
+        say(records([row(name, seed, of_side[-1]) for name, of_side in runs.items()]))
     bare, whole = (times(runs, whole) for whole in (False, True))
     say(
         f"in processes: {bare:.2f} times sorrel's own loop, {whole:.2f} times with the start of processes; "

@@ -23,6 +23,7 @@ from ..machine import add_output, publish, say
 from ..pages.tables import markdown
 from ..peers.install import SAMPLE_FACTORY, appo_rate
 from ..peers.setting import Setting, Trained, in_process
+from ..processes import in_turns
 from .training import act_alone, act_apart, train, train_on_policy
 
 CARTPOLE, HUNT = "gymnasium:CartPole-v1", "treasure_hunt"
@@ -46,32 +47,24 @@ class Side:
         return self.run(max(self.least, round(self.steps * scale)))
 
 
-@dataclass(frozen=True)
-class Goal:
+def judged(rates: Mapping[str, list[float]], side: str, least: float, peer: str = "") -> str:
     """The rate of `side` must be at least `least` times that of `peer`, or at least `least` steps/s without one."""
-
-    side: str
-    least: float
-    peer: str | None = None
-
-    def text(self, rates: Mapping[str, list[float]]) -> str:
-        ours = rates[self.side]
-        if self.peer is None:
-            rate = median(ours)
-            line = f"{self.side}: {rate:,.0f} steps/s, at least {self.least:,.0f}"
-        else:
-            rate = median(map(truediv, ours, rates[self.peer]))
-            line = f"{self.side} / {self.peer}: {rate:.2f}, at least {self.least:g}"
-        return f"{line}: {'reached' if rate >= self.least else 'missed'}"
+    if peer:
+        rate = median(map(truediv, rates[side], rates[peer]))
+        line = f"{side} / {peer}: {rate:.2f}, at least {least:g}"
+    else:
+        rate = median(rates[side])
+        line = f"{side}: {rate:,.0f} steps/s, at least {least:,.0f}"
+    return f"{line}: {'reached' if rate >= least else 'missed'}"
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One kind of work, and how each side does it."""
+    """One kind of work, how each side does it, and the arguments of `judged`."""
 
     name: str
     sides: Mapping[str, Side]
-    goals: tuple[Goal, ...] = ()
+    goals: tuple[tuple[str, float] | tuple[str, float, str], ...]
 
 
 def ours(steps: int, setting: Setting, env: object = CARTPOLE, agents: int = 1, mode: str = "async") -> float:
@@ -125,7 +118,7 @@ ROWS = {
             "plain loop": peer("plain_dqn:train", DQN, 15_000),
             "Stable-Baselines3": peer("sb3:train_dqn", DQN, 10_000),
         },
-        (Goal("marlcore", 3, "plain loop"), Goal("marlcore", 3, "Stable-Baselines3")),
+        (("marlcore", 3, "plain loop"), ("marlcore", 3, "Stable-Baselines3")),
     ),
     "acting": Comparison(
         "treasure_hunt, 3 agents that act alone",
@@ -138,10 +131,10 @@ ROWS = {
             "2 runs of 16 copies": Side(TWO_RUNS, 600_000, 2 * 16 * EPISODES),
         },
         (
-            Goal("64 copies", 150_000),
-            Goal("2 x 16 copies", 1.0, "2 runs of 16 copies"),
-            Goal("2 x 16 copies", 1.9, "16 copies"),
-            Goal("2 x 64 copies", 1.9, "64 copies"),
+            ("64 copies", 150_000),
+            ("2 x 16 copies", 1.0, "2 runs of 16 copies"),
+            ("2 x 16 copies", 1.9, "16 copies"),
+            ("2 x 64 copies", 1.9, "64 copies"),
         ),
     ),
     "beside": Comparison(
@@ -151,7 +144,7 @@ ROWS = {
             "a hanging sink": acting(300_000, 16, metrics=HANGING),
             "an evaluator": acting(300_000, 16, evaluation=EvaluationConfig(interval=10_000)),
         },
-        (Goal("a hanging sink", 0.99, "alone"), Goal("an evaluator", 0.95, "alone")),
+        (("a hanging sink", 0.99, "alone"), ("an evaluator", 0.95, "alone")),
     ),
     "learners": Comparison(
         "treasure_hunt, 4 copies, by agents",
@@ -161,12 +154,12 @@ ROWS = {
             "3 alone": by_agents(3),
             "3 while learners train": by_agents(3, learner=LEARNING),
         },
-        (Goal("1 while learners train", 0.9, "1 alone"),),
+        (("1 while learners train", 0.9, "1 alone"),),
     ),
     "vectorized": Comparison(
         "vectorized CartPole, acting alone",
         {f"{n} copies": Side(partial(act_alone, env=partial(CARTPOLES, n), envs=n), 1_000_000) for n in (64, 256)},
-        (Goal("64 copies", 200_000),),
+        (("64 copies", 200_000),),
     ),
     "modes": Comparison(
         "CartPole, as many updates that actor and learner take equal time",
@@ -174,7 +167,7 @@ ROWS = {
             "async": Side(lambda steps: ours(steps, balanced(steps)), 60_000),
             "serial": Side(lambda steps: ours(steps, balanced(steps), mode="serial"), 60_000),
         },
-        (Goal("async", 1.7, "serial"),),
+        (("async", 1.7, "serial"),),
     ),
     "designs": Comparison(
         "treasure_hunt, 3 learners, 0.1 updates a step",
@@ -183,7 +176,7 @@ ROWS = {
             "pickles in mp.Queue": peer("designs:train_by_pickles", SEEDS, 30_000, agents=3),
             "shared arrays with mp.Lock": peer("designs:train_by_locks", SEEDS, 30_000, agents=3),
         },
-        (Goal("marlcore", 5, "pickles in mp.Queue"), Goal("marlcore", 5, "shared arrays with mp.Lock")),
+        (("marlcore", 5, "pickles in mp.Queue"), ("marlcore", 5, "shared arrays with mp.Lock")),
     ),
     "on_policy": Comparison(
         "CartPole, PPO, one step on each 512 transitions",
@@ -195,17 +188,13 @@ ROWS = {
             "Stable-Baselines3": peer("sb3:train_ppo", PPO, 100_000),
             "Sample Factory 2.1.1": Side(lambda _: appo_rate(), 0),
         },
-        (Goal("marlcore", 3, "Stable-Baselines3"), Goal("marlcore", 3, "Sample Factory 2.1.1")),
+        (("marlcore", 3, "Stable-Baselines3"), ("marlcore", 3, "Sample Factory 2.1.1")),
     ),
 }
 
 
 def measure(sides: Mapping[str, Side], rounds: int, scale: float) -> dict[str, list[float]]:
-    rates: dict[str, list[float]] = {name: [] for name in sides}
-    for _ in range(rounds):
-        for name, side in sides.items():
-            rates[name].append(side.rate(scale))
-    return rates
+    return in_turns({name: partial(side.rate, scale) for name, side in sides.items()}, rounds)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -219,7 +208,7 @@ def main(options: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     logging.getLogger("marlcore").setLevel(logging.ERROR)  # who acts alone learns nothing, as it would warn
     figures: dict[str, dict[str, list[float]]] = {}
-    missing = {"Sample Factory 2.1.1"} if SAMPLE_FACTORY.missing else set()
+    missing = {"Sample Factory 2.1.1"} if SAMPLE_FACTORY.missing else set[str]()
     if missing:
         say(f"skipped: Sample Factory; {SAMPLE_FACTORY.missing}")
     for row in (ROWS[name] for name in options.row or ROWS):
@@ -228,5 +217,5 @@ def main(options: argparse.Namespace) -> None:
         figures[row.name] = rates = measure(sides, options.rounds, options.scale)
         title = f"{row.name} (load {before:.1f} before, {os.getloadavg()[0]:.1f} after)"
         say("\n" + markdown([title, "steps/s"], ([side, round(median(of_side))] for side, of_side in rates.items())))
-        say("\n".join(goal.text(rates) for goal in row.goals if goal.peer not in missing))
+        say("\n".join(judged(rates, *goal) for goal in row.goals if missing.isdisjoint(goal)))
     publish(options, "", steps_per_s=figures)

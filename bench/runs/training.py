@@ -3,6 +3,8 @@
 import json
 import tempfile
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -88,6 +90,15 @@ def _dqn(setting: Setting) -> Any:
         learning_rate=setting.learning_rate, hidden=(setting.hidden, setting.hidden), double=False, dueling=False,
         target_update_freq=setting.target_updates, reward_scale=1.0,
     )  # fmt: skip
+
+
+@contextmanager
+def endless(env: Any, algorithm: Any, config: mc.Config) -> Iterator[mc.Run]:
+    """A run that goes on until the block ends, in a directory that it leaves nothing of."""
+    with tempfile.TemporaryDirectory() as folder:
+        config = replace(config, total_steps=10**9, run_dir=str(Path(folder) / "run"))
+        with mc.start(env, algorithm, config) as run:
+            yield run
 
 
 def run(env: Any, algorithm: Any, config: mc.Config) -> tuple[mc.Result, list[Any]]:

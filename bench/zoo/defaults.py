@@ -8,7 +8,6 @@ score is 0 for random play's return and 1 for what RL Zoo reports, or, where it 
 import argparse
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from ..machine import say
@@ -43,7 +42,6 @@ def score_of(preset: str, changes: dict[str, Any], seed: int, record: Mapping[st
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", nargs="+", choices=list(PRESETS), default=list(PRESETS), metavar="ALGORITHM")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1])
-    parser.add_argument("--scores", type=Path, default=zoo.DEFAULTS, help="the file of the stored scores")
 
 
 def main(options: argparse.Namespace) -> None:
@@ -53,7 +51,7 @@ def main(options: argparse.Namespace) -> None:
             name = ", ".join(f"{key}={value}" for key, value in changes.items()) or "defaults"
             for preset in PRESETS[algorithm]:
                 scores = [score_of(preset, changes, seed, figures[preset]) for seed in options.seeds]
-                stored = zoo.read_figures(options.scores)  # by algorithm, change and preset
+                stored = zoo.read_figures(zoo.DEFAULTS)  # by algorithm, change and preset
                 stored.setdefault(algorithm, {}).setdefault(name, {})[preset] = scores
-                options.scores.write_text(json.dumps(stored, indent=1) + "\n")
+                zoo.DEFAULTS.write_text(json.dumps(stored, indent=1) + "\n")
                 say(f"{algorithm} {name} {preset} {scores}")

@@ -49,4 +49,4 @@ def main(options: argparse.Namespace) -> None:
         name = f"{task} {algorithm}" + (f" {options.changes}" if options.changes != "{}" else "")
         figures = read_figures(FIGURES)
         figures.setdefault("runs", {}).setdefault(name, {})[str(seed)] = found
-        write(FIGURES, {**figures, "machine": processor(), "software": " ".join(BENCHMARL.packages)})
+        write(FIGURES, {**figures, "machine": processor(), "software": BENCHMARL.packages})

@@ -113,12 +113,11 @@ def record_of(figures: Mapping[str, Any], preset: str) -> dict[str, Any]:
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", nargs="+", choices=preset_names(), metavar="PRESET", help="by default all")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
-    parser.add_argument("--figures", type=Path, default=FIGURES, help="the file of the stored figures")
     parser.add_argument("--page", action="store_true", help="write docs/zoo.md, and train nothing")
 
 
 def main(options: argparse.Namespace) -> None:
-    figures = read_figures(options.figures)
+    figures = read_figures(FIGURES)
     if options.page:
         page.write(figures, read_figures(DEFAULTS), read_figures(BENCHMARL))
         return
@@ -129,4 +128,4 @@ def main(options: argparse.Namespace) -> None:
             figures[preset]["runs"][str(seed)] = run
             shown = {name: value for name, value in run.items() if name != "curve"}
             say(f"{preset} {seed} {json.dumps(shown)}")
-            options.figures.write_text(json.dumps(figures, indent=1, sort_keys=True) + "\n")
+            FIGURES.write_text(json.dumps(figures, indent=1, sort_keys=True) + "\n")
