@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -23,12 +24,16 @@ from .processes import TreeTime
 from .runs import results, tasks, throughput
 
 BENCH = Path(__file__).parent
+ROOMS = ["pages", "peers", "core", "runs", "costs", "zoo", "cluster"]  # from the lowest on
 
 
-def test_a_room_has_at_most_twelve_files() -> None:
-    rooms = [folder for folder in (BENCH, *BENCH.iterdir()) if (folder / "__init__.py").exists()]
-    assert len(rooms) == 8
-    assert {room.name: files for room in rooms if (files := len([*room.glob("*.py"), *room.glob("*.c")])) > 12} == {}
+def test_a_room_is_small_and_imports_only_lower_ones() -> None:
+    assert {path.parent.name for path in BENCH.glob("*/__init__.py")} == {*ROOMS}
+    for room in ("", *ROOMS):
+        files = [path for path in (BENCH / room).iterdir() if path.suffix in (".py", ".c")]
+        imported = {name for path in files for name in re.findall(r"^ *from \.\.(\w+)", path.read_text(), re.M)}
+        assert len(files) <= 12, room
+        assert imported.isdisjoint(ROOMS[ROOMS.index(room) :] if room else []), room
 
 
 @pytest.mark.parametrize("program", ["report", "planning", "throughput"])

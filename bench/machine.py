@@ -66,6 +66,11 @@ def processor() -> str:
     return f"{model}, {len(os.sched_getaffinity(0))} cores"
 
 
+def cpu_seconds() -> float:
+    """CPU-seconds of this process and of all that it has waited for."""
+    return sum(os.times()[:4])
+
+
 def say(text: str) -> None:
     """Prints a line, or several, at once: a program that measures for hours says what it has."""
     sys.stdout.write(f"{text}\n")

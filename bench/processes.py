@@ -4,15 +4,16 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from multiprocessing import get_context
-from pathlib import Path
 from typing import Any, TypeVar
+
+import psutil
 
 from marlcore.processes import end_with_parent
 
 Result = TypeVar("Result")
 
-TICKS = os.sysconf("SC_CLK_TCK")
 LIMIT_S = 600.0
 
 
@@ -44,53 +45,21 @@ def wait_until(until: Callable[[], bool]) -> None:
         time.sleep(0.1)
 
 
-def cpu_of_descendants(root: int) -> dict[tuple[int, int], float]:
-    """CPU-seconds of each living descendant of a process, by its number and the time of its beginning."""
-    spent, parents = {}, {}
-    for path in Path("/proc").glob("[0-9]*"):
-        pid = int(path.name)
-        if fields := read(pid, "stat").rpartition(")")[2].split():
-            parents[pid] = int(fields[1])
-            spent[pid, int(fields[19])] = (int(fields[11]) + int(fields[12])) / TICKS
-
-    def descends(pid: int) -> bool:
-        while pid > 1:
-            pid = parents.get(pid, 0)
-            if pid == root:
-                return True
-        return False
-
-    return {process: seconds for process, seconds in spent.items() if descends(process[0])}
+def cpu_of_descendants(root: int) -> dict[psutil.Process, float]:
+    """CPU-seconds of each living descendant of a process."""
+    spent = {}
+    for process in psutil.Process(root).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+            times = process.cpu_times()
+            spent[process] = times.user + times.system
+    return spent
 
 
-def read(pid: int, name: str) -> str:
-    """A file of a process's directory in /proc; empty if it has ended."""
-    try:
-        return Path(f"/proc/{pid}/{name}").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return ""
-
-
-def title(pid: int) -> str:
-    """The name that the kernel shows for a process, such as that of a worker; empty if it has ended."""
-    return read(pid, "comm").strip()
-
-
-def memory_mb(pid: int, file: str, key: str) -> float:
-    """A line of status or smaps_rollup, such as VmRSS or Pss; 0 if the process has ended, or is ending."""
-    return int((read(pid, file).partition(f"\n{key}:")[2].split() or ["0"])[0]) / 1024
-
-
-def descriptors(pid: int) -> int:
-    try:
-        return len(os.listdir(f"/proc/{pid}/fd"))
-    except (FileNotFoundError, ProcessLookupError, PermissionError):
-        return 0  # it has ended, or is ending
-
-
-def cpu_seconds() -> float:
-    """CPU-seconds of this process and of all that it has waited for."""
-    return sum(os.times()[:4])
+def title(process: psutil.Process) -> str:
+    """The name that the kernel shows, such as that of a worker; empty if the process has ended."""
+    with suppress(psutil.NoSuchProcess):
+        return process.name()
+    return ""
 
 
 class TreeTime:
@@ -101,7 +70,7 @@ class TreeTime:
 
     def __init__(self, root: int) -> None:
         self._root = root
-        self._seen: dict[tuple[int, int], float] = {}
+        self._seen: dict[psutil.Process, float] = {}
 
     def look(self) -> float:
         """CPU-seconds until now."""

@@ -25,7 +25,6 @@ from marlcore import ReplayBuffer
 from ..peers.ring import LockedRing
 from .sampling import filled_replay, filled_ring
 from .transitions import BATCH, FRAME, VECTOR, spec_of
-from .work import Scale
 
 CAPACITY = 100_000  # of the replay that is sampled
 WARM_UP_S = 0.3
@@ -118,13 +117,13 @@ def _saved_replay(rows: int) -> Iterator[Saved]:
         with ReplayBuffer.load(path, spec_of(FRAME)) as copy:
             return len(copy)
 
-    with filled_replay(Scale(0, rows, 0), FRAME) as replay:
+    with filled_replay(FRAME, rows) as replay:
         yield replay, replay.save, load
 
 
 @contextmanager
 def _pickled_ring(rows: int) -> Iterator[Saved]:
-    ring = filled_ring(Scale(0, rows, 0), FRAME)
+    ring = filled_ring(FRAME, rows)
 
     def save(path: Path) -> None:
         """As Stable-Baselines3 saves its buffers."""

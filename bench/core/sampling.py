@@ -42,15 +42,15 @@ Drawn = tuple[Fields, NDArray[Any], NDArray[Any]]  # fields, weights, indices
 
 
 @contextmanager
-def filled_replay(scale: Scale, obs: NDArray[Any]) -> Iterator[mc.ReplayBuffer]:
-    with mc.ReplayBuffer.create(spec_of(obs), rows_of(obs, scale)) as replay:
+def filled_replay(obs: NDArray[Any], rows: int) -> Iterator[mc.ReplayBuffer]:
+    with mc.ReplayBuffer.create(spec_of(obs), rows) as replay:
         with replay.writer() as writer:
             fill(obs, replay.capacity, writer.add_batch)
         yield replay
 
 
-def filled_ring(scale: Scale, obs: NDArray[Any]) -> LockedRing:
-    ring = LockedRing(rows_of(obs, scale), obs.shape, obs.dtype.name)
+def filled_ring(obs: NDArray[Any], rows: int) -> LockedRing:
+    ring = LockedRing(rows, obs.shape, obs.dtype.name)
     fill(obs, ring.capacity, ring.add_batch)
     return ring
 
@@ -64,7 +64,7 @@ def _buffer(scale: Scale, kind: Any) -> Any:
 
 @contextmanager
 def _marlcore(scale: Scale, obs: NDArray[Any]) -> Iterator[Work]:
-    with filled_replay(scale, obs) as replay:
+    with filled_replay(obs, rows_of(obs, scale)) as replay:
         yield drawing(replay, obs)
 
 
@@ -74,7 +74,7 @@ def drawing(replay: mc.ReplayBuffer, obs: NDArray[Any]) -> Work:
 
 
 def _locks(scale: Scale, obs: NDArray[Any]) -> Work:
-    ring = filled_ring(scale, obs)
+    ring = filled_ring(obs, rows_of(obs, scale))
     sample = partial(ring.sample_stacked, BATCH, STACK) if obs is FRAME else partial(ring.sample, BATCH)
     return Work(sample, check_sample(obs))
 
@@ -133,7 +133,7 @@ def _prioritized(sample: Callable[[], Drawn], update: Callable[[NDArray[Any], ND
 
 @contextmanager
 def _marlcore_prioritized(scale: Scale, obs: NDArray[Any]) -> Iterator[Work]:
-    with filled_replay(scale, obs) as replay:
+    with filled_replay(obs, rows_of(obs, scale)) as replay:
         sampler = replay.sampler(BATCH, seed=0, prioritized=mc.Prioritized())
 
         def sample() -> Drawn:
@@ -144,7 +144,7 @@ def _marlcore_prioritized(scale: Scale, obs: NDArray[Any]) -> Iterator[Work]:
 
 
 def _locks_prioritized(scale: Scale, obs: NDArray[Any]) -> Work:
-    ring = PrioritizedRing(filled_ring(scale, obs))
+    ring = PrioritizedRing(filled_ring(obs, rows_of(obs, scale)))
     return _prioritized(partial(ring.sample, BATCH), ring.update)
 
 

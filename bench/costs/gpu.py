@@ -66,7 +66,7 @@ def _check_batch(fields: tuple[Any, ...]) -> None:
 
 @contextmanager
 def _sampler(scale: Scale) -> Iterator[mc.Sampler]:
-    with filled_replay(scale, FRAME) as replay:
+    with filled_replay(FRAME, scale.frames) as replay:
         yield replay.sampler(BATCH, stack=STACK, seed=0)
 
 
@@ -86,7 +86,7 @@ def _drawn_and_moved(scale: Scale) -> Iterator[Work]:
 
 @contextmanager
 def _drawn(scale: Scale) -> Iterator[Work]:
-    with filled_replay(scale, FRAME) as replay:
+    with filled_replay(FRAME, scale.frames) as replay:
         yield drawing(replay, FRAME)
 
 

@@ -20,6 +20,7 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 from rich.console import Console
 
@@ -34,7 +35,7 @@ from ..core.work import FULL, Row, Scale, Work, time_row
 from ..figures import FOLDER, picture
 from ..machine import add_output, publish
 from ..pages.pages import growth_tables
-from ..processes import cpu_of_descendants, descriptors, memory_mb, title, wait_until
+from ..processes import cpu_of_descendants, title, wait_until
 from ..runs.training import endless
 
 COPIES = (1, 4, 16, 64)
@@ -155,14 +156,14 @@ def measure_run(
         wait_until(lambda: _cpu_of_actor() > spent + MEASURED_CPU_S)
         taken = run.status().steps - steps
         rate, rate_of_all = taken / (_cpu_of_actor() - spent), taken / (_cpu_of_all() - spent_by_all)
-        pids = [os.getpid(), *(pid for pid, _ in cpu_of_descendants(os.getpid()))]
+        processes = [psutil.Process(), *cpu_of_descendants(os.getpid())]
         return {
             **figures,
             "steps_per_cpu_s": rate,
-            "memory_mb": sum(memory_mb(pid, "smaps_rollup", "Pss") for pid in pids),
-            "processes": len(pids),
+            "memory_mb": sum(process.memory_full_info().pss for process in processes) / 2**20,
+            "processes": len(processes),
             "segments": len(set(re.findall(r"/dev/shm/\S+", Path("/proc/self/maps").read_text()))),
-            "descriptors": max(map(descriptors, pids)),
+            "descriptors": max(process.num_fds() for process in processes),
             "steps_per_cpu_s_of_all": rate_of_all,
         }
 
@@ -172,7 +173,7 @@ def _cpu_of_all() -> float:
 
 
 def _cpu_of_actor() -> float:
-    return sum(cpu_s for (pid, _), cpu_s in cpu_of_descendants(os.getpid()).items() if title(pid) == "actor-0")
+    return sum(cpu_s for process, cpu_s in cpu_of_descendants(os.getpid()).items() if title(process) == "actor-0")
 
 
 def runs(many_agents: bool) -> Sweeps:

@@ -7,18 +7,18 @@ The work is the core's calls, each in a process of its own; or a training run, o
 
 import argparse
 import os
-import signal
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import psutil
 import torch
 
 import marlcore as mc
@@ -29,7 +29,7 @@ from ..figures import FOLDER
 from ..machine import add_output, publish
 from ..pages.pages import creep_table, rates_table
 from ..pages.soak_figures import draw
-from ..processes import cpu_of_descendants, descriptors, memory_mb, title
+from ..processes import cpu_of_descendants, title
 from ..runs.training import endless
 
 EVERY_S = 10.0
@@ -111,16 +111,15 @@ def look(root: int) -> dict[str, Process]:
     """The process and its descendants, by title; those of the same title are numbered by their age."""
     found: dict[str, Process] = {}
     numbers: Counter[str] = Counter()
-    ages = sorted(cpu_of_descendants(root).items(), key=lambda item: item[0][1])
-    for (pid, _), cpu_s in [((root, 0), time.process_time()), *ages]:
-        resident, anonymous = (memory_mb(pid, "status", key) for key in ("VmRSS", "RssAnon"))
-        opened = descriptors(pid)
-        if not (resident and opened):
-            continue  # it has ended, or is ending
-        name = "parent" if pid == root else title(pid)
-        numbers[name] += 1
-        numbered = f"{name} {numbers[name]}" if numbers[name] > 1 else name
-        found[numbered] = Process(pid, resident, anonymous, opened, cpu_s)
+    spent = cpu_of_descendants(root)
+    for each in [psutil.Process(root), *sorted(spent, key=psutil.Process.create_time)]:
+        with suppress(psutil.Error):  # it has ended, or is ending
+            memory, opened = each.memory_info(), each.num_fds()
+            name = "parent" if each.pid == root else each.name()
+            numbers[name] += 1
+            numbered = f"{name} {numbers[name]}" if numbers[name] > 1 else name
+            sizes = memory.rss / 2**20, (memory.rss - memory.shared) / 2**20
+            found[numbered] = Process(each.pid, *sizes, opened, spent.get(each, time.process_time()))
     return found
 
 
@@ -235,10 +234,10 @@ def training() -> Iterator[Counts]:
         nonlocal due
         if run.done:
             run.wait()  # raises what ended it
-        victims = [pid for pid, _ in cpu_of_descendants(os.getpid()) if title(pid) == "actor-1"]
+        victims = [process for process in cpu_of_descendants(os.getpid()) if title(process) == "actor-1"]
         if victims and time.monotonic() >= due:
             due += KILL_S
-            os.kill(victims[0], signal.SIGKILL)
+            victims[0].kill()
         status = run.status()
         restarts = sum(status.restarts.values())
         return Counter(steps=status.steps, updates=sum(status.updates.values()), restarts=restarts)

@@ -17,8 +17,7 @@ from marlcore.training.record.curves import plot_runs
 
 from .. import ROOT
 from ..figures import FOLDER, load, today, use_fewer_colours, write
-from ..machine import load_since, processor, say, software
-from ..processes import cpu_seconds
+from ..machine import cpu_seconds, load_since, processor, say, software
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -56,8 +56,8 @@ def interquartile_mean(scores: Sequence[float]) -> tuple[float, float, float]:
 def write(figures: Mapping[str, Any], defaults: Mapping[str, Any], benchmarl: Mapping[str, Any]) -> None:
     """Writes what of the page comes from figures, between its marks, and the pictures."""
     table = markdown(COLUMNS, (row_of(name, figures.get(name)) for name in preset_names()))
-    picture = "![Return over the steps of each preset's runs: means, and lowest to highest](zoo/curves.png)"
-    text = "\n".join([table, conditions(figures), "", picture, ""])
+    image = "![Return over the steps of each preset's runs: means, and lowest to highest](zoo/curves.png)"
+    text = "\n".join([table, conditions(figures), "", image, ""])
     page = DOCS / "zoo.md"
     renderers = {"zoo": lambda _: text, "defaults": lambda _: table_of_defaults(defaults)}
     renderers["benchmarl"] = lambda _: beside_benchmarl(figures, benchmarl)

@@ -28,8 +28,8 @@ from marlcore.training.config import PRESETS
 from marlcore.training.record.curves import returns_of
 
 from .. import ROOT
-from ..machine import say, system
-from ..processes import cpu_seconds, run_fresh
+from ..machine import cpu_seconds, say, system
+from ..processes import run_fresh
 from ..runs.results import EPISODES, play_randomly
 from ..runs.training import play_both_sides
 from . import page
