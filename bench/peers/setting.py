@@ -1,10 +1,6 @@
-"""The work that all sides of a training run get, and what each returns; a peer runs in a fresh interpreter."""
+"""The work that all sides of a training run get, and what each returns."""
 
 from dataclasses import dataclass
-from importlib import import_module
-from typing import cast
-
-from ..processes import run_fresh
 
 COPIES = 16  # of the environment
 
@@ -37,12 +33,3 @@ class Trained:
         """Raises AssertionError: it made other than the updates that its steps call for."""
         due = (self.steps - agents * setting.warmup) * setting.updates_per_step
         assert abs(self.updates - due) <= 0.02 * due + 2 * agents * setting.tolerance, (self, due)
-
-
-def in_process(peer: str, setting: Setting, steps: int) -> Trained:
-    """A peer's "module:function" in a fresh interpreter, so that no library meets another's threads or caches."""
-    return run_fresh(_train_peer, *peer.split(":"), setting, steps)
-
-
-def _train_peer(module: str, function: str, setting: Setting, steps: int) -> Trained:
-    return cast(Trained, getattr(import_module(f"bench.peers.{module}"), function)(setting, steps))

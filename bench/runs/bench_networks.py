@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from batches import batch_of
 from gymnasium import spaces as gym
 
 import marlcore as mc
@@ -30,22 +31,13 @@ def test_networks(benchmark: Any, monkeypatch: pytest.MonkeyPatch, algorithm: st
     if form == "plain":
         monkeypatch.setattr(Plan, "is_hooked", lambda plan: True)
     hyper, action = MADE[algorithm]
-    model = hyper.make_model(mc.Spaces(OBSERVATION, action))
-    batch = SimpleNamespace(
-        obs=torch.randn(ROWS, 8),
-        next_obs=torch.randn(ROWS, 8),
-        action=torch.from_numpy(np.stack([action.sample() for _ in range(ROWS)])),
-        reward=torch.randn(ROWS),
-        discount=torch.full((ROWS,), 0.99),
-        weight=torch.ones(ROWS),
-        continues=torch.arange(ROWS) % 16 < 15,
-        extras={"log_prob": torch.full((ROWS,), -1.4)},
-        numbers={"learning_rate": 1e-5, "entropy_coefficient": 0.0},
-    )
+    spaces = mc.Spaces(OBSERVATION, action)
+    model = hyper.make_model(spaces)
+    batch = batch_of(hyper, spaces, rows=ROWS)
     if work == "update":
         trainer = hyper.make_trainer(model)
         assert torch.isfinite(benchmark(trainer.update, batch).metrics["loss"])
         return
     request = {"explore": {"epsilon": 0.05}, "state": None, "mask": None, "generator": np.random.default_rng(0)}
-    acting = getattr(model, "acting", model)
-    assert len(benchmark(lambda: hyper.act(acting, batch.obs[:4], **request)).action) == 4
+    act = partial(hyper.act, getattr(model, "acting", model), batch.obs[:4], **request)
+    assert len(benchmark(act).action) == 4

@@ -21,9 +21,10 @@ from marlcore.envs import TreasureHunt
 
 from ..machine import add_output, publish, say
 from ..pages.tables import markdown
+from ..peers import designs, plain_dqn, sb3
 from ..peers.install import SAMPLE_FACTORY, appo_rate
-from ..peers.setting import Setting, Trained, in_process
-from ..processes import in_turns
+from ..peers.setting import Setting, Trained
+from ..processes import in_turns, run_fresh
 from .training import act_alone, act_apart, train, train_on_policy
 
 CARTPOLE, HUNT = "gymnasium:CartPole-v1", "treasure_hunt"
@@ -75,8 +76,9 @@ def ours_on_policy(steps: int, env: object = CARTPOLE, mode: str = "async", acto
     return _checked(train_on_policy(env, PPO, steps, mode, actors), PPO)
 
 
-def peer(name: str, setting: Setting, steps: int, agents: int = 1) -> Side:
-    return Side(lambda steps: _checked(in_process(name, setting, steps), setting, agents), steps)
+def peer(train: Callable[[Setting, int], Trained], setting: Setting, steps: int, agents: int = 1) -> Side:
+    """In a fresh interpreter, so that no library meets another's threads or caches."""
+    return Side(lambda steps: _checked(run_fresh(train, setting, steps), setting, agents), steps)
 
 
 def _checked(trained: Trained, setting: Setting, agents: int = 1) -> float:
@@ -115,8 +117,8 @@ ROWS = {
         {
             "marlcore": Side(partial(ours, setting=DQN), 60_000),
             "marlcore, serial": Side(partial(ours, setting=DQN, mode="serial"), 30_000),
-            "plain loop": peer("plain_dqn:train", DQN, 15_000),
-            "Stable-Baselines3": peer("sb3:train_dqn", DQN, 10_000),
+            "plain loop": peer(plain_dqn.train, DQN, 15_000),
+            "Stable-Baselines3": peer(sb3.train_dqn, DQN, 10_000),
         },
         (("marlcore", 3, "plain loop"), ("marlcore", 3, "Stable-Baselines3")),
     ),
@@ -173,8 +175,8 @@ ROWS = {
         "treasure_hunt, 3 learners, 0.1 updates a step",
         {
             "marlcore": Side(partial(ours, setting=SEEDS, env=HUNT, agents=3), 120_000, 16 * EPISODES),
-            "pickles in mp.Queue": peer("designs:train_by_pickles", SEEDS, 30_000, agents=3),
-            "shared arrays with mp.Lock": peer("designs:train_by_locks", SEEDS, 30_000, agents=3),
+            "pickles in mp.Queue": peer(designs.train_by_pickles, SEEDS, 30_000, agents=3),
+            "shared arrays with mp.Lock": peer(designs.train_by_locks, SEEDS, 30_000, agents=3),
         },
         (("marlcore", 5, "pickles in mp.Queue"), ("marlcore", 5, "shared arrays with mp.Lock")),
     ),
@@ -185,7 +187,7 @@ ROWS = {
             "marlcore, 64 copies": Side(partial(ours_on_policy, env=partial(CARTPOLES, 64)), 800_000),
             "marlcore, 2 actors": Side(partial(ours_on_policy, actors=2), 400_000),
             "marlcore, serial": Side(partial(ours_on_policy, mode="serial"), 200_000),
-            "Stable-Baselines3": peer("sb3:train_ppo", PPO, 100_000),
+            "Stable-Baselines3": peer(sb3.train_ppo, PPO, 100_000),
             "Sample Factory 2.1.1": Side(lambda _: appo_rate(), 0),
         },
         (("marlcore", 3, "Stable-Baselines3"), ("marlcore", 3, "Sample Factory 2.1.1")),
