@@ -6,6 +6,7 @@ One that takes `--anyway` refuses a busy machine without it; one with a default 
 
 import argparse
 import os
+import shlex
 import sys
 from importlib import import_module
 
@@ -37,7 +38,7 @@ PROGRAMS = {
 
 
 def main(arguments: list[str]) -> int:
-    first = argparse.ArgumentParser(prog="python -m bench", description=__doc__, add_help=len(arguments) < 2)
+    first = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     first.add_argument("program", choices=PROGRAMS)
     name = first.parse_args(arguments[:1]).program
     program = import_module(f"bench.{PROGRAMS[name]}")
@@ -54,7 +55,7 @@ def main(arguments: list[str]) -> int:
     options.rest = others
     if not getattr(options, "anyway", True) and busy():
         parser.error(f"{busy()}; --anyway measures anyway")
-    options.command = " ".join(["python -m bench", *(word for word in arguments if word != "--store")])
+    options.command = f"python -m bench {shlex.join(word for word in arguments if word != '--store')}"
     options.load_before = os.getloadavg()[0]
     return int(program.main(options) or 0)
 

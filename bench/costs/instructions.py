@@ -34,7 +34,7 @@ FLAGS = ["-std=c11", "-O3", "-fvisibility=hidden"]  # of csrc/ffi_build.py
 GENERIC = {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": "", "PYTHONHASHSEED": "0"}
 MOST_GROWTH = 0.02  # counts repeat exactly: it leaves room for a few instructions of a call of thousands
 
-PTRACE_PEEKUSER, PTRACE_CONT, PTRACE_SINGLESTEP, PTRACE_DETACH = 3, 7, 9, 17
+PTRACE_PEEKUSER, PTRACE_CONT, PTRACE_SINGLESTEP = 3, 7, 9
 PROGRAM_COUNTER = 16 * 8  # of x86-64's struct user
 
 # PTRACE_TRACEME, and ADDR_NO_RANDOMIZE: loops that first reach an aligned address repeat exactly
