@@ -1,21 +1,33 @@
-"""Figures that renew themselves: generated pages, the verdict on a soak, and comparisons with earlier runs."""
+"""Figures that renew themselves: generated pages, the verdict on a soak, comparisons with earlier runs, and the zoo."""
 
 import json
 import re
 import sys
 import time
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
+import numpy as np
 import pytest
-from rich.console import Console
 
-from . import growth_runs, long_form, pages, report, soak, soak_figures, soak_work
+from marlcore.training import preset_names
+
+from .__main__ import main
+from .core import report
+from .costs import growth, soak
+from .figures import file_name
+from .pages import long_form, pages, soak_figures
+from .pages.tables import markdown
+from .zoo import page as zoo_page
+from .zoo import zoo
+
+FIGURES = zoo.read_figures(zoo.FIGURES)
 
 
 @pytest.mark.parametrize("page", pages.PAGES, ids=lambda page: page.stem)
 def test_a_page_shows_the_stored_figures(page: Path) -> None:
-    """`python -m bench.pages` renews it."""
+    """`python -m bench pages` renews it."""
     assert pages.filled(page.read_text()) == page.read_text()
 
 
@@ -25,6 +37,8 @@ def test_a_figure_that_was_typed_is_replaced() -> None:
     filled = pages.filled(region.format(""))
     assert filled.startswith("text\n") and filled.endswith("more\n") and "| 0.99 |" in filled
     assert pages.filled(filled.replace("0.99", "1.00")) == pages.filled(filled) == filled
+    within = "| core | <!-- figures: long core -->typed<!-- end --> | control |\n"  # a line, where a figure stays
+    assert "typed" not in pages.filled(within) and pages.filled(within).count("\n") == 1
 
 
 @pytest.mark.parametrize("name", ["cluster", "drop-ins", "performance", "planning", "reliability", "results"])
@@ -35,26 +49,19 @@ def test_no_measured_number_is_typed_on_a_page(name: str) -> None:
     assert re.findall(r"\d[.,]\d+|\d+ ?%|\d+ (?:us|ms|microseconds|seconds|MB|steps/s)\b", prose) == []
 
 
-def test_a_figure_within_a_line_stays_there() -> None:
-    cell = "| core | <!-- figures: long core -->{}<!-- end --> | control |\n"
-    filled = pages.filled(cell.format("typed"))
-    assert "typed" not in filled and filled.count("\n") == 1 and pages.filled(filled) == filled
-
-
 def test_a_long_form_that_ends_well_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stored = tmp_path / "long.json"
     monkeypatch.setattr(long_form, "STORED", stored)
     for status in (1, 0):
         program = f"print('7  kills'); print('0 torn'); raise SystemExit({status})"
-        monkeypatch.setattr(sys, "argv", ["bench.long_form", "kills core", sys.executable, "-c", program])
-        assert long_form.main() == status
+        assert main(["long_form", "kills core", sys.executable, "-c", program]) == status
         assert stored.exists() == (status == 0)
     kept = json.loads(stored.read_text())
     assert kept["kills core"]["found"] == "7 kills; 0 torn" and "wakeups" in kept
 
 
 def test_numbers_and_lists_are_cells() -> None:
-    lines = pages.markdown(["a", "b"], [["x", [1234, 0.5]], [None, 2.0]]).splitlines()
+    lines = markdown(["a", "b"], [["x", [1234, 0.5]], [None, 2.0]]).splitlines()
     assert lines == ["| a | b |", "| --- | --- |", "| x | 1,234; 0.5 |", "| | 2.0 |"]
 
 
@@ -63,37 +70,32 @@ def soaked(
     anonymous_mb: Callable[[int], float] = lambda i: 50.0,
     descriptors: Callable[[int], int] = lambda i: 9,
     pid: Callable[[int], int] = lambda i: 7,
-) -> soak.Soak:
+) -> list[soak.Sample]:
     """An hour of one process."""
     processes = [soak.Process(pid(i), rss_mb(i), anonymous_mb(i), descriptors(i), 0.0) for i in range(361)]
-    return soak.Soak([soak.Sample(10.0 * i, 1.0, {"a": process}, {}) for i, process in enumerate(processes)])
-
-
-def test_memory_that_does_not_grow_is_no_creep() -> None:
-    assert soaked().creeping() == []
-    assert soaked(rss_mb=lambda i: 100.0 + (40.0 if i > 20 else 0.0)).creeping() == []  # in the warm-up
+    return [soak.Sample(10.0 * i, 1.0, {"a": process}, {}) for i, process in enumerate(processes)]
 
 
 def test_memory_and_descriptors_that_creep_are_named() -> None:
-    assert soaked(rss_mb=lambda i: 100.0 + i / 40).creeping() == [
+    """Not what grows in the warm-up, and not a process that was replaced."""
+    assert soak.creeping(soaked()) == soak.creeping(soaked(rss_mb=lambda i: 100.0 + (40.0 if i > 20 else 0.0))) == []
+    assert soak.creeping(soaked(rss_mb=lambda i: 100.0 + i / 40)) == [
         "a: expected at most 3.6 MB more resident memory, got 7.3"
     ]
     falling = soaked(rss_mb=lambda i: 100.0 - i / 40, anonymous_mb=lambda i: 50.0 + i / 40)
-    assert falling.creeping() == ["a: expected at most 3.6 MB more anonymous memory, got 7.3"]
-    assert soaked(descriptors=lambda i: 9 + i // 300).creeping() == ["a: expected no further descriptor, got 1"]
-
-
-def test_a_process_that_was_replaced_does_not_count() -> None:
-    assert soaked(rss_mb=lambda i: 100.0 + i / 40, pid=lambda i: i // 200).creeping() == []
+    assert soak.creeping(falling) == ["a: expected at most 3.6 MB more anonymous memory, got 7.3"]
+    assert soak.creeping(soaked(descriptors=lambda i: 9 + i // 300)) == ["a: expected no further descriptor, got 1"]
+    assert soak.creeping(soaked(rss_mb=lambda i: 100.0 + i / 40, pid=lambda i: i // 200)) == []
 
 
 def test_a_soak_of_seconds_has_rates() -> None:
     """As one that Ctrl-C ends in its first minute."""
     process = soak.Process(7, 100.0, 50.0, 9, 0.0)
-    short = soak.Soak([soak.Sample(t, 1.0, {"a": process}, {"adds": int(100 * t)}) for t in (0.0, 4.0)])
+    short = [soak.Sample(t, 1.0, {"a": process}, {"steps": int(100 * t)}) for t in (0.0, 4.0)]
     figures = soak.figures_of(short)
-    assert soak_figures.rates(figures) == {"adds": [100.0]}
-    assert len(soak_figures.tables(figures)) == 2
+    assert soak_figures.rates(figures) == {"steps": [100.0]}
+    assert "| steps/s | 100 | 100 | 100 |" in pages.rates_table(figures)
+    assert "| a | 100 (+0) | 50 (+0) | 9 (+0) |" in pages.creep_table(figures)
 
 
 def test_rates_are_those_of_each_minute() -> None:
@@ -106,37 +108,66 @@ def test_rates_are_those_of_each_minute() -> None:
 
 def test_a_ratio_outside_the_stored_spread_is_marked() -> None:
     results = [report.Result(name, {}, {"memcpy": [ratio] * 3}, {}) for name, ratio in (("add", 2.1), ("draw", 3.0))]
-    table = report.comparison([*results, report.Result("new", {}, {"memcpy": [1.0] * 3}, {})], {
-        name: {"memcpy": [1.8, 2.0, 2.2]} for name in ("add", "draw")
-    })  # fmt: skip
-    console = Console(width=200)
-    with console.capture() as printed:
-        console.print(table)
-    lines = {line.split("│")[1].strip(): line for line in printed.get().splitlines() if "memcpy" in line}
+    stored = {name: {"memcpy": [1.8, 2.0, 2.2]} for name in ("add", "draw")}
+    table = report.comparison([*results, report.Result("new", {}, {"memcpy": [1.0] * 3}, {})], stored)
+    lines = {line.split("|")[1].strip(): line for line in table.splitlines() if "memcpy" in line}
     assert "1.05" in lines["add"] and "outside" not in lines["add"]
     assert "1.50" in lines["draw"] and "outside" in lines["draw"]
     assert "not stored" in lines["new"]
 
 
-def test_the_stored_machines_are_named_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report, "processor", lambda: "Intel(R) Xeon(R) Processor, 2 cores")
-    assert report.name_of_machine() == "report-intel-r-xeon-r-processor-2-cores"
+def test_the_stored_machines_are_named_by_themselves() -> None:
+    named = file_name("report", "Intel(R) Xeon(R) Processor, 2 cores")
+    assert named == "report-intel-r-xeon-r-processor-2-cores"
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("program", soak_work.PROGRAMS)
+@pytest.mark.parametrize("program", soak.PROGRAMS)
 def test_a_short_soak_sees_every_process_and_call(program: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(soak, "EVERY_S", 0.5)
-    with soak_work.PROGRAMS[program]() as counts:
+    with soak.PROGRAMS[program]() as counts:
         while not any(counts().values()):
             time.sleep(0.1)
         taken = soak.take(counts, 1.0)
-    assert {"parent", "fork server"} < taken.samples[-1].processes.keys()
-    assert len(taken.samples[-1].processes) > 6
+    assert {"parent", "fork server"} < taken[-1].processes.keys()
+    assert len(taken[-1].processes) > 6
 
 
 @pytest.mark.long
 def test_the_growth_of_a_run_is_measured() -> None:
-    figures = growth_runs.measure(copies=2, agents=2, policies=1, learners=1)
-    assert figures.steps_per_cpu_s > 0 and figures.start_cpu_s > 0 and figures.memory_mb > 100
-    assert min(figures.processes, figures.segments, figures.descriptors, figures.steps_per_cpu_s_of_all) > 0
+    figures = growth.measure_run(copies=2, agents=2, policies=1, learners=1)
+    assert min(figures.values()) > 0 and figures["memory_mb"] > 100 and len(figures) == 8
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("scores", [[3.0, 1.0, 4.0, 1.5, 9.0], [-2.0, 8.0, 5.0]])
+def test_the_interval_is_that_of_all_resamples(scores: list[float]) -> None:
+    """The oracle draws every resample once; each quarter that is cut holds n // 4 scores."""
+    cut = len(scores) // 4
+    means = [np.mean(sorted(drawn)[cut : len(scores) - cut]) for drawn in product(scores, repeat=len(scores))]
+    mean, low, high = zoo_page.interquartile_mean(scores)
+    assert mean == pytest.approx(np.mean(sorted(scores)[cut : len(scores) - cut]))
+    assert [low, high] == pytest.approx(np.percentile(means, [2.5, 97.5], method="inverted_cdf"), abs=0.1)
+
+
+def test_equal_scores_have_an_interval_of_no_width() -> None:
+    assert zoo_page.interquartile_mean([500.0] * 5) == (500.0, 500.0, 500.0)
+
+
+@pytest.mark.parametrize("preset", FIGURES)
+def test_stored_figures_are_of_the_presets_present_settings(preset: str) -> None:
+    assert preset in preset_names()
+    assert FIGURES[preset]["settings"] == zoo.digest_of(preset)
+
+
+@pytest.mark.long
+def test_the_page_is_that_of_the_stored_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for the ends of intervals, which other versions of SciPy may draw otherwise."""
+    written = (zoo_page.DOCS / "zoo.md").read_text()
+    (tmp_path / "zoo.md").write_text(re.sub(r"(?m)^\| cartpole-ppo .*\n", "", written))
+    monkeypatch.setattr(zoo_page, "DOCS", tmp_path)
+    zoo_page.write(FIGURES, zoo.read_figures(zoo.DEFAULTS), zoo.read_figures(zoo.BENCHMARL))
+    ends = re.compile(r" \[-?[\d.e+]+, -?[\d.e+]+\]")
+    assert ends.sub("", (tmp_path / "zoo.md").read_text()) == ends.sub("", written)
+    assert all(f"| {name} |" in written for name in preset_names())
+    assert 5_000 < (tmp_path / "zoo" / "curves.png").stat().st_size < 120_000

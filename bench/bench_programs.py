@@ -2,11 +2,12 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from processes import await_ends, start_python
@@ -14,40 +15,50 @@ from processes import await_ends, start_python
 from marlcore.processes import Metric
 from marlcore.testing import check_env
 
-from . import ablation, cluster_peers, cluster_weights, joint_rows, machine, planning, report, results, throughput
-from .cpu_time import TreeTime
+from . import machine
+from .__main__ import main
+from .cluster import beside_rllib, weights
+from .costs import planning
 from .peers import rllib
+from .processes import TreeTime
+from .runs import results, tasks, throughput
+
+BENCH = Path(__file__).parent
+ROOMS = ["pages", "peers", "core", "runs", "costs", "zoo", "cluster"]  # from the lowest on
 
 
-@pytest.mark.parametrize("program", [report, planning, throughput], ids=lambda program: program.__name__)
+def test_a_room_is_small_and_imports_only_lower_ones() -> None:
+    assert {path.parent.name for path in BENCH.glob("*/__init__.py")} == {*ROOMS}
+    for room in ("", *ROOMS):
+        files = [path for path in (BENCH / room).iterdir() if path.suffix in (".py", ".c")]
+        imported = {name for path in files for name in re.findall(r"^ *from \.\.(\w+)", path.read_text(), re.M)}
+        assert len(files) <= 12, room
+        assert imported.isdisjoint(ROOMS[ROOMS.index(room) :] if room else []), room
+
+
+@pytest.mark.parametrize("program", ["report", "planning", "throughput"])
 def test_a_busy_machine_is_refused_and_the_load_is_named(
-    program: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    program: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("sys.argv", ["program"])
-    monkeypatch.setattr(os, "getloadavg", lambda: (7.25, 0.0, 0.0))
+    """Half a core of load is not busy."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+    monkeypatch.setattr(os, "getloadavg", lambda: (1.0, 9.0, 9.0))
+    assert machine.busy() == ""
+    monkeypatch.setattr(os, "getloadavg", lambda: (7.25, 0.0, 0.0))
     with pytest.raises(SystemExit) as refused:
-        program.main()
+        main([program])
     assert refused.value.code == 2
     assert "load: expected at most 0.5 a core, got 7.25 on 2 cores; --anyway measures anyway" in capsys.readouterr().err
 
 
-def test_half_a_core_of_load_is_not_busy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "getloadavg", lambda: (1.0, 9.0, 9.0))
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
-    assert machine.busy() == ""
-
-
 def test_all_sides_plan_alike() -> None:
-    figures = planning.measure(400, 0.0, [1, 2], rounds=1)
-    assert {*figures.build} == {*figures.induce} == {"plain", "1", "2"}
-    assert figures.graph_bytes > 400 * 16 and figures.policy_bytes > 400 * 2 * 8 * 5
-    table = planning.rates_table("induction", [figures], "induce", 2)
-    assert [column.header for column in table.columns][2:] == ["plain", "1 workers", "2 workers"]
+    plain, *others = planning.measure(400, 0.0, [1, 2], rounds=1)
+    assert [side["workers"] for side in (plain, *others)] == ["plain", "1", "2"] and plain["build_s_times"] == 1
+    assert plain["graph_bytes"] > 400 * 16 and plain["policy_bytes"] > 400 * 2 * 8 * 5
 
 
 WAITS = """
-from bench.fresh import run_fresh
+from bench.processes import run_fresh
 run_fresh(exec, "import os, signal; print(os.getpid(), flush=True); signal.pause()")
 """
 
@@ -68,17 +79,15 @@ def test_memory_is_that_of_a_process_of_its_own() -> None:
     assert small["peak_bytes"] > small["graph_bytes"] + small["policy_bytes"] > 0
 
 
-def test_joint_rows_are_smaller_than_lanes_of_members() -> None:
-    assert joint_rows.joint(1)["bytes"] < joint_rows.aligned(1)["bytes"]
-
-
 def test_catch_keeps_the_interface() -> None:
-    check_env(ablation.Catch, steps=300)
+    check_env(tasks.Catch, steps=300)
 
 
 @pytest.mark.long
 def test_both_sides_of_the_ablation_make_the_same_updates() -> None:
-    updates = [ablation.compare(side, seed=0, steps=1500)[2] for side in ablation.SIDES]
+    catch = [tasks.TASKS[name] for name in ("Catch, plain DQN", "Catch, DQN with all parts")]
+    short = [replace(task, config=replace(task.config, total_steps=1500)) for task in catch]
+    updates = [results.train(task, 0, "async", False)[0]["updates"] for task in short]
     assert updates[0] == updates[1] > 50
 
 
@@ -97,16 +106,15 @@ SIDES = {
 @pytest.mark.parametrize("name", SIDES)
 def test_each_side_makes_the_updates_that_its_steps_call_for(name: str) -> None:
     """Each side checks its updates itself."""
-    row = throughput.rows(0.001)[name]()
-    rates = throughput.measure(throughput.Comparison(row.name, {side: row.sides[side] for side in SIDES[name]}), 1)
+    sides = throughput.ROWS[name].sides
+    rates = throughput.measure({side: sides[side] for side in SIDES[name]}, rounds=1, scale=0.001)
     assert all(rate > 0 for (rate,) in rates.values())
 
 
 def test_a_goal_is_judged_by_the_ratio_of_each_round() -> None:
     rates = {"ours": [3.0, 40.0, 6.0], "theirs": [1.0, 10.0, 3.0]}
-    goal = throughput.Goal("ours", 3, "theirs")
-    assert goal.text(rates) == "ours / theirs: 3.00, at least 3: reached"
-    assert throughput.Goal("ours", 7).text(rates) == "ours: 6 steps/s, at least 7: missed"
+    assert throughput.judged(rates, "ours", 3, "theirs") == "ours / theirs: 3.00, at least 3: reached"
+    assert throughput.judged(rates, "ours", 7) == "ours: 6 steps/s, at least 7: missed"
 
 
 def test_the_curves_of_two_tasks_are_one_picture(tmp_path: Path) -> None:
@@ -120,18 +128,12 @@ def test_the_curves_of_two_tasks_are_one_picture(tmp_path: Path) -> None:
 def test_returns_are_kept_for_the_pages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def train(task: object, seed: int, run_dir: Path, *_: object) -> dict[str, float]:
-        run_dir.mkdir()
-        (run_dir / "metrics.csv").write_text("time_s,step,agent,name,value\n")
-        return {"return": 0.5 + seed, "seconds": 2.0}
-
-    monkeypatch.setattr(results, "train", train)
+    monkeypatch.setattr(results, "train", lambda task, seed, *_: ({"return": 0.5 + seed, "seconds": 2.0}, []))
     monkeypatch.setattr(results, "play_randomly", lambda env: 0.25)
     monkeypatch.setattr(results, "run_fresh", lambda function, *args: function(*args))
     monkeypatch.setattr(results, "STORED", tmp_path / "results.json")
     arguments = ["--task", "CartPole-v1", "--seeds", "0,1,2", "--mode", "serial", "--store"]
-    monkeypatch.setattr("sys.argv", ["bench.results", *arguments])
-    results.main()
+    main(["results", *arguments])
     assert "| CartPole-v1, serial | dqn | 300,000 | 0.25 | 0.5; 1.5; 2.5 | 1.5 | 2 |" in capsys.readouterr().out
     stored = json.loads((tmp_path / "results.json").read_text())
     assert stored["CartPole-v1, serial"]["returns"] == [0.5, 1.5, 2.5] and "recall, ppo" in stored
@@ -139,9 +141,8 @@ def test_returns_are_kept_for_the_pages(
 
 @pytest.mark.long
 def test_every_node_gets_the_last_weights() -> None:
-    figures = cluster_weights.measure(1, nbytes=100_000, rounds=20, pause_s=0.0)
-    assert 1 <= figures.fetched <= figures.copied + 1 <= 22 and figures.delays_s[1] > 0
-    assert len(cluster_weights.table([figures]).rows) == 1
+    figures = weights.measure(1, nbytes=100_000, rounds=20, pause_s=0.0)
+    assert 1 <= figures["fetched"] <= figures["copied"] + 1 <= 22 and figures["p99_s"] > 0
 
 
 BUSY = """
@@ -170,15 +171,13 @@ def test_what_rllib_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_rates_are_those_between_two_moments() -> None:
-    first, last = cluster_peers.Mark(10.0, 7.0, 100, 50, 9.0), cluster_peers.Mark(14.0, 9.0, 500, 450, 30.0)
-    figures = cluster_peers.Figures.between("ours", "PPO", first, last)
-    assert (figures.sampled_per_s, figures.trained_per_s, figures.sampled_per_cpu_s) == (100.0, 100.0, 200.0)
-    assert (figures.cores, figures.start_cpu_s, figures.returns) == (0.5, 7.0, 30.0)
+    first, last = beside_rllib.Mark(10.0, 7.0, 100, 50, 9.0), beside_rllib.Mark(14.0, 9.0, 500, 450, 30.0)
+    figures = beside_rllib.between(first, last)
+    assert [*figures.values()] == [100.0, 100.0, 200.0, 200.0, 0.5, 7.0, 30.0]
 
 
 @pytest.mark.long
 def test_our_side_trains_what_it_samples() -> None:
-    work = cluster_peers.Work(512, 512, hidden=16, copies=4)
-    first, last = cluster_peers.measure(partial(cluster_peers.train_ours, work), 0.0, 3.0)
-    assert last.sampled > first.sampled and last.cpu_s > first.cpu_s
-    assert 0 < first.trained < last.trained
+    work = beside_rllib.Work(512, 512, hidden=16, copies=4)
+    figures = beside_rllib.measure(partial(beside_rllib.train_ours, work), 0.0, 3.0)
+    assert min(figures.values()) > 0

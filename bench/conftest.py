@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 from processes import handlers
 
-from .work import FULL, SMALL, Scale
+from .core.work import FULL, SMALL, Scale
 
 
 @pytest.hookimpl(tryfirst=True)

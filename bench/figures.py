@@ -2,6 +2,8 @@
 
 import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,21 @@ def write(path: Path, figures: dict[str, Any]) -> None:
 def file_name(kind: str, owner: str) -> str:
     """Of the figures of a machine or a card: kind-owner, in lower case, with hyphens."""
     return f"{kind}-" + re.sub(r"[^a-z0-9]+", "-", owner.lower()).strip("-")
+
+
+@contextmanager
+def picture(path: Path, *panels: int, dpi: int = 110, **options: Any) -> Iterator[tuple[Any, Any]]:
+    """A figure and its panels, without the frame's upper and right side, saved at the end with 64 colours."""
+    from matplotlib.figure import Figure  # a second, which programs without a picture save
+
+    figure = Figure(dpi=dpi, layout="constrained", **options)
+    axes = figure.subplots(*panels, squeeze=False).ravel()
+    for each in axes:
+        each.spines[["top", "right"]].set_visible(False)
+    yield figure, axes
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+    use_fewer_colours(path)
 
 
 def use_fewer_colours(picture: Path) -> None:

@@ -1,9 +1,9 @@
-"""The machine on which a benchmark runs: what its figures depend on, and whether it is idle enough for them."""
+"""The machine on which a program measures: what its figures depend on, and whether it is idle enough for them."""
 
 import argparse
 import os
 import platform
-from collections.abc import Iterable
+import sys
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,20 +12,21 @@ from typing import Any
 import numpy as np
 import torch
 from rich.console import Console
+from rich.markdown import Markdown
 
-from .figures import today, write
+from .figures import FOLDER, today, write
 
 MOST_LOAD = 0.5  # a core, of other programs: above it a figure says more of them than of marlcore
+WIDTH = 200  # columns that tables are printed in at least
 
 
-def parse_if_idle(parser: argparse.ArgumentParser) -> argparse.Namespace:
-    """The command line of a program that measures, with --json and --anyway; ends it on a busy machine."""
+def add_output(parser: argparse.ArgumentParser, store: str = "", idle: bool = False) -> None:
+    """--json; with `store` as its help, --store; for what a busy machine would change, --anyway."""
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
-    parser.add_argument("--anyway", action="store_true", help="measure on a machine that is not idle too")
-    options = parser.parse_args()
-    if busy() and not options.anyway:
-        parser.error(f"{busy()}; --anyway measures anyway")
-    return options
+    if store:
+        parser.add_argument("--store", action="store_true", help=store)
+    if idle:
+        parser.add_argument("--anyway", action="store_true", help="measure on a machine that is not idle too")
 
 
 def busy() -> str:
@@ -36,14 +37,17 @@ def busy() -> str:
     return f"load: expected at most {MOST_LOAD:g} a core, got {load:.2f} on {cores} cores"
 
 
-def describe_machine() -> dict[str, str]:
-    """The conditions of the figures, by name."""
+def describe_machine(load: float) -> dict[str, str]:
+    """The conditions of the figures, by name, with the load at the start."""
+    found = {name: metadata.version(name) if find_spec(name) else "not installed" for name in ("cpprb", "torchrl")}
     return {
-        "machine": f"{processor()}, {platform.system()} {platform.release()}, "
-        f"load {os.getloadavg()[0]:.1f} at the start",
-        "software": f"{software()}, {torch.get_num_threads()} torch thread, "
-        + ", ".join(f"{name} {_version(name) or 'not installed'}" for name in ("cpprb", "torchrl")),
+        "machine": f"{system()}, load {load:.1f} at the start",
+        "software": f"{software()}, {torch.get_num_threads()} torch thread, {', '.join(map(' '.join, found.items()))}",
     }
+
+
+def system() -> str:
+    return f"{processor()}, {platform.system()} {platform.release()}"
 
 
 def software() -> str:
@@ -62,14 +66,26 @@ def processor() -> str:
     return f"{model}, {len(os.sched_getaffinity(0))} cores"
 
 
-def _version(package: str) -> str | None:
-    return metadata.version(package) if find_spec(package) else None
+def cpu_seconds() -> float:
+    """CPU-seconds of this process and of all that it has waited for."""
+    return sum(os.times()[:4])
 
 
-def publish(machine: dict[str, str], parts: Iterable[object], width: int, *files: Path | None, **figures: Any) -> None:
-    """Prints tables, in at least this many columns, and the machine; writes it and the figures to each file."""
+def say(text: str) -> None:
+    """Prints a line, or several, at once: a program that measures for hours says what it has."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def publish(options: argparse.Namespace, text: str, stored: str = "", device: str = "", **figures: Any) -> None:
+    """Prints Markdown and the machine; writes the figures to --json's file, and with --store to docs/figures."""
+    machine = describe_machine(options.load_before)
+    machine["machine"] = device + machine["machine"]
     console = Console()
-    console.width = max(console.width, width)
-    console.print(*parts, *machine.values(), sep="\n")
-    for file in filter(None, files):
-        write(file, {"machine": machine, "date": today(), **figures})
+    console.width = max(console.width, WIDTH)
+    console.print(Markdown(text), *machine.values(), sep="\n")
+    record = {"machine": machine, "date": today(), "command": options.command}
+    record |= {"load": load_since(options.load_before), **figures}
+    kept = FOLDER / f"{stored}.json" if getattr(options, "store", False) else None
+    for file in filter(None, (options.json, kept)):
+        write(file, record)

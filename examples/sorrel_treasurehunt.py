@@ -1,6 +1,6 @@
 """sorrel's treasurehunt in processes: its agents, worlds and models unchanged, with `run_experiment_mp` for its loop.
 
-    python -m bench.peers.install sorrel    # an environment with sorrel; says where
+    python -m bench install sorrel    # an environment with sorrel; says where
     PYTHONPATH=. THAT_ENVIRONMENT/bin/python examples/sorrel_treasurehunt.py --seed 0
 
 `env.run_experiment()` would play and train in turn. Here an actor process plays, and a learner process for each model

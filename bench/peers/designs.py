@@ -19,8 +19,8 @@ from torch import nn
 
 from marlcore.envs import TreasureHunt
 
-from ..training_work import Setting, Trained
 from .plain_dqn import PlainDQN, Ring, columns, mlp
+from .setting import Setting, Trained
 
 SYNC = 50  # rounds between copies of the shared models
 NAP_S = 0.001  # of a side that waits for the other

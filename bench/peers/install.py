@@ -1,20 +1,25 @@
-"""Peers in environments of their own: `python -m bench.peers.install benchmarl`, `sample-factory` or `sorrel`.
+"""Peers in environments of their own: `python -m bench install benchmarl`, `sample-factory` or `sorrel`.
 
 BenchMARL and Sample Factory need older packages. sorrel 1.6.0 needs Python 3.12 and 6 GB; beside it are the packages of
 marlcore[train], and marlcore itself is found by PYTHONPATH, so that this checkout is what runs.
 """
 
 import argparse
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import requires
 from pathlib import Path
+from typing import Any
 
-ROOT = Path(__file__).parents[2]
+from .. import ROOT
+from ..machine import say
+
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
 WITH_MARLCORE = {
     **os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -23,11 +28,12 @@ WITH_MARLCORE = {
 
 @dataclass(frozen=True)
 class Environment:
-    """A virtual environment, and the oldest Python that its packages take."""
+    """A virtual environment, its packages, and the oldest Python that they take."""
 
     name: str
-    packages: tuple[str, ...]
+    packages: str
     least: tuple[int, int] = (3, 10)
+    others: tuple[str, ...] = ()
 
     @property
     def python(self) -> Path:
@@ -36,7 +42,7 @@ class Environment:
     @property
     def missing(self) -> str:
         """The command that installs it; "" where it is installed."""
-        return "" if self.python.exists() else f"`python -m bench.peers.install {self.name}` installs it"
+        return "" if self.python.exists() else f"`python -m bench install {self.name}` installs it"
 
     def install(self) -> None:
         if self.missing:
@@ -44,34 +50,29 @@ class Environment:
             if python is None:
                 sys.exit(f"{self.name} needs Python {'.'.join(map(str, self.least))} or newer, and none was found")
             subprocess.run([python, "-m", "venv", self.python.parents[1]], check=True)
-        subprocess.run([self.python, "-m", "pip", "install", *self.packages], check=True)
-        sys.stdout.write(f"installed in {self.python.parents[1]}\n")
+        subprocess.run([self.python, "-m", "pip", "install", *self.packages.split(), *self.others], check=True)
+        say(f"installed in {self.python.parents[1]}")
+
+    def run(self, *command: object, env: Mapping[str, str] | None = None) -> dict[str, Any]:
+        """What a program of this environment prints in its last line, as JSON."""
+        words = map(str, (self.python, *command))
+        done = subprocess.run([*words], env=env, stdout=subprocess.PIPE, text=True, check=True)
+        return dict(json.loads(done.stdout.splitlines()[-1]))
 
     def _is_new_enough(self, python: str) -> bool:
         asked = [python, "-c", f"import sys; sys.exit(sys.version_info < {self.least})"]
         return subprocess.run(asked, capture_output=True).returncode == 0
 
 
-OF_MARLCORE = [
+OF_MARLCORE = tuple(
     requirement.partition(";")[0]
     for requirement in requires("marlcore") or []
     if "extra" not in requirement or 'extra == "train"' in requirement
-]
-BENCHMARL = Environment(
-    "benchmarl",
-    (
-        "benchmarl==1.5.1",
-        "torchrl==0.10.1",
-        "tensordict==0.10.0",
-        "torch==2.13.0",
-        "pettingzoo==1.24.3",
-        "pygame==2.6.1",
-    ),
 )
-SAMPLE_FACTORY = Environment("sample-factory", ("sample-factory==2.1.1", "gymnasium==0.29.1", "numpy==1.26.4"))
-SORREL = Environment(
-    "sorrel", ("sorrel==1.6.0", "hypothesis", "pytest-benchmark", "pytest-xdist", *OF_MARLCORE), (3, 12)
-)
+OF_BENCHMARL = "benchmarl==1.5.1 torchrl==0.10.1 tensordict==0.10.0 torch==2.13.0 pettingzoo==1.24.3 pygame==2.6.1"
+BENCHMARL = Environment("benchmarl", OF_BENCHMARL)
+SAMPLE_FACTORY = Environment("sample-factory", "sample-factory==2.1.1 gymnasium==0.29.1 numpy==1.26.4")
+SORREL = Environment("sorrel", "sorrel==1.6.0 hypothesis pytest-benchmark pytest-xdist", (3, 12), OF_MARLCORE)
 
 
 def _interpreters() -> list[str]:
@@ -88,12 +89,12 @@ def appo_rate() -> float:
     return float(re.findall(r"FPS: ([0-9.]+)", done.stdout)[-1])
 
 
-if __name__ == "__main__":
-    environments = {environment.name: environment for environment in (BENCHMARL, SAMPLE_FACTORY, SORREL)}
-    parser = argparse.ArgumentParser(prog="python -m bench.peers.install", description=__doc__)
-    parser.add_argument("peer", choices=environments)
-    peer = parser.parse_args().peer
-    environments[peer].install()
-    if peer == SORREL.name:
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("peer", choices=[environment.name for environment in (BENCHMARL, SAMPLE_FACTORY, SORREL)])
+
+
+def main(options: argparse.Namespace) -> None:
+    next(each for each in (BENCHMARL, SAMPLE_FACTORY, SORREL) if each.name == options.peer).install()
+    if options.peer == SORREL.name:
         tests = "-m pytest --long tests/runs/test_sorrel_itself.py tests/runs/test_gallery.py -k sorrel"
-        sys.stdout.write(f"tests: PYTHONPATH={ROOT} {SORREL.python} {tests}\n")
+        say(f"tests: PYTHONPATH={ROOT} {SORREL.python} {tests}")

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional
 
-from ..training_work import Setting, Trained
+from .setting import Setting, Trained
 
 
 class PlainDQN:

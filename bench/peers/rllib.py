@@ -1,13 +1,30 @@
 """RLlib's APPO, IMPALA and PPO on CartPole, with an environment runner on each node of a Ray cluster."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal
 
-if TYPE_CHECKING:
-    from ..cluster_peers import Tell, Work
-
+NODES = 2
 NEEDED = "dm_tree", "gymnasium", "ormsgpack", "pandas", "pyarrow", "tensorboardX"
 INSTALL = 'pip install "ray[rllib]"'
+
+Tell = Callable[[int, int, float], bool]  # takes steps sampled and trained so far, and a mean return; False: stop
+
+
+@dataclass(frozen=True)
+class Work:
+    """What all sides do: `batch` rows from one policy to the next, in steps on `minibatch` of them."""
+
+    batch: int
+    minibatch: int
+    hidden: int = 256  # units in each of two layers
+    copies: int = 16  # of the environment, of each actor
+    vectorized: bool = False  # all copies of an actor are stepped by one call of NumPy's
+    actors: int = NODES
+    activation: Literal["tanh"] = "tanh"
+    learning_rate: float = 3e-4
+    gamma: float = 0.99
 
 
 def missing() -> str:
@@ -16,7 +33,7 @@ def missing() -> str:
     return f"RLlib lacks {', '.join(lacks)}; `{INSTALL}` installs it" if lacks else ""
 
 
-def train(algorithm: str, work: "Work", address: str, tell: "Tell") -> None:
+def train(algorithm: str, work: Work, address: str, tell: Tell) -> None:
     """Trains until `tell` says no; the learner is in this process, where it needs the least CPU time."""
     import ray
     import torch
@@ -34,7 +51,7 @@ def train(algorithm: str, work: "Work", address: str, tell: "Tell") -> None:
     ray.shutdown()
 
 
-def configured(algorithm: str, work: "Work") -> Any:
+def configured(algorithm: str, work: Work) -> Any:
     from ray.rllib.algorithms.appo import APPOConfig
     from ray.rllib.algorithms.impala import IMPALAConfig
     from ray.rllib.algorithms.ppo import PPOConfig

@@ -1,4 +1,4 @@
-"""run_experiment_mp on sorrel itself, in the environment that `python -m bench.peers.install sorrel` makes."""
+"""run_experiment_mp on sorrel itself, in the environment that `python -m bench install sorrel` makes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 
 from marlcore.compat.sorrel import run_experiment_mp
 
-REASON = "sorrel is not installed: `python -m bench.peers.install sorrel` makes an environment in which this test runs"
+REASON = "sorrel is not installed: `python -m bench install sorrel` makes an environment in which this test runs"
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     pytest.importorskip("sorrel", reason=REASON)

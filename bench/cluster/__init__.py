@@ -1,0 +1,1 @@
+"""Rows and weights between the nodes of a Ray cluster."""

@@ -1,0 +1,167 @@
+"""marlcore beside RLlib's APPO, IMPALA and PPO on two local Ray nodes: `python -m bench cluster_peers`.
+
+Every side trains on CartPole with as many actors and copies, an actor on each node, one torch thread, niceness 0, the
+same two networks for policy and critic, and one pass over batches of the same size. The sides take turns, each on a new
+cluster. CPU-seconds are those of all processes of a side, Ray's own too; those of the start are given apart.
+"""
+
+import argparse
+import multiprocessing
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.connection import Connection
+from statistics import median
+from typing import Any
+
+import gymnasium
+import torch
+from ray_nodes import RayNodes
+
+import marlcore as mc
+
+from ..machine import add_output, publish, say
+from ..pages.tables import records
+from ..peers import rllib
+from ..peers.rllib import NODES, Tell, Work
+from ..processes import TreeTime, in_turns
+from ..runs.training import endless
+
+LOOK_S = 0.2  # between looks at the CPU time
+LONGEST_START_S = 180.0
+GOALS = {"APPO": 20, "PPO": 5}  # times whose rate per CPU-second marlcore's must be
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A side at a moment."""
+
+    time: float
+    cpu_s: float
+    sampled: int
+    trained: int
+    returns: float
+
+
+def between(first: Mark, last: Mark) -> dict[str, float]:
+    """A side's rates between two moments, what had been spent before the first, and the mean return at the end."""
+    seconds, cpu_s = last.time - first.time, last.cpu_s - first.cpu_s
+    sampled, trained = last.sampled - first.sampled, last.trained - first.trained
+    rates = {"sampled_per_s": sampled / seconds, "trained_per_s": trained / seconds}
+    rates |= {"sampled_per_cpu_s": sampled / cpu_s, "trained_per_cpu_s": trained / cpu_s}
+    return {**rates, "cores": cpu_s / seconds, "start_cpu_s": first.cpu_s, "returns": last.returns}
+
+
+def train_ours(work: Work, address: str, tell: Tell) -> None:
+    """marlcore's PPO, an actor on this node and one on the other."""
+    torch.set_num_threads(1)
+    ppo = mc.PPO(
+        learning_rate=work.learning_rate, hidden=(work.hidden, work.hidden), activation=work.activation, epochs=1,
+        batch_size=work.batch, minibatch_size=work.minibatch,
+    )  # fmt: skip
+    config = mc.Config(
+        actor=mc.ActorConfig(envs=work.copies),
+        learner=mc.LearnerConfig(gamma=work.gamma, device="cpu"),
+        cluster=mc.ClusterConfig(address, nodes=1, actors_per_node=work.actors - 1, lease_seconds=16.0),
+    )
+    env = vectors(work) if work.vectorized else mc.NamedEnvironment("gymnasium:CartPole-v1")
+    with endless(env, ppo, config) as run:
+        goes_on = True
+        while goes_on:
+            time.sleep(1.0)
+            status = run.status()
+            if not status.running:
+                break
+            trained = sum(status.updates.values()) * work.minibatch
+            goes_on = tell(status.steps, trained, sum(status.returns.values()))
+
+
+def vectors(work: Work) -> Callable[[], Any]:
+    return partial(gymnasium.make_vec, "CartPole-v1", work.copies, vectorization_mode="vector_entry_point")
+
+
+def take_part(train: Callable[[str, Tell], None], pipe: Connection) -> None:
+    """The program of a side: starts its cluster, and trains until its parent has seen enough."""
+
+    def tell(*figures: float) -> bool:
+        pipe.send(figures)
+        return bool(pipe.recv())
+
+    with RayNodes(NODES, cpus=1) as nodes:
+        train(nodes.address, tell)
+
+
+def measure(train: Callable[[str, Tell], None], warm_s: float, seconds: float) -> dict[str, float]:
+    """A side's figures between two moments so many seconds apart, the first one so long after its first steps."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=take_part, args=(train, theirs))
+    spent, marks, began = TreeTime(multiprocessing.current_process().pid or 0), list[Mark](), 0.0
+    process.start()
+    theirs.close()
+    deadline = time.monotonic() + LONGEST_START_S + warm_s + seconds
+    while len(marks) < 2:
+        if not ours.poll(LOOK_S):
+            spent.look()
+            if time.monotonic() > deadline:
+                process.kill()
+                raise TimeoutError(f"expected steps within {LONGEST_START_S:g} s, got none")
+            continue
+        mark = Mark(time.monotonic(), spent.look(), *ours.recv())  # raises EOFError if the side failed
+        began = began or (mark.time if mark.trained else 0.0)
+        wait = seconds if marks else warm_s
+        if began and mark.time - (marks[0].time if marks else began) >= wait:
+            marks.append(mark)
+        ours.send(len(marks) < 2)
+    process.join()
+    figures = between(*marks)
+    say(str(figures))
+    return figures
+
+
+def measure_all(options: argparse.Namespace) -> dict[tuple[str, str], list[dict[str, float]]]:
+    """By peer and side, the figures of each round; marlcore has each peer's batches."""
+    shape = {"hidden": options.hidden, "copies": options.copies, "vectorized": options.vectorized}
+    works = {"APPO": Work(512, 512, **shape), "IMPALA": Work(512, 512, **shape), "PPO": Work(4000, 500, **shape)}
+    sides: dict[tuple[str, str], Any] = {}
+    for peer in options.peer or works:
+        sides[peer, "marlcore"] = train_ours
+        if not rllib.missing():
+            sides[peer, "RLlib"] = partial(rllib.train, peer)
+    timed = partial(measure, warm_s=options.warm, seconds=options.seconds)
+    runs = {key: partial(timed, partial(train, works[key[0]])) for key, train in sides.items()}
+    return in_turns(runs, options.rounds)
+
+
+def medians(found: dict[tuple[str, str], list[dict[str, float]]]) -> list[dict[str, Any]]:
+    """A row a side; `times` is the ratio of the medians of steps per CPU-second."""
+    middle = {
+        side: {name: median(figures[name] for figures in rounds) for name in rounds[0]}
+        for side, rounds in found.items()
+    }
+    rows = []
+    for (peer, side), figures in middle.items():
+        other = middle.get((peer, "RLlib")) if side == "marlcore" else None
+        times = figures["sampled_per_cpu_s"] / other["sampled_per_cpu_s"] if other else None
+        rows.append({"side": side, "settings of": peer, **figures, "times": times, "asked": other and GOALS.get(peer)})
+    return rows
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--peer", action="append", choices=["APPO", "IMPALA", "PPO"], help="beside these alone")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=30.0, help="of each measurement")
+    parser.add_argument("--warm", type=float, default=10.0, help="seconds from the first update to a measurement")
+    parser.add_argument("--hidden", type=int, default=Work.hidden, help="units in each of two layers")
+    parser.add_argument("--copies", type=int, default=Work.copies, help="of the environment, of each actor")
+    parser.add_argument("--vectorized", action="store_true", help="step an actor's copies by one call")
+    add_output(parser, idle=True)
+
+
+def main(options: argparse.Namespace) -> None:
+    if rllib.missing():
+        say(f"skipped: {rllib.missing()}")
+    torch.set_num_threads(1)  # as on all sides
+    found = measure_all(options)
+    publish(options, records(medians(found)), figures={f"{side}, {peer}": each for (peer, side), each in found.items()})

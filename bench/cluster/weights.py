@@ -1,0 +1,100 @@
+"""Weights to the nodes of a local Ray cluster, over loopback: `python -m bench cluster_weights`.
+
+A learner publishes 50 MB and copies as many bytes with memcpy, in turns; a mirror on each node fetches what it can.
+"""
+
+import argparse
+from contextlib import ExitStack
+from time import monotonic, sleep
+from typing import Any
+
+import numpy as np
+import torch
+from ray_nodes import RayNodes, driver
+from torch import nn
+
+from marlcore import ParameterStore
+from marlcore.cluster import Mirror, PorterActor, WeightsLink
+
+from ..machine import add_output, publish
+from ..pages.tables import records
+
+MOST = 1.2  # of memcpy's time, which a publication may take
+
+
+class Follower:
+    """A node's mirror, as an actor of Ray."""
+
+    def __init__(self, name: str) -> None:
+        self._mirror = Mirror(WeightsLink(name))
+        self._seen: list[tuple[int, float]] = []
+
+    def follow(self, last: int, timeout: float) -> tuple[int, list[tuple[int, float]]]:
+        """Notes when each version came, up to the last; the rows fetched, and (version, time)."""
+        store, deadline = self._mirror.store, monotonic() + timeout
+        while not self._seen or self._seen[-1][0] < last:
+            self._mirror.check()
+            newest = self._seen[-1][0] if self._seen else 0
+            if store.wait(newest, 1.0):
+                self._seen.append((store.version, monotonic()))
+            elif monotonic() > deadline:
+                raise TimeoutError(f"version {last}: expected within {timeout} s, got {newest}")
+        return self._mirror.fetched, self._seen
+
+    def close(self) -> None:
+        self._mirror.close()
+
+
+def measure(nodes: int, nbytes: int = 50_000_000, rounds: int = 200, pause_s: float = 0.05) -> dict[str, Any]:
+    """The figures with a mirror on each of so many nodes; with none, what the learner does alone.
+
+    Medians of `rounds` publications; the rows that the porter put into Ray's store, and that all nodes fetched; and
+    percentiles of the delay from a publication to a node's copy.
+    """
+    import ray
+
+    model = nn.ParameterList([torch.ones(nbytes // 4)])
+    source, to = np.ones(nbytes, np.uint8), np.ones((3, nbytes), np.uint8)  # as many as the store has slots
+    with ExitStack() as stack:
+        store = stack.enter_context(ParameterStore.create(model, "triple_buffer"))
+        publisher = stack.enter_context(store.publisher(model))
+        followers, porter = [], None
+        if nodes:
+            cluster = stack.enter_context(RayNodes(nodes))
+            stack.enter_context(driver(cluster.address))
+            porter = PorterActor.start(store.handle, "porter")
+            actor = ray.remote(num_cpus=0)(Follower)
+            followers = [actor.options(resources={f"node{i}": 1}).remote("porter") for i in range(nodes)]
+            publisher.publish()
+            ray.get([follower.follow.remote(1, 600.0) for follower in followers])
+        first = store.version + 1
+        seen = [follower.follow.remote(store.version + rounds, 600.0) for follower in followers]
+        times = []
+        for turn in range(rounds):
+            times.append([monotonic()])
+            publisher.publish()
+            times[-1].append(monotonic())
+            np.copyto(to[turn % len(to)], source)
+            times[-1].append(monotonic())
+            sleep(pause_s)
+        began, published, copied = np.array(times).T
+        answers = ray.get(seen) if nodes else []
+        delays = [at - began[v - first] for _, arrivals in answers for v, at in arrivals if v >= first]
+        p50, p99 = np.percentile(delays or [0.0], [50, 99]).tolist()
+        copies = ray.get(porter.stats.remote())["copies"] if nodes else 0
+        ray.get([follower.close.remote() for follower in followers]) if nodes else None
+    fetched = sum(rows for rows, _ in answers)
+    figures = {"nodes": nodes, "nbytes": nbytes, "rounds": rounds, "copied": copies, "fetched": fetched}
+    figures |= {"publish_s": float(np.median(published - began)), "memcpy_s": float(np.median(copied - published))}
+    return {**figures, "p50_s": p50, "p99_s": p99, "ratio": figures["publish_s"] / figures["memcpy_s"]}
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--nodes", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=200)
+    add_output(parser, idle=True)
+
+
+def main(options: argparse.Namespace) -> None:
+    figures = [measure(nodes, rounds=options.rounds) for nodes in (0, options.nodes)]
+    publish(options, records(figures), weights=[{**each, "reached": each["ratio"] <= MOST} for each in figures])

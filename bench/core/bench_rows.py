@@ -1,0 +1,35 @@
+"""Every row's work, by marlcore, by a locked ring, by memcpy, and by other libraries that are installed."""
+
+from typing import Any
+
+import pytest
+from tiers import long_but
+
+from .meanwhile import SAMPLED, SAVED, measure_rates, measure_saves
+from .report import ROWS
+from .work import Row, Scale, benchmark_row
+
+OURS = "marlcore"
+WORK = [
+    pytest.param(row, name, id=f"{row.name}-{name}", marks=() if name == OURS else pytest.mark.long)
+    for row in ROWS
+    for name in row.libraries
+]
+
+
+@pytest.mark.parametrize(("row", "library"), WORK)
+def test_row(benchmark: Any, row: Row, library: str, scale: Scale) -> None:
+    benchmark_row(benchmark, row, library, scale)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("library", SAMPLED)
+def test_writer_rate_while_sampled(library: str) -> None:
+    rates = measure_rates(library, rounds=1, seconds=0.02, warm_up_s=0.02)
+    assert min(rates.values()) > 0
+
+
+@pytest.mark.parametrize("library", long_but([OURS], SAVED))
+def test_save(library: str, scale: Scale) -> None:
+    figures = measure_saves(library, scale.frames, rounds=1)
+    assert figures["nbytes"] > scale.frames * 84 * 84 and min(figures.values()) > 0

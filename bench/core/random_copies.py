@@ -1,0 +1,70 @@
+"""The floor of a random draw, compiled from random_copies.c when it is first measured."""
+
+import functools
+import subprocess
+import sysconfig
+import tempfile
+from contextlib import redirect_stdout
+from functools import partial
+from importlib.machinery import ExtensionFileLoader
+from importlib.util import module_from_spec, spec_from_file_location
+from io import StringIO
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from cffi import FFI
+from numpy.typing import NDArray
+
+from .work import Work, shared_bytes
+
+SOURCE = Path(__file__).with_suffix(".c")
+BATCHES = 4096  # of places: more than the caches nearest to a core hold
+NAME = "_random_copies"
+
+Pieces = tuple[tuple[int, int], ...]
+
+
+@functools.cache
+def _compiled(pieces: Pieces) -> Any:
+    ffi = FFI()
+    ffi.cdef("void random_copies(uint8_t *, const uint8_t *, const int64_t *, uint64_t);")
+    listed = ", ".join(f"{{{offset}, {size}}}" for offset, size in pieces)
+    ffi.set_source(NAME, f"#define PIECES {listed}\n" + SOURCE.read_text())
+    with tempfile.TemporaryDirectory() as folder:
+        source, library = Path(folder) / f"{NAME}.c", Path(folder) / f"{NAME}.so"
+        with redirect_stdout(StringIO()):  # it says which file it makes
+            ffi.emit_c_code(str(source))
+        include = "-I" + sysconfig.get_path("include")
+        subprocess.run(["cc", "-std=c11", "-O3", "-fPIC", "-shared", include, source, "-o", library], check=True)
+        spec = spec_from_file_location(NAME, library, loader=ExtensionFileLoader(NAME, str(library)))
+        assert spec is not None and spec.loader is not None
+        module = module_from_spec(spec)
+        spec.loader.exec_module(module)
+    return module
+
+
+def random_copies(rows: int, row_nbytes: int, pieces: Pieces, batch: int) -> Work:
+    """Each run copies pieces, (offset, size) from a row's begin on, of `batch` random rows of a ring."""
+    module = _compiled(pieces)
+    pointer = module.ffi.from_buffer
+    reach, nbytes = max(map(sum, pieces)), sum(size for _, size in pieces)
+    ring = np.frombuffer(shared_bytes(rows * row_nbytes), np.uint8)
+    copies: NDArray[Any] = np.zeros((batch, nbytes), np.uint8)
+    last = (len(ring) - reach) // row_nbytes
+    places = np.random.default_rng(0).integers(last + 1, size=(BATCHES, batch)) * row_nbytes
+    turn = cycle([(batch_places, pointer("int64_t[]", batch_places)) for batch_places in places])
+    copy = partial(module.lib.random_copies, pointer("uint8_t[]", copies), pointer("uint8_t[]", ring))
+
+    def run() -> NDArray[Any]:
+        chosen, at = next(turn)
+        copy(at, batch)
+        return chosen
+
+    def check(chosen: NDArray[Any]) -> None:
+        for i, place in enumerate(chosen):
+            expected = [ring[place + offset : place + offset + size] for offset, size in pieces]
+            assert (copies[i] == np.concatenate(expected)).all()
+
+    return Work(run, check)

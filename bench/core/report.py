@@ -1,0 +1,195 @@
+"""All rows of the benchmark, the libraries taking turns: `python -m bench report`.
+
+`--store` keeps the figures as those of this machine, and `--compare` puts a run beside them: by ratios, each of times
+of the same round, since a busy machine changes both.
+"""
+
+import argparse
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import torch
+from rich.console import Console
+
+from ..figures import FOLDER, file_name, load, picture
+from ..machine import add_output, describe_machine, processor, publish
+from ..pages.tables import cell, markdown, records, rounded
+from . import adding, queues, sampling, weights
+from .meanwhile import GIGABYTE_ROWS, SAMPLED, SAVED, measure_rates, measure_saves
+from .work import FULL, Row, time_row
+
+ROWS = (*adding.ROWS, *sampling.ROWS, *queues.ROWS, *weights.ROWS)
+SAVE_ROUNDS = 5
+KEPT = 0.9  # of its rate alone a writer must keep while it is sampled
+
+Figures = Mapping[str, Mapping[str, float]]  # by library
+
+
+@dataclass(frozen=True)
+class Effort:
+    rounds: int
+    round_s: float
+    rate_rounds: int
+    rate_s: float
+
+
+QUICK = Effort(rounds=15, round_s=0.003, rate_rounds=5, rate_s=0.2)
+THOROUGH = Effort(rounds=100, round_s=0.005, rate_rounds=15, rate_s=0.5)
+
+
+@dataclass(frozen=True)
+class Result:
+    """A row's median times in seconds by library, ratios to marlcore's, and each budget with whether it was reached."""
+
+    row: str
+    times: dict[str, float]
+    ratios: dict[str, list[float]]  # by peer, 5th percentile, median and 95th percentile of the rounds' ratios
+    budgets: dict[str, bool]
+
+
+def measure(row: Row, effort: Effort) -> Result:
+    rounds = time_row(row, FULL, effort.rounds, effort.round_s)
+    times = {name: median(seconds) for name, seconds in rounds.items()}
+    ours = times["marlcore"]
+    ratios = {
+        name: np.percentile(np.divide(seconds, rounds["marlcore"]), [5, 50, 95]).tolist()
+        for name, seconds in rounds.items()
+        if name != "marlcore"
+    }
+    reached = {str(b): ours <= b.limit * times[b.peer] for b in row.budgets if b.peer in times}
+    return Result(row.name, times, ratios, reached)
+
+
+def comparison(results: list[Result], stored: dict[str, dict[str, list[float]]]) -> str:
+    """The peers' times as multiples of marlcore's: a median outside the stored rounds' spread is marked."""
+    rows = []
+    for result in results:
+        for peer, (_, now, _) in result.ratios.items():
+            if peer not in stored.get(result.row, {}):
+                rows.append([result.row, peer, None, None, rounded(now), None, "not stored"])
+                continue
+            low, middle, high = stored[result.row][peer]
+            mark = "" if low <= now <= high else "outside"
+            spread = f"{rounded(low)} to {rounded(high)}"
+            rows.append([result.row, peer, rounded(middle), spread, rounded(now), f"{now / middle:.2f}", mark])
+    columns = "ratios to marlcore's time", "peer", "stored", "their 5 to 95 %", "now", "now / stored", ""
+    return markdown(columns, rows)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds: noisier figures, and no saves")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the figures")
+    parser.add_argument("--compare", action="store_true", help="compare with those kept of this machine")
+    add_output(parser, "keep the figures as this machine's, in docs/figures", idle=True)
+
+
+def main(options: argparse.Namespace) -> None:
+    stored = file_name("report", processor())
+    if options.compare and not (FOLDER / f"{stored}.json").exists():
+        sys.exit(f"compare: expected a stored run of {processor()}, got none; --store makes one")
+    effort = QUICK if options.quick else THOROUGH
+    torch.set_num_threads(1)  # an actor and a learner have a core each
+    with Console().status("measuring") as status:
+        results = []
+        for row in ROWS:
+            status.update(row.name)
+            results.append(measure(row, effort))
+        status.update("writer's rate while sampled")
+        rates = {name: measure_rates(name, effort.rate_rounds, effort.rate_s) for name in SAMPLED}
+        status.update("saving and loading 1 GB")
+        saved = () if options.quick else SAVED
+        saves = {name: measure_saves(name, GIGABYTE_ROWS, SAVE_ROUNDS) for name in saved}
+    tables = [times_table(results), others_table(rates, saves)]
+    if options.compare:
+        tables.append(comparison(results, load(stored)["ratios"]))
+    publish(
+        options, "\n".join(tables), stored,
+        microseconds=microseconds(results),
+        ratios={r.row: r.ratios for r in results},
+        budgets={r.row: r.budgets for r in results},
+        adds_per_s=rates,
+        saves=saves,
+    )  # fmt: skip
+    if options.plot:
+        draw(options.plot, describe_machine(options.load_before), results)
+
+
+def microseconds(results: list[Result]) -> dict[str, dict[str, float]]:
+    return {r.row: {library: seconds * 1e6 for library, seconds in r.times.items()} for r in results}
+
+
+def times_table(results: list[Result]) -> str:
+    libraries = list(dict.fromkeys(name for result in results for name in result.times))
+    rows = []
+    for result in results:
+        cells = [_time_cell(result.times, name) for name in libraries]
+        reached = "; ".join(f"{budget}: {_verdict(met)}" for budget, met in result.budgets.items())
+        rows.append([result.row, *cells, reached])
+    return markdown(["median time in us, and as a multiple of marlcore's", *libraries, "at most: reached"], rows)
+
+
+def _time_cell(times: Mapping[str, float], library: str) -> str:
+    if library not in times:
+        return ""
+    ratio = "" if library == "marlcore" else f" x {times[library] / times['marlcore']:.2g}"
+    return cell(rounded(times[library] * 1e6)) + ratio
+
+
+def others_table(rates: Figures, saves: Figures) -> str:
+    """Adds/s of 4 x float32 beside another process; and frames saved and loaded while one is added a millisecond."""
+    kept = rates["marlcore"]["kept"]
+    goal = f"marlcore's writer keeps {kept:.2f} of its rate, at least {KEPT:g}: {_verdict(kept >= KEPT)}"
+    parts = [records([{"library": name, **each} for name, each in rates.items()]), goal]
+    if saves:
+        parts.append("\n" + records([{"library": name, **each} for name, each in saves.items()]))
+    return "\n".join(parts)
+
+
+def _verdict(met: bool) -> str:
+    return "yes" if met else "no"
+
+
+# By library: its colour, and its name in the picture where that is another one
+BARS = {
+    "marlcore": ("#0b6e4f", ""),
+    "locks": ("#c8963e", "lock + shared arrays or load_state_dict"),
+    "memcpy": ("#b8b8b8", "memcpy of the same bytes"),
+    "floor": ("#7f7f7f", "plain C, the same bytes from random places"),
+    "cpprb": ("#7d6b91", "cpprb, several processes"),
+    "cpprb single": ("#b5a6c4", "cpprb, one process"),
+    "torchrl": ("#a04668", "torchrl, shared"),
+    "64 writers": ("#5fa98f", "marlcore, an add of each lane's writer"),
+    "add_batch": ("#a8d5c2", "marlcore, 64 rows to one lane"),
+    "mp.Queue": ("#3d6b99", "multiprocessing.Queue, a step a put"),
+    "mp.Queue 128": ("#8fb3d1", "multiprocessing.Queue, 128 steps a put"),
+}
+
+
+def draw(path: Path, machine: dict[str, str], results: list[Result]) -> None:
+    """Bars of the median times, one group a row."""
+    bars: dict[str, list[tuple[float, float]]] = {name: [] for result in results for name in result.times}
+    middles, at = [], 0.0
+    for result in results:
+        middles.append(at + (len(result.times) - 1) / 2)
+        for name, time in result.times.items():
+            bars[name].append((at, time * 1e6))
+            at += 1.0
+        at += 0.8
+    with picture(path, dpi=150, figsize=(10, 0.2 * at + 1.6)) as (figure, (axes,)):
+        for name, places in bars.items():
+            colour, label = BARS[name]
+            plotted = axes.barh(*zip(*places, strict=True), height=0.9, color=colour, label=label or name)
+            axes.bar_label(plotted, [cell(rounded(time)) for _, time in places], padding=3, fontsize=8)
+        axes.set_yticks(middles, [result.row for result in results])
+        axes.invert_yaxis()
+        axes.set_xscale("log")
+        axes.margins(x=0.1, y=0.01)
+        axes.set_xlabel("median time, microseconds, logarithmic: shorter is better")
+        axes.tick_params(axis="y", length=0)
+        axes.set_title("marlcore beside locks and beside a plain memcpy", fontweight="bold")
+        figure.legend(loc="outside upper center", ncols=2, frameon=False, fontsize=9)
+        figure.supxlabel("\n".join(machine.values()), fontsize=8, color="#555555")

@@ -1,0 +1,187 @@
+"""The replay's rows that sample: uniformly, and in proportion to priorities, which each batch is given anew.
+
+The locked ring's tree of sums is Python in the learner's process; so is marlcore's, in Numba. cpprb has one buffer for
+several processes and one for a single process, where no lock and no shared memory slows it down.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import marlcore as mc
+from marlcore.compat.cpprb import MPPrioritizedReplayBuffer
+
+from ..peers import cpprb
+from ..peers.ring import LockedRing, PrioritizedRing
+from .random_copies import random_copies
+from .transitions import (
+    BATCH,
+    FRAME,
+    SCALARS_NBYTES,
+    STACK,
+    VECTOR,
+    Fields,
+    check_sample,
+    fields_of,
+    fill,
+    installed,
+    rows_of,
+    spec_of,
+)
+from .work import Budget, Row, Scale, Work, memcpy, shared_bytes
+
+# A row of 4 floats as marlcore stores it: from its flags on, its version, reward, action and obs; the next row's obs
+STORED_NBYTES, STORED = 40, ((7, 33), (64, 16))
+HIGH = 1e9
+
+Drawn = tuple[Fields, NDArray[Any], NDArray[Any]]  # fields, weights, indices
+
+
+@contextmanager
+def filled_replay(obs: NDArray[Any], rows: int) -> Iterator[mc.ReplayBuffer]:
+    with mc.ReplayBuffer.create(spec_of(obs), rows) as replay:
+        with replay.writer() as writer:
+            fill(obs, replay.capacity, writer.add_batch)
+        yield replay
+
+
+def filled_ring(obs: NDArray[Any], rows: int) -> LockedRing:
+    ring = LockedRing(rows, obs.shape, obs.dtype.name)
+    fill(obs, ring.capacity, ring.add_batch)
+    return ring
+
+
+def _buffer(scale: Scale, kind: Any) -> Any:
+    """A full buffer of one of cpprb's classes, or of one with their interface."""
+    buffer = cpprb.make_buffer(kind, VECTOR, scale.vectors)
+    fill(VECTOR, scale.vectors, partial(cpprb.add_batch, buffer))
+    return buffer
+
+
+@contextmanager
+def _marlcore(scale: Scale, obs: NDArray[Any]) -> Iterator[Work]:
+    with filled_replay(obs, rows_of(obs, scale)) as replay:
+        yield drawing(replay, obs)
+
+
+def drawing(replay: mc.ReplayBuffer, obs: NDArray[Any]) -> Work:
+    sampler = replay.sampler(BATCH, stack=STACK if obs is FRAME else 1, seed=0)
+    return Work(lambda: fields_of(sampler.sample()), check_sample(obs))
+
+
+def _locks(scale: Scale, obs: NDArray[Any]) -> Work:
+    ring = filled_ring(obs, rows_of(obs, scale))
+    sample = partial(ring.sample_stacked, BATCH, STACK) if obs is FRAME else partial(ring.sample, BATCH)
+    return Work(sample, check_sample(obs))
+
+
+def _memcpy(scale: Scale, obs: NDArray[Any]) -> Work:
+    """The batch's bytes in one piece, from a random place of a ring; each frame once."""
+    size = BATCH * (obs.nbytes * (STACK + 1 if obs is FRAME else 2) + SCALARS_NBYTES)
+    ring = shared_bytes(rows_of(obs, scale) * obs.nbytes)
+    batch = memoryview(bytearray(size))
+    rows = np.random.default_rng(0).integers((len(ring) - size) // obs.nbytes, size=1024)
+    return memcpy((batch, ring[at : at + size]) for at in rows * obs.nbytes)
+
+
+def _floor(scale: Scale, obs: NDArray[Any]) -> Work:
+    """The batch's bytes from where they lie in as many random rows as it has; each frame once."""
+    if obs is FRAME:
+        return random_copies(scale.frames, obs.nbytes, ((0, obs.nbytes * (STACK + 1) + SCALARS_NBYTES),), BATCH)
+    return random_copies(scale.vectors, STORED_NBYTES, STORED, BATCH)
+
+
+def _cpprb(scale: Scale, obs: NDArray[Any]) -> Work:
+    from cpprb import MPReplayBuffer
+
+    buffer = _buffer(scale, MPReplayBuffer)
+    return Work(lambda: cpprb.fields(buffer.sample(BATCH)), check_sample(obs))
+
+
+def _torchrl(scale: Scale, obs: NDArray[Any]) -> Work:
+    from ..peers import torchrl
+
+    buffer = torchrl.make_buffer(scale.vectors, BATCH)
+    fill(obs, scale.vectors, partial(torchrl.extend, buffer))
+    check = check_sample(obs)
+    return Work(buffer.sample, lambda batch: check(torchrl.fields(batch)))
+
+
+def _prioritized(sample: Callable[[], Drawn], update: Callable[[NDArray[Any], NDArray[Any]], object]) -> Work:
+    priorities = np.random.default_rng(0).random(BATCH)
+
+    def run() -> Drawn:
+        drawn = sample()
+        update(drawn[2], priorities)
+        return drawn
+
+    def check(drawn: Drawn) -> None:
+        fields, weights, indices = drawn
+        check_sample(VECTOR)(fields)
+        assert (weights > 0).all() and (weights <= 1 + 1e-6).all()
+        update(indices, np.full(BATCH, HIGH))
+        again = sample()[0]
+        update(indices, np.ones(BATCH))
+        assert np.isin(again[1], fields[1]).mean() > 0.9  # they have nearly all of the mass
+
+    return Work(run, check)
+
+
+@contextmanager
+def _marlcore_prioritized(scale: Scale, obs: NDArray[Any]) -> Iterator[Work]:
+    with filled_replay(obs, rows_of(obs, scale)) as replay:
+        sampler = replay.sampler(BATCH, seed=0, prioritized=mc.Prioritized())
+
+        def sample() -> Drawn:
+            batch = sampler.sample()
+            return fields_of(batch), batch.weight, batch.index
+
+        yield _prioritized(sample, sampler.update_priorities)
+
+
+def _locks_prioritized(scale: Scale, obs: NDArray[Any]) -> Work:
+    ring = PrioritizedRing(filled_ring(obs, rows_of(obs, scale)))
+    return _prioritized(partial(ring.sample, BATCH), ring.update)
+
+
+def _of_interface(scale: Scale, obs: NDArray[Any], kind: str | type) -> Work:
+    """By a class with the interface of cpprb's, or one of cpprb's by its name."""
+    buffer = _buffer(scale, getattr(__import__("cpprb"), kind) if isinstance(kind, str) else kind)
+
+    def sample() -> Drawn:
+        batch = buffer.sample(BATCH)
+        return cpprb.fields(batch), batch["weights"], batch["indexes"]
+
+    return _prioritized(sample, buffer.update_priorities)
+
+
+PLAIN = {"marlcore": _marlcore, "locks": _locks, "memcpy": _memcpy, "floor": _floor}
+CPPRB = {
+    "cpprb": partial(_of_interface, kind="MPPrioritizedReplayBuffer"),
+    "cpprb single": partial(_of_interface, kind="PrioritizedReplayBuffer"),
+}
+ROWS = (
+    Row(
+        "sample 256 of 10^6, 4 x float32",
+        installed({**PLAIN, "cpprb": _cpprb, "torchrl": _torchrl}),
+        (Budget("floor", 2.5), Budget("cpprb", 1 / 4)),
+        (VECTOR,),
+    ),
+    Row("sample 256, 4 frames of 84 x 84", PLAIN, (Budget("floor", 1.1),), (FRAME,)),
+    Row(
+        "prioritized sample + update, 256 of 10^6",
+        installed({**PLAIN, "marlcore": _marlcore_prioritized, "locks": _locks_prioritized, **CPPRB}),
+        (Budget("floor", 8), Budget("cpprb", 1 / 60), Budget("cpprb single", 1 / 7)),
+        (VECTOR,),
+    ),
+    Row(
+        "the same through cpprb's interface",
+        installed({"marlcore": partial(_of_interface, kind=MPPrioritizedReplayBuffer), **CPPRB}),
+        (Budget("cpprb", 1 / 30), Budget("cpprb single", 1)),
+        (VECTOR,),
+    ),
+)

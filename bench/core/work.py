@@ -1,0 +1,149 @@
+"""The rows of the benchmark, and how their libraries are timed side by side."""
+
+import gc
+import mmap
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from itertools import cycle
+from typing import Any
+
+import numpy as np
+
+from ..processes import in_turns
+
+Clock = Callable[[], float]
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Rows of the rings, of a few floats each and of one frame each; and runs before the first that counts."""
+
+    vectors: int
+    frames: int
+    warm_runs: int
+
+
+FULL = Scale(vectors=1_000_000, frames=20_000, warm_runs=64)  # 141 MB of frames: more than the caches hold
+SMALL = Scale(vectors=2_000, frames=2_000, warm_runs=1)
+
+
+@dataclass(frozen=True)
+class Work:
+    """One library doing one row's work."""
+
+    run: Callable[[], Any]  # what is timed
+    check: Callable[[Any], None]  # asserts that what `run` returned, and left behind, is right
+    prepare: Callable[[], Any] | None = None  # before each run, not timed
+
+    def once(self) -> Any:
+        if self.prepare:
+            self.prepare()
+        return self.run()
+
+    def warm_up(self, runs: int) -> None:
+        for _ in range(runs):
+            self.once()
+
+    def seconds(self, runs: int, clock: Clock = time.thread_time) -> float:
+        spent, run = 0.0, self.run
+        if not self.prepare:
+            began = clock()
+            for _ in range(runs):
+                run()
+            return (clock() - began) / runs
+        for _ in range(runs):
+            self.prepare()
+            began = clock()
+            run()
+            spent += clock() - began
+        return spent / runs
+
+
+@dataclass(frozen=True)
+class Budget:
+    """marlcore's time may be at most `limit` times the peer's."""
+
+    peer: str
+    limit: float
+
+    def __str__(self) -> str:
+        if self.limit < 1:
+            return f"{self.peer} / {1 / self.limit:g}"
+        return f"{self.peer} x {self.limit:g}"
+
+
+Open = Callable[..., Work | AbstractContextManager[Work]]  # the latter where something must be closed
+
+
+@dataclass(frozen=True)
+class Row:
+    """One kind of work, and how each library does it: library(scale, *sizes).
+
+    Its time is the thread's CPU time, which is that of the clock on an idle machine, and changes little on a busy one;
+    where it waits for another process, it is the clock's.
+    """
+
+    name: str
+    libraries: Mapping[str, Open]
+    budgets: tuple[Budget, ...] = ()
+    sizes: tuple[Any, ...] = ()
+    clock: Clock = time.thread_time
+
+    def open(self, library: str, scale: Scale) -> AbstractContextManager[Work]:
+        opened = self.libraries[library](scale, *self.sizes)
+        return nullcontext(opened) if isinstance(opened, Work) else opened
+
+
+def time_row(row: Row, scale: Scale, rounds: int, round_s: float) -> dict[str, list[float]]:
+    """Each library's time of one run in each round, in seconds; the libraries take turns, round by round."""
+    with ExitStack() as stack:
+        works = {name: stack.enter_context(row.open(name, scale)) for name in row.libraries}
+        runs = {}
+        for name, work in works.items():
+            work.warm_up(scale.warm_runs)
+            work.check(work.once())
+            runs[name] = max(1, int(round_s / work.seconds(8, row.clock)))
+        gc.collect()
+        gc.disable()
+        try:
+            return in_turns({name: partial(works[name].seconds, runs[name], row.clock) for name in works}, rounds)
+        finally:
+            gc.enable()
+
+
+def shared_bytes(nbytes: int) -> memoryview:
+    """Memory as processes share it, filled with noise."""
+    memory = memoryview(mmap.mmap(-1, nbytes))
+    memory[:] = np.random.default_rng(0).bytes(nbytes)
+    return memory
+
+
+def memcpy(pairs: Iterable[tuple[memoryview, memoryview]], prepare: Callable[[], Any] | None = None) -> Work:
+    """Each run makes the next of the (to, source) copies, over and over: the bound that nothing can beat."""
+    turn = cycle(list(pairs))
+
+    def run() -> tuple[memoryview, memoryview]:
+        to, source = pair = next(turn)
+        to[:] = source
+        return pair
+
+    def check(pair: tuple[memoryview, memoryview]) -> None:
+        assert pair[0] == pair[1]
+
+    return Work(run, check, prepare)
+
+
+def benchmark_row(benchmark: Any, row: Row, library: str, scale: Scale) -> None:
+    """Runs one library's part of a row under pytest-benchmark."""
+    benchmark.group = row.name
+    with row.open(library, scale) as work:
+
+        def prepare() -> None:  # what it returned would be taken for arguments of run
+            work.prepare()
+
+        work.warm_up(scale.warm_runs)
+        timed = partial(benchmark.pedantic, setup=prepare, rounds=500) if work.prepare else benchmark
+        work.check(timed(work.run))

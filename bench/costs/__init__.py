@@ -1,0 +1,1 @@
+"""What a call, a run and an hour cost, and how that grows with their size."""

@@ -1,0 +1,201 @@
+"""On a CUDA device: `python -m bench gpu`. Weights and batches beside plain copies of their bytes, and whole runs.
+
+Copies are timed by the clock, until the device has finished; all sides take turns in one process. A run is watched for
+a few seconds after its first updates; how busy the device is, the driver tells. `--store` keeps the figures of a card.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+import pynvml
+import torch
+
+import marlcore as mc
+from marlcore.envs import TreasureHunt
+
+from ..core.report import Effort, measure, microseconds
+from ..core.sampling import drawing, filled_replay
+from ..core.transitions import BATCH, FRAME, STACK, check_sample, fields_of
+from ..core.weights import MakeModel, by_locks, by_marlcore, finished, large
+from ..core.work import Row, Scale, Work
+from ..figures import file_name
+from ..machine import add_output, publish
+from ..pages.pages import gpu_tables
+from ..processes import run_fresh, wait_until
+from ..runs.training import endless
+
+DEVICE = "cuda:0"
+ROUNDS, ROUND_S = 9, {True: 0.2, False: 0.02}  # longer with batches, of which some are ready when a round begins
+WATCHED_S, LOOK_S = 4.0, 0.1
+PROCESSES = (1, 2, 4, 8, 16)
+LEARNERS = (1, 4, 8)
+
+
+def huge() -> torch.nn.Module:
+    """Three layers of 2048: 50.4 MB."""
+    return torch.nn.Sequential(*(torch.nn.Linear(2048, 2048) for _ in range(3)))
+
+
+def _copy(size: int, to_device: bool) -> Work:
+    """The bytes over PCIe in one piece, from pinned memory or to it: the bound that nothing can beat."""
+    host = torch.zeros(size, dtype=torch.uint8, pin_memory=True)
+    device = torch.ones(size, dtype=torch.uint8, device=DEVICE)
+    to, source = (device, host) if to_device else (host, device)
+
+    def check(_: object) -> None:
+        assert torch.equal(device.cpu(), host)
+
+    return Work(lambda: finished(lambda: to.copy_(source, non_blocking=True)), check)
+
+
+def _copied_weights(_: Scale, make_model: MakeModel, pulling: bool) -> Work:
+    return _copy(sum(tensor.nbytes for tensor in make_model().state_dict().values()), pulling)
+
+
+def _check_batch(fields: tuple[Any, ...]) -> None:
+    check_sample(FRAME)(tuple(np.asarray(torch.as_tensor(field).cpu()) for field in fields))
+
+
+@contextmanager
+def _sampler(scale: Scale) -> Iterator[mc.Sampler]:
+    with filled_replay(FRAME, scale.frames) as replay:
+        yield replay.sampler(BATCH, stack=STACK, seed=0)
+
+
+@contextmanager
+def _prefetched(scale: Scale) -> Iterator[Work]:
+    with _sampler(scale) as sampler, mc.Prefetch(sampler, depth=2, device=DEVICE) as batches:
+        yield Work(lambda: finished(lambda: fields_of(batches.sample())), _check_batch)
+
+
+@contextmanager
+def _drawn_and_moved(scale: Scale) -> Iterator[Work]:
+    """What is written without Prefetch: a draw, and each of its arrays to the device."""
+    move = partial(torch.as_tensor, device=DEVICE)
+    with _sampler(scale) as sampler:
+        yield Work(lambda: finished(lambda: tuple(map(move, fields_of(sampler.sample())))), _check_batch)
+
+
+@contextmanager
+def _drawn(scale: Scale) -> Iterator[Work]:
+    with filled_replay(FRAME, scale.frames) as replay:
+        yield drawing(replay, FRAME)
+
+
+def _copied_batch(_: Scale) -> Work:
+    return _copy(2 * BATCH * STACK * FRAME.nbytes, True)
+
+
+WEIGHTS = {
+    "marlcore": partial(by_marlcore, device=DEVICE),
+    "locks": partial(by_locks, device=DEVICE),
+    "PCIe": _copied_weights,
+}
+BATCHES = {"marlcore": _prefetched, "in turn": _drawn_and_moved, "CPU only": _drawn, "PCIe": _copied_batch}
+ROWS = (
+    *(
+        Row(f"{verb} {size} MB", WEIGHTS, (), (model, verb == "pull"), time.perf_counter)
+        for verb in ("publish", "pull")
+        for size, model in (("6.8", large), ("50", huge))
+    ),
+    Row("batch of 256, 4 frames of 84 x 84", BATCHES, clock=time.perf_counter),
+)
+
+
+def watch(env: Any, algorithm: Any, config: mc.Config) -> dict[str, float]:
+    """A run without a set ratio, for `WATCHED_S` seconds from a second after its learners' first updates on.
+
+    The updates are those of all learners. The device is busy while it runs a kernel, and its memory is what all
+    processes hold on it, contexts included.
+    """
+    pynvml.nvmlInit()
+    card = pynvml.nvmlDeviceGetHandleByIndex(0)
+    before = pynvml.nvmlDeviceGetMemoryInfo(card).used
+    with endless(env, algorithm, replace(config, updates_per_step=None)) as run:
+        wait_until(lambda: min(run.status().updates.values(), default=0) >= 20)
+        time.sleep(1.0)
+        first, began, busy = run.status(), time.monotonic(), []
+        while time.monotonic() < began + WATCHED_S:
+            time.sleep(LOOK_S)
+            busy.append(pynvml.nvmlDeviceGetUtilizationRates(card).gpu)
+        last, seconds = run.status(), time.monotonic() - began
+        memory = pynvml.nvmlDeviceGetMemoryInfo(card).used - before
+    made = sum(last.updates.values()) - sum(first.updates.values())
+    rates = {"steps_per_s": (last.steps - first.steps) / seconds, "updates_per_s": made / seconds}
+    return {**rates, "busy_percent": fmean(busy), "gpu_mb": memory / 1e6}
+
+
+def runs() -> Mapping[str, Mapping[str, Callable[[], dict[str, float]]]]:
+    """By table and row."""
+    pong, dqn = "atari:Pong", mc.DQN(hidden=(512,))
+    learner = mc.LearnerConfig(device=DEVICE, batch_size=256, prefetch=2, warmup=2_000)
+    pixels = mc.Config(actor=mc.ActorConfig(envs=8), replay=mc.ReplayConfig(capacity=50_000), learner=learner)
+    on = {
+        "CPU, 1 thread": replace(learner, device="cpu"),
+        "CPU, 8 threads": replace(learner, device="cpu", threads=8),
+        "GPU, without prefetch": replace(learner, prefetch=0),
+        "GPU": learner,
+        "GPU, reduce-overhead": replace(learner, compile="reduce-overhead"),
+    }
+    acting = {
+        "actors on the CPU, 32 copies": mc.ActorConfig(envs=32),
+        "actors on the GPU, 32 copies": mc.ActorConfig(envs=32, device=(DEVICE,)),
+    }
+    players = {  # two networks of td3 for a game of two players, as hockey's
+        "256 x 256, batches of 256": mc.TD3(hidden=(256, 256)),
+        "1024 x 1024, batches of 1024": mc.TD3(hidden=(1024, 1024)),
+    }
+    vectors = replace(learner, batch_size=1024, warmup=5_000)
+
+    def hunt(agents: int) -> dict[str, float]:
+        config = mc.Config(actor=mc.ActorConfig(envs=8), replay=mc.ReplayConfig(capacity=100_000), learner=vectors)
+        return watch(partial(TreasureHunt, agents=agents, size=20), mc.DQN(hidden=(1024, 1024)), config)
+
+    def play(name: str, algorithm: mc.TD3) -> dict[str, float]:
+        config = mc.Config(learner=replace(vectors, batch_size=256 if "of 256" in name else 1024))
+        return watch(mc.NamedEnvironment("examples.puck:two_player_puck", {"discrete": False}), algorithm, config)
+
+    return {
+        "DQN on Pong, batches of 256, by the learner's device": {
+            name: partial(watch, pong, dqn, replace(pixels, learner=settings)) for name, settings in on.items()
+        },
+        "the same, by actors": {
+            f"{n} processes": partial(watch, pong, dqn, replace(pixels, actor=mc.ActorConfig(processes=n, envs=8)))
+            for n in PROCESSES
+        }
+        | {name: partial(watch, pong, dqn, replace(pixels, actor=actor)) for name, actor in acting.items()},
+        "learner processes on one GPU, DQN of 1024 x 1024, batches of 1024": {
+            f"{agents}": partial(hunt, agents) for agents in LEARNERS
+        },
+        "TD3 of two players": {name: partial(play, name, algorithm) for name, algorithm in players.items()},
+    }
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    add_output(parser, "keep the figures as this card's, in docs/figures")
+
+
+def main(options: argparse.Namespace) -> None:
+    pynvml.nvmlInit()
+    card = pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(0))
+    results = run_fresh(_measure_calls)  # this process forks workers, and must not open the device
+    watched: dict[str, dict[str, dict[str, float]]] = {}
+    for title, by_name in runs().items():
+        watched[title] = {}
+        for name, watch_run in by_name.items():
+            watched[title][name] = watch_run()
+            sys.stderr.write(f"{title}: {name}: {watched[title][name]}\n")
+    figures = {"microseconds": microseconds(results), "runs": watched}
+    publish(options, gpu_tables(figures), file_name("gpu", card), device=f"{card}; ", **figures)
+
+
+def _measure_calls() -> list[Any]:
+    return [measure(row, Effort(ROUNDS, ROUND_S[row.libraries is BATCHES], 0, 0.0)) for row in ROWS]

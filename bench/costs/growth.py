@@ -1,0 +1,233 @@
+"""How costs grow: `python -m bench growth`.
+
+Calls with lanes and with rows, 4 x float32 each, in CPU time; runs with copies of the environment and with agents,
+whose actors act alone: their rates are steps in a second of the actor's CPU time, and the start is the CPU time of all
+processes until the first step, which other programs change little.
+`--store` renews the figures and the picture of docs/. `--agents` measures runs of up to 1,000 agents instead.
+"""
+
+import argparse
+import logging
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from itertools import cycle
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+from rich.console import Console
+
+import marlcore as mc
+from marlcore.envs import TreasureHunt
+from marlcore.transitions import Writer
+
+from ..core.report import QUICK, THOROUGH, Effort
+from ..core.sampling import drawing
+from ..core.transitions import BATCH, VECTOR, check_sample, fields_of, fill, spec_of
+from ..core.work import FULL, Row, Scale, Work, time_row
+from ..figures import FOLDER, picture
+from ..machine import add_output, publish
+from ..pages.pages import growth_tables
+from ..processes import cpu_of_descendants, title, wait_until
+from ..runs.training import endless
+
+COPIES = (1, 4, 16, 64)
+AGENTS = (1, 3, 10, 30, 100)
+MANY_AGENTS = (100, 1000)
+POLICIES, LEARNERS = 20, 4
+UPDATES_PER_STEP = 0.05
+BASE_COPIES, BASE_AGENTS = 4, 3
+MEASURED_CPU_S = 3.0  # of the actor
+NEW_ROWS = 4096
+
+Shape = tuple[int, int]  # lanes, and rows in all of them
+Sweeps = dict[str, dict[str, dict[str, float]]]  # figures by sweep and size
+Open = Callable[[mc.ReplayBuffer, list[Writer]], Work]
+
+SWEEPS: dict[str, dict[str, Shape]] = {
+    "lanes, 10^6 rows in all": {f"{lanes}": (lanes, 10**6) for lanes in (1, 4, 16, 64)},
+    "rows, 4 lanes": {f"10^{power}": (4, 10**power) for power in (4, 5, 6, 7)},
+}
+
+
+def _add(replay: mc.ReplayBuffer, writers: list[Writer]) -> Work:
+    """The writers by turns: with many lanes each one's memory has left the cache."""
+    adds = cycle([partial(writer.add, VECTOR, 1, 0.5) for writer in writers])
+
+    def check(_: object) -> None:
+        assert len(replay) == replay.capacity
+
+    return Work(lambda: next(adds)(), check)
+
+
+def _sample_prioritized(replay: mc.ReplayBuffer, _: list[Writer]) -> Work:
+    sampler, check = replay.sampler(BATCH, seed=0, prioritized=mc.Prioritized()), check_sample(VECTOR)
+    priorities = np.random.default_rng(0).random(BATCH)
+
+    def run() -> mc.Batch:
+        batch = sampler.sample()
+        sampler.update_priorities(batch.index, priorities)
+        return batch
+
+    return Work(run, lambda batch: check(fields_of(batch)))
+
+
+def _catch_up(replay: mc.ReplayBuffer, writers: list[Writer]) -> Work:
+    """A prioritized sampler looks at what was written since; drawing one row is what else `can_sample` does."""
+    sampler = replay.sampler(BATCH, seed=0, prioritized=mc.Prioritized())
+    count = NEW_ROWS // len(writers)
+    rows = {"obs": np.tile(VECTOR, (count, 1)), "action": np.ones(count, np.int64), "reward": np.zeros(count)}
+
+    def write() -> None:
+        for writer in writers:
+            writer.add_batch(**rows)
+
+    def check(able: bool) -> None:
+        assert able
+
+    return Work(sampler.can_sample, check, prepare=write)
+
+
+# Each kind of work, and how many times a run does it
+WORKS: dict[str, tuple[Open, int]] = {
+    "add": (_add, 1),
+    "sample 256": (lambda replay, _: drawing(replay, VECTOR), 1),
+    "prioritized sample + update of 256": (_sample_prioritized, 1),
+    "catch up with a new row": (_catch_up, NEW_ROWS),
+}
+
+
+@contextmanager
+def _opened(_: Scale, shape: Shape, open_work: Open) -> Iterator[Work]:
+    lanes, rows = shape
+    with mc.ReplayBuffer.create(spec_of(VECTOR), rows, lanes) as replay:
+        writers = [replay.writer(lane) for lane in range(lanes)]
+        for writer in writers:
+            fill(VECTOR, replay.capacity // lanes, writer.add_batch)
+        yield open_work(replay, writers)
+
+
+def measure(shapes: dict[str, Shape], effort: Effort) -> dict[str, dict[str, float]]:
+    """Median seconds by kind of work and shape; a row's "libraries" are the shapes, which take turns."""
+    figures = {}
+    for name, (open_work, times) in WORKS.items():
+        opened = {label: partial(_opened, shape=shape, open_work=open_work) for label, shape in shapes.items()}
+        seconds = time_row(Row(name, opened), FULL, effort.rounds, effort.round_s)
+        figures[name] = {label: median(rounds) / times for label, rounds in seconds.items()}
+    return figures
+
+
+def measure_run(
+    copies: int,
+    agents: int,
+    policies: int | None = None,
+    learners: int | None = None,
+    updates_per_step: float | None = None,
+) -> dict[str, float]:
+    """By default, each agent has a policy of its own, each policy a learner process, and nothing is learnt.
+
+    A step is one action of one agent. Of memory, a page that several processes share counts once; the descriptors are
+    those of the process that has most.
+    """
+    side = max(11, round(4 * agents**0.5))
+    # More than the actor writes while it is measured
+    rows = (300_000 + 60_000 * copies) // (policies or agents) // copies * copies
+    shared = {f"agent_{i}": f"policy_{i % policies}" for i in range(agents)} if policies else None
+    config = mc.Config(
+        updates_per_step=updates_per_step,
+        policies=shared,
+        actor=mc.ActorConfig(envs=copies),
+        replay=mc.ReplayConfig(capacity=rows),
+        learner=mc.LearnerConfig(warmup=rows if updates_per_step is None else 100, device="cpu", processes=learners),
+    )
+    cpu_s, began = _cpu_of_all(), time.monotonic()
+    with endless(partial(TreasureHunt, agents=agents, size=side), "dqn", config) as run:
+        wait_until(lambda: run.status().steps > 0)
+        figures = {"start_s": time.monotonic() - began, "start_cpu_s": _cpu_of_all() - cpu_s}
+        wait_until(lambda: _cpu_of_actor() > 1.0)  # its kernels are compiled, its memory is touched
+        steps, spent, spent_by_all = run.status().steps, _cpu_of_actor(), _cpu_of_all()
+        wait_until(lambda: _cpu_of_actor() > spent + MEASURED_CPU_S)
+        taken = run.status().steps - steps
+        rate, rate_of_all = taken / (_cpu_of_actor() - spent), taken / (_cpu_of_all() - spent_by_all)
+        processes = [psutil.Process(), *cpu_of_descendants(os.getpid())]
+        return {
+            **figures,
+            "steps_per_cpu_s": rate,
+            "memory_mb": sum(process.memory_full_info().pss for process in processes) / 2**20,
+            "processes": len(processes),
+            "segments": len(set(re.findall(r"/dev/shm/\S+", Path("/proc/self/maps").read_text()))),
+            "descriptors": max(process.num_fds() for process in processes),
+            "steps_per_cpu_s_of_all": rate_of_all,
+        }
+
+
+def _cpu_of_all() -> float:
+    return time.process_time() + sum(cpu_of_descendants(os.getpid()).values())
+
+
+def _cpu_of_actor() -> float:
+    return sum(cpu_s for process, cpu_s in cpu_of_descendants(os.getpid()).items() if title(process) == "actor-0")
+
+
+def runs(many_agents: bool) -> Sweeps:
+    """How many agents there may be in few processes; or how runs grow with copies and with agents."""
+    if not many_agents:
+        return {
+            f"copies, {BASE_AGENTS} agents": {f"{n}": measure_run(n, BASE_AGENTS) for n in COPIES},
+            f"agents, {BASE_COPIES} copies": {f"{n}": measure_run(BASE_COPIES, n) for n in AGENTS},
+        }
+    measured = partial(measure_run, BASE_COPIES, learners=LEARNERS)
+    learning = measured(100, policies=POLICIES, updates_per_step=UPDATES_PER_STEP)
+    return {
+        f"agents, {POLICIES} policies": {f"{n}": measured(n, policies=POLICIES) for n in MANY_AGENTS},
+        "agents, a policy each": {f"{n}": measured(n) for n in MANY_AGENTS},
+        f"agents, {POLICIES} policies that make {UPDATES_PER_STEP:g} updates for each step": {"100": learning},
+    }
+
+
+def draw(path: Path, figures: Mapping[str, Any]) -> None:
+    """A panel a sweep: calls as multiples of the first size, runs' rates and memory."""
+    with picture(path, 2, 2, figsize=(10, 7)) as (_, panels):
+        *calls, rates, memory = panels
+        for (name, works), panel in zip(figures["seconds"].items(), calls, strict=True):
+            for work, seconds in works.items():
+                values = [*seconds.values()]
+                panel.plot([*seconds], [value / values[0] for value in values], "o-", label=work)
+            panel.set(xlabel=name, ylabel="CPU time / that of the first", ylim=(0, None))
+        copies, agents = figures["runs"].items()
+        rates.plot([*copies[1]], [size["steps_per_cpu_s"] for size in copies[1].values()], "o-", color="#0b6e4f")
+        rates.set(xlabel=copies[0], ylabel="steps in a second of the actor's CPU time", ylim=(0, None))
+        for label, name, factor in (
+            ("memory of all processes, MB", "memory_mb", 1),
+            ("CPU time of the start, hundredths of a second", "start_cpu_s", 100),
+        ):
+            memory.plot([*agents[1]], [size[name] * factor for size in agents[1].values()], "o-", label=label)
+        memory.set(xlabel=agents[0], ylim=(0, None))
+        for panel in (*calls, memory):
+            panel.legend(frameon=False, fontsize=8)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds: noisier figures")
+    parser.add_argument("--agents", action="store_true", help="measure runs of many agents in few processes alone")
+    add_output(parser, "renew docs/figures/growth.json and docs/growth.png, or growth-agents.json")
+
+
+def main(options: argparse.Namespace) -> None:
+    torch.set_num_threads(1)
+    logging.getLogger("marlcore").setLevel(logging.ERROR)  # who acts alone learns nothing, as it would warn
+    with Console().status("measuring"):
+        effort = QUICK if options.quick else THOROUGH
+        calls = {} if options.agents else {name: measure(shapes, effort) for name, shapes in SWEEPS.items()}
+        sweeps = runs(options.agents)
+    figures = {"seconds": calls, "runs": sweeps}
+    publish(options, growth_tables(figures), "growth-agents" if options.agents else "growth", **figures)
+    if options.store and not options.agents:
+        draw(FOLDER.parent / "growth.png", figures)

@@ -1,0 +1,148 @@
+"""Graphs and backward induction beside plain Python, from 10^2 to 10^6 states: `python -m bench planning`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+from bisect import bisect_left
+from collections.abc import Sequence
+from contextlib import closing
+from statistics import median
+from time import perf_counter
+from types import SimpleNamespace
+from typing import Any
+
+from graph_oracle import graph_lists
+from induction_oracle import Induction
+from rich.console import Console
+
+from marlcore.planning import backward_induction, build_graph
+
+from ..machine import add_output, publish
+from ..pages.tables import records
+from ..processes import run_fresh
+
+SIZES = (100, 1_000, 10_000, 100_000, 1_000_000)
+MOST_PLAIN = 100_000  # states of the plain version: its lists take 10 KB a state
+MEMORY = (1_000_000, 8)  # states and goals
+LIMIT = 4 << 30
+LEVELS = 20
+GAMMA = 0.95
+PARTS = "build_s", "induce_s"
+
+
+class Mesh:
+    """At least so many states, and few more; a profile leads to one of two neighbouring places of the next level."""
+
+    agents = (0, 1)
+    action_space = SimpleNamespace(n=4)
+
+    def __init__(self, states: int, cost: float = 0.0) -> None:
+        # The least number of places in a level for which so many states can be reached.
+        sizes = range(1, states)
+        self._width = 1 + bisect_left(sizes, states, key=lambda n: sum(min(16**i, n) for i in range(LEVELS + 1)))
+        self._cost = cost  # seconds that each transition takes
+
+    def reset(self) -> None: ...
+
+    def get_state(self) -> tuple[int, int]:
+        return (0, 0)
+
+    def set_state(self, state: tuple[int, int]) -> None: ...
+
+    def transition_probabilities(self, state: Any, profile: Sequence[int]) -> list[tuple[float, Any]] | None:
+        level, place = state
+        if level == LEVELS:
+            return None
+        if self._cost:
+            until = perf_counter() + self._cost
+            while perf_counter() < until:
+                pass
+        to = place * 16 + 4 * profile[0] + profile[1]
+        return [(0.75, (level + 1, to % self._width)), (0.25, (level + 1, (to + 1) % self._width))]
+
+
+GOALS: Any = {0: [lambda state: state[1] % 97 == 5, lambda state: state[1] % 89 == 3]}
+
+
+def measure(states: int, cost: float, workers: Sequence[int], rounds: int) -> list[dict[str, Any]]:
+    """Builds a graph and plans on it, the sides by turns; asserts that all results are equal.
+
+    A record a side: median seconds, rates, how many times plain Python's, and the bytes of both results.
+    """
+    model, results = Mesh(states, cost), set()
+    times: dict[str, list[tuple[float, float]]] = {}
+    if states <= MOST_PLAIN:
+        plain, seconds = plain_side(model)
+        times["plain"] = [seconds]
+    for _ in range(rounds):
+        for count in workers:
+            began = perf_counter()
+            with build_graph(model, workers=count, progress=False) as graph:
+                built = perf_counter()
+                with closing(backward_induction(graph, GOALS, gamma=GAMMA, workers=count)) as policies:
+                    times.setdefault(str(count), []).append((built - began, perf_counter() - built))
+                    results.add((graph.successor.tobytes(), policies[0].values.tobytes()))
+                    sizes = {"graph_bytes": graph.nbytes, "policy_bytes": policies.nbytes}
+                    size = len(graph)
+                    assert states > MOST_PLAIN or policies[0].values.T.tolist() == plain
+    assert len(results) == 1, "the number of workers changed a result"
+    sides: list[dict[str, Any]] = []
+    for name, pairs in times.items():
+        build, induce = (median(seconds) for seconds in zip(*pairs, strict=True))
+        record = {"states": size, "seconds_a_transition": cost, "workers": name, "build_s": build, "induce_s": induce}
+        record |= {"states_per_s": size / build, "values_per_s": size * len(GOALS[0]) / induce}
+        if "plain" in times:
+            record |= {f"{part}_times": sides[0][part] / record[part] if sides else 1.0 for part in PARTS}
+        sides.append({**record, **sizes})
+    return sides
+
+
+def plain_side(model: Mesh) -> tuple[list[list[float]], tuple[float, float]]:
+    """Plain Python's values, and its seconds to build and to plan, once."""
+    began = perf_counter()
+    lists = graph_lists(model)
+    built = perf_counter()
+    planned = Induction(lists.states, lists.transitions, len(model.agents), model.action_space.n, GOALS, gamma=GAMMA)
+    return planned.values[0], (built - began, perf_counter() - built)
+
+
+def measure_memory(states: int, goals: int) -> dict[str, float]:
+    """The peak memory of a process that builds a graph alone and plans on it, in bytes, and its seconds."""
+    return run_fresh(_plan_alone, states, goals)
+
+
+def _plan_alone(states: int, goals: int) -> dict[str, float]:
+    began = perf_counter()
+    predicates = [lambda state, i=i: state[1] % 97 == i for i in range(goals)]
+    with build_graph(Mesh(states), workers=1, progress=False) as graph:
+        built = perf_counter()
+        with backward_induction(graph, {0: predicates}, gamma=GAMMA, workers=1) as policies:
+            planned = perf_counter()
+            peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            return {
+                "states": len(graph), "goals": goals, "build_s": built - began, "induce_s": planned - built,
+                "peak_bytes": peak, "graph_bytes": graph.nbytes, "policy_bytes": policies.nbytes,
+            }  # fmt: skip
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--states", type=int, nargs="+", default=SIZES)
+    parser.add_argument("--rounds", type=int, default=3)
+    add_output(parser, idle=True)
+
+
+def main(options: argparse.Namespace) -> None:
+    workers = [count for count in (1, 2, 4, 8, 16) if count <= len(os.sched_getaffinity(0))]
+    with Console().status("measuring") as status:
+        measure(100, 0.0, workers, 1)  # compiles or loads the kernels
+        figures = []
+        for states, cost in [*((states, 0.0) for states in options.states), (5_000, 1e-4)]:
+            status.update(f"{states:,} states")
+            figures.append(measure(states, cost, workers, options.rounds if states < MEMORY[0] else 1))
+        status.update("memory")
+        memory = measure_memory(*MEMORY)
+    within = f"\n{'within' if memory['peak_bytes'] <= LIMIT else 'beyond'} {LIMIT >> 30} GiB"
+    tables = [*map(records, figures), records([memory])]
+    publish(options, "\n".join(tables) + within, figures=figures, memory=memory)

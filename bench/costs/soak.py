@@ -1,0 +1,271 @@
+"""Memory, descriptors and rates of long work, minute by minute, and whether any of them creeps: `python -m bench soak`.
+
+A process's resident memory and its descriptors may not grow: from its first minutes after the warm-up to its last
+ones, at most MOST_MB_AN_HOUR and no descriptor. Ctrl-C ends the soak early, and reports what was seen until then.
+The work is the core's calls, each in a process of its own; or a training run, one of whose actors is killed.
+"""
+
+import argparse
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import psutil
+import torch
+
+import marlcore as mc
+from marlcore.processes import WorkerContext
+
+from ..core.transitions import BATCH, VECTOR, spec_of
+from ..figures import FOLDER
+from ..machine import add_output, publish
+from ..pages.pages import creep_table, rates_table
+from ..pages.soak_figures import draw
+from ..processes import cpu_of_descendants, title
+from ..runs.training import endless
+
+EVERY_S = 10.0
+WARM_UP = 0.1  # of the time: memory is touched for the first time, kernels are compiled
+MOST_MB_AN_HOUR = 4.0
+LEAST_MB = 1.0  # of growth is no growth, however short the soak: the kernel counts pages in bundles
+CAPACITY = 100_000
+EPISODE = 100
+REPORT_S = 1.0
+KILL_S = 120.0
+
+Counts = Callable[[], Counter[str]]
+
+
+@dataclass(frozen=True)
+class Process:
+    """One process of a sample."""
+
+    pid: int
+    rss_mb: float
+    anonymous_mb: float  # of it, without pages of files: the kernel takes those back, which hides growth
+    descriptors: int
+    cpu_s: float
+
+
+@dataclass(frozen=True)
+class Sample:
+    seconds: float
+    load: float
+    processes: dict[str, Process]  # by title and number
+    counts: dict[str, int]  # calls until now, by name
+
+
+def settled(samples: list[Sample]) -> list[Sample]:
+    """Those after the warm-up."""
+    begin = samples[0].seconds + WARM_UP * (samples[-1].seconds - samples[0].seconds)
+    return [sample for sample in samples if sample.seconds >= begin]
+
+
+def growth(samples: list[Sample]) -> dict[str, list[float]]:
+    """[resident MB, anonymous MB, descriptors] by process that lived from the end of the warm-up to the end.
+
+    From the first tenth of a process's settled samples to the last one, medians of each.
+    """
+    grown, samples = {}, settled(samples)
+    part = max(1, len(samples) // 10)
+    for name, process in samples[0].processes.items():
+        lives = [sample.processes.get(name) for sample in samples]
+        held = [(one.rss_mb, one.anonymous_mb, one.descriptors) for one in lives if one and one.pid == process.pid]
+        if len(held) == len(samples):
+            measures = zip(*held, strict=True)
+            grown[name] = [float(median(values[-part:]) - median(values[:part])) for values in measures]
+    return grown
+
+
+def creeping(samples: list[Sample]) -> list[str]:
+    """A line for each process whose memory or descriptors grew by more than they may."""
+    hours = (samples[-1].seconds - settled(samples)[0].seconds) / 3600
+    most_mb, lines = max(LEAST_MB, MOST_MB_AN_HOUR * hours), []
+    for name, (resident, anonymous, more) in growth(samples).items():
+        for memory, grown in (("resident", resident), ("anonymous", anonymous)):
+            if grown > most_mb:
+                lines.append(f"{name}: expected at most {most_mb:.1f} MB more {memory} memory, got {grown:.1f}")
+        if more > 0:
+            lines.append(f"{name}: expected no further descriptor, got {more:g}")
+    return lines
+
+
+def by_minute(samples: list[Sample]) -> list[Sample]:
+    """A sample a minute; of a soak that ended sooner, the first and the last one."""
+    chosen = samples[:1]
+    for sample in samples:
+        if sample.seconds >= chosen[-1].seconds + 60.0 - EVERY_S / 2:
+            chosen.append(sample)
+    return chosen if len(chosen) > 1 else [samples[0], samples[-1]]
+
+
+def look(root: int) -> dict[str, Process]:
+    """The process and its descendants, by title; those of the same title are numbered by their age."""
+    found: dict[str, Process] = {}
+    numbers: Counter[str] = Counter()
+    spent = cpu_of_descendants(root)
+    for each in [psutil.Process(root), *sorted(spent, key=psutil.Process.create_time)]:
+        with suppress(psutil.Error):  # it has ended, or is ending
+            memory, opened = each.memory_info(), each.num_fds()
+            name = "parent" if each.pid == root else each.name()
+            numbers[name] += 1
+            numbered = f"{name} {numbers[name]}" if numbers[name] > 1 else name
+            sizes = memory.rss / 2**20, (memory.rss - memory.shared) / 2**20
+            found[numbered] = Process(each.pid, *sizes, opened, spent.get(each, time.process_time()))
+    return found
+
+
+def take(counts: Counts, seconds: float) -> list[Sample]:
+    samples, began, due, interrupted = [], time.monotonic(), 0.0, False
+    while True:
+        passed = time.monotonic() - began
+        samples.append(Sample(passed, os.getloadavg()[0], look(os.getpid()), dict(counts())))
+        if interrupted or passed >= seconds:
+            return samples
+        due += EVERY_S
+        try:
+            time.sleep(max(0.0, began + due - time.monotonic()))
+        except (KeyboardInterrupt, SystemExit):
+            interrupted = True
+
+
+def figures_of(samples: list[Sample]) -> dict[str, Any]:
+    """A sample a minute, as columns; a process that did not live then has None."""
+    minutes = by_minute(samples)
+    seen = Counter(name for sample in minutes for name in sample.processes)
+    names = [name for name, times in seen.items() if times > 1]  # others had not yet taken their title
+    columns = {
+        measure: {name: [getattr(sample.processes.get(name), measure, None) for sample in minutes] for name in names}
+        for measure in ("rss_mb", "anonymous_mb", "descriptors", "cpu_s")
+    }
+    return {
+        "seconds": [sample.seconds for sample in minutes],
+        "load": [sample.load for sample in minutes],
+        "counts": {name: [sample.counts.get(name, 0) for sample in minutes] for name in minutes[-1].counts},
+        **columns,
+        "growth": growth(samples),
+    }
+
+
+def _repeat(context: WorkerContext, name: str, times: int, call: Callable[[], object]) -> None:
+    """Calls it until the soak ends, and reports every second how often; a call does it `times` times."""
+    count, due = 0, 0.0
+    while not context.stopping:
+        call()
+        count += times
+        if time.monotonic() >= due:
+            context.report(name, count)
+            due = time.monotonic() + REPORT_S
+
+
+def adder(context: WorkerContext, replay: mc.ReplayBuffer, lane: int) -> None:
+    with replay.writer(lane) as writer:
+
+        def add_episode() -> None:
+            for _ in range(EPISODE - 1):
+                writer.add(VECTOR, 1, 0.5)
+            writer.add(VECTOR, 1, 0.5, True)
+
+        _repeat(context, "adds", EPISODE, add_episode)
+
+
+def sampler(context: WorkerContext, replay: mc.ReplayBuffer) -> None:
+    sample = replay.sampler(BATCH, n_step=3, prioritized=mc.Prioritized()).sample
+    _repeat(context, "samples", 1, partial(sample, timeout=60.0))
+
+
+def publisher(context: WorkerContext, store: mc.ParameterStore, model: torch.nn.Module) -> None:
+    _repeat(context, "publishes", 1, store.publisher(model).publish)
+
+
+def subscriber(context: WorkerContext, store: mc.ParameterStore, model: torch.nn.Module) -> None:
+    pull = store.subscriber(model).pull
+    _repeat(context, "pulls", 1, partial(pull, timeout=60.0))
+
+
+@contextmanager
+def core() -> Iterator[Counts]:
+    """Two writers and a prioritized sampler of their rows, a publisher and its subscriber, flat out."""
+    model = torch.nn.Linear(256, 256)
+    with (
+        mc.ReplayBuffer.create(spec_of(VECTOR), CAPACITY, lanes=2) as replay,
+        mc.ParameterStore.create(model) as store,
+        mc.Workers(grace=60.0) as workers,
+    ):
+        for lane in range(2):
+            workers.start(adder, replay, lane)
+        workers.start(sampler, replay)
+        workers.start(publisher, store, model)
+        workers.start(subscriber, store, model)
+        newest: dict[tuple[str, str], float] = {}
+
+        def counts() -> Counter[str]:
+            workers.check()
+            newest.update({(report.agent, report.name): report.value for report in workers.reports()})
+            total: Counter[str] = Counter()
+            for (_, name), value in newest.items():
+                total[name] += int(value)
+            return total
+
+        yield counts
+
+
+@contextmanager
+def training() -> Iterator[Counts]:
+    """A run of the treasure hunt: three DQN learners and two actors, of which one is killed every two minutes."""
+    config = mc.Config(
+        actor=mc.ActorConfig(processes=2),
+        # Replay and rings of reports are full before the warm-up ends, so that all their memory is touched.
+        replay=mc.ReplayConfig(capacity=8_000),
+        learner=mc.LearnerConfig(device="cpu", log_interval=10),
+        supervision=mc.SupervisionConfig(max_restarts=10, window=KILL_S),
+    )
+    due = time.monotonic() + KILL_S
+
+    def counts() -> Counter[str]:
+        nonlocal due
+        if run.done:
+            run.wait()  # raises what ended it
+        victims = [process for process in cpu_of_descendants(os.getpid()) if title(process) == "actor-1"]
+        if victims and time.monotonic() >= due:
+            due += KILL_S
+            victims[0].kill()
+        status = run.status()
+        restarts = sum(status.restarts.values())
+        return Counter(steps=status.steps, updates=sum(status.updates.values()), restarts=restarts)
+
+    with endless("treasure_hunt", "dqn", config) as run:
+        yield counts
+
+
+PROGRAMS = {"core": core, "training": training}
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--minutes", type=float, default=60.0)
+    parser.add_argument("--program", choices=list(PROGRAMS), default="core")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the figures")
+    add_output(parser, "renew docs/figures/soak-PROGRAM.json and docs/soak-PROGRAM.png")
+
+
+def main(options: argparse.Namespace) -> int:
+    with PROGRAMS[options.program]() as counts:
+        samples = take(counts, 60.0 * options.minutes)
+    minutes = samples[-1].seconds / 60
+    options.command = f"nice -n {os.nice(0)} python -m bench soak --program {options.program} --minutes {minutes:.0f}"
+    figures, stored = figures_of(samples), f"soak-{options.program}"
+    publish(options, f"{rates_table(figures)}\n{creep_table(figures)}", stored, **figures)
+    plot = options.plot or (FOLDER.parent / f"{stored}.png" if options.store else None)
+    if plot:
+        draw(plot, figures)
+    lines = creeping(samples)
+    sys.stderr.writelines(f"{line}\n" for line in lines)
+    return 1 if lines else 0

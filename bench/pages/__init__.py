@@ -1,0 +1,1 @@
+"""Stored figures, and the pages that show them."""

@@ -1,0 +1,185 @@
+"""Figures of docs/figures on the pages of docs: `python -m bench pages` renews what stands between two marks.
+
+<!-- figures: table calls -->
+...
+<!-- end -->
+"""
+
+import argparse
+import re
+from collections.abc import Callable, Mapping
+from functools import partial
+from statistics import median
+from typing import Any
+
+from ..figures import FOLDER, four_digits, load
+from ..machine import say
+from .soak_figures import cpu_rates, rates, spread
+from .tables import markdown, origin, origins, rounded
+
+DOCS = FOLDER.parent
+PAGES = [
+    DOCS / f"{name}.md"
+    for name in ("cluster", "drop-ins", "gallery", "performance", "planning", "reliability", "results")
+]
+PAGES += [*sorted((DOCS / "algorithms").glob("*.md")), DOCS / "guides" / "gpus.md"]
+SIDES = {  # of `python -m bench gpu`
+    "marlcore": "marlcore, us",
+    "locks": "`load_state_dict` under a lock, us",
+    "in turn": "draw, then `torch.as_tensor`, us",
+    "CPU only": "the draw alone, us",
+    "PCIe": "copy of the bytes from or to pinned memory, us",
+}
+REGION = re.compile(r"(<!-- figures: (\w+) ?([\w ]*) -->)(\n?).*?(<!-- end -->)", re.DOTALL)
+
+
+def table(name: str) -> str:
+    """A table that was measured before its command stored figures."""
+    stored = load("earlier")[name]
+    return markdown(stored["columns"], stored["rows"]) + "\n" + origin(stored["origin"])
+
+
+def results(names: str) -> str:
+    """Of `python -m bench results`: the tasks whose names begin with one of these, and those of these algorithms."""
+    shown = {
+        task: record
+        for task, record in load("results").items()
+        if task.startswith(tuple(names.split())) or record["algorithm"] in names.split()
+    }
+    notes = (f"{task}: {record['note']}.\n" for task, record in shown.items() if "note" in record)
+    return "\n".join([results_table(shown), *origins(shown, "date", "machine", "software"), *notes])
+
+
+def results_table(records: Mapping[str, Any]) -> str:
+    titles = {"algorithm": "algorithm", "steps": "steps", "random": "random play", "returns": "returns by seed"}
+    titles |= {"median": "median", "whole": "means of whole runs", "greedy": "greedy returns by seed"}
+    titles |= {"updates": "updates", "seconds": "seconds, median", "load": "load"}
+    records = four_digits({task: {**row, "median": median(row["returns"])} for task, row in records.items()})
+    shown = [name for name in titles if any(record.get(name) is not None for record in records.values())]
+    rows = ([task, *(record.get(name) for name in shown)] for task, record in records.items())
+    return markdown(["task", *(titles[name] for name in shown)], rows)
+
+
+def gallery(example: str) -> str:
+    stored = load("gallery")[example]
+    columns = "seed", "return in the last tenth", "seconds", "CPU seconds"
+    rows = ([seed, *map(rounded, run)] for seed, run in stored["seeds"].items())
+    return markdown(columns, rows) + "\n" + origin(stored)
+
+
+def long(name: str) -> str:
+    """A cell: what the last run of a long form found."""
+    stored = load("long")[name]
+    return f"{stored['found']} ({stored['date']})"
+
+
+def long_origins(_: str) -> str:
+    return "\n".join(origins(load("long"), "machine", "load"))
+
+
+def ratios(_: str) -> str:
+    """By machine with a stored run: the peers' times as multiples of marlcore's, medians of the rounds' ratios."""
+    parts = []
+    for path in sorted(FOLDER.glob("report-*.json")):
+        stored = load(path.stem)
+        peers = list(dict.fromkeys(peer for row in stored["ratios"].values() for peer in row))
+        rows = [
+            [work, *(rounded(row[peer][1]) if peer in row else None for peer in peers)]
+            for work, row in stored["ratios"].items()
+        ]
+        parts.append(markdown(["work", *peers], rows) + "\n" + origin(stored))
+    return "\n".join(parts)
+
+
+def growth(part: str) -> str:
+    stored = load(f"growth-{part}" if part else "growth")
+    return growth_tables(stored) + "\n" + origin(stored)
+
+
+def growth_tables(figures: Mapping[str, Any]) -> str:
+    parts = []
+    for name, works in figures["seconds"].items():
+        sizes = list(next(iter(works.values())))
+        rows = [[work, *(rounded(seconds * 1e6) for seconds in by_size.values())] for work, by_size in works.items()]
+        parts.append(markdown([f"microseconds of CPU time, by {name}", *sizes], rows))
+    columns = ["start, s", "its CPU time, s", "steps in a CPU second of the actor", "memory of all processes, MB"]
+    columns += ["processes", "segments", "descriptors of one process", "steps in a CPU second of all"]
+    for name, sizes in figures["runs"].items():
+        rows = [[size, *(v if isinstance(v, int) else rounded(v) for v in run.values())] for size, run in sizes.items()]
+        parts.append(markdown([name, *columns[: len(rows[0]) - 1]], rows))  # earlier figures have the first four
+    return "\n".join(parts)
+
+
+def gpu(_: str) -> str:
+    """By card."""
+    cards = [load(path.stem) for path in sorted(FOLDER.glob("gpu-*.json"))]
+    return "\n".join(f"{gpu_tables(stored)}\n{origin(stored)}" for stored in cards)
+
+
+def gpu_tables(figures: Mapping[str, Any]) -> str:
+    """Calls' times as they are, and what runs did."""
+    rows = [
+        [work, *(rounded(times[side]) if side in times else None for side in SIDES)]
+        for work, times in figures["microseconds"].items()
+    ]
+    parts = [markdown(["work", *SIDES.values()], rows)]
+    for title, runs in figures["runs"].items():
+        columns = title, "steps/s", "updates/s", "GPU busy, %", "memory on it, MB"
+        parts.append(markdown(columns, ([name, *map(rounded, run.values())] for name, run in runs.items())))
+    return "\n".join(parts)
+
+
+def instructions(_: str) -> str:
+    parts = []
+    for compiler, stored in load("instructions").items():
+        parts.append(markdown(["call", "instructions"], stored["counts"].items()))
+        parts.append(f"`python -m bench instructions`; {stored['date']}; {compiler}.\n")
+    return "\n".join(parts)
+
+
+def soak(part: Callable[[Mapping[str, Any]], str], name: str) -> str:
+    stored = load(f"soak-{name}")
+    loads = stored["load"]
+    between = f"{min(loads):.0f} to {max(loads):.0f}, median {median(loads):.0f}"
+    return part(stored) + "\n" + origin({**stored, "load": between})
+
+
+def rates_table(figures: Mapping[str, Any]) -> str:
+    rows = [[f"{call}/s", *map(rounded, spread(values))] for call, values in rates(figures).items()]
+    rows += [[f"{call} in a CPU second", *map(rounded, spread(by_cpu))] for call, by_cpu in cpu_rates(figures).items()]
+    return markdown(["by minute", "5th percentile", "median", "95th percentile"], rows)
+
+
+def creep_table(figures: Mapping[str, Any]) -> str:
+    """What the processes had at the end, and by how much it grew after the warm-up."""
+    rows = []
+    for process, growth in figures["growth"].items():
+        held = [figures[measure][process][-1] for measure in ("rss_mb", "anonymous_mb", "descriptors")]
+        rows.append([process, *(f"{rounded(end):g} ({grown:+.3g})" for end, grown in zip(held, growth, strict=True))])
+    return markdown(["process", "resident MB", "anonymous MB", "descriptors"], rows)
+
+
+RENDERERS: dict[str, Callable[[str], str]] = {
+    **{
+        each.__name__: each for each in (table, results, gallery, long, long_origins, ratios, growth, gpu, instructions)
+    },
+    "soak_rates": partial(soak, rates_table),
+    "soak_growth": partial(soak, creep_table),
+}
+
+
+def filled(text: str, renderers: Mapping[str, Callable[[str], str]] = RENDERERS) -> str:
+    """The page with every region as its renderer gives it; one within a line stays so, as in a table's cell."""
+
+    def fill(region: re.Match[str]) -> str:
+        begin, renderer, argument, newline, end = region.groups()
+        return f"{begin}{newline}{newline}{renderers[renderer](argument)}{newline}{end}"
+
+    return REGION.sub(fill, text)
+
+
+def main(_: argparse.Namespace) -> None:
+    for page in PAGES:
+        if (renewed := filled(page.read_text())) != page.read_text():
+            page.write_text(renewed)
+            say(f"{page.name}: renewed by the stored figures")

@@ -1,0 +1,78 @@
+"""Processes from outside: their CPU time and memory, those that have ended, and calls in fresh interpreters."""
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
+from multiprocessing import get_context
+from typing import Any, TypeVar
+
+import psutil
+
+from marlcore.processes import end_with_parent
+
+Result = TypeVar("Result")
+
+LIMIT_S = 600.0
+
+
+def fresh_processes(count: int) -> ProcessPoolExecutor:
+    """Fresh interpreters, which the kernel kills if this program, or the thread that submits their first call, ends."""
+    return ProcessPoolExecutor(count, get_context("spawn"), initializer=end_with_parent, initargs=(os.getpid(),))
+
+
+def run_fresh(function: Callable[..., Result], *args: Any) -> Result:
+    """The call's result, from a process of its own."""
+    with fresh_processes(1) as pool:
+        return pool.submit(function, *args).result()
+
+
+def in_turns(sides: Mapping[str, Callable[[], Result]], rounds: int) -> dict[str, list[Result]]:
+    """What each side returns in each round, in which they take turns: what else the machine does then affects all."""
+    taken: dict[str, list[Result]] = {name: [] for name in sides}
+    for _ in range(rounds):
+        for name, side in sides.items():
+            taken[name].append(side())
+    return taken
+
+
+def wait_until(until: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not until():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"expected a run to get on within {LIMIT_S:g} s")
+        time.sleep(0.1)
+
+
+def cpu_of_descendants(root: int) -> dict[psutil.Process, float]:
+    """CPU-seconds of each living descendant of a process."""
+    spent = {}
+    for process in psutil.Process(root).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+            times = process.cpu_times()
+            spent[process] = times.user + times.system
+    return spent
+
+
+def title(process: psutil.Process) -> str:
+    """The name that the kernel shows, such as that of a worker; empty if the process has ended."""
+    with suppress(psutil.NoSuchProcess):
+        return process.name()
+    return ""
+
+
+class TreeTime:
+    """The CPU time of all descendants of a process that were alive at a `look`.
+
+    Look often: the time that a process takes between the last look and its end is not seen.
+    """
+
+    def __init__(self, root: int) -> None:
+        self._root = root
+        self._seen: dict[psutil.Process, float] = {}
+
+    def look(self) -> float:
+        """CPU-seconds until now."""
+        self._seen |= cpu_of_descendants(self._root)
+        return sum(self._seen.values())

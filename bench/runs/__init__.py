@@ -1,0 +1,1 @@
+"""Whole training runs: how fast they are, and what they learn."""

@@ -1,0 +1,164 @@
+"""`python -m bench self_play`: the last policy of a run of self-play against the first of its pool, in 200 games.
+
+Half of the games are played from each side, greedily. Games without chance begin with a few random moves, since they
+would all be the same. In "exploring" games both sides explore as they did when they were trained: the first member,
+which was admitted untrained, acts at random, and the last policy in one move of twenty. In tic-tac-toe, 200 more games
+are played greedily against a perfect player, from the empty board. `--speed` compares the
+episodes/s of async with serial mode at equal updates, as many that serial mode spends half of its time in them.
+"""
+
+import argparse
+import os
+import tempfile
+import time
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+from puck import chaser, idle, two_player_puck
+
+import marlcore as mc
+from marlcore import algos
+from marlcore.declared import changed
+from marlcore.envs import NamedEnvironment
+from marlcore.training.config import read_settings
+
+from ..machine import say
+from ..pages.tables import records
+from ..processes import in_turns
+from .perfect import Perfect
+from .training import play_both_sides, run
+
+GAMES = 200
+DQN = mc.DQN(learning_rate=1e-3, reward_scale=1.0)
+
+
+@dataclass(frozen=True)
+class Game:
+    make: Any
+    steps: int
+    anchors: Any
+    opening: int = 0  # random moves
+    n_step: int = 1
+    updates_per_step: float = 0.25
+    balanced: float = 0.3  # updates a step for which serial mode spends half of its time in updates
+    perfect: Any = None  # a player that never loses
+
+
+TASKS = {
+    "puck": Game(two_player_puck, 150_000, {idle: 0.1, chaser: 0.1}, n_step=3, balanced=0.16),
+    "tictactoe_v3": Game(NamedEnvironment("pettingzoo:classic.tictactoe_v3"), 200_000, {}, opening=2, perfect=Perfect),
+    "connect_four_v3": Game(NamedEnvironment("pettingzoo:classic.connect_four_v3"), 500_000, {}, opening=4),
+}
+
+
+class Opening:
+    """A PettingZoo AEC environment of masked actions whose first moves are random."""
+
+    def __init__(self, env: Any, moves: int) -> None:
+        self._env = env
+        self._moves = moves
+        self._rng = np.random.default_rng(0)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._env, name)
+
+    def reset(self, seed: int | None = None, options: Any = None) -> None:
+        if seed is not None:
+            self._rng = np.random.default_rng(seed)
+        self._env.reset(seed=seed)
+        for _ in range(self._moves):
+            mask = self._env.observe(self._env.agent_selection)["action_mask"]
+            self._env.step(int(self._rng.choice(np.flatnonzero(mask))))
+
+
+def opened(game: Game) -> Any:
+    return (lambda: Opening(game.make(), game.opening)) if game.opening else game.make
+
+
+def config_of(game: Game, seed: int, mode: Any, run_dir: str | None = None) -> mc.Config:
+    return mc.Config(
+        total_steps=game.steps,
+        seed=seed,
+        mode=mode,
+        run_dir=run_dir,
+        updates_per_step=game.updates_per_step,
+        actor=mc.ActorConfig(envs=8, sync_interval=10),
+        learner=mc.LearnerConfig(n_step=game.n_step, warmup=1000, device="cpu"),
+        exploration=mc.ExplorationConfig(epsilon=mc.Linear(1.0, 0.05, game.steps // 3)),
+        self_play=mc.SelfPlayConfig(pool=8, admit_updates=1000, anchors=game.anchors, explore=game.opening > 0),
+    )
+
+
+def learn(name: str, seed: int, mode: Any, file: str | None) -> dict[str, Any]:
+    """A row: what a run took, and the games that its last policy won, drew and lost."""
+    game = TASKS[name]
+    with tempfile.TemporaryDirectory() as folder:
+        began = time.monotonic()
+        run_dir = str(Path(folder) / "run")
+        algorithm, config = DQN, config_of(game, seed, mode, run_dir)
+        if file is not None:
+            settings = read_settings(file)
+            algorithm = changed(algos.make(settings.algo), settings.algorithm)
+            config = replace(settings.config, seed=seed, mode=mode, run_dir=run_dir)
+        result = mc.train(game.make, algorithm, config, progress=False)
+        seconds = time.monotonic() - began
+        first = mc.load_policy(result.run_dir, "main", "opponent-1")
+        scores = {
+            "greedy: won / drawn / lost": score(opened(game), result.run_dir, first, False),
+            "exploring": score(opened(game), result.run_dir, first, True),
+            "perfect player": game.perfect and score(game.make, result.run_dir, game.perfect, False),
+        }
+    took = {"steps": result.steps, "updates": result.updates["main"], "seconds": round(seconds)}
+    return {"game": name, "seed": str(seed), **took, **scores}
+
+
+def score(make: Any, run_dir: Path, opponent: Any, explore: bool) -> str:
+    """Games won, drawn and lost by the last policy against an opponent."""
+    returns = play_both_sides(run_dir, opponent, GAMES, env_fn=make, explore=explore)
+    won, drawn = int((returns > 0.5).sum()), int((abs(returns) <= 0.5).sum())  # puck pays a little for standing well
+    return f"{won} / {drawn} / {GAMES - won - drawn}"
+
+
+def speed(name: str, steps: int, updates: float, mode: Any) -> float:
+    """Episodes/s of the last four fifths of a run without games of the policy against itself."""
+    game = replace(TASKS[name], steps=steps, updates_per_step=updates)
+    config = config_of(game, 0, mode)
+    config = replace(config, self_play=replace(config.self_play, latest=0.0), metrics=mc.MetricsConfig(("csv",)))
+    _, metrics = run(game.make, DQN, config)
+    times = sorted(metric.time_s for metric in metrics if metric.name == "episode_return")
+    first = len(times) // 5
+    return (len(times) - first - 1) / (times[-1] - times[first])
+
+
+def compare(name: str, steps: int, updates: float, rounds: int) -> str:
+    sides = {mode: partial(speed, name, steps, updates, mode) for mode in ("serial", "async")}
+    serial, overlapped = map(median, in_turns(sides, rounds).values())
+    return (
+        f"{name}, {updates:g} updates/step: serial {serial:,.1f} episodes/s, async {overlapped:,.1f} episodes/s, "
+        f"ratio {overlapped / serial:.2f}"
+    )
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--task", action="append", choices=list(TASKS), help="of these alone")
+    parser.add_argument("--seeds", default="0,1,2", help="with commas between")
+    parser.add_argument("--mode", default="async", choices=["async", "serial"])
+    parser.add_argument("--speed", action="store_true", help="compare async with serial mode")
+    parser.add_argument("--steps", type=int, default=20_000, help="of a run of --speed")
+    parser.add_argument("--updates", type=float, help="updates a step in runs of --speed; by default the game's")
+    parser.add_argument("--rounds", type=int, default=3, help="of --speed")
+    parser.add_argument("--settings", help="a file of settings to train with, such as one of marlcore/presets")
+
+
+def main(options: argparse.Namespace) -> None:
+    say(f"{os.cpu_count()} cores, load {options.load_before:.1f} before")
+    for name in options.task or TASKS:
+        if options.speed:
+            say(compare(name, options.steps, options.updates or TASKS[name].balanced, options.rounds))
+        else:
+            seeds = map(int, options.seeds.split(","))
+            say(records([learn(name, seed, options.mode, options.settings) for seed in seeds]))

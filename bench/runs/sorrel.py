@@ -1,0 +1,83 @@
+"""`python -m bench sorrel`: sorrel's examples, by sorrel's own loop and by run_experiment_mp, at equal updates.
+
+For each seed both sides run one after the other, each in a process of its own, in the environment that
+`python -m bench install sorrel` makes. The rate is agent-steps by the seconds from the first turn, seen to 50 ms,
+to the end of the call: it leaves out the seconds before it, which the last column has. The last line states the ratio
+of the medians without and with them. `--kill` has a learner killed by SIGKILL in the middle of each run in processes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from statistics import fmean, median, stdev
+from typing import Any
+
+from .. import ROOT
+from ..machine import say
+from ..pages.tables import records
+from ..peers.install import SORREL, WITH_MARLCORE
+
+PROCESSES = "in processes"
+PROGRAM = ROOT / "bench" / "peers" / "sorrel_treasurehunt.py"
+
+
+def run(side: str, seed: int, threads: int, options: argparse.Namespace) -> dict[str, Any]:
+    """One experiment of one side."""
+    names = "agents", "epochs", "turns", "world", "kill"
+    wanted = {"side": side, "seed": seed, "threads": threads, **{name: getattr(options, name) for name in names}}
+    wanted["options"] = json.loads(options.options)
+    return SORREL.run(PROGRAM, json.dumps(wanted), env={**WITH_MARLCORE, "OMP_NUM_THREADS": str(threads)})
+
+
+def rate(run: dict[str, Any], whole: bool = False) -> float:
+    """Agent-steps a second from the first turn to the end; from the call on for the whole."""
+    return float(run["steps"] / (run["seconds"] - (0.0 if whole else run["start_s"])))
+
+
+def times(runs: dict[str, list[dict[str, Any]]], whole: bool) -> float:
+    """The median rate in processes, by that of sorrel's own loop with its best number of threads."""
+    rates = {name: median(rate(run, whole) for run in of_side) for name, of_side in runs.items()}
+    return rates.pop(PROCESSES) / max(rates.values())
+
+
+def row(side: str, seed: int, result: dict[str, Any]) -> dict[str, Any]:
+    scores = result["scores"]
+    halves = [f"{fmean(part):.1f} +- {stdev(part):.1f}" for part in (scores, scores[len(scores) // 2 :])]
+    measured = {name: result[name] for name in ("updates", "steps", "seconds", "cpu_s")}
+    measured |= {"steps a second": rate(result), "score of an epoch": halves[0], "second half": halves[1]}
+    before = {"restarts": result.get("restarts"), "s before the first turn": result["start_s"]}
+    return {"side": side, "seed": str(seed), **measured, **before}
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--world", choices=["treasurehunt", "tag", "cleanup"], default="treasurehunt")
+    parser.add_argument("--agents", type=int, default=5)
+    parser.add_argument("--turns", type=int, default=50)
+    parser.add_argument("--epochs", type=int, default=200)
+    parser.add_argument("--seeds", default="0,1,2", help="with commas between")
+    parser.add_argument("--threads", default="1", help="of torch in sorrel's own loop, with commas between")
+    parser.add_argument("--kill", action="store_true", help="a learner, in the middle")
+    parser.add_argument("--options", default="{}", help="of run_experiment_mp, as JSON")
+
+
+def main(options: argparse.Namespace) -> None:
+    if SORREL.missing:
+        sys.exit(f"sorrel is not installed: {SORREL.missing}")
+    sides = [(f"sequential, threads: {count}", "sequential", int(count)) for count in options.threads.split(",")]
+    sides.append((PROCESSES, "processes", 1))
+    say(f"{os.cpu_count()} cores, load {options.load_before:.1f} before")
+    runs: dict[str, list[dict[str, Any]]] = {name: [] for name, _, _ in sides}
+    for seed in map(int, options.seeds.split(",")):
+        for name, side, threads in sides:
+            runs[name].append(run(side, seed, threads, options))
+            if left := runs[name][-1].get("left"):
+                sys.exit(f"left behind in /dev/shm: {left}")
+        say(records([row(name, seed, of_side[-1]) for name, of_side in runs.items()]))
+    bare, whole = (times(runs, whole) for whole in (False, True))
+    say(
+        f"in processes: {bare:.2f} times sorrel's own loop, {whole:.2f} times with the start of processes; "
+        f"load {os.getloadavg()[0]:.1f} after"
+    )

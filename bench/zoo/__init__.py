@@ -1,0 +1,1 @@
+"""What the presets learn, for docs/zoo.md."""

@@ -1,0 +1,182 @@
+"""The page of the zoo, docs/zoo.md, and its picture, from stored figures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import gymnasium
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import EngFormatter
+from numpy.typing import NDArray
+
+import marlcore as mc
+from marlcore.training import preset_names
+
+from .. import ROOT
+from ..figures import picture
+from ..pages.pages import filled
+from ..pages.tables import markdown
+
+DOCS = ROOT / "docs"
+PANELS = 5  # in a row of the picture
+RL_ZOO = {  # one run each, in thousands of steps; HalfCheetah and Hopper are -v3 there, LunarLander is -v2
+    "acrobot-ppo": (-73.5, 1000), "bipedalwalker-ppo": (213.3, 5000), "breakout-dqn": (358.3, 10_000),
+    "cartpole-dqn": (500, 50), "cartpole-ppo": (500, 100), "halfcheetah-sac": (9535, 1000),
+    "hopper-ppo": (2410.4, 1000), "lunarlander-dqn": (154.4, 100), "lunarlander-ppo": (242.1, 1000),
+    "mountaincar-ppo": (-110.4, 1000), "pendulum-sac": (-157.0, 20), "pendulum-td3": (-151.9, 20),
+    "pong-dqn": (20.6, 10_000),
+}  # fmt: skip
+TEAM_TASKS = ("simple-spread", "simple-reference", "simple-tag")
+TEAM_ALGORITHMS = ("vdn", "qmix", "matd3", "maddpg", "happo", "coma", "mappo", "ppo")
+TEAM_STEPS = 100_000  # of the environment, by all of their presets
+OF_BENCHMARL = {"vdn": "vdn", "qmix": "qmix", "maddpg": "maddpg", "mappo": "mappo", "ippo": "ppo"}  # by its names
+COLUMNS = (
+    "preset", "environment", "algorithm", "steps", "seeds", "random", "last", "best", "threshold", "solved", "RL Zoo",
+    "seconds", "CPU seconds",
+)  # fmt: skip
+
+
+def interquartile_mean(scores: Sequence[float]) -> tuple[float, float, float]:
+    """The mean without the lowest and the highest quarter, and its interval of 95 % by the percentile bootstrap."""
+    from scipy.stats import bootstrap, trim_mean  # here: its import takes a second, and pytest imports this file
+
+    mean = partial(trim_mean, proportiontocut=0.25)
+    if len(scores) < 2:
+        return float(mean(scores)), math.nan, math.nan
+    drawn = bootstrap((scores,), mean, n_resamples=20_000, method="percentile", rng=np.random.default_rng(0))
+    return float(mean(scores)), *map(float, drawn.confidence_interval)
+
+
+def write(figures: Mapping[str, Any], defaults: Mapping[str, Any], benchmarl: Mapping[str, Any]) -> None:
+    """Writes what of the page comes from figures, between its marks, and the pictures."""
+    table = markdown(COLUMNS, (row_of(name, figures.get(name)) for name in preset_names()))
+    image = "![Return over the steps of each preset's runs: means, and lowest to highest](zoo/curves.png)"
+    text = "\n".join([table, conditions(figures), "", image, ""])
+    page = DOCS / "zoo.md"
+    renderers = {"zoo": lambda _: text, "defaults": lambda _: table_of_defaults(defaults)}
+    renderers["benchmarl"] = lambda _: beside_benchmarl(figures, benchmarl)
+    page.write_text(filled(page.read_text(), renderers))
+    draw({name: figures[name] for name in preset_names() if name in figures}, DOCS / "zoo" / "curves.png")
+    draw_teams(figures, DOCS / "zoo" / "teams.png")
+
+
+def conditions(figures: Mapping[str, Any]) -> str:
+    loads = [run["load"] for record in figures.values() for run in record["runs"].values()]
+    presets: dict[str, list[str]] = {}  # by machine
+    for preset, record in sorted(figures.items()):
+        presets.setdefault(f"{record['machine']}; {record['software']}", []).append(preset)
+    most = max(presets, key=lambda machine: len(presets[machine]))
+    lines = [f"{'Others' if machine == most else ', '.join(of)}: {machine}." for machine, of in presets.items()]
+    return "\n".join([*sorted(lines), f"The load was {min(loads):g} to {max(loads):g}."])
+
+
+def row_of(preset: str, record: Mapping[str, Any] | None) -> list[str]:
+    env, algorithm, config = mc.preset(preset)
+    reference = RL_ZOO.get(preset)
+    beside = "" if reference is None else f"{reference[0]:g} ({reference[1]:,}k)"
+    threshold = threshold_of(env)
+    names = [preset, env.rpartition(":")[2], type(algorithm).__name__, f"{config.total_steps:,}"]
+    if record is None:
+        return [*names, "", "", "not run", "", _number(threshold), "", beside, "", ""]
+    runs = list(record["runs"].values())
+    last = [run["last"] for run in runs]
+    mean, low, high = interquartile_mean(last)
+    interval = "" if math.isnan(low) else f" [{low:.4g}, {high:.4g}]"
+    best = [run["best"] for run in runs if "best" in run]
+    solved = ""
+    if threshold is not None:
+        reached = sum(score >= threshold for score in last)
+        solved = f"{'yes' if mean >= threshold else 'no'}, {reached} of {len(last)}"
+    seconds = [f"{median(run[name] for run in runs):.0f}" for name in ("seconds", "cpu")]
+    shown_best = f"{interquartile_mean(best)[0]:.4g}" if best else ""
+    chance = f"{record['random']:.4g}" if "random" in record else "0.5"
+    scores = [chance, f"{mean:.4g}{interval}", shown_best]
+    return [*names, str(len(runs)), *scores, _number(threshold), solved, beside, *seconds]
+
+
+def table_of_defaults(defaults: Mapping[str, Any]) -> str:
+    rows = []
+    for algorithm, changes in defaults.items():
+        for change, scores in changes.items():
+            mean = np.mean([np.mean(seeds[:2]) for seeds in scores.values()])  # which all rows have
+            each = [f"{preset} {', '.join(f'{score:.2f}' for score in seeds)}" for preset, seeds in scores.items()]
+            rows.append([algorithm, change, f"{mean:.2f}", "; ".join(each)])
+    return markdown(("algorithm", "settings", "score", "scores by seed"), rows)
+
+
+def beside_benchmarl(figures: Mapping[str, Any], benchmarl: Mapping[str, Any]) -> str:
+    """A row a run of BenchMARL, beside the preset of the same task and algorithm."""
+    columns = ["BenchMARL's run", "seed", "steps", "return", "seconds", "CPU seconds", "preset"]
+    columns += ["its return", "its seconds", "its CPU seconds", "seconds, times", "CPU seconds, times"]
+    rows = []
+    for name, runs in benchmarl["runs"].items():
+        task, algorithm = name.split()[:2]
+        preset = f"{task}-{OF_BENCHMARL[algorithm]}"
+        ours = list(figures[preset]["runs"].values())
+        medians = {measure: median(run[measure] for run in ours) for measure in ("seconds", "cpu")}
+        score = f"{interquartile_mean([run['last'] for run in ours])[0]:.4g}"
+        for seed, run in runs.items():
+            seconds, cpu = (run.get("beside", medians)[measure] for measure in ("seconds", "cpu"))
+            theirs = [name, seed, run["steps"], f"{run['last']:.4g}", run["seconds"], run["cpu"]]
+            times = [f"{run['seconds'] / seconds:.1f}", f"{run['cpu'] / cpu:.1f}"]
+            rows.append([*theirs, preset, score, f"{seconds:.0f}", f"{cpu:.0f}", *times])
+    return markdown(columns, rows) + f"\n{benchmarl['machine']}; {benchmarl['software']}.\n"
+
+
+def threshold_of(env: str) -> float | None:
+    """What Gymnasium's registry calls solved; None for environments without a threshold, and of other packages."""
+    spec = gymnasium.registry.get(env.partition(":")[2])
+    return None if spec is None or spec.reward_threshold is None else float(spec.reward_threshold)
+
+
+def draw(figures: Mapping[str, Any], path: Path) -> None:
+    """A panel a preset: the mean of the runs' curves, a band from the lowest to the highest, and the threshold."""
+    lines = math.ceil(len(figures) / PANELS)
+    with picture(path, lines, PANELS, figsize=(12, 2 * lines), dpi=90) as (_, panels):
+        for axes in panels[len(figures) :]:
+            axes.set_axis_off()
+        for axes, (preset, record) in zip(panels, figures.items(), strict=False):
+            env, _, config = mc.preset(preset)
+            steps, curves = _curves_of(record, config.total_steps)
+            whole = ~np.isnan(curves).any(0)
+            steps, curves = steps[whole], curves[:, whole]
+            axes.fill_between(steps, curves.min(0), curves.max(0), alpha=0.25, linewidth=0)
+            axes.plot(steps, curves.mean(0), linewidth=1.5)
+            if (threshold := threshold_of(env)) is not None:
+                axes.axhline(threshold, color="0.5", linewidth=1, linestyle="--")
+            _label(axes, preset)
+            axes.tick_params(labelsize=7)
+
+
+def draw_teams(figures: Mapping[str, Any], path: Path) -> None:
+    """A panel a task: the mean curve of each algorithm's seeds."""
+    with picture(path, 1, len(TEAM_TASKS), figsize=(12, 4), dpi=90) as (_, panels):
+        for axes, task in zip(panels, TEAM_TASKS, strict=True):
+            for number, algorithm in enumerate(TEAM_ALGORITHMS):
+                if record := figures.get(f"{task}-{algorithm}"):
+                    steps, curves = _curves_of(record, TEAM_STEPS)
+                    axes.plot(steps, curves.mean(0), color=f"C{number}", linewidth=1.5, label=algorithm.upper())
+            _label(axes, task.replace("-", "_"))
+            axes.legend(fontsize=7, frameon=False)
+
+
+def _curves_of(record: Mapping[str, Any], total_steps: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The steps in the middle of each bin, and the returns [runs, bins]."""
+    curves = np.array([run["curve"] for run in record["runs"].values()], float)
+    bins = curves.shape[1]
+    return (np.arange(bins) + 0.5) / bins * total_steps, curves
+
+
+def _label(axes: Axes, title: str) -> None:
+    axes.set_title(title, fontsize=9)
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:g}"

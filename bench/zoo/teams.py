@@ -1,0 +1,52 @@
+"""`python -m bench teams`: BenchMARL on MPE, at as many steps of the environment as the zoo's presets, for docs/zoo.md.
+
+Each run is in the environment that `python -m bench install benchmarl` makes. It is stored in
+docs/zoo/benchmarl.json, with the time that the preset's run took after it; a seed that runs again replaces its own.
+`--changes` are of BenchMARL's experiment, such as '{"lr": 0.0005}'. `python -m bench zoo --page` then renews the table
+and the picture.
+"""
+
+import argparse
+import json
+import os
+import sys
+from itertools import product
+from typing import Any
+
+from .. import ROOT
+from ..figures import write
+from ..machine import processor, say
+from ..peers.install import BENCHMARL
+from .page import OF_BENCHMARL, TEAM_STEPS, TEAM_TASKS
+from .zoo import BENCHMARL as FIGURES
+from .zoo import read_figures, train_fresh
+
+PROGRAM = ROOT / "bench" / "zoo" / "benchmarl_mpe.py"
+
+
+def run(task: str, algorithm: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
+    """One run, and what the preset's run took after it."""
+    load = os.getloadavg()[0]
+    found = BENCHMARL.run("-I", PROGRAM, task.replace("-", "_"), algorithm, options.steps, seed, options.changes)
+    ours = train_fresh(f"{task}-{OF_BENCHMARL[algorithm]}", seed)
+    return {**found, "load": round(load, 1), "beside": {name: ours[name] for name in ("seconds", "cpu", "load")}}
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--tasks", nargs="+", choices=TEAM_TASKS, default=TEAM_TASKS)
+    parser.add_argument("--algorithms", nargs="+", choices=[*OF_BENCHMARL], default=[*OF_BENCHMARL])
+    parser.add_argument("--steps", type=int, default=TEAM_STEPS)
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0])
+    parser.add_argument("--changes", default="{}", metavar="JSON")
+
+
+def main(options: argparse.Namespace) -> None:
+    if BENCHMARL.missing:
+        sys.exit(f"BenchMARL is not installed: {BENCHMARL.missing}")
+    for task, algorithm, seed in product(options.tasks, options.algorithms, options.seeds):
+        found = run(task, algorithm, seed, options)
+        say(f"{task} {algorithm} {seed} {json.dumps(found)}")
+        name = f"{task} {algorithm}" + (f" {options.changes}" if options.changes != "{}" else "")
+        figures = read_figures(FIGURES)
+        figures.setdefault("runs", {}).setdefault(name, {})[str(seed)] = found
+        write(FIGURES, {**figures, "machine": processor(), "software": BENCHMARL.packages})
