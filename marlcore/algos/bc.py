@@ -11,7 +11,7 @@ import torch
 from ..interfaces import Action, Update
 from ..spaces import Spaces
 from ..spec import TransitionSpec
-from .base import AdamTrainer, Hyperparameters, Layers, LearningRate, Positive, Request
+from .bases.common import ActRequest, AdamTrainer, Hyperparameters, Layers, LearningRate, Positive
 from .fast import faster
 from .networks.distributions import distribution_of
 from .networks.own import torso_of
@@ -39,7 +39,7 @@ class BC(Hyperparameters):
     def make_model(self, spaces: Spaces) -> PolicyNetwork:
         return PolicyNetwork(self, spaces, torso_of(self, spaces, self.hidden))
 
-    def chosen(self, model: Any, obs: Any, request: Request) -> Action:
+    def chosen(self, model: Any, obs: Any, request: ActRequest) -> Action:
         """Actions drawn from the policy."""
         return Action(model.distribution.sample(faster(model)(obs), request.mask, request.generator)[0])
 

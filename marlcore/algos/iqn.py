@@ -16,13 +16,13 @@ from torch.nn import functional
 
 from ..interfaces import Update
 from ..spaces import Spaces
-from .base import AtLeast1, Layers, Positive, Units, own_generator
+from .bases.common import AtLeast1, Layers, Positive, Units, own_generator
+from .bases.q_learning import FeedforwardQLearning, QTrainer
 from .fast import faster
 from .networks.initialization import initialize
 from .networks.own import torso_of
 from .networks.qnetwork import QNetwork, best
 from .networks.torso import Dense
-from .value_based import FeedforwardQLearning, QTrainer
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marlcore.algos import R2D2
-from marlcore.algos.r2d2 import window_returns
+from marlcore.algos.bases.q_learning import window_returns
 from marlcore.replay import Prioritized
 from marlcore.spaces import MASK, Spaces
 

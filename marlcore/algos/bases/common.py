@@ -1,4 +1,4 @@
-"""Bases of the package's algorithms: checked hyperparameters, actions without gradients, trainers that resume."""
+"""The base of all algorithms: checked hyperparameters, actions without gradients, trainers that resume."""
 
 import copy
 from abc import abstractmethod
@@ -11,15 +11,16 @@ import numpy as np
 import torch
 from torch import nn
 
-from ..declared import UNITS, By, Number, Scheduled, Sizes, Whole, check_declared
-from ..interfaces import Action, Algorithm
-from ..spaces import Spaces
-from .fast.adam import ClippedAdam, unrecorded
-from .networks.initialization import Initialization
-from .networks.own import own_function
-from .networks.torso import Activation
+from ...declared import UNITS, By, Number, Scheduled, Sizes, Whole, check_declared
+from ...interfaces import Action, Algorithm
+from ...spaces import Spaces
+from ..fast.adam import ClippedAdam, unrecorded
+from ..networks.initialization import Initialization
+from ..networks.own import own_function
+from ..networks.torso import Activation
 
 Positive: TypeAlias = Annotated[float, Number(above=0)]
+AtLeast0: TypeAlias = Annotated[float, Number(0)]
 Share: TypeAlias = Annotated[float, Number(above=0, high=1)]
 AtLeast1: TypeAlias = Annotated[int, Whole(1)]
 Units: TypeAlias = Annotated[int, UNITS]
@@ -32,7 +33,7 @@ RATE = "learning_rate"
 N = TypeVar("N", bound=nn.Module)
 
 
-class Request(NamedTuple):
+class ActRequest(NamedTuple):
     """The arguments of `Algorithm.act` beside the model and the observations, where actors explore."""
 
     explore: Mapping[str, Any]
@@ -83,7 +84,7 @@ class Hyperparameters(Algorithm):
         """See `Algorithm.act`, `chosen` and `greedy`."""
         with torch.inference_mode():
             if request["explore"] is not None:
-                return self.chosen(model, obs, Request(**request))
+                return self.chosen(model, obs, ActRequest(**request))
             action, state = self.greedy(model, obs, request["state"], request["mask"])
             return Action(action.numpy(force=True), state=state)
 
@@ -93,7 +94,7 @@ class Hyperparameters(Algorithm):
         return {RATE: rate} if isinstance(rate, str) else {}
 
     @abstractmethod
-    def chosen(self, model: Any, obs: Any, request: Request) -> Action:
+    def chosen(self, model: Any, obs: Any, request: ActRequest) -> Action:
         """The actions for k observations, with exploration. `faster(model)` runs the model."""
 
     @abstractmethod
