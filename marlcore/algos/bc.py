@@ -11,7 +11,8 @@ import torch
 from ..interfaces import Action, Update
 from ..spaces import Spaces
 from ..spec import TransitionSpec
-from .bases.common import ActRequest, AdamTrainer, Hyperparameters, Layers, LearningRate, Positive
+from .bases.hyperparameters import ActRequest, Hyperparameters, Layers, LearningRate, Positive
+from .bases.trainers import AdamTrainer
 from .fast import faster
 from .networks.distributions import distribution_of
 from .networks.own import torso_of

@@ -18,7 +18,7 @@ from ..spaces import Spaces
 from ..spec import TransitionSpec
 from .advantages import Steps, following_values, gae
 from .bases.actor_critic import ActorCriticHyperparameters, ActorCriticTrainer
-from .bases.common import ActRequest, AtLeast0, AtLeast1, Hyperparameters
+from .bases.hyperparameters import ActRequest, AtLeast0, AtLeast1, Hyperparameters
 from .fast import faster
 from .networks.distributions import entropy_of
 from .networks.own import torso_of

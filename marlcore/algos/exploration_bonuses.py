@@ -14,7 +14,7 @@ from torch import nn
 from ..checks import brief, check_whole
 from ..declared import Number
 from ..observations import ALONE
-from .bases.common import independent_copy
+from .bases.trainers import independent_copy
 from .networks.moments import RunningMoments
 
 CLIP = 5.0  # of normalized inputs: Burda et al. 2018, section 2.4

@@ -17,7 +17,7 @@ from ..interfaces import Action, Update
 from ..spaces import Spaces
 from ..spec import TransitionSpec
 from .bases.clipped_policy import BONUS, LOG_PROB, METRICS, ClippedPolicy, ClippedPolicyTrainer, Evaluated, Minibatch
-from .bases.common import RATE, ActRequest
+from .bases.hyperparameters import RATE, ActRequest
 from .fast import faster
 from .networks.own import torso_of
 from .networks.policy_value import PolicyNetwork, ValueNetwork

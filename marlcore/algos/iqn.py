@@ -16,8 +16,9 @@ from torch.nn import functional
 
 from ..interfaces import Update
 from ..spaces import Spaces
-from .bases.common import AtLeast1, Layers, Positive, Units, own_generator
+from .bases.hyperparameters import AtLeast1, Layers, Positive, Units
 from .bases.q_learning import FeedforwardQLearning, QTrainer
+from .bases.trainers import own_generator
 from .fast import faster
 from .networks.initialization import initialize
 from .networks.own import torso_of

@@ -5,10 +5,10 @@ What it shares with MATD3 stands in bases/actor_critic.py.
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from .bases.actor_critic import TeamDelayedPolicy, TeamDelayedPolicyTrainer
-from .bases.common import AtLeast0, AtLeast1
+from .bases.actor_critic import TeamDelayedPolicy
+from .bases.hyperparameters import AtLeast0, AtLeast1
 
 
 @dataclass(frozen=True)
@@ -24,19 +24,3 @@ class MADDPG(TeamDelayedPolicy):
     """Standard deviation of the noise on the target policy's Box actions, at least 0."""
     policy_delay: AtLeast1 = 1
     """Updates of the critic for each one of the policies and the targets, at least 1."""
-
-    def make_trainer(self, model: Any) -> "MADDPGTrainer":
-        return MADDPGTrainer(self, model)
-
-
-class MADDPGTrainer(TeamDelayedPolicyTrainer):
-    """See TeamDelayedPolicyTrainer."""
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Also that of earlier checkpoints, whose critics were pairs; nothing had trained the second ones."""
-        optimizer, parameters = state["critics_optimizer"], self.critics_optimizer.tensors
-        moments = {
-            number: {name: part[: len(parameters[number])] if part.ndim else part for name, part in of_one.items()}
-            for number, of_one in optimizer["state"].items()
-        }
-        super().load_state_dict({**state, "critics_optimizer": {**optimizer, "state": moments}})

@@ -12,7 +12,7 @@ import torch
 from ..interfaces import Action
 from ..spaces import JOINT, Spaces
 from .bases.clipped_policy import ClippedPolicy, ClippedPolicyTrainer
-from .bases.common import ActRequest
+from .bases.hyperparameters import ActRequest
 from .fast import faster
 from .networks.policy_value import PolicyValue
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from .bases.common import Units
+from .bases.hyperparameters import Units
 from .bases.team_q_learning import TeamQLearning
 from .networks.teams import TeamSpaces
 

@@ -15,8 +15,8 @@ from ..interfaces import Action, Update
 from ..observations import each
 from ..spaces import Spaces
 from ..spec import TransitionSpec
-from .bases.common import ActRequest, LearningRate, Positive
-from .bases.q_learning import WindowedQLearning, WindowTrainer, random_actions, shortened_windows, window_returns
+from .bases.hyperparameters import ActRequest, LearningRate, Positive
+from .bases.q_learning import WindowedQLearning, WindowTrainer, random_actions
 from .fast import faster
 from .networks.qnetwork import RecurrentQNetwork, best
 from .networks.recurrent import Cell, State, rescaled, restored, state_fields
@@ -70,7 +70,7 @@ class R2D2Trainer(WindowTrainer):
         The batch is as for DQN with an axis T after B, and has `mask` bool [B, T], `valid`, and in `extras` the state.
         """
         self.follow_schedules(batch)
-        batch, window = shortened_windows(batch, self.hyper.burn_in)
+        batch, window = self.shortened(batch)
         values, _ = faster(self.network)(*window)
         action = self.network.actions.encode(batch.action.flatten(0, 1)).view(batch.reward.shape)
         taken = values[:, :-1].gather(2, action[..., None]).squeeze(2)
@@ -90,6 +90,5 @@ class R2D2Trainer(WindowTrainer):
         chooser = (values if self.hyper.double else slow).flatten(0, 1)
         action = best(chooser, allowed).view(slow.shape[:2])
         value = slow.gather(2, action[..., None]).squeeze(2)
-        reward, held = self.hyper.reward_scale * batch.reward, batch.valid[..., -1]
-        returns = window_returns(reward, batch.discount, self.unscaled(value), held, self.hyper.n_step)
+        returns = self.returns(batch, self.unscaled(value))
         return rescaled(returns) if self.hyper.rescale else returns

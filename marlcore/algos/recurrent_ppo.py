@@ -18,7 +18,8 @@ from ..observations import rows_at
 from ..spaces import Spaces
 from ..spec import TransitionSpec
 from .bases.clipped_policy import ClippedPolicy, ClippedPolicyTrainer, Minibatch
-from .bases.common import ActRequest, AtLeast1, Units, raw_reward
+from .bases.hyperparameters import ActRequest, AtLeast1, Units
+from .bases.trainers import raw_reward
 from .fast import faster
 from .networks.initialization import initialize
 from .networks.policy_value import PolicyNetwork

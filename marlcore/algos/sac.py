@@ -17,7 +17,7 @@ from ..declared import Number
 from ..interfaces import Update
 from ..spaces import Spaces
 from .bases.actor_critic import ActorCriticHyperparameters, ActorCriticTrainer
-from .bases.common import Positive
+from .bases.hyperparameters import Positive
 from .fast import faster
 from .networks.actor_critic import ActorCritic, ContinuousPolicy
 

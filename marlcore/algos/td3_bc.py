@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 
 from .bases.actor_critic import DelayedPolicy, DelayedPolicyTrainer
-from .bases.common import Positive
+from .bases.hyperparameters import Positive
 
 
 @dataclass(frozen=True)

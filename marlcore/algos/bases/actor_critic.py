@@ -23,18 +23,8 @@ from ..networks.actions import BoxActions
 from ..networks.actor_critic import ActorCritic, DeterministicPolicy
 from ..networks.teams import MemberCritics, OneHotActions, TeamActorCritic, TeamCritics, TeamSpaces, team_actions
 from ..networks.torso import rows_in
-from .common import (
-    ActRequest,
-    AtLeast0,
-    AtLeast1,
-    Hyperparameters,
-    Layers,
-    LearningRate,
-    Positive,
-    Share,
-    TargetTrainer,
-    own_generator,
-)
+from .hyperparameters import ActRequest, AtLeast0, AtLeast1, Hyperparameters, Layers, LearningRate, Positive, Share
+from .trainers import TargetTrainer, own_generator
 
 UNTIL_FIRST_UPDATE = "linear(1, 0, 1, of=updates)"
 
@@ -109,10 +99,7 @@ class DelayedPolicy(ActorCriticHyperparameters):
 
 @dataclass(frozen=True)
 class TeamDelayedPolicy(DelayedPolicy):
-    """Hyperparameters of a team's deterministic policies; see Config.teams.
-
-    The noises and `target_noise` are of Box actions: Discrete ones are drawn from the policy.
-    """
+    """Hyperparameters of a team's deterministic policies; see Config.teams."""
 
     critics: ClassVar[int]  # networks for each value, of which the smallest value counts
     wants_team = True
@@ -268,3 +255,12 @@ class TeamDelayedPolicyTrainer(DelayedPolicyTrainer):
         policy = self.target.acting
         drawn: torch.Tensor = policy.drawn(faster(policy)(obs), self.generator)
         return drawn
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Of checkpoints with more critics, as MADDPG's earlier ones have, it takes the first ones' moments."""
+        optimizer, parameters = state["critics_optimizer"], self.critics_optimizer.tensors
+        moments = {
+            number: {name: part[: len(parameters[number])] if part.ndim else part for name, part in of_one.items()}
+            for number, of_one in optimizer["state"].items()
+        }
+        super().load_state_dict({**state, "critics_optimizer": {**optimizer, "state": moments}})

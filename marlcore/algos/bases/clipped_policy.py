@@ -24,17 +24,8 @@ from ..networks.distributions import distribution_of
 from ..networks.initialization import Initialization
 from ..networks.policy_value import PolicyNetwork
 from ..networks.torso import Activation
-from .common import (
-    RATE,
-    ActRequest,
-    AtLeast1,
-    Hyperparameters,
-    Layers,
-    LearningRate,
-    Positive,
-    Resumable,
-    own_generator,
-)
+from .hyperparameters import RATE, ActRequest, AtLeast1, Hyperparameters, Layers, LearningRate, Positive
+from .trainers import Resumable, own_generator
 
 LOG_PROB = "log_prob"
 BONUS = "entropy_coefficient"  # scheduled, as the learning rate is

@@ -22,18 +22,8 @@ from ..networks.own import torso_of, whole_network
 from ..networks.qnetwork import QNetwork, best
 from ..networks.recurrent import State, Windows
 from ..networks.torso import rows_in
-from .common import (
-    ActRequest,
-    AtLeast1,
-    Hyperparameters,
-    Layers,
-    LearningRate,
-    Positive,
-    Share,
-    TargetTrainer,
-    Units,
-    raw_reward,
-)
+from .hyperparameters import ActRequest, AtLeast1, Hyperparameters, Layers, LearningRate, Positive, Share, Units
+from .trainers import TargetTrainer, raw_reward
 
 OF_STEPS = ("obs", "next_obs", "action", "reward", "discount", "valid", "mask")  # fields of a batch of windows
 
@@ -301,18 +291,23 @@ class WindowTrainer(QTrainer):
         """Values in units of reward_scale times the reward."""
         return values
 
+    def shortened(self, batch: Any) -> tuple[SimpleNamespace, tuple[Any, State, Windows]]:
+        """A batch of windows without the last places that no window fills, and a network's arguments for it.
 
-def shortened_windows(batch: Any, burn_in: int) -> tuple[SimpleNamespace, tuple[Any, State, Windows]]:
-    """A batch of windows without the last places that no window fills, and a network's arguments for it.
+        These are the first observation of each window with the next one of each step, the stored state, and what was
+        done.
+        """
+        steps = int(batch.valid[..., -1].any(0).sum())
+        fields = {name: each(lambda values: values[:, :steps], getattr(batch, name)) for name in OF_STEPS}
+        raw = raw_reward(batch)[:, :steps]
+        short = SimpleNamespace(**fields, raw_reward=raw, weight=batch.weight, extras=batch.extras)
+        obs = each(lambda obs, after: torch.cat([obs[:, :1], after], 1), short.obs, short.next_obs)
+        return short, (obs, short.extras, Windows(short.action, raw, self.hyper.burn_in, short.mask[:, 0]))
 
-    These are the first observation of each window with the next one of each step, the stored state, and what was done.
-    """
-    steps = int(batch.valid[..., -1].any(0).sum())
-    fields = {name: each(lambda values: values[:, :steps], getattr(batch, name)) for name in OF_STEPS}
-    raw = raw_reward(batch)[:, :steps]
-    short = SimpleNamespace(**fields, raw_reward=raw, weight=batch.weight, extras=batch.extras)
-    obs = each(lambda obs, after: torch.cat([obs[:, :1], after], 1), short.obs, short.next_obs)
-    return short, (obs, short.extras, Windows(short.action, raw, burn_in, short.mask[:, 0]))
+    def returns(self, batch: Any, value: torch.Tensor) -> torch.Tensor:
+        """The returns [B, T] that the values [B, T + 1] complete; see `window_returns`."""
+        reward, held = self.hyper.reward_scale * batch.reward, batch.valid[..., -1]
+        return window_returns(reward, batch.discount, value, held, self.hyper.n_step)
 
 
 def window_returns(

@@ -23,8 +23,8 @@ from ..networks.own import torso_of, whole_network
 from ..networks.qnetwork import QNetwork, RecurrentQNetwork, best
 from ..networks.recurrent import PREVIOUS_ACTION, Cell, State, state_fields
 from ..networks.teams import MemberNetworks, TeamSpaces, discrete_team
-from .common import ActRequest, Layers, LearningRate
-from .q_learning import QTrainer, WindowedQLearning, WindowTrainer, random_actions, shortened_windows, window_returns
+from .hyperparameters import ActRequest, Layers, LearningRate
+from .q_learning import QTrainer, WindowedQLearning, WindowTrainer, random_actions
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ class TeamWindowTrainer(TeamTrainer, WindowTrainer):
     def update(self, batch: Any) -> Update:
         """One step on a batch of B windows of T transitions, of which those count where `mask` is True."""
         self.follow_schedules(batch)
-        batch, window = shortened_windows(batch, self.hyper.burn_in)
+        batch, window = self.shortened(batch)
         values, _ = self.network.acting.stepped(*window)
         own = values[:, :-1].gather(3, batch.action.long()[..., None]).squeeze(3)
         taken = self.network.mixed(own, batch.obs)
@@ -185,5 +185,4 @@ class TeamWindowTrainer(TeamTrainer, WindowTrainer):
         slow, _ = self.target.acting.stepped(*window)
         action = best(values if self.hyper.double else slow, self.network.allowed(window[0], slow))
         value = self.target.mixed(slow.gather(3, action[..., None]).squeeze(3), window[0])
-        reward = self.hyper.reward_scale * batch.reward
-        return window_returns(reward, batch.discount, value, batch.valid[..., -1], self.hyper.n_step)
+        return self.returns(batch, value)

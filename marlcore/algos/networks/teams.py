@@ -219,6 +219,8 @@ def member_policy(hyper: Any, spaces: Spaces) -> nn.Module:
 class TeamPolicy(nn.Module):
     """A team's observations to its members' actions [B, size]: in [-1, 1] of a Box, scores of Discrete ones."""
 
+    noisy = DeterministicPolicy.noisy
+
     def __init__(self, hyper: Any, spaces: Spaces) -> None:
         super().__init__()
         self.team = TeamSpaces(hyper.owner, spaces, hyper.shared)
@@ -232,11 +234,6 @@ class TeamPolicy(nn.Module):
             allowed = self.team.allowed(self.team.mask_in(obs) if mask is None else mask, outputs)
             outputs = masked(outputs, allowed)
         return outputs.flatten(1)
-
-    def noisy(self, outputs: torch.Tensor, noise: torch.Tensor, explore: Mapping[str, Any]) -> torch.Tensor:
-        """Box actions with noise; see ContinuousPolicy.noisy."""
-        action: torch.Tensor = outputs + explore["noise"] * noise
-        return action
 
     def drawn(self, outputs: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         """Actions [B, size] as critics take them, with gradients: one-hot vectors of Discrete ones are drawn."""
