@@ -149,16 +149,16 @@ def test_maddpg_resumes_with_the_first_critics_of_pairs(rewards):
     model.load_state_dict(pairs.state_dict())
     trainer.load_state_dict(saved.state_dict())
     networks = COUNT if rewards == "own" else 1
-    of_pairs = [*pairs.critics.parameters(), *saved.target.critics.parameters(), *moments_of(saved)]
-    of_one = [*model.critics.parameters(), *trainer.target.critics.parameters(), *moments_of(trainer)]
-    for one, pair in zip(of_one, of_pairs, strict=True):
+    for one, pair in zip(of_critics(model, trainer), of_critics(pairs, saved), strict=True):
         assert len(one) == networks == len(pair) / 2 and torch.equal(one, pair[:networks])
     assert math.isfinite(trainer.update(batch).metrics["loss"])
 
 
-def moments_of(trainer):
+def of_critics(model, trainer):
+    """Their parameters, those of their targets, and the moments of these."""
     state = trainer.critics_optimizer.state_dict()["state"].values()
-    return [part[name] for part in state for name in ("exp_avg", "exp_avg_sq")]
+    moments = [part[name] for part in state for name in ("exp_avg", "exp_avg_sq")]
+    return [*model.critics.parameters(), *trainer.target.critics.parameters(), *moments]
 
 
 @pytest.mark.parametrize("rewards", ["sum", "own"])
