@@ -14,8 +14,8 @@ from ..spec import TransitionSpec
 from .bases.hyperparameters import ActRequest, Hyperparameters, Layers, LearningRate, Positive
 from .bases.trainers import AdamTrainer
 from .fast import faster
+from .networks.custom import torso_of
 from .networks.distributions import distribution_of
-from .networks.own import torso_of
 from .networks.policy_value import PolicyNetwork
 
 

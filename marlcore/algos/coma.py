@@ -20,8 +20,8 @@ from .advantages import Steps, following_values, gae
 from .bases.actor_critic import ActorCriticHyperparameters, ActorCriticTrainer
 from .bases.hyperparameters import ActRequest, AtLeast0, AtLeast1, Hyperparameters
 from .fast import faster
+from .networks.custom import torso_of
 from .networks.distributions import entropy_of
-from .networks.own import torso_of
 from .networks.teams import TeamActorCritic, TeamPolicy, discrete_team
 from .networks.torso import Dense
 

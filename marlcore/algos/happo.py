@@ -19,7 +19,7 @@ from ..spec import TransitionSpec
 from .bases.clipped_policy import BONUS, LOG_PROB, METRICS, ClippedPolicy, ClippedPolicyTrainer, Evaluated, Minibatch
 from .bases.hyperparameters import RATE, ActRequest
 from .fast import faster
-from .networks.own import torso_of
+from .networks.custom import torso_of
 from .networks.policy_value import PolicyNetwork, ValueNetwork
 from .networks.teams import MemberNetworks, TeamSpaces
 

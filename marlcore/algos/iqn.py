@@ -20,8 +20,8 @@ from .bases.hyperparameters import AtLeast1, Layers, Positive, Units
 from .bases.q_learning import FeedforwardQLearning, QTrainer
 from .bases.trainers import own_generator
 from .fast import faster
+from .networks.custom import torso_of
 from .networks.initialization import initialize
-from .networks.own import torso_of
 from .networks.qnetwork import QNetwork, best
 from .networks.torso import Dense
 

@@ -12,8 +12,8 @@ from torch import nn
 from ...declared import UNITS, By, Number, Scheduled, Sizes, Whole, check_declared
 from ...interfaces import Action, Algorithm
 from ...spaces import Spaces
+from ..networks.custom import custom_function
 from ..networks.initialization import Initialization
-from ..networks.own import own_function
 from ..networks.torso import Activation
 
 Positive: TypeAlias = Annotated[float, Number(above=0)]
@@ -23,7 +23,7 @@ AtLeast1: TypeAlias = Annotated[int, Whole(1)]
 Units: TypeAlias = Annotated[int, UNITS]
 LearningRate: TypeAlias = Annotated[float | str, Scheduled(above=0)]
 Layers: TypeAlias = Annotated[tuple[int, ...], Sizes()]
-Network: TypeAlias = Annotated[str | Callable[[Spaces], nn.Module] | None, By(own_function)]
+Network: TypeAlias = Annotated[str | Callable[[Spaces], nn.Module] | None, By(custom_function)]
 
 RATE = "learning_rate"
 

@@ -18,7 +18,7 @@ from ...spaces import Spaces
 from ...spec import Field, Sequence, TransitionSpec
 from ..fast import faster, passes
 from ..networks.actions import JointActions
-from ..networks.own import torso_of, whole_network
+from ..networks.custom import torso_of, whole_network
 from ..networks.qnetwork import QNetwork, best
 from ..networks.recurrent import State, Windows
 from ..networks.torso import rows_in
@@ -305,27 +305,14 @@ class WindowTrainer(QTrainer):
         return short, (obs, short.extras, Windows(short.action, raw, self.hyper.burn_in, short.mask[:, 0]))
 
     def returns(self, batch: Any, value: torch.Tensor) -> torch.Tensor:
-        """The returns [B, T] that the values [B, T + 1] complete; see `window_returns`."""
-        reward, held = self.hyper.reward_scale * batch.reward, batch.valid[..., -1]
-        return window_returns(reward, batch.discount, value, held, self.hyper.n_step)
+        """The n-step returns [B, T] within windows; shorter where the episode or the window ends before.
 
-
-def window_returns(
-    reward: torch.Tensor, discount: torch.Tensor, value: torch.Tensor, held: torch.Tensor, n_step: int
-) -> torch.Tensor:
-    """The n-step returns [B, T] within windows; shorter where the episode or the window ends before.
-
-    Args:
-        reward: [B, T], of each step.
-        discount: [B, T], of one step; 0 where the episode terminated.
-        value: [B, T + 1], of each observation, the last one's after the window's last step.
-        held: bool [B, T], the steps that the window has; True up to its end.
-        n_step: at least 1.
-    """
-    after = value[:, 1:]
-    continues = torch.cat([held[:, 1:], torch.zeros_like(held[:, :1])], 1)
-    returns = reward + discount * after
-    for _ in range(n_step - 1):
-        later = torch.cat([returns[:, 1:], after[:, -1:]], 1)
-        returns = reward + discount * torch.where(continues, later, after)
-    return returns
+        `value` [B, T + 1] is of each observation, the last one's after the window's last step.
+        """
+        reward, after, held = self.hyper.reward_scale * batch.reward, value[:, 1:], batch.valid[..., -1]
+        continues = torch.cat([held[:, 1:], torch.zeros_like(held[:, :1])], 1)
+        returns: torch.Tensor = reward + batch.discount * after
+        for _ in range(self.hyper.n_step - 1):
+            later = torch.cat([returns[:, 1:], after[:, -1:]], 1)
+            returns = reward + batch.discount * torch.where(continues, later, after)
+        return returns

@@ -18,8 +18,8 @@ from torch.nn import functional
 from ...interfaces import PREVIOUS_REWARD, Action, Algorithm, ReplaySource, Update
 from ...spaces import Spaces
 from ...spec import TransitionSpec
+from ..networks.custom import torso_of, whole_network
 from ..networks.initialization import initialize
-from ..networks.own import torso_of, whole_network
 from ..networks.qnetwork import QNetwork, RecurrentQNetwork, best
 from ..networks.recurrent import PREVIOUS_ACTION, Cell, State, state_fields
 from ..networks.teams import MemberNetworks, TeamSpaces, discrete_team

@@ -11,8 +11,8 @@ from torch import nn
 
 from ...spaces import Spaces
 from .actions import BoxActions
+from .custom import TRIED, CustomTorso, head_on, torso_of, whole_network
 from .initialization import initialize
-from .own import TRIED, OwnTorso, head_on, torso_of, whole_network
 from .torso import ACTIVATIONS, StackedLinear, StackedNorm
 
 
@@ -48,12 +48,12 @@ class Critics(nn.Module):
         return values.squeeze(2)
 
 
-class OwnCritics(nn.Module):
+class CustomCritics(nn.Module):
     """The two critics that a whole model of the user's has as its module `critics`."""
 
     def __init__(self, hyper: Any, spaces: Spaces, actions: int, network: nn.Module) -> None:
         super().__init__()
-        self.critics = OwnTorso(hyper, spaces, network, called="critics", beside=(torch.zeros(TRIED, actions),))
+        self.critics = CustomTorso(hyper, spaces, network, called="critics", beside=(torch.zeros(TRIED, actions),))
 
     def forward(self, obs: Any, action: torch.Tensor, count: int | None = None) -> torch.Tensor:
         """See `Critics.forward`."""
@@ -116,7 +116,7 @@ class ActorCritic(nn.Module):
         super().__init__()
         whole = whole_network(hyper, spaces, "policy", "critics")
         self.acting = policy(hyper, spaces, whole)
-        critics: Any = Critics if whole is None else partial(OwnCritics, network=whole)
+        critics: Any = Critics if whole is None else partial(CustomCritics, network=whole)
         self.critics = critics(hyper, spaces, self.acting.actions.size)
         if {*self.acting.parameters()} & {*self.critics.parameters()}:
             expected = "modules policy and critics without common parameters"

@@ -5,8 +5,8 @@ from typing import Any, Literal
 
 from torch import nn
 
-from .own import OwnTorso
-from .recurrent import OwnCell
+from .custom import CustomTorso
+from .recurrent import CustomCell
 from .torso import StackedLinear
 
 Initialization = Literal["default", "orthogonal", "xavier"]
@@ -18,7 +18,7 @@ def initialize(hyper: Any, part: nn.Module, gain: float = math.sqrt(2)) -> None:
 
     "default" leaves torch's. So do recurrent layers, and networks of the user's.
     """
-    if hyper.initialization == "default" or isinstance(part, (OwnTorso, OwnCell)):
+    if hyper.initialization == "default" or isinstance(part, (CustomTorso, CustomCell)):
         return
     if isinstance(part, (nn.Linear, nn.Conv2d, StackedLinear)):
         for weight in part.weight.data if isinstance(part, StackedLinear) else [part.weight]:

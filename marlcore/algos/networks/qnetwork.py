@@ -10,8 +10,8 @@ from torch import nn
 from ...observations import each
 from ...spaces import Spaces
 from .actions import JointActions
+from .custom import head_on
 from .initialization import initialize
-from .own import head_on
 from .recurrent import RecurrentTorso, State, Stepped, Windows
 from .torso import ACTIVATIONS, dense_layer
 

@@ -17,9 +17,9 @@ from ...observations import ALONE
 from ...spaces import ALIVE, JOINT, MASK, MEMBERS, Spaces
 from .actions import BoxActions
 from .actor_critic import Critics, DeterministicPolicy
+from .custom import torso_of
 from .distributions import masked
 from .initialization import initialize
-from .own import torso_of
 from .policy_value import OutputNetwork
 from .recurrent import State, Stepped, Windows
 

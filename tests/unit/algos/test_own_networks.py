@@ -18,8 +18,8 @@ from torch import nn
 
 import marlcore as mc
 from marlcore.algos.fast import ClippedAdam, faster
-from marlcore.algos.networks.own import zeros_of
-from marlcore.algos.networks.recurrent import OwnCell
+from marlcore.algos.networks.custom import zeros_of
+from marlcore.algos.networks.recurrent import CustomCell
 from marlcore.observations import ALONE, each
 from marlcore.spaces import JOINT, Spaces
 
@@ -200,7 +200,7 @@ def test_a_recurrent_layer_acts_and_learns(name):
 
 
 def test_windows_of_a_recurrent_layer_are_its_steps():
-    core, x, state = OwnCell(mc.R2D2(cell=Leaky, units=4), 3), torch.randn(2, 5, 3), {"trace": torch.randn(2, 4)}
+    core, x, state = CustomCell(mc.R2D2(cell=Leaky, units=4), 3), torch.randn(2, 5, 3), {"trace": torch.randn(2, 4)}
     features, after = core(x, state)
     for step in range(5):
         output, state = core(x[:, step], state)
