@@ -13,7 +13,7 @@ ROOMS = {  # a page each: its title, and its modules
     "core": ("The core", ["marlcore"]),
     "training": ("Training", ["marlcore"]),
     "environments": ("Environments", ["marlcore.envs", "marlcore.testing"]),
-    "parts": ("Parts of models", ["marlcore.algos.parts"]),
+    "parts": ("Parts of models", ["marlcore.algos.exploration_bonuses", "marlcore.algos.parts_trainer"]),
     "cluster": ("marlcore.cluster", ["marlcore.cluster"]),
     "planning": ("marlcore.planning", ["marlcore.planning"]),
     "compat": (

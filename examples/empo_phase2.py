@@ -28,7 +28,8 @@ from torch import nn
 from torch.nn.functional import mse_loss, one_hot, softplus
 
 import marlcore as mc
-from marlcore.algos.parts import CountBonus, Part, PartsTrainer, RNDBonus, StateTable
+from marlcore.algos.exploration_bonuses import CountBonus, RNDBonus, StateTable
+from marlcore.algos.parts_trainer import Part, PartsTrainer
 from marlcore.planning import backward_induction, build_graph, robot_induction
 
 PERSON, ROBOT = 0, 1

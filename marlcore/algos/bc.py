@@ -11,10 +11,11 @@ import torch
 from ..interfaces import Action, Update
 from ..spaces import Spaces
 from ..spec import TransitionSpec
-from .base import AdamTrainer, Hyperparameters, Layers, LearningRate, Positive, Request
+from .bases.hyperparameters import ActRequest, Hyperparameters, Layers, LearningRate, Positive
+from .bases.trainers import AdamTrainer
 from .fast import faster
+from .networks.custom import torso_of
 from .networks.distributions import distribution_of
-from .networks.own import torso_of
 from .networks.policy_value import PolicyNetwork
 
 
@@ -39,7 +40,7 @@ class BC(Hyperparameters):
     def make_model(self, spaces: Spaces) -> PolicyNetwork:
         return PolicyNetwork(self, spaces, torso_of(self, spaces, self.hidden))
 
-    def chosen(self, model: Any, obs: Any, request: Request) -> Action:
+    def chosen(self, model: Any, obs: Any, request: ActRequest) -> Action:
         """Actions drawn from the policy."""
         return Action(model.distribution.sample(faster(model)(obs), request.mask, request.generator)[0])
 

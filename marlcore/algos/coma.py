@@ -17,19 +17,17 @@ from ..observations import rows_at
 from ..spaces import Spaces
 from ..spec import TransitionSpec
 from .advantages import Steps, following_values, gae
-from .base import AtLeast1, Hyperparameters, Request
-from .continuous import ActorCriticTrainer, Continuous
+from .bases.actor_critic import ActorCriticHyperparameters, ActorCriticTrainer
+from .bases.hyperparameters import ActRequest, AtLeast0, AtLeast1, Hyperparameters
 from .fast import faster
-from .matd3 import TeamActorCritic, TeamPolicy
+from .networks.custom import torso_of
 from .networks.distributions import entropy_of
-from .networks.members import discrete_team
-from .networks.own import torso_of
+from .networks.teams import TeamActorCritic, TeamPolicy, discrete_team
 from .networks.torso import Dense
-from .td3 import AtLeast0
 
 
 @dataclass(frozen=True)
-class COMA(Continuous):
+class COMA(ActorCriticHyperparameters):
     """Hyperparameters of COMA; the agent is a team, see Config.teams.
 
     The critic sees what all members see, and the environment's state where it has a `state_space`.
@@ -67,7 +65,7 @@ class COMA(Continuous):
     def make_model(self, spaces: Spaces) -> TeamActorCritic:
         return TeamActorCritic(self, spaces, CounterfactualCritic)
 
-    def chosen(self, model: Any, obs: Any, request: Request) -> Action:
+    def chosen(self, model: Any, obs: Any, request: ActRequest) -> Action:
         """Actions drawn from each member's policy."""
         scores = faster(model)(obs).cpu().numpy()
         return Action(model.actions.decode(scores + request.generator.gumbel(size=scores.shape)))

@@ -11,22 +11,23 @@ from typing import Annotated, Any
 import torch
 
 from ..declared import Number
-from .dqn import DQN, DQNTrainer
+from .bases.q_learning import FeedforwardQLearning, QNetworkTrainer
 from .networks.distributions import masked
 
 
 @dataclass(frozen=True)
-class CQL(DQN):
+class CQL(FeedforwardQLearning):
     """Hyperparameters of CQL: those of DQN and the weight of its penalty."""
 
     alpha: Annotated[float, Number(0)] = 1.0
-    """Weight of the penalty beside the loss of DQN, at least 0; the less the data cover, the larger."""
+    """Weight of the penalty beside the loss of DQN, at least 0, usually 0.1 to 5; the less the data cover,
+    the larger."""
 
     def make_trainer(self, model: Any) -> "CQLTrainer":
         return CQLTrainer(self, model)
 
 
-class CQLTrainer(DQNTrainer):
+class CQLTrainer(QNetworkTrainer):
     """Q-learning whose loss has a penalty for values of actions that the data do not have."""
 
     def penalize(

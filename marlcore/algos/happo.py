@@ -5,6 +5,7 @@ Kuba et al. 2022, "Trust region policy optimisation in multi-agent reinforcement
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -15,16 +16,16 @@ from torch import nn
 from ..interfaces import Action, Update
 from ..spaces import Spaces
 from ..spec import TransitionSpec
-from .base import Request
-from .fast import ClippedAdam, faster
-from .networks.members import Members, TeamSpaces
-from .networks.own import torso_of
+from .bases.clipped_policy import BONUS, LOG_PROB, METRICS, ClippedPolicy, ClippedPolicyTrainer, Evaluated, Minibatch
+from .bases.hyperparameters import RATE, ActRequest
+from .fast import faster
+from .networks.custom import torso_of
 from .networks.policy_value import PolicyNetwork, ValueNetwork
-from .ppo import ADAM_EPS, BONUS, LOG_PROB, METRICS, PPO, RATE, Evaluated, PPOTrainer, Rows
+from .networks.teams import MemberNetworks, TeamSpaces
 
 
 @dataclass(frozen=True)
-class HAPPO(PPO):
+class HAPPO(ClippedPolicy):
     """Hyperparameters of HAPPO: those of PPO; the agent is a team, see Config.teams.
 
     Each member has its own policy network, as the proof of improvement demands, and the critic sees what all of them
@@ -39,10 +40,10 @@ class HAPPO(PPO):
         TeamSpaces(self.owner, spaces, shared=False)
         return super().transition(spaces)
 
-    def make_model(self, spaces: Spaces) -> "TeamPolicyValue":  # type: ignore[override]
+    def make_model(self, spaces: Spaces) -> "TeamPolicyValue":
         return TeamPolicyValue(self, spaces)
 
-    def chosen(self, model: Any, obs: Any, request: Request) -> Action:
+    def chosen(self, model: Any, obs: Any, request: ActRequest) -> Action:
         """Actions drawn from each member's policy."""
         drawn = [
             distribution.sample(output, allowed, request.generator)
@@ -67,7 +68,9 @@ class TeamPolicies(nn.Module):
     def __init__(self, hyper: HAPPO, spaces: Spaces) -> None:
         super().__init__()
         self.team = TeamSpaces(hyper.owner, spaces, shared=False)
-        self.members = Members(self.team, lambda own: PolicyNetwork(hyper, own, torso_of(hyper, own, hyper.hidden)))
+        self.members = MemberNetworks(
+            self.team, lambda spaces: PolicyNetwork(hyper, spaces, torso_of(hyper, spaces, hyper.hidden))
+        )
 
     def forward(self, obs: Any) -> Any:
         """The outputs of each member's policy, [k, members, outputs]."""
@@ -90,23 +93,21 @@ class TeamPolicyValue(nn.Module):
         self.critic = ValueNetwork(hyper, torso_of(hyper, spaces, hyper.hidden))
 
 
-class HAPPOTrainer(PPOTrainer):
+class HAPPOTrainer(ClippedPolicyTrainer):
     """Each member's passes over a batch, in a new order of members for each batch, and the critic's."""
 
-    kept: ClassVar[tuple[str, ...]] = (*PPOTrainer.kept, "members")
+    kept: ClassVar[tuple[str, ...]] = (*ClippedPolicyTrainer.kept, "members")
 
     def __init__(self, hyper: HAPPO, model: TeamPolicyValue) -> None:
         super().__init__(hyper, model, trained=model.critic)
         self.team = model.acting.team
-        self.members = [
-            ClippedAdam(list(network.parameters()), lr=None, eps=ADAM_EPS) for network in model.acting.members.networks
-        ]
+        self.members = [self.adam(network.parameters()) for network in model.acting.members.networks]
 
     def update(self, batch: Any) -> Update:
         """Steps on the minibatches of one batch, of each member and then of the critic (Kuba et al. 2022, Algorithm 4).
 
         A member's advantages are the batch's, times how much more probable the members before it made their own actions
-        in this update. Returns: see PPOTrainer.update.
+        in this update. Returns: see ClippedPolicyTrainer.update.
         """
         for optimizer in (self.optimizer, *self.members):
             optimizer.set_learning_rate(batch.numbers[RATE])
@@ -118,7 +119,7 @@ class HAPPOTrainer(PPOTrainer):
         advantage, steps = rows.advantage, []
         for member in torch.randperm(self.team.count, generator=self.generator).tolist():
             own = rows._replace(log_prob=before[:, member], advantage=advantage)
-            steps += self._member_steps(member, own, batch.numbers[BONUS])
+            steps += self._passes(own, partial(self._member_step, member, bonus=batch.numbers[BONUS]), kl=2)
             with torch.no_grad():
                 changed = torch.exp(self.judged(member, batch)[0] - before[:, member])
             advantage = advantage * torch.where(alive[:, member] > 0, changed, 1.0)
@@ -139,11 +140,7 @@ class HAPPOTrainer(PPOTrainer):
         own = SimpleNamespace(action=rows.action[:, member], extras=extras)
         return network.distribution(output, None if allowed is None else allowed[:, member], own)
 
-    def _member_steps(self, member: int, rows: Rows, bonus: float) -> list[torch.Tensor]:
-        """A member's steps on all minibatches, until its policy has moved by `target_kl`."""
-        return self._passes(rows, lambda part: self._member_step(member, part, bonus), kl=2)
-
-    def _member_step(self, member: int, rows: Rows, bonus: float) -> torch.Tensor:
+    def _member_step(self, member: int, rows: Minibatch, bonus: float) -> torch.Tensor:
         """One gradient step of a member; the policy's loss, entropy, divergence, share clipped and gradient's norm."""
         alive = self.team.alive(rows.obs)[:, member]
         share = alive / alive.sum().clamp(min=1.0)
@@ -156,7 +153,7 @@ class HAPPOTrainer(PPOTrainer):
         with torch.no_grad():
             return torch.stack([loss, mean_entropy, kl, beyond, grad_norm])
 
-    def _critic_step(self, rows: Rows) -> torch.Tensor:
+    def _critic_step(self, rows: Minibatch) -> torch.Tensor:
         """One gradient step of the critic; its loss."""
         loss = self._value_loss(faster(self.model.critic)(rows.obs), rows)
         self.optimizer.zero_grad()

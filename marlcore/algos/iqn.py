@@ -16,13 +16,14 @@ from torch.nn import functional
 
 from ..interfaces import Update
 from ..spaces import Spaces
-from .base import AtLeast1, Layers, Positive, Units, own_generator
+from .bases.hyperparameters import AtLeast1, Layers, Positive, Units
+from .bases.q_learning import FeedforwardQLearning, QTrainer
+from .bases.trainers import own_generator
 from .fast import faster
+from .networks.custom import torso_of
 from .networks.initialization import initialize
-from .networks.own import torso_of
 from .networks.qnetwork import QNetwork, best
 from .networks.torso import Dense
-from .value_based import FeedforwardQLearning, QTrainer
 
 
 @dataclass(frozen=True)

@@ -1,21 +1,24 @@
-"""MADDPG: MATD3 with one critic, whose targets' actions have no noise, and policies that learn at each update.
+"""MADDPG: as MATD3, with one critic, whose targets' actions have no noise, and policies that learn at each update.
 
 Lowe et al. 2017, "Multi-agent actor-critic for mixed cooperative-competitive environments" (arXiv:1706.02275).
+What it shares with MATD3 stands in bases/actor_critic.py.
 """
 
 from dataclasses import dataclass
 from typing import ClassVar
 
-from .base import AtLeast1
-from .matd3 import MATD3
-from .td3 import AtLeast0
+from .bases.actor_critic import TeamDelayedPolicy
+from .bases.hyperparameters import AtLeast0, AtLeast1
 
 
 @dataclass(frozen=True)
-class MADDPG(MATD3):
-    """Hyperparameters of MADDPG; see MATD3. Nothing trains or asks the second critic of a pair; checkpoints have it."""
+class MADDPG(TeamDelayedPolicy):
+    """Hyperparameters of MADDPG; the agent is a team, see Config.teams.
 
-    asked: ClassVar[int] = 1
+    The noises and `target_noise` are of Box actions: Discrete ones are drawn from the policy.
+    """
+
+    critics: ClassVar[int] = 1
 
     target_noise: AtLeast0 = 0.0
     """Standard deviation of the noise on the target policy's Box actions, at least 0."""

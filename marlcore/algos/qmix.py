@@ -11,9 +11,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from .base import Units
-from .networks.members import TeamSpaces
-from .value_decomposition import TeamQLearning
+from .bases.hyperparameters import Units
+from .bases.team_q_learning import TeamQLearning
+from .networks.teams import TeamSpaces
 
 
 @dataclass(frozen=True)

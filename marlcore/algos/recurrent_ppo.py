@@ -1,6 +1,7 @@
 """PPO with memory: a policy and its critic on one recurrent layer, trained on windows of consecutive transitions.
 
-See ppo.py. Each row stores the state that its actor had, with which windows begin (Kapturowski et al. 2019, section 3).
+See bases/clipped_policy.py. Each row stores the state that its actor had, with which windows begin (Kapturowski et al.
+2019, section 3).
 """
 
 import copy
@@ -16,18 +17,19 @@ from ..interfaces import PREVIOUS_REWARD, Action, Update
 from ..observations import rows_at
 from ..spaces import Spaces
 from ..spec import TransitionSpec
-from .base import AtLeast1, Request, Units, raw_reward
+from .bases.clipped_policy import ClippedPolicy, ClippedPolicyTrainer, Minibatch
+from .bases.hyperparameters import ActRequest, AtLeast1, Units
+from .bases.trainers import raw_reward
 from .fast import faster
 from .networks.initialization import initialize
 from .networks.policy_value import PolicyNetwork
 from .networks.recurrent import Cell, RecurrentTorso, State, Stepped, Unroll, state_fields
-from .ppo import PPO, PPOTrainer, Rows
 
 FIRST = "first"  # among a batch's extras, bool [B]: the rows with which windows begin
 
 
 @dataclass(frozen=True)
-class RecurrentPPO(PPO):
+class RecurrentPPO(ClippedPolicy):
     """Hyperparameters of PPO, and of the recurrent layer after the layers `hidden`, which policy and critic share."""
 
     cell: Cell = "lstm"
@@ -51,7 +53,7 @@ class RecurrentPPO(PPO):
     def make_model(self, spaces: Spaces) -> Any:
         return RecurrentPolicyValue(self, spaces)
 
-    def chosen(self, model: Any, obs: Any, request: Request) -> Action:
+    def chosen(self, model: Any, obs: Any, request: ActRequest) -> Action:
         """As PPO's, with the state after them."""
         output, _, after = faster(model)(obs, request.state)
         action = self.sampled(model, output, request)
@@ -104,11 +106,11 @@ class RecurrentPolicyValue(nn.Module):
         return output, self.critic(features).squeeze(1)
 
 
-class RecurrentPPOTrainer(PPOTrainer):
+class RecurrentPPOTrainer(ClippedPolicyTrainer):
     """PPO's passes over each batch, in minibatches of windows."""
 
     def update(self, batch: Any) -> Update:
-        """See PPOTrainer; the batch's extras hold the state too."""
+        """See ClippedPolicyTrainer; the batch's extras hold the state too."""
         windowed = copy.copy(batch)
         windowed.extras = {**batch.extras, FIRST: first_rows(batch.continues, self.hyper.unroll)}
         return super().update(windowed)
@@ -124,7 +126,7 @@ class RecurrentPPOTrainer(PPOTrainer):
         features, _ = torso(rows_at(batch.next_obs, which), state)
         return self.model.critic(features).squeeze(1)
 
-    def minibatches(self, rows: Rows) -> Iterator[Rows]:
+    def minibatches(self, rows: Minibatch) -> Iterator[Minibatch]:
         """Windows in a new order, in minibatches of about minibatch_size rows."""
         index, held = windows_of(rows.extras[FIRST])
         order = torch.randperm(len(index), generator=self.generator).to(index.device)
@@ -133,7 +135,7 @@ class RecurrentPPOTrainer(PPOTrainer):
         number = (ends - 1).div(self.hyper.minibatch_size, rounding_mode="floor")
         for each in dict.fromkeys(number.tolist()):  # a window longer than a minibatch leaves numbers out
             part = number == each
-            yield Rows(*(rows_at(values, index[part][held[part]]) for values in rows))
+            yield Minibatch(*(rows_at(values, index[part][held[part]]) for values in rows))
 
 
 def first_rows(continues: torch.Tensor, unroll: int) -> torch.Tensor:

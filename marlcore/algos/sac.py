@@ -16,9 +16,10 @@ from torch.nn import functional
 from ..declared import Number
 from ..interfaces import Update
 from ..spaces import Spaces
-from .base import Positive
-from .continuous import ActorCritic, ActorCriticTrainer, Continuous, ContinuousPolicy
+from .bases.actor_critic import ActorCriticHyperparameters, ActorCriticTrainer
+from .bases.hyperparameters import Positive
 from .fast import faster
+from .networks.actor_critic import ActorCritic, ContinuousPolicy
 
 LOG_STD = (-20.0, 2.0)  # least and greatest, as in the authors' code
 LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
@@ -27,7 +28,7 @@ Normal = tuple[torch.Tensor, torch.Tensor]
 
 
 @dataclass(frozen=True)
-class SAC(Continuous):
+class SAC(ActorCriticHyperparameters):
     """Hyperparameters of SAC."""
 
     temperature: Positive = 0.1

@@ -9,23 +9,24 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from .base import Positive
-from .td3 import TD3, TD3Trainer
+from .bases.actor_critic import DelayedPolicy, DelayedPolicyTrainer
+from .bases.hyperparameters import Positive
 
 
 @dataclass(frozen=True)
-class TD3BC(TD3):
+class TD3BC(DelayedPolicy):
     """Hyperparameters of TD3+BC: those of TD3 and the weight of the values. The paper normalizes observations, as
     `learner.obs_norm` does."""
 
     alpha: Positive = 2.5
-    """Weight of the normalized values beside the squared distance from the data's actions, above 0 (section 5)."""
+    """Weight of the normalized values beside the squared distance from the data's actions, above 0, usually 1 to
+    4 (section 5)."""
 
     def make_trainer(self, model: Any) -> "TD3BCTrainer":
-        return TD3BCTrainer(self, model, source=model)
+        return TD3BCTrainer(self, model)
 
 
-class TD3BCTrainer(TD3Trainer):
+class TD3BCTrainer(DelayedPolicyTrainer):
     """TD3 with another loss of the policy."""
 
     def policy_loss(self, batch: Any, action: torch.Tensor, value: torch.Tensor) -> torch.Tensor:

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from .networks.members import TeamSpaces
-from .value_decomposition import TeamQLearning
+from .bases.team_q_learning import TeamQLearning
+from .networks.teams import TeamSpaces
 
 
 @dataclass(frozen=True)

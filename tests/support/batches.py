@@ -10,6 +10,7 @@ import torch
 from gymnasium import spaces as gym
 
 import marlcore as mc
+from marlcore.algos.bases.clipped_policy import ClippedPolicy
 from marlcore.algos.networks.policy_value import PolicyNetwork
 from marlcore.interfaces import PREVIOUS_REWARD, Algorithm, ReplaySource
 from marlcore.observations import ALONE, by_name, each, in_form, rows_at
@@ -213,7 +214,7 @@ def batch_of(hyper, spaces, seed=0, rows=None):
     """A batch as the algorithm's learner gets it."""
     if getattr(hyper.source(ReplaySource()), "sequence", None) is not None:
         return made_windows(hyper, spaces, rows or 6, seed).torch()
-    if isinstance(hyper, mc.PPO):
+    if isinstance(hyper, ClippedPolicy):
         return queue_batch(hyper, spaces, rows or 24, seed)[0]
     batch = made_batch(spaces, rows or 6, seed)
     batch.continues = torch.arange(len(batch.reward)) % 3 < 2  # read by COMA alone

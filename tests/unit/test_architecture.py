@@ -93,6 +93,15 @@ def test_a_file_of_training_imports_only_what_its_room_may() -> None:
             assert len(target) == 2, f"{path}: expected names of {target[1]}, got its {target[2]}"
 
 
+def test_no_algorithm_imports_the_file_of_another() -> None:
+    """What several share stands in bases/ and networks/, which import no algorithm either."""
+    of_algos = [(path, target) for path, target in imports() if room_of(path) == target[0] == "algos"]
+    algorithms = {target[1] for path, target in of_algos if path.parts[-2:] == ("algos", "__init__.py")}
+    for path, target in of_algos:
+        if path.parts[-2:] != ("algos", "__init__.py"):
+            assert target[1] not in algorithms, f"{path}: imports the file of {target[1]}"
+
+
 def test_every_room_has_its_rule() -> None:
     assert {room_of(path) for path in PACKAGE.rglob("*.py")} == {*BELOW, *TOP, *ABOVE_ALL}
     of_training = {room_of(path, 1) for path in PACKAGE.rglob("*.py") if room_of(path) == "training"}

@@ -5,9 +5,9 @@ from typing import Any, Literal
 
 from torch import nn
 
-from .critics import PairedLinear
-from .own import OwnTorso
-from .recurrent import OwnCell
+from .custom import CustomTorso
+from .recurrent import CustomCell
+from .torso import StackedLinear
 
 Initialization = Literal["default", "orthogonal", "xavier"]
 INITIALIZERS: dict[str, Any] = {"orthogonal": nn.init.orthogonal_, "xavier": nn.init.xavier_uniform_}
@@ -18,10 +18,10 @@ def initialize(hyper: Any, part: nn.Module, gain: float = math.sqrt(2)) -> None:
 
     "default" leaves torch's. So do recurrent layers, and networks of the user's.
     """
-    if hyper.initialization == "default" or isinstance(part, (OwnTorso, OwnCell)):
+    if hyper.initialization == "default" or isinstance(part, (CustomTorso, CustomCell)):
         return
-    if isinstance(part, (nn.Linear, nn.Conv2d, PairedLinear)):
-        for weight in part.weight.data if isinstance(part, PairedLinear) else [part.weight]:
+    if isinstance(part, (nn.Linear, nn.Conv2d, StackedLinear)):
+        for weight in part.weight.data if isinstance(part, StackedLinear) else [part.weight]:
             INITIALIZERS[hyper.initialization](weight, gain)
         assert part.bias is not None
         nn.init.zeros_(part.bias)

@@ -6,9 +6,9 @@ import torch
 from torch import nn
 
 from ...spaces import Spaces
+from .custom import CustomTorso, check_form, head_on, torso_of, tried, whole_network, zeros_of
 from .distributions import distribution_of
 from .initialization import initialize
-from .own import OwnTorso, check_form, head_on, torso_of, tried, whole_network, zeros_of
 from .recurrent import RecurrentTorso
 from .torso import Torso
 
@@ -16,7 +16,7 @@ from .torso import Torso
 class PolicyNetwork(nn.Module):
     """Observations to the outputs [B, outputs] that a distribution over actions takes."""
 
-    def __init__(self, hyper: Any, spaces: Spaces, torso: Torso | OwnTorso | RecurrentTorso) -> None:
+    def __init__(self, hyper: Any, spaces: Spaces, torso: Torso | CustomTorso | RecurrentTorso) -> None:
         super().__init__()
         self.spaces = spaces
         self.distribution = distribution_of(hyper.owner, spaces.action)
@@ -32,7 +32,7 @@ class PolicyNetwork(nn.Module):
 class OutputNetwork(nn.Module):
     """Observations to numbers [B, outputs]."""
 
-    def __init__(self, hyper: Any, torso: Torso | OwnTorso, outputs: int) -> None:
+    def __init__(self, hyper: Any, torso: Torso | CustomTorso, outputs: int) -> None:
         super().__init__()
         self.torso = torso
         self.head = head_on(hyper, torso, outputs)
@@ -46,7 +46,7 @@ class OutputNetwork(nn.Module):
 class ValueNetwork(OutputNetwork):
     """Observations to their values [B]."""
 
-    def __init__(self, hyper: Any, torso: Torso | OwnTorso) -> None:
+    def __init__(self, hyper: Any, torso: Torso | CustomTorso) -> None:
         super().__init__(hyper, torso, 1)
 
     def forward(self, obs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The base of value networks, their head, and the best of the actions that a mask allows."""
+"""Value networks, without memory and with it, their head, and the best of the actions that a mask allows."""
 
 import math
 from functools import partial
@@ -7,10 +7,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from ...observations import each
 from ...spaces import Spaces
 from .actions import JointActions
+from .custom import head_on
 from .initialization import initialize
-from .own import head_on
+from .recurrent import RecurrentTorso, State, Stepped, Windows
 from .torso import ACTIVATIONS, dense_layer
 
 FEW = 64  # actions; for more, the product with a square matrix takes longer than a slice and a sum
@@ -38,6 +40,29 @@ class QNetwork(nn.Module):
     def allowed(self, obs: Any) -> torch.Tensor | None:
         """The joint actions that a batch's masks allow, bool [B, actions.count]; None without masks."""
         return self.actions.allowed(self.spaces.mask_in(obs))
+
+
+class RecurrentQNetwork(QNetwork):
+    """Observations and a state to the values of joint actions, rescaled, in units of reward_scale times the reward."""
+
+    def __init__(self, hyper: Any, spaces: Spaces) -> None:
+        super().__init__(hyper, spaces, RecurrentTorso(hyper, spaces, hyper.hidden[:-1]))
+
+    def forward(  # type: ignore[override]
+        self, obs: Any, state: State | None, windows: Windows | None = None
+    ) -> Stepped:
+        """The values [k, actions] of k observations [k, ...], and the state after them; see RecurrentTorso.
+
+        With `windows`, the values are [B, N, actions], of observations [B, N, ...] and the state [B, ...] before them.
+        """
+        if windows is None:
+            features, after = self.torso(obs, state)
+        else:
+            assert state is not None
+            flat = each(lambda part: part.flatten(0, 1), obs)
+            before = self.torso.before_each(windows.action, windows.reward, state)
+            features, after = self.torso(flat, before, windows.unroll)
+        return self.head(features), after
 
 
 class Head(nn.Module):

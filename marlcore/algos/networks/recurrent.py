@@ -14,7 +14,7 @@ from ...declared import By
 from ...interfaces import PREVIOUS_REWARD
 from ...spaces import Spaces
 from ...spec import Field
-from .own import TRIED, check_form, made_module, own_function, torso_of, tried
+from .custom import TRIED, check_form, custom_function, made_module, torso_of, tried
 from .torso import Flat, OneHot, rows_in
 
 State = Mapping[str, torch.Tensor]  # a recurrent state's parts by name, each [k, ...]
@@ -27,13 +27,13 @@ EPSILON = 1e-3  # of the linear part of `rescaled`, which makes the inverse cont
 
 
 def cell_function(label: str, cell: Any) -> Any:
-    """The name of a built-in recurrent layer, or a user's function as `own_function` has it. Raises ValueError."""
+    """The name of a built-in recurrent layer, or a user's function as `custom_function` has it. Raises ValueError."""
     expected = "lstm, gru, a function of inputs and units, or its module:name"
     if isinstance(cell, str) and ":" not in cell:
         if cell not in PARTS:
             raise ValueError(f"{label}: expected {expected}, got {brief(cell)}")
         return cell
-    return own_function(label, cell, expected)
+    return custom_function(label, cell, expected)
 
 
 Cell: TypeAlias = Annotated[str | Callable[[int, int], nn.Module], By(cell_function)]
@@ -44,7 +44,7 @@ def state_sizes(hyper: Any) -> dict[str, int]:
     if hyper.cell in PARTS:
         return dict.fromkeys(PARTS[hyper.cell], hyper.units)
     with torch.random.fork_rng(devices=[]):
-        return OwnCell(hyper, 1).sizes
+        return CustomCell(hyper, 1).sizes
 
 
 class Recurrent(nn.Module):
@@ -73,7 +73,7 @@ class Recurrent(nn.Module):
         return output if x.ndim == 3 else output[:, 0], state_after
 
 
-class OwnCell(nn.Module):
+class CustomCell(nn.Module):
     """A recurrent layer of the user's, from inputs of one step and its state to `units` features and the next state.
 
     Raises: ValueError: it is no module, its `state` is no dict of sizes by name, or its call with zeros fails or has a
@@ -158,7 +158,7 @@ class RecurrentTorso(nn.Module):
         self.torso = torso_of(hyper, spaces, hidden)
         self.actions = _encoder(spaces.action)
         inputs = self.torso.size + self.actions.size + 1
-        self.core = Recurrent(hyper.cell, inputs, hyper.units) if hyper.cell in PARTS else OwnCell(hyper, inputs)
+        self.core = Recurrent(hyper.cell, inputs, hyper.units) if hyper.cell in PARTS else CustomCell(hyper, inputs)
         self.size = hyper.units
         self._sizes = {**state_sizes(hyper), PREVIOUS_ACTION: self.actions.size}
 

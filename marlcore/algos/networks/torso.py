@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from gymnasium import spaces as gym
 from torch import nn
+from torch.nn import functional
 
 from ...spaces import Spaces
 
@@ -132,6 +133,33 @@ def dense_layer(hyper: Any, inputs: int, outputs: int) -> nn.Module:
     """A fully connected layer, normalized if the hyperparameters say so (Ba et al. 2016, arXiv:1607.06450)."""
     layer = nn.Linear(inputs, outputs)
     return nn.Sequential(layer, nn.LayerNorm(outputs)) if hyper.layer_norm else layer
+
+
+class StackedLinear(nn.Module):
+    """Fully connected layers of the same sizes, one for each network, initialized as nn.Linear is."""
+
+    def __init__(self, inputs: int, outputs: int, networks: int) -> None:
+        super().__init__()
+        bound = 1 / math.sqrt(inputs)
+        self.weight = nn.Parameter(torch.empty(networks, inputs, outputs).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.empty(networks, 1, outputs).uniform_(-bound, bound))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[count, B, inputs] to [count, B, outputs], through the first `count` layers."""
+        return torch.baddbmm(self.bias[: len(x)], x, self.weight[: len(x)])
+
+
+class StackedNorm(nn.Module):
+    """Layer normalizations of the same size, one for each network (Ba et al. 2016, arXiv:1607.06450)."""
+
+    def __init__(self, size: int, networks: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(networks, 1, size))
+        self.bias = nn.Parameter(torch.zeros(networks, 1, size))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[count, B, size] to the same shape, through the first `count` ones."""
+        return functional.layer_norm(x, x.shape[-1:]) * self.weight[: len(x)] + self.bias[: len(x)]
 
 
 class Torso(nn.Module):

@@ -79,11 +79,6 @@ def test_rows_store_what_acting_returns(name):
     np.testing.assert_array_equal(*(acted(hyper, model, obs, seed=seed).action for seed in (0, 1)), "greedy is random")
 
 
-def test_recurrent_rows_of_a_gru_have_no_cell():
-    hyper, spaces, _ = made("r2d2")
-    assert replace(hyper, cell="gru").transition(spaces).extras.keys() == state_extras(8).keys() - {"cell"}
-
-
 def test_rows_of_gaussians_store_the_sample():
     assert set(PPO().transition(continuous_spaces()).extras) == {"log_prob", "drawn"}
 

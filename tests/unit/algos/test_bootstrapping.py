@@ -16,6 +16,7 @@ from batches import SMALL, team_spaces
 from tiers import long_but
 
 import marlcore as mc
+from marlcore.algos.bases.clipped_policy import ClippedPolicy
 from marlcore.interfaces import PREVIOUS_REWARD, QueueSource, ReplaySource
 from marlcore.observations import by_name, each, in_form
 from marlcore.spaces import ALIVE, Spaces
@@ -26,7 +27,7 @@ GAMMA, LONGEST, LANES, SCALE = 0.8, 7, 16, 0.1
 QUICK = {"learning_rate": 1e-2, "reward_scale": SCALE, "hidden": (8,)}
 TARGET = {**QUICK, "learning_rate": 2e-2, "tau": 0.5}
 OF_KIND: dict[type, dict[str, Any]] = {
-    mc.PPO: {**QUICK, "gae_lambda": 0.0, "batch_size": 64, "minibatch_size": 64, "epochs": 4},
+    ClippedPolicy: {**QUICK, "gae_lambda": 0.0, "batch_size": 64, "minibatch_size": 64, "epochs": 4},
     mc.COMA: {**TARGET, "td_lambda": 0.0, "batch_size": 64, "minibatch_size": 64},
     mc.SAC: {**TARGET, "temperature": 1e-8},  # else the entropy counts too
     mc.CQL: {**TARGET, "alpha": 0.0},  # else values of other actions are pushed down
@@ -106,12 +107,12 @@ def learned(name: str, end: str, changed: Any = lambda batch: batch) -> Any:
 
 def values_of(hyper: Any, model: Any, trainer: Any, obs: Any, action: Any) -> Any:
     """What a model says of two observations with which an episode begins, [2]; all actions are worth the same."""
-    if isinstance(hyper, mc.PPO):
+    if isinstance(hyper, ClippedPolicy):
         seen = model.acting(obs, None)[1] if isinstance(hyper, mc.RecurrentPPO) else obs
         return trainer.normalizer.denormalized(model.critic(seen)).view(2)
     if isinstance(hyper, mc.R2D2):
         return trainer.unscaled(model(obs, None)[0]).mean(1)
-    if isinstance(hyper, mc.DQN | mc.IQN):
+    if isinstance(hyper, mc.DQN | mc.CQL | mc.IQN):
         return model(obs).mean(1)
     if isinstance(hyper, mc.VDN | mc.QMIX):
         return model.mixed(model.acting(obs).mean(2), obs)

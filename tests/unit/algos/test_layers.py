@@ -14,7 +14,7 @@ from torch.nn import functional
 import marlcore as mc
 from marlcore.algos.fast import faster, passes
 from marlcore.algos.fast.passes import AutogradPass
-from marlcore.algos.networks.critics import PairedLinear
+from marlcore.algos.networks.torso import StackedLinear
 
 pytestmark = pytest.mark.usefixtures("seeded_torch")
 
@@ -85,15 +85,15 @@ def weights_of(model):
     for layer in model.modules():
         if isinstance(layer, (nn.Linear, nn.Conv2d)):
             yield layer.weight.detach().flatten(1), layer.bias
-        elif isinstance(layer, PairedLinear):
+        elif isinstance(layer, StackedLinear):
             yield from zip((weight.t() for weight in layer.weight.detach()), layer.bias, strict=True)
 
 
 KINDS = {
     1: "bc cql dqn iqn r2d2",
     2: "ppo mappo recurrentppo vdn qmix",
-    3: "coma td3 sac td3bc",
-    4: "matd3 maddpg happo",
+    3: "coma td3 sac td3bc maddpg",
+    4: "matd3 happo",
 }
 LAST = {name: count for count, names in KINDS.items() for name in names.split()}  # layers of other gains
 

@@ -18,8 +18,8 @@ from torch import nn
 
 import marlcore as mc
 from marlcore.algos.fast import ClippedAdam, faster
-from marlcore.algos.networks.own import zeros_of
-from marlcore.algos.networks.recurrent import OwnCell
+from marlcore.algos.networks.custom import zeros_of
+from marlcore.algos.networks.recurrent import CustomCell
 from marlcore.observations import ALONE, each
 from marlcore.spaces import JOINT, Spaces
 
@@ -107,8 +107,18 @@ def check_learns(hyper, spaces, batches):
 
 @EACH
 def test_a_torso_acts_and_learns(name):
+    """The fast form calls it once, and once for each group of members."""
     hyper, spaces = small(name, network=Seeing, learning_rate=0.1)
     check_learns(hyper, spaces, [batch_of(hyper, spaces, seed) for seed in range(4)])
+    model, obs, calls = hyper.make_model(spaces), made_obs(spaces, 6, np.random.default_rng(0)), []
+    acting = getattr(model, "acting", model)
+    networks = [module for module in acting.modules() if isinstance(module, Seeing)]
+    arguments = (obs, None) if name in ("r2d2", "recurrentppo") else (obs,)
+    expected = acting(*arguments)
+    for network in networks:
+        network.register_forward_hook(lambda network, *_: calls.append(network))
+    torch.testing.assert_close(faster(acting)(*arguments), expected)
+    assert calls == networks and (len(networks) == 1) == (name not in OF_TEAMS)
 
 
 class Frozen(nn.Sequential):
@@ -190,7 +200,7 @@ def test_a_recurrent_layer_acts_and_learns(name):
 
 
 def test_windows_of_a_recurrent_layer_are_its_steps():
-    core, x, state = OwnCell(mc.R2D2(cell=Leaky, units=4), 3), torch.randn(2, 5, 3), {"trace": torch.randn(2, 4)}
+    core, x, state = CustomCell(mc.R2D2(cell=Leaky, units=4), 3), torch.randn(2, 5, 3), {"trace": torch.randn(2, 4)}
     features, after = core(x, state)
     for step in range(5):
         output, state = core(x[:, step], state)
@@ -242,21 +252,6 @@ def test_a_network_is_tried_with_members_of_the_spaces():
 def test_lazy_layers_learn_their_inputs():
     model = mc.PPO(network=lambda spaces: nn.LazyLinear(4)).make_model(box_spaces())
     assert [model.acting.torso.network.in_features, model.critic.head.in_features] == [3, 4]
-
-
-@pytest.mark.parametrize("name", sorted(SMALL.keys() - OF_TEAMS))
-def test_a_faster_network_calls_the_user_s(name):
-    hyper, spaces = small(name, network=Seeing)
-    model = hyper.make_model(spaces)
-    acting = getattr(model, "acting", model)
-    obs = made_obs(spaces, 6, np.random.default_rng(0))
-    arguments = (obs, None) if name in ("r2d2", "recurrentppo") else (obs,)
-    calls = []
-    expected = acting(*arguments)
-    (network,) = (module for module in acting.modules() if isinstance(module, Seeing))
-    network.register_forward_hook(lambda *_: calls.append(1))
-    torch.testing.assert_close(faster(acting)(*arguments), expected)
-    assert calls == [1]
 
 
 def test_a_network_is_named_as_it_can_be_imported():

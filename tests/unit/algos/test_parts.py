@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from refused import Refused, refusals
 
 import marlcore as mc
-from marlcore.algos.parts import CountBonus, Part, PartsTrainer, RNDBonus, StateTable
+from marlcore.algos.exploration_bonuses import CountBonus, RNDBonus, StateTable
+from marlcore.algos.parts_trainer import Part, PartsTrainer
 
 pytestmark = pytest.mark.usefixtures("seeded_torch")
 

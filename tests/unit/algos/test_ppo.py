@@ -16,7 +16,7 @@ from rounding import near, rounding
 from torch.nn import functional
 
 from marlcore.algos import PPO, RecurrentPPO
-from marlcore.algos.ppo import ADAM_EPS, Evaluated
+from marlcore.algos.bases.clipped_policy import ADAM_EPS, Evaluated
 from marlcore.algos.recurrent_ppo import first_rows
 from marlcore.observations import ALONE
 from marlcore.spaces import JOINT, MASK, Spaces

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marlcore.algos import R2D2
-from marlcore.algos.r2d2 import window_returns
 from marlcore.replay import Prioritized
 from marlcore.spaces import MASK, Spaces
 
@@ -48,7 +47,7 @@ def plain_targets(hyper, batch, held, values, slow, allowed):
 @given(
     cell=st.sampled_from(["lstm", "gru"]),
     burn_in=st.sampled_from([0, 4]),
-    n_step=st.sampled_from([1, 3, 20]),
+    n_step=st.sampled_from([1, 2, 5, 20]),
     double=st.booleans(),
     rescale=st.booleans(),
     masked=st.booleans(),
@@ -56,7 +55,10 @@ def plain_targets(hyper, batch, held, values, slow, allowed):
     seed=st.integers(0, 2**16),
 )
 def test_loss_and_priorities_are_those_of_a_plain_loop(cell, burn_in, n_step, double, rescale, masked, stack, seed):
-    """The Huber loss of n-step double targets, and eta * max + (1 - eta) * mean, over transitions after the burn-in."""
+    """The Huber loss of n-step double targets, and eta * max + (1 - eta) * mean, over transitions after the burn-in.
+
+    Returns end with their window.
+    """
     torch.manual_seed(seed)
     options = {"cell": cell, "burn_in": burn_in, "n_step": n_step, "double": double, "rescale": rescale}
     hyper = replace(SMALL, reward_scale=0.5, eta=0.8, **options)
@@ -117,19 +119,3 @@ def test_a_window_learns_nothing_from_its_burn_in():
     later = SMALL.n_step  # returns of the burn-in's last steps reach no further back than themselves
     assert later > 1 and burnt.any()
     assert all(map(torch.equal, *gradients))
-
-
-@pytest.mark.parametrize("n_step", [1, 2, 5, 9])
-def test_returns_end_with_their_window(n_step):
-    rng = np.random.default_rng(n_step)
-    reward, value = rng.normal(size=(5, 6)), rng.normal(size=(5, 7))
-    lengths, discount = np.array([6, 4, 1, 3, 6]), np.full((5, 6), 0.9)
-    discount[1, 3] = discount[4, 5] = 0.0
-    held = np.arange(6) < lengths[:, None]
-    found = window_returns(*map(torch.from_numpy, (reward, discount, value, held)), n_step).numpy()
-    for row, length in enumerate(lengths):
-        for step in range(length):
-            end = min(step + n_step, length)
-            expected = sum(0.9 ** (at - step) * reward[row, at] for at in range(step, end))
-            expected += np.prod(discount[row, step:end]) * value[row, end]
-            assert found[row, step] == pytest.approx(expected)

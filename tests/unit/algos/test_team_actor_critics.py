@@ -11,7 +11,7 @@ from batches import NUMBERS, flattened, made_batch, made_trainer
 from gymnasium import spaces as gym
 
 import marlcore as mc
-from marlcore.algos.networks.critics import TwinCritics
+from marlcore.algos.networks.actor_critic import Critics
 from marlcore.spaces import ALIVE, JOINT, MASK, MEMBERS, Spaces
 
 pytestmark = pytest.mark.usefixtures("seeded_torch")
@@ -74,9 +74,9 @@ def test_targets_are_of_what_all_members_would_do(kind, action, monkeypatch):
                 allowed = batch.next_obs[MASK].view(24, COUNT, MOST)[:, member]
                 output = torch.eye(MOST)[output.masked_fill(~allowed, -math.inf).argmax(1)]
             own.append(output * team.alive(batch.next_obs)[:, member, None])
-        values = TwinCritics.forward(target.critics, batch.next_obs, torch.cat(own, 1))
-    future = values[0] if kind is mc.MADDPG else values.amin(0)
-    expected = 0.5 * batch.reward + batch.discount * future
+        values = Critics.forward(target.critics, batch.next_obs, torch.cat(own, 1))
+    assert len(values) == (1 if kind is mc.MADDPG else 2)  # Lowe et al. 2017 have one critic
+    expected = 0.5 * batch.reward + batch.discount * values.amin(0)
     torch.testing.assert_close(trainer.targets(batch), expected)
 
 
@@ -105,8 +105,8 @@ def test_a_dead_member_changes_no_value_and_gets_no_gradient(action, own):
 def test_own_rewards_teach_each_member_by_its_own_critics(kind, action, monkeypatch):
     """Against NumPy. Member 1 is dead, and member 2 dies in the first rows: then it has no later value."""
     spaces = spaces_of(action)
-    model, trainer = made_trainer(kind(**SMALL, target_noise=0.0, rewards="own"), spaces)
-    asked = 1 if kind is mc.MADDPG else 2  # Lowe et al. 2017 have one critic
+    hyper = kind(**SMALL, target_noise=0.0, rewards="own")
+    model, trainer = made_trainer(hyper, spaces)
     batch, rng = batch_of(spaces, dead=[1]), np.random.default_rng(0)
     batch.next_obs[ALIVE][:12, 2] = 0
     batch.extras = {"member_rewards": torch.from_numpy(rng.normal(size=(24, COUNT)).astype(np.float32))}
@@ -122,7 +122,7 @@ def test_own_rewards_teach_each_member_by_its_own_critics(kind, action, monkeypa
         *inner, last = [(layer.weight.detach().numpy(), layer.bias.detach().numpy()) for layer in critics.layers]
         for weight, bias in inner:
             x = np.maximum(x @ weight + bias, 0)
-        return (x @ last[0] + last[1]).reshape(2, COUNT, 24)[:asked]
+        return (x @ last[0] + last[1]).reshape(hyper.critics, COUNT, 24)
 
     chosen, climbed = (each.detach() for each in trainer.own_actions(batch))
     for member in range(COUNT):
@@ -139,20 +139,26 @@ def test_own_rewards_teach_each_member_by_its_own_critics(kind, action, monkeypa
 
 
 @pytest.mark.parametrize("rewards", ["sum", "own"])
-def test_maddpg_trains_one_critic_of_each_pair(rewards):
-    """Checkpoints hold the other as it was, so that they have the form of MATD3's, and earlier ones load."""
-    spaces, hyper = spaces_of(), mc.MADDPG(**SMALL, rewards=rewards)
-    model, trainer = made_trainer(hyper, spaces)
-    trained = len(model.critics.layers[0].weight) // 2
-    before = [tensor.detach().clone() for tensor in model.critics.parameters()]
-    batch = batch_of(spaces)
+def test_maddpg_resumes_with_the_first_critics_of_pairs(rewards):
+    """It has one critic for each value; those of earlier checkpoints were pairs, as MATD3's."""
+    spaces, batch = spaces_of(), batch_of(spaces_of())
     batch.extras = {"member_rewards": torch.randn(24, COUNT)}
-    trainer.update(batch)
-    for tensor, old in zip(model.critics.parameters(), before, strict=True):
-        assert (tensor[:trained] != old[:trained]).any() and torch.equal(tensor[trained:], old[trained:])
-    other, saved = made_trainer(mc.MATD3(**SMALL, rewards=rewards), spaces)  # as MADDPG's were: both are trained
-    model.load_state_dict(other.state_dict())
+    pairs, saved = made_trainer(mc.MATD3(**SMALL, rewards=rewards, policy_delay=1), spaces)
+    model, trainer = made_trainer(mc.MADDPG(**SMALL, rewards=rewards), spaces)
+    saved.update(batch)
+    model.load_state_dict(pairs.state_dict())
     trainer.load_state_dict(saved.state_dict())
+    networks = COUNT if rewards == "own" else 1
+    for one, pair in zip(of_critics(model, trainer), of_critics(pairs, saved), strict=True):
+        assert len(one) == networks == len(pair) / 2 and torch.equal(one, pair[:networks])
+    assert math.isfinite(trainer.update(batch).metrics["loss"])
+
+
+def of_critics(model, trainer):
+    """Their parameters, those of their targets, and the moments of these."""
+    state = trainer.critics_optimizer.state_dict()["state"].values()
+    moments = [part[name] for part in state for name in ("exp_avg", "exp_avg_sq")]
+    return [*model.critics.parameters(), *trainer.target.critics.parameters(), *moments]
 
 
 @pytest.mark.parametrize("rewards", ["sum", "own"])
@@ -205,9 +211,9 @@ def test_later_members_advantages_carry_what_earlier_ones_changed(monkeypatch):
     batch = batch_of(spaces, dead=[1])
     batch.extras = {"log_prob": torch.zeros(24)}
     before = {member: trainer.judged(member, batch)[0].detach() for member in range(COUNT)}
-    seen, steps = [], trainer._member_steps
-    noted = lambda member, rows, bonus: seen.append((member, rows)) or steps(member, rows, bonus)  # noqa: E731
-    monkeypatch.setattr(trainer, "_member_steps", noted)
+    seen, passes = [], trainer._passes
+    noted = lambda rows, step, kl: seen.append((step.args[0], rows)) or passes(rows, step, kl)  # noqa: E731
+    monkeypatch.setattr(trainer, "_passes", noted)
     trainer.update(batch)
     (first, rows), *later = seen
     expected = rows.advantage.clone()

@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import marlcore as mc
-from marlcore.algos import value_decomposition
-from marlcore.algos.networks.members import MEMBER, TeamSpaces
+from marlcore.algos.bases import team_q_learning
 from marlcore.algos.networks.recurrent import PREVIOUS_ACTION
+from marlcore.algos.networks.teams import MEMBER, TeamSpaces
 from marlcore.algos.qmix import Mixer
 from marlcore.interfaces import PREVIOUS_REWARD, ReplaySource
 from marlcore.observations import ALONE, rows_at
@@ -180,7 +180,7 @@ def test_without_absolute_weights_it_does_not_grow(monkeypatch):
 def values_of(network, batch, held):
     """The members' values [B, T + 1, members, actions]."""
     most = max(network.team.choices)
-    after = lambda state, action: value_decomposition.acted(state, action, most)  # noqa: E731
+    after = lambda state, action: team_q_learning.acted(state, action, most)  # noqa: E731
     return batches.stepped_values(network.acting.stepped, after, batch, held, network.team.count, most)
 
 

@@ -11,7 +11,7 @@ from gymnasium import spaces as gym
 from refused import Refused, check_refused, refusals
 
 import marlcore as mc
-from marlcore.algos.networks.members import TeamSpaces
+from marlcore.algos.networks.teams import TeamSpaces
 from marlcore.envs import EnvironmentFailed, NamedEnvironment, vectorize
 from marlcore.envs.joint import JointObservations
 from marlcore.envs.team import TeamEnvironment, Teams

@@ -15,7 +15,8 @@ from wander import Wander
 from whole_runs import Runs
 
 import marlcore as mc
-from marlcore.algos.r2d2 import R2D2Network, Windows
+from marlcore.algos.networks.qnetwork import RecurrentQNetwork
+from marlcore.algos.networks.recurrent import Windows
 from marlcore.interfaces import PREVIOUS_REWARD
 from marlcore.training import LoadedPolicy
 from marlcore.training.loops import ActingModel, Policy, PolicyPlayer, Seat
@@ -40,7 +41,7 @@ class Telling(mc.R2D2):
         return replace(spec, extras={**spec.extras, "values": mc.Field((4,))})
 
     def act(self, model: torch.nn.Module, obs: Any, *, state: Any, **options: Any) -> mc.Action:
-        assert isinstance(model, R2D2Network)
+        assert isinstance(model, RecurrentQNetwork)
         with torch.inference_mode():
             values, _ = model(obs, state)
         return super().act(model, obs, state=state, **options)._replace(extras={"values": values.numpy()})

@@ -1,104 +1,16 @@
-"""Bases of the package's algorithms: checked hyperparameters, actions without gradients, trainers that resume."""
+"""The bases of trainers: state for resumption, Adam whose learning rate may be a schedule, target networks."""
 
 import copy
-from abc import abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from itertools import chain
-from typing import Annotated, Any, ClassVar, NamedTuple, TypeAlias, TypeVar
+from typing import Any, ClassVar, TypeVar
 
-import numpy as np
 import torch
 from torch import nn
 
-from ..declared import UNITS, By, Number, Scheduled, Sizes, Whole, check_declared
-from ..interfaces import Action, Algorithm
-from ..spaces import Spaces
-from .fast.adam import ClippedAdam, unrecorded
-from .networks.initialization import Initialization
-from .networks.own import own_function
-from .networks.torso import Activation
-
-Positive: TypeAlias = Annotated[float, Number(above=0)]
-Share: TypeAlias = Annotated[float, Number(above=0, high=1)]
-AtLeast1: TypeAlias = Annotated[int, Whole(1)]
-Units: TypeAlias = Annotated[int, UNITS]
-LearningRate: TypeAlias = Annotated[float | str, Scheduled(above=0)]
-Layers: TypeAlias = Annotated[tuple[int, ...], Sizes()]
-Network: TypeAlias = Annotated[str | Callable[[Spaces], nn.Module] | None, By(own_function)]
-
-RATE = "learning_rate"
+from ..fast.adam import ClippedAdam, unrecorded
+from .hyperparameters import RATE
 
 N = TypeVar("N", bound=nn.Module)
-
-
-class Request(NamedTuple):
-    """The arguments of `Algorithm.act` beside the model and the observations, where actors explore."""
-
-    explore: Mapping[str, Any]
-    state: Mapping[str, torch.Tensor] | None
-    mask: torch.Tensor | None
-    generator: np.random.Generator
-
-
-@dataclass(frozen=True, kw_only=True)
-class Hyperparameters(Algorithm):
-    """Base of dataclasses of hyperparameters, whose ranges their fields declare; see declared.py.
-
-    Those here are of the first layers of networks.
-    """
-
-    network: Network = None
-    """Your own network in place of the first layers, or of all: a function that gets the mc.Spaces and returns a
-    torch.nn.Module from observations to features [B, n], or its module:function. See docs/guides/own-network.md."""
-    activation: Activation = "relu"
-    """After each fully connected layer."""
-    layer_norm: bool = False
-    """Normalize the outputs of each fully connected layer but the last, before the activation (Ba et al. 2016,
-    arXiv:1607.06450)."""
-    initialization: Initialization = "default"
-    """Of weights: torch's default, orthogonal (Saxe et al. 2014, arXiv:1312.6120) or xavier's uniform (Glorot & Bengio
-    2010); the latter two with biases of zero."""
-    channels: Layers = (16, 32)
-    """Of each convolution of images; the defaults are those of Mnih et al. 2013 (arXiv:1312.5602, section 4.1)."""
-    kernels: Layers = (8, 4)
-    """Rows and columns of each convolution's kernel."""
-    strides: Layers = (4, 2)
-    """Of each convolution."""
-    image_side: AtLeast1 = 32
-    """Least rows and columns of a Box that is convolved as an image; smaller ones are flattened."""
-
-    def __post_init__(self) -> None:
-        check_declared(self, self.owner)
-        if not len(self.channels) == len(self.kernels) == len(self.strides):
-            got = f"{self.channels}, {self.kernels} and {self.strides}"
-            raise ValueError(f"{self.owner} channels: expected as many as kernels and strides, got {got}")
-
-    @property
-    def owner(self) -> str:
-        """The algorithm's name in messages."""
-        return type(self).__name__
-
-    def act(self, model: nn.Module, obs: Any, **request: Any) -> Action:
-        """See `Algorithm.act`, `chosen` and `greedy`."""
-        with torch.inference_mode():
-            if request["explore"] is not None:
-                return self.chosen(model, obs, Request(**request))
-            action, state = self.greedy(model, obs, request["state"], request["mask"])
-            return Action(action.numpy(force=True), state=state)
-
-    def schedules(self) -> Mapping[str, Any]:
-        """The learning rate, if it is a schedule."""
-        rate = getattr(self, RATE)
-        return {RATE: rate} if isinstance(rate, str) else {}
-
-    @abstractmethod
-    def chosen(self, model: Any, obs: Any, request: Request) -> Action:
-        """The actions for k observations, with exploration. `faster(model)` runs the model."""
-
-    @abstractmethod
-    def greedy(self, model: Any, obs: Any, state: Any, mask: torch.Tensor | None) -> Any:
-        """The actions [k, ...] without exploration, a tensor, and the next state or None; by torch alone."""
 
 
 class Resumable:

@@ -1,4 +1,4 @@
-"""The members of a team, each with its own view, through networks that those with equal spaces share."""
+"""Networks of teams: of members, each with its own view, whose spaces tell who shares one; policies and critics."""
 
 from __future__ import annotations
 
@@ -15,13 +15,19 @@ from torch.nn import functional
 from ...checks import brief
 from ...observations import ALONE
 from ...spaces import ALIVE, JOINT, MASK, MEMBERS, Spaces
+from .actions import BoxActions
+from .actor_critic import Critics, DeterministicPolicy
+from .custom import torso_of
+from .distributions import masked
+from .initialization import initialize
+from .policy_value import OutputNetwork
 from .recurrent import State, Stepped, Windows
 
 MEMBER = "member"  # the part of a member's observation that tells which one of its network's members it is
 
 
 @dataclass(frozen=True)
-class Group:
+class MemberGroup:
     """Members that share a network: the part of the team's observation that has them, their rows in it, and spaces."""
 
     part: str
@@ -61,7 +67,7 @@ class TeamSpaces:
         if not self.choices and spaces.action.shape[:1] != (self.count,):
             raise ValueError(f"{owner}: expected members with equally many components, got {brief(spaces.action)}")
         self.state_size = int(np.prod(parts[JOINT].field.shape)) if JOINT in parts else 0
-        self.groups: list[Group] = []
+        self.groups: list[MemberGroup] = []
         first = 0
         for part in (parts[key] for key in named):
             size = part.field.shape[0]
@@ -71,7 +77,7 @@ class TeamSpaces:
                 if step > 1:
                     seen = gym.Dict({ALONE: seen, MEMBER: gym.Box(0, 1, (step,), np.float32)})
                 own = Spaces(seen, self._action_of(first + start), stack=spaces.stack)
-                self.groups.append(Group(part.name, slice(start, start + step), own))
+                self.groups.append(MemberGroup(part.name, slice(start, start + step), own))
             first += size
 
     def _action_of(self, member: int) -> gym.Space:
@@ -118,7 +124,7 @@ def discrete_team(owner: str, spaces: Spaces, shared: bool) -> TeamSpaces:
     return team
 
 
-class Members(nn.Module):
+class MemberNetworks(nn.Module):
     """The networks of a team's members, each a module from a member's observations to [k, outputs].
 
     Args:
@@ -137,7 +143,7 @@ class Members(nn.Module):
         return torch.cat(outputs, 1)
 
     def stepped(self, obs: Any, state: State | None, windows: Windows | None = None) -> Stepped:
-        """The outputs of recurrent networks, and the state after them; see R2D2Network.
+        """The outputs of recurrent networks, and the state after them; see RecurrentQNetwork.
 
         Args:
             obs: [k, ...]; with `windows`, [B, N, ...].
@@ -159,7 +165,7 @@ class Members(nn.Module):
             after.append({name: part.unflatten(0, (-1, group.size)) for name, part in later.items()})
         return torch.cat(outputs, -2), {name: torch.cat([each[name] for each in after], 1) for name in after[0]}
 
-    def seen(self, group: Group, obs: Any, windows: bool = False) -> Any:
+    def seen(self, group: MemberGroup, obs: Any, windows: bool = False) -> Any:
         """What a group's members observe, [k * size, ...], of the team's observations [k, ...]; or of [k, N, ...]."""
         axis = 1 + windows + (self.team.spaces.stack > 1)
         part = obs[group.part]
@@ -178,3 +184,118 @@ def _of_rows(part: torch.Tensor, rows: slice) -> torch.Tensor:
     if part.ndim == 1:
         return part.repeat_interleave(rows.stop - rows.start)
     return part[:, rows].flatten(0, 1).contiguous()  # a view's strides keep torch from exporting an LSTM to ONNX
+
+
+class OneHotActions:
+    """The Discrete actions of a team's members as one-hot vectors, one after another, [B, members * most]."""
+
+    def __init__(self, team: TeamSpaces) -> None:
+        self.members, self.most = team.count, max(team.choices)
+        self.size = self.members * self.most
+
+    def encode(self, action: torch.Tensor) -> torch.Tensor:
+        """Actions [B, members] of rows as float32 [B, size]."""
+        return functional.one_hot(action.long(), self.most).flatten(1).float()
+
+    def decode(self, scores: Any) -> Any:
+        """The actions [k, members] with the highest scores [k, size], of NumPy or torch."""
+        return scores.reshape(-1, self.members, self.most).argmax(2)
+
+    decoded = decode
+
+
+def team_actions(owner: str, team: TeamSpaces) -> OneHotActions | BoxActions:
+    """The encoding of a team's actions. Raises ValueError: see BoxActions."""
+    return OneHotActions(team) if team.choices else BoxActions(owner, team.spaces.action)
+
+
+def member_policy(hyper: Any, spaces: Spaces) -> nn.Module:
+    """A member's observations to its action in [-1, 1] of a Box, or to a score of each Discrete one."""
+    if isinstance(spaces.action, gym.Box):
+        return DeterministicPolicy(hyper, spaces)
+    return OutputNetwork(hyper, torso_of(hyper, spaces, hyper.hidden), int(spaces.action.n))
+
+
+class TeamPolicy(nn.Module):
+    """A team's observations to its members' actions [B, size]: in [-1, 1] of a Box, scores of Discrete ones."""
+
+    noisy = DeterministicPolicy.noisy
+
+    def __init__(self, hyper: Any, spaces: Spaces) -> None:
+        super().__init__()
+        self.team = TeamSpaces(hyper.owner, spaces, hyper.shared)
+        self.actions = team_actions(hyper.owner, self.team)
+        self.members = MemberNetworks(self.team, lambda spaces: member_policy(hyper, spaces))
+
+    def forward(self, obs: Any, mask: torch.Tensor | None = None) -> torch.Tensor:
+        """The outputs [B, size]; the mask is in the observation where none is given."""
+        outputs: torch.Tensor = self.members(obs)
+        if self.team.choices:
+            allowed = self.team.allowed(self.team.mask_in(obs) if mask is None else mask, outputs)
+            outputs = masked(outputs, allowed)
+        return outputs.flatten(1)
+
+    def drawn(self, outputs: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        """Actions [B, size] as critics take them, with gradients: one-hot vectors of Discrete ones are drawn."""
+        if not self.team.choices:
+            return outputs
+        scores = outputs.reshape(-1, self.team.count, self.actions.size // self.team.count)
+        uniform = torch.rand(scores.shape, generator=generator, device=scores.device).clamp_(1e-20)
+        soft = torch.softmax(scores - torch.log(-torch.log(uniform)), -1)
+        hard = functional.one_hot(soft.argmax(-1), scores.shape[-1]).float()
+        drawn: torch.Tensor = (hard + (soft - soft.detach())).flatten(1)  # exactly one-hot
+        return drawn
+
+
+class TeamCritics(Critics):
+    """Networks from what all members see and do to the team's value; actions of members that do not act are 0."""
+
+    def __init__(self, hyper: Any, policy: TeamPolicy, members: int = 1) -> None:
+        super().__init__(hyper, policy.team.spaces, policy.actions.size, hyper.critics * members)
+        self.team = policy.team
+
+    def forward(self, obs: Any, action: torch.Tensor, count: int | None = None) -> torch.Tensor:
+        return super().forward(obs, self.of_living(obs, action), count)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """Takes the first networks of a state_dict that has more, as MADDPG's earlier ones have."""
+        for name, parameter in self.layers.named_parameters(f"{prefix}layers"):
+            if name in state_dict:
+                state_dict[name] = state_dict[name][: len(parameter)]
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def of_living(self, obs: Any, action: torch.Tensor) -> torch.Tensor:
+        """Actions [..., B, size], 0 for members that do not act."""
+        of_members = action.reshape(*action.shape[:-1], self.team.count, -1)
+        return (of_members * self.team.alive(obs)[..., None]).flatten(-2)
+
+    def of_each(self, obs: Any, joint: torch.Tensor) -> torch.Tensor:
+        """The values [members, B] by the first network, where for each member all do `joint` [members, B, size]."""
+        return torch.cat([self(obs, action, 1) for action in joint])
+
+
+class MemberCritics(TeamCritics):
+    """As many networks for each member, to the values of its own rewards; the first ones of all members come first."""
+
+    def __init__(self, hyper: Any, policy: TeamPolicy) -> None:
+        super().__init__(hyper, policy, policy.team.count)
+
+    def forward(self, obs: Any, action: torch.Tensor, count: int | None = None) -> torch.Tensor:
+        """The values [networks of a member, members, B] of actions [B, size]."""
+        values = super().forward(obs, action)
+        return values.reshape(-1, self.team.count, values.shape[1])
+
+    def of_each(self, obs: Any, joint: torch.Tensor) -> torch.Tensor:
+        action, seen = self.of_living(obs, joint), self.encoder(obs)
+        return self.through(torch.cat([seen.expand(len(joint), -1, -1), action], 2))
+
+
+class TeamActorCritic(nn.Module):
+    """The members' policies, which are all that actors need, and the critics that `critics` makes for these."""
+
+    def __init__(self, hyper: Any, spaces: Spaces, critics: Callable[[Any, TeamPolicy], Any]) -> None:
+        super().__init__()
+        self.acting = TeamPolicy(hyper, spaces)
+        self.critics = critics(hyper, self.acting)
+        initialize(hyper, self.critics)
+        initialize(hyper, self.critics.layers[-1], 1.0)

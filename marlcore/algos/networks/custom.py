@@ -1,4 +1,4 @@
-"""A network of the user's own in place of the built-in first layers, or of all layers."""
+"""A custom network, of the user, in place of the built-in first layers or of all layers."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -26,17 +26,17 @@ def torso_of(
     without: tuple[str, ...] = (),
     whole: nn.Module | None = None,
     called: str = "",
-) -> "Torso | OwnTorso":
+) -> "Torso | CustomTorso":
     """The first layers: a Torso with layers of the sizes `hidden`, a network of the user's, or a part of a whole model.
 
     Parts of the observation that `without` names are no input.
     """
     if whole is not None:
-        return OwnTorso(hyper, spaces, whole, called=called)
+        return CustomTorso(hyper, spaces, whole, called=called)
     if hyper.network is None:
         return Torso(hyper, spaces, hidden, without)
     network = made_module(f"{hyper.owner} network", hyper.network, visible(spaces, without))
-    return OwnTorso(hyper, spaces, network, without)
+    return CustomTorso(hyper, spaces, network, without)
 
 
 def whole_network(hyper: Any, spaces: Spaces, *parts: str) -> nn.Module | None:
@@ -95,7 +95,7 @@ def check_form(label: str, result: Any, expected: Any) -> None:
         raise ValueError(f"{label}: expected {form_of(expected)}, got {form_of(result)}")
 
 
-class OwnTorso(nn.Module):
+class CustomTorso(nn.Module):
     """A network of the user's, from observations without the mask and the parts `without` to numbers [B, size].
 
     Args:
@@ -168,7 +168,7 @@ def head_on(hyper: Any, torso: Any, outputs: int, make: Callable[[int, int], nn.
     return nn.Identity()
 
 
-def own_function(label: str, given: Any, expected: str = "a function of mc.Spaces, or its module:name") -> Any:
+def custom_function(label: str, given: Any, expected: str = "a function of mc.Spaces, or its module:name") -> Any:
     """A user's function as a hyperparameter holds it: as module:name, if it can be imported by that.
 
     Raises: ValueError: it is none, or the import fails.

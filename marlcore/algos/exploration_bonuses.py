@@ -1,22 +1,20 @@
-"""Parts for algorithms of one's own: lookup tables, bonuses for rare states, trainers of several networks."""
+"""Bonuses for rare states, for algorithms of one's own: by counts and by random network distillation; lookup tables."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
 from ..checks import brief, check_whole
-from ..declared import Declared, Number, Whole
-from ..interfaces import Update
+from ..declared import Number
 from ..observations import ALONE
-from .base import independent_copy
+from .bases.trainers import independent_copy
 from .networks.moments import RunningMoments
 
 CLIP = 5.0  # of normalized inputs: Burda et al. 2018, section 2.4
@@ -190,60 +188,3 @@ class RNDBonus(nn.Module):
         inputs = self.inputs.normalized_part(ALONE, obs, CLIP)
         error: torch.Tensor = (self.predictor(inputs) - self.target(inputs)).square().mean(1)
         return error
-
-
-@dataclass(frozen=True)
-class Part(Declared):
-    """A part of a model that a `PartsTrainer` trains.
-
-    Attributes:
-        loss: of a batch, a scalar.
-        optimizer: of the part's parameters.
-        max_norm: the greatest norm of the gradient, to which a longer one is scaled; above 0.
-        stage: the first stage of the run, of `Config.stages`, in which the part is trained.
-    """
-
-    loss: Callable[[Any], torch.Tensor]
-    optimizer: torch.optim.Optimizer
-    max_norm: Annotated[float, Number(above=0, finite=False)] = math.inf
-    stage: Annotated[int, Whole(0)] = 0
-
-    def update(self, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """One step; returns the loss and the gradient's norm before clipping, detached."""
-        loss = self.loss(batch)
-        self.optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        tensors = [tensor for group in self.optimizer.param_groups for tensor in group["params"]]
-        norm = nn.utils.clip_grad_norm_(tensors, self.max_norm)
-        self.optimizer.step()
-        return loss.detach(), norm.detach()
-
-
-class PartsTrainer:
-    """Trains the parts whose stage has begun, in their order: each loss sees the parts before it already updated.
-
-    Metrics are the sum of the losses, loss_<part> and grad_norm_<part>. Its state is that of the optimizers, and of
-    `kept`: what else has a state_dict, such as target networks. Raises ValueError: no part begins in stage 0.
-    """
-
-    def __init__(self, parts: Mapping[str, Part], **kept: Any) -> None:
-        if all(part.stage for part in parts.values()):
-            raise ValueError(f"parts: expected at least one of stage 0, got {[*parts]}")
-        self.parts = dict(parts)
-        self._held = {name: part.optimizer for name, part in parts.items()} | kept
-
-    def update(self, batch: Any) -> Update:
-        """See the class; `batch.numbers` has the stage, as a run's learner tells it."""
-        metrics = {"loss": torch.zeros(())}
-        for name, part in self.parts.items():
-            if batch.numbers["stage"] >= part.stage:
-                loss, metrics[f"grad_norm_{name}"] = part.update(batch)
-                metrics |= {"loss": metrics["loss"].to(loss) + loss, f"loss_{name}": loss}
-        return Update(metrics)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {name: held.state_dict() for name, held in self._held.items()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        for name, held in self._held.items():
-            held.load_state_dict(state[name])

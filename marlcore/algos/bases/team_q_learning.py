@@ -15,17 +15,16 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from ..interfaces import PREVIOUS_REWARD, Action, Algorithm, ReplaySource, Update
-from ..spaces import Spaces
-from ..spec import TransitionSpec
-from .base import Layers, LearningRate, Request
-from .networks.initialization import initialize
-from .networks.members import Members, TeamSpaces, discrete_team
-from .networks.own import torso_of, whole_network
-from .networks.qnetwork import QNetwork, best
-from .networks.recurrent import PREVIOUS_ACTION, Cell, State, state_fields
-from .r2d2 import R2D2Network, WindowedQLearning, WindowTrainer, shortened, window_of, window_returns
-from .value_based import QTrainer, random_actions
+from ...interfaces import PREVIOUS_REWARD, Action, Algorithm, ReplaySource, Update
+from ...spaces import Spaces
+from ...spec import TransitionSpec
+from ..networks.custom import torso_of, whole_network
+from ..networks.initialization import initialize
+from ..networks.qnetwork import QNetwork, RecurrentQNetwork, best
+from ..networks.recurrent import PREVIOUS_ACTION, Cell, State, state_fields
+from ..networks.teams import MemberNetworks, TeamSpaces, discrete_team
+from .hyperparameters import ActRequest, Layers, LearningRate
+from .q_learning import QTrainer, WindowedQLearning, WindowTrainer, random_actions
 
 
 @dataclass(frozen=True)
@@ -79,11 +78,11 @@ class TeamQLearning(WindowedQLearning):
     def member_network(self, spaces: Spaces) -> nn.Module:
         """The network of members with these spaces."""
         if self.cell is not None:
-            return R2D2Network(self, spaces)
+            return RecurrentQNetwork(self, spaces)
         whole = whole_network(self, spaces, "values")
         return QNetwork(self, spaces, torso_of(self, spaces, self.hidden[:-1], (), whole, "values"))
 
-    def chosen(self, model: Any, obs: Any, request: Request) -> Action:
+    def chosen(self, model: Any, obs: Any, request: ActRequest) -> Action:
         """Each member's epsilon-greedy action; `explore` holds "epsilon"."""
         values, after = member_values(model, obs, request.state)
         allowed = model.team.allowed(request.mask, values)
@@ -104,9 +103,11 @@ class TeamQLearning(WindowedQLearning):
         return TeamTrainer(self, model) if self.cell is None else TeamWindowTrainer(self, model)
 
 
-def member_values(model: Members, obs: Any, state: State | None) -> tuple[torch.Tensor, dict[str, torch.Tensor] | None]:
+def member_values(
+    model: MemberNetworks, obs: Any, state: State | None
+) -> tuple[torch.Tensor, dict[str, torch.Tensor] | None]:
     """The members' values [k, members, actions], and the state after these observations, of members with memory."""
-    if isinstance(model.networks[0], R2D2Network):
+    if isinstance(model.networks[0], RecurrentQNetwork):
         return model.stepped(obs, state)
     return model(obs), None
 
@@ -123,7 +124,7 @@ class TeamNetwork(nn.Module):
     def __init__(self, hyper: TeamQLearning, spaces: Spaces) -> None:
         super().__init__()
         self.team = discrete_team(hyper.owner, spaces, hyper.shared)
-        self.acting = Members(self.team, hyper.member_network)
+        self.acting = MemberNetworks(self.team, hyper.member_network)
         self.mixer = hyper.mixer(self.team)
         initialize(hyper, self.mixer)
 
@@ -172,8 +173,7 @@ class TeamWindowTrainer(TeamTrainer, WindowTrainer):
     def update(self, batch: Any) -> Update:
         """One step on a batch of B windows of T transitions, of which those count where `mask` is True."""
         self.follow_schedules(batch)
-        batch = shortened(batch)
-        window = window_of(batch, self.hyper.burn_in)
+        batch, window = self.shortened(batch)
         values, _ = self.network.acting.stepped(*window)
         own = values[:, :-1].gather(3, batch.action.long()[..., None]).squeeze(3)
         taken = self.network.mixed(own, batch.obs)
@@ -185,5 +185,4 @@ class TeamWindowTrainer(TeamTrainer, WindowTrainer):
         slow, _ = self.target.acting.stepped(*window)
         action = best(values if self.hyper.double else slow, self.network.allowed(window[0], slow))
         value = self.target.mixed(slow.gather(3, action[..., None]).squeeze(3), window[0])
-        reward = self.hyper.reward_scale * batch.reward
-        return window_returns(reward, batch.discount, value, batch.valid[..., -1], self.hyper.n_step)
+        return self.returns(batch, value)

@@ -1,0 +1,1 @@
+"""What algorithms share: their hyperparameters, choices of actions, and trainers. One file a family."""

@@ -1,0 +1,266 @@
+"""The base of actor-critics whose policies explore by noise, of one agent or of a team, and of their trainers.
+
+A deterministic policy climbs the value of its actions, and learns less often than its critics (Fujimoto et al. 2018,
+arXiv:1802.09477). In a team, members act by what each sees, and critics see what all saw and did (Lowe et al. 2017,
+arXiv:1706.02275); Discrete actions are the places of a one-hot vector, drawn with gradients by the Gumbel-softmax (Jang
+et al. 2017, arXiv:1611.01144).
+"""
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import nn
+
+from ...interfaces import MEMBER_REWARDS, Action, Algorithm, ReplaySource, Update
+from ...spaces import Spaces
+from ...spec import Field, TransitionSpec
+from ..fast import ClippedAdam, faster
+from ..networks.actions import BoxActions
+from ..networks.actor_critic import ActorCritic, DeterministicPolicy
+from ..networks.teams import MemberCritics, OneHotActions, TeamActorCritic, TeamCritics, TeamSpaces, team_actions
+from ..networks.torso import rows_in
+from .hyperparameters import ActRequest, AtLeast0, AtLeast1, Hyperparameters, Layers, LearningRate, Positive, Share
+from .trainers import TargetTrainer, own_generator
+
+UNTIL_FIRST_UPDATE = "linear(1, 0, 1, of=updates)"
+
+
+@dataclass(frozen=True)
+class ActorCriticHyperparameters(Hyperparameters):
+    """Hyperparameters of all algorithms whose acting part is a ContinuousPolicy, and of teams' actor-critics."""
+
+    learning_rate: LearningRate = 1e-3
+    """Adam's step size, for the policy, the critics and a learned temperature, above 0, usually 1e-4 to 1e-3; a number
+    or a schedule."""
+    hidden: Layers = (64, 64)
+    """Units in each fully connected layer of the policy and of each critic, at least one layer; usually 64 to 256."""
+    tau: Share = 0.01
+    """Fraction of the networks mixed into their targets when these move, in (0, 1]; usually 0.005 to 0.02."""
+    max_grad_norm: Positive = 10.0
+    """Larger gradients are scaled down to this norm; above 0, usually 0.5 to 10."""
+    reward_scale: Positive = 0.1
+    """Factor on rewards, above 0; usually 0.01 to 1."""
+
+    def transition(self, spaces: Spaces) -> TransitionSpec:
+        """A row without extras. Raises ValueError: see BoxActions."""
+        BoxActions(self.owner, spaces.action)
+        return super().transition(spaces)
+
+    def schedules(self) -> Mapping[str, Any]:
+        """Until the learner's first update actors draw actions uniformly, as both papers do, and none later."""
+        return {"epsilon": UNTIL_FIRST_UPDATE, **super().schedules()}
+
+    def chosen(self, model: Any, obs: Any, request: ActRequest) -> Action:
+        """The policy's actions with its noise, or with probability `explore["epsilon"]` uniform ones of the Box.
+
+        The draws from the generator do not depend on epsilon. The network runs only if some row needs it.
+        """
+        explore, generator, actions = request.explore, request.generator, model.actions
+        rows = rows_in(obs)
+        uniform = generator.random(rows) < explore["epsilon"]
+        anywhere = generator.uniform(-1.0, 1.0, (rows, actions.size))
+        noise = generator.standard_normal((rows, actions.size), np.float32)
+        if uniform.all():
+            return Action(actions.decode(anywhere))
+        noisy = model.noisy(faster(model)(obs), torch.from_numpy(noise).to(actions.reach.device), explore)
+        return Action(actions.decode(np.where(uniform[:, None], anywhere, noisy.cpu().numpy())))
+
+    def greedy(self, model: Any, obs: Any, state: Any, mask: torch.Tensor | None) -> Any:
+        return model.actions.decoded(model.greedy(faster(model)(obs))), None
+
+
+@dataclass(frozen=True)
+class DelayedPolicy(ActorCriticHyperparameters):
+    """Hyperparameters of deterministic policies that learn less often than their critics, as TD3's.
+
+    Noise is in units of half the range of an action's component.
+    """
+
+    noise: AtLeast0 = 0.1
+    """Standard deviation of the noise of exploration, at least 0, usually 0.1 to 0.3; the schedule `noise` of
+    exploration.schedules, if there is one, replaces it."""
+    target_noise: AtLeast0 = 0.2
+    """Standard deviation of the noise on the target policy's actions, at least 0."""
+    target_noise_clip: AtLeast0 = 0.5
+    """That noise is clipped to this size, at least 0."""
+    policy_delay: AtLeast1 = 2
+    """Updates of the critics for each one of the policy and the targets, d in the paper, at least 1."""
+
+    def schedules(self) -> Mapping[str, Any]:
+        return {**super().schedules(), "noise": self.noise}
+
+    def make_model(self, spaces: Spaces) -> Any:
+        return ActorCritic(self, spaces, DeterministicPolicy)
+
+
+@dataclass(frozen=True)
+class TeamDelayedPolicy(DelayedPolicy):
+    """Hyperparameters of a team's deterministic policies; see Config.teams."""
+
+    critics: ClassVar[int]  # networks for each value, of which the smallest value counts
+    wants_team = True
+
+    shared: bool = True
+    """Members with equal spaces share a policy network, which also sees which member it acts for; otherwise each has
+    its own."""
+    rewards: Literal["sum", "own"] = "sum"
+    """What members learn from: the sum of their rewards, by critics of the team; or each from its own reward, by
+    critics of its own, as published, also where they compete. With own rewards returns are of one step
+    (`learner.n_step`)."""
+
+    def transition(self, spaces: Spaces) -> TransitionSpec:
+        """A row, with what each member earned if it learns from that. Raises ValueError: no team; see BoxActions."""
+        team = TeamSpaces(self.owner, spaces, self.shared)
+        team_actions(self.owner, team)
+        spec = Algorithm.transition(self, spaces)
+        return spec if self.rewards == "sum" else replace(spec, extras={MEMBER_REWARDS: Field((team.count,))})
+
+    def source(self, chosen: ReplaySource) -> ReplaySource:
+        """The chosen one; with own rewards of one step, since the sampler sums no others than the team's."""
+        return chosen if self.rewards == "sum" else replace(chosen, n_step=1)
+
+    def make_model(self, spaces: Spaces) -> TeamActorCritic:
+        return TeamActorCritic(self, spaces, TeamCritics if self.rewards == "sum" else MemberCritics)
+
+    def chosen(self, model: Any, obs: Any, request: ActRequest) -> Action:
+        """Box actions as TD3's; Discrete ones drawn from each member's policy, or uniform ones of the allowed."""
+        if not isinstance(model.actions, OneHotActions):
+            return super().chosen(model, obs, request)
+        rows, size = rows_in(obs), model.actions.size
+        uniform = request.generator.random((rows, 1)) < np.reshape(request.explore["epsilon"], (-1, 1))
+        gumbel = request.generator.gumbel(size=(rows, size))
+        outputs = faster(model)(obs).cpu().numpy()
+        scores = np.where(uniform & (outputs > -np.inf), 0.0, outputs) + gumbel
+        return Action(model.actions.decode(scores))
+
+    def greedy(self, model: Any, obs: Any, state: Any, mask: torch.Tensor | None) -> Any:
+        return model.actions.decoded(faster(model)(obs, mask)), None
+
+    def make_trainer(self, model: Any) -> "TeamDelayedPolicyTrainer":
+        return TeamDelayedPolicyTrainer(self, model)
+
+
+class ActorCriticTrainer(TargetTrainer):
+    """The optimizers of a model's policy and critics, and the target of its part `source`."""
+
+    kept: ClassVar[tuple[str, ...]] = ("target", "policy_optimizer", "critics_optimizer", "updates", "generator")
+
+    def __init__(self, hyper: ActorCriticHyperparameters, model: Any, source: nn.Module) -> None:
+        super().__init__(hyper, source)
+        self.policy, self.critics = model.acting, model.critics
+        self.policy_optimizer = self.adam(list(self.policy.parameters()))
+        self.critics_optimizer = self.adam(list(self.critics.parameters()))
+        self.generator = own_generator(self.device)
+
+    def descend(self, optimizer: ClippedAdam, loss: torch.Tensor) -> torch.Tensor:
+        """One step of the optimizer's parameters alone; returns the gradient's norm before clipping."""
+        optimizer.zero_grad()
+        torch.autograd.backward(loss, inputs=[tensor for tensor in optimizer.tensors if tensor.requires_grad])
+        return optimizer.clip_and_step(self.hyper.max_grad_norm)
+
+    def improve_critics(self, batch: Any, targets: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        """One step of the critics on their squared errors, towards targets [..., B]; rows weighted by `weight`.
+
+        Returns: the metrics, with the sum of all critics' losses; and the rows' priorities [..., B]: the mean of the
+            critics' absolute errors.
+        """
+        taken = faster(self.critics)(batch.obs, self.policy.actions.encode(batch.action))
+        errors = targets - taken
+        loss = (batch.weight * errors.square()).mean(-1).sum()
+        grad_norm = self.descend(self.critics_optimizer, loss)
+        return self.metrics(loss, taken, grad_norm), errors.detach().abs().mean(0)
+
+    def normal(self, *shape: int) -> torch.Tensor:
+        return torch.randn(shape, device=self.device, generator=self.generator)
+
+
+class DelayedPolicyTrainer(ActorCriticTrainer):
+    """Critics that learn at each update, and a policy that learns at some; targets of all."""
+
+    def __init__(self, hyper: DelayedPolicy, model: Any) -> None:
+        super().__init__(hyper, model, source=model)
+
+    def update(self, batch: Any) -> Update:
+        """One step on a batch of B transitions (Fujimoto et al. 2018, Algorithm 1); see `improve_critics`."""
+        self.follow_schedules(batch)
+        metrics, priority = self.improve_critics(batch, self.targets(batch))
+        self.updates += 1
+        if self.updates % self.hyper.policy_delay == 0:
+            loss = self.policy_loss(batch, *self.own_actions(batch))
+            self.descend(self.policy_optimizer, loss)
+            metrics["policy_loss"] = loss.detach()
+            self.soft_update(self.hyper.tau)
+        return Update(metrics, priority)
+
+    def own_actions(self, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """The policy's actions [B, size] in [-1, 1], and their values [1, B] by the first critic, with gradients."""
+        action = faster(self.policy)(batch.obs)
+        return action, faster(self.critics)(batch.obs, action, count=1)
+
+    def policy_loss(self, batch: Any, action: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        """The policy's loss, for its actions [B, size] in [-1, 1] and their values [1, B] by the first critic."""
+        return -value.mean()
+
+    @torch.no_grad()
+    def targets(self, batch: Any) -> torch.Tensor:
+        """The scaled reward plus the discounted smallest value of the smoothed action, float32 [..., B] (Algorithm
+        1)."""
+        values = faster(self.target.critics)(batch.next_obs, self.smoothed(batch.next_obs))
+        return self.bootstrapped(batch, values.amin(0))
+
+    def smoothed(self, obs: Any) -> torch.Tensor:
+        """The target policy's actions with clipped noise, [B, size] in [-1, 1]."""
+        action: torch.Tensor = faster(self.target.acting)(obs)
+        clip = self.hyper.target_noise_clip
+        noise = (self.hyper.target_noise * self.normal(*action.shape)).clamp_(-clip, clip)
+        return action.add(noise).clamp_(-1.0, 1.0)
+
+
+class TeamDelayedPolicyTrainer(DelayedPolicyTrainer):
+    """TD3's steps, whose policy gradient is that of each member's own action, beside what the others did."""
+
+    def update(self, batch: Any) -> Update:
+        """See DelayedPolicyTrainer. With own rewards, those of members that act; a row's priority is the mean of all
+        members'."""
+        if self.hyper.rewards == "sum":
+            return super().update(batch)
+        team, batch = self.policy.team, copy.copy(batch)
+        batch.reward = batch.extras[MEMBER_REWARDS].T
+        batch.discount = batch.discount * team.alive(batch.next_obs).T
+        batch.weight = batch.weight * (alive := team.alive(batch.obs).T)
+        update = super().update(batch)
+        assert update.priority is not None
+        return replace(update, priority=(update.priority * alive).mean(0))
+
+    def own_actions(self, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """All members' actions [B, size], and the values [members, B] where one of them acts anew.
+
+        The others' actions are those of the rows (Lowe et al. 2017, equation 6). A member that does not act changes no
+        value, and gets no gradient.
+        """
+        action = self.policy.drawn(faster(self.policy)(batch.obs), self.generator)
+        in_rows = self.policy.actions.encode(batch.action)
+        anew, others = (each.reshape(len(each), self.policy.team.count, -1) for each in (action, in_rows))
+        acts = torch.eye(anew.shape[1], dtype=torch.bool, device=anew.device)[:, None, :, None]
+        return action, faster(self.critics).of_each(batch.obs, torch.where(acts, anew, others).flatten(2))
+
+    def smoothed(self, obs: Any) -> torch.Tensor:
+        """See DelayedPolicyTrainer; of Discrete actions those drawn from the target policy."""
+        if not self.policy.team.choices:
+            return super().smoothed(obs)
+        policy = self.target.acting
+        drawn: torch.Tensor = policy.drawn(faster(policy)(obs), self.generator)
+        return drawn
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Of checkpoints with more critics, as MADDPG's earlier ones have, it takes the first ones' moments."""
+        optimizer, parameters = state["critics_optimizer"], self.critics_optimizer.tensors
+        moments = {
+            number: {name: part[: len(parameters[number])] if part.ndim else part for name, part in of_one.items()}
+            for number, of_one in optimizer["state"].items()
+        }
+        super().load_state_dict({**state, "critics_optimizer": {**optimizer, "state": moments}})

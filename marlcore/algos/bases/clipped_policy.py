@@ -1,0 +1,267 @@
+"""The base of PPO, MAPPO, RecurrentPPO and HAPPO: advantages, passes over a batch, and the clipped objective.
+
+Schulman et al. 2017, "Proximal policy optimization algorithms" (arXiv:1707.06347); Huang et al. 2022, "The 37
+implementation details of proximal policy optimization" (the ICLR blog track); for transitions of older policies the
+correction of Espeholt et al. 2018 (arXiv:1802.01561), and the ratio to the policy before the update instead of the one
+that acted (Hilton et al. 2022, "Batch size-invariance for policy optimization", arXiv:2110.00641, section 3).
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+
+import torch
+
+from ...checks import check_whole
+from ...declared import Number, Scheduled
+from ...interfaces import Action, QueueSource, ReplaySource, Update
+from ...observations import rows_at
+from ...spaces import Spaces
+from ...spec import Field, TransitionSpec
+from ..advantages import Steps, ValueNormalizer, following_values, gae, vtrace
+from ..fast import ClippedAdam, faster
+from ..networks.distributions import distribution_of
+from ..networks.initialization import Initialization
+from ..networks.policy_value import PolicyNetwork
+from ..networks.torso import Activation
+from .hyperparameters import RATE, ActRequest, AtLeast1, Hyperparameters, Layers, LearningRate, Positive
+from .trainers import Resumable, own_generator
+
+LOG_PROB = "log_prob"
+BONUS = "entropy_coefficient"  # scheduled, as the learning rate is
+ADAM_EPS = 1e-5  # Huang et al. 2022, detail 3
+METRICS = ("loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")  # of a step
+KL = METRICS.index("approx_kl")
+
+
+@dataclass(frozen=True)
+class ClippedPolicy(Hyperparameters):
+    """Hyperparameters of PPO and its kin. An update, as runs count them, is a step on one minibatch."""
+
+    learning_rate: LearningRate = 1e-3
+    """Adam's step size, above 0, usually 1e-4 to 1e-3; a number or a schedule, such as "linear(1e-3, 1e-5, 1000000)".
+    `target_kl` bounds what a large one may change."""
+    hidden: Layers = (64, 64)
+    """Units in each fully connected layer of the policy, and of the critic; usually 64 to 256."""
+    activation: Activation = field(default="tanh", kw_only=True)
+    """After each fully connected layer of the policy and of the critic."""
+    initialization: Initialization = field(default="orthogonal", kw_only=True)
+    """Of weights; of the policy's last layer 0.01 times as large, so that it is nearly uniform at first (Huang et al.
+    2022, detail 2)."""
+    batch_size: AtLeast1 = 2048
+    """Transitions from one policy to the next, over all agents and environment copies that share it; usually 1,000 to
+    20,000."""
+    epochs: AtLeast1 = 10
+    """Passes over each batch, at least 1; usually 3 to 10."""
+    minibatch_size: AtLeast1 = 256
+    """Transitions of each gradient step, usually 64 to 512; at most batch_size."""
+    gae_lambda: Annotated[float, Number(0, 1)] = 0.95
+    """Weight of later errors in an advantage, from 0 to 1, usually 0.9 to 1: 0 trusts the critic, 1 the rewards."""
+    clip: Positive = 0.2
+    """How far an action's probability may move, as a fraction, before it counts no more; above 0, usually 0.1 to
+    0.3."""
+    clip_value: Annotated[float | None, Number(above=0)] = None
+    """How far the critic's prediction may move in an update; None: any distance."""
+    entropy_coefficient: Annotated[float | str, Scheduled(0)] = 0.0
+    """Weight of the policy's entropy in the loss, at least 0, usually 0 to 0.01; a number or a schedule."""
+    value_coefficient: Positive = 0.5
+    """Weight of the critic's loss; above 0, usually 0.5 or 1."""
+    max_grad_norm: Positive = 0.5
+    """Larger gradients are scaled down to this norm; above 0, usually 0.5 to 10."""
+    target_kl: Annotated[float | None, Number(above=0)] = 0.02
+    """Ends an update's passes when the policy has moved this far, as an estimate of the divergence, usually 0.01 to
+    0.05; None: never."""
+    normalize_advantages: bool = True
+    """Subtract the mean of a batch's advantages, and divide by their standard deviation."""
+    normalize_values: bool = True
+    """The critic predicts values less the running mean of the targets, divided by their standard deviation (Yu et al.
+    2022, arXiv:2103.01955, section 3); its loss and clip_value are in these units. False: reward_scale times rewards.
+    """
+    reward_scale: Positive = 1.0
+    """Factor on rewards, above 0."""
+    correction: Literal["vtrace", "gae"] = "vtrace"
+    """"vtrace" weighs transitions of older policies by today's probability of their actions; for those of today's it is
+    GAE. "gae" takes all as today's. In serial mode all are, but for the first one of each copy in a batch."""
+    ratio_clip: Positive = 1.0
+    """With V-trace: largest weight of a transition; the paper's rho-bar."""
+    trace_clip: Positive = 1.0
+    """With V-trace: largest weight that a transition gives to later ones; the paper's c-bar."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_whole(f"{self.owner} minibatch_size", self.minibatch_size, 1, self.batch_size)
+
+    def transition(self, spaces: Spaces) -> TransitionSpec:
+        """A row with the action's log-probability. Raises ValueError: see `distribution_of`."""
+        extras = distribution_of(self.owner, spaces.action).extras
+        return TransitionSpec(spaces.obs, spaces.action_field, {LOG_PROB: Field((), "float32"), **extras})
+
+    def source(self, chosen: ReplaySource) -> QueueSource:
+        """Each transition once, in batches of batch_size."""
+        return QueueSource(self.batch_size)
+
+    def schedules(self) -> Mapping[str, Any]:
+        return {RATE: self.learning_rate, BONUS: self.entropy_coefficient}
+
+    def sampled(self, policy: PolicyNetwork, output: torch.Tensor, request: ActRequest) -> Action:
+        """The actions for a policy's outputs [k, outputs]."""
+        action, log_prob, extras = policy.distribution.sample(output, request.mask, request.generator)
+        return Action(action, {LOG_PROB: log_prob, **extras})
+
+
+class Evaluated(NamedTuple):
+    """What the model says of B transitions, each [B]; values in the critic's units."""
+
+    log_prob: torch.Tensor
+    entropy: torch.Tensor
+    value: torch.Tensor
+
+
+class Minibatch(NamedTuple):
+    """Transitions with what an update holds fixed, each [B, ...]; values and targets in the critic's units."""
+
+    obs: Any
+    action: torch.Tensor
+    extras: dict[str, torch.Tensor]
+    log_prob: torch.Tensor
+    value: torch.Tensor
+    advantage: torch.Tensor
+    target: torch.Tensor
+
+
+class ClippedPolicyTrainer(Resumable):
+    """Passes over each batch with the clipped objective."""
+
+    kept: ClassVar[tuple[str, ...]] = ("optimizer", "generator", "normalizer")
+
+    def __init__(self, hyper: ClippedPolicy, model: Any, trained: Any = None) -> None:
+        """`trained`: the part of the model that `optimizer` trains; None: all of it."""
+        self.hyper: Any = hyper
+        self.model = model
+        parameters: list[torch.Tensor] = list((model if trained is None else trained).parameters())
+        self.optimizer = self.adam(parameters)
+        self.normalizer = ValueNormalizer(parameters[0].device)
+        self.generator = own_generator()
+
+    def adam(self, parameters: Iterable[torch.Tensor]) -> ClippedAdam:
+        """An optimizer whose learning rate each update sets."""
+        return ClippedAdam(list(parameters), lr=None, eps=ADAM_EPS)
+
+    def update(self, batch: Any) -> Update:
+        """Steps on the minibatches of one batch.
+
+        Returns: means over the steps: loss, policy_loss, value_loss, entropy, approx_kl (Schulman's estimate of the
+            divergence from the policy before), clip_fraction, grad_norm before clipping; and of the batch
+            explained_variance, the part of the targets' variance that the critic explained before.
+        """
+        hyper = self.hyper
+        self.optimizer.set_learning_rate(batch.numbers[RATE])
+        single = hyper.epochs == 1 and hyper.minibatch_size >= len(batch.reward)
+        with torch.set_grad_enabled(single):  # one step needs no second pass through the network
+            now = self.evaluate(batch)
+        rows, explained = self._prepare(batch, Evaluated(*(values.detach() for values in now)))
+        bonus = batch.numbers[BONUS]
+        steps = [self._step(now, rows, bonus)] if single else self._steps(rows, bonus)
+        means = torch.stack(steps).mean(0)
+        metrics = dict(zip(METRICS, means, strict=True))
+        return Update({**metrics, "explained_variance": explained}, updates=len(steps))
+
+    def evaluate(self, rows: Any) -> Evaluated:
+        """The log-probabilities of the rows' actions, the policy's entropies and the values."""
+        output, value = self.outputs(rows)
+        policy = self.model.acting
+        log_prob, entropy = policy.distribution(output, policy.spaces.mask_in(rows.obs), rows)
+        return Evaluated(log_prob, entropy, value)
+
+    def outputs(self, rows: Any) -> Any:
+        return faster(self.model)(rows.obs)
+
+    def values_after(self, batch: Any, which: torch.Tensor) -> Any:
+        """The values of the next observations of these rows, in the critic's units."""
+        return faster(self.model.critic)(rows_at(batch.next_obs, which))
+
+    @torch.no_grad()
+    def _prepare(self, batch: Any, now: Evaluated) -> tuple[Minibatch, torch.Tensor]:
+        """The batch with advantages and the values before the steps; and the explained variance."""
+        hyper, acted = self.hyper, batch.extras[LOG_PROB]
+        corrected = hyper.correction == "vtrace"
+        value = self.normalizer.denormalized(now.value)
+        following = following_values(
+            batch, value, lambda rows: self.normalizer.denormalized(self.values_after(batch, rows))
+        )
+        steps = Steps(hyper.reward_scale * batch.reward, batch.discount, value, following, batch.continues)
+        if corrected:
+            ratio = torch.exp(now.log_prob - acted)
+            advantage, target = vtrace(steps, ratio, hyper.gae_lambda, hyper.ratio_clip, hyper.trace_clip)
+        else:
+            advantage, target = gae(steps, hyper.gae_lambda)
+        before = now.log_prob if corrected else acted
+        if hyper.normalize_values:
+            self.normalizer.update(target)
+        if hyper.normalize_advantages and len(advantage) > 1:
+            advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+        goal = self.normalizer.normalized(target)
+        rows = Minibatch(batch.obs, batch.action, batch.extras, before, now.value, advantage, goal)
+        return rows, explained_variance(self.normalizer.normalized(value), goal)
+
+    def _steps(self, rows: Minibatch, bonus: float) -> list[torch.Tensor]:
+        return self._passes(rows, lambda part: self._step(self.evaluate(part), part, bonus), KL)
+
+    def _passes(self, rows: Minibatch, step: Callable[[Minibatch], torch.Tensor], kl: int) -> list[torch.Tensor]:
+        """What `step` returns of all minibatches, in a new order each pass.
+
+        Passes end when the policy has moved by `target_kl`, by a pass's mean of the number at `kl`.
+        """
+        steps: list[torch.Tensor] = []
+        for _ in range(self.hyper.epochs):
+            of_pass = [step(part) for part in self.minibatches(rows)]
+            steps += of_pass
+            if self.hyper.target_kl is not None and torch.stack(of_pass).mean(0)[kl] > self.hyper.target_kl:
+                break
+        return steps
+
+    def minibatches(self, rows: Minibatch) -> Iterator[Minibatch]:
+        """The rows in a new order, in minibatches."""
+        order = torch.randperm(len(rows.value), generator=self.generator).to(rows.value.device)
+        shuffled = Minibatch(*(rows_at(values, order) for values in rows))
+        for first in range(0, len(order), self.hyper.minibatch_size):
+            part = slice(first, first + self.hyper.minibatch_size)
+            yield Minibatch(*(rows_at(values, part) for values in shuffled))
+
+    def _step(self, now: Evaluated, rows: Minibatch, bonus: float) -> torch.Tensor:
+        """One gradient step; returns METRICS."""
+        hyper = self.hyper
+        policy_loss, kl, beyond = self._policy_loss(now.log_prob, rows, torch.mean)
+        value_loss, entropy = self._value_loss(now.value, rows), now.entropy.mean()
+        loss = policy_loss + hyper.value_coefficient * value_loss - bonus * entropy
+        self.optimizer.zero_grad()
+        torch.autograd.backward(loss)
+        grad_norm = self.optimizer.clip_and_step(hyper.max_grad_norm)
+        with torch.no_grad():
+            return torch.stack([loss, policy_loss, value_loss, entropy, kl, beyond, grad_norm])
+
+    def _policy_loss(
+        self, log_prob: torch.Tensor, rows: Minibatch, mean: Callable[[torch.Tensor], torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The clipped objective's loss, by `mean` over the rows, the divergence and the share clipped."""
+        moved = log_prob - rows.log_prob
+        ratio = torch.exp(moved)
+        clipped = ratio.clamp(1 - self.hyper.clip, 1 + self.hyper.clip)
+        loss = -mean(torch.minimum(rows.advantage * ratio, rows.advantage * clipped))
+        with torch.no_grad():
+            return loss, mean(ratio - 1 - moved), mean((ratio != clipped).float())
+
+    def _value_loss(self, value: torch.Tensor, rows: Minibatch) -> torch.Tensor:
+        """Half the mean squared error; with clip_value of the worse of the value and the clipped one (detail 9)."""
+        errors = (value - rows.target).square()
+        most = self.hyper.clip_value
+        if most is not None:
+            clipped = rows.value + (value - rows.value).clamp(-most, most)
+            errors = torch.maximum(errors, (clipped - rows.target).square())
+        return 0.5 * errors.mean()
+
+
+def explained_variance(value: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """The part of the targets' variance that the values [B] explain; 0 where targets hardly differ."""
+    spread = target.var(correction=0)
+    return torch.where(spread > 1e-8, 1 - (target - value).var(correction=0) / spread, 0.0)

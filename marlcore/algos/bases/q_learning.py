@@ -1,0 +1,318 @@
+"""The base of algorithms that learn action values: exploration, first priorities, Q-learning of rows and of windows."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn import functional
+
+from ...declared import Number, Whole
+from ...interfaces import PRIORITY, Action, ReplaySource, Update
+from ...observations import each
+from ...spaces import Spaces
+from ...spec import Field, Sequence, TransitionSpec
+from ..fast import faster, passes
+from ..networks.actions import JointActions
+from ..networks.custom import torso_of, whole_network
+from ..networks.qnetwork import QNetwork, best
+from ..networks.recurrent import State, Windows
+from ..networks.torso import rows_in
+from .hyperparameters import ActRequest, AtLeast1, Hyperparameters, Layers, LearningRate, Positive, Share, Units
+from .trainers import TargetTrainer, raw_reward
+
+OF_STEPS = ("obs", "next_obs", "action", "reward", "discount", "valid", "mask")  # fields of a batch of windows
+
+
+@dataclass(frozen=True)
+class QLearning(Hyperparameters):
+    """Hyperparameters of all algorithms that learn action values."""
+
+    learning_rate: LearningRate = 2.5e-4
+    """Adam's step size, above 0, usually 1e-4 to 1e-3; a number or a schedule, such as
+    "linear(2.5e-4, 0, 1000000)"."""
+    hidden: Layers = (128, 64)
+    """Units in each fully connected layer, at least one layer, usually 64 to 512; the last is the head's."""
+    double: bool = True
+    """Choose the next action by the network, evaluate it by the target network (van Hasselt et al. 2016)."""
+    dueling: bool = True
+    """Estimate the state's value and the actions' advantages separately (Wang et al. 2016)."""
+    tau: Share = 0.02
+    """Fraction of the network mixed into the target after each update, in (0, 1], usually 0.005 to 0.02; used if
+    target_update_freq is 0."""
+    target_update_freq: Annotated[int, Whole(0)] = 0
+    """Updates between copies of the network to the target, usually 100 to 10,000; 0 moves the target by tau after each
+    update."""
+    max_grad_norm: Positive = 10.0
+    """Larger gradients are scaled down to this norm; above 0, usually 0.5 to 10."""
+    reward_scale: Positive = 0.1
+    """Factor on rewards, above 0; errors beyond 1 count linearly, so aim at rewards near 1."""
+
+    def transition(self, spaces: Spaces) -> TransitionSpec:
+        """A row without extras. Raises ValueError: see JointActions."""
+        JointActions(self.owner, spaces.action)
+        return super().transition(spaces)
+
+
+@dataclass(frozen=True)
+class FeedforwardQLearning(QLearning):
+    """Base of algorithms whose model is a QNetwork without memory.
+
+    Actors may compute the first priorities of transitions, so that new ones need not all count as the most surprising
+    (Horgan et al. 2018, "Distributed prioritized experience replay", arXiv:1803.00933, section 3): here the error of
+    one step, whose values the actor has when it chooses its actions.
+    """
+
+    actor_priorities: bool = False
+    """With prioritized replay: actors compute each transition's first priority (Horgan et al. 2018)."""
+
+    def transition(self, spaces: Spaces) -> TransitionSpec:
+        """A row, whose only extra is the first priority if actors compute it. Raises ValueError: see JointActions."""
+        spec = super().transition(spaces)
+        return dataclasses.replace(spec, extras={PRIORITY: Field()}) if self.actor_priorities else spec
+
+    def source(self, chosen: ReplaySource) -> ReplaySource:
+        """The chosen one, with first priorities if actors compute them."""
+        if not self.actor_priorities or chosen.prioritized is None:
+            return chosen
+        return dataclasses.replace(chosen, prioritized=dataclasses.replace(chosen.prioritized, initial=PRIORITY))
+
+    def make_model(self, spaces: Spaces) -> QNetwork:
+        whole = whole_network(self, spaces, "values")
+        return QNetwork(self, spaces, torso_of(self, spaces, self.hidden[:-1], (), whole, "values"))
+
+    def chosen(self, model: Any, obs: Any, request: ActRequest) -> Action:
+        """Epsilon-greedy actions; `explore` holds "epsilon".
+
+        The network runs only if some row is greedy, or if actors compute first priorities.
+        """
+        actions: JointActions = model.actions
+        allowed = actions.allowed(request.mask)
+        random = random_actions(rows_in(obs), actions.count, allowed, request)
+        if random[0].all() and not self.actor_priorities:
+            return Action(actions.decode(random[1]))
+        values = faster(model)(obs)
+        greedy: NDArray[np.int64] = best(values, allowed).cpu().numpy()
+        chosen = np.where(*random, greedy)
+        if not self.actor_priorities:
+            return Action(actions.decode(chosen))
+        all_values, rows = values.cpu().numpy(), np.arange(len(chosen))
+        unknown = {PRIORITY: np.full(len(chosen), np.nan, np.float32)}
+        of_rows = {"taken": all_values[rows, chosen], "best": all_values[rows, greedy]}
+        return Action(actions.decode(chosen), unknown, values=of_rows)
+
+    def greedy(self, model: Any, obs: Any, state: Any, mask: torch.Tensor | None) -> Any:
+        return model.actions.decoded(best(faster(model)(obs), model.actions.allowed(mask))), None
+
+    def first_priority(
+        self,
+        before: Mapping[str, NDArray[Any]],
+        reward: NDArray[Any],
+        discount: float,
+        after: Mapping[str, NDArray[Any]],
+    ) -> NDArray[np.float32]:
+        """See `priority_of`, of the error of one step; NaN where a value is unknown."""
+        error: NDArray[Any] = np.abs(self.reward_scale * reward + discount * after["best"] - before["taken"])
+        return self.priority_of(error).astype(np.float32)
+
+    def priority_of(self, error: NDArray[Any]) -> NDArray[Any]:
+        """The priorities of transitions with these absolute errors, in units of reward_scale times the reward."""
+        return error
+
+
+@dataclass(frozen=True)
+class WindowedQLearning(QLearning):
+    """Hyperparameters of Q-learning with memory, whose batches are of `learner.batch_size` windows.
+
+    The recurrent state was stored, and is burnt in (Kapturowski et al. 2019, "Recurrent experience replay in
+    distributed reinforcement learning", ICLR 2019, openreview.net/forum?id=r1lyTjAqYX).
+    So each update reads `length` times as many transitions as DQN's: ask for fewer updates.
+    """
+
+    units: Units = 64
+    """Units of the recurrent layer, at least 1; rows store its state at intervals."""
+    length: AtLeast1 = 40
+    """Transitions of a window, those of its burn-in included."""
+    burn_in: Annotated[int, Whole(0)] = 20
+    """First transitions of a window that only warm up its stored state; less than length. A window that begins its
+    episode has none."""
+    period: Annotated[int, Whole(2)] = 20
+    """Transitions from the start of one window to that of the next, at least 2; with length - burn_in, each transition
+    is trained on once in a pass."""
+    n_step: AtLeast1 = 5
+    """Rewards in each return, at least 1, in place of `learner.n_step`; returns end with their window."""
+    eta: Annotated[float, Number(0, 1)] = 0.9
+    """A window's priority is eta times its largest error plus 1 - eta times its mean one; from 0 to 1."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.burn_in >= self.length:
+            raise ValueError(f"{self.owner} burn_in: expected less than the length {self.length}, got {self.burn_in}")
+
+    def source(self, chosen: ReplaySource) -> ReplaySource:
+        """Windows of single steps, prioritized if that was chosen; the trainer makes the returns."""
+        window = Sequence(self.length, self.burn_in, self.period)
+        return dataclasses.replace(chosen, n_step=1, sequence=window)
+
+    def window_priority(self, off: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        """The priorities [B] of windows with the absolute errors `off` [B, T], 0 where `counts` [B, T] is.
+
+        eta times the largest one plus 1 - eta times the mean (Kapturowski et al. 2019, section 2.3).
+        """
+        mean = off.sum(1) / counts.sum(1).clamp(min=1.0)
+        return self.eta * off.amax(1) + (1.0 - self.eta) * mean
+
+
+def random_actions(
+    rows: int, actions: int, allowed: torch.Tensor | None, request: ActRequest
+) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+    """Which rows explore, and a random allowed action of each row.
+
+    The draws from the generator depend neither on epsilon nor on the mask. Of a row's n allowed actions it is the one
+    numbered floor(place * n), for a place drawn from [0, 1).
+    """
+    explores, place = request.generator.random((2, rows))
+    explores = explores < request.explore["epsilon"]
+    if allowed is None:
+        return explores, (place * actions).astype(np.int64)
+    passed = allowed.cpu().numpy().cumsum(1)
+    rank = (place * passed[:, -1]).astype(np.int64)
+    return explores, (passed > rank[:, None]).argmax(1)
+
+
+class QTrainer(TargetTrainer):
+    """A network's optimizer and its target network."""
+
+    kept: ClassVar[tuple[str, ...]] = ("target", "optimizer", "updates")
+
+    def __init__(self, hyper: QLearning, network: Any) -> None:
+        super().__init__(hyper, network)
+        self.network = network
+        self.optimizer = self.adam(list(network.parameters()))
+
+    def step(self, loss: torch.Tensor) -> torch.Tensor:
+        """One gradient step on `loss`, then the target's update; returns the gradient's norm before clipping."""
+        self.optimizer.zero_grad()
+        torch.autograd.backward(loss)
+        return self.advance()
+
+    def advance(self) -> torch.Tensor:
+        """A step by the parameters' gradients, then the target's update; returns their norm before clipping."""
+        grad_norm = self.optimizer.clip_and_step(self.hyper.max_grad_norm)
+        self.updates += 1
+        interval = self.hyper.target_update_freq
+        if not interval:
+            self.soft_update(self.hyper.tau)
+        elif self.updates % interval == 0:
+            self.soft_update(1.0)
+        return grad_norm
+
+
+class QNetworkTrainer(QTrainer):
+    """Q-learning of a QNetwork towards a target network, with the Huber loss."""
+
+    @torch.no_grad()
+    def update(self, batch: Any) -> Update:
+        """One step on a batch of B transitions.
+
+        The Huber loss clips the error in the gradient to [-1, 1] (Mnih et al. 2015, Methods, "Training algorithm for
+        deep Q-networks"); each row is weighted by `weight`.
+
+        A row's priority is its absolute error, in units of reward_scale times the reward (Schaul et al. 2016,
+        "Prioritized experience replay", arXiv:1511.05952, section 3.3).
+        """
+        self.follow_schedules(batch)
+        network = passes(self.network)
+        values, next_values = network.forward(batch.obs, batch.next_obs if self.hyper.double else None)
+        targets = self.targets(batch, next_values)
+        action = self.network.actions.encode(batch.action)[:, None]
+        taken = values.gather(1, action).squeeze(1)
+        error = taken - targets
+        clipped = error.clamp(-1.0, 1.0)
+        slope = (batch.weight * clipped).div_(len(error))  # the loss's gradient, with respect to `taken`
+        loss = torch.dot(slope, torch.sub(error, clipped, alpha=0.5))
+        gradient = torch.zeros_like(values).scatter_(1, action, slope[:, None])
+        penalties = self.penalize(batch, values, action, gradient)
+        self.optimizer.zero_grad()
+        network.backward(gradient)
+        grad_norm = self.advance()
+        metrics = self.metrics(sum(penalties.values(), loss), taken, grad_norm) | penalties
+        return Update(metrics, priority=error.abs_())
+
+    def penalize(
+        self, batch: Any, values: torch.Tensor, action: torch.Tensor, gradient: torch.Tensor
+    ) -> dict[str, torch.Tensor]:
+        """Further terms of the loss by name; here none. Adds their gradient to that of the values [B, actions].
+
+        `action`, int64 [B, 1], are the actions taken.
+        """
+        return {}
+
+    @torch.no_grad()
+    def targets(self, batch: Any, chooser: torch.Tensor | None = None) -> torch.Tensor:
+        """The scaled reward plus the discounted value of the next observation, float32 [B].
+
+        Without `double`: the target network's maximum (Mnih et al. 2015, Algorithm 1). With it: the target network's
+        value of the network's best action (van Hasselt et al. 2016, "Double DQN"), by the network's values `chooser`
+        [B, actions] of the next observation if they are known. Both over allowed actions only.
+        """
+        values = faster(self.target)(batch.next_obs)
+        if not self.hyper.double:
+            chooser = values
+        elif chooser is None:
+            chooser = faster(self.network)(batch.next_obs)
+        action = best(chooser, self.network.allowed(batch.next_obs))
+        return self.bootstrapped(batch, values.gather(1, action[:, None]).squeeze(1))
+
+
+class WindowTrainer(QTrainer):
+    """Base of trainers whose batches are of windows."""
+
+    def step_on_windows(self, batch: Any, taken: torch.Tensor, targets: torch.Tensor) -> Update:
+        """One step of values [B, T] towards targets [B, T], of the transitions for which `mask` is True.
+
+        The loss is the mean Huber loss over these, each weighted by its window's `weight`; see `window_priority`.
+        """
+        counts = batch.mask.float()
+        errors = functional.huber_loss(taken, targets, reduction="none") * counts
+        number = counts.sum().clamp(min=1.0)
+        loss = (batch.weight[:, None] * errors).sum() / number
+        grad_norm = self.step(loss)
+        taken = taken.detach()
+        q_mean = (self.unscaled(taken) * counts).sum() / (number * self.hyper.reward_scale)
+        metrics = {"loss": loss.detach(), "q_mean": q_mean, "grad_norm": grad_norm}
+        return Update(metrics, priority=self.hyper.window_priority((targets - taken).abs() * counts, counts))
+
+    def unscaled(self, values: torch.Tensor) -> torch.Tensor:
+        """Values in units of reward_scale times the reward."""
+        return values
+
+    def shortened(self, batch: Any) -> tuple[SimpleNamespace, tuple[Any, State, Windows]]:
+        """A batch of windows without the last places that no window fills, and a network's arguments for it.
+
+        These are the first observation of each window with the next one of each step, the stored state, and what was
+        done.
+        """
+        steps = int(batch.valid[..., -1].any(0).sum())
+        fields = {name: each(lambda values: values[:, :steps], getattr(batch, name)) for name in OF_STEPS}
+        raw = raw_reward(batch)[:, :steps]
+        short = SimpleNamespace(**fields, raw_reward=raw, weight=batch.weight, extras=batch.extras)
+        obs = each(lambda obs, after: torch.cat([obs[:, :1], after], 1), short.obs, short.next_obs)
+        return short, (obs, short.extras, Windows(short.action, raw, self.hyper.burn_in, short.mask[:, 0]))
+
+    def returns(self, batch: Any, value: torch.Tensor) -> torch.Tensor:
+        """The n-step returns [B, T] within windows; shorter where the episode or the window ends before.
+
+        `value` [B, T + 1] is of each observation, the last one's after the window's last step.
+        """
+        reward, after, held = self.hyper.reward_scale * batch.reward, value[:, 1:], batch.valid[..., -1]
+        continues = torch.cat([held[:, 1:], torch.zeros_like(held[:, :1])], 1)
+        returns: torch.Tensor = reward + batch.discount * after
+        for _ in range(self.hyper.n_step - 1):
+            later = torch.cat([returns[:, 1:], after[:, -1:]], 1)
+            returns = reward + batch.discount * torch.where(continues, later, after)
+        return returns
