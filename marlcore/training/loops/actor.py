@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...interfaces import Turn, VectorEnvironment
-from .seat import Ended, Seat
-from .shared_seat import SharedSeat
+from .seat import Ended, Seat, SharedSeat
 
 Seats = Mapping[str, Seat | SharedSeat]  # by agent
 
@@ -87,6 +86,7 @@ def act(env: VectorEnvironment, seats: Seats, turns: list[Turn], host: ActorHost
     """
     for turn in turns:
         seats[turn.agent].pull_if_due(host.rounds)
+    steps = 0
     for turn in turns:
         seat = seats[turn.agent]
         if turn.begins.any():
@@ -95,4 +95,5 @@ def act(env: VectorEnvironment, seats: Seats, turns: list[Turn], host: ActorHost
             if lost:
                 host.report(turn.agent, "transitions_lost", lost)
         env.act(turn, seat.act(turn))
-    host.count_steps(sum(len(turn.copies) for turn in turns))
+        steps += len(turn.copies)
+    host.count_steps(steps)

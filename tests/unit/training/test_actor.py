@@ -24,7 +24,7 @@ from marlcore.declared import changed, hints_of
 from marlcore.envs import TreasureHunt, checked, vectorize
 from marlcore.processes import BEATS, BEGUN, STEPS, Control, Telemetry
 from marlcore.training.config import AssignedPolicy
-from marlcore.training.loops import PublishedPolicy, act, build_model
+from marlcore.training.loops import Behaviour, act, build_model
 from marlcore.training.record import read_config
 from marlcore.training.workers import ActorWorker, PolicyBlueprint, Worker
 
@@ -36,7 +36,7 @@ CONFIG = mc.Config(actor=mc.ActorConfig(envs=1), replay=mc.ReplayConfig(capacity
 @pytest.mark.parametrize("ends", ["the first are published", "others are published", "the run stops"])
 def test_an_actor_waits_for_whole_weights(ends: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It shows signs of life meanwhile. Their learner died in the middle of a publish; its successor publishes."""
-    monkeypatch.setattr("marlcore.training.loops.policy.FIRST_PULL_S", 0.01)
+    monkeypatch.setattr("marlcore.training.loops.behaviour.FIRST_PULL_S", 0.01)
     monkeypatch.setattr("marlcore.training.workers.actor_worker.WAIT_S", 0.01)
     env, beats, versions = HUNT(), count(), [0]
     spaces = mc.Spaces(env.observation_spaces[AGENT], env.action_spaces[AGENT])
@@ -75,14 +75,13 @@ def test_a_policy_pulls_at_its_first_turn_in_an_interval(
 ) -> None:
     """Whatever the rounds between its turns, in which others act."""
     at: list[int] = []
-    parts: Any = None, SimpleNamespace(eval=int), None, None, None
-    policy = PublishedPolicy(*parts, subscriber=parts[0], exponents=np.ones(1), sync_interval=interval)
+    parts: Any = None, SimpleNamespace(eval=int), None, None, {"epsilon": 0.5}, SimpleNamespace()
+    policy = Behaviour(*parts, exponents=np.ones(1), sync_interval=interval)
     monkeypatch.setattr(policy, "pull", lambda: at.append(rounds))
     for rounds in turns:
         policy.pull_if_due(rounds)
     assert at == pulled
-    policy.explore = {"epsilon": 0.5}
-    assert policy.explore_at([0]) is policy.explore, "without a ladder all copies have one epsilon"
+    assert policy.exponents is None, "without a ladder all copies have one epsilon"
 
 
 def test_only_policies_that_act_look_for_weights() -> None:
