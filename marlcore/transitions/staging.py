@@ -69,21 +69,19 @@ class _Staging:
 
     def put_outcomes(self, reward: Any, terminated: Any, truncated: Any, final_obs: Any) -> None:
         self._put_reward(reward)
-        self._stage_ends(terminated, truncated)
+        if self._some_ended or terminated is not None or truncated is not None:
+            self._stage_ends(terminated, truncated)
         if final_obs is not None:
             self._fields.final_obs(final_obs)
 
     def _stage_ends(self, terminated: Any, truncated: Any) -> None:
-        some = terminated is not None or truncated is not None
-        if not some and not self._some_ended:
-            return
         self._some_ended = True  # stays set if a check below fails
         for i, value in enumerate((terminated, truncated)):
             if value is None:
                 self._ends[i].fill(False)
             else:
                 self._put_ends[i](value)
-        self._some_ended = some
+        self._some_ended = terminated is not None or truncated is not None
 
     def _lender(self, place: Place, label: str, final: bool, rows: int) -> Setter:
         # Without a reference to this object, whose memory would wait for the collector of cycles.

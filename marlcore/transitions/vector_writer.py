@@ -102,7 +102,8 @@ class VectorWriter(WriterBase):
             self._check(staging.check(finals), lanes)
             boundaries = staging.ended() if finals else np.zeros(staging.rows, np.bool_)
             staging.left_out[:] = self._gate(staging.which, boundaries, self._timeout, self.check_open)
-        self._check(staging.append(finals), lanes)
+        if code := staging.append(finals):
+            self._check(code, lanes)
         return staging.tickets.copy()
 
     def new_episode(self, lanes: ArrayLike | None = None) -> None:

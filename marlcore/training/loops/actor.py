@@ -47,16 +47,16 @@ def observe(env: VectorEnvironment, seats: Seats, host: ActorHost) -> list[Turn]
     outcomes, turns = env.observe()
     for outcome in outcomes:
         seats[outcome.agent].record(outcome)
-    _report_over(env, seats, host)
+    if (env.ended != host.ended).any():
+        _report_over(env, seats, host)
     return turns
 
 
 def _report_over(env: VectorEnvironment, seats: Seats, host: ActorHost) -> None:
     over = np.flatnonzero(env.ended != host.ended)
-    if len(over):
-        host.ended[over] = env.ended[over]
-        for ended in [ended for seat in seats.values() for ended in seat.end(over)]:  # results need all returns
-            host.report_ended(ended)
+    host.ended[over] = env.ended[over]
+    for ended in [ended for seat in seats.values() for ended in seat.end(over)]:  # results need all returns
+        host.report_ended(ended)
 
 
 def cut_episodes(env: VectorEnvironment, seats: Seats, host: ActorHost) -> None:

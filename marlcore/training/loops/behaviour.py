@@ -44,11 +44,15 @@ class Behaviour:
 
     def act(self, obs: Values, at: Any, state: Mapping[str, torch.Tensor] | None) -> Action:
         """Chooses actions for the k observations of the copies `at`, stacked if the model wants that."""
-        tensors = each(lambda array: torch.from_numpy(array).to(self.device), obs)
-        mask = tensors.get(MASK) if isinstance(tensors, dict) else None
-        if mask is not None and mask.ndim == 3:
-            mask = mask[:, -1]  # of the newest observation of a stack
-        model, explore = self.model, self.explore
+        model, explore, mask = self.model, self.explore, None
+        tensors: Any
+        if isinstance(obs, dict):
+            tensors = {name: torch.from_numpy(array).to(self.device) for name, array in obs.items()}
+            mask = tensors.get(MASK)
+            if mask is not None and mask.ndim == 3:
+                mask = mask[:, -1]  # of the newest observation of a stack
+        else:
+            tensors = torch.from_numpy(obs).to(self.device)
         if model.norm is not None:
             tensors = model.norm(tensors)
         if self.exponents is not None and explore is not None and "epsilon" in explore:

@@ -36,9 +36,8 @@ class FirstPriorities:
         for name, rows in values.items():
             self._values.setdefault(name, np.zeros(len(self._held)))[copies] = rows
 
-    def record(self, outcome: Outcome) -> None:
+    def write(self, outcome: Outcome) -> None:
         """Writes the rows that end an episode, and holds the others."""
-        self._recorder.take(outcome)
         ended = outcome.terminated | outcome.truncated
         held = outcome.copies[~ended]
         self._held[held], self._rewards[held] = True, outcome.reward[~ended]

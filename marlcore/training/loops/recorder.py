@@ -80,13 +80,8 @@ class Recorder:
                 check_finite(f"{name} of the {owner}", array)
             self.rows.extras[name][at] = array
 
-    def record(self, outcome: Outcome) -> None:
-        """Writes the rows that the results of earlier actions complete."""
-        self.take(outcome)
-        self.write(outcome)
-
     def take(self, outcome: Outcome) -> None:
-        """Keeps what comes with an outcome, before the rows are written."""
+        """Keeps what comes with the results of earlier actions, before their rows are written."""
         at = self.at(outcome.copies)
         self._waiting[at] = False
         if RETURN in self.rows.extras:
@@ -101,16 +96,13 @@ class Recorder:
 
     def write(self, outcome: Outcome) -> None:
         """Writes the rows of these outcomes, each with the version of the weights that chose its action."""
-        if self._version is not None:
-            self._add(outcome, self._version)
-            return
-        versions = self._versions[self.at(outcome.copies)]
-        for version in np.unique(versions).tolist():  # weights may have come after the actions of some copies
-            theirs = versions == version
-            self._add(outcome if theirs.all() else outcome.part(theirs), version)
-
-    def _add(self, outcome: Outcome, version: int) -> None:
-        self.rows.writer.policy_version = version
+        if self._version is None:
+            versions = self._versions[self.at(outcome.copies)]
+            if (versions != versions[0]).any():  # weights came after the actions of some copies
+                for version in np.unique(versions):
+                    self.write(outcome.part(versions == version))
+                return
+        self.rows.writer.policy_version = int(versions[0]) if self._version is None else self._version
         at, cut = self.at(outcome.copies), outcome.truncated.any()
         ended = cut or outcome.terminated.any()
         try:

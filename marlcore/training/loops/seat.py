@@ -64,8 +64,10 @@ class Seat:
                 outcome = outcome.part(learns)
             if not len(outcome.copies):
                 return
-        (self.priorities or self.recorder).record(outcome)
-        self.player.reward(outcome.reward, self.recorder.at(outcome.copies))
+        self.recorder.take(outcome)
+        (self.priorities or self.recorder).write(outcome)
+        if self.player.before:
+            self.player.reward(outcome.reward, self.recorder.at(outcome.copies))
 
     def end(self, copies: NDArray[np.int64]) -> list[Ended]:
         """Ends the returns of episodes that are over for all agents; gives those of the policy that learns, if any."""
@@ -97,24 +99,25 @@ class Seat:
         return joined(learns, act)
 
     def _act(self, turn: Turn) -> NDArray[Any]:
-        chosen = self._chosen(turn)
+        at, script = self.recorder.at(turn.copies), self.script
+        if script is not None and self._scripted[turn.copies].any():
+            chosen = self._chosen(turn, script)
+        else:
+            chosen = self.player.choose(turn.obs, at, turn.begins)
         if self.priorities is not None:
             self.priorities.remember(turn.copies, chosen.values)
         self.recorder.remember(turn, chosen, self.player.before, self.player.policy.version)
-        self._lengths[self.recorder.at(turn.copies)] += 1
+        self._lengths[at] += 1
         return chosen.action
 
-    def _chosen(self, turn: Turn) -> Action:
+    def _chosen(self, turn: Turn, script: ScriptedPlayer) -> Action:
         """The actions of a turn, by the policy or the script; its rows have no extras, see `check_script`."""
-        script = self.script
-        if script is None or not (scripted := self._scripted[turn.copies]).any():
-            return self.player.choose(turn.obs, self.recorder.at(turn.copies), turn.begins)
 
         def choose(by_script: int, rows: NDArray[np.bool_]) -> NDArray[Any]:
             part = turn.part(rows)
             return (script if by_script else self.player).choose(part.obs, part.copies, part.begins).action
 
-        return Action(joined(scripted, choose))
+        return Action(joined(self._scripted[turn.copies], choose))
 
 
 @dataclass(frozen=True)
