@@ -10,12 +10,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
+from gymnasium.spaces import Box, Discrete
 from mapped import Mapped
 from processes import PATIENCE_S, until
 from refused import check_refused
+from seams import without_limits
 from whole_runs import Runs
 
 import marlcore as mc
@@ -130,6 +133,35 @@ def test_values_of_a_callers_own_vector_environment_are_checked(what: str) -> No
     with pytest.raises(mc.EnvironmentFailed, match=line):
         for _ in range(2):
             env.observe()
+
+
+class Counting(gymnasium.Env[Any, Any]):
+    """Its observations are the number of the step, in arrays of some kind."""
+
+    observation_space, action_space, at = Box(0, 99, (2,)), Discrete(2), 0
+
+    def __init__(self, kind: str) -> None:
+        self.kind, self.array = kind, np.zeros(2, np.float32)
+
+    def reset(self, **_: Any) -> Any:
+        return self.step(0, at=0)[::4]
+
+    def step(self, action: Any, at: int | None = None) -> Any:
+        self.at = self.at + 1 if at is None else at
+        self.array[:] = self.at
+        fresh = np.full(4, self.at, np.float32)
+        of_kind = {"reused": self.array, "read-only": np.broadcast_to(fresh[:1], 2), "strided": fresh[::-2]}
+        return of_kind[self.kind], 1.0, False, self.at == 7, {}
+
+
+@pytest.mark.parametrize("kind", ["reused", "read-only", "strided"])
+def test_an_environment_may_return_arrays_of_any_kind(kind: str, tmp_path: Path) -> None:
+    """A single copy's observation is not copied before its row, so the next step must not change that."""
+    runs = Runs(total_steps=30, actor={"envs": 1}, replay={"save": True})
+    run = runs.train(tmp_path, partial(Counting, kind), mc.DQN(hidden=(4,)))
+    with mc.ReplayBuffer.load(run.run_dir / "checkpoints" / f"{AGENT}.replay") as replay, without_limits():
+        batch = replay.sampler(200, seed=0, min_size=1).sample()
+        assert len(replay) == 30 and (batch.next_obs == batch.obs + 1).all() and set(batch.obs[:, 0]) == {*range(7)}
 
 
 @pytest.fixture
