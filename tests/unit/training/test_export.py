@@ -27,7 +27,7 @@ from marlcore.envs import AgentView
 from marlcore.observations import in_form
 from marlcore.training.config import AssignedPolicy
 from marlcore.training.evaluation import LoadedPolicy, save_policies
-from marlcore.training.loops import ActingModel, Normalizer, build_model
+from marlcore.training.loops import Normalizer, PolicyModel, build_model
 from marlcore.training.record import checkpoint_path, save_checkpoint
 
 DOCS = (Path(__file__).parents[3] / "docs" / "training.md").read_text()
@@ -119,7 +119,7 @@ def policy_of(kind: str, normalized: bool = True) -> LoadedPolicy:
         parts = {part.name: 3 + 2 * torch.randn(64, *part.field.shape) for part in spaces.parts}
         norm.update(in_form(parts, spaces.obs))
     model = algorithm.make_model(spaces)
-    return LoadedPolicy(algorithm, ActingModel(getattr(model, "acting", model), norm), spaces, "repeat", {})
+    return LoadedPolicy(algorithm, PolicyModel(model, norm), spaces, "repeat", {})
 
 
 # In a process of its own, since onnxruntime keeps files of the user's home directory open
@@ -303,7 +303,7 @@ class ByNumPy(nn.Module):
 def refused(algorithm: Any, file: str = "p.pt", model: Any = None) -> Callable[[], object]:
     spaces = mc.Spaces(BOX, gym.Discrete(3))
     made = model or algorithm.make_model(spaces)
-    policy = LoadedPolicy(algorithm, ActingModel(made, None), spaces, "repeat", {})
+    policy = LoadedPolicy(algorithm, PolicyModel(made), spaces, "repeat", {})
     return lambda: policy.export(file)
 
 
