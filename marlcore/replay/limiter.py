@@ -11,7 +11,7 @@ The slot's lock is the kernel's, so a dead sampler's slot is free for the next s
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, TypeAlias
@@ -180,7 +180,13 @@ class WriteGate(_Side):
 
 
 class SampleGate(_Side):
-    """The gate that a sampler passes before each batch, and its slot, which counts the rows it drew."""
+    """The gate that a sampler or a mixture passes before each batch, and its slot, which counts the rows it drew."""
+
+    @classmethod
+    def of(cls, view: LaneView, batch: int) -> "SampleGate | None":
+        """The gate of these lanes' replay; None without a limiter. Raises ValueError: the batch is too large for it."""
+        limiter = RateLimiter.of(view.segment)
+        return None if limiter is None else cls(view.of(view.geometry.whole), limiter, batch)  # it counts all lanes
 
     def __init__(self, view: LaneView, limiter: RateLimiter, batch: int) -> None:
         if batch > limiter.tolerance:
@@ -212,20 +218,30 @@ class SampleGate(_Side):
                 return held, slot
         raise MarlcoreError(f"{self._segment.path}: expected at most {SLOTS} samplers of a replay with a limiter")
 
+    def check_share(self, share: Share) -> None:
+        """Raises ValueError: see `Sampler.limit_to`."""
+        if not callable(share):
+            self._checked_weight(1.0 / SHARE.checked("limit_to", share))
+
     def limit_to(self, share: Share) -> None:
+        """Takes a checked share."""
         if callable(share):
             self._share, self._priced_at = share, -1
         else:
             self._share = None
-            self._weigh(1.0 / SHARE.checked("limit_to", share))
+            self._weigh(1.0 / share)
 
-    def _weigh(self, weight: float) -> None:
+    def _checked_weight(self, weight: float) -> float:
         if self._batch * weight > self._most:
             raise ValueError(
                 f"limit_to: expected at least batch_size / (tolerance + lead - samples_per_insert), or samplers and "
                 f"writers would both wait, got {1.0 / weight:g}"
             )
-        self._weight, self._cost = weight, self._batch * weight
+        return weight
+
+    def _weigh(self, weight: float) -> None:
+        self._weight = self._checked_weight(weight)
+        self._cost = self._batch * weight
 
     def _price(self, share_at: Callable[[float], float]) -> None:
         """Makes the next batch cost the inserts in which it falls due, whatever the share is when it is drawn."""
@@ -243,6 +259,7 @@ class SampleGate(_Side):
 
     def wait(self, deadline: float | None) -> float:
         """Waits until a batch may be drawn; returns the seconds slept. Raises: as `Sampler.sample`."""
+        self._segment.check_open()
         if self.may_sample():
             return 0.0
         if deadline is None:
@@ -290,3 +307,14 @@ class SampleGate(_Side):
         inserted = self._lanes.inserted()
         needed = inserted + self._limiter.inserts_missing(inserted, self._sampled(), self._cost)
         return f"{self._segment.path}: the limiter expects at least {needed} transitions inserted, got {inserted}"
+
+
+def limit_all(gates: Sequence[SampleGate | None], share: Share) -> None:
+    """Limits the draws of all replays with these gates to a share, or of none. Raises: see `Sampler.limit_to`."""
+    if None in gates:
+        raise ValueError("limit_to: expected a replay with a limiter, got one without")
+    limited = [gate for gate in gates if gate is not None]
+    for gate in limited:
+        gate.check_share(share)
+    for gate in limited:
+        gate.limit_to(share)

@@ -191,6 +191,17 @@ def test_a_limited_replays_share_goes_to_no_other(replays, fractions):
                 assert (abs(drawn - 8 * batches * np.array(fractions)) < 1).all()
 
 
+def test_a_refused_share_limits_no_replay(replays):
+    """Neither where a later replay has no limiter, nor where its limiter is too narrow."""
+    with limited(tolerance=100.0) as wide, limited() as narrow:
+        write(wide, 0, 8)
+        for other, says in ((replays[0], "a replay with a limiter"), (narrow, "at least batch_size / ")):
+            mixture = mc.Mixture([wide, other], [1.0, 0.0], 8)
+            check_refused(partial(mixture.limit_to, 0.1), ValueError, f"limit_to: expected {says}")
+            before = Mapped(wide).sampled
+            assert len(mixture.sample()) == Mapped(wide).sampled - before == 8
+
+
 def test_rows_that_are_not_returned_are_not_counted(replays):
     """One replay's limiter allows a batch; the other replay is empty, so that two rounds fill it."""
     with limited() as replay:
@@ -214,7 +225,7 @@ def test_a_batch_that_fails_leaves_no_trace(replays, monkeypatch):
             [replay, replays[0]], [0.3, 0.7], 8, seed=0, prioritized=[None, mc.Prioritized(beta_steps=5)]
         )
         with monkeypatch.context() as patch, pytest.raises(mc.MarlcoreError, match="writers overwrote every draw"):
-            patch.setattr(mixture.samplers[1], "_fill", fails)
+            patch.setattr(mixture.samplers[1]._rows, "fill", fails)
             mixture.sample()
         assert [stats.drawn for stats in mixture.stats] == [0, 0] and Mapped(replay).sampled == 0
         assert mixture.state_dict()["1.batches"] == 0
