@@ -74,28 +74,25 @@ class Hindsight(Declared):
 class Relabelling:
     """One sampler's hindsight: it changes the rows of a batch after each draw, and their rewards at the end."""
 
-    def __init__(
-        self, options: Hindsight, lanes: LaneView, window: Window, read_plan: ReadPlan, relabelled: NDArray[np.bool_]
-    ) -> None:
-        """`relabelled`, bool [batch size]: notes which rows of a batch are; samplers of the same batches share it."""
+    def __init__(self, options: Hindsight, lanes: LaneView, window: Window, read_plan: ReadPlan) -> None:
         options.check(lanes.spec, window)
         if options.compute_reward is None:
             raise ValueError("hindsight.compute_reward: expected a function, got None")
         self._compute_reward, self._compute_terminated = options.compute_reward, options.compute_terminated
         self._read_plan = read_plan
         self._stack, self._gamma = window.stack, window.gamma
-        self._relabelled = relabelled
         names = [place.name for place in lanes.layout.of_role("obs")]
         self._record = np.zeros(1, kernels.HINDSIGHT)
         self._record["strategy"], self._record["k"] = STRATEGIES[options.strategy], options.k
         self._record["achieved"], self._record["desired"] = names.index(ACHIEVED), names.index(DESIRED)
-        self._search = np.zeros((3, len(relabelled)), np.int64)
-        for name, array in zip(("relabelled", "last", "end", "step"), (relabelled, *self._search), strict=True):
+        self._search = np.zeros((3, read_plan.chosen.shape[1]), np.int64)
+        for name, array in zip(("last", "end", "step"), self._search, strict=True):
             self._record[name] = address_of(array)
 
     def draw(self, memory: BatchMemory, rows: NDArray[np.int64], filled: int) -> None:
         """Draws the goals of the slots just filled; their rows are validated after it."""
         d = self._read_plan
+        self._record["relabelled"] = address_of(memory.relabelled)
         kernels.relabel(d.plan, d.columns, memory.address, rows, filled, self._record)
 
     def finish(self, memory: BatchMemory) -> NDArray[np.bool_]:
@@ -103,7 +100,7 @@ class Relabelling:
 
         Raises ValueError: a function's result is wrong.
         """
-        fields, where = memory.fields, self._relabelled
+        fields, where = memory.fields, memory.relabelled
         achieved, desired = fields["next_obs"][ACHIEVED], fields["obs"][DESIRED]
         if self._stack > 1:
             achieved, desired = achieved[:, -1], desired[:, -1]

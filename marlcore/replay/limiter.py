@@ -180,7 +180,10 @@ class WriteGate(_Side):
 
 
 class SampleGate(_Side):
-    """The gate that a sampler or a mixture passes before each batch, and its slot, which counts the rows it drew."""
+    """The gate that a sampler or a mixture passes before each batch, and its slot, which counts the rows it drew.
+
+    `most` is the highest cost of a batch, in rows, with which not both sides would wait.
+    """
 
     @classmethod
     def of(cls, view: LaneView, batch: int) -> "SampleGate | None":
@@ -194,8 +197,8 @@ class SampleGate(_Side):
                 f"tolerance: expected a limiter with at least the batch_size {batch}, got {limiter.tolerance:g}"
             )
         lead = limiter.tolerance if limiter.lead is None else limiter.lead
-        self._batch, self._most = batch, limiter.tolerance + lead - limiter.samples_per_insert
-        if batch > self._most:
+        self._batch, self.most = batch, limiter.tolerance + lead - limiter.samples_per_insert
+        if batch > self.most:
             raise ValueError(
                 f"tolerance: expected a limiter with at least batch_size + samples_per_insert - lead = "
                 f"{batch + limiter.samples_per_insert - lead:g}, or samplers and writers would both wait, got "
@@ -218,30 +221,20 @@ class SampleGate(_Side):
                 return held, slot
         raise MarlcoreError(f"{self._segment.path}: expected at most {SLOTS} samplers of a replay with a limiter")
 
-    def check_share(self, share: Share) -> None:
-        """Raises ValueError: see `Sampler.limit_to`."""
-        if not callable(share):
-            self._checked_weight(1.0 / SHARE.checked("limit_to", share))
-
     def limit_to(self, share: Share) -> None:
-        """Takes a checked share."""
         if callable(share):
             self._share, self._priced_at = share, -1
         else:
             self._share = None
-            self._weigh(1.0 / share)
+            self._weigh(1.0 / SHARE.checked("limit_to", share))
 
-    def _checked_weight(self, weight: float) -> float:
-        if self._batch * weight > self._most:
+    def _weigh(self, weight: float) -> None:
+        if self._batch * weight > self.most:
             raise ValueError(
                 f"limit_to: expected at least batch_size / (tolerance + lead - samples_per_insert), or samplers and "
                 f"writers would both wait, got {1.0 / weight:g}"
             )
-        return weight
-
-    def _weigh(self, weight: float) -> None:
-        self._weight = self._checked_weight(weight)
-        self._cost = self._batch * weight
+        self._weight, self._cost = weight, self._batch * weight
 
     def _price(self, share_at: Callable[[float], float]) -> None:
         """Makes the next batch cost the inserts in which it falls due, whatever the share is when it is drawn."""
@@ -251,7 +244,7 @@ class SampleGate(_Side):
         paid = self._limiter.min_size + (sampled + self._rest) / ratio
         ahead = paid - self._lanes.inserted()
         left, whole = self._batch / ratio, 0
-        while (share := SHARE.checked("limit_to", share_at(ahead + whole))) < left and whole * ratio <= self._most:
+        while (share := SHARE.checked("limit_to", share_at(ahead + whole))) < left and whole * ratio <= self.most:
             left -= share
             whole += 1
         self._weigh((whole + left / share) * ratio / self._batch)
@@ -313,8 +306,5 @@ def limit_all(gates: Sequence[SampleGate | None], share: Share) -> None:
     """Limits the draws of all replays with these gates to a share, or of none. Raises: see `Sampler.limit_to`."""
     if None in gates:
         raise ValueError("limit_to: expected a replay with a limiter, got one without")
-    limited = [gate for gate in gates if gate is not None]
-    for gate in limited:
-        gate.check_share(share)
-    for gate in limited:
+    for gate in sorted(filter(None, gates), key=lambda gate: gate.most):  # if any refuses the share, the first does
         gate.limit_to(share)

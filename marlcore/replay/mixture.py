@@ -78,7 +78,6 @@ class Mixture:
         window, seeds = Window(stack, n_step, gamma, pad, sequence), _seeds(seed, count)
         check_whole("batch_size", batch_size)
         self._batch_size = int(batch_size)
-        relabelled = np.zeros(self._batch_size, np.bool_)
         self._parts: list[RowSampler] = []
         self.samplers: list[Sampler] = []
         self._inside: dict[int, None] = {}  # see guard.py
@@ -86,7 +85,7 @@ class Mixture:
         self._replays: dict[int, tuple[SampleGate | None, list[int]]] = {}
         for i, replay in enumerate(replays):
             view, nonce = replay.view(parts[i]), replay.handle.nonce
-            part = RowSampler(view, window, batch_size, min_size, preferred[i], seeds[i], hindsight, relabelled)
+            part = RowSampler(view, window, batch_size, min_size, preferred[i], seeds[i], hindsight)
             if nonce not in self._replays:
                 self._replays[nonce] = SampleGate.of(view, self._batch_size), []
             gate, numbers = self._replays[nonce]

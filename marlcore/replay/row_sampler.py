@@ -58,9 +58,7 @@ class RowSampler:
         prioritized: Prioritized | None,
         seed: int | None,
         hindsight: Hindsight | None,
-        relabelled: NDArray[np.bool_] | None = None,
     ) -> None:
-        """`relabelled`, bool [batch_size]: notes the relabelled rows of a batch, whoever draws them."""
         check_whole("batch_size", batch_size)
         min_size = batch_size if min_size is None else min_size
         check_whole("min_size", min_size)
@@ -87,8 +85,7 @@ class RowSampler:
         self.strategy.prepare(plan.memory())  # now instead of in the first draw
         self._relabelling: Relabelling | None = None
         if hindsight is not None:
-            relabelled = np.zeros(self.batch_size, np.bool_) if relabelled is None else relabelled
-            self._relabelling = Relabelling(hindsight, view, window, plan, relabelled)
+            self._relabelling = Relabelling(hindsight, view, window, plan)
             self._relabelling.draw(plan.memory(), np.arange(self.batch_size), 0)
 
     def lacking(self) -> int:

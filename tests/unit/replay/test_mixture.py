@@ -126,18 +126,14 @@ def test_shares_are_exact_in_the_long_run(pair, fractions, batch_size):
 
 
 def test_a_replay_is_drawn_from_once_it_holds_its_minimum(replays):
-    mixture = mc.Mixture(replays, [0.5, 0.5], 8, seed=0, min_size=20)
+    """One with no share is never drawn from."""
+    mixture, other = (mc.Mixture(replays, shares, 8, seed=0, min_size=20) for shares in ([0.5, 0.5], [0.0, 1.0]))
     for lane in range(2):
-        assert counts(mixture.sample()) == [8, 0]
+        assert counts(mixture.sample()) == [8, 0] and not other.can_sample()
+        with pytest.raises(mc.NotEnoughData):
+            other.sample()
         write(replays[1], lane, 10)
-    assert counts(mixture.sample()) == [4, 4]
-
-
-def test_a_replay_with_no_share_is_never_drawn_from(replays):
-    mixture = mc.Mixture(replays, [0.0, 1.0], 8)
-    assert not mixture.can_sample()
-    with pytest.raises(mc.NotEnoughData):
-        mixture.sample()
+    assert counts(mixture.sample()) == [4, 4] and counts(other.sample()) == [0, 8]
 
 
 def test_waiting_for_data_does_not_move_the_shares(pair):
@@ -274,14 +270,15 @@ def fills(replay: mc.ReplayBuffer, lane: int) -> int:
     return len(replay) - before
 
 
-@pytest.mark.parametrize("empty_asks", [False, True])
-def test_one_limiter_counts_all_parts_together(parted, empty_asks):
-    """A part without rows does not set the writers free as long as the others give its share."""
+def test_one_limiter_counts_all_parts_together(parted, monkeypatch):
+    """A part without rows never sets the writers free as long as the others give its share, not even for a moment."""
+    asked: list[SampleGate] = []
+    monkeypatch.setattr(SampleGate, "starve", asked.append)
     mixture = mc.Mixture([parted] * 3, [0.25, 0.5, 0.25], 16, seed=1, lanes=PARTS)
     assert fills(parted, 1) == 20 + 64 / 2
-    for _ in range(4):
+    for looks in (False, True, True, False):
         assert mixture.due
-        assert not empty_asks or mixture.can_sample()
+        assert not looks or mixture.can_sample()
         assert counts(mixture.sample(), 3) == [0, 16, 0]
         assert fills(parted, 2) == 16 / 2
     assert fills(parted, 3) == 0
@@ -289,7 +286,7 @@ def test_one_limiter_counts_all_parts_together(parted, empty_asks):
     while mixture.can_sample():
         assert len(mixture.sample()) == 16
         drawn += 1
-    assert drawn == 4 and not mixture.due
+    assert drawn == 4 and not mixture.due and not asked
 
 
 def test_a_mixture_that_can_draw_nothing_sets_the_writers_free(parted):
@@ -311,16 +308,6 @@ def test_parts_beside_another_replay_have_one_limiter(parted, replays):
     empty = mc.Mixture([parted, parted, replays[0]], THIRDS, 16, lanes=[range(1), range(5, 6), None])
     assert counts(empty.sample(), 3) == [0, 0, 16]
     write(parted, 2, 30, timeout=0)
-
-
-def test_an_empty_part_never_sets_the_writers_free(parted, monkeypatch):
-    """Not even while a batch is drawn, when a writer of another process would notice."""
-    asked: list[SampleGate] = []
-    monkeypatch.setattr(SampleGate, "starve", asked.append)
-    mixture = mc.Mixture([parted] * 3, [0.25, 0.5, 0.25], 16, lanes=PARTS)
-    assert fills(parted, 1) == 52
-    assert mixture.can_sample() and len(mixture.sample()) == 16
-    assert not asked
 
 
 def test_rows_drawn_for_an_empty_replay_are_weighed_too(replays):
