@@ -225,8 +225,8 @@ class SampleGate(_Side):
         if callable(share):
             self._share, self._priced_at = share, -1
         else:
-            self._share = None
             self._weigh(1.0 / SHARE.checked("limit_to", share))
+            self._share = None
 
     def _weigh(self, weight: float) -> None:
         if self._batch * weight > self.most:
@@ -237,7 +237,7 @@ class SampleGate(_Side):
         self._weight, self._cost = weight, self._batch * weight
 
     def _price(self, share_at: Callable[[float], float]) -> None:
-        """Makes the next batch cost the inserts in which it falls due, whatever the share is when it is drawn."""
+        """Charges the next batch at the share in force when it falls due."""
         sampled, ratio = self._sampled(), self._limiter.samples_per_insert
         if sampled == self._priced_at:
             return

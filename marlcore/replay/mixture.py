@@ -102,9 +102,9 @@ class Mixture:
         if not all(gate.may_sample() for gate, _ in self._gates):
             return False
         for gate, numbers in self._replays.values():
-            if not all(self._parts[i].lacking() for i in numbers):
+            if any(not self._parts[i].lacking() for i in numbers):
                 return True
-            if gate is not None:
+            if gate is not None and numbers:
                 gate.starve()
         return False
 

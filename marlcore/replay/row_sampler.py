@@ -73,7 +73,7 @@ class RowSampler:
         self.stats = SamplerStats()
         self.prioritized = prioritized
         self.batch_size, self._least = int(batch_size), int(min_size)
-        self._view, self._window = view, window
+        self._view, self._window, self.path = view, window, view.segment.path
         self._enough = False  # whether there were min_size transitions at the last look
         self._cleared_at = 0  # the transitions inserted before
         self._plan = plan = ReadPlan(view, window, self.batch_size, hindsight is not None)
@@ -114,7 +114,7 @@ class RowSampler:
             rows = np.concatenate([rows[lapped], rows[filled:]])
             lapped_since = lapped_since or time.monotonic()
             if time.monotonic() - lapped_since > LAP_LIMIT_S:
-                raise MarlcoreError(f"{self._view.segment.path}: writers overwrote every draw; use a larger capacity")
+                raise MarlcoreError(f"{self.path}: writers overwrote every draw; use a larger capacity")
 
     def finish(self, memory: BatchMemory, rows: Ints) -> None:
         """Counts the rows of a whole batch that were drawn here, and weighs them; advances beta."""
@@ -180,7 +180,7 @@ class RowSampler:
             why = f"none of the {held} transitions begins a sequence of {window.length} that is held whole"
         else:
             why = f"none of the {held} transitions has its stack and its next {window.n_step} steps held whole"
-        return f"{self._view.segment.path}: {why}"
+        return f"{self.path}: {why}"
 
     def _too_few(self) -> int:
         """How many transitions are missing to `min_size`."""
@@ -196,6 +196,3 @@ class RowSampler:
     def _held(self) -> int:
         held = self._view.native.all_transitions()
         return min(held, self._view.native.inserted() - self._cleared_at) if self._plan.has_floor else held
-
-    def __repr__(self) -> str:
-        return f"{self._view.segment.path} batch_size={self.batch_size}"

@@ -140,7 +140,7 @@ class Sampler:
             raise (NotEnoughData if deadline is None else TimedOut)(self._rows.shortage())
 
     def __repr__(self) -> str:
-        return f"<Sampler of {self._rows}>"
+        return f"<Sampler of {self._rows.path} batch_size={self._rows.batch_size}>"
 
     def __reduce__(self) -> Any:
         raise TypeError("a Sampler belongs to one process: pass the replay and call its `sampler` there")

@@ -1,5 +1,6 @@
 """Mixtures of replays, or of parts of one: shares, empty replays, limiters, priorities and states."""
 
+import re
 from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
@@ -234,6 +235,7 @@ def test_a_limited_replay_short_of_data_sets_its_writers_free(replays):
         for expected in ([0, 8], [4, 4]):
             write(replay, 0, 10, timeout=0.0)
             assert counts(mixture.sample()) == expected
+        assert not mc.Mixture([replay, replays[1]], [0.0, 1.0], 8).can_sample()  # for data of the other one
         with pytest.raises(TimedOut, match="no sampler made room"):
             write(replay, 0, 10, timeout=0.0)
 
@@ -358,11 +360,14 @@ def states_of(mixture: mc.Mixture) -> dict[str, Any]:
     return {name: array.tolist() for name, array in mixture.state_dict().items()}
 
 
-def test_a_bad_priority_changes_nothing_in_any_replay(pair):
-    mixture = mc.Mixture(pair, [0.5, 0.5], 8, seed=2, prioritized=mc.Prioritized())
+@pytest.mark.parametrize("bad", [np.nan, 1e200])
+def test_a_bad_priority_changes_nothing_in_any_replay(pair, bad):
+    """Nor does one that only the last replay's alpha makes too high."""
+    mixture = mc.Mixture(pair, [0.5, 0.5], 8, seed=2, prioritized=[mc.Prioritized(), mc.Prioritized(alpha=2.0)])
     batch, before = mixture.sample(), states_of(mixture)
-    with pytest.raises(ValueError, match=r"^priority: expected finite numbers of at least 0, got nan in row 7, index"):
-        mixture.update_priorities(batch.index, [5.0] * 7 + [np.nan])
+    says = rf"^priority: expected finite numbers of at least 0.*, got {re.escape(str(bad))} in row 7, index"
+    with pytest.raises(ValueError, match=says):
+        mixture.update_priorities(batch.index, [5.0] * 7 + [bad])
     assert states_of(mixture) == before
 
 
