@@ -59,7 +59,7 @@ EQUAL = Prioritized(alpha=0.0)
 
 
 class PriorityTree:
-    """The strategy of a sampler with priorities, in private memory; its methods are those of Uniform."""
+    """The strategy of a sampler with priorities, in private memory; beyond what Uniform does, it weighs rows."""
 
     def __init__(self, options: Prioritized, lanes: LaneView, read_plan: ReadPlan) -> None:
         geometry, batch_size = lanes.geometry, read_plan.chosen.shape[1]

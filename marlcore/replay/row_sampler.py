@@ -81,7 +81,8 @@ class RowSampler:
         plan.generator[:] = np.random.SeedSequence(seed).generate_state(4, np.uint64)
         if prioritized is None and window.period > 1:
             prioritized = EQUAL  # few rows begin a sequence: drawing any row would nearly always fail
-        self.strategy: Uniform | PriorityTree = PriorityTree(prioritized, view, plan) if prioritized else Uniform(plan)
+        self._tree = None if prioritized is None else PriorityTree(prioritized, view, plan)
+        self.strategy = self._tree or Uniform(plan)
         self.strategy.prepare(plan.memory())  # now instead of in the first draw
         self._relabelling: Relabelling | None = None
         if hindsight is not None:
@@ -117,9 +118,10 @@ class RowSampler:
                 raise MarlcoreError(f"{self.path}: writers overwrote every draw; use a larger capacity")
 
     def finish(self, memory: BatchMemory, rows: Ints) -> None:
-        """Counts the rows of a whole batch that were drawn here, and weighs them; advances beta."""
+        """Counts the rows of a whole batch that were drawn here; weighs them by their priorities, and advances beta."""
         self.stats.drawn += len(rows)
-        self.strategy.weigh(memory, rows)
+        if self._tree is not None:
+            self._tree.weigh(memory, rows)
 
     def batch(self, memory: BatchMemory) -> Batch:
         """The batch in a memory whose rows are drawn and finished."""
@@ -130,12 +132,12 @@ class RowSampler:
 
     def update_priorities(self, index: ArrayLike, priority: ArrayLike) -> None:
         """See `Sampler.update_priorities`."""
-        if self.prioritized is None or not isinstance(self.strategy, PriorityTree):
+        if self.prioritized is None or self._tree is None:
             raise TypeError(
                 "update_priorities: expected a sampler with prioritized=Prioritized(...), got a uniform one"
             )
         self.check_open()
-        self.stats.ignored += self.strategy.update(index, priority)
+        self.stats.ignored += self._tree.update(index, priority)
 
     def clear(self) -> None:
         """See `Sampler.clear`."""

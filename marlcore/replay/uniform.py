@@ -12,7 +12,7 @@ from ..transitions import BatchMemory, ReadPlan
 
 
 class Uniform:
-    """The strategy without priorities: all transitions or sequences that can be drawn are equally likely."""
+    """The strategy without priorities: each transition or sequence that can be drawn is equally likely, of weight 1."""
 
     all_zero = False  # if no row can be drawn, whether only priorities of 0 prevent it
     limit = sys.float_info.max  # of priorities, of which there are none
@@ -48,9 +48,6 @@ class Uniform:
         tickets = np.empty((2, int(np.sum(d.windows[1] - d.windows[0]))), np.int64)
         listed = uniform.list_sampleable(d.plan, tickets)
         return int(uniform.draw_listed(d.plan, d.columns, memory.address, rows, tickets, listed)) if listed else 0
-
-    def weigh(self, memory: BatchMemory, rows: NDArray[np.int64]) -> None:
-        """The kernels wrote weights of 1."""
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
         return {}
