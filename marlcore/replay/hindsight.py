@@ -11,7 +11,7 @@ from ..checks import brief
 from ..declared import By, Declared, Whole
 from ..kernels import hindsight as kernels
 from ..spec import TransitionSpec
-from ..transitions import BatchMemory, LaneView, ReadPlan, Window, address_of
+from ..transitions import Batch, BatchMemory, LaneView, ReadPlan, Window, address_of
 
 ACHIEVED, DESIRED = "achieved_goal", "desired_goal"
 STRATEGIES = {"future": kernels.FUTURE, "final": kernels.FINAL, "episode": kernels.EPISODE}
@@ -95,8 +95,8 @@ class Relabelling:
         self._record["relabelled"] = address_of(memory.relabelled)
         kernels.relabel(d.plan, d.columns, memory.address, rows, filled, self._record)
 
-    def finish(self, memory: BatchMemory) -> NDArray[np.bool_]:
-        """Recomputes what follows from the goals of a whole batch; returns which rows were relabelled.
+    def batch(self, memory: BatchMemory) -> Batch:
+        """The batch in a memory whose rows are drawn, with the rewards and ends that follow from its goals.
 
         Raises ValueError: a function's result is wrong.
         """
@@ -111,7 +111,9 @@ class Relabelling:
             ended = _checked("compute_terminated", "bools", "b", self._compute_terminated(*given), where)
             np.copyto(fields["terminated"], ended, where=where)
             np.copyto(fields["discount"], np.where(ended, np.float32(0), np.float32(self._gamma)), where=where)
-        return where.copy()
+        batch = memory.batch()
+        batch.relabelled = where.copy()
+        return batch
 
 
 def _checked(label: str, what: str, kinds: str, result: Any, where: NDArray[np.bool_]) -> NDArray[Any]:

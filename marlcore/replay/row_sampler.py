@@ -1,7 +1,7 @@
 """Rows of batches, drawn from one replay: chosen, copied, validated, and drawn again where a writer overwrote them."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,6 +47,7 @@ class RowSampler:
         stats: rows drawn, lapped and drawn again.
         prioritized: the options of prioritized drawing; None for uniform drawing.
         strategy: chooses the rows, uniformly or by priority.
+        batch: returns the batch in a memory whose rows are drawn and finished.
     """
 
     def __init__(
@@ -85,8 +86,10 @@ class RowSampler:
         self.strategy = self._tree or Uniform(plan)
         self.strategy.prepare(plan.memory())  # now instead of in the first draw
         self._relabelling: Relabelling | None = None
+        self.batch: Callable[[BatchMemory], Batch] = BatchMemory.batch
         if hindsight is not None:
             self._relabelling = Relabelling(hindsight, view, window, plan)
+            self.batch = self._relabelling.batch
             self._relabelling.draw(plan.memory(), np.arange(self.batch_size), 0)
 
     def lacking(self) -> int:
@@ -122,13 +125,6 @@ class RowSampler:
         self.stats.drawn += len(rows)
         if self._tree is not None:
             self._tree.weigh(memory, rows)
-
-    def batch(self, memory: BatchMemory) -> Batch:
-        """The batch in a memory whose rows are drawn and finished."""
-        batch = memory.batch()
-        if self._relabelling is not None:
-            batch.relabelled = self._relabelling.finish(memory)
-        return batch
 
     def update_priorities(self, index: ArrayLike, priority: ArrayLike) -> None:
         """See `Sampler.update_priorities`."""
