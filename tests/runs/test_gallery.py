@@ -53,7 +53,7 @@ RUNS = {
     "sb3_dqn": Short("--timesteps 1500", r"the pole leant by .*; mean return \S+", needs="stable_baselines3"),
     "sorrel_treasurehunt": Short("--epochs 20", r"20 epochs, \d+ steps and \d+ updates .*\nscore .*", needs="sorrel"),
     "spread": Short(
-        "--steps 1200 --algorithms maddpg mappo", r"maddpg -[\d.]+ by agent in \d+ s\nmappo  -.*", needs="mpe2"
+        "--steps 600 --algorithms maddpg mappo", r"maddpg -[\d.]+ by agent in \d+ s\nmappo  -.*", needs="mpe2"
     ),
     "two_step_game": Short("--steps 600", r"VDN earns \d\nQMIX earns \d"),
     "torchrl_dqn": Short("--updates 30", EPISODES, needs="torchrl"),
