@@ -259,11 +259,10 @@ def test_the_example_draws_demonstrations_beside_live_rows(tmp_path):
 
 
 @LONG
-@pytest.mark.parametrize("seed", [0, 1])
-def test_bc_learns_cartpole_from_20_demonstrations(tmp_path, seed):
+def test_bc_learns_cartpole_from_20_demonstrations(tmp_path):
     """The control is the same policy before it learned."""
-    result = example().clone(2_000, run_dir=str(tmp_path / "run"), seed=seed)
-    untrained = example().clone(1, run_dir=str(tmp_path / "control"), seed=seed)
+    result = example().clone(2_000, run_dir=str(tmp_path / "run"))
+    untrained = example().clone(1, run_dir=str(tmp_path / "control"))
     assert mc.evaluate(result.run_dir, episodes=40).mean["agent_0"] >= 475
     assert mc.evaluate(untrained.run_dir, episodes=40).mean["agent_0"] < 300
 
@@ -294,7 +293,7 @@ def test_cql_learns_from_an_expert_where_dqn_cannot(tmp_path):
 @LONG
 def test_cql_surpasses_its_data_where_bc_cannot(tmp_path):
     episodes = example().demonstrations(200, clumsy=0.5, act=example().hasty)
-    data, cql, bc = medians(tmp_path, ("cql", "bc"), episodes, 6_000)
+    data, cql, bc = medians(tmp_path, ("cql", "bc"), episodes, 3_000)
     assert cql > 3 * data and bc < 2 * data
 
 
@@ -309,5 +308,5 @@ def swing(obs):
 def test_td3bc_surpasses_its_data_where_bc_cannot(tmp_path):
     """70 % of the actions are random."""
     episodes = example().demonstrations(100, clumsy=0.7, act=swing, env=PENDULUM.partition(":")[2])
-    data, td3bc, bc = medians(tmp_path, ("td3bc", "bc"), episodes, 6_000, PENDULUM, obs_norm="frozen")
+    data, td3bc, bc = medians(tmp_path, ("td3bc", "bc"), episodes, 4_500, PENDULUM, obs_norm="frozen")
     assert td3bc > data + 200 and bc < td3bc - 150
