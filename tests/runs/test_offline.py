@@ -267,12 +267,12 @@ def test_bc_learns_cartpole_from_20_demonstrations(tmp_path):
     assert mc.evaluate(untrained.run_dir, episodes=40).mean["agent_0"] < 300
 
 
-def medians(folder, algorithms, episodes, updates, env_fn=CARTPOLE, **learner):
-    """The mean return of the data, and by algorithm the median of three seeds' mean returns."""
+def medians(folder, algorithms, episodes, updates, env_fn=CARTPOLE, seeds=3, **learner):
+    """The mean return of the data, and by algorithm the median of the seeds' mean returns."""
     episodes, returns = list(episodes), []
     for algorithm in algorithms:
         means = []
-        for seed in range(3):
+        for seed in range(seeds):
             with mc.ReplayBuffer.from_episodes(episodes) as replay:
                 changes = {"seed": seed, "learner": {"batch_size": 64, **learner}}
                 result = train(folder / f"{algorithm}{seed}", replay, algorithm, updates, env_fn, **changes)
@@ -292,8 +292,9 @@ def test_cql_learns_from_an_expert_where_dqn_cannot(tmp_path):
 
 @LONG
 def test_cql_surpasses_its_data_where_bc_cannot(tmp_path):
+    """One run in ten ends in a dip, and three of five hardly ever."""
     episodes = example().demonstrations(200, clumsy=0.5, act=example().hasty)
-    data, cql, bc = medians(tmp_path, ("cql", "bc"), episodes, 3_000)
+    data, cql, bc = medians(tmp_path, ("cql", "bc"), episodes, 2_000, seeds=5)
     assert cql > 3 * data and bc < 2 * data
 
 
