@@ -10,7 +10,7 @@ import sys
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from multiprocessing import resource_tracker, spawn
 from pathlib import Path
 from types import SimpleNamespace
@@ -299,9 +299,8 @@ class Program:
                 continue  # it was killed with a line unread
 
 
-@pytest.fixture
-def program(leaves_nothing_behind: None) -> Iterator[Callable[..., Program]]:
-    """program(*code, args=[...]) runs code in a process of its own; it is gone when the test ends."""
+@contextmanager
+def _programs() -> Iterator[Callable[..., Program]]:
     started: list[Program] = []
 
     def start(*parts: str, args: Sequence[object] = ()) -> Program:
@@ -311,6 +310,20 @@ def program(leaves_nothing_behind: None) -> Iterator[Callable[..., Program]]:
     yield start
     for each in started:
         each.end()
+
+
+@pytest.fixture
+def program(leaves_nothing_behind: None) -> Iterator[Callable[..., Program]]:
+    """program(*code, args=[...]) runs code in a process of its own; it is gone when the test ends."""
+    with _programs() as start:
+        yield start
+
+
+@pytest.fixture(scope="module")
+def lasting_program() -> Iterator[Callable[..., Program]]:
+    """`program` for fixtures of a module, whose tests share what they start."""
+    with _programs() as start:
+        yield start
 
 
 @pytest.fixture(scope="session")
