@@ -158,7 +158,7 @@ def _copied(module: nn.Module | None) -> dict[str, torch.Tensor] | None:
 def build_model(policy: AssignedPolicy, config: Config) -> PolicyModel:
     """The untrained model of a policy, the same for the same seed; torch's generator is unchanged."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(run_seed(config, "network", policy.index))
+        torch.default_generator.manual_seed(run_seed(config, "network", policy.index))  # no GPU's, which would stay so
         settings = config.learner_of(policy.name)
         norm = None if settings.obs_norm == "off" else Normalizer(policy.spaces)
         rewards = None if settings.reward_norm == "off" else RewardNormalizer()
