@@ -4,23 +4,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ..checks import brief, check_whole
+from ..checks import brief
 from ..interfaces import QueueSource
 from ..memory import SegmentHandle
 from ..replay import ReplayBuffer
 from ..transitions import spec_difference
-from .config import AssignedPolicy, Config, LearnerConfig, applied_offline
+from .config import AssignedPolicy, Config, LearnerConfig
 
 OFFLINE = Config(learner=LearnerConfig(n_step=1))  # longer returns would be those of the policy that gathered the data
-
-
-def offline_config(config: Config, updates: int) -> Config:
-    """The settings of a run without actors. Raises ValueError: see `applied_offline`."""
-    check_whole("updates", updates)
-    config = applied_offline(config)
-    learners = {name: replace(learner, warmup=1) for name, learner in config.learners.items()}
-    learner, actor = replace(config.learner, warmup=1), replace(config.actor, processes=0)
-    return replace(config, actor=actor, learner=learner, learners=learners)
 
 
 def handles_of(

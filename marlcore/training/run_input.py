@@ -10,7 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from ..checks import absolute, as_path, check_type, printable
+from ..checks import absolute, as_path, check_type, check_whole, printable
 from ..envs import factory, vectorize
 from ..envs.copies import Copies
 from ..envs.joint import JointObservations
@@ -28,6 +28,7 @@ from .config import (
     AssignedPolicy,
     Config,
     applied,
+    applied_offline,
     assign,
     source_of,
     teams_of,
@@ -35,7 +36,7 @@ from .config import (
     with_own_epsilons,
 )
 from .loops import ScriptedPlayer, choose_device, with_functions_of
-from .offline import OFFLINE, handles_of, offline_config
+from .offline import OFFLINE, handles_of
 from .record import (
     RUNS,
     Callback,
@@ -91,7 +92,9 @@ class RunInput:
             raise ValueError("actor.processes: expected an integer of at least 1, got 0; see train_offline")
         runs = absolute(RUNS) if here is None and config.run_dir is None else Path(RUNS)
         with shown_with(progress):
-            config = config if data is None else offline_config(config, data[1])
+            if data is not None:
+                check_whole("updates", data[1])
+                config = applied_offline(config)
             if data is not None and isinstance(env_fn, Spaces):
                 make_env, policies = _assigned_to_data(env_fn, algorithm, config)
             else:

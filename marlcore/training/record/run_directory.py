@@ -21,7 +21,7 @@ from ...declared import flattened
 from ...errors import suppress_failed_calls
 from ...memory import File
 from ..config import BY_POLICY, SECTIONS, SINKS, Config
-from .files import believed, make_directory, read_json, write_json
+from .files import believed, read_json, write_json
 from .lock import LOCK, holds_files, is_directory_locked, lock_directory
 from .sinks.csv import PROGRESS, CsvSink
 from .trust import RECORD, open_run
@@ -81,8 +81,7 @@ class RunDirectory:
         read_config(root)
         read_progress(root)
         try:
-            with suppress_failed_calls(errno.EEXIST):  # logs may be deleted
-                make_directory(root / "logs")
+            (root / "logs").mkdir(mode=0o755, exist_ok=True)  # logs may be deleted
             lock = _locked(root)
             with ClosedAfterError(lock):
                 return cls(root, CsvSink(root / "metrics.csv", "r+"), lock)
@@ -198,7 +197,7 @@ def _make(directory: Path, undo: ExitStack) -> bool:
     for path in (*reversed([*missing]), directory):
         new = False
         with suppress_failed_calls(errno.EEXIST):  # another run was quicker
-            make_directory(path)
+            path.mkdir(mode=0o755)
             undo.callback(_remove_empty, path)
             new = True
     return new
@@ -224,9 +223,9 @@ def _lay_out(root: Path, undo: ExitStack) -> None:
     if holds_files(root):
         content = "a run" if (root / "config.json").exists() else "files"
         raise ValueError(f"run_dir: expected a new or empty directory, got {str(root)!r}, which holds {content}")
-    make_directory(root / "checkpoints")  # if two runs race for the directory, one fails here
+    (root / "checkpoints").mkdir(mode=0o755)  # if two runs race for the directory, one fails here
     undo.callback(_remove_contents, root)
-    make_directory(root / "logs")
+    (root / "logs").mkdir(mode=0o755)
 
 
 def _remove_contents(root: Path) -> None:
