@@ -115,10 +115,8 @@ class ReplayBuffer(RingBuffer):
         if summed != self.is_Nstep():
             raise ValueError(f"file: expected transitions with Nstep {self.is_Nstep()}, got Nstep {summed}")
         rows, steps = self._rows({name: array[-self.get_buffer_size() :] for name, array in values.items()})
-        self._store({**rows, **self._defaults(steps)}, steps)
-
-    def _defaults(self, count: int) -> Rows:
-        return {}
+        unset = {name: np.full(steps, np.nan, np.float32) for name in self._own_fields}
+        self._store({**rows, **unset}, steps)
 
     def _append(self, rows: Rows, steps: int) -> int | None:
         if self._nstep is not None:
@@ -151,15 +149,8 @@ class PrioritizedReplayBuffer(PrioritizedBuffer, ReplayBuffer):
     Raises: see ReplayBuffer.
     """
 
-    def __init__(
-        self,
-        size: int,
-        env_dict: Mapping[str, Mapping[str, Any]] | None = None,
-        *,
-        check_for_update: bool = False,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(size, env_dict, **kwargs)
+    def __init__(self, *args: Any, check_for_update: bool = False, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         self._keeps_new = bool(check_for_update)
 
     def sample(self, batch_size: int, beta: float = 0.4) -> Rows:
@@ -169,9 +160,6 @@ class PrioritizedReplayBuffer(PrioritizedBuffer, ReplayBuffer):
         count = whole_number("batch_size", batch_size, 0)
         sample: Rows = {name: field.zeros(count) for name, field in self._fields.items()}
         return {**sample, "weights": np.ones(count, np.float32), "indexes": np.zeros(count, np.uint64)}
-
-    def _defaults(self, count: int) -> Rows:
-        return {"priorities": self._unset(count)}
 
 
 def create_buffer(

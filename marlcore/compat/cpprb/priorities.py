@@ -14,7 +14,9 @@ class RingPriorities:
 
     def __init__(self, window: Held, alpha: float, eps: float) -> None:
         self._alpha, self._eps = alpha, eps
-        self._tree = _Tree(window.capacity)
+        self._offsets = level_offsets(window.capacity)
+        self._sums = np.zeros(self._offsets[-1])  # of the leaves, one a position, which come first; the last is of all
+        self._minima = np.full(self._offsets[-1], np.inf)  # of the leaves above 0
         self.window = Held(window.base, window.base, window.base, window.capacity)
         self._sampled = window.base  # rows from this ticket on came after the last sample
         self._lapped = np.zeros(0, np.int64)  # positions whose drawn row was overwritten before the sample ended
@@ -26,7 +28,7 @@ class RingPriorities:
         greatest = np.fmax.accumulate(np.concatenate([[self.greatest], known]))
         leaves = self._leaves(np.where(np.isnan(known), greatest[:-1], known))
         # Rows overwritten meanwhile are not drawn.
-        self._tree.put(positions, np.where(ok, leaves, 0.0))
+        self._put(positions, np.where(ok, leaves, 0.0))
         self.greatest = float(greatest[-1])
 
     def mark_sampled(self, tickets: Ints) -> Ints:
@@ -49,19 +51,26 @@ class RingPriorities:
                 current &= ~np.isin(positions, self._lapped)
             positions, priorities = positions[current], priorities[current]
         if len(positions):
-            self._tree.put(positions, self._leaves(priorities))
+            self._put(positions, self._leaves(priorities))
             self.greatest = max(self.greatest, float(priorities.max()))
 
     @property
     def has_mass(self) -> bool:
-        return self._tree.total > 0
+        return bool(self._sums[-1] > 0)
 
     def draw(self, count: int) -> Ints:
-        return self.window.tickets(self._tree.draw(count))
+        """Tickets drawn in proportion to the leaves, with NumPy's global generator."""
+        points = np.random.random_sample(count) * self._sums[-1]
+        order = np.argsort(points)
+        ascending, leaves = np.empty((2, count), np.int64)
+        find(self._sums, self._offsets, points[order], ascending, count)
+        leaves[order] = ascending
+        return self.window.tickets(leaves)
 
     def weights(self, positions: Ints, beta: float) -> NDArray[np.float32]:
-        leaves = np.maximum(self._tree.leaves[positions], self._tree.least)
-        weights: NDArray[np.float32] = np.power(self._tree.least / leaves, beta).astype(np.float32)
+        least = self._minima[-1]
+        shares = least / np.maximum(self._sums[positions], least)
+        weights: NDArray[np.float32] = np.power(shares, beta).astype(np.float32)
         return weights
 
     def packed_greatest(self) -> int:
@@ -78,34 +87,8 @@ class RingPriorities:
         leaves: NDArray[np.float64] = (priorities.astype(np.float64) + self._eps) ** self._alpha
         return leaves
 
-
-class _Tree:
-    def __init__(self, size: int) -> None:
-        self._offsets = level_offsets(size)
-        self._sums = np.zeros(self._offsets[-1])
-        self._minima = np.full(self._offsets[-1], np.inf)
-        self.leaves = self._sums[:size]
-
-    @property
-    def total(self) -> float:
-        return float(self._sums[-1])
-
-    @property
-    def least(self) -> float:
-        return float(self._minima[-1])
-
-    def put(self, positions: Ints, leaves: NDArray[np.float64]) -> None:
+    def _put(self, positions: Ints, leaves: NDArray[np.float64]) -> None:
         self._sums[positions] = leaves
         self._minima[positions] = np.where(leaves > 0, leaves, np.inf)
         repair(self._sums, self._offsets, positions.copy(), len(positions))
         repair(self._minima, self._offsets, positions.copy(), len(positions), True)
-
-    def draw(self, count: int) -> Ints:
-        """Draws leaves in proportion to their values, with NumPy's global generator."""
-        points = np.random.random_sample(count) * self.total
-        order = np.argsort(points)
-        ascending = np.empty(count, np.int64)
-        find(self._sums, self._offsets, points[order], ascending, count)
-        leaves = np.empty(count, np.int64)
-        leaves[order] = ascending
-        return leaves

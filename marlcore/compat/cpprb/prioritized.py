@@ -24,16 +24,8 @@ class PrioritizedBuffer(RingBuffer):
     _own_fields: Mapping[str, Field] = {"priorities": Field((), "float32")}  # NaN if add got none
     _keeps_new = True  # whether an update skips rows that were added since the last sample
 
-    def __init__(
-        self,
-        size: int,
-        env_dict: Mapping[str, Mapping[str, Any]] | None = None,
-        *,
-        alpha: float = 0.6,
-        eps: float = 1e-4,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(size, env_dict, **kwargs)  # type: ignore[arg-type]  # of the other base of each subclass
+    def __init__(self, *args: Any, alpha: float = 0.6, eps: float = 1e-4, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         self._alpha, self._eps = _POSITIVE.checked("alpha", alpha), _POSITIVE.checked("eps", eps)
         limit = Prioritized(self._alpha, epsilon=self._eps).limit(self._ring.capacity)
         self._most = min(limit, float(np.finfo(np.float32).max))
@@ -55,7 +47,8 @@ class PrioritizedBuffer(RingBuffer):
         Returns, raises: see MPReplayBuffer; ValueError also for a wrong number of priorities or one out of range.
         """
         rows, steps = self._rows(kwargs)
-        rows["priorities"] = self._unset(steps) if priorities is None else self._checked(priorities, steps)
+        unset = np.full(steps, np.nan, np.float32)
+        rows["priorities"] = unset if priorities is None else self._checked(priorities, steps)
         return self._append(rows, steps)
 
     def sample(self, batch_size: int, beta: float = 0.4) -> Rows:
@@ -127,9 +120,6 @@ class PrioritizedBuffer(RingBuffer):
         if self._ring.window().lo < learner.window.hi:  # rows that were whole when their priorities were read
             raise ValueError("sample: expected a transition with a priority + eps above 0, got none")
         return np.zeros(0, np.int64)
-
-    def _unset(self, count: int) -> NDArray[np.float32]:
-        return np.full(count, np.nan, np.float32)
 
     def _checked(self, priorities: ArrayLike, count: int) -> NDArray[np.float32]:
         with np.errstate(over="ignore"):

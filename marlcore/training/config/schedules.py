@@ -50,7 +50,8 @@ class Schedule:
         return min(ends), max(ends)
 
     def __str__(self) -> str:
-        shown = [_shown(getattr(self, field.name)) for field in fields(self) if field.name != "of"]
+        values = [getattr(self, field.name) for field in fields(self) if field.name != "of"]
+        shown = [(callable(value) and reference_to(value)) or repr(value) for value in values]
         return f"{self.kind}({', '.join([*shown, *([f'of={self.of}'] if self.of != 'steps' else [])])})"
 
     @staticmethod
@@ -189,10 +190,6 @@ class Custom(Schedule):
 def is_custom(value: Any) -> bool:
     """Whether a value for `Schedule.from_value` is text that names a function, which would be imported."""
     return isinstance(value, str) and value.partition("(")[0].strip().lower() == Custom.kind
-
-
-def _shown(value: Any) -> str:
-    return (reference_to(value) or repr(value)) if callable(value) else repr(value)
 
 
 def _parsed(label: str, text: str) -> Schedule:

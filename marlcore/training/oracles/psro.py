@@ -160,8 +160,12 @@ class Oracles:
         if not by_policy and policies[0].spaces == policies[1].spaces:
             policies = (replace(policies[0], name=POLICY, agents=self._agents),)
         self.policies, self._shared = policies, len(policies) == 1
-        if not self._shared:
-            self._check_two()
+        if not self._shared:  # a run of one policy refuses settings of the other, and does not know the other's agents
+            check_learners(self._config, [policy.name for policy in policies])
+            for algorithm in (policy.algorithm for policy in policies):
+                if any(getattr(algorithm, name, False) for name in ("wants_team", "wants_joint")):
+                    expected = "algorithm: expected one without teams or joint critics, of two populations"
+                    raise ValueError(f"{expected}, got {type(algorithm).__name__}")
         for place in range(len(policies)):
             RunInput.checked(*self._run(place, 1, np.zeros(0)))
         result = PSROResult(run_dir=self.folder, opponent=None if self._shared else Population(place=1))
@@ -170,14 +174,6 @@ class Oracles:
         for policy, (path, model) in zip(policies, self._untrained(), strict=True) if len(result.payoffs) > 1 else ():
             model.restore_checked(load_checkpoint(path), path, f"resume: expected one of {policy.name}'s network")
         return result
-
-    def _check_two(self) -> None:
-        """Raises ValueError: a policy cannot learn in a run of its own, or settings are of no policy."""
-        check_learners(self._config, [policy.name for policy in self.policies])
-        expected = "algorithm: expected one without teams or joint critics, of two populations"
-        for algorithm in (policy.algorithm for policy in self.policies):
-            if any(getattr(algorithm, name, False) for name in ("wants_team", "wants_joint")):
-                raise ValueError(f"{expected}, got {type(algorithm).__name__}")
 
     def begin(self, result: PSROResult) -> None:
         """Saves policies 0, and plays their games, unless an iteration ended earlier.

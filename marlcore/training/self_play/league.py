@@ -123,7 +123,8 @@ class League:
 
     def _keep_or_roll_back(self, best: Snapshot) -> None:
         """After each whole window of games against the anchors: keeps the best learner so far, or goes back to it."""
-        standing, rate, games = self._standing, self._payoff.anchor_rate, self._payoff.anchor_games
+        standing, rate = self._standing, self._payoff.anchor_rate
+        games = sum(sum(counts) for number, counts in self._payoff.totals.items() if number < 0)
         if rate is None or games - standing.measured < self.config.window:
             return
         standing.measured = games
@@ -206,10 +207,6 @@ class Payoff:
     @property
     def games(self) -> int:
         return sum(sum(counts) for counts in self.totals.values())
-
-    @property
-    def anchor_games(self) -> int:
-        return sum(sum(counts) for number, counts in self.totals.items() if number < 0)
 
     @property
     def anchor_rate(self) -> float | None:
