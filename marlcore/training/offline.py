@@ -30,7 +30,6 @@ def handles_of(
 
 
 def _check_data(data: ReplayBuffer, policy: AssignedPolicy, config: Config) -> None:
-    """Raises ValueError, TypeError, NotEnoughData: no batch can be drawn from the replay for the policy."""
     source, learner = policy.source, config.learner_of(policy.name)
     if not isinstance(data, ReplayBuffer):
         raise TypeError(f"replay: expected a ReplayBuffer for {policy.name}, got {brief(data)}")
@@ -49,7 +48,6 @@ def _check_data(data: ReplayBuffer, policy: AssignedPolicy, config: Config) -> N
 
 
 def _check_choices(policy: AssignedPolicy, actions: Any) -> None:
-    """Raises ValueError: one of these actions is no choice of the policy's."""
     spaces = policy.spaces
     rows = actions.reshape(-1, *spaces.action_field.shape)
     at = spaces.first_refused(rows) if rows.dtype.kind in "iu" else None

@@ -274,7 +274,6 @@ def links_to_take(run_dir: Path, policies: list[str], copy: int | None) -> dict[
 
 
 def _changeable(algorithm: Algorithm | str) -> Algorithm:
-    """The algorithm, whose hyperparameters can change. Raises ValueError, TypeError."""
     if isinstance(algorithm, type):
         raise TypeError(f"algorithm: expected an Algorithm, such as marlcore.PPO(), got the class {algorithm.__name__}")
     if isinstance(algorithm, Mapping):
@@ -339,7 +338,6 @@ def _check_settings(
 
 
 def _check_interval(policies: tuple[AssignedPolicy, ...], interval: int) -> None:
-    """Raises ValueError: a segment of `interval` steps ends before a queue's first batch."""
     for policy in policies:
         if isinstance(policy.source, QueueSource):
             least = policy.source.batch_size * (policy.source.length or 1) / share_of(policy, policies)

@@ -84,7 +84,6 @@ def _run_wide(config: Config) -> dict[str, str]:
 
 
 def _check_rows(policy: AssignedPolicy, source: ReplaySource, config: Config) -> None:
-    """Raises ValueError: a policy's replay has too few rows."""
     from ...transitions import Window  # here, so that settings load without Numba
 
     replay, warmup = config.of(policy.name).replay, config.learner_of(policy.name).warmup

@@ -193,7 +193,6 @@ def is_custom(value: Any) -> bool:
 
 
 def _parsed(label: str, text: str) -> Schedule:
-    """The schedule of a text, a number or kind(arguments)."""
     expected = "a number or one of " + ", ".join(f"{name}(...)" for name in Schedule.kinds)
     try:
         return Constant(float(text))

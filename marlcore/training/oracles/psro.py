@@ -128,7 +128,6 @@ def _iterate(
 
 
 def _mix(result: PSROResult, solve: MetaSolver) -> None:
-    """Solves the game for each population, as its row player."""
     for population, payoffs in zip(result.populations, (result.payoffs, -result.payoffs.T), strict=False):
         population.mixture = mixture_by(solve, payoffs)
 

@@ -131,7 +131,6 @@ def remade(name: str, hyperparameters: Mapping[str, Any], label: str = "algorith
 
 
 def _check_named(what: str, name: str) -> None:
-    """Raises ValueError: the name belongs to a script, a notebook or a function's local."""
     if name.startswith("__main__:") or "<" in name:
         raise ValueError(f"{what}: expected one that can be imported, got {name}")
 
@@ -180,7 +179,6 @@ def fixed_settings(replays: bool, prioritized: bool) -> dict[str, str]:
 
 
 def _as_json(described: dict[str, Any]) -> Any:
-    """As a file of JSON returns it."""
     return json.loads(json.dumps(described, default=os.fspath))
 
 
@@ -297,7 +295,6 @@ def _without_functions(exploration: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _described(space: gym.Space) -> dict[str, Any]:
-    """A form for JSON of the spaces that `Spaces` takes."""
     if isinstance(space, gym.Dict):
         # A key of another kind is kept as a value that cannot be a key.
         keys = [key if isinstance(key, (str, int, float)) else {"repr": repr(key)} for key in space.spaces]

@@ -184,7 +184,6 @@ def agent_order(agent: str) -> tuple[int, str]:
 
 
 def _locked(root: Path) -> File:
-    """The lock of a run's directory. Raises ValueError: its run still goes on."""
     lock = lock_directory(root)
     if lock is None:
         raise ValueError(f"resume: expected a run that has ended, got {str(root)!r}, which is still running")

@@ -137,7 +137,6 @@ class League:
             self.report("rollback", rate)
 
     def _admits(self, updates: int) -> bool:
-        """Whether the policy joins the pool now; the first one always does."""
         config, rate = self.config, self._payoff.win_rate
         if not held_by(self.pool.store):
             return True

@@ -98,8 +98,6 @@ class CsvSink:
 
 
 class _Summed(io.FileIO):
-    """A file with the number of its bytes and their CRC-32."""
-
     size, crc = 0, 0
 
     def take(self, content: bytes) -> None:
