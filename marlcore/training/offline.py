@@ -44,15 +44,10 @@ def _check_data(data: ReplayBuffer, policy: AssignedPolicy, config: Config) -> N
         raise ValueError(f"replay {spec_difference(spec, held)}")
     options: dict[str, Any] = {"n_step": source.n_step, "prioritized": source.prioritized, "sequence": source.sequence}
     batch = data.sampler(learner.batch_size, stack=config.replay.frames, min_size=1, **options).sample()
-    _check_choices(policy, batch.action)
-
-
-def _check_choices(policy: AssignedPolicy, actions: Any) -> None:
-    spaces = policy.spaces
-    rows = actions.reshape(-1, *spaces.action_field.shape)
-    at = spaces.first_refused(rows) if rows.dtype.kind in "iu" else None
+    actions = batch.action.reshape(-1, *policy.spaces.action_field.shape)
+    at = policy.spaces.first_refused(actions) if actions.dtype.kind in "iu" else None
     if at is not None:
         raise ValueError(
-            f"replay action: expected one of {spaces.action}, counted from 0, got {rows[at].tolist()}; "
+            f"replay action: expected one of {policy.spaces.action}, counted from 0, got {actions[at].tolist()}; "
             "`ReplayBuffer.from_episodes(action_space=)` counts those of a space that starts at another number"
         )

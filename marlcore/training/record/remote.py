@@ -104,7 +104,11 @@ class RemoteCopy(Closing):
         last = {name: (path / name).read_bytes() for name in changed if _refers(name, now)}
         for name in changed:
             if name not in last:
-                self._put(path / name, name)
+                try:
+                    self._files.put_file(str(path / name), self._place(name))
+                except FileNotFoundError:
+                    if (path / name).exists():  # else it was removed meanwhile
+                        raise
                 self._sent[name] = now[name]
         for name, data in last.items():
             self._files.pipe_file(self._place(name), data)
@@ -142,13 +146,6 @@ class RemoteCopy(Closing):
                     status = path.stat()
                     found[path.relative_to(folder).as_posix()] = status.st_mtime_ns, status.st_size
         return found
-
-    def _put(self, path: Path, name: str) -> None:
-        try:
-            self._files.put_file(str(path), self._place(name))
-        except FileNotFoundError:
-            if path.exists():  # else it was removed meanwhile
-                raise
 
     def _place(self, name: str) -> str:
         """A file's address, whose folder exists."""

@@ -98,15 +98,13 @@ class League:
         """Once for each copy, and again by a successor whose checkpoint is from before: its optimizer is, too."""
         first, number = max(self._standing.decided, 1) + 1, self.pool.store.version
         self._standing.decided = number
-        if self.initial is not None and any(map(self._returns, range(first, number + 1))):
+        odds = 1.0 if self._role == MAIN_EXPLOITER else self.config.reset
+        draws = (np.random.default_rng([self.seed, each]).random() for each in range(first, number + 1))
+        if self.initial is not None and any(draw < odds for draw in draws):
             self.initial.restore()
             self._payoff.forget()
             self._standing.highest = None
             self.report("reset", float(number))
-
-    def _returns(self, number: int) -> bool:
-        drawn = np.random.default_rng([self.seed, number]).random()
-        return self._role == MAIN_EXPLOITER or drawn < self.config.reset
 
     @property
     def _candidates(self) -> list[int]:
