@@ -4,14 +4,20 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ..checks import brief
+from ..checks import brief, check_whole
 from ..interfaces import QueueSource
 from ..memory import SegmentHandle
 from ..replay import ReplayBuffer
 from ..transitions import spec_difference
-from .config import AssignedPolicy, Config, LearnerConfig
+from .config import AssignedPolicy, Config, LearnerConfig, applied_offline
 
 OFFLINE = Config(learner=LearnerConfig(n_step=1))  # longer returns would be those of the policy that gathered the data
+
+
+def offline_config(config: Config, updates: int) -> Config:
+    """The settings of a run without actors. Raises ValueError: see `applied_offline`."""
+    check_whole("updates", updates)
+    return applied_offline(config)
 
 
 def handles_of(

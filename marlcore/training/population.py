@@ -33,6 +33,7 @@ from .record import (
     CONTINUED,
     Progress,
     SharedProgress,
+    check_same_run,
     checkpoint_path,
     each_metric,
     fixed_settings,
@@ -41,7 +42,7 @@ from .record import (
     read_config,
     steps_taken,
 )
-from .run_input import RunInput, check_same_run, share_of
+from .run_input import RunInput, share_of
 from .several import begin_several, deliver, held, make_runs
 
 OWN = ("run_dir", "total_steps", "seed", "mode", "policies")  # which a population sets, or its members share

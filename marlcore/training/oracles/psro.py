@@ -27,7 +27,7 @@ from ..doors import children_of, trained
 from ..evaluation import LoadedPolicy, evaluate, load_policy, save_policies
 from ..loops import PolicyModel, build_model
 from ..record import UNPICKLED, checkpoint_path, holds_files, is_address, load_checkpoint, open_run, save_checkpoint
-from ..run_input import Algorithms, RunInput, assigned, check_learners
+from ..run_input import Algorithms, RunInput, assigned
 from ..self_play import POLICY
 from ..several import folder_of, held
 from .against import Against, Saved
@@ -160,7 +160,7 @@ class Oracles:
             policies = (replace(policies[0], name=POLICY, agents=self._agents),)
         self.policies, self._shared = policies, len(policies) == 1
         if not self._shared:  # a run of one policy refuses settings of the other, and does not know the other's agents
-            check_learners(self._config, [policy.name for policy in policies])
+            self._config.check_policies([policy.name for policy in policies])
             for algorithm in (policy.algorithm for policy in policies):
                 if any(getattr(algorithm, name, False) for name in ("wants_team", "wants_joint")):
                     expected = "algorithm: expected one without teams or joint critics, of two populations"

@@ -9,13 +9,13 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, count, takewhile
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from ...checks import absolute, brief, check_kinds
+from ...checks import absolute, as_path, brief, check_kinds
 from ...closing import ClosedAfterError
 from ...declared import flattened
 from ...errors import suppress_failed_calls
@@ -23,6 +23,7 @@ from ...memory import File
 from ..config import BY_POLICY, SECTIONS, SINKS, Config
 from .files import believed, read_json, write_json
 from .lock import LOCK, holds_files, is_directory_locked, lock_directory
+from .remote import is_address
 from .sinks.csv import PROGRESS, CsvSink
 from .trust import RECORD, open_run
 
@@ -128,6 +129,28 @@ class RunDirectory:
 def checkpoint_path(run_dir: Path, policy: str, which: str = "last") -> Path:
     """The file of a policy's checkpoint: "last", "best", or one kept at a step."""
     return run_dir / "checkpoints" / f"{_file_name(policy)}{'' if which == 'last' else '.' + which}.pt"
+
+
+def located(config: Config, resume: str | Path | None) -> tuple[Config, Path | None, str | None]:
+    """The settings with absolute paths, the run on this machine that continues, and the address that the run is at."""
+    if resume is not None:
+        check_same_run(config.run_dir, resume)
+    place = config.run_dir if resume is None else resume
+    remote = place if is_address(place) else None
+    if is_address(config.run_dir):
+        config = replace(config, run_dir=None)
+    here = None if resume is None or remote else open_run(resume)
+    if here is not None:
+        config = replace(config, run_dir=str(here))
+    return config.with_absolute_paths(), here, remote
+
+
+def check_same_run(run_dir: str | None, resume: str | Path) -> None:
+    """Raises ValueError: the settings name another directory than that of the run to continue."""
+    if run_dir is None or run_dir == str(as_path("resume", resume)):
+        return
+    if is_address(run_dir) or is_address(resume) or absolute(run_dir).resolve() != absolute(resume).resolve():
+        raise ValueError(f"run_dir: expected None or that of the run that continues, {str(resume)!r}, got {run_dir!r}")
 
 
 def dated_paths(runs: str | Path, kind: str = "") -> Iterator[Path]:
