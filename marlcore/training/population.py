@@ -97,8 +97,6 @@ def work_population(
             lineage = begin(folder, population, config.total_steps, config.seed)
             members = _Members(env_fn, algorithm, config, lineage, policies)
             members.resume()
-            if not members.waiting:
-                _refuse_to_go_on(lineage)
             _work(members, config.mode, population, children, progress)
     deliver(children.interrupts, folder)
     return members.ranked()
@@ -107,6 +105,12 @@ def work_population(
 def _work(members: _Members, mode: str, population: PopulationConfig, children: Children, progress: bool) -> None:
     lineage, waiting = members.lineage, members.waiting
     lineage.write()
+    if not waiting:
+        plot_lineage(lineage)  # a program that was killed may not have noted what it did last
+        if all(own.done for own in lineage.kin):
+            expected = "total_steps: expected more, since no member has steps left to take"
+            raise ValueError(f"{expected}, got {lineage.total_steps}")
+        raise ValueError("resume: expected a member that has not diverged, got none that others could copy")
     with ExitStack() as stack:
         total = population.size * lineage.total_steps  # at most
         table = SharedProgress(stack.enter_context(Progress()), total) if progress else None
@@ -123,17 +127,6 @@ def _work(members: _Members, mode: str, population: PopulationConfig, children: 
                 failed = True
             members.settle(member, failed)
     plot_lineage(lineage)
-
-
-def _refuse_to_go_on(lineage: Lineage) -> None:
-    """Raises ValueError: no member may take steps; the files may lack what a program that was killed did last."""
-    lineage.write()
-    plot_lineage(lineage)
-    if all(own.done for own in lineage.kin):
-        raise ValueError(
-            f"total_steps: expected more, since no member has steps left to take, got {lineage.total_steps}"
-        )
-    raise ValueError("resume: expected a member that has not diverged, got none that others could copy")
 
 
 @dataclass

@@ -265,7 +265,6 @@ class Oracles:
 
 
 def _folder(run_dir: str | None, resume: str | Path | None) -> Path:
-    """The directory of all runs. Raises ValueError: it is on another machine, or `resume` is another one."""
     place = run_dir if resume is None else resume
     if is_address(place):
         raise ValueError(f"run_dir: expected a directory of this machine, got {str(place)!r}")

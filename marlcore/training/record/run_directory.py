@@ -19,16 +19,17 @@ from ...checks import absolute, as_path, brief, check_kinds
 from ...closing import ClosedAfterError
 from ...declared import flattened
 from ...errors import suppress_failed_calls
-from ...memory import File
+from ...memory import File, is_locked, same_file, try_lock
+from ...regular_files import open_regular
 from ..config import BY_POLICY, SECTIONS, SINKS, Config
 from .files import believed, read_json, write_json
-from .lock import LOCK, holds_files, is_directory_locked, lock_directory
 from .remote import is_address
 from .sinks.csv import PROGRESS, CsvSink
 from .trust import RECORD, open_run
 
 KINDS: dict[str, Any] = dict.fromkeys((*SECTIONS, "init_from", "hyperparameters"), dict)  # in config.json
 KINDS |= {"self_play.roles": dict | None, "self_play.anchors": dict | list | None, "total_steps": int}
+LOCK = ".lock"  # which other users cannot open, let alone lock
 RUNS = "runs"  # parent of run directories without a given path
 
 
@@ -124,6 +125,33 @@ class RunDirectory:
         self.close()
         if error is not None:
             self._undo.close()
+
+
+def lock_directory(folder: Path) -> File | None:
+    """The lock, which ends when it is closed or this process ends; None: another process has it. Raises OSError."""
+    path = folder / LOCK
+    while True:
+        file = File(path)
+        file.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK)
+        os.fchmod(file.fd, 0o600)  # a copy of the directory may have another mode
+        locked = try_lock(file.fd, 0, exclusive=True)
+        if locked and same_file(file.fd, path):
+            return file
+        file.close()
+        if not locked:
+            return None
+
+
+def is_directory_locked(folder: Path) -> bool:
+    """Whether a process works in the directory. Raises OSError: it is another user's."""
+    with suppress_failed_calls(errno.ENOENT), open_regular(folder / LOCK) as file:
+        return is_locked(file.fileno(), 0)
+    return False
+
+
+def holds_files(folder: Path) -> bool:
+    """Whether anything lies in the directory, apart from its lock."""
+    return any(path.name != LOCK for path in folder.iterdir())
 
 
 def checkpoint_path(run_dir: Path, policy: str, which: str = "last") -> Path:
