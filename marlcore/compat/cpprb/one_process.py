@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from ..ring import Rows, whole_number
-from .base import RingBuffer, fields_of
+from .base import EnvDict, RingBuffer, fields_of
 from .compressed import CompressedRing
 from .files import File, load, save
 from .nstep import NStep, names_of
@@ -41,7 +41,7 @@ class ReplayBuffer(RingBuffer):
     def __init__(
         self,
         size: int,
-        env_dict: Mapping[str, Mapping[str, Any]] | None = None,
+        env_dict: EnvDict | None = None,
         *,
         next_of: Any = None,
         stack_compress: Any = None,
@@ -149,8 +149,10 @@ class PrioritizedReplayBuffer(PrioritizedBuffer, ReplayBuffer):
     Raises: see ReplayBuffer.
     """
 
-    def __init__(self, *args: Any, check_for_update: bool = False, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(
+        self, size: int, env_dict: EnvDict | None = None, *, check_for_update: bool = False, **kwargs: Any
+    ) -> None:
+        super().__init__(size, env_dict, **kwargs)
         self._keeps_new = bool(check_for_update)
 
     def sample(self, batch_size: int, beta: float = 0.4) -> Rows:
@@ -163,7 +165,7 @@ class PrioritizedReplayBuffer(PrioritizedBuffer, ReplayBuffer):
 
 
 def create_buffer(
-    size: int, env_dict: Mapping[str, Mapping[str, Any]] | None = None, *, prioritized: bool = False, **kwargs: Any
+    size: int, env_dict: EnvDict | None = None, *, prioritized: bool = False, **kwargs: Any
 ) -> ReplayBuffer:
     """A ReplayBuffer, or a PrioritizedReplayBuffer, with these arguments."""
     return (PrioritizedReplayBuffer if prioritized else ReplayBuffer)(size, env_dict, **kwargs)

@@ -13,7 +13,7 @@ from ...replay import Prioritized
 from ...spec import Field
 from ..ring import Held, Ints, Rows, whole_number
 from ..ring_lane import MARK
-from .base import RingBuffer, check_not_empty
+from .base import EnvDict, RingBuffer, check_not_empty
 
 _POSITIVE = Number(0)
 
@@ -24,7 +24,7 @@ class RingPriorities:
     def __init__(self, window: Held, alpha: float, eps: float) -> None:
         self._alpha, self._eps = alpha, eps
         self._offsets = level_offsets(window.capacity)
-        self._sums = np.zeros(self._offsets[-1])  # of the leaves, one a position, which come first; the last is of all
+        self._sums = np.zeros(self._offsets[-1])  # the leaves by position, then sums of them; the last is of all
         self._minima = np.full(self._offsets[-1], np.inf)  # of the leaves above 0
         self.window = Held(window.base, window.base, window.base, window.capacity)
         self._sampled = window.base  # rows from this ticket on came after the last sample
@@ -109,8 +109,10 @@ class PrioritizedBuffer(RingBuffer):
     _own_fields: Mapping[str, Field] = {"priorities": Field((), "float32")}  # NaN if add got none
     _keeps_new = True  # whether an update skips rows that were added since the last sample
 
-    def __init__(self, *args: Any, alpha: float = 0.6, eps: float = 1e-4, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(
+        self, size: int, env_dict: EnvDict | None = None, *, alpha: float = 0.6, eps: float = 1e-4, **kwargs: Any
+    ) -> None:
+        super().__init__(size, env_dict, **kwargs)  # type: ignore[arg-type]  # of the other base of each subclass
         self._alpha, self._eps = _POSITIVE.checked("alpha", alpha), _POSITIVE.checked("eps", eps)
         limit = Prioritized(self._alpha, epsilon=self._eps).limit(self._ring.capacity)
         self._most = min(limit, float(np.finfo(np.float32).max))

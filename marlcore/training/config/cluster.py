@@ -89,7 +89,7 @@ class ClusterConfig(Declared):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        usual = {name.name: {} if name.default is MISSING else name.default for name in fields(self)}
+        usual = {each.name: {} if each.default is MISSING else each.default for each in fields(self)}
         chosen = [name for name in usual if getattr(self, name) != usual[name]]
         if self.address is None and chosen:
             raise ValueError(f"address: expected auto or host:port with {chosen[0]}, got None")

@@ -160,9 +160,8 @@ class Config(Declared):
 
     def check_policies(self, names: Sequence[str]) -> None:
         """Raises ValueError: settings by policy are of none of these policies."""
-        for label, given in (
-            {name: getattr(self, name) for name in SECTIONS} | {"cluster.learners": self.cluster.learners}
-        ).items():
+        by_policy = {name: getattr(self, name) for name in SECTIONS} | {"cluster.learners": self.cluster.learners}
+        for label, given in by_policy.items():
             if wrong := given.keys() - names:
                 raise ValueError(f"{label}: expected the policies {names}, got {min(wrong)!r}")
 

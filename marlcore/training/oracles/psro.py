@@ -159,7 +159,7 @@ class Oracles:
         if not by_policy and policies[0].spaces == policies[1].spaces:
             policies = (replace(policies[0], name=POLICY, agents=self._agents),)
         self.policies, self._shared = policies, len(policies) == 1
-        if not self._shared:  # a run of one policy refuses settings of the other, and does not know the other's agents
+        if not self._shared:  # each learns in runs of its own
             self._config.check_policies([policy.name for policy in policies])
             for algorithm in (policy.algorithm for policy in policies):
                 if any(getattr(algorithm, name, False) for name in ("wants_team", "wants_joint")):

@@ -131,6 +131,7 @@ def remade(name: str, hyperparameters: Mapping[str, Any], label: str = "algorith
 
 
 def _check_named(what: str, name: str) -> None:
+    """Raises ValueError: the name belongs to a script, a notebook or a function's local."""
     if name.startswith("__main__:") or "<" in name:
         raise ValueError(f"{what}: expected one that can be imported, got {name}")
 

@@ -106,8 +106,7 @@ class Worker(WorkerBase):
 
         The second needs nvidia-ml-py, by which torch asks the driver.
         """
-        now = time.monotonic()
-        if device.type == "cuda" and now - self._weighed >= GPU_S:
+        if device.type == "cuda" and (now := time.monotonic()) - self._weighed >= GPU_S:
             self._weighed = now
             self.report("", f"gpu_mib/{self.name}", torch.cuda.memory_allocated(device) / 2**20)
             if find_spec("pynvml"):
