@@ -160,8 +160,8 @@ class WorkerFailed(MarlcoreError):
         reason: the last failure: "environment" or "worker" (where an exception came from), "diverged" (see `Diverged`),
             "deadlock" (see `Deadlocked`), "death" (usually by a signal) or "hang".
         traceback: the worker's formatted traceback, or how its process ended; one for each start, the latest last. One
-            line where that tells all: it diverged, or the disk is full. Without marlcore's own frames where the
-            worker's log file has the whole.
+            line where that tells all: it diverged, the disk is full, or what an environment gave was refused. Without
+            marlcore's own frames where the worker's log file or, in serial mode, the `__cause__` has the whole.
     """
 
     def __init__(self, worker: str, reason: str, traceback: str) -> None:

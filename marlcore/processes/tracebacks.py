@@ -10,11 +10,13 @@ PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 def short_traceback(error: BaseException) -> str | None:
     """The traceback without the package's frames, save those that called into other code.
 
-    None if no frame would be left out, or none is of other code: then the error is the package's own.
+    None if no frame would be left out; empty if none is of other code, since the error is the package's own.
     """
     whole = TracebackException.from_exception(error)
     stacks = [(part, _foreign(part.stack)) for part in _chain(whole)]
-    if not any(kept for _, kept in stacks) or all(len(kept) == len(part.stack) for part, kept in stacks):
+    if not any(kept for _, kept in stacks):
+        return ""
+    if all(len(kept) == len(part.stack) for part, kept in stacks):
         return None
     for part, kept in stacks:
         part.stack = StackSummary.from_list(kept) if kept else None  # type: ignore[assignment]  # no heading then

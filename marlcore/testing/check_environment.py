@@ -146,6 +146,7 @@ class _Single:
                 self._env.step(None)
             else:
                 empty = 0
+                self._over.discard(agent)  # it may have come back
                 self._env.step(choosers[agent].choose(mask))
         return events
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from ..checks import check_timeout, printable
 from ..errors import SegmentNotFound, TimedOut
 from ..processes import Children
+from .config import BOTH
 from .evaluation import LoadedPolicy, SavedRun, published_policy
 from .record import SKIPPED, RemoteCopy, Status, Table, each_metric, final_returns, plot_run
 from .run_input import RunInput, warn_of_few_samples
@@ -186,7 +187,8 @@ def _result(session: Session) -> Result:
     for table in sorted(run_dir.glob("payoff*.json")) if session.input.plots else ():
         plot_payoff(table, table.with_suffix(".png"), title)
     returns = final_returns(each_metric(metrics), config.total_steps, chain(*(policy.agents for policy in policies)))
-    if not config.offline and (endless := [agent for agent, mean in returns.items() if math.isnan(mean)]):
+    learning = [agent for agent in returns if config.self_play.side in (BOTH, agent)]
+    if not config.offline and (endless := [agent for agent in learning if math.isnan(returns[agent])]):
         log.warning("returns: NaN for %s: no episode ended in %d steps", printable(", ".join(endless)), status.steps)
     lost, restarts = session.telemetry.lost, status.restarts
     stopped = (session.interrupts.reason or "") if status.steps < config.total_steps else ""

@@ -131,4 +131,4 @@ def _guarded(worker: Worker, step: Callable[P, T], *args: P.args, **kwargs: P.kw
     except (_Stopped, WorkerFailed, ClosedError):  # of a wait: the run or its program was stopped, or a learner failed
         raise
     except Exception as error:
-        raise failure_of(worker.name, error) from error
+        raise failure_of(worker.name, error, short=True) from error

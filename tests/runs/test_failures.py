@@ -42,8 +42,9 @@ ENVIRONMENTS = {
 @pytest.mark.parametrize("says", ENVIRONMENTS)
 def test_an_environments_fault_names_copy_and_agent(tmp_path: Path, says: str) -> None:
     caught = failure(lambda: train(tmp_path, partial(ENVIRONMENTS[says], errs_at=3)), says)
-    last = caught.traceback.strip().splitlines()[-1]
+    *frames, last = caught.traceback.strip().splitlines()
     assert "environment copy 0" in last and "agent_0" in last and says in last
+    assert bool(frames) == ("KeyError" in says) and "serial.py" not in caught.traceback
 
 
 @LONG

@@ -24,6 +24,19 @@ from marlcore.errors import EnvironmentFailed
 from marlcore.testing import check_env
 from marlcore.testing.checked import CheckedEnvironment
 
+
+class Returning(Relay):
+    """A relay in which "a" is back a round after its end."""
+
+    def step(self, actions):
+        told = super().step(actions)
+        if self.seen[0] == 4:
+            self.agents.append("a")
+            for by_agent, value in zip(told, (self.seen, 0.0, False, False, {}), strict=True):
+                by_agent["a"] = value
+        return told
+
+
 FINE: dict[str, Any] = {
     "room": Room,
     "treasure hunt": lambda: TreasureHunt(horizon=9),
@@ -34,6 +47,7 @@ FINE: dict[str, Any] = {
     **{name: partial(Counting, **options) for name, options in VARIANTS.items()},
     "half a box": lambda: Counting(action=gym.Box(-np.inf, np.float32([1, np.inf]), (2,))),
     "relay": Relay,
+    "returning": Returning,
     "relay in turns": lambda: parallel_to_aec(Relay()),
     "relay of an adapter": lambda: ParallelEnvironment(Relay()),
     "recall": lambda: Recall(3, 4),

@@ -196,7 +196,7 @@ def test_an_error_of_the_package_itself_is_shown_whole() -> None:
         check_whole("envs", 0)
     except ValueError as error:
         own = error.with_traceback(error.__traceback__.tb_next if error.__traceback__ else None)
-        assert short_traceback(own) is None
+        assert not short_traceback(own)
 
 
 @pytest.mark.parametrize("where", [[], ["a.pt"]], ids=["a file of the user", "a file of the run"])
