@@ -25,7 +25,7 @@ from ..checks import brief
 from ..closing import Closing
 from ..errors import Deadlocked, Diverged, EnvironmentFailed, WorkerFailed, pass_on_from_handler, suppress_failed_calls
 from ..memory import too_many_files
-from .forkserver import KILL_S, STATUS_S, ForkServer, cause_of, read_status
+from .forkserver import CLOSED, KILL_S, STATUS_S, ForkServer, cause_of, read_status
 from .logs import has_log_file
 from .serve import leave, readable, show_title
 from .signals import STACKS, Interrupts
@@ -136,18 +136,17 @@ class Child:
 
     def send(self, request: bytes) -> None:
         """Sends a request; a dead process loses it, which its pidfd tells."""
-        try:
+        with suppress_failed_calls(*CLOSED):
             self.connection.send_bytes(request)
-        except OSError as error:
-            if not _is_of_other_end(error):
-                raise
 
     def receive(self) -> memoryview | WorkerFailed | None:
         """Its next result or failure; None if there is none, or the process died while it sent one."""
         try:
             message = self.connection.recv_bytes() if self.connection.poll() else None
-        except (EOFError, OSError) as error:
-            if not _is_of_other_end(error):
+        except EOFError:
+            return None
+        except OSError as error:  # the other end is gone, or a signal handler raised it
+            if error.errno not in CLOSED and str(error) != "got end of file during message":
                 raise
             return None
         if message is None:
@@ -190,13 +189,6 @@ class Child:
         while self._open:
             os.close(self._open.pop())
         self.connection.close()
-
-
-def _is_of_other_end(error: EOFError | OSError) -> bool:
-    """Whether an error of a `Connection` means that its other end is gone, not that a signal handler raised it."""
-    if isinstance(error, OSError):
-        return error.errno in (errno.EPIPE, errno.ECONNRESET) or str(error) == "got end of file during message"
-    return True
 
 
 def _surroundings(name: str) -> dict[str, Any]:

@@ -38,10 +38,15 @@ class ModuleWeights:
         ValueError: see `_unique_tensors`; or the tensors are on several devices.
     """
 
-    def __init__(self, model: torch.nn.Module, layout: RowLayout) -> None:
+    def __init__(self, model: torch.nn.Module, layout: RowLayout, fill: bool) -> None:
         self._model = model
         self.layout = layout
         self.bind()
+
+    @staticmethod
+    def specs(model: torch.nn.Module) -> tuple[TensorSpec, ...]:
+        """The specs of a module's tensors. Raises ValueError: as `_unique_tensors`."""
+        return tuple(group.spec for group in _unique_tensors(model))
 
     def bind(self) -> None:
         """Moves all of the model's tensors, with their current values, into a new row; after an error, none moved."""
@@ -121,11 +126,6 @@ class ModuleWeights:
         pin = self.row.device.type == "cuda"
         with torch.inference_mode(False):
             return torch.zeros(self.layout.nbytes, dtype=torch.uint8, pin_memory=pin)
-
-
-def module_specs(model: torch.nn.Module) -> tuple[TensorSpec, ...]:
-    """The specs of a module's tensors. Raises ValueError: as `_unique_tensors`."""
-    return tuple(group.spec for group in _unique_tensors(model))
 
 
 def _unique_tensors(model: torch.nn.Module) -> list[TensorGroup]:
