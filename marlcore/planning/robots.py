@@ -84,7 +84,7 @@ def robot_induction(
     robots = tuple(i for i in range(graph.agents) if i not in people.agents)
     if not robots:
         raise ValueError("people: expected at least one agent to be a robot, got policies of all agents")
-    beta, terminal = BETA.checked("beta", beta), Number().checked("terminal", terminal)
+    beta, terminal = BETA("beta", beta), Number()("terminal", terminal)
     policies = {person: people[person] for person in people.agents}
     if len(policies[people.agents[0]].values) != len(graph):
         raise ValueError(f"people: expected policies in {len(graph)} states, got them in another graph's")

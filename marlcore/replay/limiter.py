@@ -217,7 +217,7 @@ class SampleGate(_Side):
             self._share, self._priced_at = share, -1
         else:
             self._share = None
-            self._weigh(1.0 / SHARE.checked("limit_to", share))
+            self._weigh(1.0 / SHARE("limit_to", share))
 
     def _weigh(self, weight: float) -> None:
         if self._batch * weight > self._most:
@@ -235,7 +235,7 @@ class SampleGate(_Side):
         paid = self._limiter.min_size + (sampled + self._rest) / ratio
         ahead = paid - self._lanes.inserted()
         left, whole = self._batch / ratio, 0
-        while (share := SHARE.checked("limit_to", share_at(ahead + whole))) < left and whole * ratio <= self._most:
+        while (share := SHARE("limit_to", share_at(ahead + whole))) < left and whole * ratio <= self._most:
             left -= share
             whole += 1
         self._weigh((whole + left / share) * ratio / self._batch)

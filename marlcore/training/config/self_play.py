@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...checks import absolute, brief, did_you_mean, short
-from ...declared import By, Declared, Number, Whole
+from ...declared import Declared, Number, Whole
 from ...processes import encoded_name
 from ...references import is_importable, reference_to
 from .schedules import Schedule, Scheduled
@@ -85,7 +85,7 @@ class SelfPlayConfig(Declared):
     """Win rate over the last `window` episodes, since the last admission, from which a copy joins the pool at once."""
     window: Annotated[int, Whole(1)] = 100
     """Episodes, the last ones, of which a win rate is the average; draws count half."""
-    draw: Annotated[str, By(_draw)] = "pfsp"
+    draw: Annotated[str, _draw] = "pfsp"
     """How an opponent is drawn from the pool: uniformly; in proportion to 1 / age^power, the newest one's age being 1;
     as prioritized fictitious self-play, to (1 - w)^power or, by variance, to w (1 - w), where w is the win rate
     against it (Vinyals et al. 2019, doi:10.1038/s41586-019-1724-z, Methods: f_hard and f_var); by rating, to how even a
@@ -93,9 +93,9 @@ class SelfPlayConfig(Declared):
     opponent first, that returns k odds."""
     power: Annotated[float, Number(0)] = 2.0
     """The exponent of `draw` by recent or pfsp."""
-    latest: Annotated[Scheduled, By(probability)] = 0.2
+    latest: Annotated[Scheduled, probability] = 0.2
     """Share of episodes against the latest policy itself, which learns from both sides; a number or a schedule."""
-    anchors: Annotated[Shares, By(_anchors)] = field(default_factory=dict)
+    anchors: Annotated[Shares, _anchors] = field(default_factory=dict)
     """Shares of episodes, numbers or schedules, against opponents that stay the same: module:name of a function of an
     observation that returns an action, or of a class whose objects have a method act(obs), one for each copy and agent;
     or a checkpoint, FILE.pt. Anchors also play in evaluations, whatever their share."""
@@ -119,7 +119,7 @@ class SelfPlayConfig(Declared):
     draws an opponent of its own."""
     explore: bool = False
     """Opponents explore, frozen ones as at their admission, instead of acting greedily."""
-    roles: Annotated[Roles, By(_roles)] = field(default_factory=dict)
+    roles: Annotated[Roles, _roles] = field(default_factory=dict)
     """By policy its role in a league (Vinyals et al. 2019, Methods), where each policy plays every agent: main;
     main_exploiter, which plays the newest main policies; league_exploiter, which plays the pools of all. Empty: one
     policy, main."""
