@@ -84,19 +84,15 @@ class Number:
         )
 
     def _expected(self) -> str:
-        low = self.low if self.above is None else self.above
-        high = self.high if self.below is None else self.below
+        low, left, least = (self.low, "[", "of at least") if self.above is None else (self.above, "(", "above")
+        high, right, most = (self.high, "]", "of at most") if self.below is None else (self.below, ")", "below")
         if low is not None and high is not None:
-            if self.above is None and self.below is None:
-                return f"a number from {low:g} to {high:g}"
-            left, right = "[" if self.above is None else "(", "]" if self.below is None else ")"
-            return f"a number in {left}{low:g}, {high:g}{right}"
+            between = f"from {low:g} to {high:g}" if left + right == "[]" else f"in {left}{low:g}, {high:g}{right}"
+            return f"a number {between}"
         number = "a finite number" if self.finite else "a number"
         if low is not None:
-            return f"{number} {'of at least' if self.above is None else 'above'} {low:g}"
-        if high is not None:
-            return f"{number} {'of at most' if self.below is None else 'below'} {high:g}"
-        return number
+            return f"{number} {least} {low:g}"
+        return number if high is None else f"{number} {most} {high:g}"
 
 
 @dataclass(frozen=True)

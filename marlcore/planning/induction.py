@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from ..checks import brief
+from ..closing import ClosedAfterError
 from ..declared import Number, choice
 from .batches import count_workers
 from .beliefs import Believed, tabulate_belief
@@ -108,12 +109,9 @@ def backward_induction(
                     f"{brief(graph.states[stuck])}"
                 )
 
-    try:
+    with ClosedAfterError(policies):
         width = sum(len(table.goals) for table in tables.values())
         sweep(graph.levels, work_of(graph, width), threads, step, progress=progress)
-    except BaseException:
-        policies.close()
-        raise
     return policies
 
 

@@ -28,16 +28,12 @@ class TensorSpec:
     dtype: str
 
     @property
-    def itemsize(self) -> int:
+    def nbytes(self) -> int:
         """Raises ValueError: no such dtype is stored."""
         bits = _DTYPE.fullmatch(self.dtype)
         if not bits and self.dtype != "bool":
             raise ValueError(f"model {self.name}: expected booleans or numbers, got {self.dtype}")
-        return int(bits[1]) // 8 if bits else 1
-
-    @property
-    def nbytes(self) -> int:
-        return prod(self.shape) * self.itemsize
+        return prod(self.shape) * (int(bits[1]) // 8 if bits else 1)
 
     def __str__(self) -> str:
         return f"{self.name} {self.dtype} {self.shape}"
