@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import torch
 
-from ...checks import absolute, brief, check_whole, names_error
+from ...checks import absolute, brief, check_type, check_whole, names_error
 from ...declared import Number, Rule, Whole, check_declared, choice
 from ...weights import SLOTS
 
@@ -100,8 +100,7 @@ def chosen_options(env: Any, config: Any, options: Mapping[str, Any]) -> tuple[b
         raise TypeError(f"{label}: expected a section, got {brief(section)}")
     chosen = dict(section or {})
     enabled, learners = chosen.pop("enabled", True), chosen.pop("num_learner_processes", None)
-    if not isinstance(enabled, bool):
-        raise TypeError(f"{label}.enabled: expected true or false, got {brief(enabled)}")
+    check_type(f"{label}.enabled", enabled, bool, expected="true or false")
     models = len({id(getattr(agent, "model", None)) for agent in getattr(env, "agents", ())})
     if learners not in (None, models):
         expected = f"expected null or {models}, one for each model"

@@ -4,14 +4,13 @@ from collections.abc import Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
-from ...checks import brief, is_number
+from ...checks import brief, check_type, is_number
 from ...declared import Declared, Number, Whole
 
 
 def _resources(label: str, value: Any) -> dict[str, float]:
     """Amounts by name, as Ray takes them. Raises ValueError, TypeError."""
-    if not isinstance(value, Mapping):
-        raise TypeError(f"{label}: expected amounts by name, got {brief(value)}")
+    check_type(label, value, Mapping, expected="amounts by name")
     if not all(isinstance(name, str) and name and _is_amount(amount) for name, amount in value.items()):
         expected = "expected numbers above 0 by name, whole ones above 1"
         raise ValueError(f"{label}: {expected}, got {brief(dict(value))}")
@@ -24,8 +23,7 @@ def _is_amount(value: Any) -> bool:
 
 def _by_policy(label: str, value: Any) -> dict[str, dict[str, float]]:
     """Amounts by policy, each also as text such as GPU=1,CPU=4. Raises ValueError, TypeError."""
-    if not isinstance(value, Mapping):
-        raise TypeError(f"{label}: expected resources by policy, got {brief(value)}")
+    check_type(label, value, Mapping, expected="resources by policy")
     try:
         read = {policy: _read(each) if isinstance(each, str) else each for policy, each in value.items()}
     except ValueError:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
-from ...checks import absolute, brief, did_you_mean, short
+from ...checks import absolute, brief, check_type, did_you_mean, short
 from ...declared import Declared, Whole, changed, flattened, hints_of
 from .cluster import ClusterConfig
 from .schedules import Constant, Schedule, Scheduled, Stages, ascending
@@ -43,17 +43,14 @@ RUN_WIDE = {  # settings that no policy has for itself
 
 def _by_policy(label: str, sections: Any) -> Any:
     kind = BY_POLICY[label]
-    if not isinstance(sections, Mapping):
-        raise TypeError(f"{label}: expected a dict, got {brief(sections)}")
+    check_type(label, sections, Mapping, expected="a dict")
     for policy, section in sections.items():
-        if not isinstance(section, kind):
-            raise TypeError(f"{label}: expected a {kind.__name__} for {brief(policy)}, got {brief(section)}")
+        check_type(label, section, kind, expected=f"a {kind.__name__} for {brief(policy)}")
     return dict(sections)
 
 
 def _ratios(label: str, ratios: Any) -> Any:
-    if not isinstance(ratios, Mapping):
-        raise TypeError(f"{label}: expected updates_per_step by policy, got {brief(ratios)}")
+    check_type(label, ratios, Mapping, expected="updates_per_step by policy")
     return {
         policy: None if ratio is None else updates_per_step(f"{label}.{short(policy)}", ratio)
         for policy, ratio in ratios.items()

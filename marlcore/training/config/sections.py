@@ -6,7 +6,7 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
-from ...checks import brief, did_you_mean, is_number, short
+from ...checks import brief, check_type, did_you_mean, is_number, short
 from ...declared import Declared, Number, Whole
 from ...observations import Pad
 from ...references import is_importable
@@ -24,8 +24,7 @@ RATIO = Number(1e-6, 1e6)
 
 def shares(label: str, value: Any) -> dict[str, float]:
     """Shares by name. Raises ValueError, TypeError: they are none, or their sum is not 1."""
-    if not isinstance(value, Mapping):
-        raise TypeError(f"{label}: expected shares by name, got {brief(value)}")
+    check_type(label, value, Mapping, expected="shares by name")
     numbers = [*value.values()]
     right = all(is_number(number) and number >= 0 for number in numbers)
     if not right or (numbers and not math.isclose(sum(numbers), 1.0, abs_tol=1e-6)):
@@ -74,8 +73,7 @@ def updates_per_step(label: str, value: Any) -> Schedule | float:
 
 def named_schedules(label: str, value: Any) -> dict[str, Schedule]:
     """Schedules by name. Raises ValueError, TypeError: one is none, or its name is taken."""
-    if not isinstance(value, Mapping):
-        raise TypeError(f"{label}: expected schedules by name, got {brief(value)}")
+    check_type(label, value, Mapping, expected="schedules by name")
     check_free(label, value, "epsilon")
     return {name: Schedule.from_value(f"{label}.{short(name)}", schedule) for name, schedule in value.items()}
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ...checks import absolute, brief, did_you_mean, short
+from ...checks import absolute, brief, check_type, did_you_mean, short
 from ...declared import Declared, Number, Whole
 from ...processes import encoded_name
 from ...references import is_importable, reference_to
@@ -36,8 +36,7 @@ def _last_part(reference: str) -> str:
 
 def _anchors(label: str, anchors: Any) -> dict[str, Schedule]:
     """The shares by reference; functions and classes that can be imported become references."""
-    if not isinstance(anchors, Mapping):
-        raise TypeError(f"{label}: expected shares by opponent, got {brief(anchors)}")
+    check_type(label, anchors, Mapping, expected="shares by opponent")
     shares = {}
     for anchor, share in anchors.items():
         name = anchor if isinstance(anchor, str) else reference_to(anchor) or ""
@@ -59,8 +58,7 @@ def _draw(label: str, draw: str) -> str:
 
 
 def _roles(label: str, roles: Any) -> dict[str, str]:
-    if not isinstance(roles, Mapping):
-        raise TypeError(f"{label}: expected roles by policy, got {brief(roles)}")
+    check_type(label, roles, Mapping, expected="roles by policy")
     for policy, role in roles.items():
         if not isinstance(policy, str) or not policy:
             raise TypeError(f"{label}: expected names of policies, got {brief(policy)}")
