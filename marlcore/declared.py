@@ -219,7 +219,6 @@ def _declared(kind: Any) -> list[tuple[str, list[Rule], bool]]:
 
 @cache
 def _hints(kind: Any) -> dict[str, Any]:
-    """The annotation of each field that is an argument of the dataclass."""
     try:
         hints = get_type_hints(kind, include_extras=True)
     except NameError as error:
@@ -230,7 +229,6 @@ def _hints(kind: Any) -> dict[str, Any]:
 
 
 def _rules(hint: Any) -> tuple[list[Rule], bool]:
-    """The rules that an annotation declares, and whether it allows None."""
     kind, inside = get_origin(hint), get_args(hint)
     if kind is Annotated:
         rules, optional = _rules(inside[0])

@@ -95,7 +95,6 @@ def backward_induction(
     policies = Policies.create(tables, actions, dtype, policy_dtype)
 
     def step(numbers: Numbers) -> None:
-        """All agents' values and policies in some states."""
         for agent, belief in beliefs.items():
             its, width = policies[agent], len(tables[agent].goals)
             total = np.empty(width, np.float32 if sums == "float16" else np.float64)

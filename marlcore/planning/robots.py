@@ -135,7 +135,6 @@ class _RobotInduction:
             attain(self.people_rows, self.people, person, result.policy, *of_person, numbers, room)
 
     def add_rewards(self, numbers: Numbers) -> None:
-        """Adds the aggregate of what people can attain to the values of a level's states."""
         acting = numbers[self.graph.row_start[numbers + 1] > self.graph.row_start[numbers]]
         if not len(acting):
             return

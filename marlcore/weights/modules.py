@@ -121,8 +121,7 @@ class ModuleWeights:
         return {name: view for group, view in zip(self.groups, views, strict=True) for name in group.names}
 
     def _host_row(self) -> torch.Tensor:
-        """A new zeroed row in host memory, pinned if that speeds up copies between it and the model."""
-        pin = self.row.device.type == "cuda"
+        pin = self.row.device.type == "cuda"  # which speeds up copies
         with torch.inference_mode(False):
             return torch.zeros(self.layout.nbytes, dtype=torch.uint8, pin_memory=pin)
 
