@@ -17,6 +17,7 @@ from contextlib import ExitStack, contextmanager
 from multiprocessing import spawn
 from multiprocessing.connection import Connection
 from pathlib import Path
+from traceback import FrameSummary, StackSummary, TracebackException
 from typing import Any
 
 import cloudpickle
@@ -29,7 +30,6 @@ from .forkserver import CLOSED, KILL_S, STATUS_S, ForkServer, cause_of, read_sta
 from .logs import has_log_file
 from .serve import leave, readable, show_title
 from .signals import STACKS, Interrupts
-from .tracebacks import short_traceback
 
 PRELOAD = ("marlcore.preload",)  # modules that workers of marlcore need
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -37,6 +37,7 @@ TEXT_LIMIT = 12_000  # bytes of a traceback: a socket takes them at once, althou
 OF_MAIN = (
     "a worker does not run the program's own file: move what its child processes run out of __main__, into a module"
 )
+PACKAGE = f"{Path(__file__).absolute().parents[1]}{os.sep}"
 _DONE, _FAILED = b"+", b"-"  # first byte of a message
 
 log = logging.getLogger(__name__)
@@ -213,6 +214,34 @@ def failure_of(name: str, error: BaseException, short: bool = False) -> WorkerFa
     text = said.encode(errors="backslashreplace")  # a lone surrogate has no UTF-8
     reason = "environment" if isinstance(error, EnvironmentFailed) else "worker"
     return WorkerFailed(name, reason, text[-TEXT_LIMIT:].decode(errors="ignore"))
+
+
+def short_traceback(error: BaseException) -> str | None:
+    """The traceback without the package's frames, save those that called into other code.
+
+    None if no frame would be left out, or none is of other code: then the error is the package's own.
+    """
+    whole = TracebackException.from_exception(error)
+    stacks = [(part, _foreign(part.stack)) for part in _chain(whole)]
+    if not any(kept for _, kept in stacks) or all(len(kept) == len(part.stack) for part, kept in stacks):
+        return None
+    for part, kept in stacks:
+        part.stack = StackSummary.from_list(kept) if kept else None  # type: ignore[assignment]  # no heading then
+    return "".join(whole.format())
+
+
+def _chain(part: TracebackException | None) -> Iterator[TracebackException]:
+    if part is not None:
+        yield part
+        for before in (part.__cause__, part.__context__, *(getattr(part, "exceptions", None) or ())):
+            yield from _chain(before)
+
+
+def _foreign(stack: StackSummary) -> list[FrameSummary]:
+    """The frames of other code, each first one behind the frame that called it."""
+    foreign = [not frame.filename.startswith(PACKAGE) for frame in stack]
+    after = [*foreign[1:], False]
+    return [frame for frame, *keeps in zip(stack, foreign, after, strict=True) if any(keeps)]
 
 
 def check_picklable(**things: Any) -> None:
