@@ -13,7 +13,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from multiprocessing import spawn
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -23,7 +23,7 @@ from typing import Any
 import cloudpickle
 
 from ..checks import brief
-from ..closing import Closing
+from ..closing import ClosedAfterError, Closing
 from ..errors import Deadlocked, Diverged, EnvironmentFailed, WorkerFailed, pass_on_from_handler, suppress_failed_calls
 from ..memory import too_many_files
 from .forkserver import CLOSED, KILL_S, STATUS_S, ForkServer, cause_of, read_status
@@ -111,13 +111,10 @@ class Child:
     def __init__(self, server: ForkServer, name: str, main: Callable[..., None], *args: Any) -> None:
         self.name = name
         try:
-            with ExitStack() as unless_forked:
-                server.begin()  # first: a fork of this process would hold the pipe's ends
-                self.connection, theirs = multiprocessing.Pipe()
-                unless_forked.callback(self.connection.close)
-                with theirs:
-                    self.pid, self.pidfd, self._status = server.fork(theirs.fileno(), main, _surroundings(name), *args)
-                unless_forked.pop_all()
+            server.begin()  # first: a fork of this process would hold the pipe's ends
+            self.connection, theirs = multiprocessing.Pipe()
+            with ClosedAfterError(self.connection), theirs:
+                self.pid, self.pidfd, self._status = server.fork(theirs.fileno(), main, _surroundings(name), *args)
         except OSError as error:
             if error.errno not in (errno.EMFILE, errno.ENFILE):
                 raise
