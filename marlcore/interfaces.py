@@ -104,7 +104,8 @@ class Turn(NamedTuple):
 
     Attributes:
         copies: int64 [k], ascending: the numbers of the copies.
-        obs: [k, ...] in the form of `Spaces.obs`, with the mask if there is one; unchanged until the next `observe`.
+        obs: [k, ...] in the form of `Spaces.obs`, with the mask if there is one; unchanged until the turn's action, and
+            where there are several copies until the next `observe`.
         begins: bool [k], whether this is the agent's first turn of an episode.
         tags: by copy, the tag of an episode that begins, where the agent's info has a "tag"; see ReplayConfig.mixture.
     """

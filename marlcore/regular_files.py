@@ -1,7 +1,10 @@
-"""Reading regular files: a pipe or a device, which may block or never end, is refused before anything is read."""
+"""Regular files: a pipe or a device, which may block or never end, is refused; an error of a write names the file."""
 
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import BinaryIO
 
 
@@ -30,3 +33,14 @@ def check_regular(path: str | os.PathLike[str], fd: int) -> None:
     """Raises ValueError: the open file is a pipe or a device."""
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         raise ValueError(f"{os.fspath(path)!r}: expected a regular file, got a pipe or a device")
+
+
+@contextmanager
+def naming(path: Path, kept: str) -> Iterator[None]:
+    """Adds to an error of a write, which names no file, the file's name and what was kept."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None:  # a signal handler's
+            raise
+        raise OSError(error.errno, f"{error.strerror or error}; {kept}", str(path)) from error

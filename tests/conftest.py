@@ -10,7 +10,7 @@ import sys
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from multiprocessing import resource_tracker, spawn
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,7 +33,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 MOST_WORKERS = 4  # each imports everything, and has a fork server and kernels of its own
 # What takes longest begins first, lest one process work alone at the end; the rest goes by its number of tests.
-LONGEST = "cluster", "tests/models/test_models.py", "tests/runs/test_offline.py", "tests/runs/test_gallery.py"
+LONGEST = "cluster", "learners and leagues", "tests/models/test_models.py", "tests/runs/test_gallery.py"
 CLONE_NEWNS, MS_REC, MS_PRIVATE = 0x20000, 0x4000, 0x40000  # linux/sched.h, linux/mount.h
 
 settings.register_profile("marlcore", deadline=None)  # no test fails by the clock
@@ -89,13 +89,15 @@ def pytest_xdist_setupnodes() -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """A process runs whole files, so that it makes what a file's tests share once, and one all that start Ray."""
+    """A process runs whole files, so that it makes what a file's tests share once, and two all that start Ray."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFile(LoadScopeScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.partition("::")[0]
-            return "cluster" if "/cluster/" in file else file
+            if "/cluster/" not in file:
+                return file
+            return "learners and leagues" if "/test_lea" in file else "cluster"  # which take as long
 
         def _assign_work_unit(self, node: Any) -> None:
             if first := next((scope for scope in LONGEST if scope in self.workqueue), None):
@@ -299,9 +301,8 @@ class Program:
                 continue  # it was killed with a line unread
 
 
-@pytest.fixture
-def program(leaves_nothing_behind: None) -> Iterator[Callable[..., Program]]:
-    """program(*code, args=[...]) runs code in a process of its own; it is gone when the test ends."""
+@contextmanager
+def _programs() -> Iterator[Callable[..., Program]]:
     started: list[Program] = []
 
     def start(*parts: str, args: Sequence[object] = ()) -> Program:
@@ -311,6 +312,20 @@ def program(leaves_nothing_behind: None) -> Iterator[Callable[..., Program]]:
     yield start
     for each in started:
         each.end()
+
+
+@pytest.fixture
+def program(leaves_nothing_behind: None) -> Iterator[Callable[..., Program]]:
+    """program(*code, args=[...]) runs code in a process of its own; it is gone when the test ends."""
+    with _programs() as start:
+        yield start
+
+
+@pytest.fixture(scope="module")
+def lasting_program() -> Iterator[Callable[..., Program]]:
+    """`program` for fixtures of a module, whose tests share what they start."""
+    with _programs() as start:
+        yield start
 
 
 @pytest.fixture(scope="session")

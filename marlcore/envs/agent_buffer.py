@@ -154,7 +154,10 @@ class AgentBuffer:
                 array = value if value.__class__ is np.ndarray else np.asarray(value)
                 if array.dtype != dtype or array.shape != shape:
                     array = as_field(label_of(part.keys), field, value)
-                arrays[name][copy] = array
+                if arrays is self._seen and len(self._everywhere) == 1:  # it is read before the next step
+                    arrays[name] = (array if array.flags.carray else array.copy())[None]
+                else:
+                    arrays[name][copy] = array
             if self.view.spaces.masked:
                 arrays[MASK][copy] = self._final_mask(mask) if final else self._acting_mask(mask)
         except (KeyError, IndexError) as error:

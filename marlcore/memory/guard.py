@@ -44,11 +44,6 @@ def one_thread(method: F) -> F:
     return cast(F, guarded)
 
 
-def unguarded(method: F) -> F:
-    """A method without its guard, for code that is inside the guard already."""
-    return cast(F, cast(Any, method).__wrapped__)
-
-
 def close_when_alone(claim: File, inside: Collection[int]) -> None:
     """Closes a claim once no other thread is inside the guarded methods: a successor must not work beside it."""
     me = get_ident()

@@ -75,13 +75,11 @@ class NativeWriter(_WritingEnd):
 class NativeVector(_WritingEnd):
     """The writing ends of several lanes, for at most one row a lane in each call; the caller holds the lanes' locks.
 
-    `records`, uint8 [2 * lanes, record bytes], is staging for each row's record and its boundary row's; `blank` has a
-    row of each column for boundary rows that were given none. `final_needed`: a truncated row needs a boundary row.
+    `blank` has a row of each column for boundary rows that were given none. `final_needed`: a truncated row needs a
+    boundary row.
     """
 
-    def __init__(
-        self, lanes: NativeLanes, numbers: Sequence[int], records: Bytes, blank: dict[int, Bytes], final_needed: bool
-    ) -> None:
+    def __init__(self, lanes: NativeLanes, numbers: Sequence[int], blank: dict[int, Bytes], final_needed: bool) -> None:
         self._writers = ffi.new("struct mc_writer[]", len(numbers))
         blanks = {column: pointer_to(row) for column, row in blank.items()}
         self._keep = lanes, blanks
@@ -93,27 +91,29 @@ class NativeVector(_WritingEnd):
             code = lib.mc_writer_open(writer)
             if code:
                 raise error_of(code)
-        self._records = pointer_to(records)
         self.raw = ffi.new("struct mc_vector *")
-        self.raw.writers, self.raw.records = self._writers, self._records
+        self.raw.writers = self._writers
         self.raw.final_needed = final_needed
         self.raw.count = len(numbers)
 
-    def rows_adder(self, which: Ints, ends: Bytes, tickets: Ints) -> tuple[Coded, Coded]:
+    def rows_adder(self, records: Bytes, which: Ints, ends: Bytes, tickets: Ints) -> tuple[Coded, Coded]:
         """Returns a function that appends n staged rows, one to each of n lanes, and one that only checks them.
 
-        Each is told whether ended rows have boundary rows, and returns 0 or a negative code. `which`, int64 [n], has
-        the index of each row's writer; `ends`, uint8 [3, n], is terminated, truncated and left out. Each append fills
-        `tickets`, int64 [n], with -1 for a row that was left out.
+        Each is told whether ended rows have boundary rows, and returns 0 or a negative code. `records`, uint8 [2 n,
+        record bytes], has each row's record and its boundary row's; `which`, int64 [n], the index of each row's writer;
+        `ends`, uint8 [3, n], is terminated, truncated and left out. Each append fills `tickets`, int64 [n], with -1 for
+        a row that was left out.
         """
-        raw, rows, ends_at = self.raw, len(which), pointer_to(ends)
+        raw, rows, records_at, ends_at = self.raw, len(which), pointer_to(records), pointer_to(ends)
         which_at, tickets_at = pointer_to(which, "int64_t[]"), pointer_to(tickets, "int64_t[]")
 
         def append(finals: bool) -> int:
+            raw.records = records_at
             code: int = lib.mc_vector_add(raw, rows, which_at, ends_at, finals, tickets_at)
             return code
 
         def check(finals: bool) -> int:
+            raw.records = records_at
             code: int = lib.mc_vector_check(raw, rows, which_at, ends_at, finals)
             return code
 

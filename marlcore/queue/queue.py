@@ -1,7 +1,6 @@
 """The trajectory queue: lanes of transitions that one reader consumes in order, for on-policy learners."""
 
 import os
-import weakref
 from collections.abc import Iterable
 from typing import Any, Literal
 
@@ -62,7 +61,6 @@ class TrajectoryQueue(TransitionLanes):
         self.max_unread: int | None = segment.description["max_unread"]
         super()._understand(segment)
         self._lines = CursorLines(segment, self._mapped.geometry)
-        self._readers: weakref.WeakSet[TrajectoryReader | QueueRows] = weakref.WeakSet()
 
     @classmethod
     def create(
@@ -176,7 +174,7 @@ class TrajectoryQueue(TransitionLanes):
         self._segment.check_open()
         window = checked_window(self._mapped, batch_size, length, stack, n_step, gamma, pad)
         reader = TrajectoryReader(self._mapped, window, int(batch_size))
-        self._readers.add(reader)
+        self._ends.add(reader)
         return reader
 
     def rows_reader(self) -> RowsReader:
@@ -188,7 +186,7 @@ class TrajectoryQueue(TransitionLanes):
         if self.when_full != "wait":
             raise ValueError(f"when_full: expected 'wait' for a queue whose rows are sent, got {self.when_full!r}")
         reader = QueueRows(self._mapped)
-        self._readers.add(reader)
+        self._ends.add(reader)
         return reader
 
     @property
@@ -218,12 +216,6 @@ class TrajectoryQueue(TransitionLanes):
     def __len__(self) -> int:
         """Transitions written, but neither read nor overwritten; without boundary rows."""
         return int(self._counts()[1].sum())
-
-    def close(self) -> None:
-        """Closes its reader and writers and releases the memory; see `TransitionLanes.close`."""
-        for reader in list(self._readers):
-            reader.close()
-        super().close()
 
     @classmethod
     def _slots(cls, description: dict[str, Any]) -> int:

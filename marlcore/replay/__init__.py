@@ -12,5 +12,6 @@ from .limiter import RateLimiter
 from .mixture import Mixture
 from .prefetch import Prefetch
 from .prioritized import Prioritized
-from .sampler import Sampler, Uniform
+from .sampler import Sampler
 from .save import Stateful
+from .uniform import Uniform

@@ -12,11 +12,12 @@ from ..checks import as_path, brief, check_type
 from ..memory import Segment
 from ..observations import Pad
 from ..spec import Sequence, TransitionSpec
-from ..transitions import Gate, RowsGate, TransitionLanes, VectorGate, VectorWriter, Window, Writer
+from ..transitions import Gate, LaneView, RowsGate, TransitionLanes, VectorGate, VectorWriter, Window, Writer
 from .episodes import Recorded, rows_taken
 from .hindsight import Hindsight
-from .limiter import SLOTS, RateLimiter, WriteGate
+from .limiter import SLOTS, RateLimiter, SampleGate, WriteGate
 from .prioritized import Prioritized
+from .row_sampler import RowSampler
 from .sampler import Sampler
 from .save import UNLIMITED, Stateful, copy_segment, read_state, save_segment
 
@@ -277,18 +278,19 @@ class ReplayBuffer(TransitionLanes):
         Raises: ValueError, TypeError: an option is out of range, one draw would read more rows than a lane has, or a
             batch would take more bytes than the machine has memory.
         """
-        window = Window(stack, n_step, gamma, pad, sequence)
-        return self._sampler(lanes, window, batch_size, min_size, prioritized, seed, True, hindsight)
+        view, window = self.view(lanes), Window(stack, n_step, gamma, pad, sequence)
+        rows = RowSampler(view, window, batch_size, min_size, prioritized, seed, hindsight)
+        return Sampler(rows, SampleGate.of(view, rows.batch_size))
 
-    def _sampler(self, lanes: range | None, *options: Any) -> Sampler:
+    def view(self, lanes: range | None = None) -> LaneView:
+        """Consecutive lanes as this process has them mapped; None: all. Raises ValueError: they are not such lanes."""
         self._segment.check_open()
-        view = self._mapped
-        if lanes is not None:
-            consecutive = isinstance(lanes, range) and len(lanes) and lanes.step == 1
-            if not consecutive or not self._has_lane(lanes[0]) or not self._has_lane(lanes[-1]):
-                raise ValueError(f"lanes: expected a range within 0 to {self.lanes - 1}, got {lanes}")
-            view = view.of(view.geometry.part(lanes))
-        return Sampler(view, *options)
+        if lanes is None:
+            return self._mapped
+        consecutive = isinstance(lanes, range) and len(lanes) and lanes.step == 1
+        if not consecutive or not self._has_lane(lanes[0]) or not self._has_lane(lanes[-1]):
+            raise ValueError(f"lanes: expected a range within 0 to {self.lanes - 1}, got {lanes}")
+        return self._mapped.of(self._mapped.geometry.part(lanes))
 
     def __len__(self) -> int:
         """Transitions held, without boundary rows.

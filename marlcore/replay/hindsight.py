@@ -11,7 +11,7 @@ from ..checks import brief
 from ..declared import Declared, Whole
 from ..kernels import hindsight as kernels
 from ..spec import TransitionSpec
-from ..transitions import BatchMemory, LaneView, ReadPlan, Window, address_of
+from ..transitions import Batch, BatchMemory, LaneView, ReadPlan, Window, address_of
 
 ACHIEVED, DESIRED = "achieved_goal", "desired_goal"
 STRATEGIES = {"future": kernels.FUTURE, "final": kernels.FINAL, "episode": kernels.EPISODE}
@@ -81,31 +81,26 @@ class Relabelling:
         self._compute_reward, self._compute_terminated = options.compute_reward, options.compute_terminated
         self._read_plan = read_plan
         self._stack, self._gamma = window.stack, window.gamma
-        self.relabelled = np.zeros(read_plan.chosen.shape[1], np.bool_)
         names = [place.name for place in lanes.layout.of_role("obs")]
         self._record = np.zeros(1, kernels.HINDSIGHT)
         self._record["strategy"], self._record["k"] = STRATEGIES[options.strategy], options.k
         self._record["achieved"], self._record["desired"] = names.index(ACHIEVED), names.index(DESIRED)
-        self._search = np.zeros((3, len(self.relabelled)), np.int64)
-        for name, array in zip(("relabelled", "last", "end", "step"), (self.relabelled, *self._search), strict=True):
+        self._search = np.zeros((3, read_plan.chosen.shape[1]), np.int64)
+        for name, array in zip(("last", "end", "step"), self._search, strict=True):
             self._record[name] = address_of(array)
 
     def draw(self, memory: BatchMemory, rows: NDArray[np.int64], filled: int) -> None:
         """Draws the goals of the slots just filled; their rows are validated after it."""
         d = self._read_plan
+        self._record["relabelled"] = address_of(memory.relabelled)
         kernels.relabel(d.plan, d.columns, memory.address, rows, filled, self._record)
 
-    def share(self, other: "Relabelling") -> None:
-        """For another sampler that fills rows of the same batches: notes there which rows are relabelled."""
-        self.relabelled = other.relabelled
-        self._record["relabelled"] = address_of(self.relabelled)
-
-    def finish(self, memory: BatchMemory) -> NDArray[np.bool_]:
-        """Recomputes what follows from the goals of a whole batch; returns which rows were relabelled.
+    def batch(self, memory: BatchMemory) -> Batch:
+        """The batch in a memory whose rows are drawn, with the rewards and ends that follow from its goals.
 
         Raises ValueError: a function's result is wrong.
         """
-        fields, where = memory.fields, self.relabelled
+        fields, where = memory.fields, memory.relabelled
         achieved, desired = fields["next_obs"][ACHIEVED], fields["obs"][DESIRED]
         if self._stack > 1:
             achieved, desired = achieved[:, -1], desired[:, -1]
@@ -116,7 +111,9 @@ class Relabelling:
             ended = _checked("compute_terminated", "bools", "b", self._compute_terminated(*given), where)
             np.copyto(fields["terminated"], ended, where=where)
             np.copyto(fields["discount"], np.where(ended, np.float32(0), np.float32(self._gamma)), where=where)
-        return where.copy()
+        batch = memory.batch()
+        batch.relabelled = where.copy()
+        return batch
 
 
 def _checked(label: str, what: str, kinds: str, result: Any, where: NDArray[np.bool_]) -> NDArray[Any]:

@@ -11,7 +11,7 @@ The slot's lock is the kernel's, so a dead sampler's slot is free for the next s
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, TypeAlias
@@ -180,7 +180,16 @@ class WriteGate(_Side):
 
 
 class SampleGate(_Side):
-    """The gate that a sampler passes before each batch, and its slot, which counts the rows it drew."""
+    """The gate that a sampler or a mixture passes before each batch, and its slot, which counts the rows it drew.
+
+    `most` is the highest cost of a batch, in rows, with which not both sides would wait.
+    """
+
+    @classmethod
+    def of(cls, view: LaneView, batch: int) -> "SampleGate | None":
+        """The gate of these lanes' replay; None without a limiter. Raises ValueError: the batch is too large for it."""
+        limiter = RateLimiter.of(view.segment)
+        return None if limiter is None else cls(view.of(view.geometry.whole), limiter, batch)  # it counts all lanes
 
     def __init__(self, view: LaneView, limiter: RateLimiter, batch: int) -> None:
         if batch > limiter.tolerance:
@@ -188,8 +197,8 @@ class SampleGate(_Side):
                 f"tolerance: expected a limiter with at least the batch_size {batch}, got {limiter.tolerance:g}"
             )
         lead = limiter.tolerance if limiter.lead is None else limiter.lead
-        self._batch, self._most = batch, limiter.tolerance + lead - limiter.samples_per_insert
-        if batch > self._most:
+        self._batch, self.most = batch, limiter.tolerance + lead - limiter.samples_per_insert
+        if batch > self.most:
             raise ValueError(
                 f"tolerance: expected a limiter with at least batch_size + samples_per_insert - lead = "
                 f"{batch + limiter.samples_per_insert - lead:g}, or samplers and writers would both wait, got "
@@ -216,11 +225,11 @@ class SampleGate(_Side):
         if callable(share):
             self._share, self._priced_at = share, -1
         else:
-            self._share = None
             self._weigh(1.0 / SHARE("limit_to", share))
+            self._share = None
 
     def _weigh(self, weight: float) -> None:
-        if self._batch * weight > self._most:
+        if self._batch * weight > self.most:
             raise ValueError(
                 f"limit_to: expected at least batch_size / (tolerance + lead - samples_per_insert), or samplers and "
                 f"writers would both wait, got {1.0 / weight:g}"
@@ -228,14 +237,14 @@ class SampleGate(_Side):
         self._weight, self._cost = weight, self._batch * weight
 
     def _price(self, share_at: Callable[[float], float]) -> None:
-        """Makes the next batch cost the inserts in which it falls due, whatever the share is when it is drawn."""
+        """Charges the next batch at the share in force when it falls due."""
         sampled, ratio = self._sampled(), self._limiter.samples_per_insert
         if sampled == self._priced_at:
             return
         paid = self._limiter.min_size + (sampled + self._rest) / ratio
         ahead = paid - self._lanes.inserted()
         left, whole = self._batch / ratio, 0
-        while (share := SHARE("limit_to", share_at(ahead + whole))) < left and whole * ratio <= self._most:
+        while (share := SHARE("limit_to", share_at(ahead + whole))) < left and whole * ratio <= self.most:
             left -= share
             whole += 1
         self._weigh((whole + left / share) * ratio / self._batch)
@@ -243,6 +252,7 @@ class SampleGate(_Side):
 
     def wait(self, deadline: float | None) -> float:
         """Waits until a batch may be drawn; returns the seconds slept. Raises: as `Sampler.sample`."""
+        self._segment.check_open()
         if self.may_sample():
             return 0.0
         if deadline is None:
@@ -290,3 +300,11 @@ class SampleGate(_Side):
         inserted = self._lanes.inserted()
         needed = inserted + self._limiter.inserts_missing(inserted, self._sampled(), self._cost)
         return f"{self._segment.path}: the limiter expects at least {needed} transitions inserted, got {inserted}"
+
+
+def limit_all(gates: Sequence[SampleGate | None], share: Share) -> None:
+    """Limits the draws of all replays with these gates to a share, or of none. Raises: see `Sampler.limit_to`."""
+    if None in gates:
+        raise ValueError("limit_to: expected a replay with a limiter, got one without")
+    for gate in sorted(filter(None, gates), key=lambda gate: gate.most):  # if any refuses the share, the first does
+        gate.limit_to(share)

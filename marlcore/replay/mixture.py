@@ -4,7 +4,6 @@ import math
 import time
 from collections.abc import Mapping
 from collections.abc import Sequence as Several
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -12,15 +11,16 @@ from numpy.typing import ArrayLike, NDArray
 
 from ..checks import check_type, check_whole, deadline_of, state_array
 from ..errors import LayoutMismatch, NotEnoughData, TimedOut
-from ..memory import check_interruption, one_thread, unguarded
+from ..memory import check_interruption, one_thread
 from ..observations import Pad
 from ..spec import Sequence
 from ..transitions import Batch, BatchMemory, Window, spec_difference
 from .buffer import ReplayBuffer
 from .hindsight import Hindsight
-from .limiter import Share
+from .limiter import SampleGate, Share, limit_all
 from .prioritized import Prioritized, checked_priorities
-from .sampler import Sampler, SamplerStats
+from .row_sampler import Ints, RowSampler, SamplerStats
+from .sampler import Sampler
 
 POLL_S = 0.02  # no single event signals writes to several replays
 
@@ -75,39 +75,37 @@ class Mixture:
         several = isinstance(prioritized, (list, tuple))
         preferred = _for_each("prioritized", "one", prioritized if several else [prioritized] * count, count)
         parts = _for_each("lanes", "a range", [None] * count if lanes is None else lanes, count)
-        window = Window(stack, n_step, gamma, pad, sequence)
-        nonces = [replay.handle.nonce for replay in replays]
-        # For each sampler all those of its replay, where one is given several times.
-        self._of_same = [[i for i, other in enumerate(nonces) if other == nonce] for nonce in nonces]
-        self._parted = len({*nonces}) < count
+        window, seeds = Window(stack, n_step, gamma, pad, sequence), _seeds(seed, count)
+        check_whole("batch_size", batch_size)
+        self._batch_size = int(batch_size)
+        self._parts: list[RowSampler] = []
         self.samplers: list[Sampler] = []
         self._inside: dict[int, None] = {}  # see guard.py
-        self._parts: dict[int, list[Sampler]] = {}  # the samplers with a share, by their replay
-        for i, own_seed in enumerate(_seeds(seed, count)):
-            alone = len(self._of_same[i]) == 1
-            options = window, batch_size, min_size, preferred[i], own_seed, alone, hindsight
-            sampler = replays[i]._sampler(parts[i], *options)
-            sampler._inside = self._inside  # no other thread may use one of the samplers meanwhile
-            self.samplers.append(sampler)
+        # By a replay's nonce, its gate, and the numbers of its parts with a share
+        self._replays: dict[int, tuple[SampleGate | None, list[int]]] = {}
+        for i, replay in enumerate(replays):
+            view, nonce = replay.view(parts[i]), replay.handle.nonce
+            part = RowSampler(view, window, batch_size, min_size, preferred[i], seeds[i], hindsight)
+            if nonce not in self._replays:
+                self._replays[nonce] = SampleGate.of(view, self._batch_size), []
+            gate, numbers = self._replays[nonce]
             if self._fractions[i] > 0:
-                self._parts.setdefault(nonces[i], []).append(sampler)
-        self._relabelling = self.samplers[0]._relabelling
-        for sampler in self.samplers[1:]:
-            if self._relabelling is not None and sampler._relabelling is not None:
-                sampler._relabelling.share(self._relabelling)
-        self._shared = [*chain(*self._parts.values())]
-        self._batch_size = int(batch_size)
+                numbers.append(i)
+            self._parts.append(part)
+            self.samplers.append(Sampler(part, gate, self._inside))
+        self._gates = [(gate, numbers) for gate, numbers in self._replays.values() if gate is not None and numbers]
         self._owed = np.zeros(count)
 
     @one_thread
     def can_sample(self) -> bool:
         """Whether `sample` would return a batch now."""
-        if any(sampler._is_limited() for sampler in self._shared):
+        if not all(gate.may_sample() for gate, _ in self._gates):
             return False
-        for parts in self._parts.values():
-            if any(sampler._able() for sampler in parts):
+        for gate, numbers in self._replays.values():
+            if any(not self._parts[i].lacking() for i in numbers):
                 return True
-            parts[0]._starve()
+            if gate is not None and numbers:
+                gate.starve()
         return False
 
     @one_thread
@@ -123,21 +121,19 @@ class Mixture:
             the draw, or no replay has anything to draw. Then nothing was drawn, counted or owed.
         """
         deadline = deadline_of(timeout)
-        memory = self.samplers[0]._read_plan.memory()
+        memory = self._parts[0].memory()
         owed = self._owed + self._fractions * self._batch_size
         counts = _apportion(owed, self._batch_size)
         source = self._draw(memory, counts, deadline)
         self._owed = owed - counts
-        rows = [np.flatnonzero(source == i) for i in range(len(self.samplers))]
-        drawn = [bool(len(own)) for own in rows]
-        if self._parted:
-            drawn = [any(drawn[j] for j in same) for same in self._of_same]
-        for i, sampler in enumerate(self.samplers):
-            sampler._finish(memory, rows[i], drawn[i])
-        batch = memory.batch()
-        if self._relabelling is not None:
-            batch.relabelled = self._relabelling.finish(memory)
-        batch.index *= len(self.samplers)
+        rows = [np.flatnonzero(source == i) for i in range(len(self._parts))]
+        for gate, numbers in self._gates:
+            if drawn := sum(len(rows[i]) for i in numbers):
+                gate.count(drawn)
+        for part, its_rows in zip(self._parts, rows, strict=True):
+            part.finish(memory, its_rows)
+        batch = self._parts[0].batch(memory)
+        batch.index *= len(self._parts)
         batch.index += source
         batch.source = source
         return batch
@@ -148,42 +144,39 @@ class Mixture:
 
         Args and errors: see `Sampler.update_priorities`.
         """
-        indices, priorities = checked_priorities(index, priority)
-        for i, sampler in enumerate(self.samplers):
-            if sampler.prioritized:
-                its_own = indices % len(self.samplers) == i
-                unguarded(Sampler.update_priorities)(
-                    sampler, indices[its_own] // len(self.samplers), priorities[its_own]
-                )
+        limit = min(part.strategy.limit for part in self._parts)
+        indices, priorities = checked_priorities(index, priority, limit)
+        indices, source = np.divmod(indices, len(self._parts))
+        for i, part in enumerate(self._parts):
+            if part.prioritized is not None:
+                part.update_priorities(indices[source == i], priorities[source == i])
 
     @one_thread
     def clear(self) -> None:
         """See `Sampler.clear`; for every replay."""
-        for sampler in self.samplers:
-            unguarded(Sampler.clear)(sampler)
+        for part in self._parts:
+            part.clear()
 
     @property
     def due(self) -> bool:
         """Whether samplers are a batch behind, by the limiters of all replays that have one; False without any."""
-        limited = [sampler for sampler in self._shared if sampler._gate is not None]
-        return bool(limited) and all(sampler.due for sampler in limited)
+        return bool(self._gates) and all(gate.due for gate, _ in self._gates)
 
     def limit_to(self, share: Share) -> None:
-        """See `Sampler.limit_to`; for every replay."""
-        for sampler in self.samplers:
-            sampler.limit_to(share)
+        """See `Sampler.limit_to`; for every replay, or for none if one of them has no limiter."""
+        limit_all([gate for gate, _ in self._replays.values()], share)
 
     @property
     def stats(self) -> list[SamplerStats]:
         """The counters of each replay's sampler."""
-        return [sampler.stats for sampler in self.samplers]
+        return [part.stats for part in self._parts]
 
     @one_thread
     def state_dict(self) -> dict[str, NDArray[Any]]:
         """The fractions carried over, and each sampler's state; its keys start with its replay's number and a dot."""
         state: dict[str, NDArray[Any]] = {"owed": self._owed.copy()}
-        for i, sampler in enumerate(self.samplers):
-            state |= {f"{i}.{name}": array for name, array in unguarded(Sampler.state_dict)(sampler).items()}
+        for i, part in enumerate(self._parts):
+            state |= {f"{i}.{name}": array for name, array in part.state_dict().items()}
         return state
 
     @one_thread
@@ -193,30 +186,30 @@ class Mixture:
         Raises ValueError: a part is missing, or of another shape, dtype or sampler; TypeError: the state is not a dict.
         Nothing was changed.
         """
-        count = len(self.samplers)
+        count = len(self._parts)
         owed = state_array(state, "owed", (count,), np.float64).copy()
         if not (abs(owed) < count).all() or abs(owed.sum()) > 1e-6:
             expected = f"owed as float64 ({count},), each between {-count} and {count}, with the sum 0"
             raise ValueError(f"state: expected {expected}")
-        before = [unguarded(Sampler.state_dict)(sampler) for sampler in self.samplers]
-        for i, sampler in enumerate(self.samplers):
+        before = [part.state_dict() for part in self._parts]
+        for i, part in enumerate(self._parts):
             prefix = f"{i}."
             own = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
             try:
-                unguarded(Sampler.load_state_dict)(sampler, own)
+                part.load_state_dict(own)
             except ValueError as error:
-                for loaded, old in zip(self.samplers[:i], before, strict=False):
-                    unguarded(Sampler.load_state_dict)(loaded, old)
+                for loaded, old in zip(self._parts[:i], before, strict=False):
+                    loaded.load_state_dict(old)
                 raise ValueError(f"replay {i}: {error}") from None
         self._owed = owed
 
-    def _draw(self, memory: BatchMemory, counts: NDArray[np.int64], deadline: float | None) -> NDArray[np.int64]:
+    def _draw(self, memory: BatchMemory, counts: Ints, deadline: float | None) -> Ints:
         """Fills a batch's memory with `counts` rows from each replay; returns each row's replay."""
         while True:
             # Again after a pause: another sampler may have drawn the rows that a limiter allowed this one.
-            while any(sampler._is_limited() for sampler in self._shared):
-                for sampler in self._shared:
-                    sampler._wait_for_limiter(deadline)
+            while not all(gate.may_sample() for gate, _ in self._gates):
+                for gate, numbers in self._gates:
+                    self._parts[numbers[0]].stats.waited += gate.wait(deadline)
             try:
                 return self._fill(memory, counts)
             except NotEnoughData as error:
@@ -228,28 +221,28 @@ class Mixture:
                 check_interruption()
                 time.sleep(min(POLL_S, left))
 
-    def _fill(self, memory: BatchMemory, counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _fill(self, memory: BatchMemory, counts: Ints) -> Ints:
         """`_draw` without waiting. Raises NotEnoughData: no replay with a share has anything to draw."""
-        rows, source = np.arange(self._batch_size), np.full(self._batch_size, -1)
-        shares, shortages = self._fractions.copy(), {}
+        left, source = np.arange(self._batch_size), np.empty(self._batch_size, np.int64)
+        shares, short = self._fractions.copy(), list[int]()
         while True:
-            for i, part in enumerate(np.split(rows, np.cumsum(counts)[:-1])):
-                try:
-                    if len(part):
-                        self.samplers[i]._fill(memory, part, None)
-                        source[part] = i
-                except NotEnoughData as error:
-                    shares[i] = 0.0
-                    shortages[self.samplers[i]] = str(error)
-            rows = np.flatnonzero(source < 0)
-            if not len(rows):
+            unfilled = []
+            for i, rows in enumerate(np.split(left, np.cumsum(counts)[:-1])):
+                source[rows] = i
+                if len(rows) and len(rows := self._parts[i].fill(memory, rows)):
+                    unfilled.append(rows)
+                    short.append(i)
+            if not unfilled:
                 return source
-            for parts in self._parts.values():
-                if shortages.keys() >= set(parts):
-                    parts[0]._starve()
+            for gate, numbers in self._gates:
+                if {*numbers} <= {*short}:
+                    gate.starve()
+            shares[short] = 0.0
             if not shares.any():
-                raise NotEnoughData(f"no replay has anything to draw from: {'; '.join(shortages.values())}")
-            counts = _apportion(len(rows) * shares / shares.sum(), len(rows))
+                lacks = "; ".join(self._parts[i].shortage() for i in short)
+                raise NotEnoughData(f"no replay has anything to draw from: {lacks}")
+            left = np.concatenate(unfilled)
+            counts = _apportion(len(left) * shares / shares.sum(), len(left))
 
 
 def _for_each(name: str, what: str, values: Any, replays: int) -> list[Any]:

@@ -55,8 +55,11 @@ class Prioritized(Declared):
             raise ValueError(f"prioritized.initial: expected the name of a float32 () extra, got {got}")
 
 
+EQUAL = Prioritized(alpha=0.0)
+
+
 class PriorityTree:
-    """The strategy of a sampler with priorities, in private memory; its methods are those of Uniform."""
+    """The strategy of a sampler with priorities, in private memory; beyond what Uniform does, it weighs rows."""
 
     def __init__(self, options: Prioritized, lanes: LaneView, read_plan: ReadPlan) -> None:
         geometry, batch_size = lanes.geometry, read_plan.chosen.shape[1]
@@ -67,8 +70,8 @@ class PriorityTree:
         self._path = lanes.segment.path
         self._lane_count = geometry.lanes
         self._leaves = leaves
-        self._limit = options.limit(leaves)
-        if self._limit < FIRST:
+        self.limit = options.limit(leaves)
+        if self.limit < FIRST:
             raise ValueError(f"prioritized: expected alpha and epsilon with finite masses, got {options}")
         self._offsets = level_offsets(leaves)
         self._tree = empty_tree(self._offsets)
@@ -83,7 +86,7 @@ class PriorityTree:
 
     def _set(self, layout: RecordLayout) -> None:
         record, options = self._record, self._options
-        record["alpha"], record["epsilon"], record["limit"] = options.alpha, options.epsilon, self._limit
+        record["alpha"], record["epsilon"], record["limit"] = options.alpha, options.epsilon, self.limit
         record["highest"] = FIRST + options.epsilon
         record["nodes"], record["levels"] = len(self._tree), len(self._offsets) - 1
         record["bad_lane"] = record["bad_ticket"] = -1
@@ -137,7 +140,7 @@ class PriorityTree:
         self.batches += 1
 
     def update(self, index: ArrayLike, priority: ArrayLike) -> int:
-        indices, values = checked_priorities(index, priority, self._limit)
+        indices, values = checked_priorities(index, priority, self.limit)
         if len(indices) > len(self._scratch):
             self._scratch, self._points = np.zeros(len(indices), np.int64), np.zeros(len(indices))
             self._record["leaves"], self._record["points"] = address_of(self._scratch), address_of(self._points)
@@ -157,7 +160,7 @@ class PriorityTree:
         if not len(d.lapped(1)):  # else the row was overwritten, perhaps during the read
             raise ValueError(
                 f"{self._path}: {self._options.initial}: expected priorities from 0 to "
-                f"{self._limit:.3g}, got another in lane {lane}, ticket {ticket}"
+                f"{self.limit:.3g}, got another in lane {lane}, ticket {ticket}"
             )
 
     def state_dict(self) -> dict[str, NDArray[Any]]:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from ..checks import as_path
 from ..errors import SegmentCorrupt, SharedMemoryFull
 from ..memory import LINE, LaneGeometry, Put, Segment, replace_file
+from ..regular_files import naming
 from ..transitions import LaneView
 
 STATE = "sampler"  # the key of a description that lists the arrays of a sampler's state
@@ -53,14 +54,10 @@ def save_segment(view: LaneView, path: str | os.PathLike[str], state: Mapping[st
 
     kept = "the earlier save is kept" if target.exists() else "there is no earlier save"
     try:
-        replace_file(target, description, end, fill)
+        with naming(target, f"the replay was not saved, {kept}"):
+            replace_file(target, description, end, fill)
     except SharedMemoryFull as error:
         raise SharedMemoryFull(f"{target}: the replay was not saved, {kept} ({error})") from None
-    except OSError as error:
-        if error.errno is None:  # a signal handler's
-            raise
-        text = f"{error.strerror or error}; the replay was not saved, {kept}"
-        raise OSError(error.errno, text, str(target)) from error
 
 
 def copy_segment(view: LaneView, name: str, path: str | os.PathLike[str] | None, limited: bool) -> Segment:

@@ -36,8 +36,8 @@ def warm_up() -> float:
             for _ in range(4):
                 writer.add(np.zeros(2, np.float32), 0, 0.0)
         plain, prioritized = replay.sampler(2), replay.sampler(2, prioritized=Prioritized())
-        assert isinstance(plain._strategy, Uniform)
-        plain._strategy.draw_listed(plain._read_plan.memory(), np.arange(2))
+        assert isinstance(plain._rows.strategy, Uniform)
+        plain._rows.strategy.draw_listed(plain._rows.memory(), np.arange(2))
         prioritized.update_priorities(prioritized.sample().index, [1.0, 2.0])
         prioritized.load_state_dict(prioritized.state_dict())
     goals = TransitionSpec({name: Field() for name in ("achieved_goal", "desired_goal")}, Field())

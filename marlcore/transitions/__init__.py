@@ -9,7 +9,7 @@ from .lanes import TransitionLanes, spec_difference
 from .layout import HEAD_BYTES, REWARD_OFFSET, LaneView, Place, RecordLayout
 from .rows import SEAM, SKIP, TAKE, RowsGate, RowsReader, RowsWriter, share_of
 from .setters import MEMORYVIEW_ITEMS, setter
-from .vector_writer import VectorWriter
+from .vector_writer import HeldRows, VectorWriter
 from .window import LAP_LIMIT_S, ReadPlan, Window, address_of
 from .writer import Writer
 from .writer_base import Gate, VectorGate, WriterBase

@@ -255,6 +255,7 @@ class BatchMemory:
         self.root = np.full(layout.nbytes, 0, np.uint8)
         self.address: int = self.root.ctypes.data  # of all bytes
         self.fields = layout.carve(self.root)
+        self.relabelled = np.zeros(layout.batch_size, np.bool_)  # by hindsight, whichever samplers draw the rows
         self._dicts = tuple(name for name, value in self.fields.items() if isinstance(value, dict))
         self._arrays = [self.root, *_every_array(self.fields)]
         self._unused = self._references()

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ..checks import brief, check_timeout, check_type, check_whole
-from ..closing import ClosedAfterError
+from ..closing import ClosedAfterError, Closing
 from ..errors import LayoutMismatch
 from ..memory import LaneGeometry, Segment, SegmentHandle, Shared, claim
 from ..spec import Field, TransitionSpec
@@ -22,7 +22,7 @@ from .writer_base import Gate, VectorGate, WriterBase
 MAX_ROWS = 2**32 - 1
 
 T = TypeVar("T", bound="TransitionLanes")
-W = TypeVar("W", bound=WriterBase | RowsWriter)
+W = TypeVar("W", bound=WriterBase)
 
 
 class TransitionLanes(Shared):
@@ -40,7 +40,7 @@ class TransitionLanes(Shared):
         geometry, layout = self._geometry_of(segment.description), RecordLayout.of(self.spec)
         self.capacity = self.lanes * geometry.capacity
         self._mapped = LaneView(segment, geometry, geometry.bind(segment.body), layout, self.spec)
-        self._writers: weakref.WeakSet[WriterBase | RowsWriter] = weakref.WeakSet()
+        self._ends: weakref.WeakSet[Closing] = weakref.WeakSet()  # readers and writers
 
     @classmethod
     def _lane_rows(cls, spec: TransitionSpec, capacity: int, lanes: int) -> int:
@@ -100,13 +100,16 @@ class TransitionLanes(Shared):
         claimed = claim(self._segment, self._mapped.native, *numbers)
         with ClosedAfterError(claimed):
             writer = RowsWriter(self._mapped, claimed, self._rows_gate())
-        self._writers.add(writer)
+        self._ends.add(writer)
         return writer
 
     def close(self) -> None:
-        """Closes its writers and releases the memory; a segment in /dev/shm disappears when its creator closes it."""
-        for writer in list(self._writers):
-            writer.close()
+        """Closes its writers, and a queue's reader, and releases the memory.
+
+        A segment in /dev/shm disappears when its creator closes it.
+        """
+        for end in list(self._ends):
+            end.close()
         super().close()
 
     def __repr__(self) -> str:
@@ -149,7 +152,7 @@ class TransitionLanes(Shared):
         claimed = claim(self._segment, self._mapped.native, *lanes, shared=shared)
         with ClosedAfterError(claimed):
             writer = make(claim=claimed, timeout=timeout)
-        self._writers.add(writer)
+        self._ends.add(writer)
         return writer
 
     def _checked_lanes(self, lanes: Iterable[int]) -> list[int]:

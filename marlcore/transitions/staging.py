@@ -60,27 +60,28 @@ class _Staging:
         extras: dict[str, Any],
     ) -> None:
         """Checks and stages every field, each with a leading axis of its rows."""
-        self._put_reward(reward)
-        self._stage_ends(terminated, truncated)
+        self.put_outcomes(reward, terminated, truncated, final_obs)
         fields = self._fields
-        if final_obs is not None:
-            fields.final_obs(final_obs)
         fields.obs(obs)
         fields.action(action)
         if extras or fields.extras:
             put_all("extras", fields.extras, extras)
 
+    def put_outcomes(self, reward: Any, terminated: Any, truncated: Any, final_obs: Any) -> None:
+        self._put_reward(reward)
+        if self._some_ended or terminated is not None or truncated is not None:
+            self._stage_ends(terminated, truncated)
+        if final_obs is not None:
+            self._fields.final_obs(final_obs)
+
     def _stage_ends(self, terminated: Any, truncated: Any) -> None:
-        some = terminated is not None or truncated is not None
-        if not some and not self._some_ended:
-            return
         self._some_ended = True  # stays set if a check below fails
         for i, value in enumerate((terminated, truncated)):
             if value is None:
                 self._ends[i].fill(False)
             else:
                 self._put_ends[i](value)
-        self._some_ended = some
+        self._some_ended = terminated is not None or truncated is not None
 
     def _lender(self, place: Place, label: str, final: bool, rows: int) -> Setter:
         # Without a reference to this object, whose memory would wait for the collector of cycles.
@@ -149,14 +150,19 @@ class VectorStaging(_Staging):
     """
 
     def __init__(self, native: NativeVector, view: LaneView, records: NDArray[np.uint8]) -> None:
-        rows = len(records) // 2
+        self.records, rows = records, len(records) // 2
         self.which, self.tickets = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
         ends = np.zeros((3, rows), np.bool_)
         self.left_out = ends[2]
         transitions, finals = Slots(rows, slice(0, None, 2)), Slots(rows, slice(1, None, 2))
         self._vector = native
         super().__init__(view, records, transitions, finals, ends, Slots(rows, slice(None)))
-        self.append, self.check = native.rows_adder(self.which, ends.view(np.uint8), self.tickets)
+        self.append, self.check = native.rows_adder(records, self.which, ends.view(np.uint8), self.tickets)
+
+    def lend(self, column: int, rows: NDArray[Any]) -> None:
+        """Lends the rows of a large field to the next append."""
+        assert self._vector is not None
+        self.lent[column, False] = self._vector.set_frame(column, np.ascontiguousarray(rows))
 
     def ended(self) -> NDArray[np.bool_]:
         ended: NDArray[np.bool_] = self._ends[0] | self._ends[1]

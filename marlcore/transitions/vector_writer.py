@@ -9,6 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ..checks import brief
 from ..memory import File, NativeVector, invalidate_after_fork, one_thread
+from ..observations import in_form
 from ..spec import Field, as_field
 from .layout import LaneView
 from .staging import VectorStaging
@@ -39,13 +40,13 @@ class VectorWriter(WriterBase):
         self._records = np.zeros((2 * len(lanes), view.layout.record_bytes), np.uint8)
         large = [place for place in view.layout.places if place.column and place.role != "obs"]
         blank = {place.column: np.zeros(place.field.nbytes, np.uint8) for place in large}
-        native = NativeVector(view.native, self.lanes, self._records, blank, not view.spec.next_obs)
+        native = NativeVector(view.native, self.lanes, blank, not view.spec.next_obs)
         super().__init__(claim, native, timeout)
         # By lane + 1: the index of the lane's writer; -1 for other lanes, and at both ends for numbers of no lane.
         self._places = np.full(max(self.lanes) + 3, -1)
         self._places[np.add(self.lanes, 1)] = np.arange(len(self.lanes))
         self._stagings: dict[int, VectorStaging] = {}  # by the number of rows
-        self._every_lane = self._new_staging(len(self.lanes))
+        self._every_lane = self._new_staging(self._records)
         self._every_lane.which[:] = np.arange(len(self.lanes))
         invalidate_after_fork(self)
 
@@ -92,14 +93,18 @@ class VectorWriter(WriterBase):
         staging = self._every_lane if lanes is None else self._staging_of(lanes)
         try:
             staging.put(obs, action, reward, terminated, truncated, final_obs, extras)
-            if self._gate is not None:
-                self._check(staging.check(finals), lanes)
-                boundaries = staging.ended() if finals else np.zeros(staging.rows, np.bool_)
-                staging.left_out[:] = self._gate(staging.which, boundaries, self._timeout, self.check_open)
-            self._check(staging.append(finals), lanes)
-            return staging.tickets.copy()
+            return self._append(staging, finals, lanes)
         finally:
             staging.lent.clear()
+
+    def _append(self, staging: VectorStaging, finals: bool, lanes: ArrayLike | None) -> Ints:
+        if self._gate is not None:
+            self._check(staging.check(finals), lanes)
+            boundaries = staging.ended() if finals else np.zeros(staging.rows, np.bool_)
+            staging.left_out[:] = self._gate(staging.which, boundaries, self._timeout, self.check_open)
+        if code := staging.append(finals):
+            self._check(code, lanes)
+        return staging.tickets.copy()
 
     def new_episode(self, lanes: ArrayLike | None = None) -> None:
         """Makes the next row of each of these lanes, by default of all, begin an episode; no sample spans the two."""
@@ -114,8 +119,8 @@ class VectorWriter(WriterBase):
     def __repr__(self) -> str:
         return f"<VectorWriter of {len(self.lanes)} lanes>"
 
-    def _new_staging(self, rows: int) -> VectorStaging:
-        return VectorStaging(self._native, self._view, self._records[: 2 * rows])
+    def _new_staging(self, records: NDArray[np.uint8]) -> VectorStaging:
+        return VectorStaging(self._native, self._view, records)
 
     def _staging_of(self, lanes: ArrayLike) -> VectorStaging:
         """Staging for these lanes, kept for the next rows of the same number. The C core refuses the index -1."""
@@ -125,7 +130,7 @@ class VectorWriter(WriterBase):
         if staging is None:
             if not 1 <= rows <= len(self.lanes):
                 raise self._lanes_error(lanes)
-            staging = self._stagings[rows] = self._new_staging(rows)
+            staging = self._stagings[rows] = self._new_staging(self._records[: 2 * rows])
         staging.which[:] = self._indices(numbers)
         return staging
 
@@ -142,6 +147,54 @@ class VectorWriter(WriterBase):
 
     def _lanes_error(self, lanes: ArrayLike) -> ValueError:
         return ValueError(f"lanes: expected different lanes of {brief(self.lanes)}, got {brief(lanes)}")
+
+
+class HeldRows:
+    """The transitions of several copies: assign what is known when an action is taken, and `append` with its outcome.
+
+    Attributes:
+        writer: of the rows.
+        obs: an array [rows, *shape], or several by name, as the spec's obs says.
+        action: [rows, *shape].
+        extras: by name, [rows, *shape].
+    """
+
+    def __init__(self, writer: VectorWriter, rows: int) -> None:
+        view = writer._view
+        records = np.zeros((2 * rows, view.layout.record_bytes), np.uint8)
+        self.writer, self._inside, self._records = writer, writer._inside, records[::2]
+        self._staging = writer._new_staging(records)
+        self._staging.which[:] = np.arange(rows)
+
+        def arrays(role: str) -> dict[str, NDArray[Any]]:
+            """Of small fields in the records, and of large ones beside them."""
+            places = {place.name: place for place in view.layout.of_role(role)}
+            large = {name: place.field.zeros(rows) for name, place in places.items() if place.column}
+            self._large |= {places[name].column: array for name, array in large.items()}
+            return {name: place.views(self._records) for name, place in places.items() if not place.column} | large
+
+        self._large: dict[int, NDArray[Any]] = {}  # by column
+        self.obs, self.extras = in_form(arrays("obs"), view.spec.obs), arrays("extra")
+        self.action = arrays("action")["action"]
+
+    @one_thread
+    def append(
+        self, which: Any, reward: Any, terminated: Any, truncated: Any, final_obs: Any, lanes: Any = None
+    ) -> None:
+        """Appends a slice of all rows, or those of the numbers int64 [k]; see `VectorWriter.add`."""
+        writer, staging = self.writer, self._staging
+        if not isinstance(which, slice):
+            staging = writer._staging_of(lanes)
+            staging.records[::2] = self._records[which]
+        elif lanes is not None:
+            staging.which[:] = writer._indices(lanes)
+        try:
+            staging.put_outcomes(reward, terminated, truncated, final_obs)
+            for column, array in self._large.items():
+                staging.lend(column, array[which])
+            writer._append(staging, final_obs is not None, lanes)
+        finally:
+            staging.lent.clear()
 
 
 def _numbers(lanes: ArrayLike) -> Ints:

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 from core import CORE, SUPPORT, build_crash_points, counted, mutants, python, run
-from tiers import long_but
 
+pytestmark = pytest.mark.long
 PROGRAM = SUPPORT / "crash_points.py"
 
 # Each point of an operation is among these: the least that there are of each kind.
@@ -87,14 +87,13 @@ def play(how: str, scenario: str, core: Path, folder: Path, *sabotage: str) -> s
     return python(PROGRAM, how, scenario, core, folder, *sabotage, timeout=300)
 
 
-@pytest.mark.parametrize("scenario", long_but(["add"], POINTS))
+@pytest.mark.parametrize("scenario", POINTS)
 def test_others_go_on_wherever_a_process_is_killed(scenario: str, core: Path, folder: Path):
     done = play("kill", scenario, core, folder)
     assert done.returncode == 0, done.stderr
     assert counted(done) >= Counter(POINTS[scenario]), done.stdout
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("scenario", FAILING)
 def test_a_failed_system_call_is_a_clean_error(scenario: str, core: Path, folder: Path):
     done = play("fail", scenario, core, folder)
@@ -125,7 +124,6 @@ MUTANTS = [
 ]  # fmt: skip
 
 
-@pytest.mark.long
 @pytest.mark.usefixtures("core")
 @pytest.mark.parametrize(("how", "scenario", "says", "mutant"), MUTANTS, ids=[mutant.name for *_, mutant in MUTANTS])
 def test_a_core_that_breaks_a_rule_is_found_out(
@@ -142,7 +140,6 @@ SABOTAGE = {
 }
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("sabotage", SABOTAGE)
 def test_segments_that_break_a_rule_are_found_out(sabotage: str, core: Path, folder: Path):
     how, scenario, says = SABOTAGE[sabotage]

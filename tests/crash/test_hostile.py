@@ -40,6 +40,7 @@ import marlcore as mc
 from marlcore.queue import reader as reader_module
 from marlcore.replay import sampler as sampler_module
 
+pytestmark = pytest.mark.long
 SEED = 20_240_101
 PATIENCE_S = 300  # for what hangs; far more than a slow machine needs
 PAGE, FIXED = 4096, 48  # bytes of these headers, and of what precedes their description
@@ -227,24 +228,18 @@ def child(kind: str, names: list[str], seed: int, seconds: float) -> dict[str, C
     return counts
 
 
-@pytest.mark.long
 def test_a_changed_header_is_refused_or_works():
     """Also with a checksum that is right, which only the checks behind it can refuse."""
     for counts in child("headers", HEADERS, SEED, 0.0).values():
         assert counts["refused"] > 2 * PAGE and counts["results"] > 0
 
 
-@pytest.mark.parametrize(
-    ("names", "seconds"),
-    [pytest.param(["replay"], 0.0, id="replay"), pytest.param(list(CASES), 0.7, id="all", marks=pytest.mark.long)],
-)
-def test_no_counters_and_rows_end_a_process_by_a_signal(names: list[str], seconds: float):
-    for name, counts in child("live", names, SEED, seconds).items():
+def test_no_counters_and_rows_end_a_process_by_a_signal():
+    for name, counts in child("live", list(CASES), SEED, 0.7).items():
         assert counts["results"] > 0
         assert counts["exceptions"] > 0 or name == "control"
 
 
-@pytest.mark.long
 def test_a_segment_that_always_changes_ends_no_process():
     for counts in child("racing", list(CASES), SEED, 0.7).values():
         assert counts["results"] > 0
@@ -260,7 +255,6 @@ def has_fuzzer() -> bool:
     return shutil.which("clang") is not None and not subprocess.run(command, input=empty, text=True).returncode
 
 
-@pytest.mark.long
 def test_no_input_of_the_fuzzer_leads_the_core_astray(tmp_path):
     """csrc/test/fuzz_lane.c says what each call may answer; the sanitizers, where it may read and write."""
     if not has_fuzzer():

@@ -18,12 +18,12 @@ from pathlib import Path
 import pytest
 from interrupts import at_instruction, by_signal
 from processes import descriptors
-from tiers import long_but
 from uses import CASES, Case
 
 import marlcore
 from marlcore.memory import survey_segments
 
+pytestmark = pytest.mark.long
 PACKAGE = str(Path(marlcore.__file__).parent)
 USES = [
     *(("replay", what) for what in ("attach", "create", "create a file", "replace writer 1", "write a vector", "save")),
@@ -86,7 +86,7 @@ def left(case: Case) -> tuple[int, set[str], set[str]]:
     return len(descriptors()), {path.name for path in case.folder.iterdir()}, orphans
 
 
-@pytest.mark.parametrize(("name", "what"), long_but(USES[-2:], USES))
+@pytest.mark.parametrize(("name", "what"), USES)
 def test_an_exception_before_any_instruction_is_harmless(name: str, what: str, tmp_path: Path) -> None:
     program, interrupted = Program(), 0
     with opened(name, what, tmp_path) as (case, act):
@@ -124,7 +124,7 @@ def storm(case: Case, act: Callable[[], None], times: int) -> Counter[str]:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # one may come inside a finalizer
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # of files of the standard library, which closes them
-@pytest.mark.parametrize(("name", "what"), long_but(USES[-1:], [*USES[:2], USES[3], USES[-1]]))
+@pytest.mark.parametrize(("name", "what"), [*USES[:2], USES[3], USES[-1]])
 def test_signals_at_any_time_leave_nothing_and_take_nothing(name: str, what: str, tmp_path: Path) -> None:
     with opened(name, what, tmp_path) as (case, act):
         counts = storm(case, act, 200)

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from core import CORE, SUPPORT, build, counted, python, run
 
+pytestmark = pytest.mark.long
 PROGRAM = SUPPORT / "kills.py"
 
 
@@ -29,7 +30,6 @@ def counts(done: subprocess.CompletedProcess[str], status: int = 0) -> Counter[s
     return counted(done)
 
 
-@pytest.mark.long
 def test_killed_c_processes_leave_whole_rows_and_free_lanes(core: Path) -> None:
     """Also inside an append, asleep, before they have the lane, and nearly all at once."""
     tally = counts(run([core, "--cycles", "600"]))
@@ -48,7 +48,6 @@ def test_kill_cycles_refuses_arguments_that_it_does_not_know(core: Path) -> None
     assert run([core, "--cycle", "1"]).returncode == 2
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(("method", "kills"), [("spawn", 8), ("forkserver", 8), ("fork", 80)])
 def test_killed_python_processes_stop_nobody(method: str, kills: int) -> None:
     """Python processes killed at any moment stop nobody and leave nothing, also inside an add to many lanes."""
@@ -58,7 +57,6 @@ def test_killed_python_processes_stop_nobody(method: str, kills: int) -> None:
     assert tally["add_vector_working"] + tally["add_vector_inside"] > kills // 20
 
 
-@pytest.mark.long
 def test_survivors_that_do_not_validate_see_torn_rows() -> None:
     """The positive control: the same processes, and a sampler that believes whatever it copied."""
     assert counts(python(PROGRAM, "fork", 2000, "trust"), status=1)["torn"] > 0

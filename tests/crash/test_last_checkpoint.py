@@ -18,6 +18,7 @@ from marlcore.algos import DQN
 from marlcore.algos.dqn import DQNTrainer
 from marlcore.processes import Control, Interrupts
 
+pytestmark = pytest.mark.long
 AGENTS = ("agent_0", "agent_1", "agent_2")
 FOR_EVER_S = 3600.0
 train = partial(marlcore, "train", cwd=Path(__file__).parent)
@@ -96,7 +97,6 @@ def run(tmp_path: Path) -> Iterator[Run]:
     started.process.stdout.close()
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("signals", "code"), [((signal.SIGINT, signal.SIGINT), 130), ((signal.SIGHUP, signal.SIGTERM), 129)]
 )
@@ -114,7 +114,6 @@ def test_ctrl_c_waits_until_slow_last_checkpoints_are_whole(run: Run, signals: t
     assert run.unfinished == [] and not any(path.exists() for path in segments)
 
 
-@pytest.mark.long
 def test_a_second_ctrl_c_waits_for_nothing(run: Run) -> None:
     segments = segments_of(run.process.pid)
     run.slow_down(FOR_EVER_S)

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 from processes import await_ends, children, generations, until
-from tiers import long_but
 from world_models import Slippery, World
 
 from marlcore import WorkerFailed
 from marlcore.planning import build_graph
 
+pytestmark = pytest.mark.long
 MODEL = Slippery(2, 6, 10)
 
 
@@ -69,7 +69,7 @@ def kill_workers(kills: int, seed: int = 0, fork: bool = False) -> int:
     return builds
 
 
-@pytest.mark.parametrize(("kills", "fork"), long_but([(1, False)], [(1, False), (25, False), (25, True)]))
+@pytest.mark.parametrize(("kills", "fork"), [(25, False), (25, True)])
 def test_workers_killed_at_random_moments_change_nothing(kills: int, fork: bool) -> None:
     kill_workers(kills, seed=kills, fork=fork)
 
@@ -89,7 +89,6 @@ class DeadlyOnce(World):
         return [(1.0, (step + 1, profile[0] * (step == 0)))] if step < 2 else None
 
 
-@pytest.mark.long
 def test_deaths_seen_between_states_are_an_error() -> None:
     """They once counted as the model's failure in a later state, whose turn never came."""
     with pytest.raises(WorkerFailed, match="so ended each of the 4 processes") as caught:
@@ -105,7 +104,6 @@ class Slow(Slippery):
         return super().transition_probabilities(state, profile)
 
 
-@pytest.mark.long
 def test_a_stopped_worker_is_waited_for_until_it_dies() -> None:
     before = frozenset(planners())
 
@@ -138,7 +136,6 @@ PROGRAM = """
 """
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("signum", "seconds"), [(signal.SIGINT, 0.02), (signal.SIGINT, 2.0), (signal.SIGTERM, 0.2), (signal.SIGKILL, 2.0)]
 )

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from processes import await_ends, children, generations, segments_of, sweep
 
+pytestmark = pytest.mark.long
 RUN = """
     import os, sys, time
     import gymnasium
@@ -66,7 +67,6 @@ def kill_a_parent(run_dir: Path) -> None:
     await_ends(others)  # multiprocessing's tracker of resources lives as long as any process that knows it
 
 
-@pytest.mark.long
 def test_a_killed_parent_leaves_nothing(tmp_path: Path) -> None:
     kill_a_parent(tmp_path / "run")
 

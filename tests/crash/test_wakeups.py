@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from core import CORE, build, counted, mutants, print_counts, run
 
+pytestmark = pytest.mark.long
 FORMS = {
     "in turns": "",
     "in turns, pauses": "--pause 4096",
@@ -61,7 +62,6 @@ def handoffs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(CORE, "handoffs", tmp_path_factory.mktemp("handoffs"))
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("form", FORMS)
 def test_no_wake_up_is_lost(handoffs: Path, form: str) -> None:
     """No wait lasts until its time is up when what it waited for was done and notified."""
@@ -71,7 +71,6 @@ def test_no_wake_up_is_lost(handoffs: Path, form: str) -> None:
     assert counts["sleeps"] > 0
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("mutant", BROKEN, ids=lambda mutant: mutant.name)
 def test_a_core_that_breaks_a_rule_of_waking_loses_wake_ups(tmp_path: Path, mutant: mutants.Mutant) -> None:
     """The positive control; the model checker has the rules that this machine's processes do not need."""

@@ -30,7 +30,7 @@ class Short:
 
 EPISODES = r"\d+ episodes, the last \d+ returned [-\d.]+"
 RUNS = {
-    "apex_cpprb": Short("4000", r"4000 updates, \d+00 transitions held, mean return (\S+)", least=60),
+    "apex_cpprb": Short("3000", r"3000 updates, \d+00 transitions held, mean return (\S+)", least=60),
     "atari_pong": Short("400", r"400 steps, \d+ updates, return \S+", needs="ale_py"),
     "bit_flip": Short("", r"goals reached in (\d+)% of the episodes; .*", least=90),
     "dict_and_mask": Short("600", r"\d+% of 100 parcels were delivered, return \S+\nup \^.*: .+"),
@@ -48,13 +48,13 @@ RUNS = {
     ),
     "ppo_async": Short("--total-timesteps 512 --batch-size 256", EPISODES),
     "puck_self_play": Short("1200", r"(against .*: \d+ of 100 games won\s?){3}"),
-    "replay_cpprb": Short("5000", r"5000 steps, 5000 transitions held, mean return (\S+)", least=60),
+    "replay_cpprb": Short("3000", r"3000 steps, 3000 transitions held, mean return (\S+)", least=60),
     "rows_between_nodes": Short("local", "1000 rows arrived; a batch of them has 32", needs="ray", alone=True),
     "sac_async": Short("--total-timesteps 520 --learning-starts 400 --batch-size 32", EPISODES),
     "sb3_dqn": Short("--timesteps 1500", r"the pole leant by .*; mean return \S+", needs="stable_baselines3"),
     "sorrel_treasurehunt": Short("--epochs 20", r"20 epochs, \d+ steps and \d+ updates .*\nscore .*", needs="sorrel"),
     "spread": Short(
-        "--steps 1200 --algorithms maddpg mappo", r"maddpg -[\d.]+ by agent in \d+ s\nmappo  -.*", needs="mpe2"
+        "--steps 600 --algorithms maddpg mappo", r"maddpg -[\d.]+ by agent in \d+ s\nmappo  -.*", needs="mpe2"
     ),
     "two_step_game": Short("--steps 600", r"VDN earns \d\nQMIX earns \d"),
     "torchrl_dqn": Short("--updates 30", EPISODES, needs="torchrl"),

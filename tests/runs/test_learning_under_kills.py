@@ -53,7 +53,7 @@ def returns(folder: Path) -> dict[str, float]:
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("undrawn")
+@pytest.mark.usefixtures("undrawn", "shared_fork_server")
 def test_a_run_under_kills_learns(tmp_path: Path) -> None:
     kills = learn(tmp_path, 3 * EVERY, PAUSE_S, least=3)
     learned = returns(tmp_path)

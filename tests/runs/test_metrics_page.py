@@ -16,7 +16,9 @@ pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
 ROOT = Path(__file__).parents[2]
 SOURCE = "\n".join(
-    path.read_text() for room in ("algos", "training") for path in sorted((ROOT / "marlcore" / room).rglob("*.py"))
+    path.read_text()
+    for room in ("algos", "training", "cluster")
+    for path in sorted((ROOT / "marlcore" / room).rglob("*.py"))
 )
 CARTPOLE, ENVIRONMENTS = "gymnasium:CartPole-v1", {"continuous": "gymnasium:Pendulum-v1"}
 GAMES: dict[str, Any] = {"pool": 3, "admit_updates": 20, "rating": "elo", "anchors": {"puck:idle": 0.5}}

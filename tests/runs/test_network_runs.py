@@ -60,6 +60,7 @@ def test_the_command_line_takes_a_network_by_its_name(tmp_path: Path) -> None:
     run = tmp_path / "run"
     settings = ["--mode", "serial", "--algorithm.batch-size", 64, "--algorithm.minibatch-size", 64]
     settings += ["--algorithm.network", "own_networks:SharedTorso", "--run-dir", run, "--total-steps", 600]
+    settings += ["--metrics.sinks", "csv"]
     for words in (
         ["--env", "gymnasium:CartPole-v1", "--algo", "ppo", *settings],
         ["--resume", run, "--total-steps", 900],

@@ -77,16 +77,21 @@ def finished(node: ActorNode, orders: ActorOrders) -> Any:
 
 
 @pytest.mark.long
-def test_a_nodes_rows_arrive_in_the_lanes_of_its_seat(stack: ExitStack) -> None:
-    scene = Scene(stack)
+def test_a_nodes_rows_arrive_and_wait_for_a_due_evaluation(stack: ExitStack) -> None:
+    """In the lanes of its seat. Two actors with two copies each take a round more at most."""
+    scene = Scene(stack, evaluation=mc.EvaluationConfig(interval=60, wait=True))
     node = scene.node(100)
-    status = finished(node, ActorOrders(100, 5))
+    for steps in until(
+        lambda: held if min(held := [node.beat(ActorOrders(100, 0)).steps for _ in range(50)]) >= 60 else None
+    ):
+        assert steps < 64
+    status = finished(node, ActorOrders(100, 5, evaluated=60))
     assert 100 <= status.steps < 104 and status.restarts == 0 and status.versions == {scene.policy.name: 1}
     written = [scene.replay._mapped.native.written(lane) for lane in range(scene.config.lanes)]
     assert written[:2] == [0, 0] and min(written[2:]) >= 20  # of 25 steps a copy, the last has no outcome yet
     batch = scene.replay.sampler(32, min_size=1).sample()
     assert (batch.policy_version == scene.version).all()
-    status = finished(node, ActorOrders(160, 5))  # its share has grown
+    status = finished(node, ActorOrders(160, 5, evaluated=120))  # its share has grown
     assert 160 <= status.steps < 164
 
 
@@ -94,18 +99,6 @@ def test_a_nodes_rows_arrive_in_the_lanes_of_its_seat(stack: ExitStack) -> None:
 def test_a_successor_takes_the_steps_that_are_left(stack: ExitStack) -> None:
     scene = Scene(stack)
     assert 60 <= finished(scene.node(60, taken=40), ActorOrders(60, 0)).steps < 64
-
-
-@pytest.mark.long
-def test_a_nodes_actors_wait_for_an_evaluation_that_is_due(stack: ExitStack) -> None:
-    """Two actors with two copies each take a round more at most."""
-    scene = Scene(stack, evaluation=mc.EvaluationConfig(interval=60, wait=True))
-    node = scene.node(100)
-    for steps in until(
-        lambda: held if min(held := [node.beat(ActorOrders(100, 0)).steps for _ in range(50)]) >= 60 else None
-    ):
-        assert steps < 64
-    assert finished(node, ActorOrders(100, 0, evaluated=60)).steps >= 100
 
 
 @pytest.mark.long

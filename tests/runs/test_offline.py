@@ -258,21 +258,20 @@ def test_the_example_draws_demonstrations_beside_live_rows(tmp_path):
 
 
 @LONG
-@pytest.mark.parametrize("seed", [0, 1])
-def test_bc_learns_cartpole_from_20_demonstrations(tmp_path, seed):
+def test_bc_learns_cartpole_from_20_demonstrations(tmp_path):
     """The control is the same policy before it learned."""
-    result = example().clone(2_000, run_dir=str(tmp_path / "run"), seed=seed)
-    untrained = example().clone(1, run_dir=str(tmp_path / "control"), seed=seed)
+    result = example().clone(2_000, run_dir=str(tmp_path / "run"))
+    untrained = example().clone(1, run_dir=str(tmp_path / "control"))
     assert mc.evaluate(result.run_dir, episodes=40).mean["agent_0"] >= 475
     assert mc.evaluate(untrained.run_dir, episodes=40).mean["agent_0"] < 300
 
 
-def medians(folder, algorithms, episodes, updates, env_fn=CARTPOLE, **learner):
-    """The mean return of the data, and by algorithm the median of three seeds' mean returns."""
+def medians(folder, algorithms, episodes, updates, env_fn=CARTPOLE, seeds=3, **learner):
+    """The mean return of the data, and by algorithm the median of the seeds' mean returns."""
     episodes, returns = list(episodes), []
     for algorithm in algorithms:
         means = []
-        for seed in range(3):
+        for seed in range(seeds):
             with mc.ReplayBuffer.from_episodes(episodes) as replay:
                 changes = {"seed": seed, "learner": {"batch_size": 64, **learner}}
                 result = train(folder / f"{algorithm}{seed}", replay, algorithm, updates, env_fn, **changes)
@@ -292,8 +291,9 @@ def test_cql_learns_from_an_expert_where_dqn_cannot(tmp_path):
 
 @LONG
 def test_cql_surpasses_its_data_where_bc_cannot(tmp_path):
+    """One run in ten ends in a dip, and three of five hardly ever."""
     episodes = example().demonstrations(200, clumsy=0.5, act=example().hasty)
-    data, cql, bc = medians(tmp_path, ("cql", "bc"), episodes, 6_000)
+    data, cql, bc = medians(tmp_path, ("cql", "bc"), episodes, 2_000, seeds=5)
     assert cql > 3 * data and bc < 2 * data
 
 
@@ -308,5 +308,5 @@ def swing(obs):
 def test_td3bc_surpasses_its_data_where_bc_cannot(tmp_path):
     """70 % of the actions are random."""
     episodes = example().demonstrations(100, clumsy=0.7, act=swing, env=PENDULUM.partition(":")[2])
-    data, td3bc, bc = medians(tmp_path, ("td3bc", "bc"), episodes, 6_000, PENDULUM, obs_norm="frozen")
+    data, td3bc, bc = medians(tmp_path, ("td3bc", "bc"), episodes, 4_500, PENDULUM, obs_norm="frozen")
     assert td3bc > data + 200 and bc < td3bc - 150

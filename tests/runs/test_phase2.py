@@ -1,7 +1,6 @@
 """The example of EMPO's phase 2: parts that begin by stage, and results close to the exact ones."""
 
-import subprocess
-import sys
+import runpy
 from pathlib import Path
 
 import empo_phase2 as phase2
@@ -44,12 +43,14 @@ def test_parts_are_trained_from_their_stages_on(tmp_path):
 
 
 @pytest.mark.long
-def test_it_comes_close_to_the_exact_solution(tmp_path):
+@pytest.mark.usefixtures("shared_fork_server")
+def test_it_comes_close_to_the_exact_solution(tmp_path, monkeypatch, capsys):
     """In processes. The control misses each threshold: the networks of a run that ends before the first update."""
     thresholds = {"V": 0.05, "pi": 0.06, "W": 0.5}
-    example = Path(phase2.__file__)
-    done = subprocess.run([sys.executable, example], cwd=tmp_path, capture_output=True, text=True, check=True)
-    means = [float(line.rpartition(" ")[2]) for line in done.stdout.splitlines() if "mean error" in line]
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path(phase2.__file__, run_name="__main__")
+    printed = capsys.readouterr().out
+    means = [float(line.rpartition(" ")[2]) for line in printed.splitlines() if "mean error" in line]
     short = errors(trained(tmp_path / "short", total_steps=100)[0])
     bounds = zip(means, thresholds.values(), (short[part] for part in thresholds), strict=True)
-    assert all(mean < most < untrained for mean, most, untrained in bounds), (done.stdout, short)
+    assert all(mean < most < untrained for mean, most, untrained in bounds), (printed, short)

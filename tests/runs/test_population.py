@@ -365,7 +365,8 @@ from pathlib import Path
 import marlcore as mc
 folder = Path(sys.argv[1])
 config = mc.Config(total_steps=600, run_dir=None if folder.exists() else str(folder),
-    actor=mc.ActorConfig(envs=2), learner=mc.LearnerConfig(device="cpu", warmup=50, batch_size=16))
+    actor=mc.ActorConfig(envs=2), learner=mc.LearnerConfig(device="cpu", warmup=50, batch_size=16),
+    metrics=mc.MetricsConfig(sinks=("csv",)))
 chosen = mc.PopulationConfig(settings={"algorithm.learning_rate": mc.LogUniform(1e-5, 1e-2)}, size=3, interval=200)
 env, algorithm = "gymnasium:CartPole-v1", mc.DQN(hidden=(8,))
 resume = folder if folder.exists() else None

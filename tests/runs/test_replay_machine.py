@@ -37,7 +37,7 @@ from mapped import Mapped
 from model import Model, Priorities, add_batch, random_row
 
 from marlcore import Field, LaneBusy, NotEnoughData, Prioritized, ReplayBuffer, Sequence, TransitionSpec
-from marlcore.replay.sampler import EQUAL
+from marlcore.replay.prioritized import EQUAL
 
 EVERY = 3
 SPECS = {

@@ -187,9 +187,9 @@ def test_a_run_goes_on_after_its_parent_was_killed(tmp_path: Path) -> None:
     with (run / "metrics.csv").open("a") as metrics:
         metrics.write("12.5,100,agent_0,lo")  # half a line, as a kill may leave it
     before, updates = steps_of(run), min(torch.load(path)["updates"] for path in run.glob("checkpoints/*.pt"))
-    code, output = finished(marlcore("train", "--resume", run, "--total-steps", before + 20_000, cwd=tmp_path))
+    code, output = finished(marlcore("train", "--resume", run, "--total-steps", before + 5_000, cwd=tmp_path))
     assert code == 0, output
-    assert steps_of(run) >= before + 20_000
+    assert steps_of(run) >= before + 5_000
     assert all(torch.load(path)["updates"] > updates >= 50 for path in run.glob("checkpoints/*.pt"))
     while any(path.name in sweep() for path in Path("/dev/shm").glob("marlcore-*")):
         time.sleep(0.1)  # the killed run's workers let go of it within seconds

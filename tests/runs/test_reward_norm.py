@@ -119,6 +119,6 @@ def test_recurrent_inputs_are_the_rewards_that_actors_saw() -> None:
 def test_large_rewards_are_learned_only_with_normalization(tmp_path: Path, reward_norm: str) -> None:
     algorithm = mc.PPO(learning_rate=3e-4, normalize_values=False, batch_size=200, minibatch_size=50)
     learner = replace(ON_POLICY, reward_norm=reward_norm)
-    result = runs.train(tmp_path, Rich, algorithm, total_steps=12_000, actor=mc.ActorConfig(envs=2), learner=learner)
+    result = runs.train(tmp_path, Rich, algorithm, total_steps=6_000, actor=mc.ActorConfig(envs=2), learner=learner)
     learned = result.returns["agent_0"] > 17 * 500  # 20 is perfect, 10 is chance
     assert learned == (reward_norm == "running"), result.returns

@@ -137,8 +137,10 @@ print("going", flush=True)
 
 
 @LONG
-@pytest.mark.parametrize("end", ["", "raise SystemExit(3)", "raise RuntimeError('mine')"])
-@pytest.mark.parametrize("mode", ["serial", "async"])
+@pytest.mark.parametrize(
+    ("mode", "end"),
+    [("serial", ""), ("serial", "raise RuntimeError('mine')"), ("async", ""), ("async", "raise SystemExit(3)")],
+)
 def test_the_interpreters_exit_ends_a_run(tmp_path: Path, mode: str, end: str) -> None:
     """It writes its checkpoints; no process and no segment is left."""
     before = set(os.listdir("/dev/shm"))

@@ -73,6 +73,7 @@ class Signing(HUNT.func):  # type: ignore[misc, name-defined]
 
 
 @LONG
+@pytest.mark.usefixtures("shared_fork_server")
 def test_several_actors_share_the_steps(tmp_path: Path) -> None:
     """Each in a process of its own, with two copies of its own."""
     (notes := tmp_path / "notes").mkdir()
@@ -124,6 +125,7 @@ def test_ctrl_c_raises_with_the_runs_directory(tmp_path: Path) -> None:
 
 
 @MODES
+@pytest.mark.usefixtures("shared_fork_server")
 def test_a_thousand_episodes_are_counted(tmp_path: Path, mode: str) -> None:
     changes = {"total_steps": 10**6, "stop": {"episodes": 1_000}, "actor": {"envs": 20}}
     result = train(tmp_path, Corridor, mode=mode, **changes)
@@ -135,7 +137,7 @@ def test_a_thousand_episodes_are_counted(tmp_path: Path, mode: str) -> None:
 @LONG
 def test_a_deep_q_network_learns_the_hunt_in_serial_mode(tmp_path: Path) -> None:
     result = train(
-        tmp_path, HUNT, mode="serial", total_steps=24_000, updates_per_step=0.25,
+        tmp_path, HUNT, mode="serial", total_steps=12_000, updates_per_step=0.25,
         learner=mc.LearnerConfig(batch_size=32, warmup=200, device="cpu"),
         exploration=mc.ExplorationConfig("exponential(1, 0.02, rate=0.9, every=50, of=updates)"),
     )  # fmt: skip
@@ -231,6 +233,7 @@ class HelpedHunt(mc.TreasureHunt):
 
 
 @LONG
+@pytest.mark.usefixtures("shared_fork_server")
 def test_an_environment_with_helpers_ends_and_leaves_none(tmp_path: Path) -> None:
     helpers = tmp_path / "helpers"
     helpers.mkdir()

@@ -13,7 +13,7 @@ from arena_games import played, table
 from processes import kill_once, sweep, until
 from whole_runs import Runs, checkpoint, kill, opponents_of, steps_of
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("undrawn", "shared_fork_server")]
 
 runs = Runs(
     mode="async",

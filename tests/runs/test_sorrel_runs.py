@@ -20,6 +20,7 @@ from marlcore.compat.sorrel import run_experiment_mp
 from marlcore.memory import sweep
 
 pytestmark = pytest.mark.long
+shared = pytest.mark.usefixtures("shared_fork_server")
 
 
 def die_once(mark: Path) -> None:
@@ -65,6 +66,7 @@ class Slow(double.Model):
         return super().train_step()
 
 
+@shared
 def test_a_run_does_the_work_of_sorrels_loop() -> None:
     env, logger = double.make(agents=3, epochs=40), double.StepLogger()
     done = run_experiment_mp(env, logger=logger, seed=0)
@@ -82,6 +84,7 @@ def test_a_run_does_the_work_of_sorrels_loop() -> None:
     assert 0 < done.start_s < done.seconds
 
 
+@shared
 def test_in_lock_step_a_seed_repeats_itself() -> None:
     runs = []
     for seed in (3, 3, 4):
@@ -96,7 +99,11 @@ SEVERAL = {"actors": 3, "copies": 2, "ahead": 6}
 
 
 @pytest.mark.parametrize("options", [{"ahead": 0}, SEVERAL, SEVERAL | {"fork": False}], ids=str)
-def test_killed_processes_are_started_again_and_no_work_is_lost(tmp_path: Path, options: dict[str, Any]) -> None:
+def test_killed_processes_are_started_again_and_no_work_is_lost(
+    request: pytest.FixtureRequest, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    if "fork" not in options:  # that one has a server of its own, with what it imports beforehand
+        request.getfixturevalue("shared_fork_server")
     env, logger = double.make(model=Dying, epochs=30), double.Logger()
     env.agents[0] = DyingAgent(env.agents[0].model)
     env.agents[0].mark = tmp_path / "actor"
@@ -109,6 +116,7 @@ def test_killed_processes_are_started_again_and_no_work_is_lost(tmp_path: Path, 
     assert env.agents[0].model.epsilon == pytest.approx(0.5 * 0.9**31)
 
 
+@shared
 def test_copies_and_free_running_end_with_every_epoch() -> None:
     env = double.make(epochs=20)
     done = run_experiment_mp(env, logging=False, seed=0, copies=4, updates_per_epoch=None, publish_interval=5)
@@ -116,6 +124,7 @@ def test_copies_and_free_running_end_with_every_epoch() -> None:
     assert len(done.scores) == 21
 
 
+@shared
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_run_and_the_models_are_trained(signum: int) -> None:
     env, logger = double.make(model=Slow, epochs=100_000), double.Logger()
@@ -136,6 +145,7 @@ def test_a_signal_ends_the_run_and_the_models_are_trained(signum: int) -> None:
     assert np.isfinite([row[1] for row in logger.epochs]).all()
 
 
+@shared
 def test_a_train_step_that_raises_ends_the_run(tmp_path: Path) -> None:
     with pytest.raises(WorkerFailed, match="this loss is infinite") as caught:
         run_experiment_mp(double.make(model=Raising), logging=False, log_dir=tmp_path / "logs")
@@ -148,6 +158,7 @@ def test_a_train_step_that_raises_ends_the_run(tmp_path: Path) -> None:
     ]
 
 
+@shared
 def test_weights_are_saved_as_sorrels_loop_saves_them(tmp_path: Path) -> None:
     env = double.make(agents=1, epochs=3, save_weights=True)
     env.config.experiment.record_period = 2

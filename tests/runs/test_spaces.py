@@ -85,7 +85,7 @@ CASES = [
     Case("pettingzoo-parallel:sisl.multiwalker_v9", "sac", {"max_cycles": 30}, (*GAMES, "Box2D")),
     Case(
         "pettingzoo-parallel:butterfly.cooperative_pong_v6", options={"max_cycles": 20, "render_mode": "rgb_array"},
-        needs=GAMES, steps=120,
+        needs=GAMES, steps=60,
     ),
     Case("pettingzoo:butterfly.knights_archers_zombies_v11", options={"max_cycles": 40}, needs=GAMES),
     Case("gymnasium:Foraging-8x8-2p-3f-v3", options={"max_episode_steps": 20}, needs=("lbforaging",)),

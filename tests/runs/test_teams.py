@@ -34,7 +34,7 @@ runs = Runs(total_steps=400, learner={"n_step": 1, "batch_size": 8}, teams=TEAMS
 @pytest.mark.parametrize(("algorithm", "earned"), [(mc.VDN(), 7), (mc.QMIX(), 8)], ids=["vdn", "qmix"])
 def test_only_qmix_dares_in_the_two_step_game(tmp_path: Path, algorithm: Any, earned: float) -> None:
     """The game of Rashid et al. 2018: a sum of two agents' values cannot tell that daring pays only together."""
-    assert train(algorithm, 6_000, seed=1, run_dir=str(tmp_path / "run")) == earned
+    assert train(algorithm, 3_000, seed=1, run_dir=str(tmp_path / "run")) == earned
 
 
 @MODES

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-import marlcore.queue.queue
-import marlcore.replay.buffer  # noqa: F401
+import marlcore.queue.queue  # noqa: F401
 from marlcore.memory import NativeLanes
+from marlcore.replay.limiter import SampleGate
 
 
 def holders(room: str, name: str) -> list[Any]:
@@ -58,5 +58,5 @@ def undrawn() -> Iterator[None]:
 @contextmanager
 def without_limits() -> Iterator[None]:
     """Samplers made meanwhile draw as much as they like, whatever the replay's limiter says."""
-    with mock.patch("marlcore.replay.sampler.SampleGate", lambda *arguments: None):
+    with mock.patch.object(SampleGate, "of", lambda *arguments: None):
         yield

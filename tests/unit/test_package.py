@@ -154,14 +154,11 @@ def test_the_constraints_pin_every_package_once_for_each_python(built: Path) -> 
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("options", "printed"),
-    [(["-k", "ppo-act-fast"], "Name (time in "), (["--co", "-q"], "::test_networks[ppo-act-fast]")],
-)
-def test_the_command_for_benchmarks_prints_their_table(options: list[str], printed: str) -> None:
+def test_the_command_for_benchmarks_prints_their_table() -> None:
     (command,) = re.findall("^python (-m pytest .* bench) +#", (ROOT / "CONTRIBUTING.md").read_text(), re.M)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     done = subprocess.run(
-        [sys.executable, *command.split(), *options], cwd=ROOT, env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0 and printed in done.stdout, done.stdout + done.stderr
+        [sys.executable, *command.split(), "-k", "ppo-act-fast"],
+        cwd=ROOT, env=environment, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0 and "Name (time in " in done.stdout, done.stdout + done.stderr

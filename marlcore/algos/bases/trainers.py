@@ -7,7 +7,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import nn
 
-from ..fast.adam import ClippedAdam, unrecorded
+from ..fast.adam import ClippedAdam, load_tensor, unrecorded
 from .hyperparameters import RATE
 
 N = TypeVar("N", bound=nn.Module)
@@ -34,7 +34,7 @@ class Resumable:
             elif isinstance(part, torch.Generator):
                 part.set_state(saved.cpu())  # generators of all devices take a CPU tensor
             elif isinstance(part, torch.Tensor):
-                part.data.copy_(saved)
+                load_tensor(name, part, saved)
             else:
                 setattr(self, name, saved)
 

@@ -26,6 +26,13 @@ def _plain(method: Callable[P, R]) -> Callable[P, R]:
     return getattr(method, "__wrapped__", method)
 
 
+def load_tensor(name: str, own: torch.Tensor, saved: torch.Tensor) -> None:
+    """Copies a saved tensor. Raises ValueError: it has another shape, with which fused kernels leave its memory."""
+    if saved.shape != own.shape:
+        raise ValueError(f"{name}: expected a tensor of shape {tuple(own.shape)}, got {tuple(saved.shape)}")
+    own.data.copy_(saved)
+
+
 class ClippedAdam(torch.optim.Adam):
     """`torch.nn.utils.clip_grad_norm_` and `torch.optim.Adam.step` in one (Kingma & Ba 2015, arXiv:1412.6980).
 
@@ -39,7 +46,6 @@ class ClippedAdam(torch.optim.Adam):
 
     def __init__(self, parameters: Sequence[torch.Tensor], lr: float | None, eps: float = 1e-8) -> None:
         super().__init__(parameters, lr=1.0 if lr is None else lr, eps=eps, fused=True)
-        self._options = {"eps": eps} if lr is None else {"lr": lr, "eps": eps}
         self.tensors = list(parameters)
         sizes = [tensor.numel() for tensor in self.tensors]
         self._gradient = torch.zeros(sum(sizes), device=self.tensors[0].device)
@@ -53,9 +59,6 @@ class ClippedAdam(torch.optim.Adam):
                 "exp_avg": torch.zeros_like(tensor, requires_grad=False),
                 "exp_avg_sq": torch.zeros_like(tensor, requires_grad=False),
             }
-        self._remember_state()
-
-    def _remember_state(self) -> None:
         states = [self.state[tensor] for tensor in self.tensors]
         self._means, self._squares = ([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq"))
         self._step: torch.Tensor = states[0]["step"].clone()  # of all tensors, so that one call advances it
@@ -101,8 +104,11 @@ class ClippedAdam(torch.optim.Adam):
         return _plain(torch.optim.Optimizer.state_dict)(self)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads the moments and steps; the learning rate and eps stay those that this object was made with."""
-        _plain(torch.optim.Optimizer.load_state_dict)(self, state_dict)
-        for group in self.param_groups:
-            group.update(self._options)
-        self._remember_state()
+        """Loads the moments and steps alone. Raises ValueError: they are those of other parameters."""
+        saved = state_dict["state"]
+        if len(saved) != len(self.tensors):
+            raise ValueError(f"optimizer: expected the moments of {len(self.tensors)} tensors, got {len(saved)}")
+        for number, tensor in enumerate(self.tensors):
+            own = {**self.state[tensor], "step": self._step}
+            for name in own:
+                load_tensor(name, own[name], saved[number][name])

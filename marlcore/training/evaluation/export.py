@@ -15,13 +15,13 @@ from torch import nn
 from ...checks import as_path
 from ...observations import ALONE, in_form
 from ...spaces import JOINT, MASK, Spaces
-from ..loops import Policy, hides_joint
+from ..loops import Behaviour, hides_joint
 
 NEEDS = "export: ONNX needs onnx and onnxscript, try: pip install 'marlcore[onnx]'; or name a file .pt"
 TRACED, TRIED = 3, 5  # rows of the observations with which a program is traced, and with which it is tried
 
 
-def export_policy(path: str | Path, policy: Policy, spaces: Spaces) -> dict[str, NDArray[Any]]:
+def export_policy(path: str | Path, policy: Behaviour, spaces: Spaces) -> dict[str, NDArray[Any]]:
     """See `LoadedPolicy.export`."""
     file = as_path("path", path)
     if file.suffix not in (".onnx", ".pt"):
@@ -83,7 +83,7 @@ def _write_onnx(step: "GreedyStep", file: Path) -> None:
 class GreedyStep(nn.Module):
     """Observations, masks and state before by name to greedy actions and the state after; see `LoadedPolicy.export`."""
 
-    def __init__(self, policy: Policy, spaces: Spaces) -> None:
+    def __init__(self, policy: Behaviour, spaces: Spaces) -> None:
         super().__init__()
         self.model: Any = policy.model
         self._normalizes = policy.model.norm is not None and policy.model.norm.is_active

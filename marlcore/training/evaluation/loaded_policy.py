@@ -23,7 +23,7 @@ from ...spec import Field, as_field
 from ...unpickling import unpickled
 from ...weights import ParameterStore
 from ..config import AssignedPolicy, Config, schedules_of
-from ..loops import ActingModel, Policy, PolicyPlayer, build_model, exploration_of, hides_joint
+from ..loops import Behaviour, NetworkPlayer, PolicyModel, build_model, exploration_of, hides_joint
 from ..record import (
     UNPICKLED,
     WEIGHTS,
@@ -56,7 +56,7 @@ class LoadedPolicy:
     """
 
     _algorithm: Algorithm
-    _model: ActingModel
+    _model: PolicyModel
     spaces: Spaces
     _pad: Pad
     _numbers: Mapping[str, float]  # of exploration, as they were for these weights
@@ -107,14 +107,14 @@ class LoadedPolicy:
         action = actions[0] if alone else actions
         return int(action) if action.ndim == 0 and action.dtype.kind in "iu" else np.asarray(action)
 
-    def player(self, copies: int, seed: int = 0, explore: bool = False) -> PolicyPlayer:
+    def player(self, copies: int, seed: int = 0, explore: bool = False) -> NetworkPlayer:
         """The policy in several copies of the environment.
 
         Args:
             seed: of the algorithm's draws.
             explore: as actors do with these weights; otherwise greedily.
         """
-        return PolicyPlayer(self._policy(seed, self._numbers if explore else None), self.spaces, copies, self._pad)
+        return NetworkPlayer(self._policy(seed, self._numbers if explore else None), self.spaces, copies, self._pad)
 
     def export(self, path: str | Path) -> dict[str, NDArray[Any]]:
         """Writes the greedy policy as a program for other runtimes: ONNX to a file .onnx, TorchScript to a file .pt.
@@ -133,16 +133,16 @@ class LoadedPolicy:
         """
         return export_policy(path, self._policy(), self.spaces)
 
-    def _policy(self, seed: int = 0, numbers: Mapping[str, float] | None = None) -> Policy:
+    def _policy(self, seed: int = 0, numbers: Mapping[str, float] | None = None) -> Behaviour:
         generator, device = np.random.default_rng(seed), torch.device("cpu")
-        return _PolicyOfThreads(self._algorithm, self._model, generator, device, numbers, threads=self._threads)
+        return _WithThreads(self._algorithm, self._model, generator, device, numbers, threads=self._threads)
 
     def __repr__(self) -> str:
         return f"<LoadedPolicy for {self.spaces.observation}, {self.spaces.action}>"
 
 
 @dataclass(kw_only=True)
-class _PolicyOfThreads(Policy):
+class _WithThreads(Behaviour):
     """Acts with so many threads of torch: on a busy machine small networks take ten times as long with several."""
 
     threads: int
@@ -304,7 +304,7 @@ def published_policy(blueprint: Blueprint, name: str) -> LoadedPolicy:
     return _loaded(policy, model.acting, blueprint.config, numbers)
 
 
-def _loaded(policy: AssignedPolicy, model: ActingModel, config: Config, numbers: Mapping[str, float]) -> LoadedPolicy:
+def _loaded(policy: AssignedPolicy, model: PolicyModel, config: Config, numbers: Mapping[str, float]) -> LoadedPolicy:
     return LoadedPolicy(policy.algorithm, model, policy.spaces, config.replay.pad, numbers, config.learner.threads)
 
 

@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...interfaces import Turn, VectorEnvironment
-from .seat import Ended, Seat
-from .shared_seat import SharedSeat
+from .seat import Ended, Seat, SharedSeat
 
 Seats = Mapping[str, Seat | SharedSeat]  # by agent
 
@@ -48,16 +47,16 @@ def observe(env: VectorEnvironment, seats: Seats, host: ActorHost) -> list[Turn]
     outcomes, turns = env.observe()
     for outcome in outcomes:
         seats[outcome.agent].record(outcome)
-    _report_over(env, seats, host)
+    if (env.ended != host.ended).any():
+        _report_over(env, seats, host)
     return turns
 
 
 def _report_over(env: VectorEnvironment, seats: Seats, host: ActorHost) -> None:
     over = np.flatnonzero(env.ended != host.ended)
-    if len(over):
-        host.ended[over] = env.ended[over]
-        for ended in [ended for seat in seats.values() for ended in seat.end(over)]:  # results need all returns
-            host.report_ended(ended)
+    host.ended[over] = env.ended[over]
+    for ended in [ended for seat in seats.values() for ended in seat.end(over)]:  # results need all returns
+        host.report_ended(ended)
 
 
 def cut_episodes(env: VectorEnvironment, seats: Seats, host: ActorHost) -> None:
@@ -87,6 +86,7 @@ def act(env: VectorEnvironment, seats: Seats, turns: list[Turn], host: ActorHost
     """
     for turn in turns:
         seats[turn.agent].pull_if_due(host.rounds)
+    steps = 0
     for turn in turns:
         seat = seats[turn.agent]
         if turn.begins.any():
@@ -95,4 +95,5 @@ def act(env: VectorEnvironment, seats: Seats, turns: list[Turn], host: ActorHost
             if lost:
                 host.report(turn.agent, "transitions_lost", lost)
         env.act(turn, seat.act(turn))
-    host.count_steps(sum(len(turn.copies) for turn in turns))
+        steps += len(turn.copies)
+    host.count_steps(steps)

@@ -16,9 +16,9 @@ from ...interfaces import VectorEnvironment
 from ...observations import Pad
 from ...weights import Subscriber
 from ..config import AssignedPolicy
+from .behaviour import Behaviour, NetworkPlayer
 from .episodes import play
-from .model import ActingModel
-from .policy import Policy, PolicyPlayer
+from .model import PolicyModel
 
 Report = Callable[[str, str, float, int], None]  # agent or policy, name, value, step
 GoesOn = Callable[[], bool]  # asked before each round of actions; False ends the evaluation
@@ -38,15 +38,16 @@ class Kept(Protocol):
 @dataclass(frozen=True)
 class Candidate:
     policy: AssignedPolicy
-    model: ActingModel  # which `subscriber` updates
+    model: PolicyModel  # which `subscriber` updates
     device: torch.device
     subscriber: Subscriber
     kept: Kept
 
-    def player(self, copies: int, pad: Pad, seed: int, model: ActingModel | None = None) -> PolicyPlayer:
+    def player(self, copies: int, pad: Pad, seed: int, model: PolicyModel | None = None) -> NetworkPlayer:
         """The policy with its present weights, or those of another model; greedy."""
-        policy = Policy(self.policy.algorithm, model or self.model, np.random.default_rng(seed), self.device)
-        return PolicyPlayer(policy, self.policy.spaces, copies, pad)
+        generator = np.random.default_rng(seed)
+        acting = Behaviour(self.policy.algorithm, model or self.model, generator, self.device)
+        return NetworkPlayer(acting, self.policy.spaces, copies, pad)
 
     @property
     def step(self) -> int:

@@ -66,30 +66,33 @@ class RewardNormalizer(RunningMoments):
         return (reward / self.deviation(RETURN)).clamp(-LIMIT, LIMIT).float()
 
 
-class ActingModel(nn.Module):
-    """The published part of a policy, by which actors act: the model's acting part, and the normalizations."""
+class PolicyModel(nn.Module):
+    """A policy's model. Its tensors are what is published: those of the acting part, and of the normalizations.
 
-    def __init__(self, model: nn.Module, norm: Normalizer | None, rewards: RewardNormalizer | None = None) -> None:
+    Attributes:
+        whole: the algorithm's model with all of its parts, for the learner; its tensors are not this module's.
+        model: its acting part, by which actors act.
+        norm: the normalization of observations.
+        rewards: that of rewards, for the actors' first priorities, and for a learner's successor.
+    """
+
+    whole: nn.Module
+
+    def __init__(
+        self, whole: nn.Module, norm: Normalizer | None = None, rewards: RewardNormalizer | None = None
+    ) -> None:
         super().__init__()
-        self.model = model
-        self.norm = norm
-        self.rewards = rewards  # for the actors' first priorities, and for a learner's successor
+        self.__dict__["whole"] = whole  # beside the parts of this module
+        self.model, self.norm, self.rewards = getattr(whole, "acting", whole), norm, rewards
 
+    @property
+    def acting(self) -> PolicyModel:
+        """The same without the parts for the learner alone."""
+        return PolicyModel(self.model, self.norm, self.rewards)
 
-class PolicyModel:
-    """A policy's model: as a whole for the learner, as the algorithm made it, and the part that acts."""
-
-    def __init__(self, whole: nn.Module, norm: Normalizer | None, rewards: RewardNormalizer | None = None) -> None:
-        self.whole = whole
-        self.norm = norm  # of its observations
-        self.rewards = rewards  # their normalization
-        self.acting = ActingModel(getattr(whole, "acting", whole), norm, rewards)
-
-    def to(self, device: torch.device) -> PolicyModel:
-        """Moves the tensors to a device; returns the model."""
-        self.whole.to(device)
-        self.acting.to(device)
-        return self
+    def to(self, *args: Any, **kwargs: Any) -> PolicyModel:
+        self.whole.to(*args, **kwargs)
+        return super().to(*args, **kwargs)
 
     def saved(self) -> dict[str, Any]:
         """The weights for a checkpoint; copies, since torch saves no views of one storage that differ in dtype."""
@@ -98,7 +101,7 @@ class PolicyModel:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restores the weights of a checkpoint: a learner's, or an evaluator's with those of the acting part alone."""
         if "acting" in state:
-            self.acting.load_state_dict(state["acting"])
+            self.load_state_dict(state["acting"])
             return
         self.whole.load_state_dict(state["network"])
         for module, name in ((self.norm, "norm"), (self.rewards, "reward_norm")):
@@ -112,7 +115,7 @@ class PolicyModel:
         `strict` is True, or none fits.
         """
         first: tuple[nn.Module, Mapping[str, torch.Tensor]]
-        first = (self.acting, state["acting"]) if "acting" in state else (self.whole, state["network"])
+        first = (self, state["acting"]) if "acting" in state else (self.whole, state["network"])
         parts, wrong = [first], ""
         normalizations = ((self.norm, "norm", "observations"), (self.rewards, "reward_norm", "rewards"))
         for normalization, name, what in normalizations:
@@ -125,10 +128,10 @@ class PolicyModel:
         missing: list[str] = []
         for module, weights in parts:
             shapes = {name: tensor.shape for name, tensor in module.state_dict().items()}
-            fit = {name for name in shapes.keys() & weights if shapes[name] == getattr(weights[name], "shape", None)}
-            fitting.append({name: weights[name] for name in weights if name in fit})
-            left_out += [name for name in weights if name not in fitting[-1]]
-            missing += [name for name in shapes if name not in fitting[-1]]
+            fit = {name: part for name, part in weights.items() if shapes.get(name, 0) == getattr(part, "shape", None)}
+            fitting.append(fit)
+            left_out += [name for name in weights if name not in fit]
+            missing += [name for name in shapes if name not in fit]
         if not wrong and (left_out or missing):
             wrong = f"others, {', '.join(left_out)}" if left_out else f"none for {', '.join(missing)}"
         expected = f"init_from: expected weights of {printable(policy)}'s network"
@@ -155,7 +158,7 @@ def _copied(module: nn.Module | None) -> dict[str, torch.Tensor] | None:
 def build_model(policy: AssignedPolicy, config: Config) -> PolicyModel:
     """The untrained model of a policy, the same for the same seed; torch's generator is unchanged."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(run_seed(config, "network", policy.index))
+        torch.default_generator.manual_seed(run_seed(config, "network", policy.index))  # no GPU's, which would stay so
         settings = config.learner_of(policy.name)
         norm = None if settings.obs_norm == "off" else Normalizer(policy.spaces)
         rewards = None if settings.reward_norm == "off" else RewardNormalizer()
@@ -204,9 +207,9 @@ class FiniteCheck:
 
     def __post_init__(self, trainer: Mapping[str, Any]) -> None:
         model = self.model
-        self._has_members = members_kept(model.acting)
+        self._has_members = members_kept(model)
         self._published: dict[str, torch.Tensor] = {}
-        first = chain(model.whole.named_buffers(), model.acting.named_buffers(), _tensors("trainer", trainer))
+        first = chain(model.whole.named_buffers(), model.named_buffers(), _tensors("trainer", trainer))
         self._exempt = {name for name, tensor in first if _is_float(tensor) and bool(torch.isinf(tensor).any())}
 
     def check_loss(self, loss: float, updates: int) -> None:
@@ -215,15 +218,15 @@ class FiniteCheck:
 
     def check_published(self, updates: int) -> None:
         """Checks the weights of the acting part: one pass over them, without a wait for each tensor."""
-        acting = self.model.acting
+        model = self.model
         if not self._published or not self._has_members():
-            self._has_members = members_kept(acting)
-            self._published = self._floats(chain(acting.named_parameters(), acting.named_buffers()))
+            self._has_members = members_kept(model)
+            self._published = self._floats(chain(model.named_parameters(), model.named_buffers()))
         self._check(self._published, updates)
 
     def check_saved(self, trainer: Mapping[str, Any], updates: int) -> None:
-        whole, norm = self.model.whole, self.model.acting
-        named = chain(whole.named_parameters(), whole.named_buffers(), norm.named_buffers())
+        whole = self.model.whole
+        named = chain(whole.named_parameters(), whole.named_buffers(), self.model.named_buffers())
         self._check(self._floats(named), updates)
         self._check(self._floats(_tensors("trainer", trainer)), updates)
 

@@ -1,10 +1,10 @@
-"""Players of an agent in several copies of the environment: scripts, and several players of whom one acts in each copy.
+"""Players of an agent in several copies of the environment: scripts, and several of whom one acts in each.
 
-The player that a policy makes is in policy.py.
+The player of a network is in behaviour.py.
 """
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -102,21 +102,24 @@ class PlayersByNumber:
     player_of: Callable[[int], Player]
 
     def choose(self, obs: Values, at: NDArray[np.int64], begins: NDArray[np.bool_]) -> Action:
-        action: NDArray[Any] | None = None
-        for player, rows in self._players(at):
-            chosen = player.choose(rows_at(obs, rows), at[rows], begins[rows]).action
-            if action is None:
-                action = np.zeros((len(at), *chosen.shape[1:]), chosen.dtype)
-            action[rows] = chosen
-        assert action is not None
-        return Action(action)
+        def choose(number: int, rows: NDArray[np.bool_]) -> NDArray[Any]:
+            return self.player_of(number).choose(rows_at(obs, rows), at[rows], begins[rows]).action
+
+        return Action(joined(self.numbers_in(at), choose))
 
     def reward(self, reward: NDArray[Any], at: NDArray[np.int64]) -> None:
-        for player, rows in self._players(at):
-            player.reward(reward[rows], at[rows])
-
-    def _players(self, copies: NDArray[np.int64]) -> Iterator[tuple[Player, NDArray[np.int64]]]:
-        """The players that act in these copies, and the rows of each."""
-        numbers = self.numbers_in(copies)
+        numbers = self.numbers_in(at)
         for number in np.unique(numbers).tolist():
-            yield self.player_of(number), np.flatnonzero(numbers == number)
+            rows = numbers == number
+            self.player_of(number).reward(reward[rows], at[rows])
+
+
+def joined(numbers: NDArray[Any], choose: Callable[[int, NDArray[np.bool_]], NDArray[Any]]) -> NDArray[Any]:
+    """The actions [k, ...] of k rows, of which those of each number are chosen together; `choose` gets their places."""
+    different = np.unique(numbers).tolist()
+    chosen = [(rows := numbers == number, choose(number, rows)) for number in different]
+    first = chosen[0][1]
+    action = np.empty((len(numbers), *first.shape[1:]), first.dtype)
+    for rows, part in chosen:
+        action[rows] = part
+    return action

@@ -20,7 +20,7 @@ from typing import Any
 
 from ...checks import brief, printable
 from ...processes import opener
-from ...regular_files import open_regular, read_regular
+from ...regular_files import naming, open_regular, read_regular
 
 _DIGITS = 64
 _SEAL = re.compile(rb'"file": "([^"]*)",\s*"sha256": "([0-9a-f]{64})"\s*\}\n\Z')
@@ -132,14 +132,3 @@ def _fault(path: Path, data: bytes, own_name: bool) -> str:
     if own_name and seal[1] != json.dumps(path.name)[1:-1].encode():
         return f"expected {path.name}, got a copy of {printable(seal[1].decode(errors='replace'))}"
     return ""
-
-
-@contextmanager
-def naming(path: Path, kept: str) -> Iterator[None]:
-    """Adds to an error of a write, which names no file, the file's name and what was kept."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno is None:  # a signal handler's
-            raise
-        raise OSError(error.errno, f"{error.strerror or error}; {kept}", str(path)) from error

@@ -95,7 +95,7 @@ class Matches:
         part = part_of_tag(name_of(int(self.present[copy, 0]), self.config.names, contender.names), self.parts)
         for agent, number in self._numbers(copy).items():
             seat = contender.seats[agent]
-            seat.parts[copy], seat.numbers[copy] = part, number
+            seat.recorder.parts[copy], seat.numbers[copy] = part, number
 
     def _numbers(self, copy: int) -> dict[str, int]:
         """Who sits where: LATEST is the learning policy."""

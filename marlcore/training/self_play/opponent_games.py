@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ...interfaces import VectorEnvironment
 from ..config import BOTH, Config
-from ..loops import LATEST, ActingModel, Candidate, Evaluation, GoesOn, Player, PlayersByNumber, Report, counted, play
+from ..loops import LATEST, Candidate, Evaluation, GoesOn, Player, PlayersByNumber, PolicyModel, Report, counted, play
 from .opponents import Opponents
 from .pool import members_of
 
@@ -94,7 +94,7 @@ class OpponentGames:
             return None  # the learner has just replaced them
         return paired(games, len(settings.anchors), members, sides)
 
-    def _play(self, model: ActingModel, pairings: Pairings, seed: int, goes_on: GoesOn) -> Evaluation | None:
+    def _play(self, model: PolicyModel, pairings: Pairings, seed: int, goes_on: GoesOn) -> Evaluation | None:
         self.opponents.generator.bit_generator.state = np.random.default_rng(seed).bit_generator.state
         policy = self.candidate.player(self.env.copies, self.config.replay.pad, seed, model)
 

@@ -18,7 +18,7 @@ import torch
 from ...references import resolve
 from ...weights import ParameterStore
 from ..config import AssignedPolicy, Config
-from ..loops import Player, Policy, PolicyPlayer, ScriptedPlayer, build_model, exploration_of
+from ..loops import Behaviour, NetworkPlayer, Player, ScriptedPlayer, build_model, exploration_of
 from .pool import SPAN, load_opponent
 
 MakePlayer: TypeAlias = Callable[[], Player]  # of one agent, in all copies
@@ -30,7 +30,7 @@ class Rival:
 
     policy: AssignedPolicy
     pool: ParameterStore
-    live: Policy | None = None  # None where its newest weights are no opponent
+    live: Behaviour | None = None  # None where its newest weights are no opponent
 
 
 @dataclass
@@ -60,16 +60,16 @@ class Opponents:
             if acting is None:
                 return False
             pad = self.config.replay.pad
-            self._makers[number] = partial(PolicyPlayer, acting, rival.policy.spaces, self.copies, pad)
+            self._makers[number] = partial(NetworkPlayer, acting, rival.policy.spaces, self.copies, pad)
         return True
 
-    def _frozen(self, place: int, version: int) -> Policy | None:
+    def _frozen(self, place: int, version: int) -> Behaviour | None:
         subscriber, model = self._pools[place]
         if not subscriber.pull_version(version):
             return None
         explore = exploration_of(subscriber.extras) if self.config.self_play.explore else None
         algorithm = self.rivals[place].policy.algorithm
-        return Policy(algorithm, deepcopy(model), self.generator, self.device, explore)
+        return Behaviour(algorithm, deepcopy(model), self.generator, self.device, explore)
 
     def player(self, agent: str, number: int) -> Player:
         """An opponent at an agent's seat; at each it has stacks, recurrent states and scripts' objects of its own."""
@@ -95,8 +95,8 @@ def make_anchors(
             model = build_model(policy, config)
             expected = f"self_play.anchors: expected a checkpoint of {policy.name}'s network"
             load_opponent(source, model, expected, own_name=False)  # users copy checkpoints under other names
-            acting = Policy(policy.algorithm, model.to(device).acting, generator, device)
-            anchors.append(partial(PolicyPlayer, acting, policy.spaces, copies, config.replay.pad))
+            acting = Behaviour(policy.algorithm, model.to(device).acting, generator, device)
+            anchors.append(partial(NetworkPlayer, acting, policy.spaces, copies, config.replay.pad))
         else:
             anchors.append(partial(ScriptedPlayer, name, source, policy.spaces, copies, policy.algorithm))
     return anchors

@@ -12,7 +12,7 @@ import torch
 from ...closing import ClosedAfterError
 from ...interfaces import Trainer
 from ...weights import ParameterStore
-from ..loops import ActingModel, PolicyModel
+from ..loops import PolicyModel
 from ..record import checkpoint_path, kept_steps, load_checkpoint, save_checkpoint
 
 SPAN = 10**9  # of the numbers of a policy's copies: those of a league's next policy lie so much higher
@@ -24,7 +24,7 @@ class Pool:
     """The learner's end. An opponent's number is the version of the store under which it was published."""
 
     store: ParameterStore  # of `pool_store`
-    model: ActingModel
+    model: PolicyModel
     run_dir: Path  # of the checkpoints
     policy: str
 

@@ -12,14 +12,16 @@ from ...envs import checked, vectorize
 from ...interfaces import PRIORITY, QueueSource, ReplaySource, Turn
 from ...processes import EPISODES, READY, SHARE, STEPS, Telemetry
 from ...references import resolve
+from ...transitions import HeldRows
 from ...weights import ParameterStore
 from ..config import SCRIPT
 from ..loops import (
+    Behaviour,
     ByName,
     Ended,
-    Policy,
-    PolicyPlayer,
-    PublishedPolicy,
+    FirstPriorities,
+    NetworkPlayer,
+    Recorder,
     ScriptedPlayer,
     Seat,
     SharedSeat,
@@ -65,7 +67,7 @@ class ActorWorker(Worker):
                 routed |= seats if isinstance(policy.source, ReplaySource) else {}
             self.begin = partial(route, routed, list(config.replay.mixture))
 
-    def _policy(self, policy: PolicyBlueprint) -> PublishedPolicy:
+    def _policy(self, policy: PolicyBlueprint) -> Behaviour:
         self.beat()  # a thousand policies take longer than a worker may be silent
         config, copies = self.config.of(policy.name), self.env.copies
         device = self._device
@@ -73,7 +75,7 @@ class ActorWorker(Worker):
         use = self._number * len(self.blueprint.policies) + policy.index
         exponents = config.exploration.exponents(config.actors * copies)
         subscriber = self.hold(ParameterStore.attach(policy.weights)).subscriber(model)
-        acting = PublishedPolicy(
+        acting = Behaviour(
             policy.algorithm,
             model,
             np.random.default_rng(run_seed(config, "actor", use, self._steps)),
@@ -88,7 +90,7 @@ class ActorWorker(Worker):
             self.beat()
         return acting
 
-    def _seats(self, policy: PolicyBlueprint, acting: PublishedPolicy) -> dict[str, Seat]:
+    def _seats(self, policy: PolicyBlueprint, acting: Behaviour) -> dict[str, Seat]:
         """The seats of a policy's agents; a lane is of a part of the replay, an agent, an actor and a copy."""
         self.beat()
         config, storage = self.config.of(policy.name), self.hold(attach_storage(policy))
@@ -106,25 +108,23 @@ class ActorWorker(Worker):
         script, seats, copies = config.exploration.script, {}, self.env.copies
         for i, agent in enumerate(policy.agents):
             writer = self.hold(storage.vector_writer(lanes[:, i].ravel().tolist()))
-            player = PolicyPlayer(acting, policy.spaces, copies, config.replay.pad)
-            priority = first_priority if PRIORITY in storage.spec.extras else None
+            player = NetworkPlayer(acting, policy.spaces, copies, config.replay.pad)
             ends = isinstance(policy.source, ReplaySource) and policy.source.hindsight is not None
+            recorder = Recorder(agent, HeldRows(writer, copies), storage.spec, lanes[:, i], gamma, ends)
+            priorities = FirstPriorities(recorder, first_priority) if PRIORITY in storage.spec.extras else None
             scripted = script and ScriptedPlayer(
                 script, resolve(SCRIPT, script), policy.spaces, copies, policy.algorithm
             )
-            learned = partial(getattr, acting, "learned")
-            seats[agent] = Seat(
-                agent, player, writer, storage.spec, lanes[:, i], priority, gamma, ends, scripted or None, learned
-            )
+            seats[agent] = Seat(player, recorder, priorities, scripted or None, acting.learned)
         return seats
 
     def _league(self, own: list[dict[str, Seat]], learning: NDArray[np.int64]) -> Matches:
         config = self.config
         generator = np.random.default_rng(run_seed(config, "opponents", self._number, self.control.steps))
         pools = [self.hold(ParameterStore.attach(game.pool)) for game in self.blueprint.self_play]
-        live: list[Policy] = [*self.policies]  # which act with the newest weights as opponents
+        live: list[Behaviour] = [*self.policies]  # which act with the newest weights as opponents
         if not config.self_play.explore:
-            live = [Policy(each.algorithm, each.model, generator, each.device) for each in live]
+            live = [Behaviour(each.algorithm, each.model, generator, each.device) for each in live]
         rivals = [Rival(*parts) for parts in zip(self.blueprint.policies, pools, live, strict=True)]
         contenders = [self._contender(place, rivals, seats, generator) for place, seats in enumerate(own)]
         return Matches(config.self_play, contenders, learning, self.env.ended, list(config.replay.mixture), generator)
@@ -132,16 +132,16 @@ class ActorWorker(Worker):
     def _contender(
         self, place: int, rivals: list[Rival], seats: dict[str, Seat], generator: np.random.Generator
     ) -> Contender:
-        extras, league = self.policies[place].subscriber.extras, own_first(rivals, place)
-        for rival, newest in zip(league, _newest(extras["opponents"], len(league)), strict=True):
+        acting, league = self.policies[place], own_first(rivals, place)
+        for rival, newest in zip(league, _newest(acting.published["opponents"], len(league)), strict=True):
             # on another machine it may still be on its way
             while not self.control.stopping and not rival.pool.wait(newest - 1, WAIT_S):
                 self.beat()
         opponents = Opponents(league, self.config, self.env.copies, generator, self._device)
         results = Telemetry.attach(self.blueprint.self_play[place].results)
         report = partial(report_result, self.hold(self.hold(results).reporter(self.name)))
-        names, subscriber = [rival.policy.name for rival in league], self.policies[place].subscriber
-        return Contender(names, seats, lambda: subscriber.extras, opponents, report)
+        names = [rival.policy.name for rival in league]
+        return Contender(names, seats, lambda: acting.published, opponents, report)
 
     @property
     def done(self) -> bool:

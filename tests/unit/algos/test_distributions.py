@@ -16,6 +16,7 @@ pytestmark = pytest.mark.usefixtures("seeded_torch")
 ROWS = 64
 CLOSE = rounding(8 + 5 * 4, 100.0)  # at most 8 components of under 12 each, with five exponentials or logarithms
 BOX = gym.Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 10.0], np.float32))
+WIDE = gym.Box(-3e38, 3e38, (2,), np.float32)  # wider than a float32 can say
 SPACES = {
     "discrete": gym.Discrete(5, start=2),
     "multi": gym.MultiDiscrete([3, 1, 4]),
@@ -122,15 +123,16 @@ def test_draws_follow_the_distribution(name):
     assert abs(log_prob.mean() + float(entropy[0].detach())) < error
 
 
-def test_a_gaussian_draws_in_units_of_half_the_range():
-    distribution = distribution_of("PPO", BOX)
+@pytest.mark.parametrize(("space", "centre", "half"), [(BOX, [0.0, 5.0], [2.0, 5.0]), (WIDE, [0.0, 0.0], 3e38)])
+def test_a_gaussian_draws_in_units_of_half_the_range(space, centre, half):
+    distribution = distribution_of("PPO", space)
     with torch.no_grad():
         distribution.log_std.fill_(-20)
     output = torch.tensor([[0.0, 0.0], [0.5, -0.5], [3.0, -3.0]])
-    expected = [[0.0, 5.0], [1.0, 2.5], [2.0, 0.0]]
-    np.testing.assert_allclose(distribution.mode(output, None), expected)
+    expected = centre + np.array([[0.0, 0.0], [0.5, -0.5], [1.0, -1.0]]) * half
+    np.testing.assert_allclose(distribution.mode(output, None), expected, rtol=1e-6)
     action, _, extras = distribution.sample(output, None, np.random.default_rng(0))
-    np.testing.assert_allclose(action, expected, atol=1e-6)
+    np.testing.assert_allclose(action, expected, atol=1e-6 * np.max(half))
     np.testing.assert_allclose(extras[DRAWN], output, atol=1e-6)  # not clipped
 
 

@@ -9,6 +9,7 @@ import torch
 from batches import SMALL, acted, batch_of, check_resumption, flattened, made_batch, made_trainer
 from gymnasium import spaces as gym
 from rounding import rounding
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from marlcore.spaces import Spaces
 
@@ -92,6 +93,20 @@ def test_the_learning_rate_follows_its_schedule(name):
         still = [torch.equal(*pair) for pair in zip(after[-1], tensors_of(model), strict=True)]
         assert all(still) == (chosen is scheduled)
     assert all(torch.equal(*pair) for pair in zip(*after, strict=True))
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_state_with_a_tensor_of_another_shape_is_refused(name):
+    """Each of its tensors in turn, as a hostile checkpoint may have it: fused kernels would leave their memory."""
+    *_, trainer = made(name)
+    sound = trainer.state_dict()
+    leaves, form = tree_flatten(sound)
+    for number, leaf in enumerate(leaves):
+        if torch.is_tensor(leaf):
+            changed = [*leaves[:number], torch.zeros(leaf.numel() + 1, dtype=leaf.dtype), *leaves[number + 1 :]]
+            with pytest.raises((ValueError, RuntimeError), match=r"shape|size"):
+                trainer.load_state_dict(tree_unflatten(changed, form))
+    trainer.load_state_dict(sound)
 
 
 @OFF_POLICY

@@ -6,7 +6,8 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 from processes import until
 from refused import check_refused
 
-from marlcore.cli.top import REPORTED, WatchedRun, _find, _table
+from marlcore.cli.top import REPORTED, WatchedRun, _find, _table, main
 from marlcore.notices import shown_with
 from marlcore.processes import READY, STEPS, UPDATES, Control, Metric, Telemetry
 from marlcore.testing.victim import parent_of
@@ -24,7 +25,10 @@ MARLCORE = [sys.executable, "-m", "marlcore"]
 
 
 def top(*arguments: str | Path) -> str:
-    return subprocess.check_output([*MARLCORE, "top", *arguments], text=True)
+    """What the command prints, in this process: each start of Python would take the run's processors for seconds."""
+    with redirect_stdout(StringIO()) as printed:
+        assert main([*map(str, arguments)]) == 0
+    return printed.getvalue()
 
 
 def figures_of(run_dir: Path) -> dict[str, Any]:

@@ -22,7 +22,8 @@ from tiers import long_but
 import marlcore as mc
 from marlcore.envs import NamedEnvironment, vectorize
 from marlcore.envs.team import Teams
-from marlcore.training.loops import ScriptedPlayer, Seat, act, observe, play
+from marlcore.observations import each
+from marlcore.training.loops import Recorder, ScriptedPlayer, Seat, act, observe, play
 
 COPIES = 2
 SEED = 3  # whose children for both copies are below 2^31, as Hanabi needs
@@ -60,11 +61,13 @@ def trained(env_fn: Any, episodes: int, seed: int) -> tuple[list[list[Told]], Ro
         for copy, *values in zip(ended.copies.tolist(), ended.returns.tolist(), ended.lengths.tolist(), strict=True):
             reported[copy][ended.agent].append(values)
 
-    def add(agent: str) -> Any:
-        def add(obs: Any, action: Any, reward: Any, terminated: Any, truncated: Any, final: Any, lanes: Any) -> None:
-            note(rows, agent, reward, np.arange(COPIES) if lanes is None else lanes)
+    def held(agent: str, spec: mc.TransitionSpec) -> Any:
+        def append(which: Any, reward: Any, *_: Any) -> None:
+            note(rows, agent, reward, np.arange(COPIES)[which])
 
-        return SimpleNamespace(add=add, new_episode=lambda lanes: None)
+        columns = {"obs": each(lambda field: field.zeros(COPIES), spec.obs), "action": spec.action.zeros(COPIES)}
+        writer = SimpleNamespace(new_episode=lambda lanes: None)
+        return SimpleNamespace(**columns, extras={}, append=append, writer=writer)
 
     with closing(vectorize(env_fn, COPIES)) as env:
         player: Any = SimpleNamespace(reward=lambda *_: None, before={}, policy=SimpleNamespace(version=1))
@@ -73,9 +76,8 @@ def trained(env_fn: Any, episodes: int, seed: int) -> tuple[list[list[Told]], Ro
         for agent, spaces in env.spaces.items():
             scripted = ScriptedPlayer("script", script, spaces, COPIES)
             spec = mc.TransitionSpec(spaces.obs, spaces.action_field)
-            seats[agent] = Seat(
-                agent, player, add(agent), spec, np.arange(COPIES), script=scripted, learned=lambda: False
-            )
+            recorder = Recorder(agent, held(agent, spec), spec, np.arange(COPIES))
+            seats[agent] = Seat(player, recorder, script=scripted, learned=lambda: False)
         env.reset(seed)
         host: Any = SimpleNamespace(rounds=0, ended=env.ended.copy(), begin=lambda turn: None, report_ended=report)
         host.count_steps, host.report = lambda steps: None, lambda *_: None

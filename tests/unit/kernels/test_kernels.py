@@ -181,6 +181,7 @@ PLANNED = """
 )
 def test_a_change_in_an_imported_kernel_is_compiled_in(program, tmp_path, monkeypatch, code, file, line, changed):
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("NUMBA_OPT", "1")  # which compiles sooner
     package = Path(marlcore.__file__).parent
     shutil.copytree(package, tmp_path / "marlcore", ignore=shutil.ignore_patterns("compat", "envs", "algos"))
     values = [float(program(code, args=[tmp_path]).finish())]

@@ -430,6 +430,7 @@ def test_a_learner_continues_from_its_last_checkpoint(tmp_path: Path, trap: Path
     assert state["version"] > result.updates[agent] // config.learner.publish_interval
 
 
+@SHARED
 @pytest.mark.long
 def test_work_is_done_in_turn_where_no_process_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -442,7 +443,7 @@ def test_work_is_done_in_turn_where_no_process_starts(
         return start(self, *arguments)
 
     monkeypatch.setattr(Children, "start", start_one)
-    config = replace(RUN, run_dir=str(tmp_path / "run"), total_steps=3000)
+    config = replace(RUN, run_dir=str(tmp_path / "run"), total_steps=1000)
     result = mc.train(HUNT, "dqn", config, progress=False)
     assert "no processes can be started here" in caplog.text and "Resource temporarily unavailable" in caplog.text
     assert result.steps >= config.total_steps and all(count > 0 for count in result.updates.values())

@@ -1,5 +1,7 @@
 """A queue's limit of unread transitions: writers wait at it, but never while the reader waits for more."""
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 from meanwhile import soon
@@ -44,13 +46,6 @@ def test_writers_wait_at_the_limit(queue, kind):
     assert len(queue) == 8
 
 
-def test_a_batch_makes_room_for_as_many_more(queue):
-    with queue.vector_writer(timeout=0.0) as writer, queue.reader(batch_size=4) as reader:
-        assert fill(writer) == 4
-        reader.read()
-        assert fill(writer) == 2
-
-
 def test_a_reader_that_waits_gets_its_batch_and_not_whole_lanes(queue):
     """Else both could wait: the newest row of each lane is unread, but not whole before the next one comes."""
     with queue.vector_writer(timeout=0.0) as writer, queue.reader(batch_size=10) as reader:
@@ -78,33 +73,29 @@ def test_a_timeout_counts_once(queue, monkeypatch):
         assert len(waits) == before + 2 and waits[-1] == waits[-2]
 
 
-def test_a_waiting_writer_is_woken_by_a_batch(queue, no_slices):
-    with queue.vector_writer() as writer, queue.reader(batch_size=4) as reader:
-        for number in range(4):
-            add(writer, number)
-        with soon(reader.read):
-            add(writer, 4)
-
-
-def test_a_waiting_writer_is_woken_by_a_reader_that_starves(queue, no_slices):
-    def starve() -> None:
-        with pytest.raises(NotEnoughData):
+@pytest.mark.parametrize("batch_size", [4, 12], ids=["has a batch", "starves"])
+def test_a_waiting_writer_is_woken_by_a_reader_that(queue, no_slices, batch_size):
+    def read() -> None:
+        with nullcontext() if batch_size == 4 else pytest.raises(NotEnoughData):
             reader.read()
 
-    with queue.vector_writer() as writer, queue.reader(batch_size=12) as reader:
+    with queue.vector_writer() as writer, queue.reader(batch_size) as reader:
         for number in range(4):
             add(writer, number)
-        with soon(starve):
+        with soon(read):
             add(writer, 4)
 
 
-def test_a_successor_of_the_reader_counts_what_its_predecessor_took(queue):
-    with queue.vector_writer(timeout=0.0) as writer:
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_batch_makes_room_for_as_many_more(queue, replaced):
+    """A successor of the reader counts what its predecessor took."""
+    with queue.vector_writer(timeout=0.0) as writer, queue.reader(batch_size=4) as reader:
         assert fill(writer) == 4
-        with queue.reader(batch_size=4) as reader:
-            reader.read()
-        with queue.reader(batch_size=4):
-            assert fill(writer) == 2
+        reader.read()
+        if replaced:
+            reader.close()
+            queue.reader(batch_size=4)
+        assert fill(writer) == 2
 
 
 def test_a_row_continues_where_the_next_is_its_successor():

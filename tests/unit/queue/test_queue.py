@@ -610,23 +610,20 @@ def test_a_queue_in_a_file_goes_on_where_it_stopped(tmp_path):
         queue.unlink()
 
 
-def test_closed_ends_and_queues_say_so():
+def test_a_forked_child_and_a_closed_queue_have_neither_end():
     queue = make()
     writer, reader = queue.writer(), queue.reader(2)
+    uses = [lambda: writer.add(0, 0, 0.0), reader.read, queue.writer, lambda: queue.reader(2), queue.__len__,
+            lambda: queue.dropped, lambda: queue.skipped]  # fmt: skip
+    fill(writer, range(3))
+    assert stale_in_a_fork(*uses)
+    with pytest.raises(mc.LaneBusy):
+        queue.reader(2)
+    assert reader.read().action.tolist() == [0, 1]
     queue.close()
-    for use in (lambda: writer.add(0, 0, 0.0), reader.read, queue.writer, lambda: queue.reader(2), queue.__len__,
-                lambda: queue.dropped, lambda: queue.skipped):  # fmt: skip
+    for use in uses:
         with pytest.raises(mc.ClosedError):
             use()
-
-
-def test_a_forked_child_has_neither_end():
-    with make() as queue, queue.writer() as writer, queue.reader(2) as reader:
-        fill(writer, range(3))
-        assert stale_in_a_fork(lambda: writer.add(0, 0, 0.0), reader.read, queue.__len__)
-        with pytest.raises(mc.LaneBusy):
-            queue.reader(2)
-        assert reader.read().action.tolist() == [0, 1]
 
 
 def test_rows_that_follow_nothing_are_read_singly():

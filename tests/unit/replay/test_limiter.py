@@ -210,11 +210,13 @@ def test_slots_of_dead_and_refused_samplers_are_free():
         for _ in range(SLOTS + 1):
             with pytest.raises(ValueError, match="tolerance"):
                 replay.sampler(9)
-        samplers = [replay.sampler(1) for _ in range(SLOTS)]
+        samplers = [make() for make in (lambda: replay.sampler(1), lambda: Mixture([replay] * 3, [0.5, 0.5, 0.0], 1))
+                    for _ in range(SLOTS // 2)]  # fmt: skip
         with pytest.raises(MarlcoreError, match=f"expected at most {SLOTS} samplers"):
             replay.sampler(1)
-        del samplers[3]
-        replay.sampler(1)
+        for i in (3, -1):
+            del samplers[i]
+            samplers.append(replay.sampler(1))
 
 
 def test_damaged_counters_stop_a_writer_and_do_not_make_it_wait():

@@ -1,5 +1,6 @@
 """Mixtures of replays, or of parts of one: shares, empty replays, limiters, priorities and states."""
 
+import re
 from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
@@ -126,18 +127,14 @@ def test_shares_are_exact_in_the_long_run(pair, fractions, batch_size):
 
 
 def test_a_replay_is_drawn_from_once_it_holds_its_minimum(replays):
-    mixture = mc.Mixture(replays, [0.5, 0.5], 8, seed=0, min_size=20)
+    """One with no share is never drawn from."""
+    mixture, other = (mc.Mixture(replays, shares, 8, seed=0, min_size=20) for shares in ([0.5, 0.5], [0.0, 1.0]))
     for lane in range(2):
-        assert counts(mixture.sample()) == [8, 0]
+        assert counts(mixture.sample()) == [8, 0] and not other.can_sample()
+        with pytest.raises(mc.NotEnoughData):
+            other.sample()
         write(replays[1], lane, 10)
-    assert counts(mixture.sample()) == [4, 4]
-
-
-def test_a_replay_with_no_share_is_never_drawn_from(replays):
-    mixture = mc.Mixture(replays, [0.0, 1.0], 8)
-    assert not mixture.can_sample()
-    with pytest.raises(mc.NotEnoughData):
-        mixture.sample()
+    assert counts(mixture.sample()) == [4, 4] and counts(other.sample()) == [0, 8]
 
 
 def test_waiting_for_data_does_not_move_the_shares(pair):
@@ -191,6 +188,17 @@ def test_a_limited_replays_share_goes_to_no_other(replays, fractions):
                 assert (abs(drawn - 8 * batches * np.array(fractions)) < 1).all()
 
 
+def test_a_refused_share_limits_no_replay(replays):
+    """Neither where a later replay has no limiter, nor where its limiter is too narrow."""
+    with limited(tolerance=100.0) as wide, limited() as narrow:
+        write(wide, 0, 8)
+        for other, says in ((replays[0], "a replay with a limiter"), (narrow, "at least batch_size / ")):
+            mixture = mc.Mixture([wide, other], [1.0, 0.0], 8)
+            check_refused(partial(mixture.limit_to, 0.1), ValueError, f"limit_to: expected {says}")
+            before = Mapped(wide).sampled
+            assert len(mixture.sample()) == Mapped(wide).sampled - before == 8
+
+
 def test_rows_that_are_not_returned_are_not_counted(replays):
     """One replay's limiter allows a batch; the other replay is empty, so that two rounds fill it."""
     with limited() as replay:
@@ -214,7 +222,7 @@ def test_a_batch_that_fails_leaves_no_trace(replays, monkeypatch):
             [replay, replays[0]], [0.3, 0.7], 8, seed=0, prioritized=[None, mc.Prioritized(beta_steps=5)]
         )
         with monkeypatch.context() as patch, pytest.raises(mc.MarlcoreError, match="writers overwrote every draw"):
-            patch.setattr(mixture.samplers[1], "_fill", fails)
+            patch.setattr(mixture.samplers[1]._rows, "fill", fails)
             mixture.sample()
         assert [stats.drawn for stats in mixture.stats] == [0, 0] and Mapped(replay).sampled == 0
         assert mixture.state_dict()["1.batches"] == 0
@@ -227,6 +235,7 @@ def test_a_limited_replay_short_of_data_sets_its_writers_free(replays):
         for expected in ([0, 8], [4, 4]):
             write(replay, 0, 10, timeout=0.0)
             assert counts(mixture.sample()) == expected
+        assert not mc.Mixture([replay, replays[1]], [0.0, 1.0], 8).can_sample()  # for data of the other one
         with pytest.raises(TimedOut, match="no sampler made room"):
             write(replay, 0, 10, timeout=0.0)
 
@@ -263,14 +272,15 @@ def fills(replay: mc.ReplayBuffer, lane: int) -> int:
     return len(replay) - before
 
 
-@pytest.mark.parametrize("empty_asks", [False, True])
-def test_one_limiter_counts_all_parts_together(parted, empty_asks):
-    """A part without rows does not set the writers free as long as the others give its share."""
+def test_one_limiter_counts_all_parts_together(parted, monkeypatch):
+    """A part without rows never sets the writers free as long as the others give its share, not even for a moment."""
+    asked: list[SampleGate] = []
+    monkeypatch.setattr(SampleGate, "starve", asked.append)
     mixture = mc.Mixture([parted] * 3, [0.25, 0.5, 0.25], 16, seed=1, lanes=PARTS)
     assert fills(parted, 1) == 20 + 64 / 2
-    for _ in range(4):
+    for looks in (False, True, True, False):
         assert mixture.due
-        assert not empty_asks or mixture.can_sample()
+        assert not looks or mixture.can_sample()
         assert counts(mixture.sample(), 3) == [0, 16, 0]
         assert fills(parted, 2) == 16 / 2
     assert fills(parted, 3) == 0
@@ -278,7 +288,7 @@ def test_one_limiter_counts_all_parts_together(parted, empty_asks):
     while mixture.can_sample():
         assert len(mixture.sample()) == 16
         drawn += 1
-    assert drawn == 4 and not mixture.due
+    assert drawn == 4 and not mixture.due and not asked
 
 
 def test_a_mixture_that_can_draw_nothing_sets_the_writers_free(parted):
@@ -300,16 +310,6 @@ def test_parts_beside_another_replay_have_one_limiter(parted, replays):
     empty = mc.Mixture([parted, parted, replays[0]], THIRDS, 16, lanes=[range(1), range(5, 6), None])
     assert counts(empty.sample(), 3) == [0, 0, 16]
     write(parted, 2, 30, timeout=0)
-
-
-def test_an_empty_part_never_sets_the_writers_free(parted, monkeypatch):
-    """Not even while a batch is drawn, when a writer of another process would notice."""
-    asked: list[SampleGate] = []
-    monkeypatch.setattr(SampleGate, "starve", asked.append)
-    mixture = mc.Mixture([parted] * 3, [0.25, 0.5, 0.25], 16, lanes=PARTS)
-    assert fills(parted, 1) == 52
-    assert mixture.can_sample() and len(mixture.sample()) == 16
-    assert not asked
 
 
 def test_rows_drawn_for_an_empty_replay_are_weighed_too(replays):
@@ -360,11 +360,14 @@ def states_of(mixture: mc.Mixture) -> dict[str, Any]:
     return {name: array.tolist() for name, array in mixture.state_dict().items()}
 
 
-def test_a_bad_priority_changes_nothing_in_any_replay(pair):
-    mixture = mc.Mixture(pair, [0.5, 0.5], 8, seed=2, prioritized=mc.Prioritized())
+@pytest.mark.parametrize("bad", [np.nan, 1e200])
+def test_a_bad_priority_changes_nothing_in_any_replay(pair, bad):
+    """Nor does one that only the last replay's alpha makes too high."""
+    mixture = mc.Mixture(pair, [0.5, 0.5], 8, seed=2, prioritized=[mc.Prioritized(), mc.Prioritized(alpha=2.0)])
     batch, before = mixture.sample(), states_of(mixture)
-    with pytest.raises(ValueError, match=r"^priority: expected finite numbers of at least 0, got nan in row 7, index"):
-        mixture.update_priorities(batch.index, [5.0] * 7 + [np.nan])
+    says = rf"^priority: expected finite numbers of at least 0.*, got {re.escape(str(bad))} in row 7, index"
+    with pytest.raises(ValueError, match=says):
+        mixture.update_priorities(batch.index, [5.0] * 7 + [bad])
     assert states_of(mixture) == before
 
 

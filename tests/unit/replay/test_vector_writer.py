@@ -14,6 +14,8 @@ from mapped import Mapped
 from model import SPECS, column, random_row
 
 from marlcore import Field, LaneBusy, RateLimiter, ReplayBuffer, SegmentCorrupt, TransitionSpec
+from marlcore.observations import put_rows
+from marlcore.transitions import HeldRows
 
 SMALL = TransitionSpec(Field((4,)), Field((), "int64"))
 FRAMES = TransitionSpec(Field((20, 20), "uint8"), Field((), "int64"))
@@ -51,20 +53,23 @@ steps = st.lists(
 def test_a_vector_writer_leaves_the_bytes_of_single_writers(name, program, seed):
     """Whatever is added: counters, records, frames and states at intervals are the same, wherever lanes wrap.
 
-    The tickets that a call returned outlive the next call.
+    So do rows that are held until their outcomes come. The tickets that a call returned outlive the next call.
     """
     spec, rng = ALL_SPECS[name], np.random.default_rng(seed)
-    with ReplayBuffer.create(spec, 9 * LANES, LANES) as one, ReplayBuffer.create(spec, 9 * LANES, LANES) as many:
+    one, many, late = (ReplayBuffer.create(spec, 9 * LANES, LANES) for _ in range(3))
+    with one, many, late:
         writers, returned = [one.writer(lane) for lane in range(LANES)], []
         order = rng.permutation(LANES).tolist()
         vector = many.vector_writer(order)
         assert vector.lanes == tuple(order)
+        held = HeldRows(late.vector_writer(order), LANES)
         for version, (lanes, finals, end, seams) in enumerate(program):
             for lane in range(LANES) if seams is None else seams:
                 writers[lane].new_episode()
             if seams != []:
-                vector.new_episode(*[] if seams is None else [np.array(seams)])
-            vector.policy_version = 2**32 + version
+                for writer in (vector, held.writer):
+                    writer.new_episode(*[] if seams is None else [np.array(seams)])
+            vector.policy_version = held.writer.policy_version = 2**32 + version
             assert vector.policy_version == version
             numbers = order if lanes is None else lanes
             given = [random_row(spec, rng, end) for _ in numbers]
@@ -79,9 +84,21 @@ def test_a_vector_writer_leaves_the_bytes_of_single_writers(name, program, seed)
             columns = {key: column([row[key] for row in given]) for key in given[0]}
             if not finals or spec.next_obs:
                 columns["final_obs"] = None
-            returned.append((vector.add(**columns, lanes=None if lanes is None else np.array(lanes)), tickets))
+            given_lanes = None if lanes is None else np.array(lanes)
+            returned.append((vector.add(**columns, lanes=given_lanes), tickets))
+            if not spec.next_obs:
+                append_held(held, columns, slice(None) if lanes is None else list(map(order.index, lanes)), given_lanes)
         assert all(got.dtype == np.int64 and got.tolist() == tickets for got, tickets in returned)
-        assert body(one) == body(many)
+        assert body(one) == body(many) and (spec.next_obs or body(late) == body(many))
+
+
+def append_held(held, columns, which, lanes):
+    put_rows(held.obs, which, columns["obs"])
+    held.action[which] = columns["action"]
+    for name, values in held.extras.items():
+        values[which] = columns[name]
+    outcomes = (columns[name] for name in ("reward", "terminated", "truncated", "final_obs"))
+    held.append(which, *outcomes, lanes)
 
 
 def test_large_arrays_are_lent_and_given_back():

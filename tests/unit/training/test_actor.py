@@ -10,11 +10,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
+from gymnasium.spaces import Box, Discrete
 from mapped import Mapped
 from processes import PATIENCE_S, until
+from seams import without_limits
 from whole_runs import Runs, config_of
 
 import marlcore as mc
@@ -23,7 +26,7 @@ from marlcore.declared import changed, hints_of
 from marlcore.envs import TreasureHunt, checked, vectorize
 from marlcore.processes import BEATS, BEGUN, STEPS, Control, Telemetry
 from marlcore.training.config import AssignedPolicy
-from marlcore.training.loops import PublishedPolicy, act, build_model
+from marlcore.training.loops import Behaviour, act, build_model
 from marlcore.training.workers import ActorWorker, PolicyBlueprint, Worker
 
 AGENT = "agent_0"
@@ -34,7 +37,7 @@ CONFIG = mc.Config(actor=mc.ActorConfig(envs=1), replay=mc.ReplayConfig(capacity
 @pytest.mark.parametrize("ends", ["the first are published", "others are published", "the run stops"])
 def test_an_actor_waits_for_whole_weights(ends: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It shows signs of life meanwhile. Their learner died in the middle of a publish; its successor publishes."""
-    monkeypatch.setattr("marlcore.training.loops.policy.FIRST_PULL_S", 0.01)
+    monkeypatch.setattr("marlcore.training.loops.behaviour.FIRST_PULL_S", 0.01)
     monkeypatch.setattr("marlcore.training.workers.actor_worker.WAIT_S", 0.01)
     env, beats, versions = HUNT(), count(), [0]
     spaces = mc.Spaces(env.observation_spaces[AGENT], env.action_spaces[AGENT])
@@ -73,14 +76,13 @@ def test_a_policy_pulls_at_its_first_turn_in_an_interval(
 ) -> None:
     """Whatever the rounds between its turns, in which others act."""
     at: list[int] = []
-    parts: Any = None, SimpleNamespace(eval=int), None, None, None
-    policy = PublishedPolicy(*parts, subscriber=parts[0], exponents=np.ones(1), sync_interval=interval)
+    parts: Any = None, SimpleNamespace(eval=int), None, None, {"epsilon": 0.5}, SimpleNamespace()
+    policy = Behaviour(*parts, exponents=np.ones(1), sync_interval=interval)
     monkeypatch.setattr(policy, "pull", lambda: at.append(rounds))
     for rounds in turns:
         policy.pull_if_due(rounds)
     assert at == pulled
-    policy.explore = {"epsilon": 0.5}
-    assert policy.explore_at([0]) is policy.explore, "without a ladder all copies have one epsilon"
+    assert policy.exponents is None, "without a ladder all copies have one epsilon"
 
 
 def test_only_policies_that_act_look_for_weights() -> None:
@@ -129,6 +131,35 @@ def test_values_of_a_callers_own_vector_environment_are_checked(what: str) -> No
     with pytest.raises(mc.EnvironmentFailed, match=line):
         for _ in range(2):
             env.observe()
+
+
+class Counting(gymnasium.Env[Any, Any]):
+    """Its observations are the number of the step, in arrays of some kind."""
+
+    observation_space, action_space, at = Box(0, 99, (2,)), Discrete(2), 0
+
+    def __init__(self, kind: str) -> None:
+        self.kind, self.array = kind, np.zeros(2, np.float32)
+
+    def reset(self, **_: Any) -> Any:
+        return self.step(0, at=0)[::4]
+
+    def step(self, action: Any, at: int | None = None) -> Any:
+        self.at = self.at + 1 if at is None else at
+        self.array[:] = self.at
+        fresh = np.full(4, self.at, np.float32)
+        of_kind = {"reused": self.array, "read-only": np.broadcast_to(fresh[:1], 2), "strided": fresh[::-2]}
+        return of_kind[self.kind], 1.0, False, self.at == 7, {}
+
+
+@pytest.mark.parametrize("kind", ["reused", "read-only", "strided"])
+def test_an_environment_may_return_arrays_of_any_kind(kind: str, tmp_path: Path) -> None:
+    """A single copy's observation is not copied before its row, so the next step must not change that."""
+    runs = Runs(total_steps=30, actor={"envs": 1}, replay={"save": True})
+    run = runs.train(tmp_path, partial(Counting, kind), mc.DQN(hidden=(4,)))
+    with mc.ReplayBuffer.load(run.run_dir / "checkpoints" / f"{AGENT}.replay") as replay, without_limits():
+        batch = replay.sampler(200, seed=0, min_size=1).sample()
+        assert len(replay) == 30 and (batch.next_obs == batch.obs + 1).all() and set(batch.obs[:, 0]) == {*range(7)}
 
 
 @pytest.fixture

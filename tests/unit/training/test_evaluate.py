@@ -1,19 +1,16 @@
 """Evaluations play exactly the episodes that they should, and keep the best weights."""
 
 import math
-from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import gymnasium
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces as gym
 
-from marlcore.envs import vectorize
 from marlcore.errors import TimedOut
 from marlcore.interfaces import Action, Outcome, Turn
 from marlcore.spaces import Spaces
@@ -32,6 +29,7 @@ class Walks:
 
     agents = ("walker", "guest")
     spaces = dict.fromkeys(agents, SPACES)
+    told_at_the_end = staticmethod(lambda copy: {"copy": float(copy)})
 
     def __init__(self, *lengths: int) -> None:
         self.copies = len(lengths)
@@ -54,7 +52,7 @@ class Walks:
         self._at[over] = 0
         outcomes, self._told = self._told, []
         turns = [self._turn("walker", np.arange(self.copies))]
-        if (begins := np.flatnonzero(self._at == 0)).size:
+        if "guest" in self.agents and (begins := np.flatnonzero(self._at == 0)).size:
             turns.append(self._turn("guest", begins))
         return outcomes, turns
 
@@ -68,7 +66,7 @@ class Walks:
             return
         self._at += 1
         over = self._at == self._lengths
-        infos = [(int(copy), {"copy": float(copy)}) for copy in np.flatnonzero(over)]
+        infos = [(copy, self.told_at_the_end(copy)) for copy in np.flatnonzero(over).tolist()]
         self._told.append(Outcome("walker", copies, copies + 1.0 * action, over, alive, turn.obs, infos))
 
     def close(self) -> None:
@@ -82,15 +80,15 @@ class Constant:
         return Action(np.full(len(obs), int(model.weight.item()), np.int64))
 
 
-def model(action: int = 0) -> loops.ActingModel:
+def model(action: int = 0) -> loops.PolicyModel:
     made = torch.nn.Linear(1, 1, bias=False)
     made.weight.data.fill_(action)
-    return loops.ActingModel(made, None)
+    return loops.PolicyModel(made)
 
 
-def players(env: Walks) -> dict[str, loops.PolicyPlayer]:
-    policy = loops.Policy(Constant(), model(), np.random.default_rng(0), torch.device("cpu"))
-    return {agent: loops.PolicyPlayer(policy, SPACES, env.copies, "repeat") for agent in env.agents}
+def players(env: Walks, action: int = 0) -> dict[str, loops.NetworkPlayer]:
+    policy = loops.Behaviour(Constant(), model(action), np.random.default_rng(0), torch.device("cpu"))
+    return {agent: loops.NetworkPlayer(policy, SPACES, env.copies, "repeat") for agent in env.agents}
 
 
 def played(env: Walks, episodes: int, **options: Any) -> loops.Evaluation:
@@ -254,7 +252,7 @@ def test_a_best_checkpoint_is_replaced_as_a_whole(run_dir, monkeypatch):
 class Publications:
     """A subscriber that the test publishes to."""
 
-    def __init__(self, network: loops.ActingModel) -> None:
+    def __init__(self, network: loops.PolicyModel) -> None:
         self._model = network
         self.newest, self.version, self.extras = 0, 0, {}
         self.torn = False
@@ -323,27 +321,13 @@ def test_evaluations_come_by_time_too(run_dir, interval):
     assert scene.at(1000) == (interval > 0)
 
 
-class Judged(gymnasium.Env):
-    """A step that earns 1, of which the judge says something else in every other episode."""
-
-    observation_space, action_space = gym.Box(0, 1, (1,)), gym.Discrete(2)
-    episodes = 0
-
-    def reset(self, seed=None, options=None):
-        return np.zeros(1, np.float32), {}
-
-    def step(self, action):
-        self.episodes += 1
-        info = {"winner": -3 if self.episodes % 4 == 0 else 0} if self.episodes % 2 == 0 else {}
-        return np.zeros(1, np.float32), 1.0, True, False, info
-
-
-def test_results_are_the_winners_or_the_signs_of_the_returns():
-    with closing(vectorize(Judged, 1)) as env:
-        (agent,) = env.agents
-        player = loops.ScriptedPlayer("still", lambda obs: 0, env.spaces[agent], 1)
-        outcome = loops.play(env, {agent: player}, 4, seed=0)
-    assert outcome is not None and outcome.results[agent].tolist() == [1, 0, 1, -1]
+def test_results_are_the_winners_or_the_signs_of_the_returns() -> None:
+    """In each episode the walker earns 1, and the judge of every other one says something else."""
+    env, judged = Walks(1), iter([{}, {"winner": 0}, {}, {"winner": -3}])
+    env.told_at_the_end = lambda copy: next(judged)
+    env.agents = ("walker",)
+    outcome = loops.play(env, players(env, action=1), 4, seed=0)
+    assert outcome is not None and outcome.results["walker"].tolist() == [1, 0, 1, -1]
 
 
 @pytest.mark.parametrize(

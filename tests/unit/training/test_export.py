@@ -27,7 +27,7 @@ from marlcore.envs import AgentView
 from marlcore.observations import in_form
 from marlcore.training.config import AssignedPolicy
 from marlcore.training.evaluation import LoadedPolicy, save_policies
-from marlcore.training.loops import ActingModel, Normalizer, build_model
+from marlcore.training.loops import Normalizer, PolicyModel, build_model
 from marlcore.training.record import checkpoint_path, save_checkpoint
 
 DOCS = (Path(__file__).parents[3] / "docs" / "training.md").read_text()
@@ -119,27 +119,38 @@ def policy_of(kind: str, normalized: bool = True) -> LoadedPolicy:
         parts = {part.name: 3 + 2 * torch.randn(64, *part.field.shape) for part in spaces.parts}
         norm.update(in_form(parts, spaces.obs))
     model = algorithm.make_model(spaces)
-    return LoadedPolicy(algorithm, ActingModel(getattr(model, "acting", model), norm), spaces, "repeat", {})
+    return LoadedPolicy(algorithm, PolicyModel(model, norm), spaces, "repeat", {})
 
 
 # In a process of its own, since onnxruntime keeps files of the user's home directory open
 RUNTIME = """
 import os, sys
-os.environ["HOME"] = sys.argv[2]
+os.environ["HOME"] = sys.argv[1]
 import numpy as np, onnxruntime
 onnxruntime.disable_telemetry_events()
-session = onnxruntime.InferenceSession(sys.argv[1], providers=["CPUExecutionProvider"])
-names = [output.name for output in session.get_outputs()]
-print(*sorted(given.name for given in session.get_inputs()), flush=True)
-while sys.stdin.readline():
-    outputs = session.run(None, dict(np.load(sys.argv[2] + "/inputs.npz")))
-    np.savez(sys.argv[2] + "/outputs.npz", **dict(zip(names, outputs)))
+for line in sys.stdin:
+    if path := line.strip():
+        session, folder = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"]), os.path.dirname(path)
+        names = [output.name for output in session.get_outputs()]
+        print(*sorted(given.name for given in session.get_inputs()), flush=True)
+        continue
+    outputs = session.run(None, dict(np.load(folder + "/inputs.npz")))
+    np.savez(folder + "/outputs.npz", **dict(zip(names, outputs)))
     print("done", flush=True)
 """
 
 
-def by_onnx(path: Path, example: dict[str, Any], program: Any) -> Run:
-    runtime = program(RUNTIME, args=[path, path.parent])
+@pytest.fixture(scope="module")
+def runtime(request: pytest.FixtureRequest, tmp_path_factory: Any, lasting_program: Any) -> Any:
+    """The process that runs the ONNX programs of all tests that are selected; None where there is none."""
+    selected = [item.name for item in request.session.items if item.path == request.path]
+    if find_spec("onnxruntime") is None or not any(".onnx]" in name for name in selected):
+        return None
+    return lasting_program(RUNTIME, args=[tmp_path_factory.mktemp("home")])
+
+
+def by_onnx(path: Path, example: dict[str, Any], runtime: Any) -> Run:
+    runtime.tell(str(path))
     assert runtime.line().split() == sorted(example)
 
     def run(inputs: dict[str, Any]) -> dict[str, Any]:
@@ -152,7 +163,7 @@ def by_onnx(path: Path, example: dict[str, Any], program: Any) -> Run:
     return run
 
 
-def by_torch(path: Path, example: dict[str, Any], program: Any) -> Run:
+def by_torch(path: Path, example: dict[str, Any], runtime: Any = None) -> Run:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         loaded = torch.jit.load(path)
@@ -205,13 +216,13 @@ OTHERS = zip([kind for kind in KINDS if kind not in QUICK], cycle(FORMATS), stri
 
 
 @pytest.mark.parametrize(("kind", "ending"), long_but([*product(QUICK, [".pt"])], [*product(QUICK, FORMATS), *OTHERS]))
-def test_a_program_acts_as_its_policy(kind: str, ending: str, tmp_path: Path, program: Any) -> None:
+def test_a_program_acts_as_its_policy(kind: str, ending: str, tmp_path: Path, runtime: Any) -> None:
     """Episodes side by side in the program, one after another in the policy."""
     policy, generator = policy_of(kind), np.random.default_rng(0)
     if ending == ".onnx":
         needs_onnx("onnxruntime")
     example = policy.export(tmp_path / f"p{ending}")
-    spaces, run = policy.spaces, FORMATS[ending](tmp_path / f"p{ending}", example, program)
+    spaces, run = policy.spaces, FORMATS[ending](tmp_path / f"p{ending}", example, runtime)
     values = {part.name: sampled(part, generator) for part in spaces.parts if part.name != "joint_observation"}
     masks = sampled_masks(spaces, generator) if spaces.masked else [None] * EPISODES
     rewards = generator.standard_normal((EPISODES, STEPS))
@@ -252,7 +263,7 @@ ODD_SPACES: dict[str, gym.Space] = {
 
 
 @pytest.mark.parametrize(("name", "ending"), long_but([*product(ODD_SPACES, [".pt"])], product(ODD_SPACES, FORMATS)))
-def test_loaders_and_programs_act_as_the_saved_policy(name: str, ending: str, tmp_path: Path, program: Any) -> None:
+def test_loaders_and_programs_act_as_the_saved_policy(name: str, ending: str, tmp_path: Path, runtime: Any) -> None:
     space, config = ODD_SPACES[name], mc.Config()
     spaces = AgentView.of("agent_0", space, gym.Discrete(3)).spaces
     torch.manual_seed(0)
@@ -265,7 +276,7 @@ def test_loaders_and_programs_act_as_the_saved_policy(name: str, ending: str, tm
     save_checkpoint(checkpoint_path(tmp_path, "agent_0"), {"acting": model.acting.state_dict(), "version": 1})
     saved = LoadedPolicy(assigned.algorithm, model.acting, spaces, "repeat", {})
     loaded = [mc.load_policy(tmp_path, "agent_0", weights_only=alone) for alone in (False, True)]
-    run = FORMATS[ending](tmp_path / f"p{ending}", loaded[1].export(tmp_path / f"p{ending}"), program)
+    run = FORMATS[ending](tmp_path / f"p{ending}", loaded[1].export(tmp_path / f"p{ending}"), runtime)
     space.seed(0)
     for _ in range(20):
         obs = space.sample()
@@ -303,7 +314,7 @@ class ByNumPy(nn.Module):
 def refused(algorithm: Any, file: str = "p.pt", model: Any = None) -> Callable[[], object]:
     spaces = mc.Spaces(BOX, gym.Discrete(3))
     made = model or algorithm.make_model(spaces)
-    policy = LoadedPolicy(algorithm, ActingModel(made, None), spaces, "repeat", {})
+    policy = LoadedPolicy(algorithm, PolicyModel(made), spaces, "repeat", {})
     return lambda: policy.export(file)
 
 
@@ -336,7 +347,7 @@ def test_the_parts_of_each_trainer_are_documented(name: str) -> None:
     assert {*algorithm.make_trainer(algorithm.make_model(spaces)).state_dict()} <= names_in(LAYOUT)
 
 
-def test_the_command_line_writes_a_program(tmp_path: Path, capsys: Any, program: Any, undrawn: None) -> None:
+def test_the_command_line_writes_a_program(tmp_path: Path, capsys: Any, undrawn: None) -> None:
     run, file = tmp_path / "run", tmp_path / "p.pt"
     recurrent = mc.R2D2(units=8, length=8, burn_in=2, period=6)
     Runs(total_steps=150, learner={"obs_norm": "running"}).train(tmp_path, "gymnasium:CartPole-v1", recurrent)
@@ -346,7 +357,7 @@ def test_the_command_line_writes_a_program(tmp_path: Path, capsys: Any, program:
     assert lines[0] == "obs\tfloat32\t[B, 4]" and "state_hidden\tfloat32\t[B, 8]" in lines
     policy = mc.load_policy(run, "agent_0")
     inputs = policy.export(file)
-    outputs = by_torch(file, inputs, program)(inputs)
+    outputs = by_torch(file, inputs)(inputs)
     assert outputs["action"].tolist() == [policy.act(inputs["obs"][0])]
     assert main(["export", str(run), "--policy", "agent_1", "--file", str(file)]) == 2
     assert capsys.readouterr().err == "marlcore: policy: expected one of ['agent_0'], got 'agent_1'\n"

@@ -16,7 +16,8 @@ import marlcore as mc
 from marlcore.envs import vectorize
 from marlcore.spec import Field
 from marlcore.testing.checked import CheckedEnvironment
-from marlcore.training.loops import Seat, act, observe
+from marlcore.training.loops import FirstPriorities, Recorder, Seat, act, observe
+from marlcore.transitions import HeldRows
 
 SPEC = mc.TransitionSpec(Field((4,), "int64"), Field((), "int64"), {"priority": Field()})
 DISCOUNT = 0.9
@@ -49,7 +50,9 @@ def first_priority(before: Any, reward: Any, after: Any) -> Any:
 
 
 def seat(agent: str, writer: Any, first: Any = first_priority) -> Seat:
-    return Seat(agent, Player(), writer, SPEC, np.array(writer.lanes), first)  # type: ignore[arg-type]
+    lanes, player = np.array(writer.lanes), Player()
+    recorder = Recorder(agent, HeldRows(writer, len(lanes)), SPEC, lanes)
+    return Seat(player, recorder, first and FirstPriorities(recorder, first))  # type: ignore[arg-type]
 
 
 def test_priorities_are_those_of_a_loop_over_each_episode() -> None:

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 NAN, INF = float("nan"), float("inf")
 
 
-def learner_of(batches: Any, trainer: Any, finite: Any, norm: Normalizer | None = None, **options: Any) -> Learner:
+def learner_of(batches: Any, trainer: Any, finite: Any, norm: Any = None, **options: Any) -> Learner:
     """A learner whose surroundings do nothing, other than those given."""
     nothing: dict[str, Any] = {
         "publisher": SimpleNamespace(publish=lambda **_: 1), "schedules": {}, "steps": lambda: 0,
@@ -356,34 +356,32 @@ def test_without_an_update_observations_stay_and_far_ones_are_clipped() -> None:
     assert norm(torch.tensor([[1e6], [-1e6]])).tolist() == [[10.0], [-10.0]]
 
 
-def test_frozen_statistics_are_of_batches_whatever_their_gradient_steps() -> None:
-    norm = Normalizer(mc.Spaces(Box(-1, 1, (1,)), Discrete(2)))
-    batch = SimpleNamespace(obs=torch.zeros(4, 1), next_obs=torch.zeros(4, 1), mask=None, policy_version=torch.zeros(1))
+def learnt_from(batches: list[Any], spaces: mc.Spaces, mode: str, updates: int = 1) -> Normalizer:
+    """The normalizer of a learner that makes so many updates on each of these batches."""
+    sampled, norm = iter(batches), Normalizer(spaces)
     learner = learner_of(
-        SimpleNamespace(sample=lambda **_: batch, prioritized=False, on_policy=False),
-        SimpleNamespace(update=lambda _: mc.Update({"loss": torch.zeros(())}, updates=40)),
+        SimpleNamespace(sample=lambda **_: next(sampled), prioritized=False, on_policy=False),
+        SimpleNamespace(update=lambda _: mc.Update({"loss": torch.zeros(())}, updates=updates)),
         SimpleNamespace(check_published=lambda _: None, check_loss=lambda *_: None),
         norm,
-        config=mc.LearnerConfig(obs_norm="frozen", checkpoint_interval=10**9, log_interval=10**9),
+        config=mc.LearnerConfig(obs_norm=mode, checkpoint_interval=10**9, log_interval=10**9),
     )
-    assert all(learn(learner) for _ in range(150))
-    assert int(norm.count) == 400 and learner.updates == 6000
+    assert all(learn(learner) for _ in batches) and learner.updates == updates * len(batches)
+    return norm
+
+
+def test_frozen_statistics_are_of_batches_whatever_their_gradient_steps() -> None:
+    batch = SimpleNamespace(obs=torch.zeros(4, 1), next_obs=torch.zeros(4, 1), mask=None, policy_version=torch.zeros(1))
+    norm = learnt_from([batch] * 150, mc.Spaces(Box(-1, 1, (1,)), Discrete(2)), "frozen", updates=40)
+    assert int(norm.count) == 400
 
 
 def test_statistics_leave_out_what_follows_an_episodes_end() -> None:
     """Zeros fill a window after its episode's end."""
     spaces = mc.Spaces(Box(-10, 10, (3,), np.float32), Discrete(4))
     small = mc.R2D2(hidden=(8, 8), units=6, length=12, burn_in=4, period=8)
-    norm, windows = Normalizer(spaces), [made_windows(small, spaces, seed=seed) for seed in range(3)]
-    sampled = iter(windows)
-    learner = learner_of(
-        SimpleNamespace(sample=lambda **_: next(sampled), prioritized=False, on_policy=False),
-        SimpleNamespace(update=lambda _: mc.Update({"loss": torch.zeros(())})),
-        SimpleNamespace(check_published=lambda _: None, check_loss=lambda *_: None),
-        norm,
-        config=mc.LearnerConfig(obs_norm="running"),
-    )
-    assert all(learn(learner) for _ in windows)
+    windows = [made_windows(small, spaces, seed=seed) for seed in range(3)]
+    norm = learnt_from(windows, spaces, "running")
     rows = np.concatenate([batch.obs[batch.valid[..., -1]] for batch in windows])
     assert int(norm.count) == len(rows) < sum(batch.valid[..., -1].size for batch in windows)
     close = rounding(len(rows), 10.0, "float64")

@@ -15,7 +15,7 @@ from arena import ANCHOR, SIDES, Arena, Marking, episodes_of, weak
 import marlcore as mc
 from marlcore.envs import vectorize
 from marlcore.training.config import AssignedPolicy
-from marlcore.training.loops import ActingModel, Candidate
+from marlcore.training.loops import Candidate, PolicyModel
 from marlcore.training.record import KeptCheckpoints, checkpoint_path, load_checkpoint
 from marlcore.training.self_play import OpponentGames, Opponents, Rival
 from marlcore.training.self_play.opponent_games import paired, spread
@@ -26,12 +26,12 @@ SPACES = mc.Spaces(Arena(Path()).observation_space("left"), Arena(Path()).action
 class Store:
     """A pool, and a policy's publications: each version's weight is `marks[version]`."""
 
-    def __init__(self, model: ActingModel, marks: dict[int, float]) -> None:
+    def __init__(self, model: PolicyModel, marks: dict[int, float]) -> None:
         self._model, self.marks = model, marks
         self.version, self.extras = 0, {"step": 0.0, "updates": 0.0}
         self.begins_after, self.slots = 0, 4
 
-    def subscriber(self, model: ActingModel) -> Any:
+    def subscriber(self, model: PolicyModel) -> Any:
         self._model = model
         return self
 
@@ -55,7 +55,7 @@ class Scene:
         (folder / "checkpoints").mkdir(exist_ok=True)
         self.folder = folder
         self.env = stack.enter_context(closing(vectorize(partial(Arena, folder), 3)))
-        model = ActingModel(Marking().make_model(SPACES), None)
+        model = PolicyModel(Marking().make_model(SPACES))
         self.published, self.pool = Store(model, {}), Store(model, {1: 0.0, 2: 10.0, 3: 20.0})
         self.pool.version = 3
         settings = mc.SelfPlayConfig(pool=4, anchors=dict.fromkeys(anchors, 0.1), side=side)

@@ -12,9 +12,8 @@ from gymnasium import spaces as gym
 from refused import check_refused, refusals
 
 import marlcore as mc
-from marlcore.interfaces import Turn
 from marlcore.training.evaluation import LoadedPolicy
-from marlcore.training.loops import ActingModel, PolicyPlayer, ScriptedPlayer, Seat
+from marlcore.training.loops import NetworkPlayer, PolicyModel, Recorder, ScriptedPlayer
 
 BOX = gym.Box(-1, 1, (2,), np.float32)
 PLAIN = mc.Spaces(BOX, gym.Discrete(3))
@@ -25,22 +24,22 @@ NOISE, MASK = np.zeros(2, np.float32), np.array([False, True, False])
 def loaded(spaces: mc.Spaces) -> LoadedPolicy:
     """A policy whose action is 1 whatever it sees."""
     algorithm: Any = SimpleNamespace(act=lambda *_, **__: mc.Action(np.array([1])))
-    return LoadedPolicy(algorithm, ActingModel(torch.nn.Identity(), None), spaces, "repeat", {})
+    return LoadedPolicy(algorithm, PolicyModel(torch.nn.Identity()), spaces, "repeat", {})
 
 
 def test_a_greedy_policy_with_dropout_is_deterministic() -> None:
     torch.manual_seed(0)
     algorithm = mc.DQN(network=lambda spaces: torch.nn.Sequential(torch.nn.Linear(2, 40), torch.nn.Dropout(0.9)))
-    policy = LoadedPolicy(algorithm, ActingModel(algorithm.make_model(PLAIN), None), PLAIN, "repeat", {})
+    policy = LoadedPolicy(algorithm, PolicyModel(algorithm.make_model(PLAIN)), PLAIN, "repeat", {})
     assert len({policy.act(seen) for seen in [np.ones(2, np.float32)] * 60}) == 1
     policy._player.policy.model.train()
     assert len({policy.act(seen) for seen in [np.ones(2, np.float32)] * 60}) > 1, "the control"
 
 
-def player_of(spaces: mc.Spaces, action: Any) -> PolicyPlayer:
+def player_of(spaces: mc.Spaces, action: Any) -> NetworkPlayer:
     """A player of two copies whose policy always chooses these actions."""
     policy: Any = SimpleNamespace(act=lambda obs, at, state: mc.Action(np.array(action)[at]))
-    return PolicyPlayer(policy, spaces, 2, "repeat")
+    return NetworkPlayer(policy, spaces, 2, "repeat")
 
 
 @pytest.mark.parametrize(
@@ -68,12 +67,13 @@ def act(bad: float) -> None:
 
 
 def sit(fields: dict[str, mc.Field], extras: dict[str, Any], **state: torch.Tensor) -> None:
-    """Lets a seat remember the extras of an action, and the recurrent state before it."""
+    """Lets a recorder remember the extras of an action, and the recurrent state before it."""
     spec = mc.TransitionSpec(mc.Field((2,)), mc.Field((), "int64"), fields)
-    chosen = mc.Action(np.zeros(2, np.int64), extras)
-    player: Any = SimpleNamespace(choose=lambda *_: chosen, before=state, policy=SimpleNamespace(version=1))
-    seat = Seat("a", player, None, spec, np.arange(2))  # type: ignore[arg-type]
-    seat.act(Turn("a", np.arange(2), np.zeros((2, 2), np.float32), np.ones(2, np.bool_)))
+    turn = mc.Turn("a", np.arange(2), np.zeros((2, 2), np.float32), np.ones(2, np.bool_))
+    columns: dict[str, Any] = {"obs": np.zeros((2, 2)), "action": np.zeros(2)}
+    rows: Any = SimpleNamespace(**columns, extras={name: field.zeros(2) for name, field in fields.items()})
+    recorder = Recorder("a", rows, spec, np.arange(2))
+    recorder.remember(turn, mc.Action(np.zeros(2, np.int64), extras), state, 1)
 
 
 def remember(bad: float, name: str = "value") -> None:
@@ -84,7 +84,7 @@ def change(at: Any, **later: torch.Tensor) -> None:
     """Lets a player choose actions with a state, and then with another one."""
     states = iter([{"h": torch.zeros(2, 3)}, later])
     policy: Any = SimpleNamespace(act=lambda *_: mc.Action(np.zeros(2, np.int64), state=next(states)))
-    player = PolicyPlayer(policy, PLAIN, 2 if at == ALL else 3, "repeat")
+    player = NetworkPlayer(policy, PLAIN, 2 if at == ALL else 3, "repeat")
     for _ in range(2):
         player.choose(np.zeros((2, 2), np.float32), at, np.zeros(2, bool))
 
@@ -181,7 +181,7 @@ def test_a_batch_is_acted_on_as_each_of_it_alone(case: str) -> None:
     with torch.no_grad():
         for weights in model.parameters():
             weights *= 5 * (weights.ndim > 1)  # so that observations, and what lies before, matter
-    acting = ActingModel(getattr(model, "acting", model), None)
+    acting = PolicyModel(model)
     together, *alone = (LoadedPolicy(algorithm, acting, spaces, "repeat", {}) for _ in range(4))
     seen = gym.Dict(observation=BOX)["observation"] if case == "joint" else spaces.observation
     seen.seed(0)
@@ -204,7 +204,7 @@ def test_a_batch_is_acted_on_as_each_of_it_alone(case: str) -> None:
 
 def test_the_size_of_a_batch_with_memory_may_change_at_a_reset_only() -> None:
     algorithm, spaces = BATCHES["memory"]
-    policy = LoadedPolicy(algorithm, ActingModel(algorithm.make_model(spaces), None), spaces, "repeat", {})
+    policy = LoadedPolicy(algorithm, PolicyModel(algorithm.make_model(spaces)), spaces, "repeat", {})
     policy.act(np.zeros((2, 2), np.float32))
     check_refused(lambda: policy.act(NOISE), ValueError, "obs: expected 2 observations, as since the reset, got 1")
     policy.reset()
@@ -231,7 +231,7 @@ def test_a_loaded_policy_acts_with_the_runs_threads(monkeypatch: pytest.MonkeyPa
     for own in (1, 2):
         threads[:] = [7]
         with pytest.raises(OSError):
-            acts(LoadedPolicy(algorithm, ActingModel(torch.nn.Identity(), None), PLAIN, "repeat", {}, own), NOISE)
+            acts(LoadedPolicy(algorithm, PolicyModel(torch.nn.Identity()), PLAIN, "repeat", {}, own), NOISE)
         assert threads == [7, own, own, 7]
 
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from marlcore.algos.networks.qnetwork import RecurrentQNetwork
 from marlcore.algos.networks.recurrent import Windows
 from marlcore.interfaces import PREVIOUS_REWARD
 from marlcore.training import LoadedPolicy
-from marlcore.training.loops import ActingModel, Policy, PolicyPlayer, Seat
+from marlcore.training.loops import Behaviour, NetworkPlayer, PolicyModel, Seat
 from marlcore.training.self_play import Contender, Matches
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
@@ -92,17 +93,17 @@ def test_a_killed_actors_rows_join_no_others(tmp_path: Path) -> None:
         compared(result.run_dir, agent, TELLING)
 
 
-def made_policy(algorithm: mc.R2D2 = SMALL) -> tuple[Any, Policy]:
+def made_policy(algorithm: mc.R2D2 = SMALL) -> tuple[Any, Behaviour]:
     torch.manual_seed(1)
     model = algorithm.make_model(SPACES)
-    return model, Policy(algorithm, ActingModel(model, None), np.random.default_rng(0), torch.device("cpu"))
+    return model, Behaviour(algorithm, PolicyModel(model), np.random.default_rng(0), torch.device("cpu"))
 
 
 def test_each_copy_has_a_state_of_its_own() -> None:
     """A player of three copies, of which one, two or all act, does what three players of one copy do."""
     _, policy = made_policy()
-    together = PolicyPlayer(policy, SPACES, 3, "repeat")
-    alone = [PolicyPlayer(policy, SPACES, 1, "repeat") for _ in range(3)]
+    together = NetworkPlayer(policy, SPACES, 3, "repeat")
+    alone = [NetworkPlayer(policy, SPACES, 1, "repeat") for _ in range(3)]
     rng = np.random.default_rng(4)
     for round_ in range(60):
         copies = np.flatnonzero(rng.random(3) < 0.7) if round_ else np.arange(3)
@@ -129,7 +130,7 @@ def test_a_loaded_policy_keeps_its_state_until_it_is_reset() -> None:
             one *= 5  # so that memory matters
         for layer in (model.head.hidden, model.head.output):
             layer.bias.zero_()
-    policy = LoadedPolicy(SMALL, ActingModel(model, None), SPACES, "repeat", {})
+    policy = LoadedPolicy(SMALL, PolicyModel(model), SPACES, "repeat", {})
     rng, state, different = np.random.default_rng(0), None, set()
     for step in range(80):
         obs, reward = rng.normal(scale=5, size=3).astype(np.float32), float(rng.normal(scale=20))
@@ -161,13 +162,13 @@ def test_opponents_of_self_play_are_told_their_own_rewards() -> None:
             return self[number]
 
     _, policy = made_policy()
-    pool: Any = Pool({number: PolicyPlayer(policy, SPACES, 6, "repeat") for number in (1, 2)})
+    pool: Any = Pool({number: NetworkPlayer(policy, SPACES, 6, "repeat") for number in (1, 2)})
     published = {"opponents": np.array([1, 2]), "odds": np.array([0.5, 0.5])}
     config, ended = mc.SelfPlayConfig(pool=2, latest=0.0, side="left"), np.zeros(6, np.int64)
     rng = np.random.default_rng(3)
-    spec = mc.TransitionSpec(mc.Field((3,)), mc.Field((), "int64"))
     learning: Any = None  # which never acts on the right
-    seats = {agent: Seat(agent, learning, learning, spec, np.arange(6)) for agent in Wander.agents}
+    recorder: Any = SimpleNamespace(copies=6, parts=np.zeros(6, int), at=lambda copies: copies)
+    seats = {agent: Seat(learning, recorder) for agent in Wander.agents}
     contender = Contender(["main"], seats, lambda: published, pool, lambda *_: None)
     matches = Matches(config, [contender], np.zeros(6, np.int64), ended, [], rng)
     copies = np.arange(6)

@@ -200,11 +200,10 @@ def test_every_door_has_a_way_and_a_call_here() -> None:
 
 def test_few_files_of_training_unpickle() -> None:
     """Apart from `open_run`'s reader, these are told by their own parent."""
-    folder = Path(mc.__file__).parent / "training"
-    unpickle = {
-        path.name for path in folder.rglob("*.py") if re.search(r"pickle\.loads?\(|unpickled\(", path.read_text())
-    }
-    assert unpickle == {"loaded_policy.py", "agent.py", "node.py", "__main__.py"}
+    package = Path(mc.__file__).parent
+    files = [path for room in ("training", "cluster") for path in (package / room).rglob("*.py")]
+    unpickle = {path.name for path in files if re.search(r"pickle\.loads?\(|unpickled\(", path.read_text())}
+    assert unpickle == {"loaded_policy.py", "agent.py", "program.py", "__main__.py"}
 
 
 def test_the_page_has_the_ways_as_a_table() -> None:

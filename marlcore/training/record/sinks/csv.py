@@ -16,8 +16,8 @@ from ....closing import ClosedAfterError
 from ....errors import ClosedError
 from ....memory import try_lock
 from ....processes import Metric
-from ....regular_files import check_regular, open_regular, read_regular
-from ..files import naming, opener, read_json
+from ....regular_files import check_regular, naming, open_regular, read_regular
+from ..files import opener, read_json
 
 PROGRESS = "checkpoints/run.json"  # of a run, beside its metrics.csv
 

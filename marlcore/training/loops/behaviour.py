@@ -1,4 +1,4 @@
-"""A policy that acts: an algorithm and its model, with the stacks and recurrent states of several copies."""
+"""A policy as it acts: an algorithm with a model and its exploration, and what it remembers of several copies."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,97 +16,86 @@ from ...spaces import MASK, Spaces
 from ...spec import rows_of
 from ...weights import Subscriber
 from ..config import PUBLISHED
-from .model import ActingModel
+from .model import PolicyModel
 
 FIRST_PULL_S = 0.1
 
 
 @dataclass
-class Policy:
-    """An algorithm with the acting part of a model."""
+class Behaviour:
+    """An algorithm with the acting part of a model; with a subscriber it follows its learner's publications."""
 
     algorithm: Algorithm
-    model: ActingModel  # on `device`
+    model: PolicyModel  # on `device`
     generator: np.random.Generator  # for the algorithm's draws
     device: torch.device
     explore: Mapping[str, Any] | None = None  # the numbers of exploration; None acts greedily
-    version: int = 0  # of the weights; 0 where they were not published
-
-    def __post_init__(self) -> None:
-        self.model.eval()  # a greedy policy draws nothing, also with dropout
-
-    def act(self, obs: Values, at: Any, state: Mapping[str, torch.Tensor] | None) -> Action:
-        """Chooses actions for the k observations of the copies `at`, stacked if the model wants that."""
-        tensors = each(lambda array: torch.from_numpy(array).to(self.device), obs)
-        mask = tensors.get(MASK) if isinstance(tensors, dict) else None
-        if mask is not None and mask.ndim == 3:
-            mask = mask[:, -1]  # of the newest observation of a stack
-        model = self.model
-        if model.norm is not None:
-            tensors = model.norm(tensors)
-        return self.algorithm.act(
-            model.model, tensors, explore=self.explore_at(at), state=state, mask=mask, generator=self.generator
-        )
-
-    def explore_at(self, at: Any) -> Mapping[str, Any] | None:
-        """The numbers of exploration in the copies `at`."""
-        return self.explore
-
-    def pull_if_due(self, rounds: int) -> None:
-        """Weights that were not published stay as they are."""
-
-
-@dataclass(kw_only=True)
-class PublishedPolicy(Policy):
-    """A policy kept up to date with its learner's publications, which explores as they say."""
-
-    subscriber: Subscriber
-    exponents: NDArray[np.float64]  # [copies], of epsilon in each copy of the environment
+    subscriber: Subscriber | None = None  # None keeps weights and numbers as they are
+    exponents: NDArray[np.float64] | None = None  # [copies], of epsilon in each copy; None: all have the same
     sync_interval: int = 1  # rounds between pulls
     max_lag: int | None = None  # versions by which weights may be behind; staler ones are pulled before the next turn
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        self.model.eval()  # a greedy policy draws nothing, also with dropout
+        self.version = 0  # of the weights; 0 where they were not published
         self._looked = -1  # the round of the last look for newer weights that was due
-        self._explores_alike = bool((self.exponents == 1.0).all())
+        if self.exponents is not None and (self.exponents == 1.0).all():
+            self.exponents = None
+
+    def act(self, obs: Values, at: Any, state: Mapping[str, torch.Tensor] | None) -> Action:
+        """Chooses actions for the k observations of the copies `at`, stacked if the model wants that."""
+        model, explore, mask = self.model, self.explore, None
+        tensors: Any
+        if isinstance(obs, dict):
+            tensors = {name: torch.from_numpy(array).to(self.device) for name, array in obs.items()}
+            mask = tensors.get(MASK)
+            if mask is not None and mask.ndim == 3:
+                mask = mask[:, -1]  # of the newest observation of a stack
+        else:
+            tensors = torch.from_numpy(obs).to(self.device)
+        if model.norm is not None:
+            tensors = model.norm(tensors)
+        if self.exponents is not None and explore is not None and "epsilon" in explore:
+            explore = {**explore, "epsilon": explore["epsilon"][at]}
+        return self.algorithm.act(
+            model.model, tensors, explore=explore, state=state, mask=mask, generator=self.generator
+        )
 
     @property
+    def published(self) -> Mapping[str, Any]:
+        """What came with the acting weights; nothing if they were not published."""
+        return {} if self.subscriber is None else self.subscriber.extras
+
     def learned(self) -> bool:
         """Whether the learner had made an update when it published the acting weights."""
-        return bool(self.subscriber.extras["updates"])
-
-    @property
-    def lag(self) -> int:
-        """Versions published since the acting weights."""
-        return self.subscriber.newest - self.subscriber.version
+        return bool(self.published["updates"])
 
     def pull_if_due(self, rounds: int) -> None:
         """Before a turn in the round after so many: pulls if it is the first since a multiple of `sync_interval`.
 
         Also pulls where the weights are behind by more than `max_lag` versions.
         """
+        subscriber = self.subscriber
+        if subscriber is None:
+            return
         due = rounds // self.sync_interval > self._looked // self.sync_interval
-        if due or (self.max_lag is not None and self.lag > self.max_lag):
+        if due or (self.max_lag is not None and subscriber.newest - subscriber.version > self.max_lag):
             self.pull()
         self._looked = rounds
 
     def pull(self) -> bool:
         """Takes newer weights, if any; it waits for them only while it has none."""
+        assert self.subscriber is not None
         try:
             pulled = self.subscriber.pull(timeout=0.0 if self.version else FIRST_PULL_S)
         except TimedOut:
             return False  # their learner is overwriting them, or died doing so: the next pull gets them
         if pulled:
             explore = exploration_of(self.subscriber.extras)
-            if "epsilon" in explore and not self._explores_alike:
+            if "epsilon" in explore and self.exponents is not None:
                 explore["epsilon"] = explore["epsilon"] ** self.exponents
             self.explore, self.version = explore, self.subscriber.version
         return pulled
-
-    def explore_at(self, at: Any) -> Mapping[str, Any] | None:
-        if self._explores_alike or self.explore is None or "epsilon" not in self.explore:
-            return self.explore
-        return {**self.explore, "epsilon": self.explore["epsilon"][at]}
 
 
 def exploration_of(extras: Mapping[str, Any]) -> dict[str, Any]:
@@ -115,10 +104,10 @@ def exploration_of(extras: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @dataclass
-class PolicyPlayer:
+class NetworkPlayer:
     """The player of a policy: it remembers each copy's stack of observations and recurrent state."""
 
-    policy: Policy
+    policy: Behaviour
     spaces: Spaces
     copies: int
     pad: Pad  # of stacks; the same as in training

@@ -1,0 +1,196 @@
+"""Rows of batches, drawn from one replay: chosen, copied, validated, and drawn again where a writer overwrote them."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ..checks import check_type, check_whole, state_array
+from ..errors import MarlcoreError
+from ..kernels.rows import HI
+from ..transitions import LAP_LIMIT_S, Batch, BatchMemory, LaneView, ReadPlan, Window
+from .hindsight import Hindsight, Relabelling
+from .prioritized import EQUAL, Prioritized, PriorityTree
+from .uniform import Uniform
+
+Ints = NDArray[np.int64]
+
+_NO_ROWS = np.empty(0, np.int64)
+
+
+@dataclass
+class SamplerStats:
+    """A sampler's counters.
+
+    Attributes:
+        drawn: rows returned.
+        lapped: rows that a writer overwrote while they were copied; drawn again.
+        redrawn: all repeated draws, of lapped rows and of rows that were not a whole transition.
+        waited: seconds slept for data.
+        ignored: priorities for rows that were overwritten meanwhile, or never drawn.
+    """
+
+    drawn: int = 0
+    lapped: int = 0
+    redrawn: int = 0
+    waited: float = 0.0
+    ignored: int = 0
+
+
+class RowSampler:
+    """Draws rows of batches from the lanes of a view, without waiting; a `Sampler` has one, a `Mixture` several.
+
+    Attributes:
+        stats: rows drawn, lapped and drawn again.
+        prioritized: the options of prioritized drawing; None for uniform drawing.
+        strategy: chooses the rows, uniformly or by priority.
+        batch: returns the batch in a memory whose rows are drawn and finished.
+    """
+
+    def __init__(
+        self,
+        view: LaneView,
+        window: Window,
+        batch_size: int,
+        min_size: int | None,
+        prioritized: Prioritized | None,
+        seed: int | None,
+        hindsight: Hindsight | None,
+    ) -> None:
+        check_whole("batch_size", batch_size)
+        min_size = batch_size if min_size is None else min_size
+        check_whole("min_size", min_size)
+        if seed is not None:
+            check_whole("seed", seed, 0)
+        window.check(view.spec, view.geometry.capacity)
+        window.check_periods(view.spec, view.geometry.capacity)
+        check_type("prioritized", prioritized, Prioritized, or_none=True)
+        if prioritized is not None:
+            prioritized.check(view.spec)
+        check_type("hindsight", hindsight, Hindsight, or_none=True)
+        self.stats = SamplerStats()
+        self.prioritized = prioritized
+        self.batch_size, self._least = int(batch_size), int(min_size)
+        self._view, self._window, self.path = view, window, view.segment.path
+        self._enough = False  # whether there were min_size transitions at the last look
+        self._cleared_at = 0  # the transitions inserted before
+        self._plan = plan = ReadPlan(view, window, self.batch_size, hindsight is not None)
+        self.memory, self.event, self.check_open = plan.memory, plan.event, view.segment.check_open
+        plan.generator[:] = np.random.SeedSequence(seed).generate_state(4, np.uint64)
+        if prioritized is None and window.period > 1:
+            prioritized = EQUAL  # few rows begin a sequence: drawing any row would nearly always fail
+        self._tree = None if prioritized is None else PriorityTree(prioritized, view, plan)
+        self.strategy = self._tree or Uniform(plan)
+        self.strategy.prepare(plan.memory())  # now instead of in the first draw
+        self._relabelling: Relabelling | None = None
+        self.batch: Callable[[BatchMemory], Batch] = BatchMemory.batch
+        if hindsight is not None:
+            self._relabelling = Relabelling(hindsight, view, window, plan)
+            self.batch = self._relabelling.batch
+            self._relabelling.draw(plan.memory(), np.arange(self.batch_size), 0)
+
+    def lacking(self) -> int:
+        """0 if a row can be drawn; otherwise how many transitions must come first, at least."""
+        self.check_open()
+        return self._too_few() or int(not self.strategy.can_draw())
+
+    def fill(self, memory: BatchMemory, rows: Ints) -> Ints:
+        """Draws these rows of a batch; returns those for which the replay has nothing to draw, if any."""
+        self.check_open()
+        if not self._enough and self._too_few():
+            return rows
+        lapped_since = None
+        while True:
+            filled, refused = self.strategy.draw(memory, rows)
+            self.stats.redrawn += refused
+            if filled == 0:
+                return rows
+            if self._relabelling is not None:
+                self._relabelling.draw(memory, rows, filled)
+            lapped = self._plan.lapped(filled)
+            if filled == len(rows) and not len(lapped):
+                return _NO_ROWS
+            self.stats.lapped += len(lapped)
+            self.stats.redrawn += len(lapped)
+            rows = np.concatenate([rows[lapped], rows[filled:]])
+            lapped_since = lapped_since or time.monotonic()
+            if time.monotonic() - lapped_since > LAP_LIMIT_S:
+                raise MarlcoreError(f"{self.path}: writers overwrote every draw; use a larger capacity")
+
+    def finish(self, memory: BatchMemory, rows: Ints) -> None:
+        """Counts the rows of a whole batch that were drawn here; weighs them by their priorities, and advances beta."""
+        self.stats.drawn += len(rows)
+        if self._tree is not None:
+            self._tree.weigh(memory, rows)
+
+    def update_priorities(self, index: ArrayLike, priority: ArrayLike) -> None:
+        """See `Sampler.update_priorities`."""
+        if self.prioritized is None or self._tree is None:
+            raise TypeError(
+                "update_priorities: expected a sampler with prioritized=Prioritized(...), got a uniform one"
+            )
+        self.check_open()
+        self.stats.ignored += self._tree.update(index, priority)
+
+    def clear(self) -> None:
+        """See `Sampler.clear`."""
+        self.check_open()
+        self._plan.read_windows()
+        self._plan.set_floor(self._plan.windows[HI])
+        self._cleared_at = self._view.native.inserted()
+        self._enough = False
+
+    def state_dict(self) -> dict[str, NDArray[Any]]:
+        """See `Sampler.state_dict`."""
+        state = {"generator": self._plan.generator.copy()} | self.strategy.state_dict()
+        if self._plan.has_floor:
+            state |= {"floor": self._plan.floor.copy(), "cleared_at": np.array(self._cleared_at)}
+        return state
+
+    def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """See `Sampler.load_state_dict`."""
+        generator = state_array(state, "generator", (4,), np.uint64)
+        if not generator.any():
+            raise ValueError("state: expected generator as uint64 (4,), not all zero")
+        floor, cleared_at = np.zeros_like(self._plan.floor), 0
+        if "floor" in state:
+            floor = state_array(state, "floor", floor.shape, np.int64)
+            cleared_at = int(state_array(state, "cleared_at", (), np.int64))
+            self._plan.read_windows()
+            if not ((floor >= 0) & (floor <= self._plan.windows[HI])).all() or cleared_at < 0:
+                raise ValueError("state: expected floor as tickets of this replay, got others")
+        self.strategy.load_state_dict(state)
+        self._plan.generator[:] = generator
+        self._plan.set_floor(floor)
+        self._cleared_at, self._enough = cleared_at, False
+
+    def shortage(self) -> str:
+        """Why no row can be drawn, beginning with the replay's path."""
+        held, window = self._held, self._window
+        if held < self._least:
+            why = f"expected at least {self._least} transitions, got {held}"
+        elif self.strategy.all_zero:
+            why = f"each of the {held} transitions has a priority of 0, and epsilon is 0"
+        elif window.length is not None:
+            why = f"none of the {held} transitions begins a sequence of {window.length} that is held whole"
+        else:
+            why = f"none of the {held} transitions has its stack and its next {window.n_step} steps held whole"
+        return f"{self.path}: {why}"
+
+    def _too_few(self) -> int:
+        """How many transitions are missing to `min_size`."""
+        geometry, floor = self._view.geometry, self._plan.floor.tolist()
+        # Full lanes never hold more, and some of their rows may be boundary rows.
+        committed = map(self._view.native.committed, range(geometry.lanes))
+        room = sum(max(0, geometry.capacity - (count - low)) for count, low in zip(committed, floor, strict=True))
+        missing = min(room, max(0, self._least - self._held))
+        self._enough = missing == 0
+        return missing
+
+    @property
+    def _held(self) -> int:
+        held = self._view.native.all_transitions()
+        return min(held, self._view.native.inserted() - self._cleared_at) if self._plan.has_floor else held
