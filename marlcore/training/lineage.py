@@ -151,7 +151,6 @@ def _kin(config: PopulationConfig, own: Mapping[str, Any]) -> Kin:
 
 
 def _check_row(config: PopulationConfig, row: Mapping[str, Any]) -> None:
-    """Raises ValueError and others: it is no row of the table."""
     names = {"member", "step", "score", "copied", *config.settings}
     if row.keys() != names:
         raise names_error("rows", names, row)

@@ -17,10 +17,7 @@ OFFLINE = Config(learner=LearnerConfig(n_step=1))  # longer returns would be tho
 def offline_config(config: Config, updates: int) -> Config:
     """The settings of a run without actors. Raises ValueError: see `applied_offline`."""
     check_whole("updates", updates)
-    config = applied_offline(config)
-    learners = {name: replace(learner, warmup=1) for name, learner in config.learners.items()}
-    learner, actor = replace(config.learner, warmup=1), replace(config.actor, processes=0)
-    return replace(config, actor=actor, learner=learner, learners=learners)
+    return applied_offline(config)
 
 
 def handles_of(
@@ -39,7 +36,6 @@ def handles_of(
 
 
 def _check_data(data: ReplayBuffer, policy: AssignedPolicy, config: Config) -> None:
-    """Raises ValueError, TypeError, NotEnoughData: no batch can be drawn from the replay for the policy."""
     source, learner = policy.source, config.learner_of(policy.name)
     check_type("replay", data, ReplayBuffer, expected=f"a ReplayBuffer for {policy.name}")
     if isinstance(source, QueueSource):
@@ -53,16 +49,10 @@ def _check_data(data: ReplayBuffer, policy: AssignedPolicy, config: Config) -> N
         raise ValueError(f"replay {spec_difference(spec, held)}")
     options: dict[str, Any] = {"n_step": source.n_step, "prioritized": source.prioritized, "sequence": source.sequence}
     batch = data.sampler(learner.batch_size, stack=config.replay.frames, min_size=1, **options).sample()
-    _check_choices(policy, batch.action)
-
-
-def _check_choices(policy: AssignedPolicy, actions: Any) -> None:
-    """Raises ValueError: one of these actions is no choice of the policy's."""
-    spaces = policy.spaces
-    rows = actions.reshape(-1, *spaces.action_field.shape)
-    at = spaces.first_refused(rows) if rows.dtype.kind in "iu" else None
+    actions = batch.action.reshape(-1, *policy.spaces.action_field.shape)
+    at = policy.spaces.first_refused(actions) if actions.dtype.kind in "iu" else None
     if at is not None:
         raise ValueError(
-            f"replay action: expected one of {spaces.action}, counted from 0, got {rows[at].tolist()}; "
+            f"replay action: expected one of {policy.spaces.action}, counted from 0, got {actions[at].tolist()}; "
             "`ReplayBuffer.from_episodes(action_space=)` counts those of a space that starts at another number"
         )

@@ -14,7 +14,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from .record import (
     CONTINUED,
     Progress,
     SharedProgress,
+    check_same_run,
     checkpoint_path,
     each_metric,
     fixed_settings,
@@ -41,7 +42,7 @@ from .record import (
     read_config,
     steps_taken,
 )
-from .run_input import RunInput, check_same_run, share_of
+from .run_input import RunInput, share_of
 from .several import begin_several, deliver, held, make_runs
 
 OWN = ("run_dir", "total_steps", "seed", "mode", "policies")  # which a population sets, or its members share
@@ -96,8 +97,6 @@ def work_population(
             lineage = begin(folder, population, config.total_steps, config.seed)
             members = _Members(env_fn, algorithm, config, lineage, policies)
             members.resume()
-            if not members.waiting:
-                _refuse_to_go_on(lineage)
             _work(members, config.mode, population, children, progress)
     deliver(children.interrupts, folder)
     return members.ranked()
@@ -106,6 +105,12 @@ def work_population(
 def _work(members: _Members, mode: str, population: PopulationConfig, children: Children, progress: bool) -> None:
     lineage, waiting = members.lineage, members.waiting
     lineage.write()
+    if not waiting:
+        plot_lineage(lineage)  # a program that was killed may not have noted what it did last
+        if all(own.done for own in lineage.kin):
+            expected = "total_steps: expected more, since no member has steps left to take"
+            raise ValueError(f"{expected}, got {lineage.total_steps}")
+        raise ValueError("resume: expected a member that has not diverged, got none that others could copy")
     with ExitStack() as stack:
         total = population.size * lineage.total_steps  # at most
         table = SharedProgress(stack.enter_context(Progress()), total) if progress else None
@@ -124,29 +129,17 @@ def _work(members: _Members, mode: str, population: PopulationConfig, children: 
     plot_lineage(lineage)
 
 
-def _refuse_to_go_on(lineage: Lineage) -> None:
-    """Raises ValueError: no member may take steps; the files may lack what a program that was killed did last."""
-    lineage.write()
-    plot_lineage(lineage)
-    if all(own.done for own in lineage.kin):
-        raise ValueError(
-            f"total_steps: expected more, since no member has steps left to take, got {lineage.total_steps}"
-        )
-    raise ValueError("resume: expected a member that has not diverged, got none that others could copy")
-
-
+@dataclass
 class _Members:
     """The runs of a population's members; `waiting` holds those that may begin their next segment."""
 
-    def __init__(
-        self, env_fn: Any, algorithm: Algorithm, config: Config, lineage: Lineage, policies: list[str]
-    ) -> None:
-        self._env_fn, self._algorithm, self._config = env_fn, algorithm, config
-        self.lineage = lineage
-        self.policies = policies
-        self._evaluates = config.evaluation.evaluates
-        self.waiting: dict[str, RunInput] = {}
-        self._aside: set[int] = set()  # diverged, when there was no better one to copy
+    env_fn: Any
+    algorithm: Algorithm
+    config: Config
+    lineage: Lineage
+    policies: list[str]
+    waiting: dict[str, RunInput] = field(default_factory=dict)
+    _aside: set[int] = field(default_factory=set)  # diverged, when there was no better one to copy
 
     def run_dir(self, member: int) -> Path:
         digits = len(str(len(self.lineage.kin) - 1))
@@ -171,7 +164,7 @@ class _Members:
     def settle(self, member: int, failed: bool = False) -> None:
         """Scores a segment that has ended, and decides who begins another one."""
         lineage, own = self.lineage, self.lineage.kin[member]
-        score = LOST if failed else _score(self.run_dir(member), own.begin, self._evaluates)
+        score = LOST if failed else _score(self.run_dir(member), own.begin, self.config.evaluation.evaluates)
         if not math.isnan(score):
             own.score = score
         steps, method = max(self._steps(member), own.begin), lineage.config.method
@@ -218,7 +211,7 @@ class _Members:
         """Makes the input of a member's next segment."""
         lineage, own, run_dir = self.lineage, self.lineage.kin[member], self.run_dir(member)
         begun = (run_dir / "config.json").exists()
-        config, algorithm = _with(self._config, self._algorithm, own.settings)
+        config, algorithm = _with(self.config, self.algorithm, own.settings)
         segment = sum(row["member"] == member for row in lineage.rows)
         seed = int(np.random.SeedSequence([config.seed, member, segment]).generate_state(1)[0])
         config = replace(config, run_dir=str(run_dir), total_steps=own.target, seed=seed)
@@ -227,7 +220,7 @@ class _Members:
             shutil.rmtree(run_dir, ignore_errors=True)
         resume = run_dir if begun else None
         self.waiting[f"member {member}"] = RunInput.checked(
-            self._env_fn, algorithm, config, resume=resume, init_from=links or None, plots=False
+            self.env_fn, algorithm, config, resume=resume, init_from=links or None, plots=False
         )
 
     def _steps(self, member: int) -> int:
@@ -275,7 +268,6 @@ def links_to_take(run_dir: Path, policies: list[str], copy: int | None) -> dict[
 
 
 def _changeable(algorithm: Algorithm | str) -> Algorithm:
-    """The algorithm, whose hyperparameters can change. Raises ValueError, TypeError."""
     if isinstance(algorithm, type):
         raise TypeError(f"algorithm: expected an Algorithm, such as marlcore.PPO(), got the class {algorithm.__name__}")
     if isinstance(algorithm, Mapping):
@@ -322,7 +314,11 @@ def _check_settings(
     whole = _fingerprint(policies, config) if copies else None
     for name, distribution in population.settings.items():
         for value in distribution.ends:
-            _check_plain(name, value)
+            try:
+                json.dumps(value)
+            except TypeError:
+                expected = f"settings: expected numbers, texts and tuples of Python for {name!r}"
+                raise ValueError(f"{expected}, got {brief(value)} of type {type(value).__name__}") from None
             own_config, own_algorithm = _with(config, algorithm, {name: value})
             own_policies = RunInput.checked(env_fn, own_algorithm, own_config, progress).policies
             if copies:
@@ -335,17 +331,7 @@ def _check_settings(
     return [policy.name for policy in policies]
 
 
-def _check_plain(name: str, value: Any) -> None:
-    """Raises ValueError: files cannot hold the value."""
-    try:
-        json.dumps(value)
-    except TypeError:
-        expected = f"settings: expected numbers, texts and tuples of Python for {name!r}"
-        raise ValueError(f"{expected}, got {brief(value)} of type {type(value).__name__}") from None
-
-
 def _check_interval(policies: tuple[AssignedPolicy, ...], interval: int) -> None:
-    """Raises ValueError: a segment of `interval` steps ends before a queue's first batch."""
     for policy in policies:
         if isinstance(policy.source, QueueSource):
             least = policy.source.batch_size * (policy.source.length or 1) / share_of(policy, policies)

@@ -170,7 +170,6 @@ class Run:
 
 
 def _result(session: Session) -> Result:
-    """The outcome of an ended session, whose curves it plots."""
     config, policies = session.input.config, session.input.policies
     status, run_dir = session.monitor.status, session.directory.path
     warn_of_few_samples(session.input, status.steps, status.updates)

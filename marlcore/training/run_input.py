@@ -10,7 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from ..checks import absolute, as_path, check_type, printable
+from ..checks import absolute, check_type, printable
 from ..envs import factory, vectorize
 from ..envs.copies import Copies
 from ..envs.joint import JointObservations
@@ -22,31 +22,10 @@ from ..processes import check_picklable
 from ..references import resolve
 from ..replay import ReplayBuffer
 from ..spaces import Spaces
-from .config import (
-    SCRIPT,
-    SECTIONS,
-    AssignedPolicy,
-    Config,
-    applied,
-    assign,
-    source_of,
-    teams_of,
-    wants_teams,
-    with_own_epsilons,
-)
+from .config import SCRIPT, AssignedPolicy, Config, applied, assign, source_of, teams_of, wants_teams, with_own_epsilons
 from .loops import ScriptedPlayer, choose_device, with_functions_of
 from .offline import OFFLINE, handles_of, offline_config
-from .record import (
-    RUNS,
-    Callback,
-    InitFrom,
-    check_callback,
-    fetch_run,
-    initial_states,
-    is_address,
-    open_run,
-    steps_taken,
-)
+from .record import RUNS, Callback, InitFrom, check_callback, fetch_run, initial_states, located, steps_taken
 from .self_play import check_self_play, policies_in_self_play
 from .warmup import compile_before_a_run
 
@@ -86,7 +65,7 @@ class RunInput:
         check_type("config", config, Config, or_none=True)
         check_callback(callback)
         config = config or (Config() if data is None else OFFLINE)
-        config, here, remote = _located(config, resume)  # first: an environment may change the directory
+        config, here, remote = located(config, resume)  # first: an environment may change the directory
         if data is None and config.offline:
             raise ValueError("actor.processes: expected an integer of at least 1, got 0; see train_offline")
         runs = absolute(RUNS) if here is None and config.run_dir is None else Path(RUNS)
@@ -103,7 +82,7 @@ class RunInput:
             if data is not None:
                 config = replace(config, total_steps=data[1] * len(names))
             initial = initial_states(init_from, names)
-            check_learners(config, names)
+            config.check_policies(names)
             for policy in policies:
                 if policy.name not in config.cluster.learners:  # whose machine is asked
                     choose_device(config.learner_of(policy.name).device)
@@ -130,37 +109,6 @@ class RunInput:
         return cls(
             make_env, policies, config, runs, here, callback, progress, replays, initial, init_strict, remote, plots
         )
-
-
-def _located(config: Config, resume: str | Path | None) -> tuple[Config, Path | None, str | None]:
-    """The settings with absolute paths, the run on this machine that continues, and the address that the run is at."""
-    if resume is not None:
-        check_same_run(config.run_dir, resume)
-    place = config.run_dir if resume is None else resume
-    remote = place if is_address(place) else None
-    if is_address(config.run_dir):
-        config = replace(config, run_dir=None)
-    here = None if resume is None or remote else open_run(resume)
-    if here is not None:
-        config = replace(config, run_dir=str(here))
-    return config.with_absolute_paths(), here, remote
-
-
-def check_same_run(run_dir: str | None, resume: str | Path) -> None:
-    """Raises ValueError: the settings name another directory than that of the run to continue."""
-    if run_dir is None or run_dir == str(as_path("resume", resume)):
-        return
-    if is_address(run_dir) or is_address(resume) or absolute(run_dir).resolve() != absolute(resume).resolve():
-        raise ValueError(f"run_dir: expected None or that of the run that continues, {str(resume)!r}, got {run_dir!r}")
-
-
-def check_learners(config: Config, names: list[str]) -> None:
-    """Raises ValueError: settings by policy are of no policy."""
-    for label, given in (
-        {name: getattr(config, name) for name in SECTIONS} | {"cluster.learners": config.cluster.learners}
-    ).items():
-        if wrong := given.keys() - names:
-            raise ValueError(f"{label}: expected the policies {names}, got {min(wrong)!r}")
 
 
 def assigned(

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
-from pathlib import Path
 
 from ..processes import Children
 from .config import Config
@@ -37,15 +36,10 @@ def work_seeds(
         ended = make_runs(inputs, config.mode, parallel, children, folder, table)
         for label, result in stack.enter_context(closing(ended)):
             results[labels[label]] = result()
-            _plot_ended(results, folder)
+            begun = {seed: made.run_dir for seed, made in results.items() if made.run_dir.exists()}
+            if begun:  # else all that have ended were stopped before their first step
+                described = read_config(next(iter(begun.values())))
+                title = f"{described['env']}, {described['algorithm']}, seeds {', '.join(map(str, begun))}"
+                plot_runs([each_metric(path / "metrics.csv") for path in begun.values()], folder / "curves.png", title)
     deliver(children.interrupts, folder)
     return [results[seed] for seed in seeds]
-
-
-def _plot_ended(results: Mapping[int, Result], folder: Path) -> None:
-    """Plots the mean and the band of the runs that have ended; one that was stopped before its first step has none."""
-    ended = {seed: result.run_dir for seed, result in results.items() if result.run_dir.exists()}
-    if ended:
-        described = read_config(next(iter(ended.values())))
-        title = f"{described['env']}, {described['algorithm']}, seeds {', '.join(map(str, ended))}"
-        plot_runs([each_metric(path / "metrics.csv") for path in ended.values()], folder / "curves.png", title)

@@ -115,7 +115,6 @@ class Session:
         stack.callback(self.monitor.tick, last=True)
 
     def _connected(self) -> RayCluster:
-        """The machines of the run, each of which has been checked."""
         from ..cluster.nodes import RayCluster, try_learner  # here, so that a run on one machine needs none of it
 
         config, token = self.input.config, secrets.token_hex(8)

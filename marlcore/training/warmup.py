@@ -48,15 +48,7 @@ def warm_up() -> float:
         queue.unlink()
         queue.reader(batch_size=1).close()
     next_random(np.ones(4, np.uint64))  # as preload.py calls it
-    _compile_tables()
-    cache = jit.cache_directory()
-    if cache is not None:
-        (cache / jit.WARM).touch()
-    return time.monotonic() - began
-
-
-def _compile_tables() -> None:
-    """Compiles the kernels that drop-ins and algorithms call beside the replay."""
+    # Those that drop-ins and algorithms call beside the replay
     bytes_, ints, floats = np.zeros(64, np.uint8), np.zeros(2, np.int64), np.zeros(2)
     columns.gather(np.zeros(1, COLUMN), 1, ints[:0], bytes_)
     offsets = sumtree.level_offsets(8)
@@ -67,3 +59,7 @@ def _compile_tables() -> None:
     rows = [np.zeros(1, np.float32) for _ in range(7)]
     policies.trace(*rows[:4], np.zeros(1, np.bool_), rows[4], 1.0, 1.0, 1.0, *rows[5:])
     policies.draw_category(np.zeros((1, 1), np.float32), 0, 1, np.zeros(1), np.zeros(1, np.int64), rows[0])
+    cache = jit.cache_directory()
+    if cache is not None:
+        (cache / jit.WARM).touch()
+    return time.monotonic() - began

@@ -16,7 +16,7 @@ from whole_runs import LONG, MODES, changed, checkpoint, config_of
 
 import marlcore as mc
 from marlcore.training import read_metrics
-from marlcore.training.offline import offline_config
+from marlcore.training.config import applied_offline
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
@@ -169,7 +169,7 @@ def test_each_policy_has_its_replay(tmp_path):
 
 
 def test_recorded_data_need_no_warm_up():
-    config = offline_config(mc.Config(learners={"a": mc.LearnerConfig(n_step=1)}), 5)
+    config = applied_offline(mc.Config(learners={"a": mc.LearnerConfig(n_step=1)}))
     assert config.learner.warmup == config.learner_of("a").warmup == 1 and config.offline
 
 

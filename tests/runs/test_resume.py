@@ -358,13 +358,18 @@ def test_a_run_is_resumed_only_as_it_was(folder: Path, case: str) -> None:
     assert before == {path: path.read_bytes() for path in (folder / "run").rglob("*") if path.is_file()}
 
 
-def test_a_state_that_its_trainer_refuses_is_named(folder: Path) -> None:
+def test_a_checkpoint_with_wrong_or_missing_parts_is_named(folder: Path) -> None:
     path = folder / "run" / "checkpoints" / "agent_0.pt"
-    save_checkpoint(path, {**checkpoint(folder / "run", "agent_0"), "trainer": {}})
-    with pytest.raises(
-        ValueError, match=r"^resume: expected a checkpoint of agent_0's trainer, got '.*agent_0\.pt' \(.*\)$"
-    ):
-        train(folder, HUNT, total_steps=400, replay=SAVED, resume=True)
+    sound, gone = checkpoint(folder / "run", "agent_0"), object()
+    for part, value, of in (
+        ("trainer", {}, "'s trainer"), ("torch", gone, "'s trainer"), ("torch", torch.zeros(()), "'s trainer"),
+        ("updates", gone, "'s trainer"), ("updates", 2**63, ""), ("sampler", None, ""),
+    ):  # fmt: skip
+        changed = {name: each for name, each in (sound | {part: value}).items() if each is not gone}
+        save_checkpoint(path, changed)
+        expected = f"resume: expected a checkpoint{of and ' of agent_0'}{of}, got '"
+        with pytest.raises(ValueError, match=rf"^{expected}.*agent_0\.pt' \(.*\)$"):
+            train(folder, HUNT, total_steps=400, replay=SAVED, resume=True)
 
 
 POLICIES = assign({"agent_0": Spaces(Box(-1, 1, (3,)), Discrete(2))}, None, mc.DQN(), stack=1)

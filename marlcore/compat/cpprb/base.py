@@ -1,7 +1,7 @@
 """What cpprb's buffers have in common: rows of named fields in a ring, added, drawn and copied by position."""
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
@@ -9,6 +9,8 @@ from numpy.typing import ArrayLike, DTypeLike
 from ...checks import check_type
 from ...spec import Field
 from ..ring import Held, Ints, Ring, Rows, whole_number
+
+EnvDict: TypeAlias = Mapping[str, Mapping[str, Any]]  # by field: its shape and dtype
 
 
 class RingBuffer:
@@ -144,9 +146,7 @@ def check_not_empty(window: Held) -> None:
         raise ValueError("sample: expected at least one stored transition, got none")
 
 
-def fields_of(
-    env_dict: Mapping[str, Mapping[str, Any]], default_dtype: DTypeLike | None, taken: Iterable[str]
-) -> dict[str, Field]:
+def fields_of(env_dict: EnvDict, default_dtype: DTypeLike | None, taken: Iterable[str]) -> dict[str, Field]:
     """The fields of cpprb's env_dict by name. Raises ValueError, TypeError: a name, shape or dtype is refused."""
     check_type("env_dict", env_dict, Mapping, expected="a dict of fields")
     for name in taken:

@@ -51,12 +51,12 @@ def load(file: File) -> tuple[Rows, bool]:
 def _read(archive: ZipFile, name: str) -> Any:
     with archive.open(f"{name}.npy") as file:
         if read_header(file)[1].hasobject:
-            return _Plain(file).load().content[0]
+            return _Plain(file).load().parts[-1][0]
     return read_array(archive, f"{name}.npy", kinds="biufcU").tolist()
 
 
 def _numbers(value: Any) -> NDArray[Any]:
-    array = np.array(value.plain() if isinstance(value, _Array) else value)
+    array = np.array(_made(*value.parts) if isinstance(value, _Array) else value)
     if array.dtype.kind not in "biufc":
         raise pickle.UnpicklingError(f"it contains {brief(value)}")
     return array
@@ -73,27 +73,25 @@ class _Dtype:
 
 
 class _Array:
-    shape: tuple[int, ...]
-    dtype: _Dtype
-    content: Any
+    parts: tuple[Any, ...]  # the arguments of `_made`
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
-        _, self.shape, self.dtype, self.in_columns, self.content = state
-
-    def plain(self) -> NDArray[Any]:
-        dtype = np.dtype(self.dtype.order + self.dtype.code)
-        if dtype.kind not in "biufcU" or not isinstance(self.content, bytes):  # fields' names may be NumPy's strings
-            raise pickle.UnpicklingError(f"it contains an array of {dtype}")
-        return np.ndarray(self.shape, dtype, self.content, order="F" if self.in_columns else "C")
+        self.parts = state[1:]
 
 
-def _scalar(dtype: _Dtype, content: bytes) -> Any:
-    number = _Array()
-    number.__setstate__((1, (), dtype, False, content))
-    return number.plain()[()]
+def _made(shape: tuple[int, ...], described: _Dtype, in_columns: bool, content: Any) -> NDArray[Any]:
+    dtype = np.dtype(described.order + described.code)
+    if dtype.kind not in "biufcU" or not isinstance(content, bytes):  # fields' names may be NumPy's strings
+        raise pickle.UnpicklingError(f"it contains an array of {dtype}")
+    return np.ndarray(shape, dtype, content, order="F" if in_columns else "C")
 
 
-_ALLOWED: dict[str, Any] = {"ndarray": None, "dtype": _Dtype, "_reconstruct": lambda *_: _Array(), "scalar": _scalar}
+_ALLOWED: dict[str, Any] = {
+    "ndarray": None,
+    "dtype": _Dtype,
+    "_reconstruct": lambda *_: _Array(),
+    "scalar": lambda dtype, content: _made((), dtype, False, content)[()],
+}
 
 
 class _Plain(pickle.Unpickler):

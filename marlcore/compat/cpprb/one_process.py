@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from ..ring import Rows, whole_number
-from .base import RingBuffer, fields_of
+from .base import EnvDict, RingBuffer, fields_of
 from .compressed import CompressedRing
 from .files import File, load, save
 from .nstep import NStep, names_of
@@ -41,7 +41,7 @@ class ReplayBuffer(RingBuffer):
     def __init__(
         self,
         size: int,
-        env_dict: Mapping[str, Mapping[str, Any]] | None = None,
+        env_dict: EnvDict | None = None,
         *,
         next_of: Any = None,
         stack_compress: Any = None,
@@ -115,10 +115,8 @@ class ReplayBuffer(RingBuffer):
         if summed != self.is_Nstep():
             raise ValueError(f"file: expected transitions with Nstep {self.is_Nstep()}, got Nstep {summed}")
         rows, steps = self._rows({name: array[-self.get_buffer_size() :] for name, array in values.items()})
-        self._store({**rows, **self._defaults(steps)}, steps)
-
-    def _defaults(self, count: int) -> Rows:
-        return {}
+        unset = {name: np.full(steps, np.nan, np.float32) for name in self._own_fields}
+        self._store({**rows, **unset}, steps)
 
     def _append(self, rows: Rows, steps: int) -> int | None:
         if self._nstep is not None:
@@ -152,12 +150,7 @@ class PrioritizedReplayBuffer(PrioritizedBuffer, ReplayBuffer):
     """
 
     def __init__(
-        self,
-        size: int,
-        env_dict: Mapping[str, Mapping[str, Any]] | None = None,
-        *,
-        check_for_update: bool = False,
-        **kwargs: Any,
+        self, size: int, env_dict: EnvDict | None = None, *, check_for_update: bool = False, **kwargs: Any
     ) -> None:
         super().__init__(size, env_dict, **kwargs)
         self._keeps_new = bool(check_for_update)
@@ -170,12 +163,9 @@ class PrioritizedReplayBuffer(PrioritizedBuffer, ReplayBuffer):
         sample: Rows = {name: field.zeros(count) for name, field in self._fields.items()}
         return {**sample, "weights": np.ones(count, np.float32), "indexes": np.zeros(count, np.uint64)}
 
-    def _defaults(self, count: int) -> Rows:
-        return {"priorities": self._unset(count)}
-
 
 def create_buffer(
-    size: int, env_dict: Mapping[str, Mapping[str, Any]] | None = None, *, prioritized: bool = False, **kwargs: Any
+    size: int, env_dict: EnvDict | None = None, *, prioritized: bool = False, **kwargs: Any
 ) -> ReplayBuffer:
     """A ReplayBuffer, or a PrioritizedReplayBuffer, with these arguments."""
     return (PrioritizedReplayBuffer if prioritized else ReplayBuffer)(size, env_dict, **kwargs)

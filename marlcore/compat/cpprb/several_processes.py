@@ -1,13 +1,12 @@
 """cpprb's buffers for several processes: any may add and sample, and a dead process blocks no other."""
 
-from collections.abc import Mapping
 from multiprocessing import ProcessError, managers
 from typing import Any
 
 from numpy.typing import DTypeLike
 
 from ..ring import Ring, whole_number
-from .base import RingBuffer, fields_of
+from .base import EnvDict, RingBuffer, fields_of
 from .prioritized import PrioritizedBuffer
 
 _BACKENDS = ("sharedctypes", "SharedMemory")
@@ -29,7 +28,7 @@ class MPReplayBuffer(RingBuffer):
     def __init__(
         self,
         size: int,
-        env_dict: Mapping[str, Mapping[str, Any]] | None = None,
+        env_dict: EnvDict | None = None,
         *,
         default_dtype: DTypeLike | None = None,
         logger: Any = None,

@@ -59,7 +59,7 @@ class Session(AbstractContextManager["Session"]):
         self._actors = [ACTOR.format(i) for i in range(options.actors)]
         names = [*self._actors, *learners]
         options.check_processes(names)
-        epochs = config.experiment.epochs + 1
+        epochs, base = config.experiment.epochs + 1, base_of(logger, "Logger")  # which does nothing with a turn
         self.book = Book(logger, "actors", learners)
         self.began = 0.0  # in time.monotonic, when the first turn was seen
         with ExitStack() as stack:
@@ -85,7 +85,7 @@ class Session(AbstractContextManager["Session"]):
                     for i in range(options.actors)
                 ),
                 mail={name: box.path for name, box in self._mail.items()},
-                wants_turns=records_turns(logger),
+                wants_turns=logger is not None and type(logger).record_step is not getattr(base, "record_step", None),
             )
             self._control = self._plan.control
             for_actors, *for_learners = _packed_for_each(env, config, self._models)
@@ -240,9 +240,3 @@ def configured(env: Any, config: Any) -> Iterator[None]:
         yield
     finally:
         vars(env).update(before)
-
-
-def records_turns(logger: Any) -> bool:
-    """Whether a logger does more than sorrel's base class with each turn, which is nothing."""
-    base = base_of(logger, "Logger")
-    return logger is not None and (base is None or type(logger).record_step is not base.record_step)

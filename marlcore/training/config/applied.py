@@ -54,7 +54,7 @@ def applied(policies: tuple[AssignedPolicy, ...], config: Config) -> Config:
 
 
 def applied_offline(config: Config) -> Config:
-    """The settings, with those of acting, and of a replay that a run makes, at their defaults.
+    """The settings of a run without actors: those of acting, and of a replay that a run makes, at their defaults.
 
     Raises ValueError: there is a cluster, or a condition to stop is of actors' episodes.
     """
@@ -66,7 +66,10 @@ def applied_offline(config: Config) -> Config:
         )
     names = (*OF_RUN, *OF_ACTING, *OF_EXPLORATION)
     own = {_label(name, policy, config) for by in BY_POLICY for policy in getattr(config, by) for name in names}
-    return _without(config, dict.fromkeys((*names, *sorted(own)), RECORDED))
+    config = _without(config, dict.fromkeys((*names, *sorted(own)), RECORDED))
+    learners = {name: replace(learner, warmup=1) for name, learner in config.learners.items()}
+    learner, actor = replace(config.learner, warmup=1), replace(config.actor, processes=0)
+    return replace(config, actor=actor, learner=learner, learners=learners)
 
 
 def _run_wide(config: Config) -> dict[str, str]:
@@ -81,7 +84,6 @@ def _run_wide(config: Config) -> dict[str, str]:
 
 
 def _check_rows(policy: AssignedPolicy, source: ReplaySource, config: Config) -> None:
-    """Raises ValueError: a policy's replay has too few rows."""
     from ...transitions import Window  # here, so that settings load without Numba
 
     replay, warmup = config.of(policy.name).replay, config.learner_of(policy.name).warmup

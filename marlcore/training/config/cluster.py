@@ -1,7 +1,7 @@
 """The settings of a run whose actors work on several machines."""
 
 from collections.abc import Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from ...checks import brief, check_type, is_number
@@ -11,14 +11,11 @@ from ...declared import Declared, Number, Whole
 def _resources(label: str, value: Any) -> dict[str, float]:
     """Amounts by name, as Ray takes them. Raises ValueError, TypeError."""
     check_type(label, value, Mapping, expected="amounts by name")
-    if not all(isinstance(name, str) and name and _is_amount(amount) for name, amount in value.items()):
+    named = all(isinstance(name, str) and name for name in value)
+    if not named or not all(is_number(n) and 0 < n < 2**53 and (n < 1 or n % 1 == 0) for n in value.values()):
         expected = "expected numbers above 0 by name, whole ones above 1"
         raise ValueError(f"{label}: {expected}, got {brief(dict(value))}")
     return {name: float(amount) for name, amount in value.items()}
-
-
-def _is_amount(value: Any) -> bool:
-    return is_number(value) and 0 < value < 2**53 and (value < 1 or value % 1 == 0)
 
 
 def _by_policy(label: str, value: Any) -> dict[str, dict[str, float]]:
@@ -90,7 +87,8 @@ class ClusterConfig(Declared):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        chosen = [field.name for field in fields(self) if getattr(self, field.name) != _usual(field)]
+        usual = {each.name: {} if each.default is MISSING else each.default for each in fields(self)}
+        chosen = [name for name in usual if getattr(self, name) != usual[name]]
         if self.address is None and chosen:
             raise ValueError(f"address: expected auto or host:port with {chosen[0]}, got None")
         if self.nodes_at_start is not None and self.nodes_at_start > self.nodes:
@@ -114,7 +112,3 @@ class ClusterConfig(Declared):
     def reserved(self) -> dict[str, float]:
         """What Ray reserves for the actors of a machine."""
         return {"CPU": float(self.actors_per_node)} | self.resources
-
-
-def _usual(field: Field[Any]) -> Any:
-    return field.default if field.default is not MISSING else {}

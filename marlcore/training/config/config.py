@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
@@ -155,6 +155,13 @@ class Config(Declared):
         """Seconds that a policy's learner may be silent."""
         return self.learner_of(policy).timeout or self.supervision.learner_timeout
 
+    def check_policies(self, names: Sequence[str]) -> None:
+        """Raises ValueError: settings by policy are of none of these policies."""
+        by_policy = {name: getattr(self, name) for name in SECTIONS} | {"cluster.learners": self.cluster.learners}
+        for label, given in by_policy.items():
+            if wrong := given.keys() - names:
+                raise ValueError(f"{label}: expected the policies {names}, got {min(wrong)!r}")
+
     def limiter(self, policy: str, lanes: int) -> RateLimiter | None:
         """The rate limiter between a policy's learner and its actors, whose replay has so many lanes, or None."""
         from ...replay import RateLimiter
@@ -208,8 +215,7 @@ class Config(Declared):
 
     def to_dict(self) -> dict[str, Any]:
         """A form ready for JSON; schedules are text."""
-        plain: dict[str, Any] = _plain(self)
-        return plain
+        return {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
 
     def with_absolute_paths(self) -> Config:
         """The same settings wherever the working directory moves to; a run_dir of None stays None."""

@@ -50,7 +50,8 @@ class Schedule:
         return min(ends), max(ends)
 
     def __str__(self) -> str:
-        shown = [_shown(getattr(self, field.name)) for field in fields(self) if field.name != "of"]
+        values = [getattr(self, field.name) for field in fields(self) if field.name != "of"]
+        shown = [(callable(value) and reference_to(value)) or repr(value) for value in values]
         return f"{self.kind}({', '.join([*shown, *([f'of={self.of}'] if self.of != 'steps' else [])])})"
 
     @staticmethod
@@ -191,12 +192,7 @@ def is_custom(value: Any) -> bool:
     return isinstance(value, str) and value.partition("(")[0].strip().lower() == Custom.kind
 
 
-def _shown(value: Any) -> str:
-    return (reference_to(value) or repr(value)) if callable(value) else repr(value)
-
-
 def _parsed(label: str, text: str) -> Schedule:
-    """The schedule of a text, a number or kind(arguments)."""
     expected = "a number or one of " + ", ".join(f"{name}(...)" for name in Schedule.kinds)
     try:
         return Constant(float(text))

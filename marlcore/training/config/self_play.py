@@ -50,7 +50,6 @@ def _anchors(label: str, anchors: Any) -> dict[str, Schedule]:
 
 
 def _draw(label: str, draw: str) -> str:
-    """The name of a way to draw, or a reference to a function."""
     if draw not in DRAWS and not is_importable(draw):
         expected = f"{', '.join(DRAWS)}, or module:name of a function"
         raise ValueError(f"{label}: expected {expected}, got {brief(draw)}{did_you_mean(draw, DRAWS)}")

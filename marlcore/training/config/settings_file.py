@@ -99,7 +99,6 @@ def read_preset(name: str) -> Settings:
 
 
 def _check_names(plain: Any) -> None:
-    """Raises ValueError: a key is no setting, or a section is no mapping."""
     known = {*hints_of(Config), "env", "algo", "algorithm"}
     names = [name for name, _ in flattened(plain, Config)]
     for by, kind in BY_POLICY.items():

@@ -115,7 +115,7 @@ class PolicyModel(nn.Module):
         `strict` is True, or none fits.
         """
         first: tuple[nn.Module, Mapping[str, torch.Tensor]]
-        first = (self, state["acting"]) if "acting" in state else (self.whole, state["network"])
+        first = (self, state["acting"]) if "acting" in state else (self.whole, state.get("network", {}))
         parts, wrong = [first], ""
         normalizations = ((self.norm, "norm", "observations"), (self.rewards, "reward_norm", "rewards"))
         for normalization, name, what in normalizations:

@@ -27,7 +27,7 @@ from ..doors import children_of, trained
 from ..evaluation import LoadedPolicy, evaluate, load_policy, save_policies
 from ..loops import PolicyModel, build_model
 from ..record import UNPICKLED, checkpoint_path, holds_files, is_address, load_checkpoint, open_run, save_checkpoint
-from ..run_input import Algorithms, RunInput, assigned, check_learners
+from ..run_input import Algorithms, RunInput, assigned
 from ..self_play import POLICY
 from ..several import folder_of, held
 from .against import Against, Saved
@@ -128,7 +128,6 @@ def _iterate(
 
 
 def _mix(result: PSROResult, solve: MetaSolver) -> None:
-    """Solves the game for each population, as its row player."""
     for population, payoffs in zip(result.populations, (result.payoffs, -result.payoffs.T), strict=False):
         population.mixture = mixture_by(solve, payoffs)
 
@@ -160,8 +159,12 @@ class Oracles:
         if not by_policy and policies[0].spaces == policies[1].spaces:
             policies = (replace(policies[0], name=POLICY, agents=self._agents),)
         self.policies, self._shared = policies, len(policies) == 1
-        if not self._shared:
-            self._check_two()
+        if not self._shared:  # each learns in runs of its own
+            self._config.check_policies([policy.name for policy in policies])
+            for algorithm in (policy.algorithm for policy in policies):
+                if any(getattr(algorithm, name, False) for name in ("wants_team", "wants_joint")):
+                    expected = "algorithm: expected one without teams or joint critics, of two populations"
+                    raise ValueError(f"{expected}, got {type(algorithm).__name__}")
         for place in range(len(policies)):
             RunInput.checked(*self._run(place, 1, np.zeros(0)))
         result = PSROResult(run_dir=self.folder, opponent=None if self._shared else Population(place=1))
@@ -170,14 +173,6 @@ class Oracles:
         for policy, (path, model) in zip(policies, self._untrained(), strict=True) if len(result.payoffs) > 1 else ():
             model.restore_checked(load_checkpoint(path), path, f"resume: expected one of {policy.name}'s network")
         return result
-
-    def _check_two(self) -> None:
-        """Raises ValueError: a policy cannot learn in a run of its own, or settings are of no policy."""
-        check_learners(self._config, [policy.name for policy in self.policies])
-        expected = "algorithm: expected one without teams or joint critics, of two populations"
-        for algorithm in (policy.algorithm for policy in self.policies):
-            if any(getattr(algorithm, name, False) for name in ("wants_team", "wants_joint")):
-                raise ValueError(f"{expected}, got {type(algorithm).__name__}")
 
     def begin(self, result: PSROResult) -> None:
         """Saves policies 0, and plays their games, unless an iteration ended earlier.
@@ -270,7 +265,6 @@ class Oracles:
 
 
 def _folder(run_dir: str | None, resume: str | Path | None) -> Path:
-    """The directory of all runs. Raises ValueError: it is on another machine, or `resume` is another one."""
     place = run_dir if resume is None else resume
     if is_address(place):
         raise ValueError(f"run_dir: expected a directory of this machine, got {str(place)!r}")

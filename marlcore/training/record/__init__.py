@@ -30,18 +30,22 @@ from .descriptions import (
 from .events import CHECKPOINT_S, EVALUATION_S, SKIPPED, CheckpointEvent, EvaluationEvent
 from .files import believed, read_json, read_sealed, write_atomically, write_json, write_sealed
 from .hold import Hold
-from .lock import LOCK, holds_files, lock_directory
 from .monitor import Monitor, Status
 from .progress import Progress, SharedProgress, Table, final_returns, summary
 from .remote import RemoteCopy, fetch_run, is_address
 from .run_directory import (
+    LOCK,
     RUNS,
     RunDirectory,
     agent_order,
+    check_same_run,
     checkpoint_path,
     dated_paths,
     has_all_steps,
     has_ended,
+    holds_files,
+    located,
+    lock_directory,
     read_config,
     read_progress,
     steps_taken,

@@ -69,9 +69,7 @@ class CallbackSink:
             self._failed = True
             self._interrupts.stop(f"the callback raised {type(error).__name__}", error)
         else:
-            if answer is Stop:
-                answer = Stop()
-            if isinstance(answer, Stop):
+            if answer is Stop or isinstance(answer, Stop):
                 self._interrupts.finish(answer.reason)
 
     def flush(self) -> None: ...

@@ -10,7 +10,7 @@ from zipfile import ZipFile
 
 import torch
 
-from ...checks import brief, check_kinds
+from ...checks import brief, check_kinds, check_whole
 from .descriptions import policies_of
 from .files import ZIP, read_sealed, write_sealed
 from .hold import Hold
@@ -22,8 +22,8 @@ InitFrom: TypeAlias = Weights | Mapping[str, Weights]
 
 NO_COUNTS = {"updates": 0, "version": 0, "step": 0, "stage": 0}  # of a checkpoint before a learner's first update
 _KINDS: dict[str, Any] = dict.fromkeys(("network", "acting", "trainer", "numbers", "self_play"), dict)
-_KINDS |= {**dict.fromkeys(NO_COUNTS, int), "norm": dict | None, "reward_norm": dict | None}
-_KINDS |= {"return": float, "torch": torch.Tensor}
+_KINDS |= {"norm": dict | None, "reward_norm": dict | None}
+_KINDS |= {"return": float, "torch": torch.Tensor, "sampler": dict}
 
 
 class KeptCheckpoints:
@@ -92,6 +92,8 @@ def load_checkpoint(path: Path, *, own_name: bool = True, label: str = "resume")
         state: dict[str, Any] = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
         check_kinds({"state": state}, {"state": dict})
         check_kinds(state, _KINDS)
+        for name in NO_COUNTS:
+            check_whole(name, state.get(name, 0), 0, 2**62)
     except Exception as error:  # torch may raise anything for a file that it did not write
         reason = str(error).partition("\n")[0]
         raise ValueError(f"{label}: expected a checkpoint, got {str(path)!r} ({reason})") from error

@@ -63,25 +63,18 @@ def describe(env_fn: Any, policies: tuple[AssignedPolicy, ...], config: Config) 
     made_by = env_fn
     while isinstance(made_by, (JointObservations, Teams)):
         made_by = made_by.env_fn
+    options: dict[str, Any] = {}
+    if isinstance(made_by, NamedEnvironment):  # whose name alone would make another one
+        options["env_options"] = {name: _plain(value) for name, value in made_by.options.items()}
+        options["env_wrappers"] = [*made_by.wrappers]
     return {
         "env": getattr(made_by, "name", None) or reference_to(made_by) or repr(made_by),
-        **_environment_options(made_by),
+        **{name: value for name, value in options.items() if value},
         "algorithm": names,
         "hyperparameters": chosen,
         **config.to_dict(),
         "policies": config.policies and {agent: policy.name for policy in policies for agent in policy.agents},
     }
-
-
-def _environment_options(made_by: Any) -> dict[str, Any]:
-    """Those of a NamedEnvironment, without which its name would make another one; empty without any."""
-    if not isinstance(made_by, NamedEnvironment):
-        return {}
-    chosen = {
-        "env_options": {name: _plain(value) for name, value in made_by.options.items()},
-        "env_wrappers": [*made_by.wrappers],
-    }
-    return {name: value for name, value in chosen.items() if value}
 
 
 def environment_of(described: Mapping[str, Any]) -> str:
@@ -187,7 +180,6 @@ def fixed_settings(replays: bool, prioritized: bool) -> dict[str, str]:
 
 
 def _as_json(described: dict[str, Any]) -> Any:
-    """As a file of JSON returns it."""
     return json.loads(json.dumps(described, default=os.fspath))
 
 
@@ -201,13 +193,9 @@ def _each(label: str, before: dict[str, Any], now: dict[str, Any]) -> Iterator[t
     yield label, old, new
     section, _, name = label.partition(".")
     for by in [by for by, usual in SECTIONS.items() if name and usual == section]:
-        sections = [settings.get(by, {}) for settings in (before, now)]
-        for policy in dict.fromkeys([*sections[0], *sections[1]]):
-            values = [
-                learners.get(policy, {}).get(name, settings.get(label))
-                for learners, settings in zip(sections, (before, now), strict=True)
-            ]
-            yield f"{by}.{policy}.{name}", values[0], values[1]
+        for policy in before.get(by, {}) | now.get(by, {}):
+            old, new = (own.get(by, {}).get(policy, {}).get(name, own.get(label)) for own in (before, now))
+            yield f"{by}.{policy}.{name}", old, new
 
 
 def _check_same_spaces(path: Path, policies: tuple[AssignedPolicy, ...]) -> None:
@@ -308,7 +296,6 @@ def _without_functions(exploration: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _described(space: gym.Space) -> dict[str, Any]:
-    """A form for JSON of the spaces that `Spaces` takes."""
     if isinstance(space, gym.Dict):
         # A key of another kind is kept as a value that cannot be a key.
         keys = [key if isinstance(key, (str, int, float)) else {"repr": repr(key)} for key in space.spaces]

@@ -32,11 +32,6 @@ log = logging.getLogger(__name__)
 _warn_once = functools.cache(log.warning)
 
 
-def make_directory(path: Path) -> None:
-    """Makes a directory that only this user may write, whatever the umask. Raises FileExistsError."""
-    path.mkdir(mode=0o755)
-
-
 def remove_unfinished(path: Path) -> None:
     """Removes what a killed process left of a write to `path`; a write of one that still lives fails."""
     for left in path.parent.glob(f".{escape(path.name)}.*.new"):

@@ -127,7 +127,6 @@ class Monitor:
         self._counted.append((now, steps, self._ended))
 
     def _weigh(self, now: float, steps: int) -> None:
-        """Records the resident memory of this process and of the workers', in MiB."""
         self._weighed = now
         pids = {name: notes.load(PID) for name, notes in self.control.notes.items()}
         workers = {name: pid for name, pid in pids.items() if pid not in (0, os.getpid())}  # that of serial mode
@@ -160,7 +159,6 @@ class Monitor:
         self.say(f"stopping: {f'{reason}; ' if reason else ''}writing checkpoints ...")
 
     def _note(self, now: float) -> None:
-        """Saves the progress, from which the run can be resumed."""
         self._noted = now
         steps = {name: counters.load(STEPS) for name, counters in self.control.workers.items()}
         skips = sum(counters.load(SKIPS) for counters in self.control.workers.values())  # the evaluator's

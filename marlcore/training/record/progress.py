@@ -144,7 +144,6 @@ class Progress:
         ]
 
     def _cells(self) -> dict[str, list[str]]:
-        """By agent: the text of each column, "-" before its first report."""
         return {
             name or "all": [
                 format(_mean(values), form) if (values := self._agents[name][metric]) else "-"

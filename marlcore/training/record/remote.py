@@ -97,15 +97,18 @@ class RemoteCopy(Closing):
             raise
 
     def _push(self) -> None:
-        if self._path is None:
-            return
-        path, now = self._path, self._look()
+        assert self._path is not None
+        path, now = self._path, self._look(self._path)
         changed = sorted(name for name in now if now[name] != self._sent.get(name))
         # Read first and written last, so that none is newer there than the files that it refers to.
         last = {name: (path / name).read_bytes() for name in changed if _refers(name, now)}
         for name in changed:
             if name not in last:
-                self._put(path / name, name)
+                try:
+                    self._files.put_file(str(path / name), self._place(name))
+                except FileNotFoundError:
+                    if (path / name).exists():  # else it was removed meanwhile
+                        raise
                 self._sent[name] = now[name]
         for name, data in last.items():
             self._files.pipe_file(self._place(name), data)
@@ -134,23 +137,15 @@ class RemoteCopy(Closing):
             except Exception as error:
                 log.warning("run_dir: %s is not up to date, and tried again (%s)", self._address, brief(error))
 
-    def _look(self) -> dict[str, tuple[int, int]]:
+    def _look(self, folder: Path) -> dict[str, tuple[int, int]]:
         """The whole files of the run, by name: when each was changed last, and its bytes."""
-        assert self._path is not None
         found = {}
-        for path in self._path.rglob("*"):
+        for path in folder.rglob("*"):
             with suppress(FileNotFoundError):  # it was removed meanwhile
                 if path.is_file() and not path.name.startswith("."):  # else it is not whole yet
                     status = path.stat()
-                    found[path.relative_to(self._path).as_posix()] = status.st_mtime_ns, status.st_size
+                    found[path.relative_to(folder).as_posix()] = status.st_mtime_ns, status.st_size
         return found
-
-    def _put(self, path: Path, name: str) -> None:
-        try:
-            self._files.put_file(str(path), self._place(name))
-        except FileNotFoundError:
-            if path.exists():  # else it was removed meanwhile
-                raise
 
     def _place(self, name: str) -> str:
         """A file's address, whose folder exists."""

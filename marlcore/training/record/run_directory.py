@@ -9,25 +9,27 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, count, takewhile
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from ...checks import absolute, brief, check_kinds
+from ...checks import absolute, as_path, brief, check_kinds
 from ...closing import ClosedAfterError
 from ...declared import flattened
 from ...errors import suppress_failed_calls
-from ...memory import File
+from ...memory import File, is_locked, same_file, try_lock
+from ...regular_files import open_regular
 from ..config import BY_POLICY, SECTIONS, SINKS, Config
-from .files import believed, make_directory, read_json, write_json
-from .lock import LOCK, holds_files, is_directory_locked, lock_directory
+from .files import believed, read_json, write_json
+from .remote import is_address
 from .sinks.csv import PROGRESS, CsvSink
 from .trust import RECORD, open_run
 
 KINDS: dict[str, Any] = dict.fromkeys((*SECTIONS, "init_from", "hyperparameters"), dict)  # in config.json
 KINDS |= {"self_play.roles": dict | None, "self_play.anchors": dict | list | None, "total_steps": int}
+LOCK = ".lock"  # which other users cannot open, let alone lock
 RUNS = "runs"  # parent of run directories without a given path
 
 
@@ -81,8 +83,7 @@ class RunDirectory:
         read_config(root)
         read_progress(root)
         try:
-            with suppress_failed_calls(errno.EEXIST):  # logs may be deleted
-                make_directory(root / "logs")
+            (root / "logs").mkdir(mode=0o755, exist_ok=True)  # logs may be deleted
             lock = _locked(root)
             with ClosedAfterError(lock):
                 return cls(root, CsvSink(root / "metrics.csv", "r+"), lock)
@@ -126,9 +127,58 @@ class RunDirectory:
             self._undo.close()
 
 
+def lock_directory(folder: Path) -> File | None:
+    """The lock, which ends when it is closed or this process ends; None: another process has it. Raises OSError."""
+    path = folder / LOCK
+    while True:
+        file = File(path)
+        file.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK)
+        os.fchmod(file.fd, 0o600)  # a copy of the directory may have another mode
+        locked = try_lock(file.fd, 0, exclusive=True)
+        if locked and same_file(file.fd, path):
+            return file
+        file.close()
+        if not locked:
+            return None
+
+
+def is_directory_locked(folder: Path) -> bool:
+    """Whether a process works in the directory. Raises OSError: it is another user's."""
+    with suppress_failed_calls(errno.ENOENT), open_regular(folder / LOCK) as file:
+        return is_locked(file.fileno(), 0)
+    return False
+
+
+def holds_files(folder: Path) -> bool:
+    """Whether anything lies in the directory, apart from its lock."""
+    return any(path.name != LOCK for path in folder.iterdir())
+
+
 def checkpoint_path(run_dir: Path, policy: str, which: str = "last") -> Path:
     """The file of a policy's checkpoint: "last", "best", or one kept at a step."""
     return run_dir / "checkpoints" / f"{_file_name(policy)}{'' if which == 'last' else '.' + which}.pt"
+
+
+def located(config: Config, resume: str | Path | None) -> tuple[Config, Path | None, str | None]:
+    """The settings with absolute paths, the run on this machine that continues, and the address that the run is at."""
+    if resume is not None:
+        check_same_run(config.run_dir, resume)
+    place = config.run_dir if resume is None else resume
+    remote = place if is_address(place) else None
+    if is_address(config.run_dir):
+        config = replace(config, run_dir=None)
+    here = None if resume is None or remote else open_run(resume)
+    if here is not None:
+        config = replace(config, run_dir=str(here))
+    return config.with_absolute_paths(), here, remote
+
+
+def check_same_run(run_dir: str | None, resume: str | Path) -> None:
+    """Raises ValueError: the settings name another directory than that of the run to continue."""
+    if run_dir is None or run_dir == str(as_path("resume", resume)):
+        return
+    if is_address(run_dir) or is_address(resume) or absolute(run_dir).resolve() != absolute(resume).resolve():
+        raise ValueError(f"run_dir: expected None or that of the run that continues, {str(resume)!r}, got {run_dir!r}")
 
 
 def dated_paths(runs: str | Path, kind: str = "") -> Iterator[Path]:
@@ -185,7 +235,6 @@ def agent_order(agent: str) -> tuple[int, str]:
 
 
 def _locked(root: Path) -> File:
-    """The lock of a run's directory. Raises ValueError: its run still goes on."""
     lock = lock_directory(root)
     if lock is None:
         raise ValueError(f"resume: expected a run that has ended, got {str(root)!r}, which is still running")
@@ -198,7 +247,7 @@ def _make(directory: Path, undo: ExitStack) -> bool:
     for path in (*reversed([*missing]), directory):
         new = False
         with suppress_failed_calls(errno.EEXIST):  # another run was quicker
-            make_directory(path)
+            path.mkdir(mode=0o755)
             undo.callback(_remove_empty, path)
             new = True
     return new
@@ -224,9 +273,9 @@ def _lay_out(root: Path, undo: ExitStack) -> None:
     if holds_files(root):
         content = "a run" if (root / "config.json").exists() else "files"
         raise ValueError(f"run_dir: expected a new or empty directory, got {str(root)!r}, which holds {content}")
-    make_directory(root / "checkpoints")  # if two runs race for the directory, one fails here
+    (root / "checkpoints").mkdir(mode=0o755)  # if two runs race for the directory, one fails here
     undo.callback(_remove_contents, root)
-    make_directory(root / "logs")
+    (root / "logs").mkdir(mode=0o755)
 
 
 def _remove_contents(root: Path) -> None:

@@ -98,15 +98,13 @@ class League:
         """Once for each copy, and again by a successor whose checkpoint is from before: its optimizer is, too."""
         first, number = max(self._standing.decided, 1) + 1, self.pool.store.version
         self._standing.decided = number
-        if self.initial is not None and any(map(self._returns, range(first, number + 1))):
+        odds = 1.0 if self._role == MAIN_EXPLOITER else self.config.reset
+        draws = (np.random.default_rng([self.seed, each]).random() for each in range(first, number + 1))
+        if self.initial is not None and any(draw < odds for draw in draws):
             self.initial.restore()
             self._payoff.forget()
             self._standing.highest = None
             self.report("reset", float(number))
-
-    def _returns(self, number: int) -> bool:
-        drawn = np.random.default_rng([self.seed, number]).random()
-        return self._role == MAIN_EXPLOITER or drawn < self.config.reset
 
     @property
     def _candidates(self) -> list[int]:
@@ -123,7 +121,8 @@ class League:
 
     def _keep_or_roll_back(self, best: Snapshot) -> None:
         """After each whole window of games against the anchors: keeps the best learner so far, or goes back to it."""
-        standing, rate, games = self._standing, self._payoff.anchor_rate, self._payoff.anchor_games
+        standing, rate = self._standing, self._payoff.anchor_rate
+        games = sum(sum(counts) for number, counts in self._payoff.totals.items() if number < 0)
         if rate is None or games - standing.measured < self.config.window:
             return
         standing.measured = games
@@ -136,7 +135,6 @@ class League:
             self.report("rollback", rate)
 
     def _admits(self, updates: int) -> bool:
-        """Whether the policy joins the pool now; the first one always does."""
         config, rate = self.config, self._payoff.win_rate
         if not held_by(self.pool.store):
             return True
@@ -206,10 +204,6 @@ class Payoff:
     @property
     def games(self) -> int:
         return sum(sum(counts) for counts in self.totals.values())
-
-    @property
-    def anchor_games(self) -> int:
-        return sum(sum(counts) for number, counts in self.totals.items() if number < 0)
 
     @property
     def anchor_rate(self) -> float | None:

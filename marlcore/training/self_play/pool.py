@@ -2,7 +2,7 @@
 
 import copy
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,8 @@ class Pool:
     def admit(self, numbers: dict[str, float]) -> None:
         """Publishes a copy of the acting model with its numbers; in a full pool it replaces the oldest."""
         with torch.no_grad():  # every tensor, also those that a state_dict leaves out
-            for tensor, kept in zip(_tensors(self.model), _tensors(self._frozen), strict=True):
+            each = (itertools.chain(model.parameters(), model.buffers()) for model in (self.model, self._frozen))
+            for tensor, kept in zip(*each, strict=True):
                 kept.copy_(tensor)
         number = max(self.store.version, self.store.begins_after) + 1
         acting = {name: tensor.clone() for name, tensor in self._frozen.state_dict().items()}
@@ -117,7 +118,3 @@ def members_of(pools: Iterable[ParameterStore]) -> list[int]:
     """The numbers of the opponents in a league's pools, oldest first."""
     held = ((number, place) for place, pool in enumerate(pools) for number in held_by(pool))
     return [place * SPAN + number for number, place in sorted(held)]
-
-
-def _tensors(model: torch.nn.Module) -> Iterator[torch.Tensor]:
-    return itertools.chain(model.parameters(), model.buffers())

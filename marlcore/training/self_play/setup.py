@@ -13,17 +13,7 @@ from ...interfaces import Algorithm
 from ...memory import SegmentHandle
 from ...processes import Telemetry
 from ...spec import Field
-from ..config import (
-    BOTH,
-    DRAWS,
-    AssignedPolicy,
-    Config,
-    SelfPlayConfig,
-    actor_names,
-    node_names,
-    policy_names,
-    schedules_of,
-)
+from ..config import BOTH, AssignedPolicy, Config, SelfPlayConfig, actor_names, node_names, policy_names, schedules_of
 from ..loops import LATEST, build_model, part_of_tag
 from .matchmaking import Standings, pool_odds
 from .opponents import make_anchors, name_of
@@ -70,8 +60,7 @@ def check_self_play(config: Config, policy: AssignedPolicy) -> None:
         )
     for make in make_anchors(policy, config, 1, np.random.default_rng(0), torch.device("cpu")):
         make()
-    if settings.draw not in DRAWS:
-        pool_odds(settings, Standings(np.array([0.5, 0.25]), np.array([0, 2]), np.ones(2)))
+    pool_odds(settings, Standings(np.array([0.5, 0.25]), np.array([0, 2]), np.ones(2)))  # calls a function of the user
     parts = list(config.replay.mixture)
     for number in (LATEST, *(-i - 1 for i in range(len(settings.anchors)))):
         try:

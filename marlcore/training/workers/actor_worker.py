@@ -49,7 +49,6 @@ class ActorWorker(Worker):
         self.rounds = 0
         self.tell_environments()
         self._device = choose_device(config.actor.device_of(self._index))
-        self._on_gpu = self._device.type == "cuda"
         self.env = env = checked(self.hold(vectorize(blueprint.env_fn, config.actor.envs)))
         self.policies = [self._policy(policy) for policy in blueprint.policies]
         own = [self._seats(policy, acting) for policy, acting in zip(blueprint.policies, self.policies, strict=True)]
@@ -173,8 +172,7 @@ class ActorWorker(Worker):
         self.counters.store(STEPS, self._steps)
         if self.env.episodes:
             self.counters.store(EPISODES, self.env.episodes)
-        if self._on_gpu:
-            self.report_gpu(self._device)
+        self.report_gpu(self._device)
         if steps:
             self.counters.store(READY, self.attempt)  # what raised before would raise again: see the supervisor
         self.beat()

@@ -43,7 +43,6 @@ class EvaluatorWorker(Worker):
         self._evaluator = evaluator
 
     def _league_games(self, candidates: list[Candidate], seed: Callable[[int], int]) -> Games:
-        """The games of all policies in self-play, each against its own opponents."""
         config, env = self.config, self._env
         pools = [self.hold(ParameterStore.attach(game.pool)) for game in self.blueprint.self_play]
         rivals = [Rival(one.policy, pool) for one, pool in zip(candidates, pools, strict=True)]

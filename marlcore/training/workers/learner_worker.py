@@ -66,9 +66,7 @@ class LearnerWorker(Worker):
         publisher = self.hold(store.publisher(model.acting))
         trainer = _trainer_of(policy, model, settings.compile)  # after the publisher moved the weights into its row
         if "trainer" in state:  # else it is empty, or another run's from which this one starts
-            _restore_trainer(trainer, policy, state["trainer"])
-            if updates == state["updates"]:
-                torch.set_rng_state(state["torch"])
+            _restore_trainer(trainer, policy, state, updates)
         if league is not None and config.self_play.rollback is not None:
             league.best = Snapshot(checkpoint_path(policy.run_dir, policy.name, "rollback"), model, trainer)
         if league is not None and config.self_play.role_of(policy.name) != MAIN:
@@ -197,9 +195,12 @@ def compile_model(module: torch.nn.Module, mode: str) -> None:
         module._compiled_call_impl = call_and_keep
 
 
-def _restore_trainer(trainer: Trainer, policy: PolicyBlueprint, state: dict[str, Any]) -> None:
+def _restore_trainer(trainer: Trainer, policy: PolicyBlueprint, state: dict[str, Any], updates: int) -> None:
+    """Also torch's generator, unless updates were made since."""
     try:
-        trainer.load_state_dict(state)
+        trainer.load_state_dict(state["trainer"])
+        if updates == state["updates"]:
+            torch.set_rng_state(state["torch"])
     except Exception as error:  # those of another run's may have any form
         pass_on_from_handler(error)
         expected = f"resume: expected a checkpoint of {policy.name}'s trainer"

@@ -143,7 +143,7 @@ class ReplayBatches:
         else:
             self._sampler = replay.sampler(learner.batch_size, min_size=learner.warmup, **options)
         if "sampler" in state:  # else it is empty, or another run's from which this one starts
-            self._restore(state, updates != state["updates"])  # before a thread draws ahead
+            self._restore(state, updates != state.get("updates"))  # before a thread draws ahead
         ahead = learner.prefetch if config.mode == "async" else 0
         self._limited_ahead = bool(ahead) and config.updates_per_step is not None and not config.offline
         self._source = worker.hold(Prefetch(self._sampler, ahead, device)) if ahead else self._sampler

@@ -4,6 +4,7 @@ import math
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -103,12 +104,14 @@ class Worker(WorkerBase):
 
         The second needs nvidia-ml-py, by which torch asks the driver.
         """
-        now = time.monotonic()
-        if device.type == "cuda" and now - self._weighed >= GPU_S:
+        if device.type == "cuda" and (now := time.monotonic()) - self._weighed >= GPU_S:
             self._weighed = now
             self.report("", f"gpu_mib/{self.name}", torch.cuda.memory_allocated(device) / 2**20)
             if find_spec("pynvml"):
-                self.report("", f"gpu_percent/{self.name}", _busy_percent(device))
+                busy = math.nan  # where the driver cannot say, as of a part of a device by MIG
+                with suppress(Exception):  # of classes of nvidia-ml-py's own
+                    busy = torch.cuda.utilization(device)
+                self.report("", f"gpu_percent/{self.name}", busy)
 
     def report(self, agent: str, name: str, value: float, step: int | None = None) -> None:
         """Reports a metric; at the present step if `step` is None."""
@@ -118,11 +121,3 @@ class Worker(WorkerBase):
         """Reports a metric for each value; its name is cut to the bytes that telemetry has."""
         now = time.monotonic() - self.blueprint.began
         self._reporter.report_each(now, self.control.steps if step is None else step, agent, fitting_name(name), values)
-
-
-def _busy_percent(device: torch.device) -> float:
-    """How much of the time a CUDA device runs a kernel; NaN where the driver cannot say, as of a part of one by MIG."""
-    try:
-        return torch.cuda.utilization(device)
-    except Exception:  # of classes of nvidia-ml-py's own
-        return math.nan

@@ -281,7 +281,7 @@ def test_a_lock_whose_file_was_removed_meanwhile_is_taken_anew(tmp_path, monkeyp
         (tmp_path / ".lock").unlink()
         return try_lock(fd, offset, exclusive)
 
-    monkeypatch.setattr("marlcore.training.record.lock.try_lock", removed)
+    monkeypatch.setattr("marlcore.training.record.run_directory.try_lock", removed)
     with lock_directory(tmp_path) as lock:
         assert os.path.samestat(os.fstat(lock.fd), os.stat(tmp_path / ".lock")) and lock_directory(tmp_path) is None
 

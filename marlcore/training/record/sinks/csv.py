@@ -96,8 +96,6 @@ class CsvSink:
 
 
 class _Summed(io.FileIO):
-    """A file with the number of its bytes and their CRC-32."""
-
     size, crc = 0, 0
 
     def take(self, content: bytes) -> None:
@@ -126,7 +124,10 @@ def each_metric(path: str | Path) -> Iterator[Metric]:
     expected = ",".join(_HEADER)
     with open_regular(as_path("path", path)) as file:  # before all is read, which may be the hole of a sparse file
         header = file.readline(2 * len(expected)).decode(errors="replace").rstrip("\r\n")
-    data = _verified(Path(path))
+    size, crc = _saved(Path(path))
+    data = read_regular(path)  # after the progress: a live run appends
+    if len(data) < size or zlib.crc32(memoryview(data)[:size]) != crc:
+        raise ValueError(f"{str(path)!r}: expected its first {size:,} bytes as the run wrote them, got others")
     data = data[: data.rfind(b"\n") + 1]
     lines = _lines(data)
     if header != expected or not next(lines, ""):
@@ -143,15 +144,6 @@ def each_metric(path: str | Path) -> Iterator[Metric]:
 
 def _lines(data: bytes) -> Iterator[str]:
     return io.TextIOWrapper(io.BytesIO(data), "utf-8", errors="replace", newline="")
-
-
-def _verified(path: Path) -> bytes:
-    """Raises ValueError: the file's beginning is not what the run has saved."""
-    size, crc = _saved(path)
-    data = read_regular(path)  # after the progress: a live run appends
-    if len(data) < size or zlib.crc32(memoryview(data)[:size]) != crc:
-        raise ValueError(f"{str(path)!r}: expected its first {size:,} bytes as the run wrote them, got others")
-    return data
 
 
 def _saved(path: Path) -> tuple[int, int]:

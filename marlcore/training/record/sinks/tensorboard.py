@@ -4,13 +4,12 @@ import json
 import time
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ....processes import Metric
-from ..files import make_directory, opener, read_json
+from ..files import opener, read_json
 
 EPISODES = 100  # in the mean return at the end
 
@@ -33,8 +32,7 @@ class TensorBoardSink:
         self._event, self._summary = Event, Summary
         self._began: float | None = None
         directory = run_dir / "tensorboard"
-        with suppress(FileExistsError):
-            make_directory(directory)
+        directory.mkdir(mode=0o755, exist_ok=True)
         before = len(list(directory.iterdir()))  # event files before a resume
         path = directory / f"events.out.tfevents.{int(time.time())}.{before}"
         self._records = RecordWriter(open(path, "xb", opener=opener))  # noqa: SIM115 (`close`)

@@ -3,14 +3,13 @@
 import os
 import re
 import secrets
-from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
 from ....checks import brief
 from ....processes import Metric
-from ..files import make_directory, read_json, read_sealed, write_sealed
+from ..files import read_json, read_sealed, write_sealed
 
 _ID_BYTES = 8
 
@@ -39,8 +38,7 @@ class WandbSink:
         import wandb
 
         folder = run_dir / "wandb"
-        with suppress(FileExistsError):
-            make_directory(folder)
+        folder.mkdir(mode=0o755, exist_ok=True)
         self._run = wandb.init(
             project=project,
             name=run_dir.name,
