@@ -76,8 +76,7 @@ def deadline_of(timeout: float | None) -> float | None:
 
 def state_array(state: Any, name: str, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
     """The array `name` of a state. Raises TypeError: the state is not a dict. ValueError: see the message."""
-    if not isinstance(state, Mapping):
-        raise TypeError(f"state: expected a dict of arrays, got {brief(state)}")
+    check_type("state", state, Mapping, expected="a dict of arrays")
     part = state.get(name)
     if not isinstance(part, np.ndarray) or part.shape != shape or part.dtype != dtype:
         array = np.asarray(part)
@@ -86,11 +85,11 @@ def state_array(state: Any, name: str, shape: tuple[int, ...], dtype: Any) -> ND
     return part
 
 
-def check_type(label: str, value: object, kind: type, *, or_none: bool = False) -> None:
-    """Raises TypeError: it is no object of the class, nor None if that is allowed."""
+def check_type(label: str, value: object, kind: Any, *, or_none: bool = False, expected: str = "") -> None:
+    """Raises TypeError: it is no object of the class, which a message may call `expected`, nor None if allowed."""
     if not isinstance(value, kind) and not (or_none and value is None):
-        article = "an" if kind.__name__[0] in "AEIOU" else "a"
-        raise TypeError(f"{label}: expected {article} {kind.__name__}{' or None' * or_none}, got {brief(value)}")
+        expected = expected or f"{'an' if kind.__name__[0] in 'AEIOU' else 'a'} {kind.__name__}"
+        raise TypeError(f"{label}: expected {expected}{' or None' * or_none}, got {brief(value)}")
 
 
 def check_kinds(values: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:
@@ -142,7 +141,6 @@ def printable(text: str, but: str = "") -> str:
 
 
 def _pieces(value: Any, depth: int = 20) -> Iterator[str]:
-    """The text of `repr` in pieces."""
     own: Any = type(value).__repr__
     if own in (str.__repr__, bytes.__repr__):
         yield repr(value[:_LONGEST])

@@ -1,7 +1,7 @@
 """The base of objects that are closed at the end of a `with` block."""
 
 from abc import abstractmethod
-from typing import TypeVar
+from typing import Any, TypeVar
 
 C = TypeVar("C", bound="Closing")
 
@@ -23,7 +23,7 @@ class Closing:
 class ClosedAfterError:
     """Closes the thing if the block raises."""
 
-    def __init__(self, thing: Closing) -> None:
+    def __init__(self, thing: Any) -> None:
         self._thing = thing
 
     def __enter__(self) -> None:

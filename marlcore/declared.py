@@ -4,22 +4,22 @@
     class Settings(Declared):
         steps: Annotated[int, Whole(1)] = 10
         tau: Annotated[float, Number(above=0, high=1)] = 0.02
-        hidden: Annotated[tuple[int, ...], Sizes()] = (64, 64)
+        hidden: Annotated[tuple[int, ...], layer_sizes] = (64, 64)
         cell: Literal["lstm", "gru"] = "lstm"
         clip: Annotated[float | None, Number(above=0)] = None
-        names: Annotated[tuple[str, ...], By(function)] = ()
+        names: Annotated[tuple[str, ...], function] = ()
         section: Section = field(default_factory=Section)
 
-A Literal is a choice without further words, and None is allowed where the type allows it. A field whose default a
-dataclass makes is a section: it holds that class.
+A rule is called with the label and the value, and returns the value as the field holds it, or raises ValueError, which
+begins with the label. A Literal is a choice without further words, and None is allowed where the type allows it. A
+field whose default a dataclass makes is a section: it holds that class.
 """
 
 import math
 import os
 import sys
 import types
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, fields, is_dataclass, replace
 from functools import cache, partial
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -29,18 +29,11 @@ import numpy as np
 from .checks import brief, check_type, check_whole, is_number, short
 
 T = TypeVar("T")
-
-
-class Rule(ABC):
-    """What a field's value must be."""
-
-    @abstractmethod
-    def checked(self, label: str, value: Any) -> Any:
-        """The value as the field holds it. Raises ValueError, which begins with the label: the value is wrong."""
+Rule = Callable[[str, Any], Any]
 
 
 @dataclass(frozen=True)
-class Whole(Rule):
+class Whole:
     """An integer of Python or NumPy from `low` to `high`, or a whole float, such as 1e5.
 
     The field holds Python's integer, since JSON knows no other. Without `high` the limit is `most`; messages name it
@@ -51,7 +44,7 @@ class Whole(Rule):
     high: int | None = None
     most: int = 2**63 - 1  # shared counters hold no more
 
-    def checked(self, label: str, value: Any) -> int:
+    def __call__(self, label: str, value: Any) -> int:
         if isinstance(value, (float, np.floating)) and value.is_integer():
             value = int(value)
         check_whole(label, value, self.low, self.high)
@@ -63,7 +56,7 @@ UNITS = Whole(1, most=2**16)  # of a layer: the weights of a larger one would no
 
 
 @dataclass(frozen=True)
-class Number(Rule):
+class Number:
     """A number from `low` to `high`, which are allowed, or between `above` and `below`, which are not.
 
     It is finite; with finite=False infinity is allowed too. The field holds Python's number for one of NumPy.
@@ -76,7 +69,7 @@ class Number(Rule):
     below: float | None = None
     finite: bool = True
 
-    def checked(self, label: str, value: Any) -> Any:
+    def __call__(self, label: str, value: Any) -> Any:
         if not is_number(value) or not self._holds(value):
             raise ValueError(f"{label}: expected {self._expected()}, got {brief(value)}")
         return value.item() if isinstance(value, np.generic) else value
@@ -91,47 +84,30 @@ class Number(Rule):
         )
 
     def _expected(self) -> str:
-        low = self.low if self.above is None else self.above
-        high = self.high if self.below is None else self.below
+        low, left, least = (self.low, "[", "of at least") if self.above is None else (self.above, "(", "above")
+        high, right, most = (self.high, "]", "of at most") if self.below is None else (self.below, ")", "below")
         if low is not None and high is not None:
-            if self.above is None and self.below is None:
-                return f"a number from {low:g} to {high:g}"
-            left, right = "[" if self.above is None else "(", "]" if self.below is None else ")"
-            return f"a number in {left}{low:g}, {high:g}{right}"
+            between = f"from {low:g} to {high:g}" if left + right == "[]" else f"in {left}{low:g}, {high:g}{right}"
+            return f"a number {between}"
         number = "a finite number" if self.finite else "a number"
         if low is not None:
-            return f"{number} {'of at least' if self.above is None else 'above'} {low:g}"
-        if high is not None:
-            return f"{number} {'of at most' if self.below is None else 'below'} {high:g}"
-        return number
+            return f"{number} {least} {low:g}"
+        return number if high is None else f"{number} {most} {high:g}"
 
 
 @dataclass(frozen=True)
 class Scheduled(Number):
     """A number in the range, or the text of a schedule, which a run reads."""
 
-    def checked(self, label: str, value: Any) -> Any:
-        return value if isinstance(value, str) else super().checked(label, value)
+    def __call__(self, label: str, value: Any) -> Any:
+        return value if isinstance(value, str) else super().__call__(label, value)
 
 
-@dataclass(frozen=True)
-class Sizes(Rule):
+def layer_sizes(label: str, value: Any) -> tuple[int, ...]:
     """A tuple of at least one number of units."""
-
-    def checked(self, label: str, value: Any) -> tuple[int, ...]:
-        if not isinstance(value, tuple) or not value:
-            raise ValueError(f"{label}: expected a tuple of at least one size, got {brief(value)}")
-        return tuple(UNITS.checked(label, size) for size in value)
-
-
-@dataclass(frozen=True)
-class By(Rule):
-    """A function from the label and the value to the value as the field holds it."""
-
-    function: Callable[[str, Any], Any]
-
-    def checked(self, label: str, value: Any) -> Any:
-        return self.function(label, value)
+    if not isinstance(value, tuple) or not value:
+        raise ValueError(f"{label}: expected a tuple of at least one size, got {brief(value)}")
+    return tuple(UNITS(label, size) for size in value)
 
 
 def _section(kind: type, label: str, value: Any) -> Any:
@@ -145,14 +121,11 @@ def _text(label: str, value: Any) -> Any:
     return value
 
 
-@dataclass(frozen=True)
-class Choice(Rule):
-    options: tuple[Any, ...]
-
-    def checked(self, label: str, value: Any) -> Any:
-        if not np.isscalar(value) or value not in self.options:  # an array would be compared by its elements
-            raise ValueError(f"{label}: expected {listed(self.options)}, got {brief(value)}")
-        return value
+def choice(options: Sequence[Any], label: str, value: Any) -> Any:
+    """One of the options."""
+    if not np.isscalar(value) or value not in options:  # an array would be compared by its elements
+        raise ValueError(f"{label}: expected {listed(options)}, got {brief(value)}")
+    return value
 
 
 def listed(options: Iterable[Any]) -> str:
@@ -173,7 +146,7 @@ def check_declared(settings: Any, owner: str = "") -> None:
         if value is None and optional:
             continue
         for rule in rules:
-            value = rule.checked(label.format(name), value)
+            value = rule(label.format(name), value)
         object.__setattr__(settings, name, value)
 
 
@@ -238,7 +211,7 @@ def _sections(kind: Any) -> dict[str, Any]:
 def _declared(kind: Any) -> list[tuple[str, list[Rule], bool]]:
     """The fields that have rules, each with these and whether it may be None."""
     sections: list[tuple[str, list[Rule], bool]] = [
-        (name, [By(partial(_section, part))], False) for name, part in _sections(kind).items()
+        (name, [partial(_section, part)], False) for name, part in _sections(kind).items()
     ]
     declared = [(name, *_rules(hint)) for name, hint in _hints(kind).items()]
     return sections + [field for field in declared if field[1]]
@@ -246,7 +219,6 @@ def _declared(kind: Any) -> list[tuple[str, list[Rule], bool]]:
 
 @cache
 def _hints(kind: Any) -> dict[str, Any]:
-    """The annotation of each field that is an argument of the dataclass."""
     try:
         hints = get_type_hints(kind, include_extras=True)
     except NameError as error:
@@ -257,17 +229,16 @@ def _hints(kind: Any) -> dict[str, Any]:
 
 
 def _rules(hint: Any) -> tuple[list[Rule], bool]:
-    """The rules that an annotation declares, and whether it allows None."""
     kind, inside = get_origin(hint), get_args(hint)
     if kind is Annotated:
         rules, optional = _rules(inside[0])
-        return [*rules, *(mark for mark in inside[1:] if isinstance(mark, Rule))], optional
+        return [*rules, *(mark for mark in inside[1:] if callable(mark))], optional
     if kind is Literal:
-        return [Choice(inside)], False
+        return [partial(choice, inside)], False
     if hint is bool:
-        return [Choice((True, False))], False
+        return [partial(choice, (True, False))], False
     if hint is str:
-        return [By(_text)], False
+        return [_text], False
     if kind in (Union, types.UnionType):
         members = [member for member in inside if member is not type(None)]
         alone = _rules(members[0])[0] if len(members) == 1 else []

@@ -7,6 +7,7 @@ what came, and where.
 from __future__ import annotations
 
 import signal
+from copyreg import __newobj__  # type: ignore[attr-defined]
 from functools import partial
 from traceback import walk_tb
 from typing import Any
@@ -172,8 +173,8 @@ class WorkerFailed(MarlcoreError):
         self.reason = reason
         self.traceback = traceback
 
-    def __reduce__(self) -> tuple[type[WorkerFailed], tuple[str, str, str]]:
-        return WorkerFailed, (self.worker, self.reason, self.traceback)
+    def __reduce__(self) -> tuple[Any, ...]:
+        return __newobj__, (type(self), *self.args), vars(self)  # without `__init__`, which takes other arguments
 
 
 class WorldModelFailed(WorkerFailed):
@@ -196,9 +197,6 @@ class WorldModelFailed(WorkerFailed):
         """The same failure, as that of a process with this name."""
         return WorldModelFailed(self.state, self.profile, self.traceback, worker)
 
-    def __reduce__(self) -> tuple[type[WorldModelFailed], tuple[object, ...]]:  # type: ignore[override]
-        return WorldModelFailed, (self.state, self.profile, self.traceback, self.worker)
-
 
 class CallbackFailed(WorkerFailed):
     """A function that the caller gave to a planner raised; if it was in this process, the error is the `__cause__`.
@@ -219,9 +217,6 @@ class CallbackFailed(WorkerFailed):
     def of(self, worker: str) -> CallbackFailed:
         """The same failure, as that of a process with this name."""
         return CallbackFailed(self.what, self.state, self.traceback, worker)
-
-    def __reduce__(self) -> tuple[type[CallbackFailed], tuple[object, ...]]:  # type: ignore[override]
-        return CallbackFailed, (self.what, self.state, self.traceback, self.worker)
 
 
 def is_from_handler(error: Exception) -> bool:

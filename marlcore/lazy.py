@@ -38,7 +38,11 @@ def attach_stub(package: str, file: str) -> tuple[Callable[[str], Any], Callable
                 groups.setdefault(heading, []).append(words[3])
             elif words and words[0] == "#" and words[1] != "isort:":
                 heading = line[2:].strip()
-    module.__doc__ = "\n".join([module.__doc__ or "", *map(_listed, groups.items())])
+    listed = [module.__doc__ or ""]
+    for group, names in groups.items():
+        rows = [", ".join(names[i : i + _NAMES_A_LINE]) for i in range(0, len(names), _NAMES_A_LINE)]
+        listed += [group, *(f"    {row}" for row in rows), ""]
+    module.__doc__ = "\n".join(listed)
 
     def shown() -> list[str]:
         extras = {heading: heading.partition("[")[2].partition("]")[0] for heading in groups}
@@ -58,12 +62,6 @@ def attach_stub(package: str, file: str) -> tuple[Callable[[str], Any], Callable
         return value
 
     return get, shown
-
-
-def _listed(group: tuple[str, list[str]]) -> str:
-    heading, names = group
-    rows = [", ".join(names[i : i + _NAMES_A_LINE]) for i in range(0, len(names), _NAMES_A_LINE)]
-    return "\n".join([heading, *(f"    {row}" for row in rows), ""])
 
 
 def require(extra: str) -> None:

@@ -110,10 +110,6 @@ class TransitionSpec:
         taken = RESERVED_NAMES & self.extras.keys()
         if taken:
             raise ValueError(f"TransitionSpec extras: {sorted(taken)[0]!r} is the name of a built-in field")
-        self._check_intervals()
-        check_type("TransitionSpec next_obs", self.next_obs, bool)
-
-    def _check_intervals(self) -> None:
         obs = self.obs if isinstance(self.obs, Mapping) else {"obs": self.obs}
         for label, part in [*obs.items(), ("action", self.action)]:
             if part.every != 1:
@@ -125,6 +121,7 @@ class TransitionSpec:
             raise ValueError(
                 "TransitionSpec extras: expected every=1, since rows with next_obs do not follow one another"
             )
+        check_type("TransitionSpec next_obs", self.next_obs, bool)
 
     @classmethod
     def from_spaces(

@@ -131,8 +131,8 @@ class CountBonus(nn.Module):
     def __init__(self, most: int, scale: float = 1.0, offset: float = 0.01) -> None:
         """A `StateTable` of `most` states; further ones are counted together. Raises ValueError: one is too small."""
         super().__init__()
-        self.scale = Number(0).checked("CountBonus scale", scale)
-        self.offset = Number(above=0).checked("CountBonus offset", offset)
+        self.scale = Number(0)("CountBonus scale", scale)
+        self.offset = Number(above=0)("CountBonus offset", offset)
         self.table = StateTable(most, dtype=torch.float64).requires_grad_(False)
 
     def count(self, states: Any) -> None:

@@ -119,7 +119,7 @@ class ReplayBuffer(buffers.ReplayBuffer):
         self.optimize_memory_usage = optimize_memory_usage
         self.handle_timeout_termination = handle_timeout_termination
         self.n_steps = whole_number("n_steps", n_steps, 1)
-        self.gamma = Number(0, 1).checked("gamma", gamma)
+        self.gamma = Number(0, 1)("gamma", gamma)
         self._rng = np.random.default_rng(np.random.randint(2**31) if seed is None else seed)
         action = Field((self.action_dim,), np.dtype(self._maybe_cast_dtype(action_space.dtype)).name)
         self._spec = TransitionSpec(self._obs_fields(), action, self._extra_fields)

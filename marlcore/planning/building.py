@@ -106,7 +106,7 @@ class Watch:
     """
 
     def __init__(self, fraction: float, progress: bool) -> None:
-        self._fraction = Number(0, below=1).checked("min_free_memory_fraction", fraction)
+        self._fraction = Number(0, below=1)("min_free_memory_fraction", fraction)
         self._stream = sys.stderr if progress and sys.stderr is not None and sys.stderr.isatty() else None
         self._began = monotonic()
         self._due = self._began + FRAME_S

@@ -116,7 +116,6 @@ def _make_pool(model: WorldModel, profiles: Profiles, root: Hashable, size: int,
 
 
 def _answer_with(model: WorldModel, profiles: Profiles) -> Callable[[bytes], bytes]:
-
     def answer(request: bytes) -> bytes:
         part = expand(model.transition_probabilities, profiles, unpickled(request))
         try:

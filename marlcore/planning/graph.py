@@ -11,14 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..checks import as_path, check_whole
+from ..closing import ClosedAfterError
 from ..errors import SegmentCorrupt
+from ..lazy import missing
 from ..memory import Segment, Shared, replace_file
 from ..unpickling import unpickled
 from .expansion import Expansion
 from .layout import Shapes, bind, nbytes_of, pickled
 from .model import Profiles
 from .order import Edges, write_in_order
-from .plot import plot_graph
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 COUNTS = {"agents": 1, "actions": 1, "states": 1, "rows": 0, "outcomes": 0, "pickled": 0}  # the least of each
 LARGEST = 2**40
 MOST_PLOTTED = 300  # states; with more, the picture would be unreadable
+_COLOURS = {True: "#dbe9f6", False: "#f6d8c6"}  # of states with transitions, and of ends
+_ARROW = {"arrowstyle": "->", "color": "grey", "shrinkA": 8, "shrinkB": 8, "alpha": 0.6}
 Transition = tuple[tuple[int, ...], list[float], list[int]]
 
 
@@ -88,15 +91,12 @@ class Graph(Shared):
         }  # fmt: skip
         shapes = _shapes(counts)
         segment = Segment.create("graph", {"kind": cls.kind, **counts}, nbytes_of(shapes))
-        try:
+        with ClosedAfterError(segment):
             arrays = bind(shapes, segment.body)
             arrays["pickled"][:] = content
             arrays["level"][:] = level[order]
             write_in_order(arrays, expansion, np.array(order, np.int64))
             graph = cls(segment)
-        except BaseException:
-            segment.close()
-            raise
         graph.states = states
         return graph
 
@@ -159,7 +159,7 @@ class Graph(Shared):
         if len(self) > MOST_PLOTTED:
             raise ValueError(f"plot: expected a graph of at most {MOST_PLOTTED} states, got {len(self)}")
         texts = [str(label(state)) for state in self.states] if label else [*map(str, range(len(self)))]
-        figure = plot_graph(self.levels, [*map(self.successors_of, range(len(self)))], texts)
+        figure = _plotted(self.levels, [*map(self.successors_of, range(len(self)))], texts)
         if path is not None:
             figure.savefig(path)
         return figure
@@ -211,3 +211,41 @@ def _shapes(counts: Mapping[str, Any]) -> Shapes:
     if dtype not in (None, "float32", "float64"):
         raise ValueError(f"probability: expected float32, float64 or None, got {dtype!r}")
     return {**shapes, "probability": (dtype, (outcomes,))} if dtype else shapes
+
+
+def _plotted(
+    levels: Sequence[NDArray[np.int64]], successors: Sequence[NDArray[np.int32]], texts: Sequence[str]
+) -> Figure:
+    try:  # here: matplotlib takes longer to import than marlcore itself
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError as error:
+        raise missing("graph.plot", error) from None
+
+    places = _places(levels, successors)
+    size = (2 + 1.2 * len(levels), 2 + 0.45 * max(map(len, levels)))
+    figure = Figure(figsize=(min(size[0], 40), min(size[1], 40)), layout="constrained")
+    axes = figure.add_subplot()
+    axes.set_axis_off()
+    for place, after in zip(places, successors, strict=True):
+        for to in places[after]:
+            axes.annotate("", to, place, arrowprops=_ARROW)
+    for state, (x, y) in enumerate(places.tolist()):
+        box = {"boxstyle": "round", "facecolor": _COLOURS[len(successors[state]) > 0], "edgecolor": "grey"}
+        axes.text(x, y, texts[state], ha="center", va="center", fontsize=7, parse_math=False, bbox=box)
+    axes.set_xlim(places[:, 0].min() - 0.5, places[:, 0].max() + 0.5)
+    axes.set_ylim(places[:, 1].min() - 0.5, places[:, 1].max() + 0.5)
+    return figure
+
+
+def _places(levels: Sequence[NDArray[np.int64]], successors: Sequence[NDArray[np.int32]]) -> NDArray[np.float64]:
+    places = np.zeros((len(successors), 2))
+    sums, counts = np.zeros(len(successors)), np.zeros(len(successors))
+    for column, states in enumerate(reversed(levels)):
+        wanted = sums[states] / np.maximum(counts[states], 1)
+        order = states[np.argsort(wanted, kind="stable")]
+        places[order, 0] = column
+        places[order, 1] = np.arange(len(order)) - (len(order) - 1) / 2
+        for state in order.tolist():
+            sums[successors[state]] += places[state, 1]
+            counts[successors[state]] += 1
+    return places

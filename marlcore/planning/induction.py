@@ -5,7 +5,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from ..checks import brief
-from ..declared import Choice, Number
+from ..closing import ClosedAfterError
+from ..declared import Number, choice
 from .batches import count_workers
 from .beliefs import Believed, tabulate_belief
 from .discounts import Discount, Durations, discounted_rows
@@ -78,12 +79,12 @@ def backward_induction(
     if len({*robots}) < len(robots):
         raise ValueError(f"robots: expected each agent once, got {brief([*robots])}")
     chosen = _checked_agents(agents, goals, robots, graph)
-    beta = BETA.checked("beta", beta)
+    beta = BETA("beta", beta)
     if dtype not in DTYPES:
         raise ValueError(f"dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}")
     policy_dtype = policy_dtype or ("float64" if dtype == "float64" else "float32")
-    Choice(DTYPES[:2]).checked("policy_dtype", policy_dtype)
-    Choice(DTYPES[::2]).checked("sums", sums)
+    choice(DTYPES[:2], "policy_dtype", policy_dtype)
+    choice(DTYPES[::2], "sums", sums)
     threads = count_workers(workers)
     tabulate = Tabulate(graph, threads)
     [rows] = discounted_rows(tabulate, durations, Discount(gamma, rho))
@@ -94,7 +95,6 @@ def backward_induction(
     policies = Policies.create(tables, actions, dtype, policy_dtype)
 
     def step(numbers: Numbers) -> None:
-        """All agents' values and policies in some states."""
         for agent, belief in beliefs.items():
             its, width = policies[agent], len(tables[agent].goals)
             total = np.empty(width, np.float32 if sums == "float16" else np.float64)
@@ -108,12 +108,9 @@ def backward_induction(
                     f"{brief(graph.states[stuck])}"
                 )
 
-    try:
+    with ClosedAfterError(policies):
         width = sum(len(table.goals) for table in tables.values())
         sweep(graph.levels, work_of(graph, width), threads, step, progress=progress)
-    except BaseException:
-        policies.close()
-        raise
     return policies
 
 

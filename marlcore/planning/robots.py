@@ -84,7 +84,7 @@ def robot_induction(
     robots = tuple(i for i in range(graph.agents) if i not in people.agents)
     if not robots:
         raise ValueError("people: expected at least one agent to be a robot, got policies of all agents")
-    beta, terminal = BETA.checked("beta", beta), Number().checked("terminal", terminal)
+    beta, terminal = BETA("beta", beta), Number()("terminal", terminal)
     policies = {person: people[person] for person in people.agents}
     if len(policies[people.agents[0]].values) != len(graph):
         raise ValueError(f"people: expected policies in {len(graph)} states, got them in another graph's")
@@ -135,7 +135,6 @@ class _RobotInduction:
             attain(self.people_rows, self.people, person, result.policy, *of_person, numbers, room)
 
     def add_rewards(self, numbers: Numbers) -> None:
-        """Adds the aggregate of what people can attain to the values of a level's states."""
         acting = numbers[self.graph.row_start[numbers + 1] > self.graph.row_start[numbers]]
         if not len(acting):
             return

@@ -13,23 +13,23 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from multiprocessing import spawn
 from multiprocessing.connection import Connection
 from pathlib import Path
+from traceback import FrameSummary, StackSummary, TracebackException
 from typing import Any
 
 import cloudpickle
 
 from ..checks import brief
-from ..closing import Closing
+from ..closing import ClosedAfterError, Closing
 from ..errors import Deadlocked, Diverged, EnvironmentFailed, WorkerFailed, pass_on_from_handler, suppress_failed_calls
 from ..memory import too_many_files
-from .forkserver import KILL_S, STATUS_S, ForkServer, cause_of, read_status
+from .forkserver import CLOSED, KILL_S, STATUS_S, ForkServer, cause_of, read_status
 from .logs import has_log_file
 from .serve import leave, readable, show_title
 from .signals import STACKS, Interrupts
-from .tracebacks import short_traceback
 
 PRELOAD = ("marlcore.preload",)  # modules that workers of marlcore need
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -37,6 +37,7 @@ TEXT_LIMIT = 12_000  # bytes of a traceback: a socket takes them at once, althou
 OF_MAIN = (
     "a worker does not run the program's own file: move what its child processes run out of __main__, into a module"
 )
+PACKAGE = f"{Path(__file__).absolute().parents[1]}{os.sep}"
 _DONE, _FAILED = b"+", b"-"  # first byte of a message
 
 log = logging.getLogger(__name__)
@@ -110,13 +111,10 @@ class Child:
     def __init__(self, server: ForkServer, name: str, main: Callable[..., None], *args: Any) -> None:
         self.name = name
         try:
-            with ExitStack() as unless_forked:
-                server.begin()  # first: a fork of this process would hold the pipe's ends
-                self.connection, theirs = multiprocessing.Pipe()
-                unless_forked.callback(self.connection.close)
-                with theirs:
-                    self.pid, self.pidfd, self._status = server.fork(theirs.fileno(), main, _surroundings(name), *args)
-                unless_forked.pop_all()
+            server.begin()  # first: a fork of this process would hold the pipe's ends
+            self.connection, theirs = multiprocessing.Pipe()
+            with ClosedAfterError(self.connection), theirs:
+                self.pid, self.pidfd, self._status = server.fork(theirs.fileno(), main, _surroundings(name), *args)
         except OSError as error:
             if error.errno not in (errno.EMFILE, errno.ENFILE):
                 raise
@@ -136,18 +134,17 @@ class Child:
 
     def send(self, request: bytes) -> None:
         """Sends a request; a dead process loses it, which its pidfd tells."""
-        try:
+        with suppress_failed_calls(*CLOSED):
             self.connection.send_bytes(request)
-        except OSError as error:
-            if not _is_of_other_end(error):
-                raise
 
     def receive(self) -> memoryview | WorkerFailed | None:
         """Its next result or failure; None if there is none, or the process died while it sent one."""
         try:
             message = self.connection.recv_bytes() if self.connection.poll() else None
-        except (EOFError, OSError) as error:
-            if not _is_of_other_end(error):
+        except EOFError:
+            return None
+        except OSError as error:  # the other end is gone, or a signal handler raised it
+            if error.errno not in CLOSED and str(error) != "got end of file during message":
                 raise
             return None
         if message is None:
@@ -192,13 +189,6 @@ class Child:
         self.connection.close()
 
 
-def _is_of_other_end(error: EOFError | OSError) -> bool:
-    """Whether an error of a `Connection` means that its other end is gone, not that a signal handler raised it."""
-    if isinstance(error, OSError):
-        return error.errno in (errno.EPIPE, errno.ECONNRESET) or str(error) == "got end of file during message"
-    return True
-
-
 def _surroundings(name: str) -> dict[str, Any]:
     """multiprocessing's preparation data for spawned processes, without `__main__`: arguments, directory, path."""
     data = {key: value for key, value in spawn.get_preparation_data(name).items() if not key.startswith("init_main")}
@@ -223,6 +213,36 @@ def failure_of(name: str, error: BaseException, short: bool = False) -> WorkerFa
     text = said.encode(errors="backslashreplace")  # a lone surrogate has no UTF-8
     reason = "environment" if isinstance(error, EnvironmentFailed) else "worker"
     return WorkerFailed(name, reason, text[-TEXT_LIMIT:].decode(errors="ignore"))
+
+
+def short_traceback(error: BaseException) -> str | None:
+    """The traceback without the package's frames, save those that called into other code.
+
+    None if no frame would be left out; empty if none is of other code, since the error is the package's own.
+    """
+    whole = TracebackException.from_exception(error)
+    stacks = [(part, _foreign(part.stack)) for part in _chain(whole)]
+    if not any(kept for _, kept in stacks):
+        return ""
+    if all(len(kept) == len(part.stack) for part, kept in stacks):
+        return None
+    for part, kept in stacks:
+        part.stack = StackSummary.from_list(kept) if kept else None  # type: ignore[assignment]  # no heading then
+    return "".join(whole.format())
+
+
+def _chain(part: TracebackException | None) -> Iterator[TracebackException]:
+    if part is not None:
+        yield part
+        for before in (part.__cause__, part.__context__, *(getattr(part, "exceptions", None) or ())):
+            yield from _chain(before)
+
+
+def _foreign(stack: StackSummary) -> list[FrameSummary]:
+    """The frames of other code, each first one behind the frame that called it."""
+    foreign = [not frame.filename.startswith(PACKAGE) for frame in stack]
+    after = [*foreign[1:], False]
+    return [frame for frame, *keeps in zip(stack, foreign, after, strict=True) if any(keeps)]
 
 
 def check_picklable(**things: Any) -> None:

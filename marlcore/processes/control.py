@@ -6,10 +6,12 @@ A worker's successor continues from the worker's counters. A tally counts for so
 policy; one worker writes it. When a run is resumed, the parent first writes the run's progress into the counters.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-from ..memory import LINE, PREFIX, Segment, Shared, Words, described_workers
+from ..errors import ClosedError
+from ..memory import LINE, PREFIX, Segment, Shared, Words, described_workers, interrupt_waits_with
 
 # Words of a worker's line. READY: the number of the last process that reached its first step. EPISODES: ended by the
 # last process of an actor that ended any; 1 after an evaluator's first. DONE: nonzero once its work is complete, for
@@ -65,6 +67,18 @@ class Control(Shared):
     def finish(self) -> None:
         """For the parent: tells all workers to stop after the due updates."""
         self._words.store(0, _FINISH)
+
+    @contextmanager
+    def checked_waits(self, check: Callable[[], None]) -> Iterator[None]:
+        """Waits inside call `check`; one that it ends by ClosedError, since the workers stop, ends the block."""
+        interrupt_waits_with(check)
+        try:
+            yield
+        except ClosedError:
+            if not self.stopping:
+                raise
+        finally:
+            interrupt_waits_with(None)
 
     @property
     def steps(self) -> int:

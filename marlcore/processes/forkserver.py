@@ -22,7 +22,7 @@ from functools import partial
 from multiprocessing import resource_tracker, util
 from multiprocessing.spawn import get_executable
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from ..errors import MarlcoreError, suppress_failed_calls
 from .serve import FORK, NUMBER, fork, open_child, readable, receive, serve
@@ -35,7 +35,7 @@ BACKOFF_S = 0.2  # before the second start; doubled before each further start
 KILL_S = 10.0  # longer than the kernel takes to end a killed process and free its memory, unless it is stuck
 LOOK_S = 0.05
 STATUS_S = 1.0  # for a dead process's exit status to arrive
-_CLOSED = (errno.EPIPE, errno.ECONNRESET)  # of a call on a channel whose other end is gone
+CLOSED = (errno.EPIPE, errno.ECONNRESET)  # of a call on a channel whose other end is gone
 _PROGRAM = """
 import sys
 sys.path[:] = sys.argv[4:]
@@ -50,14 +50,6 @@ log = logging.getLogger(__name__)
 
 class _Gone(Exception):
     """The server died, or does not answer."""
-
-
-class Forked(NamedTuple):
-    """A forked process, and a pipe with its exit status once known: see `read_status`."""
-
-    pid: int
-    pidfd: int
-    status: int
 
 
 class ForkServer:
@@ -98,10 +90,12 @@ class ForkServer:
         """The server's process id, if it was started."""
         return self._process.pid if self._process else None
 
-    def fork(self, report: int, function: Callable[..., None], *args: Any) -> Forked:
+    def fork(self, report: int, function: Callable[..., None], *args: Any) -> tuple[int, int, int]:
         """Runs function(connection, *args) in a new process; `report` is the descriptor of its connection.
 
         The function and its arguments must be picklable, and importable without `__main__`.
+
+        Returns: its pid, its pidfd, and a pipe with its exit status once known, see `read_status`.
 
         Raises: OSError: the system starts no process, or `hurry` returned True. MarlcoreError: the server always died.
         """
@@ -123,7 +117,7 @@ class ForkServer:
             if not fds:
                 raise OSError(errno.EMFILE, "no descriptor is left for a worker's process")
             unless_forked.pop_all()
-            return Forked(number, fds[0], ended)
+            return number, fds[0], ended
 
     def _ask(self, fds: list[int]) -> tuple[int, list[int]]:
         """The server's answer; restarts the server if it is gone."""
@@ -139,7 +133,7 @@ class ForkServer:
             except BaseException as error:
                 self.close()  # its answer would reach the wrong request
                 self._forks = False  # a fork made now would hold the ends of this request's pipes
-                if not isinstance(error, _Gone) and getattr(error, "errno", None) not in _CLOSED:
+                if not isinstance(error, _Gone) and getattr(error, "errno", None) not in CLOSED:
                     raise
                 reason = error
             if failed < STARTS:

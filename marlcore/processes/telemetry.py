@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
+from typing import Any
 
 import numpy as np
 
@@ -68,7 +69,7 @@ class Telemetry(Shared):
         while self._read[lane] < end:
             # Read fewer rows than the capacity: the writer may be writing the next ones, or have died in them.
             oldest = max(self._read[lane], end - (ROWS - AT_ONCE))
-            rows = np.zeros(end - oldest, _ROW)
+            rows: Any = np.zeros(end - oldest, _ROW)
             code = self._lanes.read(lane, oldest, len(rows), rows.view(np.uint8))
             if code == -errno.ESTALE:  # the worker lapped this read: read the newer rows
                 newer = self._lanes.committed(lane)
@@ -79,18 +80,14 @@ class Telemetry(Shared):
             self.lost += oldest - self._read[lane]
             self._read[lane] = end
             return [
-                Metric(float(row["time_s"]), int(row["step"]), _text(row["agent"]), _text(row["name"]),
-                       float(row["value"])) for row in rows
-            ]  # fmt: skip
+                Metric(time_s, step, agent.decode(errors="replace"), name.decode(errors="replace"), value)
+                for time_s, step, value, agent, name in rows.tolist()
+            ]
         return []
 
 
 def _geometry(workers: list[str]) -> LaneGeometry:
     return LaneGeometry(len(workers), ROWS, (_ROW.itemsize,))
-
-
-def _text(name: bytes) -> str:
-    return name.decode(errors="replace")
 
 
 @lru_cache(1024)

@@ -1,12 +1,11 @@
 """The common part of workers that a supervisor watches: counters, a heartbeat, and resources to close."""
 
 import os
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from typing import Any
 
 from ..errors import ClosedError
-from ..memory import interrupt_waits_with, invalidate_after_fork
+from ..memory import invalidate_after_fork
 from .children import leave_if_forked
 from .control import BEATS, Control
 
@@ -46,18 +45,6 @@ class WorkerBase:
         self.beat()
         if self.control.stopping:
             raise ClosedError("the run was told to stop")
-
-    @contextmanager
-    def checked_waits(self) -> Iterator[None]:
-        """Waits inside call `check_wait`; one that the parent ends so ends the block."""
-        interrupt_waits_with(self.check_wait)
-        try:
-            yield
-        except ClosedError:
-            if not self.control.stopping:
-                raise
-        finally:
-            interrupt_waits_with(None)
 
     def close(self) -> None:
         """Closes everything held, even if one closing fails."""

@@ -166,7 +166,11 @@ class Workers:
         numbered = {f"argument {i + 1}": arg for i, arg in enumerate(args)}
         check_picklable(**{"function": function, **numbered, **kwargs})
         with self._children.uninterrupted():
-            self._launch(name, function, args, kwargs)
+            telemetry = Telemetry.create([name])
+            with ClosedAfterError(telemetry):
+                life = partial(_live, name, self._control, telemetry, self._began, function, args, kwargs)
+                self._workers.append(Worker(self._children.start_worker(name, life), self))
+            self._telemetries.append(telemetry)
         return self._workers[-1]
 
     def check(self) -> None:
@@ -218,13 +222,6 @@ class Workers:
         number = self._numbers[prefix]
         self._numbers[prefix] += 1
         return f"{prefix}-{number}"
-
-    def _launch(self, name: str, function: Callable[..., object], args: Any, kwargs: Any) -> None:
-        telemetry = Telemetry.create([name])
-        with ClosedAfterError(telemetry):
-            life = partial(_live, name, self._control, telemetry, self._began, function, args, kwargs)
-            self._workers.append(Worker(self._children.start_worker(name, life), self))
-        self._telemetries.append(telemetry)
 
     def _check_in_a_wait(self) -> None:
         if self._check_before is not None:
@@ -300,12 +297,9 @@ def _live(
     if "torch" in sys.modules:
         sys.modules["torch"].seed()  # otherwise all workers would draw the same numbers
     context = WorkerContext(name, control, telemetry, began)
-    interrupt_waits_with(context.check_waits)
-    try:
-        function(context, *args, **kwargs)
-    except ClosedError:
-        if not context.stopping:
-            raise
-    except SystemExit as end:
-        if end.code not in (None, 0):  # as usual, sys.exit() counts as success
-            raise
+    with control.checked_waits(context.check_waits):
+        try:
+            function(context, *args, **kwargs)
+        except SystemExit as end:
+            if end.code not in (None, 0):  # as usual, sys.exit() counts as success
+                raise

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..checks import brief
-from ..declared import By, Declared, Whole
+from ..declared import Declared, Whole
 from ..kernels import hindsight as kernels
 from ..spec import TransitionSpec
 from ..transitions import Batch, BatchMemory, LaneView, ReadPlan, Window, address_of
@@ -51,8 +51,8 @@ class Hindsight(Declared):
 
     k: Annotated[int, Whole(1, 2**31 - 1)] = 4
     strategy: Literal["future", "final", "episode"] = "future"
-    compute_reward: Annotated[Compute | None, By(_function)] = None
-    compute_terminated: Annotated[Compute | None, By(_function)] = None
+    compute_reward: Annotated[Compute | None, _function] = None
+    compute_terminated: Annotated[Compute | None, _function] = None
 
     def check(self, spec: TransitionSpec, window: Window) -> None:
         """Raises ValueError: rows of the spec have no goals, or the window is not of single steps."""

@@ -225,7 +225,7 @@ class SampleGate(_Side):
         if callable(share):
             self._share, self._priced_at = share, -1
         else:
-            self._weigh(1.0 / SHARE.checked("limit_to", share))
+            self._weigh(1.0 / SHARE("limit_to", share))
             self._share = None
 
     def _weigh(self, weight: float) -> None:
@@ -244,7 +244,7 @@ class SampleGate(_Side):
         paid = self._limiter.min_size + (sampled + self._rest) / ratio
         ahead = paid - self._lanes.inserted()
         left, whole = self._batch / ratio, 0
-        while (share := SHARE.checked("limit_to", share_at(ahead + whole))) < left and whole * ratio <= self.most:
+        while (share := SHARE("limit_to", share_at(ahead + whole))) < left and whole * ratio <= self.most:
             left -= share
             whole += 1
         self._weigh((whole + left / share) * ratio / self._batch)

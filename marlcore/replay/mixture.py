@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..checks import brief, check_type, check_whole, deadline_of, state_array
+from ..checks import check_type, check_whole, deadline_of, state_array
 from ..errors import LayoutMismatch, NotEnoughData, TimedOut
 from ..memory import check_interruption, one_thread
 from ..observations import Pad
@@ -264,8 +264,7 @@ def _apportion(shares: NDArray[np.float64], total: int) -> NDArray[np.int64]:
 
 def _check_replays(replays: Any) -> None:
     """Raises TypeError: not a list of replays. LayoutMismatch: their specs differ; names the first difference."""
-    if not isinstance(replays, Several):
-        raise TypeError(f"replays: expected a list of ReplayBuffers, got {brief(replays)}")
+    check_type("replays", replays, Several, expected="a list of ReplayBuffers")
     for i, replay in enumerate(replays):
         check_type(f"replays[{i}]", replay, ReplayBuffer)
         if replay.spec != replays[0].spec:

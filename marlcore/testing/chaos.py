@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -125,32 +126,28 @@ class _Chaos:
         how = self.dice.choices(("kill", "stop", "hang"), (8, 3, 1))[0]
         target = self.dice.choices(("worker", "parent", "fork server"), (17, 2, 1))[0]
         if target == "worker":
-            self._attack_worker(self.dice.choice(self.victim.workers), how)
-        elif how != "kill":
-            pid = self.victim.parent.pid if target == "parent" else self._server()
-            self.report.attacks[f"{target} stop"] += 1
-            self.victim.signal(pid, signal.SIGSTOP)
-            self._continue(pid)
-        elif target == "parent":
+            name = self.dice.choice(self.victim.workers)
+            self._strike(name.partition("-")[0], how, lambda: self.victim.pid(name), [name])
+        elif target == "fork server":
+            self._strike(target, "kill" if how == "kill" else "stop", self._server, self.victim.workers)
+        elif how == "kill":
             self._kill_parent()
         else:
-            self._kill_server()
+            self._strike(target, "stop", lambda: self.victim.parent.pid, [])
 
-    def _attack_worker(self, name: str, how: str) -> None:
-        victim, began = self.victim, time.monotonic()
-        pid, attempt = victim.pid(name), victim.attempt(name)
-        if victim.pid(name) != pid or not victim.signal(pid, signal.SIGKILL if how == "kill" else signal.SIGSTOP):
+    def _strike(self, target: str, how: str, find: Callable[[], int], workers: list[str]) -> None:
+        """Signals the process that `find` tells, and waits for the successors of these workers."""
+        victim, began, pid = self.victim, time.monotonic(), find()
+        attempts = {name: victim.attempt(name) for name in workers}
+        if find() != pid or not victim.signal(pid, signal.SIGKILL if how == "kill" else signal.SIGSTOP):
             return  # it is just being replaced
-        self.report.attacks[f"{name.partition('-')[0]} {how}"] += 1
+        self.report.attacks[f"{target} {how}"] += 1
         if how == "stop":
-            self._continue(pid)
+            time.sleep(self.dice.random())
+            victim.signal(pid, signal.SIGCONT)
             return
-        victim.wait(lambda: victim.works(name, attempt))
+        victim.wait(lambda: all(victim.works(name, attempt) for name, attempt in attempts.items()))
         self._recovered(began + (TIMEOUT_S if how == "hang" else 0.0))
-
-    def _continue(self, pid: int) -> None:
-        time.sleep(self.dice.random())
-        self.victim.signal(pid, signal.SIGCONT)
 
     def _kill_parent(self) -> None:
         self.report.attacks["parent kill"] += 1
@@ -161,15 +158,6 @@ class _Chaos:
         saved = json.loads((self.folder / "run" / "checkpoints" / "run.json").read_text())["steps"]
         self.report.lost += max(steps - sum(saved.values()), 0)
         self.victim.start()
-        self._recovered(began)
-
-    def _kill_server(self) -> None:
-        victim, began = self.victim, time.monotonic()
-        attempts = {name: victim.attempt(name) for name in victim.workers}
-        if not victim.signal(self._server(), signal.SIGKILL):
-            return
-        self.report.attacks["fork server kill"] += 1
-        victim.wait(lambda: all(victim.works(name, attempt) for name, attempt in attempts.items()))
         self._recovered(began)
 
     def _server(self) -> int:

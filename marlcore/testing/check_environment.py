@@ -96,7 +96,6 @@ def _difference(first: list[Event], again: list[Event]) -> str | None:
 
 
 def _require(holds: Any, label: str, expected: str, value: Any) -> None:
-    """Raises EnvironmentFailed, naming the label, what was expected and the value, unless the rule holds."""
     if not holds:
         raise EnvironmentFailed(f"{label}: expected {expected}, got {brief(value)}")
 
@@ -206,7 +205,6 @@ class _Single:
 
 
 def _checked(agent: str, keys: tuple[Any, ...], space: gym.Space, value: Any) -> NDArray[Any]:
-    """A part of an observation, copied. Raises EnvironmentFailed: it is not of its space."""
     array = np.array(value)
     label, dtype = f"{agent}: {label_of(keys)}", np.dtype(space.dtype)
     same = array.dtype == dtype or (isinstance(space, gym.Discrete) and array.dtype.kind in "iu")
@@ -337,7 +335,6 @@ class _Several:
 
 
 def _check_array(label: str, array: Any, shape: tuple[int, ...], dtype: Any) -> None:
-    """Raises EnvironmentFailed unless it is an array of this shape, and of this dtype or kind of dtype."""
     by_kind = isinstance(dtype, str)  # as NumPy's own codes, "b" were int8
     right = isinstance(array, np.ndarray) and array.shape == shape
     right = right and (array.dtype.kind if by_kind else array.dtype) == dtype

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ..checks import brief, check_whole
+from ..checks import brief, check_type, check_whole
 from ..interfaces import QueueSource
 from ..memory import SegmentHandle
 from ..replay import ReplayBuffer
@@ -37,8 +37,7 @@ def handles_of(
 
 def _check_data(data: ReplayBuffer, policy: AssignedPolicy, config: Config) -> None:
     source, learner = policy.source, config.learner_of(policy.name)
-    if not isinstance(data, ReplayBuffer):
-        raise TypeError(f"replay: expected a ReplayBuffer for {policy.name}, got {brief(data)}")
+    check_type("replay", data, ReplayBuffer, expected=f"a ReplayBuffer for {policy.name}")
     if isinstance(source, QueueSource):
         name = type(policy.algorithm).__name__
         raise ValueError(f"algorithm: expected one that learns from others' transitions, got {name}")

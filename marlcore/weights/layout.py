@@ -1,8 +1,9 @@
 """The layout of a row: the places of a model's tensors, and of the extras published with them."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate
 from math import prod
 from typing import Any
 
@@ -27,16 +28,12 @@ class TensorSpec:
     dtype: str
 
     @property
-    def itemsize(self) -> int:
+    def nbytes(self) -> int:
         """Raises ValueError: no such dtype is stored."""
         bits = _DTYPE.fullmatch(self.dtype)
         if not bits and self.dtype != "bool":
             raise ValueError(f"model {self.name}: expected booleans or numbers, got {self.dtype}")
-        return int(bits[1]) // 8 if bits else 1
-
-    @property
-    def nbytes(self) -> int:
-        return prod(self.shape) * self.itemsize
+        return prod(self.shape) * (int(bits[1]) // 8 if bits else 1)
 
     def __str__(self) -> str:
         return f"{self.name} {self.dtype} {self.shape}"
@@ -55,13 +52,11 @@ class RowLayout:
     nbytes: int = field(init=False)
 
     def __post_init__(self) -> None:
-        offsets, tensor_bytes = _place(0, [spec.nbytes for spec in self.tensors])
-        extra_offsets, version_offset = _place(tensor_bytes, [extra.nbytes for extra in self.extras.values()])
-        object.__setattr__(self, "offsets", offsets)
-        object.__setattr__(self, "extra_offsets", extra_offsets)
-        object.__setattr__(self, "tensor_bytes", tensor_bytes)
-        object.__setattr__(self, "version_offset", version_offset)
-        object.__setattr__(self, "nbytes", version_offset + _ALIGNMENT)
+        parts: list[TensorSpec | Field] = [*self.tensors, *self.extras.values()]
+        starts = tuple(accumulate((-(-part.nbytes // _ALIGNMENT) * _ALIGNMENT for part in parts), initial=0))
+        count, end = len(self.tensors), starts[-1]
+        self.__dict__.update(offsets=starts[:count], extra_offsets=starts[count:-1], tensor_bytes=starts[count])
+        self.__dict__.update(version_offset=end, nbytes=end + _ALIGNMENT)
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -110,11 +105,3 @@ def fitted_extra(name: str, value: Any, expected: Field) -> NDArray[Any]:
     if is_number and not expected.shape and expected.dtype == "float64":  # without the checks of arrays
         return np.array(value, np.float64)
     return as_field(f"extras {name}", expected, value)
-
-
-def _place(start: int, sizes: Sequence[int]) -> tuple[tuple[int, ...], int]:
-    offsets = []
-    for size in sizes:
-        offsets.append(start)
-        start += -(-size // _ALIGNMENT) * _ALIGNMENT
-    return tuple(offsets), start

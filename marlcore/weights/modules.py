@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ..checks import brief
 from ..errors import LayoutMismatch
 from .layout import OWN, RowLayout, TensorSpec
-from .members import Members
+from .members import members_kept
 
 _same_view = torch.Tensor.is_set_to
 _dtype_of = attrgetter("dtype")
@@ -38,10 +38,15 @@ class ModuleWeights:
         ValueError: see `_unique_tensors`; or the tensors are on several devices.
     """
 
-    def __init__(self, model: torch.nn.Module, layout: RowLayout) -> None:
+    def __init__(self, model: torch.nn.Module, layout: RowLayout, fill: bool) -> None:
         self._model = model
         self.layout = layout
         self.bind()
+
+    @staticmethod
+    def specs(model: torch.nn.Module) -> tuple[TensorSpec, ...]:
+        """The specs of a module's tensors. Raises ValueError: as `_unique_tensors`."""
+        return tuple(group.spec for group in _unique_tensors(model))
 
     def bind(self) -> None:
         """Moves all of the model's tensors, with their current values, into a new row; after an error, none moved."""
@@ -59,17 +64,16 @@ class ModuleWeights:
             views = self.views(row)
             for group, view in zip(groups, views, strict=True):
                 view.copy_(group.tensors[0])
-            for group, view in zip(groups, views, strict=True):
-                for tensor in group.tensors:
-                    tensor.data = view
+            tensors = [tensor for group in groups for tensor in group.tensors]
+            views = [view for group, view in zip(groups, views, strict=True) for _ in group.tensors]
+            for tensor, view in zip(tensors, views, strict=True):
+                tensor.data = view
         self.row = row
         self.groups = groups
         self._staged: torch.Tensor | None = None
-        self._members = Members(self._model)
-        pairs = [(tensor, view) for group, view in zip(groups, views, strict=True) for tensor in group.tensors]
-        self._tensors = [tensor for tensor, _ in pairs]
-        self._views = [view for _, view in pairs]
-        self._dtypes = [view.dtype for view in self._views]
+        self._has_members = members_kept(self._model)
+        self._tensors, self._views = tensors, views
+        self._dtypes = [view.dtype for view in views]
         self._address = row.data_ptr()
 
     def moved(self) -> bool:
@@ -78,7 +82,7 @@ class ModuleWeights:
         Causes: Module.to, load_state_dict(assign=True), share_memory, assigning parameters, buffers or submodules.
         """
         return (
-            not self._members.same()
+            not self._has_members()
             or not all(map(_same_view, self._tensors, self._views))  # storage, offset, shape and strides
             or not all(map(is_, map(_dtype_of, self._tensors), self._dtypes))
             or self.row.data_ptr() != self._address  # share_memory moves a storage in place
@@ -117,15 +121,9 @@ class ModuleWeights:
         return {name: view for group, view in zip(self.groups, views, strict=True) for name in group.names}
 
     def _host_row(self) -> torch.Tensor:
-        """A new zeroed row in host memory, pinned if that speeds up copies between it and the model."""
-        pin = self.row.device.type == "cuda"
+        pin = self.row.device.type == "cuda"  # which speeds up copies
         with torch.inference_mode(False):
             return torch.zeros(self.layout.nbytes, dtype=torch.uint8, pin_memory=pin)
-
-
-def module_specs(model: torch.nn.Module) -> tuple[TensorSpec, ...]:
-    """The specs of a module's tensors. Raises ValueError: as `_unique_tensors`."""
-    return tuple(group.spec for group in _unique_tensors(model))
 
 
 def _unique_tensors(model: torch.nn.Module) -> list[TensorGroup]:

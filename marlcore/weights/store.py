@@ -17,11 +17,11 @@ from ..closing import ClosedAfterError
 from ..errors import LaneBusy, MarlcoreError
 from ..memory import File, LaneGeometry, Put, Segment, claim
 from ..spec import Field
-from .layout import MOST_VERSIONS, RowLayout, TensorSpec, extra_field
-from .publisher import MirrorWriter, Publisher, Weights
+from .layout import MOST_VERSIONS, RowLayout, extra_field
+from .publisher import MirrorWriter, Publisher
 from .rows import Mode, VersionedRows, slots_of
 from .subscriber import Subscriber
-from .trees import TreeWeights, tree_specs
+from .trees import TreeWeights
 
 if TYPE_CHECKING:
     import torch
@@ -75,7 +75,7 @@ class ParameterStore(VersionedRows):
         if extras is not None and not isinstance(extras, Mapping):
             raise TypeError(f"extras: expected a dict of shapes or Fields by name, got {brief(extras)}")
         fields = {key: extra_field(key, extra) for key, extra in (extras or {}).items()}
-        layout = RowLayout(_specs_of(model), fields)
+        layout = RowLayout(_kind_of(model).specs(model), fields)
         check_whole("begins_after", begins_after, 0, MOST_VERSIONS)
         described = mode if isinstance(mode, str) else slots
         about = {"mode": described, "begins_after": int(begins_after), "is_mirror": False}
@@ -132,7 +132,7 @@ class ParameterStore(VersionedRows):
             MarlcoreError: the store is a mirror.
         """
         with ClosedAfterError(claimed := self._claimed(mirror=False)):
-            return Publisher(self, self._lanes, _weights_of(model, self.layout, fill=False), claimed)
+            return Publisher(self, self._lanes, _kind_of(model)(model, self.layout, fill=False), claimed)
 
     def mirror_writer(self) -> MirrorWriter:
         """The writing end of a mirror, exclusively for this process until it closes it or dies.
@@ -161,30 +161,14 @@ class ParameterStore(VersionedRows):
             ValueError, TypeError: an array of a mapping is read-only, or is no NumPy array.
         """
         self.check_open()
-        local = _weights_of(local_model, self.layout, fill=True)
-        return Subscriber(self, self._lanes, local)
+        return Subscriber(self, self._lanes, _kind_of(local_model)(local_model, self.layout, fill=True))
 
 
-def _is_tree(model: Any) -> bool:
-    """Whether it is a mapping of arrays, not a module. Raises TypeError: it is neither."""
+def _kind_of(model: Any) -> Any:
     if isinstance(model, (Mapping, list, tuple)):
-        return True
-    if hasattr(model, "named_modules"):
-        return False
-    raise TypeError(f"model: expected a torch module or a mapping of arrays, got {brief(model)}")
+        return TreeWeights
+    if not hasattr(model, "named_modules"):
+        raise TypeError(f"model: expected a torch module or a mapping of arrays, got {brief(model)}")
+    from .modules import ModuleWeights  # which imports torch
 
-
-def _specs_of(model: Any) -> tuple[TensorSpec, ...]:
-    if _is_tree(model):
-        return tree_specs(model)
-    from .modules import module_specs  # which imports torch
-
-    return module_specs(model)
-
-
-def _weights_of(model: Any, layout: RowLayout, fill: bool) -> Weights:
-    if _is_tree(model):
-        return TreeWeights(model, layout, fill)
-    from .modules import ModuleWeights
-
-    return ModuleWeights(model, layout)
+    return ModuleWeights

@@ -31,15 +31,10 @@ class InPlaceView:
     tensors: Mapping[str, Any]
     extras: Mapping[str, Any]
     _whole: Callable[[], bool]
-    _final: bool | None = None
 
     def valid(self) -> bool:
         """Whether everything read so far, extras included, was this version; after the block, the answer at its end."""
-        return self._whole() if self._final is None else self._final
-
-    def end(self) -> None:
-        """Fixes the answer: later changes of the slot do not matter."""
-        self._final = self.valid()
+        return self._whole()
 
 
 class Subscriber:
@@ -113,8 +108,6 @@ class Subscriber:
         self.version = version
 
     def _copy_newest(self, timeout: float) -> int:
-        """Copies the newest row into the scratch row; returns its version."""
-
         def attempt() -> int | None:
             committed = self._read_newest()
             return None if committed == -errno.ESTALE else committed
@@ -148,7 +141,8 @@ class Subscriber:
         try:
             yield view
         finally:
-            view.end()
+            final = view.valid()
+            view._whole = lambda: final  # later changes of the slot do not matter
 
 
 def _copied(extras: Mapping[str, NDArray[Any]]) -> dict[str, Any]:

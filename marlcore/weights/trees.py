@@ -37,6 +37,12 @@ class TreeWeights:
         self._row = np.zeros(layout.nbytes, np.uint8)
         self._places = self.views(self._row)
 
+    @staticmethod
+    def specs(tree: Any) -> tuple[TensorSpec, ...]:
+        """The specs of a mapping's arrays, in its order. Raises TypeError, ValueError: a part is no array."""
+        arrays = _arrays_of(tree, _array)
+        return tuple(TensorSpec(name, array.shape, array.dtype.name) for name, array in arrays.items())
+
     def staged(self, weights: Any = OWN) -> NDArray[np.uint8]:
         """A row in host memory with the current weights, or these; its extras are the caller's to set."""
         if weights is not OWN and not isinstance(weights, (Mapping, list, tuple)):
@@ -90,11 +96,6 @@ class TreeWeights:
             name = next(iter(arrays.keys() - {spec.name for spec in self.layout.tensors}))
             raise LayoutMismatch(f"weights {name}: expected no such array, got {arrays[name].dtype}")
         return arrays
-
-
-def tree_specs(tree: Any) -> tuple[TensorSpec, ...]:
-    """The specs of a mapping's arrays, in its order. Raises TypeError, ValueError: a part is no array of numbers."""
-    return tuple(TensorSpec(name, array.shape, array.dtype.name) for name, array in _arrays_of(tree, _array).items())
 
 
 def _arrays_of(tree: Any, array_of: Callable[[str, Any], NDArray[Any]]) -> Arrays:

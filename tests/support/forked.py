@@ -12,7 +12,7 @@ from multiprocessing.shared_memory import SharedMemory
 from typing import Any
 
 from marlcore.processes import ForkServer
-from marlcore.processes.forkserver import Forked, read_status
+from marlcore.processes.forkserver import read_status
 
 
 class Child:
@@ -21,20 +21,20 @@ class Child:
     def __init__(self, server: ForkServer, function: Callable[..., None], *args: Any) -> None:
         self._report, theirs = Pipe(duplex=False)
         with theirs:
-            self.forked: Forked = server.fork(theirs.fileno(), function, *args)
+            self.pid, self.pidfd, self._status = server.fork(theirs.fileno(), function, *args)
 
     def receive(self) -> Any:
         return self._report.recv()
 
     def status(self) -> int | None:
         """Waits for it."""
-        select.select([self.forked.pidfd], [], [])
-        return read_status(self.forked.status)
+        select.select([self.pidfd], [], [])
+        return read_status(self._status)
 
     def close(self) -> None:
         self._report.close()
-        os.close(self.forked.pidfd)
-        os.close(self.forked.status)
+        os.close(self.pidfd)
+        os.close(self._status)
 
 
 def tell(report: Connection, what: str) -> None:

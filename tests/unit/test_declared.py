@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 from refused import Refused, check_refused, refusals
 
-from marlcore.declared import By, Declared, Number, Rule, Sizes, Whole, changed, check_declared, flattened, hints_of
+from marlcore.declared import Declared, Number, Whole, changed, check_declared, flattened, hints_of, layer_sizes
 
 
-class Doubled(Rule):
-    def checked(self, label: str, value: Any) -> Any:
-        return 2 * value
+def doubled(label: str, value: Any) -> Any:
+    return 2 * value
 
 
 @dataclass(frozen=True)
@@ -31,11 +30,11 @@ class Settings:
     seconds: Annotated[float, Number(1, finite=False)] = 60.0
     goal: Annotated[float | None, Number()] = None
     inside: Annotated[int, Whole(1)] | None = None
-    sizes: Annotated[tuple[int, ...], Sizes()] = (64, 64)
+    sizes: Annotated[tuple[int, ...], layer_sizes] = (64, 64)
     mode: Literal["off", "frozen", "running"] = "off"
     pad: Literal["repeat", "zero"] | None = "zero"
     only: Literal["one"] = "one"
-    custom: Annotated[int, "a word", Doubled()] = 1
+    custom: Annotated[int, "a word", doubled] = 1
     both: Literal["auto"] | int = 3
     free: object = field(default_factory=list)
 
@@ -129,7 +128,7 @@ def test_annotations_may_be_text_whose_names_are_known(hint):
 @dataclass(frozen=True)
 class Inner(Declared):
     rate: Annotated[float, Number(0)] = 1.0
-    words: Annotated[tuple[str, ...], By(lambda label, words: tuple(word.upper() for word in words))] = ()
+    words: Annotated[tuple[str, ...], lambda label, words: tuple(word.upper() for word in words)] = ()
 
 
 @dataclass(frozen=True)

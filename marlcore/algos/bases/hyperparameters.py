@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from ...declared import UNITS, By, Number, Scheduled, Sizes, Whole, check_declared
+from ...declared import UNITS, Number, Scheduled, Whole, check_declared, layer_sizes
 from ...interfaces import Action, Algorithm
 from ...spaces import Spaces
 from ..networks.custom import custom_function
@@ -22,8 +22,8 @@ Share: TypeAlias = Annotated[float, Number(above=0, high=1)]
 AtLeast1: TypeAlias = Annotated[int, Whole(1)]
 Units: TypeAlias = Annotated[int, UNITS]
 LearningRate: TypeAlias = Annotated[float | str, Scheduled(above=0)]
-Layers: TypeAlias = Annotated[tuple[int, ...], Sizes()]
-Network: TypeAlias = Annotated[str | Callable[[Spaces], nn.Module] | None, By(custom_function)]
+Layers: TypeAlias = Annotated[tuple[int, ...], layer_sizes]
+Network: TypeAlias = Annotated[str | Callable[[Spaces], nn.Module] | None, custom_function]
 
 RATE = "learning_rate"
 

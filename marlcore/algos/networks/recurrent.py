@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from torch import nn
 
 from ...checks import brief, check_whole
-from ...declared import By
 from ...interfaces import PREVIOUS_REWARD
 from ...spaces import Spaces
 from ...spec import Field
@@ -36,7 +35,7 @@ def cell_function(label: str, cell: Any) -> Any:
     return custom_function(label, cell, expected)
 
 
-Cell: TypeAlias = Annotated[str | Callable[[int, int], nn.Module], By(cell_function)]
+Cell: TypeAlias = Annotated[str | Callable[[int, int], nn.Module], cell_function]
 
 
 def state_sizes(hyper: Any) -> dict[str, int]:

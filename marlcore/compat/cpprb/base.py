@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
-from ...checks import brief
+from ...checks import check_type
 from ...spec import Field
 from ..ring import Held, Ints, Ring, Rows, whole_number
 
@@ -148,8 +148,7 @@ def check_not_empty(window: Held) -> None:
 
 def fields_of(env_dict: EnvDict, default_dtype: DTypeLike | None, taken: Iterable[str]) -> dict[str, Field]:
     """The fields of cpprb's env_dict by name. Raises ValueError, TypeError: a name, shape or dtype is refused."""
-    if not isinstance(env_dict, Mapping):
-        raise TypeError(f"env_dict: expected a dict of fields, got {brief(env_dict)}")
+    check_type("env_dict", env_dict, Mapping, expected="a dict of fields")
     for name in taken:
         if name in env_dict:
             raise ValueError(f"env_dict: {name!r} is the name of an argument of add")
@@ -158,8 +157,7 @@ def fields_of(env_dict: EnvDict, default_dtype: DTypeLike | None, taken: Iterabl
 
 
 def _field(name: str, about: Mapping[str, Any], default: np.dtype[Any]) -> Field:
-    if not isinstance(about, Mapping):
-        raise TypeError(f"env_dict[{name!r}]: expected a dict with shape and dtype, got {brief(about)}")
+    check_type(f"env_dict[{name!r}]", about, Mapping, expected="a dict with shape and dtype")
     shape = about.get("shape", 1)
     dtype = about.get("dtype")
     try:

@@ -34,7 +34,7 @@ class NStep:
         if "done" not in fields or fields["done"].shape != (1,):
             raise ValueError("Nstep: expected a field 'done' of shape (1,) in env_dict")
         self._n = whole_number("Nstep['size']", options.get("size"), 1)
-        self._gamma = _SHARE.checked("Nstep['gamma']", options.get("gamma", 0.99))
+        self._gamma = _SHARE("Nstep['gamma']", options.get("gamma", 0.99))
         self._summed = names_of("Nstep['rew']", options.get("rew"), fields)
         self._moved = names_of("Nstep['next']", options.get("next"), fields)
         self._fields = dict(fields)

@@ -113,7 +113,7 @@ class PrioritizedBuffer(RingBuffer):
         self, size: int, env_dict: EnvDict | None = None, *, alpha: float = 0.6, eps: float = 1e-4, **kwargs: Any
     ) -> None:
         super().__init__(size, env_dict, **kwargs)  # type: ignore[arg-type]  # of the other base of each subclass
-        self._alpha, self._eps = _POSITIVE.checked("alpha", alpha), _POSITIVE.checked("eps", eps)
+        self._alpha, self._eps = _POSITIVE("alpha", alpha), _POSITIVE("eps", eps)
         limit = Prioritized(self._alpha, epsilon=self._eps).limit(self._ring.capacity)
         self._most = min(limit, float(np.finfo(np.float32).max))
         if self._most < 1.0:
@@ -151,7 +151,7 @@ class PrioritizedBuffer(RingBuffer):
         Raises: see MPReplayBuffer; ValueError also if no transition has a priority above 0.
         """
         count = whole_number("batch_size", batch_size, 0)
-        _POSITIVE.checked("beta", beta)
+        _POSITIVE("beta", beta)
         while True:
             learner = self._caught_up()
             rows, tickets = self._ring.whole(count, self._draw, *self._fields)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...checks import brief, check_whole, names_error
+from ...checks import check_type, check_whole, names_error
 from ...errors import NotEnoughData
 from ...npz import read_npz
 from ...spec import Field, as_field
@@ -60,8 +60,7 @@ class Buffer(Ring):
 
     def __init__(self, capacity: int, obs_shape: Sequence[int], n_frames: int = 1, **extra_fields: Any) -> None:
         n_frames = whole_number("n_frames", n_frames, 1)
-        if not isinstance(obs_shape, Iterable):
-            raise TypeError(f"obs_shape: expected a sequence of integers, got {brief(obs_shape)}")
+        check_type("obs_shape", obs_shape, Iterable, expected="a sequence of integers")
         taken = sorted(_SORREL_NAMES.keys() & extra_fields.keys())
         if taken:
             raise ValueError(f"extra_fields: {taken[0]!r} is the name of a field that every row has")

@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 
-from ...checks import absolute, brief, check_whole, names_error
-from ...declared import By, Choice, Number, Rule, Whole, check_declared
+from ...checks import absolute, brief, check_type, check_whole, names_error
+from ...declared import Number, Rule, Whole, check_declared, choice
 from ...weights import SLOTS
 
 # sorrel's classes for which a ring in shared memory stands
@@ -22,16 +23,11 @@ Count = Annotated[int, Whole(1)]
 Seconds = Annotated[float, Number(above=0, finite=False)]
 
 
-@dataclass(frozen=True)
-class ByProcess(Rule):
+def by_process(rule: Rule, label: str, value: Any) -> Any:
     """One value for all processes, or a mapping of values by "actor", "learner", or a process's own name."""
-
-    rule: Rule
-
-    def checked(self, label: str, value: Any) -> Any:
-        if not isinstance(value, Mapping):
-            return self.rule.checked(label, value)
-        return {str(name): self.rule.checked(f"{label}.{name}", part) for name, part in value.items()}
+    if not isinstance(value, Mapping):
+        return rule(label, value)
+    return {str(name): rule(f"{label}.{name}", part) for name, part in value.items()}
 
 
 def _device(label: str, value: Any) -> str:
@@ -59,18 +55,18 @@ class Options:
     sync_interval: Count | None = None  # turns between an actor's looks for newer weights; None: before each epoch
     seed: Annotated[int | None, Whole(0, 2**128)] = None  # of every process; None: NumPy's global generator draws one
     publish_interval: Count = 1  # updates, where learners run free; otherwise every epoch's updates are published
-    publish_mode: Annotated[Any, ByProcess(Choice((*SLOTS,)))] = "double_buffer"
-    device: Annotated[Any | None, ByProcess(By(_device))] = None  # of networks; None: the one that they are on
+    publish_mode: Annotated[Any, partial(by_process, partial(choice, (*SLOTS,)))] = "double_buffer"
+    device: Annotated[Any | None, partial(by_process, _device)] = None  # of networks; None: the one that they are on
     threads: Count = 1  # of torch, in each process
     niceness: Annotated[int, Whole(0)] = 5  # of the learners: they do not slow the actor where cores are few
     save_seconds: Seconds = 10.0  # between saves of a whole model, from which a killed learner's successor continues
     max_restarts: Annotated[int, Whole(0)] = 3  # of each process in ten minutes
-    timeout: Annotated[Any, ByProcess(Number(above=0, finite=False))] = 300.0  # of one turn or update
+    timeout: Annotated[Any, partial(by_process, Number(above=0, finite=False))] = 300.0  # of one turn or update
     animate: bool = False
     logging: bool = True
     output_dir: Any = None  # an absolute path, since an environment may change the working directory
     fork: bool = True  # the caller's process for workers, which need no imports then: see `forks`
-    log_dir: Annotated[Path | None, By(_directory)] = None  # for a log file of each worker; made if needed
+    log_dir: Annotated[Path | None, _directory] = None  # for a log file of each worker; made if needed
     replace_loop: bool = False  # run sorrel's standard loop also where `run_experiment` is overridden
 
     @property
@@ -104,8 +100,7 @@ def chosen_options(env: Any, config: Any, options: Mapping[str, Any]) -> tuple[b
         raise TypeError(f"{label}: expected a section, got {brief(section)}")
     chosen = dict(section or {})
     enabled, learners = chosen.pop("enabled", True), chosen.pop("num_learner_processes", None)
-    if not isinstance(enabled, bool):
-        raise TypeError(f"{label}.enabled: expected true or false, got {brief(enabled)}")
+    check_type(f"{label}.enabled", enabled, bool, expected="true or false")
     models = len({id(getattr(agent, "model", None)) for agent in getattr(env, "agents", ())})
     if learners not in (None, models):
         expected = f"expected null or {models}, one for each model"

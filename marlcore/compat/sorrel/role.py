@@ -81,7 +81,7 @@ class Role(WorkerBase, ABC):
     def work(self) -> None:
         """Works until every epoch is done, or the experiment stops."""
         try:
-            with self.checked_waits():
+            with self.control.checked_waits(self.check_wait):
                 while self.step():
                     pass
         finally:

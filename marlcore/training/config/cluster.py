@@ -4,14 +4,13 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
-from ...checks import brief, is_number
-from ...declared import By, Declared, Number, Whole
+from ...checks import brief, check_type, is_number
+from ...declared import Declared, Number, Whole
 
 
 def _resources(label: str, value: Any) -> dict[str, float]:
     """Amounts by name, as Ray takes them. Raises ValueError, TypeError."""
-    if not isinstance(value, Mapping):
-        raise TypeError(f"{label}: expected amounts by name, got {brief(value)}")
+    check_type(label, value, Mapping, expected="amounts by name")
     named = all(isinstance(name, str) and name for name in value)
     if not named or not all(is_number(n) and 0 < n < 2**53 and (n < 1 or n % 1 == 0) for n in value.values()):
         expected = "expected numbers above 0 by name, whole ones above 1"
@@ -21,8 +20,7 @@ def _resources(label: str, value: Any) -> dict[str, float]:
 
 def _by_policy(label: str, value: Any) -> dict[str, dict[str, float]]:
     """Amounts by policy, each also as text such as GPU=1,CPU=4. Raises ValueError, TypeError."""
-    if not isinstance(value, Mapping):
-        raise TypeError(f"{label}: expected resources by policy, got {brief(value)}")
+    check_type(label, value, Mapping, expected="resources by policy")
     try:
         read = {policy: _read(each) if isinstance(each, str) else each for policy, each in value.items()}
     except ValueError:
@@ -58,7 +56,7 @@ else:
 class ClusterConfig(Declared):
     """Further machines, on Ray, whose actors work for the run; needs marlcore[cluster]."""
 
-    address: Annotated[str | None, By(_address)] = None
+    address: Annotated[str | None, _address] = None
     """Address of a running Ray cluster that this machine is part of: "auto" or host:port. None: one machine, no Ray."""
     nodes: Annotated[int, Whole(1)] = 1
     """Machines beside this one whose actors work for the run; this one has `actor.processes` of its own."""
@@ -66,10 +64,10 @@ class ClusterConfig(Declared):
     """Machines that must be there when the run starts; the others may join at any time. None: all."""
     actors_per_node: Annotated[int, Whole(1)] = 1
     """Actor processes on each of these machines, each of which steps `actor.envs` environment copies."""
-    resources: Annotated[dict[str, float], By(_resources)] = field(default_factory=dict)
+    resources: Annotated[dict[str, float], _resources] = field(default_factory=dict)
     """What Ray reserves on each machine, by name, such as CPU 8 highmem 1; a machine that lacks it is not used. Without
     an entry for CPU: one for each actor."""
-    learners: Annotated[Learners, By(_by_policy)] = field(default_factory=dict)
+    learners: Annotated[Learners, _by_policy] = field(default_factory=dict)
     """By policy, what Ray reserves for its learner on a machine that has it, such as agent_0 GPU=1,CPU=4: the policy's
     learner and replay are there, while those of other policies are on this machine. In Python and files also
     {"agent_0": {"GPU": 1}}. Without an entry for CPU: one. The run's directory must be on a shared file system."""

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
-from ...checks import absolute, brief, did_you_mean, short
-from ...declared import By, Declared, Whole, changed, flattened, hints_of
+from ...checks import absolute, brief, check_type, did_you_mean, short
+from ...declared import Declared, Whole, changed, flattened, hints_of
 from .cluster import ClusterConfig
 from .schedules import Constant, Schedule, Scheduled, Stages, ascending
 from .sections import (
@@ -43,17 +43,14 @@ RUN_WIDE = {  # settings that no policy has for itself
 
 def _by_policy(label: str, sections: Any) -> Any:
     kind = BY_POLICY[label]
-    if not isinstance(sections, Mapping):
-        raise TypeError(f"{label}: expected a dict, got {brief(sections)}")
+    check_type(label, sections, Mapping, expected="a dict")
     for policy, section in sections.items():
-        if not isinstance(section, kind):
-            raise TypeError(f"{label}: expected a {kind.__name__} for {brief(policy)}, got {brief(section)}")
+        check_type(label, section, kind, expected=f"a {kind.__name__} for {brief(policy)}")
     return dict(sections)
 
 
 def _ratios(label: str, ratios: Any) -> Any:
-    if not isinstance(ratios, Mapping):
-        raise TypeError(f"{label}: expected updates_per_step by policy, got {brief(ratios)}")
+    check_type(label, ratios, Mapping, expected="updates_per_step by policy")
     return {
         policy: None if ratio is None else updates_per_step(f"{label}.{short(policy)}", ratio)
         for policy, ratio in ratios.items()
@@ -73,7 +70,7 @@ class Config(Declared):
     """Seed of all randomness; in serial mode the same seed gives the same run."""
     mode: Literal["async", "serial"] = "async"
     """async: one process for each actor and each agent's learner. serial: the same work in turn in one process."""
-    updates_per_step: Annotated[Scheduled | float | None, By(updates_per_step)] = 0.1
+    updates_per_step: Annotated[Scheduled | float | None, updates_per_step] = 0.1
     """Updates of each learner per step of its agent after the warm-up: a number, or a schedule, such as "linear(0.1, 1,
     100000)", whose sum over the steps is the number of updates. None lets actors and learners run free."""
     updates_tolerance: Count = 32
@@ -82,10 +79,10 @@ class Config(Declared):
     run_dir: str | None = None
     """Directory for the results, new or empty: a path, or an address of fsspec, such as s3://bucket/demo, to which they
     are copied (marlcore[remote]). By default runs/<date and time>."""
-    stages: Annotated[tuple[int, ...], By(ascending)] = ()
+    stages: Annotated[tuple[int, ...], ascending] = ()
     """Steps of the run at which its stages 1, 2, ... begin; the stage is published with the weights, and is one of the
     numbers of an algorithm's `explore`."""
-    stage_names: Annotated[tuple[str, ...], By(distinct_names)] = ()
+    stage_names: Annotated[tuple[str, ...], distinct_names] = ()
     """Names of the stages 1, 2, ..., for replay.clear_at_stage; none or one for each."""
     policies: PolicyOf | None = None
     """The policy of each agent, by agent; agents with the same policy share it. By default each has its own. In Python
@@ -94,15 +91,15 @@ class Config(Declared):
     """The team of each member, by agent: a team acts as one agent, of the team's name; see docs/guides/teams.md. By
     default all agents are in the team "team" if an algorithm trains teams, otherwise there is none. In Python also a
     function of the agent's name."""
-    learners: Annotated[dict[str, LearnerConfig], By(_by_policy)] = field(default_factory=dict)
+    learners: Annotated[dict[str, LearnerConfig], _by_policy] = field(default_factory=dict)
     """By policy, settings of its learner that replace `learner`. In a file, and on the command line
     (`--learners.guard.n-step 1`), missing ones are taken from `learner`; `processes` and `threads` always are."""
-    replays: Annotated[dict[str, ReplayConfig], By(_by_policy)] = field(default_factory=dict)
+    replays: Annotated[dict[str, ReplayConfig], _by_policy] = field(default_factory=dict)
     """By policy, settings of its replay that replace `replay`, given like `learners`: capacity, priorities, hindsight.
     The others are always taken from `replay`."""
-    explorations: Annotated[dict[str, ExplorationConfig], By(_by_policy)] = field(default_factory=dict)
+    explorations: Annotated[dict[str, ExplorationConfig], _by_policy] = field(default_factory=dict)
     """By policy, settings of its exploration that replace `exploration`, given like `learners`."""
-    ratios: Annotated[dict[str, Scheduled | float | None], By(_ratios)] = field(default_factory=dict)
+    ratios: Annotated[dict[str, Scheduled | float | None], _ratios] = field(default_factory=dict)
     """By policy, updates per step that replace `updates_per_step`."""
     actor: ActorConfig = field(default_factory=ActorConfig)
     learner: LearnerConfig = field(default_factory=LearnerConfig)

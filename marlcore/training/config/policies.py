@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from ...checks import brief, did_you_mean
+from ...checks import brief, check_type, did_you_mean
 from ...interfaces import Algorithm, QueueSource, ReplaySource
 from ...processes import encoded_name
 from ...spaces import Spaces
@@ -105,8 +105,7 @@ def teams_of(
         return {TEAM: tuple(agents)}
     if callable(teams):
         teams = {agent: teams(agent) for agent in agents}
-    if not isinstance(teams, Mapping):
-        raise TypeError(f"teams: expected the team of each member, got {brief(teams)}")
+    check_type("teams", teams, Mapping, expected="the team of each member")
     for agent, team in teams.items():
         if agent not in agents:
             hint = did_you_mean(agent, agents)

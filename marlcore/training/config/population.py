@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 from ...checks import brief, is_number
-from ...declared import By, Declared, Number, Whole
+from ...declared import Declared, Number, Whole
 from .sections import Count
 
 
@@ -52,7 +52,7 @@ class Uniform(Distribution):
         return float(self.low), float(self.high)
 
     def restored(self, label: str, value: Any) -> float:
-        return float(Number(self.low, self.high).checked(label, value))
+        return float(Number(self.low, self.high)(label, value))
 
     def draw(self, generator: np.random.Generator) -> float:
         return float(generator.uniform(self.low, self.high))
@@ -117,7 +117,7 @@ def _searched(label: str, settings: Any) -> dict[str, Distribution]:
 def _factors(label: str, factors: Any) -> tuple[float, ...]:
     if not isinstance(factors, tuple) or not factors:
         raise ValueError(f"{label}: expected a tuple of factors, got {brief(factors)}")
-    return tuple(Number(above=0).checked(label, factor) for factor in factors)
+    return tuple(Number(above=0)(label, factor) for factor in factors)
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class PopulationConfig(Declared):
     Raises: ValueError: a setting is out of range or of another kind, in one line.
     """
 
-    settings: Annotated[dict[str, Distribution], By(_searched)]
+    settings: Annotated[dict[str, Distribution], _searched]
     """What differs between members: the distribution of each setting by its dotted name, such as "learner.gamma", or
     "algorithm.learning_rate" of a hyperparameter."""
     size: Annotated[int, Whole(2)] = 16
@@ -142,7 +142,7 @@ class PopulationConfig(Declared):
     (Jamieson & Talwalkar 2016), as soon as they are known (Li et al. 2020)."""
     share: Annotated[float, Number(above=0, high=0.5)] = 0.25
     """Of pbt: a member of the lowest share of scores copies one of the highest share."""
-    factors: Annotated[tuple[float, ...], By(_factors)] = (0.8, 1.2)
+    factors: Annotated[tuple[float, ...], _factors] = (0.8, 1.2)
     """Of pbt: a copied number is multiplied by one of these, and stays in its range; of a Choice, the option before or
     after it is taken."""
     resample: Annotated[float, Number(0, 1)] = 0.25

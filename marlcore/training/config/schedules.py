@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
 import numpy as np
 
 from ...checks import brief, is_number
-from ...declared import By, Number, Whole, check_declared
+from ...declared import Number, Whole, check_declared
 from ...references import reference_to, resolve
 
 PUBLISHED = ("updates", "step", "opponents", "odds")  # beside the scheduled numbers
@@ -65,7 +65,7 @@ class Schedule:
             return Custom(value)
         if not is_number(value):
             raise TypeError(f"{label}: expected a number, a schedule or a function of the steps, got {brief(value)}")
-        return Constant(float(FINITE.checked(label, value)))
+        return Constant(float(FINITE(label, value)))
 
 
 if TYPE_CHECKING:
@@ -82,21 +82,21 @@ def check_free(label: str, names: Collection[str], *taken: str) -> None:
 
 def _points(label: str, points: Any) -> tuple[tuple[int, float], ...]:
     try:
-        pairs = tuple((WHOLE.checked(label, count), float(value)) for count, value in points)
+        pairs = tuple((WHOLE(label, count), float(value)) for count, value in points)
     except (TypeError, ValueError):
         raise ValueError(f"{label}: expected pairs of a count and a value, got {brief(points)}") from None
     counts = [count for count, _ in pairs]
     if not pairs or counts != sorted(set(counts)):
         raise ValueError(f"{label}: expected ascending counts, got {brief(points)}")
     for i, (_, value) in enumerate(pairs):
-        FINITE.checked(f"{label}[{i}]", value)
+        FINITE(f"{label}[{i}]", value)
     return pairs
 
 
 def ascending(label: str, begins: Any) -> tuple[int, ...]:
     """Counts of at least 1, as a tuple. Raises ValueError: they are none, or do not ascend."""
     try:
-        counts = tuple(WHOLE.checked(label, count) for count in ([None] if isinstance(begins, bytes) else begins))
+        counts = tuple(WHOLE(label, count) for count in ([None] if isinstance(begins, bytes) else begins))
     except (TypeError, ValueError):
         raise ValueError(f"{label}: expected counts, got {brief(begins)}") from None
     if list(counts) != sorted(set(counts)) or any(count < 1 for count in counts):
@@ -149,7 +149,7 @@ class Exponential(Schedule):
 class Piecewise(Schedule):
     """Straight lines between points (count, value) of ascending counts; constant before and after them."""
 
-    points: Annotated[tuple[tuple[int, float], ...], By(_points)]
+    points: Annotated[tuple[tuple[int, float], ...], _points]
 
     def at(self, count: int) -> float:
         counts, values = zip(*self.points, strict=True)
@@ -165,7 +165,7 @@ class Piecewise(Schedule):
 class Stages(Schedule):
     """The number of the stage, from 0: how many of the counts `begins` have been reached."""
 
-    begins: Annotated[tuple[int, ...], By(ascending)]
+    begins: Annotated[tuple[int, ...], ascending]
 
     def at(self, count: int) -> float:
         return float(bisect_right(self.begins, count))
@@ -184,7 +184,7 @@ class Custom(Schedule):
     def at(self, count: int) -> float:
         value = self.function(count)
         label = f"custom {reference_to(self.function) or self.function!r} at {count}"
-        return float(FINITE.checked(label, value))
+        return float(FINITE(label, value))
 
 
 def is_custom(value: Any) -> bool:

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
-from ...checks import brief, did_you_mean, is_number, short
-from ...declared import By, Declared, Number, Whole
+from ...checks import brief, check_type, did_you_mean, is_number, short
+from ...declared import Declared, Number, Whole
 from ...observations import Pad
 from ...references import is_importable
 from .schedules import Constant, Custom, Exponential, Schedule, Scheduled, check_free, is_custom
@@ -24,8 +24,7 @@ RATIO = Number(1e-6, 1e6)
 
 def shares(label: str, value: Any) -> dict[str, float]:
     """Shares by name. Raises ValueError, TypeError: they are none, or their sum is not 1."""
-    if not isinstance(value, Mapping):
-        raise TypeError(f"{label}: expected shares by name, got {brief(value)}")
+    check_type(label, value, Mapping, expected="shares by name")
     numbers = [*value.values()]
     right = all(is_number(number) and number >= 0 for number in numbers)
     if not right or (numbers and not math.isclose(sum(numbers), 1.0, abs_tol=1e-6)):
@@ -68,14 +67,13 @@ def updates_per_step(label: str, value: Any) -> Schedule | float:
     if isinstance(value, str):
         value = Schedule.from_value(label, value)
     bounds = value.bounds if isinstance(value, Schedule) else (value,)
-    lowest, *_ = (RATIO.checked(label, bound) for bound in bounds)
+    lowest, *_ = (RATIO(label, bound) for bound in bounds)
     return value if isinstance(value, Schedule) and not isinstance(value, Constant) else lowest
 
 
 def named_schedules(label: str, value: Any) -> dict[str, Schedule]:
     """Schedules by name. Raises ValueError, TypeError: one is none, or its name is taken."""
-    if not isinstance(value, Mapping):
-        raise TypeError(f"{label}: expected schedules by name, got {brief(value)}")
+    check_type(label, value, Mapping, expected="schedules by name")
     check_free(label, value, "epsilon")
     return {name: Schedule.from_value(f"{label}.{short(name)}", schedule) for name, schedule in value.items()}
 
@@ -123,7 +121,7 @@ class ActorConfig(Declared):
     """Versions by which the acting weights may be behind: an actor whose weights are staler pulls before it acts. None:
     stale weights last until the next check. On-policy actors always pull what is newer. The metric `policy_lag` is
     another thing: the age of the rows that the learner draws."""
-    device: Annotated[str | tuple[str, ...], By(device_names)] = "cpu"
+    device: Annotated[str | tuple[str, ...], device_names] = "cpu"
     """Device on which actors choose actions: "cpu", "cuda:0", "mps", or "auto" for the best available one. Several,
     such as cuda:0 cuda:1, are dealt out to the processes in turn; the evaluator takes the first."""
 
@@ -202,13 +200,13 @@ class ReplayConfig(Declared):
     """Padding of a stack before an episode's first frame: repeat that frame, or zeros."""
     save: bool = False
     """Save each replay with its learner's checkpoints, so that a resumed run starts with its rows."""
-    clear_at_stage: Annotated[bool | tuple[str, ...], By(flag_or_names)] = False
+    clear_at_stage: Annotated[bool | tuple[str, ...], flag_or_names] = False
     """Train only on transitions of the current stage: those written before a learner publishes its number are not
     drawn any more. Names of `stage_names`: only the transitions before these stages are not drawn any more."""
-    mixture: Annotated[dict[str, float], By(shares)] = field(default_factory=dict)
+    mixture: Annotated[dict[str, float], shares] = field(default_factory=dict)
     """Parts of each policy's replay by tag, with their shares of a batch, such as anchor 0.3 pool 0.7: rows lie in the
     part of their episode's tag, which is the opponent's name in self-play, otherwise info["tag"]. Empty: one part."""
-    path: Annotated[str | None, By(existing_directory)] = None
+    path: Annotated[str | None, existing_directory] = None
     """An existing directory for the replays' files, for replays larger than memory; removed at the end. By default
     they are in /dev/shm."""
     prioritized: bool = False
@@ -245,18 +243,18 @@ else:
 class ExplorationConfig(Declared):
     """How actors explore; learners evaluate the schedules and publish the numbers with their weights."""
 
-    epsilon: Annotated[Scheduled | None, By(probability)] = None
+    epsilon: Annotated[Scheduled | None, probability] = None
     """Probability of a random action, a schedule: 0.1, "linear(1, 0.05, 50000)" over the run's steps, "exponential(1,
     0.02, rate=0.95, every=100, of=updates)", "piecewise([(0, 1), (1000, 0.1)])" or "custom(module:function)". None:
     that exponential, unless the algorithm has another default."""
     ladder: Annotated[float, Number(0)] = 0.0
     """Ape-X's ladder, its alpha: of N copies, over all actors, copy i explores with epsilon^(1 + ladder * i / (N - 1));
     0 makes all explore alike, 7 is the paper's (Horgan et al. 2018, arXiv:1803.00933, section 4.1)."""
-    script: Annotated[str | None, By(importable)] = None
+    script: Annotated[str | None, importable] = None
     """module:name of a script that acts for all learning policies until their learner's first update, so that the
     warm-up's transitions are of its actions: a function of an observation that returns an action, or a class whose
     objects have a method act(obs), one for each copy."""
-    schedules: Annotated[Schedules, By(named_schedules)] = field(default_factory=dict)
+    schedules: Annotated[Schedules, named_schedules] = field(default_factory=dict)
     """Further numbers for an algorithm's `explore`, by name."""
 
     def exponents(self, copies: int) -> list[float]:
@@ -312,7 +310,7 @@ class StopConfig(Declared):
 class MetricsConfig(Declared):
     """Where a run's metrics go."""
 
-    sinks: Annotated[tuple[str, ...], By(sink_names)] = ("csv", "tensorboard")
+    sinks: Annotated[tuple[str, ...], sink_names] = ("csv", "tensorboard")
     """Sinks of the metrics: csv, which is the run's own record and must be among them, tensorboard, wandb (Weights &
     Biases), or module:Class for a sink of your own, made with the run's directory."""
     wandb_project: str = "marlcore"

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ...checks import absolute, brief, did_you_mean, short
-from ...declared import By, Declared, Number, Whole
+from ...checks import absolute, brief, check_type, did_you_mean, short
+from ...declared import Declared, Number, Whole
 from ...processes import encoded_name
 from ...references import is_importable, reference_to
 from .schedules import Schedule, Scheduled
@@ -36,8 +36,7 @@ def _last_part(reference: str) -> str:
 
 def _anchors(label: str, anchors: Any) -> dict[str, Schedule]:
     """The shares by reference; functions and classes that can be imported become references."""
-    if not isinstance(anchors, Mapping):
-        raise TypeError(f"{label}: expected shares by opponent, got {brief(anchors)}")
+    check_type(label, anchors, Mapping, expected="shares by opponent")
     shares = {}
     for anchor, share in anchors.items():
         name = anchor if isinstance(anchor, str) else reference_to(anchor) or ""
@@ -58,8 +57,7 @@ def _draw(label: str, draw: str) -> str:
 
 
 def _roles(label: str, roles: Any) -> dict[str, str]:
-    if not isinstance(roles, Mapping):
-        raise TypeError(f"{label}: expected roles by policy, got {brief(roles)}")
+    check_type(label, roles, Mapping, expected="roles by policy")
     for policy, role in roles.items():
         if not isinstance(policy, str) or not policy:
             raise TypeError(f"{label}: expected names of policies, got {brief(policy)}")
@@ -84,7 +82,7 @@ class SelfPlayConfig(Declared):
     """Win rate over the last `window` episodes, since the last admission, from which a copy joins the pool at once."""
     window: Annotated[int, Whole(1)] = 100
     """Episodes, the last ones, of which a win rate is the average; draws count half."""
-    draw: Annotated[str, By(_draw)] = "pfsp"
+    draw: Annotated[str, _draw] = "pfsp"
     """How an opponent is drawn from the pool: uniformly; in proportion to 1 / age^power, the newest one's age being 1;
     as prioritized fictitious self-play, to (1 - w)^power or, by variance, to w (1 - w), where w is the win rate
     against it (Vinyals et al. 2019, doi:10.1038/s41586-019-1724-z, Methods: f_hard and f_var); by rating, to how even a
@@ -92,9 +90,9 @@ class SelfPlayConfig(Declared):
     opponent first, that returns k odds."""
     power: Annotated[float, Number(0)] = 2.0
     """The exponent of `draw` by recent or pfsp."""
-    latest: Annotated[Scheduled, By(probability)] = 0.2
+    latest: Annotated[Scheduled, probability] = 0.2
     """Share of episodes against the latest policy itself, which learns from both sides; a number or a schedule."""
-    anchors: Annotated[Shares, By(_anchors)] = field(default_factory=dict)
+    anchors: Annotated[Shares, _anchors] = field(default_factory=dict)
     """Shares of episodes, numbers or schedules, against opponents that stay the same: module:name of a function of an
     observation that returns an action, or of a class whose objects have a method act(obs), one for each copy and agent;
     or a checkpoint, FILE.pt. Anchors also play in evaluations, whatever their share."""
@@ -118,7 +116,7 @@ class SelfPlayConfig(Declared):
     draws an opponent of its own."""
     explore: bool = False
     """Opponents explore, frozen ones as at their admission, instead of acting greedily."""
-    roles: Annotated[Roles, By(_roles)] = field(default_factory=dict)
+    roles: Annotated[Roles, _roles] = field(default_factory=dict)
     """By policy its role in a league (Vinyals et al. 2019, Methods), where each policy plays every agent: main;
     main_exploiter, which plays the newest main policies; league_exploiter, which plays the pools of all. Empty: one
     policy, main."""

@@ -19,7 +19,7 @@ from ...errors import Diverged
 from ...interfaces import RETURN
 from ...observations import by_name, in_form
 from ...spaces import Spaces
-from ...weights import Members
+from ...weights import members_kept
 from ..config import AssignedPolicy, Config
 
 LIMIT = 10.0  # of a normalized number, as in Andrychowicz et al. 2021 (arXiv:2006.05990, C64)
@@ -207,7 +207,7 @@ class FiniteCheck:
 
     def __post_init__(self, trainer: Mapping[str, Any]) -> None:
         model = self.model
-        self._members = Members(model)
+        self._has_members = members_kept(model)
         self._published: dict[str, torch.Tensor] = {}
         first = chain(model.whole.named_buffers(), model.named_buffers(), _tensors("trainer", trainer))
         self._exempt = {name for name, tensor in first if _is_float(tensor) and bool(torch.isinf(tensor).any())}
@@ -219,8 +219,8 @@ class FiniteCheck:
     def check_published(self, updates: int) -> None:
         """Checks the weights of the acting part: one pass over them, without a wait for each tensor."""
         model = self.model
-        if not self._published or not self._members.same():
-            self._members = Members(model)
+        if not self._published or not self._has_members():
+            self._has_members = members_kept(model)
             self._published = self._floats(chain(model.named_parameters(), model.named_buffers()))
         self._check(self._published, updates)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ...closing import ClosedAfterError
 from ...interfaces import Trainer
 from ...weights import ParameterStore
 from ..loops import PolicyModel
@@ -92,15 +93,11 @@ def pool_store(model: PolicyModel, slots: int, extras: dict[str, Any], run_dir: 
     numbers = saved_opponents(run_dir, policy, slots)
     before = numbers[0] - 1 if numbers else 0
     store = ParameterStore.create(model.acting, slots, extras, begins_after=before, name="opponents")
-    try:
-        with store.publisher(model.acting) as publisher:
-            for number in numbers:
-                path = opponent_path(run_dir, policy, number)
-                state = load_opponent(path, model, f"resume: expected an opponent of {policy}'s network")
-                publisher.publish(**{name: state["numbers"].get(name, 0.0) for name in extras})
-    except BaseException:
-        store.close()
-        raise
+    with ClosedAfterError(store), store.publisher(model.acting) as publisher:
+        for number in numbers:
+            path = opponent_path(run_dir, policy, number)
+            state = load_opponent(path, model, f"resume: expected an opponent of {policy}'s network")
+            publisher.publish(**{name: state["numbers"].get(name, 0.0) for name in extras})
     return store
 
 

@@ -178,7 +178,7 @@ class ActorWorker(Worker):
         self.beat()
 
     def work(self) -> None:
-        with self.checked_waits():  # for a learner
+        with self.control.checked_waits(self.check_wait):  # for a learner
             act_until_done(self.env, self.seats, self)
             if not self.control.stopping:
                 self.cut_episodes()

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ...closing import ClosedAfterError
 from ...envs import Looking, RunStep
 from ...memory import SegmentHandle
 from ...processes import BEGUN, Control, Telemetry, WorkerBase, fitting_name
@@ -64,11 +65,8 @@ class Worker(WorkerBase):
         self.config = blueprint.config
         self._weighed = -GPU_S
         self._reporter = self.hold(self.hold(Telemetry.attach(blueprint.telemetry)).reporter(name))
-        try:
+        with ClosedAfterError(self):
             self.build()
-        except BaseException:
-            self.close()
-            raise
 
     def build(self) -> None: ...
 

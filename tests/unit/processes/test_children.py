@@ -23,7 +23,6 @@ from marlcore import WorkerFailed
 from marlcore.checks import check_whole
 from marlcore.envs import vectorize
 from marlcore.processes import Children, ForkServer, children, failure_of, setup_worker
-from marlcore.processes.tracebacks import short_traceback
 
 LONG_S = 3600.0
 
@@ -196,7 +195,7 @@ def test_an_error_of_the_package_itself_is_shown_whole() -> None:
         check_whole("envs", 0)
     except ValueError as error:
         own = error.with_traceback(error.__traceback__.tb_next if error.__traceback__ else None)
-        assert not short_traceback(own)
+        assert not children.short_traceback(own)
 
 
 @pytest.mark.parametrize("where", [[], ["a.pt"]], ids=["a file of the user", "a file of the run"])

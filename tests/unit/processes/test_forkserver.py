@@ -87,7 +87,7 @@ def test_signals_to_the_group_do_not_end_children(fork_server: ForkServer) -> No
         pending = {"SigPnd:", "ShdPnd:"}
         while any(int(line.split()[1], 16) for line in status.read_text().splitlines() if line.split()[0] in pending):
             os.sched_yield()
-        assert not select.select([child.forked.pidfd], [], [], 0.0)[0]
+        assert not select.select([child.pidfd], [], [], 0.0)[0]
         os.kill(pid, signal.SIGKILL)
         assert child.status() == -signal.SIGKILL
 
@@ -125,7 +125,7 @@ def test_a_killed_servers_children_die_and_it_restarts(server: ForkServer) -> No
     try:
         for child in children:
             child.receive()
-        os.kill(children[1].forked.pid, signal.SIGSTOP)  # one that could not end by itself
+        os.kill(children[1].pid, signal.SIGSTOP)  # one that could not end by itself
         first = server.pid
         assert first is not None
         os.kill(first, signal.SIGKILL)
@@ -312,9 +312,9 @@ def test_a_killed_parent_takes_server_and_children_along(program: Any, thread: s
         first = server.pid
         child = Child(server, linger)
         child.receive()
-        for pid in (first, child.forked.pid):
+        for pid in (first, child.pid):
             os.kill(pid, signal.SIGSTOP)
-        print(first, child.forked.pid, flush=True)
+        print(first, child.pid, flush=True)
         sys.stdin.read()
         """,
         args=[thread, how],

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ....checks import as_path, brief
+from ....closing import ClosedAfterError
 from ....errors import ClosedError
 from ....memory import try_lock
 from ....processes import Metric
@@ -33,7 +34,7 @@ class CsvSink:
         self._path = path
         self._raw = _Summed(path, f"{mode.rstrip('+')}+", opener=opener)
         self._file = io.TextIOWrapper(io.BufferedWriter(self._raw), encoding="utf-8", newline="")
-        try:
+        with ClosedAfterError(self._file):
             check_regular(path, self._file.fileno())
             # Keeps runs of marlcore 0.2 away, which lock this file. Other users can only share the lock.
             if not try_lock(self._file.fileno(), 0, exclusive=False):
@@ -49,9 +50,6 @@ class CsvSink:
                 whole, newline, _ = path.read_bytes().rpartition(b"\n")
                 os.truncate(path, len(whole) + len(newline))
                 self._raw.take(whole + newline)
-        except BaseException:
-            self._file.close()
-            raise
 
     def resume_at(self, step: int) -> None:
         """Cuts off later steps, which the resumed run takes again; of those before the last saved progress, none."""
