@@ -22,17 +22,18 @@ def read_npz(label: str, path: str | os.PathLike[str]) -> dict[str, NDArray[Any]
             check_members(archive)
             return {name.removesuffix(".npy"): read_array(archive, name) for name in archive.namelist()}
     except Exception as error:  # NumPy and zipfile raise nearly any on a damaged file
-        if isinstance(error, OSError) and error.errno is not None:
+        if isinstance(error, OSError) and error.filename is not None:
             raise
         expected = f"{label}: expected a .npz file of arrays of numbers"
         raise ValueError(f"{expected}, got {os.fspath(path)!r} ({brief(error)})") from None
 
 
 def check_members(archive: ZipFile) -> None:
-    """Raises ValueError: a member is no array or comes twice, or they unpack to far more bytes."""
+    """Raises ValueError: a member is no array, has no clean name or comes twice, or they unpack to far more bytes."""
     members = archive.infolist()
     for info in members:
-        if not info.filename.endswith(".npy"):
+        parts = info.filename.split(".")
+        if parts[-1] != "npy" or "" in parts or not info.filename.isprintable():
             raise ValueError(f"expected arrays, got {info.filename!r}")
     if len({info.filename for info in members}) < len(members):
         raise ValueError("expected each name once, got one twice")

@@ -203,6 +203,7 @@ NPZ = {
     "zlib": DEFLATED[:60] + b"\xff" * 3 + DEFLATED[63:],
     "encrypted": changed(npz(), CENTRAL, 8, 1),
     "a directory": npz(("obs/", b""), ("reward.npy", npy(np.zeros(3)))),
+    "an offset before the file": changed(npz(), b"PK\5\6", 16, 255),
     "no array": npz(("obs.txt", b"text")),
     "cut": npz()[:-200],
     "cut inside": npz(("obs.npy", npy(np.zeros(3))[:-8])),
