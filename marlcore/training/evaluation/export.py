@@ -85,7 +85,7 @@ class GreedyStep(nn.Module):
 
     def __init__(self, policy: Behaviour, spaces: Spaces) -> None:
         super().__init__()
-        self.model: Any = policy.model
+        self.model: Any = copy.deepcopy(policy.model).requires_grad_(False)  # a program's user records no gradients
         self._normalizes = policy.model.norm is not None and policy.model.norm.is_active
         self._policy, self._spaces = policy, spaces
         hidden = JOINT if hides_joint(policy.algorithm, spaces) else None

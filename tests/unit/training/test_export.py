@@ -169,8 +169,7 @@ def by_torch(path: Path, example: dict[str, Any], runtime: Any = None) -> Run:
         loaded = torch.jit.load(path)
 
     def run(inputs: dict[str, Any]) -> dict[str, Any]:
-        with torch.no_grad():
-            outputs = loaded({name: torch.from_numpy(values) for name, values in inputs.items()})
+        outputs = loaded({name: torch.from_numpy(values) for name, values in inputs.items()})
         return {name: values.numpy() for name, values in outputs.items()}
 
     return run
