@@ -68,7 +68,7 @@ def saved_checkpoints(run_dir: Path, policy: str) -> list[str]:
 def kept_steps(run_dir: Path, policy: str, prefix: str = "") -> list[int]:
     """The steps of a policy's kept checkpoints, ascending; with a prefix, the numbers that follow it."""
     found = [name[len(prefix) :] for name in saved_checkpoints(run_dir, policy) if name.startswith(prefix)]
-    return sorted(int(name) for name in found if name.isdecimal())
+    return sorted(int(name) for name in found if name.isdecimal() and len(name) < 19)  # else it is no count of steps
 
 
 def save_checkpoint(path: Path, state: Mapping[str, Any], hold: Hold | None = None) -> None:

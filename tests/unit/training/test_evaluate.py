@@ -200,6 +200,7 @@ def add(kept: KeptCheckpoints, step: int, mean: float) -> None:
 
 
 def test_the_best_and_the_last_checkpoints_are_kept(run_dir):
+    checkpoint_path(run_dir, "a", str(2**64)).touch()  # of nobody's step
     kept = KeptCheckpoints(run_dir, "a", keep=2)
     for step, mean in {5: 1.0, 10: 4.0, 100: 2.0, 200: 4.0, 300: math.nan}.items():
         add(kept, step, mean)
