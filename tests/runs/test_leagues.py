@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from arena import ANCHOR, BAND, ROLES, SIDES, Arena, Banded, Marking, episodes_of, weak
+from arena import ANCHOR, BAND, ROLES, SIDES, STRONG, Arena, Banded, Marking, Stateless, episodes_of, strong, weak
 from arena_games import marks, rows_of
 from crowd import RockPaperScissors
 from refused import check_refused
@@ -23,13 +23,6 @@ from marlcore.training.record.descriptions import _each
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
 THREE = ("left", "middle", "right")
-STRONG = 500.0
-
-
-def strong(obs: Any) -> Any:
-    """An anchor that always wins."""
-    return np.float32([STRONG])
-
 
 runs = Runs(
     total_steps=1_500,
@@ -172,7 +165,7 @@ class Multiplicative(mc.Algorithm):
 
 
 @dataclass
-class Weighing:
+class Weighing(Stateless):
     algorithm: Multiplicative
     model: Logits
 
@@ -183,12 +176,6 @@ class Weighing:
             self.model.logits += self.algorithm.rate * torch.tensor(paid - paid.mean(), dtype=torch.float32)
         self.algorithm.strategies.append(self.model.strategy)
         return mc.Update({"loss": torch.zeros(())})
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        pass
 
 
 @LONG
