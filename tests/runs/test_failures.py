@@ -111,20 +111,17 @@ def test_an_action_outside_the_space_names_its_anchor(tmp_path: Path) -> None:
     assert last == "ValueError: action of anchor:rogue: expected one of Discrete(2), got 7"
 
 
-class BrokenForEvaluator(Corridor):
-    """The evaluator alone cannot make it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        if multiprocessing.current_process().name == EVALUATOR:
-            raise RuntimeError("no evaluator here")
+def broken_for_evaluator() -> Corridor:
+    if multiprocessing.current_process().name == EVALUATOR:
+        raise RuntimeError("no evaluator here")
+    return Corridor()
 
 
 @LONG
 def test_an_evaluator_that_fails_for_good_ends_the_run(tmp_path: Path) -> None:
     evaluation = mc.EvaluationConfig(interval=300, episodes=4, envs=3, keep=2)
     with pytest.raises(mc.WorkerFailed, match="no evaluator here") as caught:
-        train(tmp_path, BrokenForEvaluator, mode="async", total_steps=10**8, evaluation=evaluation)
+        train(tmp_path, broken_for_evaluator, mode="async", total_steps=10**8, evaluation=evaluation)
     assert caught.value.worker == EVALUATOR and caught.value.reason == "environment"
 
 

@@ -88,7 +88,7 @@ def test_roles_choose_their_opponents_and_exploiters_begin_anew(tmp_path: Path) 
     play = mc.SelfPlayConfig(pool=64, admit_updates=25, latest=0.3, draw="uniform", roles=ROLES, reset=0.0)
     options = {"self_play": play, "replay": {"capacity": 16_000, "save": True}, "total_steps": 3_000}
     result = runs.train(tmp_path, env_fn, algorithms, **options)
-    admitted = {name: admitted_marks(result.run_dir, name) for name in ROLES}
+    admitted = {name: [*marks(result.run_dir, name).values()] for name in ROLES}
     assert max(admitted["rival"][1:]) < 40 < 60 < min(admitted["main"][-1], admitted["hunter"][-1])
     assert len(values_of(result.run_dir, "reset")) == len(admitted["rival"]) - 1
     met: dict[str, Counter[str]] = {name: Counter() for name in ROLES}
@@ -125,11 +125,6 @@ def test_roles_choose_their_opponents_and_exploiters_begin_anew(tmp_path: Path) 
         lambda: runs.train(tmp_path, env_fn, algorithms, resume=True, **options), ValueError,
         "resume: expected self_play.roles ",
     )  # fmt: skip
-
-
-def admitted_marks(run_dir: Path, policy: str) -> list[float]:
-    paths = {path.stem.rpartition("-")[2]: path for path in (run_dir / "checkpoints").glob(f"{policy}.opponent-*.pt")}
-    return [float(torch.load(paths[number])["acting"]["model.mark"][0]) for number in sorted(paths, key=int)]
 
 
 class Logits(torch.nn.Module):
