@@ -64,14 +64,6 @@ def add_rows(writer, words: int, first: int, rows: int) -> None:
     )
 
 
-@pytest.fixture
-def five():
-    """A replay that holds five rows, and its writer."""
-    with mc.ReplayBuffer.create(spec_of(4), 20) as replay, replay.writer() as writer:
-        add_rows(writer, 4, 0, 5)
-        yield replay, writer
-
-
 def window(replay: mc.ReplayBuffer) -> list[tuple[int, int]]:
     lo, hi = np.zeros((2, replay.lanes), np.int64)
     Mapped(replay).lanes.windows(lo, hi)()
@@ -179,10 +171,11 @@ def test_a_wholly_lapped_lane_is_saved_empty(tmp_path, monkeypatch):
         assert len(copy) == 1
 
 
-def test_a_loaded_copy_is_apart_from_the_save_and_ends_with_it_closed(tmp_path, five):
-    replay, writer = five
-    replay.save(tmp_path / "save")
-    add_rows(writer, 4, 5, 5)
+def test_a_loaded_copy_is_apart_from_the_save_and_ends_with_it_closed(tmp_path):
+    with mc.ReplayBuffer.create(spec_of(4), 20) as replay, replay.writer() as writer:
+        add_rows(writer, 4, 0, 5)
+        replay.save(tmp_path / "save")
+        add_rows(writer, 4, 5, 5)
     for _ in range(2):
         with mc.ReplayBuffer.load(tmp_path / "save", name="again") as copy, copy.writer() as writer:
             assert window(copy) == [(0, 5)]
@@ -209,9 +202,11 @@ def test_a_save_with_a_limiter_is_drawn_from_without_it(tmp_path):
             assert copy.sampler_state is None or copy.sampler_state.keys() == sampler.state_dict().keys()
 
 
-def test_a_save_opened_in_place_is_a_replay_in_a_file(tmp_path, five):
+def test_a_save_opened_in_place_is_a_replay_in_a_file(tmp_path):
     """So each of its bytes is allocated."""
-    five[0].save(tmp_path / "save")
+    with mc.ReplayBuffer.create(spec_of(4), 20) as replay, replay.writer() as writer:
+        add_rows(writer, 4, 0, 5)
+        replay.save(tmp_path / "save")
     assert (tmp_path / "save").stat().st_blocks * 512 >= (tmp_path / "save").stat().st_size
     with mc.ReplayBuffer.attach(tmp_path / "save") as in_place, in_place.writer() as writer:
         add_rows(writer, 4, 5, 5)
@@ -308,26 +303,28 @@ def test_a_saver_leaves_what_another_one_is_about_to_rename(tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("removed", [False, True])
-def test_a_save_replaced_while_it_is_opened_is_loaded(tmp_path, monkeypatch, five, removed):
-    replay, writer = five
-    replay.save(path := tmp_path / "save")
-    add_rows(writer, 4, 5, 5)
-    status = os.fstat
+def test_a_save_replaced_while_it_is_opened_is_loaded(tmp_path, monkeypatch, removed):
+    with mc.ReplayBuffer.create(spec_of(4), 20) as replay, replay.writer() as writer:
+        replay.save(path := tmp_path / "save")
+        add_rows(writer, 4, 0, 5)
+        status = os.fstat
 
-    def before_the_lock(fd):
-        monkeypatch.setattr(os, "fstat", status)
-        path.unlink() if removed else replay.save(path)
-        return status(fd)
+        def before_the_lock(fd):
+            monkeypatch.setattr(os, "fstat", status)
+            path.unlink() if removed else replay.save(path)
+            return status(fd)
 
-    monkeypatch.setattr(os, "fstat", before_the_lock)
-    with pytest.raises(mc.SegmentNotFound) if removed else nullcontext(), mc.ReplayBuffer.load(path) as copy:
-        assert window(copy) == [(0, 10)]
+        monkeypatch.setattr(os, "fstat", before_the_lock)
+        with pytest.raises(mc.SegmentNotFound) if removed else nullcontext(), mc.ReplayBuffer.load(path) as copy:
+            assert window(copy) == [(0, 5)]
 
 
 @pytest.fixture
-def saved(tmp_path, five):
+def saved(tmp_path):
     """The path of a save of five rows, with a state."""
-    five[0].save(tmp_path / "save", State(priorities=np.arange(5.0)))
+    with mc.ReplayBuffer.create(spec_of(4), 20) as replay, replay.writer() as writer:
+        add_rows(writer, 4, 0, 5)
+        replay.save(tmp_path / "save", State(priorities=np.arange(5.0)))
     return tmp_path / "save"
 
 
