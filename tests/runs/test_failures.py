@@ -15,7 +15,7 @@ import pytest
 import torch
 from crowd import Corridor, Crowd, collapse
 from hunt import HUNT
-from whole_runs import LONG, MODES, Runs, checkpoint, failure
+from whole_runs import LONG, MODES, Runs, checkpoint, failure, updating
 
 import marlcore as mc
 from marlcore.training import EVALUATOR
@@ -112,38 +112,25 @@ def test_an_action_outside_the_space_names_its_anchor(tmp_path: Path) -> None:
     assert last == "ValueError: action of anchor:rogue: expected one of Discrete(2), got 7"
 
 
-class BrokenForEvaluator(Corridor):
-    """The evaluator alone cannot make it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        if multiprocessing.current_process().name == EVALUATOR:
-            raise RuntimeError("no evaluator here")
+def broken_for_evaluator() -> Corridor:
+    if multiprocessing.current_process().name == EVALUATOR:
+        raise RuntimeError("no evaluator here")
+    return Corridor()
 
 
 @LONG
 def test_an_evaluator_that_fails_for_good_ends_the_run(tmp_path: Path) -> None:
     evaluation = mc.EvaluationConfig(interval=300, episodes=4, envs=3, keep=2)
     with pytest.raises(mc.WorkerFailed, match="no evaluator here") as caught:
-        train(tmp_path, BrokenForEvaluator, mode="async", total_steps=10**8, evaluation=evaluation)
+        train(tmp_path, broken_for_evaluator, mode="async", total_steps=10**8, evaluation=evaluation)
     assert caught.value.worker == EVALUATOR and caught.value.reason == "environment"
 
 
-def replace_weights(trainer: Any) -> None:
-    head = trainer.network.head.output
-    head.weight = torch.nn.Parameter(torch.zeros_like(head.weight))
-
-
-def report_no_loss(trainer: Any) -> None:
-    trainer.update = lambda batch: mc.Update({"lozz": batch.reward.mean()})
-
-
-def return_no_update(trainer: Any) -> None:
-    trainer.update = lambda batch: {"loss": batch.reward.mean()}
-
-
-def act_beyond(action: mc.Action) -> mc.Action:
-    return action._replace(action=action.action + 10)
+class ReplacesWeights(mc.DQN):
+    def make_trainer(self, model: Any) -> Any:
+        trainer, head = super().make_trainer(model), model.head.output
+        head.weight = torch.nn.Parameter(torch.zeros_like(head.weight))
+        return trainer
 
 
 def store_another_shape(action: mc.Action) -> mc.Action:
@@ -155,47 +142,45 @@ def never_act(action: mc.Action) -> mc.Action:
 
 
 class Faulty(mc.DQN):
-    """Does these to what it makes, and to what it returns."""
+    """Does this to the actions that it returns."""
 
-    def __init__(self, to_trainer: Any = None, to_action: Any = None) -> None:
+    def __init__(self, to_action: Any) -> None:
         super().__init__()
-        vars(self).update(to_trainer=to_trainer, to_action=to_action)
+        vars(self).update(to_action=to_action)
 
     def transition(self, spaces: Any) -> Any:
         spec = super().transition(spaces)
         return replace(spec, extras={"value": mc.Field()}) if self.to_action is store_another_shape else spec
 
     def act(self, model: Any, obs: Any, **options: Any) -> Any:
-        action = super().act(model, obs, **options)
-        return self.to_action(action) if self.to_action else action
+        return self.to_action(super().act(model, obs, **options))
 
-    def make_trainer(self, model: Any) -> Any:
-        trainer = super().make_trainer(model)
-        if self.to_trainer:
-            self.to_trainer(trainer)
-        return trainer
+
+NO_LOSS = updating(mc.DQN, lambda _, batch: mc.Update({"lozz": batch.reward.mean()}))
+NO_UPDATE = updating(mc.DQN, lambda _, batch: {"loss": batch.reward.mean()})  # type: ignore[arg-type]
+BEYOND = Faulty(lambda action: action._replace(action=action.action + 10))
 
 
 @pytest.mark.parametrize(
-    ("fault", "env_fn", "says"),
+    ("algorithm", "env_fn", "says"),
     [
-        ({"to_trainer": replace_weights}, HUNT, "make_trainer: expected it to change the model's tensors in place"),
-        ({"to_trainer": report_no_loss}, HUNT, r"update of the trainer: expected the metric 'loss', got \['lozz'\]"),
-        ({"to_trainer": return_no_update}, HUNT, "update of the trainer: expected an mc.Update, got"),
-        ({"to_action": act_beyond}, CARTPOLE, r"action of the algorithm: expected one of Discrete\(2\), got 1"),
-        ({"to_action": store_another_shape}, HUNT, "value of the algorithm: expected float32"),
+        (ReplacesWeights(), HUNT, "make_trainer: expected it to change the model's tensors in place"),
+        (NO_LOSS(), HUNT, r"update of the trainer: expected the metric 'loss', got \['lozz'\]"),
+        (NO_UPDATE(), HUNT, "update of the trainer: expected an mc.Update, got"),
+        (BEYOND, CARTPOLE, r"action of the algorithm: expected one of Discrete\(2\), got 1"),
+        (Faulty(store_another_shape), HUNT, "value of the algorithm: expected float32"),
     ],
 )
-def test_an_algorithms_fault_is_named(tmp_path: Path, fault: Any, env_fn: Any, says: str) -> None:
+def test_an_algorithms_fault_is_named(tmp_path: Path, algorithm: Any, env_fn: Any, says: str) -> None:
     with pytest.raises((mc.WorkerFailed, ValueError), match=says) as caught:
-        train(tmp_path, env_fn, Faulty(**fault))
+        train(tmp_path, env_fn, algorithm)
     assert env_fn is CARTPOLE or "environment" not in str(caught.value).splitlines()[0]
 
 
 @LONG
 def test_an_actor_that_raises_in_its_first_step_is_not_restarted(tmp_path: Path) -> None:
     with pytest.raises(mc.WorkerFailed, match="nothing comes to mind") as caught:
-        train(tmp_path, HUNT, Faulty(to_action=never_act), mode="async")
+        train(tmp_path, HUNT, Faulty(never_act), mode="async")
     assert str(caught.value).count("Traceback") == 1
 
 

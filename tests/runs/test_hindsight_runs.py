@@ -1,9 +1,9 @@
 """Hindsight as a setting of runs: the environment's functions, both modes, and learning that fails without it."""
 
 from functools import partial
-from pathlib import Path
 from typing import Any
 
+import bit_flip
 import gymnasium
 import numpy as np
 import pytest
@@ -14,7 +14,6 @@ from whole_runs import LONG, Runs, updating, values_of
 import marlcore as mc
 
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
-EXAMPLES = Path(__file__).parents[2] / "examples"
 
 runs = Runs(
     total_steps=400,
@@ -23,14 +22,6 @@ runs = Runs(
     exploration={"epsilon": 1.0},
     updates_per_step=0.5,
 )
-
-
-@pytest.fixture
-def flips(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(EXAMPLES)
-    import bit_flip
-
-    return bit_flip
 
 
 def tell(update: Any, batch: Any) -> mc.Update:
@@ -74,9 +65,9 @@ class Tagged(gymnasium.Wrapper):
         pytest.param("async", {}, marks=LONG),
     ],
 )
-def test_a_run_relabels_by_the_environments_functions(tmp_path, flips, mode, replay):
+def test_a_run_relabels_by_the_environments_functions(tmp_path, mode, replay):
     """Also rows whose episodes ended at their goals: their final observations are stored. No reward is wrong."""
-    env_fn = partial(Tagged, flips.BitFlip) if "mixture" in replay else flips.BitFlip
+    env_fn = partial(Tagged, bit_flip.BitFlip) if "mixture" in replay else bit_flip.BitFlip
     result = runs.train(tmp_path, env_fn, TELLING, mode=mode, replay=replay)
     relabelled, reached, wrong = (values_of(result.run_dir, n) for n in ("relabelled", "reached", "wrong"))
     assert abs(np.mean(relabelled) - 0.75) < 0.1 and np.mean(reached) > 0.1
@@ -86,16 +77,12 @@ def test_a_run_relabels_by_the_environments_functions(tmp_path, flips, mode, rep
 class Goals(gymnasium.Wrapper):
     """Other functions of goals, as an environment's wrapper may have them."""
 
-    def __init__(self, env: Any, reward: Any) -> None:
-        super().__init__(env)
+    def __init__(self, bits: int, reward: Any) -> None:
+        super().__init__(bit_flip.BitFlip(bits))
         self.compute_reward = reward
 
     def compute_terminated(self, achieved: Any, desired: Any, info: Any) -> bool:
         return False
-
-
-def wrapped(flips: Any, bits: int, reward: Any) -> Any:
-    return Goals(flips.BitFlip(bits), reward)
 
 
 def sevens(achieved: Any, desired: Any, info: Any) -> Any:
@@ -106,24 +93,24 @@ def one(achieved: Any, desired: Any, info: Any) -> float:
     return 7.0
 
 
-def test_a_wrappers_goal_function_comes_first(tmp_path, flips):
+def test_a_wrappers_goal_function_comes_first(tmp_path):
     """One of single goals is left out. The ends that were stored stay: two bits match often."""
-    env_fn = partial(wrapped, flips, 2, sevens)
+    env_fn = partial(Goals, 2, sevens)
     result = runs.train(tmp_path, env_fn, TELLING)
     assert set(values_of(result.run_dir, "reward")) == {7.0}
     assert any(values_of(result.run_dir, "ended"))
 
 
-def test_refuses(tmp_path, flips):
+def test_refuses(tmp_path):
     for env_fn, learner, says in (
-        (flips.BitFlip, {"n_step": 3}, "learner.n_step: expected 1 with replay.hindsight, got 3"),
+        (bit_flip.BitFlip, {"n_step": 3}, "learner.n_step: expected 1 with replay.hindsight, got 3"),
         (lambda: Crowd(1), {}, "hindsight: expected achieved_goal and desired_goal of one shape and dtype in obs, got"),
         (
-            partial(wrapped, flips, 10, None), {},
+            partial(Goals, 10, None), {},
             "replay.hindsight: expected an environment with compute_reward(achieved_goal, desired_goal, info), got",
         ),
         (
-            partial(wrapped, flips, 10, one), {},
+            partial(Goals, 10, one), {},
             "replay.hindsight: expected a compute_reward that returns [2] for goals [2, 10], got []",
         ),
     ):  # fmt: skip
@@ -132,14 +119,14 @@ def test_refuses(tmp_path, flips):
 
 
 @pytest.mark.long
-def test_dqn_flips_ten_bits_with_hindsight_and_not_without(tmp_path, flips):
+def test_dqn_flips_ten_bits_with_hindsight_and_not_without(tmp_path):
     """The control: the same run without hindsight reaches hardly any goal."""
     shares = {}
     for hindsight in ("future", "off"):
-        config = flips.settings(
+        config = bit_flip.settings(
             mode="serial", total_steps=5_000, replay=mc.ReplayConfig(hindsight=hindsight),
             evaluation=mc.EvaluationConfig(), run_dir=str(tmp_path / hindsight),
         )  # fmt: skip
-        result = mc.train(flips.BitFlip, mc.DQN(learning_rate=1e-3, hidden=(64,)), config, progress=False)
-        shares[hindsight] = flips.solved(result)
+        result = mc.train(bit_flip.BitFlip, mc.DQN(learning_rate=1e-3, hidden=(64,)), config, progress=False)
+        shares[hindsight] = bit_flip.solved(result)
     assert shares["future"] >= 0.9 and shares["off"] <= 0.2, shares

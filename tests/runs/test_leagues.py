@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from arena import ANCHOR, BAND, ROLES, SIDES, Arena, Banded, Marking, episodes_of, weak
+from arena import ANCHOR, BAND, ROLES, SIDES, STRONG, Arena, Banded, Marking, Stateless, episodes_of, strong, weak
 from arena_games import marks, rows_of
 from crowd import RockPaperScissors
 from refused import check_refused
@@ -23,13 +23,6 @@ from marlcore.training.record.descriptions import _each
 pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
 THREE = ("left", "middle", "right")
-STRONG = 500.0
-
-
-def strong(obs: Any) -> Any:
-    """An anchor that always wins."""
-    return np.float32([STRONG])
-
 
 runs = Runs(
     total_steps=1_500,
@@ -95,7 +88,7 @@ def test_roles_choose_their_opponents_and_exploiters_begin_anew(tmp_path: Path) 
     play = mc.SelfPlayConfig(pool=64, admit_updates=25, latest=0.3, draw="uniform", roles=ROLES, reset=0.0)
     options = {"self_play": play, "replay": {"capacity": 16_000, "save": True}, "total_steps": 3_000}
     result = runs.train(tmp_path, env_fn, algorithms, **options)
-    admitted = {name: admitted_marks(result.run_dir, name) for name in ROLES}
+    admitted = {name: [*marks(result.run_dir, name).values()] for name in ROLES}
     assert max(admitted["rival"][1:]) < 40 < 60 < min(admitted["main"][-1], admitted["hunter"][-1])
     assert len(values_of(result.run_dir, "reset")) == len(admitted["rival"]) - 1
     met: dict[str, Counter[str]] = {name: Counter() for name in ROLES}
@@ -134,11 +127,6 @@ def test_roles_choose_their_opponents_and_exploiters_begin_anew(tmp_path: Path) 
     )  # fmt: skip
 
 
-def admitted_marks(run_dir: Path, policy: str) -> list[float]:
-    paths = {path.stem.rpartition("-")[2]: path for path in (run_dir / "checkpoints").glob(f"{policy}.opponent-*.pt")}
-    return [float(torch.load(paths[number])["acting"]["model.mark"][0]) for number in sorted(paths, key=int)]
-
-
 class Logits(torch.nn.Module):
     def __init__(self, first: tuple[float, ...]) -> None:
         super().__init__()
@@ -172,7 +160,7 @@ class Multiplicative(mc.Algorithm):
 
 
 @dataclass
-class Weighing:
+class Weighing(Stateless):
     algorithm: Multiplicative
     model: Logits
 
@@ -183,12 +171,6 @@ class Weighing:
             self.model.logits += self.algorithm.rate * torch.tensor(paid - paid.mean(), dtype=torch.float32)
         self.algorithm.strategies.append(self.model.strategy)
         return mc.Update({"loss": torch.zeros(())})
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        pass
 
 
 @LONG

@@ -1,12 +1,12 @@
 """Runs on recorded data: their directories are as those of other runs, they resume, and they learn."""
 
-import importlib.util
 import sys
 from functools import partial
 from pathlib import Path
 
 import gymnasium
 import numpy as np
+import offline as example
 import pytest
 import torch
 from gymnasium import spaces as gym
@@ -22,14 +22,6 @@ pytestmark = pytest.mark.usefixtures("undrawn", "shared_fork_server")
 
 CARTPOLE, PENDULUM = "gymnasium:CartPole-v1", "gymnasium:Pendulum-v1"
 SMALL = mc.Config(mode="serial", learner=mc.LearnerConfig(batch_size=16, n_step=1, log_interval=10, device="cpu"))
-
-
-def example():
-    path = Path(__file__).parents[2] / "examples" / "offline.py"
-    spec = importlib.util.spec_from_file_location("offline_example", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def random_episodes(spaces, count=6, steps=30, seed=0):
@@ -252,16 +244,16 @@ def test_settings_of_acting_are_told_and_change_nothing(tmp_path, caplog):
 
 
 def test_the_example_draws_demonstrations_beside_live_rows(tmp_path):
-    assert example().draw_beside_live_rows(32).obs.shape == (32, 4)
-    assert example().clone(20, run_dir=str(tmp_path / "run")).updates == {"agent_0": 20}
-    assert example().surpass(mc.CQL(), 20, run_dir=str(tmp_path / "cql")).updates == {"agent_0": 20}
+    assert example.draw_beside_live_rows(32).obs.shape == (32, 4)
+    assert example.clone(20, run_dir=str(tmp_path / "run")).updates == {"agent_0": 20}
+    assert example.surpass(mc.CQL(), 20, run_dir=str(tmp_path / "cql")).updates == {"agent_0": 20}
 
 
 @LONG
 def test_bc_learns_cartpole_from_20_demonstrations(tmp_path):
     """The control is the same policy before it learned."""
-    result = example().clone(2_000, run_dir=str(tmp_path / "run"))
-    untrained = example().clone(1, run_dir=str(tmp_path / "control"))
+    result = example.clone(2_000, run_dir=str(tmp_path / "run"))
+    untrained = example.clone(1, run_dir=str(tmp_path / "control"))
     assert mc.evaluate(result.run_dir, episodes=40).mean["agent_0"] >= 475
     assert mc.evaluate(untrained.run_dir, episodes=40).mean["agent_0"] < 300
 
@@ -285,14 +277,14 @@ def medians(folder, algorithms, episodes, updates, env_fn=CARTPOLE, seeds=3, **l
 @LONG
 def test_cql_learns_from_an_expert_where_dqn_cannot(tmp_path):
     """The expert never takes the other action, whose value DQN makes up."""
-    _, cql, dqn = medians(tmp_path, ("cql", "dqn"), example().demonstrations(20), 3_000)
+    _, cql, dqn = medians(tmp_path, ("cql", "dqn"), example.demonstrations(20), 3_000)
     assert cql >= 400 and dqn < 100
 
 
 @LONG
 def test_cql_surpasses_its_data_where_bc_cannot(tmp_path):
     """One run in ten ends in a dip, and three of five hardly ever."""
-    episodes = example().demonstrations(200, clumsy=0.5, act=example().hasty)
+    episodes = example.demonstrations(200, clumsy=0.5, act=example.hasty)
     data, cql, bc = medians(tmp_path, ("cql", "bc"), episodes, 2_000, seeds=5)
     assert cql > 3 * data and bc < 2 * data
 
@@ -307,6 +299,6 @@ def swing(obs):
 @LONG
 def test_td3bc_surpasses_its_data_where_bc_cannot(tmp_path):
     """70 % of the actions are random."""
-    episodes = example().demonstrations(100, clumsy=0.7, act=swing, env=PENDULUM.partition(":")[2])
+    episodes = example.demonstrations(100, clumsy=0.7, act=swing, env=PENDULUM.partition(":")[2])
     data, td3bc, bc = medians(tmp_path, ("td3bc", "bc"), episodes, 4_500, PENDULUM, obs_norm="frozen")
     assert td3bc > data + 200 and bc < td3bc - 150

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 import victims
-from crowd import Corridor
+from crowd import Corridor, interrupt
 from processes import await_group, generations, until
 from refused import Refused, check_refused, check_row
 from whole_runs import LONG, Runs, checkpoint, config_of, metrics_of, steps_of
@@ -258,16 +258,10 @@ def test_directories_without_a_name_differ(tmp_path: Path, monkeypatch: pytest.M
     assert not (tmp_path / "runs" / "now-population-3").exists()
 
 
-class Interrupted(Corridor):
-    def step(self, action: int) -> Any:
-        os.kill(os.getpid(), signal.SIGINT)
-        return super().step(action)
-
-
 def test_a_segment_that_ctrl_c_cut_is_not_scored(tmp_path: Path) -> None:
     chosen = population(size=2, method="random")
     with pytest.raises(KeyboardInterrupt):
-        train(tmp_path, chosen, env_fn=Interrupted)
+        train(tmp_path, chosen, env_fn=partial(Corridor, 1, interrupt))
     assert lineage(tmp_path) == []
     assert [member.steps for member in train(tmp_path, chosen, resume=True)] == [60] * 2
 

@@ -168,8 +168,8 @@ RUNS: dict[str, Callable[[], dict[str, Any]]] = {
     "self_play.draw: expected a function that returns 2 odds of at least 0, not all 0, got [-0.5, -0.25]":
         lambda: played(draw="test_refused:negative"),
     "self_play.side: expected both or one of ['agent_0', 'agent_1'], got 'agent_2'": lambda: played(side="agent_2"),
-    "self_play.anchors: expected something that can be imported, got 'arena:strong' "
-    "(AttributeError: module 'arena' has no attribute 'strong')": lambda: played(anchors={"arena:strong": 0.5}),
+    "self_play.anchors: expected something that can be imported, got 'arena:absent' "
+    "(AttributeError: module 'arena' has no attribute 'absent')": lambda: played(anchors={"arena:absent": 0.5}),
     "anchor:not_callable: expected a function of an observation, or a class or object with a method act(obs), got 5":
         lambda: played(anchors={"test_refused:not_callable": 0.5}),
     "anchor:Crowd: expected a class with a method act(obs), got <class 'crowd.Crowd'>": lambda: played(

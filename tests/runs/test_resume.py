@@ -1,6 +1,5 @@
 """A run that was ended, by itself, by Ctrl-C or by SIGKILL, goes on from its last checkpoints, or is refused."""
 
-import os
 import re
 import shutil
 import signal
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from crowd import Corridor, interrupt
 from gymnasium.spaces import Box, Discrete
 from hunt import HUNT
 from processes import sweep, until
@@ -207,21 +207,9 @@ def test_ctrl_c_leaves_a_run_that_can_be_resumed(tmp_path: Path) -> None:
     assert code == 0 and f"results in {run}" in output, output
 
 
-class Interrupting(TreasureHunt):
-    """Sends Ctrl-C to its own process in its hundredth step."""
-
-    steps = 0
-
-    def step(self, action: Any) -> None:
-        super().step(action)
-        Interrupting.steps += 1
-        if Interrupting.steps % 100 == 0:
-            os.kill(os.getpid(), signal.SIGINT)
-
-
 def test_ctrl_c_of_a_program_names_what_continues_the_run(tmp_path: Path) -> None:
     """Of runs of seeds, each one's directory."""
-    run, env_fn = tmp_path / "run", partial(Interrupting, **HUNT.keywords)
+    run, env_fn = tmp_path / "run", partial(Corridor, 100, interrupt)
     with pytest.raises(KeyboardInterrupt, match=f"^stopped; call it again with resume='{re.escape(str(run))}' to"):
         train(tmp_path, env_fn)
     config = runs.configured(tmp_path / "seeds")

@@ -64,20 +64,14 @@ def test_ctrl_c_stops_all_seeds(tmp_path: Path) -> None:
     assert not (tmp_path / "all" / "seed-2").exists()
 
 
-class InTheMainThread(Corridor):
-    """Has handlers of signals, as pygame does, which only a program's first thread may set."""
-
-    def reset(self, *args: Any, **options: Any) -> Any:
-        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
-        return super().reset(*args, **options)
-
-
 def test_serial_seeds_work_in_the_main_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some environments set handlers of signals, as pygame does, which only a program's first thread may."""
     monkeypatch.setattr("marlcore.training.seeds.plot_runs", lambda *_: None)
     before = signal.getsignal(signal.SIGUSR2)
+    set_handler = partial(signal.signal, signal.SIGUSR2, signal.SIG_IGN)
     config = runs.configured(tmp_path, mode="serial", total_steps=100)
     try:
-        results = mc.train_seeds(InTheMainThread, "dqn", config, [0, 1], progress=False)
+        results = mc.train_seeds(partial(Corridor, 1, set_handler), "dqn", config, [0, 1], progress=False)
     finally:
         signal.signal(signal.SIGUSR2, before)
     assert [result.steps for result in results] == [100, 100]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from arena import ANCHOR, SIDES, Arena, Counted, Marking, episodes_of, weak
+from arena import ANCHOR, SIDES, Arena, Counted, Marking, episodes_of, strong, weak
 from arena_games import check_opponents, check_parts, check_table, marks, rows_of, sides_of
 from chances import OneShot
 from refused import check_refused
@@ -210,10 +210,6 @@ class Common(Arena):
     def step(self, actions: dict[str, Any]) -> Any:
         obs, rewards, *rest = super().step(actions)
         return obs, dict.fromkeys(rewards, 0.1), *rest
-
-
-def strong(obs: Any) -> Any:
-    return np.float32([1e6])
 
 
 def test_equal_returns_are_a_draw(tmp_path: Path) -> None:

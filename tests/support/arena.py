@@ -15,7 +15,7 @@ from crowd import Rounds
 import marlcore as mc
 
 SIDES = ("left", "right")
-ANCHOR = -1.0
+ANCHOR, STRONG = -1.0, 500.0
 _numbers = itertools.count()
 
 
@@ -130,6 +130,11 @@ class Counting(Stateless):
 def weak(obs: Any) -> Any:
     assert obs.shape == (4,) and obs.dtype == np.float32
     return np.float32([ANCHOR])
+
+
+def strong(obs: Any) -> Any:
+    """An anchor that always wins."""
+    return np.float32([STRONG])
 
 
 class Counted:

@@ -11,9 +11,9 @@ from arena import ANCHOR, SIDES, episodes_of
 from whole_runs import opponents_of, saved_replay
 
 
-def marks(run_dir: Path) -> dict[int, float]:
+def marks(run_dir: Path, policy: str = "main") -> dict[int, float]:
     """By number: the weight of each opponent that was admitted."""
-    states = {number: torch.load(path, weights_only=True) for number, path in opponents_of(run_dir).items()}
+    states = {number: torch.load(path, weights_only=True) for number, path in opponents_of(run_dir, policy).items()}
     return {number: float(state["acting"]["model.mark"][0]) for number, state in states.items()}
 
 

@@ -1,5 +1,7 @@
 """Cheap environments: many agents that act at once, some that come and go, and one that errs at a chosen step."""
 
+import os
+import signal
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -158,6 +160,11 @@ class Corridor(gymnasium.Env[Any, Any]):
 
 def collapse() -> None:
     raise RuntimeError("the floor gave way")
+
+
+def interrupt() -> None:
+    """Sends Ctrl-C to its own process."""
+    os.kill(os.getpid(), signal.SIGINT)
 
 
 class Battle(Rounds):

@@ -41,12 +41,12 @@ def check_batch(batch: Any) -> object:
 
 
 class Case:
-    """Something shared, which `create` makes. `uses` has every use of it, each one call; `attached` uses what a changed
-    header describes.
+    """Something shared, which `create` makes, with other attributes where they are given. `uses` has every use of it,
+    each one call; `attached` uses what a changed header describes.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, **others: Any) -> None:
+        vars(self).update(others, folder=folder)
         self.shared = self.create()
 
     def open(self) -> None:
@@ -59,6 +59,14 @@ class Case:
 class Replay(Case):
     spec = SPEC
     limiter: mc.RateLimiter | None = None
+    priorities = mc.Prioritized(alpha=0.7, initial="priority")
+    options: tuple[dict[str, Any], ...] = (
+        {},
+        {"stack": 4, "n_step": 3, "pad": "zero"},
+        {"sequence": mc.Sequence(8, 4), "stack": 2},
+        {"prioritized": priorities, "stack": 2, "n_step": 2},
+        {"sequence": mc.Sequence(4), "prioritized": priorities},
+    )
 
     def create(self) -> mc.ReplayBuffer:
         replay = mc.ReplayBuffer.create(self.spec, 96, 2, limiter=self.limiter, path=self.folder / "segment")
@@ -68,18 +76,8 @@ class Replay(Case):
                     writer.add(**row_of(self.spec), terminated=i % 11 == 10)
         return replay
 
-    def options(self) -> list[dict[str, Any]]:
-        priorities = mc.Prioritized(alpha=0.7, initial="priority")
-        return [
-            {},
-            {"stack": 4, "n_step": 3, "pad": "zero"},
-            {"sequence": mc.Sequence(8, 4), "stack": 2},
-            {"prioritized": priorities, "stack": 2, "n_step": 2},
-            {"sequence": mc.Sequence(4), "prioritized": priorities},
-        ]
-
     def open(self) -> None:
-        self.samplers = [self.shared.sampler(8, seed=i, min_size=1, **kind) for i, kind in enumerate(self.options())]
+        self.samplers = [self.shared.sampler(8, seed=i, min_size=1, **kind) for i, kind in enumerate(self.options)]
         self.states = [sampler.state_dict() for sampler in self.samplers]
         self.index = np.arange(8)
         self.writers = [self.shared.writer(lane, timeout=0.0) for lane in range(2)]
@@ -152,21 +150,6 @@ class Replay(Case):
         check_batch(shared.sampler(4, min_size=1).sample())
 
 
-class Pairs(Replay):
-    """Rows that hold their next_obs, and lanes of several writers."""
-
-    spec = PAIRS
-
-    def options(self) -> list[dict[str, Any]]:
-        return [{}, {"prioritized": mc.Prioritized()}]
-
-
-class Limited(Replay):
-    """A replay whose writers and samplers wait for one another."""
-
-    limiter = mc.RateLimiter(4.0, 10, 1000.0)
-
-
 class Queue(Case):
     """A queue's reader, its successors, and writers that it keeps back."""
 
@@ -205,12 +188,6 @@ class Queue(Case):
         with shared.writer(timeout=0.0) as writer, shared.reader(2) as reader:
             writer.add(**row_of(shared.spec))
             check_batch(reader.read())
-
-
-class DroppingQueue(Queue):
-    """A queue whose writers count what finds no room."""
-
-    when_full = "drop_newest"
 
 
 class Store(Case):
@@ -300,6 +277,9 @@ class Metrics(Case):
 
 
 CASES = {
-    "replay": Replay, "pairs": Pairs, "limited": Limited, "queue": Queue, "dropping_queue": DroppingQueue,
+    "replay": Replay,
+    "pairs": partial(Replay, spec=PAIRS, options=({}, {"prioritized": mc.Prioritized()})),
+    "limited": partial(Replay, limiter=mc.RateLimiter(4.0, 10, 1000.0)),
+    "queue": Queue, "dropping_queue": partial(Queue, when_full="drop_newest"),
     "store": Store, "control": Block, "telemetry": Metrics,
 }  # fmt: skip

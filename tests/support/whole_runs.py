@@ -129,9 +129,9 @@ def change_checkpoint(path: Path, **changes: Any) -> None:
     save_checkpoint(path, {**torch.load(path), **changes})
 
 
-def opponents_of(run_dir: Path) -> dict[int, Path]:
-    """The checkpoints of a run's pool of opponents, by number."""
-    paths = (run_dir / "checkpoints").glob("main.opponent-*.pt")
+def opponents_of(run_dir: Path, policy: str = "main") -> dict[int, Path]:
+    """The checkpoints of a policy's pool of opponents, by number."""
+    paths = (run_dir / "checkpoints").glob(f"{policy}.opponent-*.pt")
     return dict(sorted((int(path.stem.rpartition("-")[2]), path) for path in paths))
 
 

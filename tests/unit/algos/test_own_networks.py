@@ -46,11 +46,7 @@ class Seeing(nn.Module):
 class Values(nn.Linear):
     """A whole model of action values."""
 
-    def __init__(self, spaces):
-        super().__init__(3, int(spaces.action.n))
-
-    def values(self, obs):
-        return self(obs)
+    values = nn.Linear.forward
 
 
 class PolicyAndValue(nn.Module):
@@ -72,13 +68,9 @@ class PolicyAndValue(nn.Module):
         return self.heads(torch.tanh(self.torso(obs))).split([2, 1], 1)
 
 
-class Critics(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(9, 2)
-
+class Critics(nn.Linear):
     def forward(self, obs, action):
-        return self.layer(torch.cat([obs, action], 1)).t()
+        return super().forward(torch.cat([obs, action], 1)).t()
 
 
 class PolicyAndCritics(nn.Module):
@@ -86,7 +78,7 @@ class PolicyAndCritics(nn.Module):
 
     def __init__(self, spaces, outputs):
         super().__init__()
-        self.policy, self.critics = nn.Linear(3, 6 * outputs), Critics()
+        self.policy, self.critics = nn.Linear(3, 6 * outputs), Critics(9, 2)
 
 
 def small(name, **changes):
@@ -146,7 +138,7 @@ def test_frozen_layers_and_buffers_stay(name, scripted):
 
 
 WHOLE = {
-    "dqn": (mc.DQN(network=Values, learning_rate=0.1), box_spaces()),
+    "dqn": (mc.DQN(network=lambda spaces: Values(3, 2), learning_rate=0.1), box_spaces()),
     "ppo": (mc.PPO(**QUEUED, network=PolicyAndValue, learning_rate=0.1), box_spaces()),
     "td3": (mc.TD3(network=partial(PolicyAndCritics, outputs=1), learning_rate=0.1), continuous_spaces()),
     "sac": (mc.SAC(network=partial(PolicyAndCritics, outputs=2), learning_rate=0.1), continuous_spaces()),
@@ -274,10 +266,6 @@ class Common(nn.Module):
         self.critics = lambda obs, action: torch.stack([self.policy(obs).sum(1)] * 2)
 
 
-class WideValues(nn.Linear):
-    values = nn.Linear.forward
-
-
 class Narrow(Leaky):
     def __init__(self, inputs, units):
         super().__init__(inputs, units)
@@ -295,7 +283,7 @@ class By(nn.Module):
         self.forward = function
 
 
-class Spare(WideValues):
+class Spare(Values):
     def __init__(self, inputs, outputs, **options):
         super().__init__(inputs, outputs)
         self.spare = nn.Parameter(torch.zeros(2, **options))
@@ -315,7 +303,7 @@ class Swapped(PolicyAndValue):
 class WrongCritics(PolicyAndCritics):
     def __init__(self, spaces):
         super().__init__(spaces, 1)
-        self.critics.forward = lambda obs, action: self.critics.layer(torch.cat([obs, action], 1))
+        self.critics.forward = lambda obs, action: nn.Linear.forward(self.critics, torch.cat([obs, action], 1))
 
 
 def of_cell(cell, **options):
@@ -356,15 +344,15 @@ REFUSED: dict[str, Refused] = {
         "SAC network: expected parameters of torch.float32 on the cpu, got torch.float64 on cpu in spare",
     ),
     "device": (made("dqn", lambda _: Spare(3, 2, device="meta")), "on the cpu, got torch.float32 on meta in spare"),
-    "outputs": (made("dqn", lambda spaces: WideValues(3, 7)), "expected a whole model with 2 outputs, got 7"),
+    "outputs": (made("dqn", lambda spaces: Values(3, 7)), "expected a whole model with 2 outputs, got 7"),
     "half a model": (made("ppo", lambda _: Half(3, 2)), "expected policy and value, got none of the name value"),
     "critics": (
         made("td3", WrongCritics),
         "TD3 network: expected float32 [2, 3] values of two critics for 3 observations, got float32 [3, 2]",
     ),
     "nothing to train": (
-        made("dqn", lambda spaces: WideValues(3, 2).requires_grad_(False)),
-        "DQN network: expected a whole model with parameters to train, got none in WideValues(",
+        made("dqn", lambda spaces: Values(3, 2).requires_grad_(False)),
+        "DQN network: expected a whole model with parameters to train, got none in Values(",
     ),
     "both": (made("ppo", Swapped), "both: expected (float32 [3, 2], float32 [3, 1]), got (float32 [3, 1], float32 ["),
     "stateless": (of_cell(nn.Linear), "R2D2 cell: expected an attribute state with sizes by name, got None"),

@@ -52,14 +52,11 @@ def made(kind):
     return layer, torch.randn(ROWS, STEPS, INPUTS), {name: torch.randn(ROWS, UNITS) for name in layer.parts}
 
 
-def numpy_of(state):
-    return {name: part.double().numpy() for name, part in state.items()}
-
-
 @BOTH
 def test_steps_and_windows_are_what_the_papers_write(kind):
     layer, x, state = made(kind)
-    expected, last = plain_unroll(layer, x.double().numpy(), numpy_of(state))
+    plain_state = {name: part.double().numpy() for name, part in state.items()}
+    expected, last = plain_unroll(layer, x.double().numpy(), plain_state)
     window, after = layer(x, state)
     np.testing.assert_allclose(window.detach(), expected, **CLOSE)
     for step in range(STEPS):

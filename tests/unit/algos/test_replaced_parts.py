@@ -158,8 +158,8 @@ def doubled_forward(layer):
 
 
 def doubled_weights(layer):
-    nn.utils.parametrize.register_parametrization(layer, "weight", Doubled())
-    nn.utils.parametrize.register_parametrization(layer, "bias", Doubled())
+    for name in ("weight", "bias"):
+        nn.utils.parametrize.register_parametrization(layer, name, Doubled())
 
 
 class Doubled(nn.Module):
@@ -175,10 +175,6 @@ def plain_tensors(layer):
     for name, tensor in list(layer.named_parameters()):
         delattr(layer, name)
         setattr(layer, name, 2 * tensor.detach())
-
-
-def another_class(layer):
-    layer.__class__ = DoubleLinear
 
 
 def test_a_hook_for_all_modules_is_called():
@@ -245,19 +241,18 @@ def replaced_in_another_container(model):
     model.torso.dense.layers[0] = DoubleLinear(3, 8)
 
 
-def another_activation(model):
-    model.torso.dense.activation = nn.Tanh()
-
-
 def another_attribute(model):
     model.head.dueling = False
     model.head.output = nn.Linear(8, 2)
 
 
-OF_LAYERS = [twice_the_output, doubled_forward, doubled_weights, plain_tensors, another_class]
-IN_CONTAINERS = [in_other_containers, hooked_in_another_container, replaced_in_another_container]
-CHANGES = {change.__name__: change for change in (*IN_CONTAINERS, another_activation, another_attribute)} | {
-    change.__name__: lambda model, change=change: change(model.head.hidden) for change in OF_LAYERS
+OF_MODELS = [in_other_containers, hooked_in_another_container, replaced_in_another_container, another_attribute]
+OF_LAYERS = [twice_the_output, doubled_forward, doubled_weights, plain_tensors]
+CHANGES = {
+    **{change.__name__: change for change in OF_MODELS},
+    **{change.__name__: lambda model, change=change: change(model.head.hidden) for change in OF_LAYERS},
+    "another_class": lambda model: setattr(model.head.hidden, "__class__", DoubleLinear),
+    "another_activation": lambda model: setattr(model.torso.dense, "activation", nn.Tanh()),
 }
 
 

@@ -31,17 +31,14 @@ def spaces_of(action=None, masked=False, joint=False):
     return Spaces(gym.Dict(parts), action or gym.MultiDiscrete([MOST] * COUNT), masked=masked)
 
 
-def alive_name(spaces):
-    return next(part.name for part in spaces.parts if part.keys[-1] == ALIVE)
-
-
 def batch_of(spaces, rows=24, dead=()):
     """Random transitions, in which the members `dead` do not act; each choice that was made is allowed."""
     batch = made_batch(spaces, rows)
+    (name,) = (part.name for part in spaces.parts if part.keys[-1] == ALIVE)
     for obs in (batch.obs, batch.next_obs):
         alive = torch.ones(rows, COUNT, dtype=torch.int8)
         alive[:, list(dead)] = 0
-        obs[alive_name(spaces)] = alive
+        obs[name] = alive
         if MASK in obs:
             obs[MASK].view(rows, COUNT, MOST)[:, :, 0] = True
     if MASK in batch.obs:

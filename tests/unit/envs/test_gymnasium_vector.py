@@ -84,10 +84,6 @@ def in_a_batch(env, info):
     return info | {"final_obs": batch}
 
 
-def as_a_list(env, info):
-    return info | {"final_obs": [*info["final_obs"]]}
-
-
 class Told(VectorWrapper):
     """Tells the infos at episodes' ends in another form, ends and rewards [copies, 1], and no autoreset mode."""
 
@@ -102,7 +98,7 @@ class Told(VectorWrapper):
         return obs, *(column[:, None] for column in columns), info
 
 
-FORMS = [None, by_old_names, in_a_batch, as_a_list]
+FORMS = [None, by_old_names, in_a_batch, lambda env, info: info | {"final_obs": [*info["final_obs"]]}]
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -31,8 +31,16 @@ class Lone(gymnasium.Env[Any, Any]):
         self.observation_space, self.action_space = observation, action
 
 
-class Numbered(Relay):
-    possible_agents = [0, 1]  # noqa: RUF012
+class Closing(Relay):
+    """Relay with other parts, which knows whether it was closed."""
+
+    closed = False
+
+    def __init__(self, **parts):
+        vars(self).update(parts)
+
+    def close(self):
+        self.closed = True
 
 
 UNKNOWN = (
@@ -57,6 +65,7 @@ SPACES = [
     (MASKED, gym.MultiBinary(4), "action_mask: expected none for the action space MultiBinary(4)"),
 ]
 A_FUNCTION = "env_fn: expected a function that makes an environment, such as "
+NUMBERED = partial(Closing, possible_agents=[0, 1])
 NO_WRAPPER = partial(envs.make, "gymnasium:CartPole-v1", wrappers=["no_such:wrapper"])
 REFUSED: dict[str, Refused] = {
     **{f"{spaces}": (lambda spaces=spaces: envs.adapt(Lone(*spaces)), f"agent_0: {says}") for *spaces, says in SPACES},
@@ -68,7 +77,7 @@ REFUSED: dict[str, Refused] = {
         lambda: envs.ParallelEnvironment(parallel_to_aec(Relay())),
         "expected a PettingZoo Parallel environment",
     ),
-    "agents without names": (partial(envs.vectorize, Numbered, 1), ": expected a list of names, got [0, 1]"),
+    "agents without names": (partial(envs.vectorize, NUMBERED, 1), ": expected a list of names, got [0, 1]"),
     "no copies": (partial(envs.vectorize, Relay, 0), "copies: expected an integer of at least 1, got 0"),
     "a number": (partial(envs.factory, 5), TypeError, f"{A_FUNCTION}lambda: gymnasium.make('CartPole-v1'), or a name"),
     "a Relay": (lambda: envs.factory(Relay()), TypeError, "such as 'gymnasium:CartPole-v1', got an environment, Relay"),
@@ -188,13 +197,6 @@ def test_atari_games_are_stacked_by_default():
     assert stacks == {"atari:Pong": 4, "gymnasium:ALE/Pong-v5": 4, "recall": 1}
 
 
-class Closing(Relay):
-    closed = False
-
-    def close(self):
-        self.closed = True
-
-
 def test_a_function_that_raises_is_named_and_closed():
     made = [Closing(), Closing()]
     with pytest.raises(EnvironmentFailed, match=r"^env_fn: RuntimeError: no third one$"):
@@ -202,18 +204,9 @@ def test_a_function_that_raises_is_named_and_closed():
     assert [env.closed for env in made] == [True, True]
 
 
-class OddSpace(Closing):
-    def action_space(self, agent):
-        return gym.Text(5)
-
-
-class OddVector(Closing):
-    num_envs = 2
-    single_observation_space, single_action_space = gym.Discrete(3), gym.Text(5)
-
-
 def test_an_environment_that_is_refused_is_closed():
-    for refused in (OddSpace(), OddVector()):
+    vector = {"num_envs": 2, "single_observation_space": DISCRETE, "single_action_space": gym.Text(5)}
+    for refused in (Closing(action_space=lambda agent: gym.Text(5)), Closing(**vector)):
         with pytest.raises(ValueError, match="Text"):
             envs.vectorize(lambda refused=refused: refused, 1)
         assert refused.closed

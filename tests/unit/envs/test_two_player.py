@@ -14,13 +14,14 @@ from marlcore.envs.two_player import PLAYERS
 
 
 class Table(gymnasium.Env):
-    """Tells what it was given; an episode lasts three steps."""
+    """Tells what it was given; an episode lasts three steps. It may have other methods."""
 
-    def __init__(self, winner=0, length=4):
+    def __init__(self, winner=0, length=4, **methods):
         self.observation_space = gym.Box(-np.inf, np.inf, (2,), np.float32)
         self.action_space = gym.Box(-1, 1, (length,), np.float32)
         self.winner, self.steps = winner, 0
         self.given: list[Any] = []
+        vars(self).update(methods)
 
     def reset(self, *, seed=None, options=None):
         self.steps = 0
@@ -37,11 +38,6 @@ class Table(gymnasium.Env):
 
     def get_info_agent_two(self):
         return {"second": 2.0}
-
-
-class Paid(Table):
-    def get_reward_agent_two(self, info):
-        return 10.0 * float(info["second"])
 
 
 BOTH = {"player_1": np.float32([0.1, 0.2]), "player_2": np.float32([0.3, 0.4])}
@@ -76,9 +72,11 @@ def test_the_actions_come_in_one_vector():
     assert game.given[-1].tolist() == [0.5, 0.5, 1, -1]
 
 
-@pytest.mark.parametrize(("kind", "second"), [(Table, -0.25), (Paid, 20.0)])
-def test_the_second_players_reward_is_its_own_or_the_opposite(kind, second):
-    env = TwoPlayer(kind())
+@pytest.mark.parametrize(
+    ("methods", "second"), [({}, -0.25), ({"get_reward_agent_two": lambda info: 10.0 * float(info["second"])}, 20.0)]
+)
+def test_the_second_players_reward_is_its_own_or_the_opposite(methods, second):
+    env = TwoPlayer(Table(**methods))
     env.reset()
     assert env.step(BOTH)[1] == {"player_1": 0.25, "player_2": second}
 
@@ -112,18 +110,8 @@ def test_wrappers_of_gymnasium_may_lie_around_the_game():
     assert obs["player_2"].tolist() == [2, 2] and truncated["player_1"] and not terminated["player_1"]
 
 
-class Unseen(Table):
-    def obs_agent_two(self):
-        return np.array([1.0, -1e39])
-
-
-class PaidInText(Table):
-    def get_reward_agent_two(self, info):
-        return "1"
-
-
-def stepped(game):
-    env = TwoPlayer(game)
+def stepped(**methods):
+    env = TwoPlayer(Table(**methods))
     env.reset(seed=3)
     return env.step(BOTH)
 
@@ -137,8 +125,13 @@ REFUSED: dict[str, Refused] = {
     "columns": (lambda: TwoPlayer(Table(), actions=[[0] * 3]), "actions: expected a table [n, 2] of a player's act"),
     "beyond the Box": (lambda: TwoPlayer(Table(), actions=[[0, 2]]), "actions: expected rows within Box(-1.0, 1.0, ("),
     "steps": (lambda: TwoPlayer(Table(), max_steps=0), "max_steps: expected an integer of at least 1, got"),
-    "observation": (lambda: stepped(Unseen()), "player_2: obs: expected values in float32's range, got -1e+39"),
-    "reward": (lambda: stepped(PaidInText()), TypeError, "reward: expected a number, got '1'"),
+    "observation": (
+        lambda: stepped(obs_agent_two=lambda: np.array([1.0, -1e39])),
+        "player_2: obs: expected values in float32's range, got -1e+39",
+    ),
+    "reward": (
+        lambda: stepped(get_reward_agent_two=lambda info: "1"), TypeError, "reward: expected a number, got '1'",
+    ),
 }  # fmt: skip
 test_refuses = refusals(REFUSED)
 

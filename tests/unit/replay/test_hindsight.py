@@ -33,10 +33,6 @@ def reward_of(achieved: Any, desired: Any, info: Any) -> Any:
     return 100.0 * achieved[..., 2] + desired[..., 2] + info["bonus"]
 
 
-def ends_at(achieved: Any, desired: Any, info: Any) -> Any:
-    return (achieved == desired).all(axis=-1)
-
-
 class Step(NamedTuple):
     """A row of the oracle: the goals of its episode that rows hold, by ticket; its own step and whether it is last."""
 
@@ -107,7 +103,7 @@ def replay() -> Iterator[ReplayBuffer]:
 def test_rows_get_each_allowed_goal_equally_often(replay, strategy, options):
     """And what follows from it: the reward, the end and the discount are those of the new goal."""
     written = Written(replay)
-    hindsight = Hindsight(3, strategy, reward_of, ends_at)
+    hindsight = Hindsight(3, strategy, reward_of, lambda achieved, desired, info: (achieved == desired).all(axis=-1))
     options |= {"gamma": 0.5, "seed": 1, "min_size": 1, "hindsight": hindsight}
     make = partial(Mixture, [replay] * 2, [0.4, 0.6]) if "lanes" in options else replay.sampler
     sampler = make(500, **options)

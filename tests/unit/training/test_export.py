@@ -336,14 +336,10 @@ def test_refuses(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert not [*tmp_path.iterdir()]
 
 
-def names_in(text: str) -> set[str]:
-    return {*re.findall(r"`(\w+)`", text)}
-
-
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_the_parts_of_each_trainer_are_documented(name: str) -> None:
     algorithm, spaces = SMALL[name]
-    assert {*algorithm.make_trainer(algorithm.make_model(spaces)).state_dict()} <= names_in(LAYOUT)
+    assert {*algorithm.make_trainer(algorithm.make_model(spaces)).state_dict()} <= {*re.findall(r"`(\w+)`", LAYOUT)}
 
 
 def test_the_command_line_writes_a_program(tmp_path: Path, capsys: Any, undrawn: None) -> None:

@@ -183,6 +183,18 @@ def test_a_long_history_loses_every_second_row() -> None:
     assert len(steps) <= 400 and steps == sorted(set(steps)) and steps[-1] == 1_999 and steps[0] < 300
 
 
+class Momentum:
+    """A trainer whose state is a number."""
+
+    value = 0.0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"value": self.value}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.value = state["value"]
+
+
 class Scene:
     """A learner's pool and league, and the actors' lanes of results; a resumed one begins with new memory."""
 
@@ -196,30 +208,37 @@ class Scene:
         self.results = self.stack.enter_context(closing(Telemetry.create(["actor-0", "actor-1"])))
         self.reporters = [self.stack.enter_context(closing(self.results.reporter(f"actor-{i}"))) for i in (0, 1)]
         self.metrics: dict[str, float] = {}
+        self.trainer: Any = Momentum()
+        self.join()
 
     def table(self) -> dict[str, Any]:
         """The payoff table by opponent, as the file has it."""
         return json.loads((self.run_dir / "payoff.json").read_text())["opponents"]
 
-    def join(self, state: Any = None) -> League:
+    def join(self, state: Any = None) -> None:
         """A learner process's; the one before it has died."""
+        if hasattr(self, "pool"):
+            self.pool.close()
         self.pool = self.stack.enter_context(closing(Pool(self.store, self.model.acting, self.run_dir, "main")))
         attached = self.stack.enter_context(closing(Telemetry.attach(self.results.handle)))
         pools, report = {"main": self.store}, self.metrics.__setitem__
-        return League(self.config, self.pool, pools, attached, self.run_dir, report, state or {})
+        self.league = League(self.config, self.pool, pools, attached, self.run_dir, report, state or {})
 
-    def publish_each(self, league: League, updates: Iterable[int]) -> list[dict[int, float]]:
+    def snapshot(self, name: str) -> Snapshot:
+        return Snapshot(self.run_dir / f"checkpoints/main.{name}.pt", self.model, self.trainer)
+
+    def publish_each(self, updates: Iterable[int]) -> list[dict[int, float]]:
         """The odds by opponent after so many updates, each time."""
-        return [self.publish(league, count) for count in updates]
+        return [self.publish(count) for count in updates]
 
     def play(self, opponent: int, *results: int, actor: int = 0) -> None:
         for result in results:
             report_result(self.reporters[actor], opponent, result)
 
-    def publish(self, league: League, updates: int) -> dict[int, float]:
+    def publish(self, updates: int) -> dict[int, float]:
         """The odds by opponent, once the policy has so many updates."""
         self.model.whole.mark.data.fill_(updates)
-        published = league.publish({"updates": updates, "step": 10 * updates, "epsilon": 0.5})
+        published = self.league.publish({"updates": updates, "step": 10 * updates, "epsilon": 0.5})
         return {n: o for n, o in zip(published["opponents"].tolist(), published["odds"].tolist(), strict=True) if o}
 
     def held(self) -> dict[int, float]:
@@ -244,16 +263,14 @@ def scene(tmp_path: Path) -> Iterator[Callable[..., Scene]]:
 
 def test_the_first_policy_is_admitted_then_one_every_k_updates(scene: Callable[..., Scene]) -> None:
     run = scene(admit_updates=100)
-    league = run.join()
-    odds = run.publish_each(league, (0, 90, 100, 110, 205, 299, 305))
+    odds = run.publish_each((0, 90, 100, 110, 205, 299, 305))
     assert [len(opponents) - 2 for opponents in odds] == [1, 1, 2, 2, 3, 3, 4]
     assert run.held() == {1: 0.0, 2: 100.0, 3: 205.0, 4: 305.0}
 
 
 def test_a_full_pool_replaces_its_oldest(scene: Callable[..., Scene]) -> None:
     run = scene(admit_updates=10)
-    league = run.join()
-    odds = run.publish_each(league, range(0, 80, 10))
+    odds = run.publish_each(range(0, 80, 10))
     assert run.held() == {5: 40.0, 6: 50.0, 7: 60.0, 8: 70.0} and list(odds[-1]) == [0, -1, 5, 6, 7, 8]
     files = sorted(path.name for path in (run.run_dir / "checkpoints").iterdir())
     assert files == [f"main.opponent-{n}.pt" for n in (1, 5, 6, 7, 8)], "the first stays as a yardstick"
@@ -261,8 +278,7 @@ def test_a_full_pool_replaces_its_oldest(scene: Callable[..., Scene]) -> None:
 
 def test_the_gate_admits_past_a_win_rate_over_a_whole_window(scene: Callable[..., Scene]) -> None:
     run = scene(admit_updates=None, admit_win_rate=0.7, window=10)
-    league = run.join()
-    run.publish(league, 0)
+    run.publish(0)
     games = {
         10: (1, *[1] * 9),  # no window yet
         20: (-1, *[-1] * 4),  # 6 of the last 10
@@ -272,22 +288,21 @@ def test_the_gate_admits_past_a_win_rate_over_a_whole_window(scene: Callable[...
     }
     for updates, (opponent, *results) in games.items():
         run.play(opponent, *results, actor=updates == 20)
-        run.publish(league, updates)
+        run.publish(updates)
         assert run.held() == ({1: 0.0} if updates < 40 else {1: 0.0, 2: 40.0})
 
 
 def test_odds_follow_the_results(scene: Callable[..., Scene]) -> None:
     run = scene(admit_updates=10, draw="pfsp", power=2.0)
-    league = run.join()
-    run.publish_each(league, (0, 10))
+    run.publish_each((0, 10))
     run.play(1, *[1] * 8)
     run.play(2, -1, 0, actor=1)
-    odds = run.publish(league, 15)
+    odds = run.publish(15)
     weights = {1: (1 - 9 / 10) ** 2, 2: (1 - 1.5 / 4) ** 2}
     for number, weight in weights.items():
         assert odds[number] == pytest.approx(0.6 * weight / sum(weights.values()))
-    league.report_rates()
-    assert league.state_dict()["payoff"]["history"] == [(150, {1: 0.9, 2: 1.5 / 4})]
+    run.league.report_rates()
+    assert run.league.state_dict()["payoff"]["history"] == [(150, {1: 0.9, 2: 1.5 / 4})]
     assert run.metrics["pool_size"] == 2 and run.metrics["games"] == 10
     assert run.metrics["win_rate/pool:1"] == 0.9 and run.metrics["win_rate"] == 8.5 / 10
 
@@ -295,17 +310,16 @@ def test_odds_follow_the_results(scene: Callable[..., Scene]) -> None:
 def test_a_new_member_has_the_policys_rating(scene: Callable[..., Scene]) -> None:
     """Also in the table of a successor whose checkpoint does not know it."""
     run = scene(admit_updates=10)
-    league = run.join()
-    run.publish(league, 0)
+    run.publish(0)
     run.play(-1, 1, 1, 1)
-    run.publish(league, 5)
-    league.report_rates()
-    state, rating = from_checkpoint(league.state_dict()), run.metrics["elo"]
+    run.publish(5)
+    run.league.report_rates()
+    state, rating = from_checkpoint(run.league.state_dict()), run.metrics["elo"]
     assert rating > 1020 and run.metrics["elo/anchor:weak"] == pytest.approx(2000 - rating)
-    run.publish(league, 10)
-    run.pool.close()
-    successor = run.join(state)
-    for joined in (league, successor):
+    run.publish(10)
+    former = run.league
+    run.join(state)
+    for joined in (former, run.league):
         run.metrics.clear()
         joined.report_rates()
         assert run.metrics["elo/pool:2"] == rating and run.metrics["elo/pool:1"] == 1000.0
@@ -314,35 +328,31 @@ def test_a_new_member_has_the_policys_rating(scene: Callable[..., Scene]) -> Non
 def test_a_successor_stands_where_the_checkpoint_says(scene: Callable[..., Scene]) -> None:
     """In every field; one that a checkpoint from before it lacks has its default."""
     run = scene(admit_updates=10, begin_step=10**6)
-    league = run.join()
-    run.publish(league, 0)
-    state = from_checkpoint(league.state_dict())
+    run.publish(0)
+    state = from_checkpoint(run.league.state_dict())
     state |= {"games_before": 3, "begun": True, "highest": 0.75, "measured": 20}
-    run.pool.close()
-    assert run.join(state).state_dict() == state
-    run.pool.close()
+    run.join(state)
+    assert run.league.state_dict() == state
     for name in ("begun", "highest", "measured"):
         del state[name]
-    older = run.join(state).state_dict()
+    run.join(state)
+    older = run.league.state_dict()
     assert (older["games_before"], older["begun"], older["highest"], older["measured"]) == (3, False, None, 0)
 
 
 def test_a_learners_successor_counts_each_game_once(scene: Callable[..., Scene]) -> None:
     """It begins with the checkpoint's table, and reads again what came after it."""
     run = scene(admit_updates=10)
-    league = run.join()
-    run.publish(league, 0)
+    run.publish(0)
     run.play(1, 1, 1, -1)
-    run.publish(league, 5)
-    state = league.state_dict()
+    run.publish(5)
+    state = run.league.state_dict()
     run.play(1, 0, 0)
-    run.publish(league, 12)  # an admission, and a table that is lost with the process
-    run.pool.close()
+    run.publish(12)  # an admission, and a table that is lost with the process
     run.play(1, -1, actor=1)
-    successor = run.join(from_checkpoint(state))
-    run.publish(successor, 12)
-    run.publish(successor, 13)
-    successor.write()
+    run.join(from_checkpoint(state))
+    run.publish_each((12, 13))
+    run.league.write()
     row = run.table()["pool:1"]
     assert {name: row[name] for name in ("games", "wins", "draws", "losses", "win_rate")} == {
         "games": 6, "wins": 2, "draws": 2, "losses": 2, "win_rate": 0.5
@@ -352,29 +362,28 @@ def test_a_learners_successor_counts_each_game_once(scene: Callable[..., Scene])
 
 def test_a_resumed_run_continues_its_table_and_its_pool(scene: Callable[..., Scene]) -> None:
     first = scene(admit_updates=10)
-    league = first.join()
-    first.publish_each(league, range(0, 70, 10))
+    first.publish_each(range(0, 70, 10))
     first.play(5, 1, 1, -1)
-    first.publish(league, 60)
-    state = from_checkpoint(league.state_dict())
+    first.publish(60)
+    state = from_checkpoint(first.league.state_dict())
     first.play(5, 1)  # nobody reads it: everything is killed
     held = first.held()
     first.stack.close()
     second = scene(admit_updates=10)
     assert second.held() == held == {4: 30.0, 5: 40.0, 6: 50.0, 7: 60.0}
-    resumed = second.join(state)
+    second.join(state)
     second.play(6, -1)  # in new lanes, which begin at 0
-    odds = second.publish(resumed, 65)
+    odds = second.publish(65)
     assert list(odds) == [0, -1, 4, 5, 6, 7]
-    second.publish(resumed, 70)
+    second.publish(70)
     assert second.held() == {5: 40.0, 6: 50.0, 7: 60.0, 8: 70.0}
-    resumed.write()
+    second.league.write()
     assert {name: row["games"] for name, row in second.table().items()} == {"pool:5": 3, "pool:6": 1}
 
 
 def test_a_smaller_pool_keeps_the_newest_of_an_earlier_one(scene: Callable[..., Scene]) -> None:
     first = scene(admit_updates=10)
-    first.publish_each(first.join(), range(0, 60, 10))
+    first.publish_each(range(0, 60, 10))
     first.stack.close()
     assert saved_opponents(first.run_dir, "main", 10) == [3, 4, 5, 6]
     assert scene(pool=2).held() == {5: 40.0, 6: 50.0}
@@ -384,94 +393,73 @@ def test_a_smaller_pool_keeps_the_newest_of_an_earlier_one(scene: Callable[..., 
 def test_bots_come_first_until_a_win_rate(scene: Callable[..., Scene]) -> None:
     """And the gate stays open after a resume, whatever the win rate is then."""
     run = scene(admit_updates=10, begin_win_rate=0.7, window=10)
-    league = run.join()
-    assert run.publish_each(league, (0, 20)) == [{-1: 1.0}, {-1: 1.0}]
+    assert run.publish_each((0, 20)) == [{-1: 1.0}, {-1: 1.0}]
     run.play(-1, *[1] * 9)  # no whole window yet
-    assert run.publish(league, 30) == {-1: 1.0} and run.held() == {1: 0.0}
+    assert run.publish(30) == {-1: 1.0} and run.held() == {1: 0.0}
     run.play(-1, *[-1] * 3, 0, *[1] * 4)  # 6.5 of the last 10
-    assert run.publish(league, 40) == {-1: 1.0}
-    closed = from_checkpoint(league.state_dict())
+    assert run.publish(40) == {-1: 1.0}
+    closed = from_checkpoint(run.league.state_dict())
     run.play(-1, 1, 1, 1)  # 7.5 of them
-    odds = run.publish(league, 50)
+    odds = run.publish(50)
     assert list(odds) == [0, -1, 1, 2] and run.held() == {1: 0.0, 2: 50.0}, "the present policy joins at once"
     run.play(-1, *[-1] * 10)
-    assert list(run.publish(league, 55)) == [0, -1, 1, 2]
-    states = closed, from_checkpoint(league.state_dict())
+    assert list(run.publish(55)) == [0, -1, 1, 2]
+    states = closed, from_checkpoint(run.league.state_dict())
     run.stack.close()
     for state, opponents in zip(states, ([-1], [0, -1, 1, 2]), strict=True):
         resumed = scene(admit_updates=10, begin_win_rate=0.7, window=10)
-        assert list(resumed.publish(resumed.join(state), 56)) == opponents
+        resumed.join(state)
+        assert list(resumed.publish(56)) == opponents
         resumed.stack.close()
 
 
 def test_self_play_begins_at_a_step_at_the_latest(scene: Callable[..., Scene]) -> None:
     run = scene(admit_updates=None, admit_win_rate=0.9, begin_win_rate=0.7, begin_step=500)
-    odds = run.publish_each(run.join(), (0, 49, 50))  # ten steps each
+    odds = run.publish_each((0, 49, 50))  # ten steps each
     assert [list(opponents) for opponents in odds] == [[-1], [-1], [0, -1, 1, 2]]
-
-
-class Momentum:
-    """A trainer whose state is a number."""
-
-    value = 0.0
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"value": self.value}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.value = state["value"]
 
 
 def test_a_successor_makes_up_for_a_lost_return(scene: Callable[..., Scene]) -> None:
     """It died after its copy had joined the pool, or after its first weights were published; its optimizer is older."""
     run = scene(anchors={}, admit_updates=10, roles={"main": "main_exploiter", "other": "main"})
-    trainer: Any = Momentum()
 
-    def begin(state: Any = None) -> League:
-        league = run.join(state)
-        league.rivals = {"main": run.store, "other": run.store}
-        league.initial = Snapshot(run.run_dir / "checkpoints/main.initial.pt", run.model, trainer)
-        return league
+    def begin(state: Any = None) -> None:
+        run.join(state)
+        run.league.rivals = {"main": run.store, "other": run.store}
+        run.league.initial = run.snapshot("initial")
 
-    league = begin()
-    run.publish(league, 0)
-    trainer.value = 9.0
-    state = from_checkpoint(league.state_dict())
-    run.publish(league, 10)
-    assert run.metrics["reset"] == 2 and trainer.value == 0.0
-    run.pool.close()
-    trainer.value = 9.0  # of the checkpoint
-    league = begin(state)
-    run.publish(league, 9)
-    assert trainer.value == 0.0 and float(run.model.whole.mark.detach()[0]) == 0.0
-    trainer.value = 1.0
-    run.publish(league, 9)
-    assert trainer.value == 1.0, "once for each copy"
+    begin()
+    run.publish(0)
+    run.trainer.value = 9.0
+    state = from_checkpoint(run.league.state_dict())
+    run.publish(10)
+    assert run.metrics["reset"] == 2 and run.trainer.value == 0.0
+    run.trainer.value = 9.0  # of the checkpoint
+    begin(state)
+    run.publish(9)
+    assert run.trainer.value == 0.0 and float(run.model.whole.mark.detach()[0]) == 0.0
+    run.trainer.value = 1.0
+    run.publish(9)
+    assert run.trainer.value == 1.0, "once for each copy"
 
 
 def test_a_falling_win_rate_restores_the_best(scene: Callable[..., Scene]) -> None:
     run = scene(rollback=0.25, window=10, admit_updates=1000)
-    trainer: Any = Momentum()
-
-    def begin(state: Any = None) -> League:
-        league = run.join(state)
-        league.best = Snapshot(run.run_dir / "checkpoints/main.rollback.pt", run.model, trainer)
-        return league
+    run.league.best = run.snapshot("rollback")
 
     def window(wins: int, updates: int) -> float:
         """The weight after a window of games against the anchor, and one that says nothing."""
         run.play(-1, *[1] * wins, *[-1] * (10 - wins))
         run.play(1, *[-1] * 10)
-        trainer.value = updates
-        run.publish(league, updates)
+        run.trainer.value = updates
+        run.publish(updates)
         return float(run.model.whole.mark.detach()[0])
 
-    league = begin()
-    run.publish(league, 0)
+    run.publish(0)
     assert [window(6, 10), window(8, 20), window(6, 30)] == [10, 20, 30], "0.2 is no fall by more than 0.25"
-    state = from_checkpoint(league.state_dict())
-    run.pool.close()
-    league = begin(state)
-    assert window(5, 40) == 20 and trainer.value == 20 and run.metrics["rollback"] == 0.5
+    state = from_checkpoint(run.league.state_dict())
+    run.join(state)
+    run.league.best = run.snapshot("rollback")
+    assert window(5, 40) == 20 and run.trainer.value == 20 and run.metrics["rollback"] == 0.5
     assert [window(3, 50), window(1, 60)] == [50, 60], "it is measured anew after that"
     assert window(0, 70) == 50

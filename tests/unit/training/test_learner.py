@@ -2,7 +2,6 @@
 
 import io
 from functools import partial
-from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +14,7 @@ from gymnasium.spaces import Box, Dict, Discrete
 from hunt import HUNT
 from refused import check_refused
 from rounding import rounding
-from whole_runs import MODES, Runs
+from whole_runs import MODES, Runs, updating
 
 import marlcore as mc
 from marlcore.algos.fast import passes
@@ -238,22 +237,13 @@ def test_a_trainers_state_may_be_on_several_devices(monkeypatch: pytest.MonkeyPa
     check_refused(scene.learner.save, mc.Diverged, "trainer.adam.0.steps holds inf")
 
 
-class SpoiltDQN(mc.DQN):
-    """Its 30th update makes a weight NaN."""
-
-    def make_trainer(self, model: Any) -> Any:
-        trainer = super().make_trainer(model)
-        update, made = trainer.update, count(1)
-
-        def spoiling(batch: Any) -> mc.Update:
-            outcome = update(batch)
-            if next(made) == 30:
-                with torch.no_grad():
-                    next(model.parameters()).view(-1)[0] = NAN
-            return outcome
-
-        trainer.update = spoiling
-        return trainer
+def spoil(update: Any, batch: Any) -> mc.Update:
+    """A weight becomes NaN in each update between the publications of 28 and 32 updates."""
+    outcome: mc.Update = update(batch)
+    if batch.numbers["updates"] == 28:
+        with torch.no_grad():
+            next(update.__self__.network.parameters()).view(-1)[0] = NAN
+    return outcome
 
 
 @MODES
@@ -265,7 +255,7 @@ def test_a_run_that_diverges_ends_in_one_line(tmp_path: Path, mode: Any) -> None
         r"the checkpoint of update \d+ is kept, '.*agent_0\.pt'$"
     )
     with pytest.raises(mc.WorkerFailed, match=line) as caught:
-        Runs(learner=learner).train(tmp_path, partial(HUNT, agents=1), SpoiltDQN(hidden=(8,)), mode=mode)
+        Runs(learner=learner).train(tmp_path, partial(HUNT, agents=1), updating(mc.DQN, spoil)(hidden=(8,)), mode=mode)
     assert caught.value.reason == "diverged" and "\n" not in str(caught.value)
     saved = torch.load(io.BytesIO((tmp_path / "run" / "checkpoints" / "agent_0.pt").read_bytes()), weights_only=True)
     assert f"update {saved['updates']} is kept" in str(caught.value)

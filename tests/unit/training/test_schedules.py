@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from refused import check_refused
-from whole_runs import Runs
+from whole_runs import Runs, updating
 
 import marlcore as mc
 from marlcore.training.config import EPSILON, Custom, schedules_of
@@ -111,7 +111,13 @@ def test_stages_count_the_beginnings_that_were_reached():
     assert mc.Config(stages=[10, 30]).schedules["stage"] == Stages((10, 30))
 
 
-class Staged(mc.DQN):
+def note(update: Any, batch: Any) -> mc.Update:
+    Staged.told.append(tuple(batch.numbers[name] for name in ("step", "stage", "updates")))
+    Staged.trained += [(batch.numbers["stage"], stage) for stage in batch.extras["stage"].tolist()]
+    return update(batch)
+
+
+class Staged(updating(mc.DQN, note)):  # type: ignore[misc]
     """Rows store the stage and the step of the weights that acted; updates note theirs, and those of their rows."""
 
     trained: ClassVar[list[tuple[float, float]]] = []
@@ -123,18 +129,6 @@ class Staged(mc.DQN):
     def act(self, model: Any, obs: Any, *, explore: Any, **options: Any) -> Any:
         chosen = super().act(model, obs, explore=explore, **options)
         return chosen._replace(extras={"stage": np.full(len(obs), explore.get("stage", 0), np.float32)})
-
-    def make_trainer(self, model: Any) -> Any:
-        trainer = super().make_trainer(model)
-        update = trainer.update
-
-        def noted(batch: Any) -> Any:
-            Staged.told.append(tuple(batch.numbers[name] for name in ("step", "stage", "updates")))
-            Staged.trained += [(batch.numbers["stage"], stage) for stage in batch.extras["stage"].tolist()]
-            return update(batch)
-
-        trainer.update = noted
-        return trainer
 
 
 @pytest.fixture

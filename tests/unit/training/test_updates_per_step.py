@@ -11,7 +11,7 @@ import pytest
 from hunt import HUNT
 from processes import until
 from tiers import long_but
-from whole_runs import Runs, changed, metrics_of, values_of
+from whole_runs import Runs, changed, metrics_of, updating, values_of
 
 import marlcore as mc
 from marlcore.training import Schedule
@@ -104,15 +104,9 @@ def test_actors_of_a_free_run_wait_for_no_update(tmp_path: Path) -> None:
             if self.steps == 700:  # of this copy
                 most_taken.touch()
 
-    class Waiting(mc.DQN):
-        def make_trainer(self, model: Any) -> Any:
-            trainer = super().make_trainer(model)
-            update = trainer.update
-            trainer.update = lambda batch: (until(most_taken.exists), update(batch))[1]
-            return trainer
-
+    waiting = updating(mc.DQN, lambda update, batch: (until(most_taken.exists), update(batch))[1])
     free: Any = {"updates_per_step": None, "replay": {"capacity": 200}}
-    result = RUNS.train(tmp_path, partial(Counting, **HUNT.keywords), Waiting(), **free)
+    result = RUNS.train(tmp_path, partial(Counting, **HUNT.keywords), waiting(), **free)
     rows = values_of(result.run_dir, "rows")
     assert rows and set(rows) <= set(range(190, 201))
 
