@@ -1,7 +1,5 @@
 """Rows between two replays: each arrives once, as it was, in order; what is lost is counted, and becomes a seam."""
 
-from __future__ import annotations
-
 import threading
 from concurrent.futures import Future
 from contextlib import ExitStack, closing, suppress
