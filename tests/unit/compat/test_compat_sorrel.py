@@ -110,8 +110,7 @@ def test_a_batch_repeats_windows_only_where_few_are_there() -> None:
         buffer.add([t], 0, 0.0, False)
     states = buffer.sample(9)[0]  # all 9 that sorrel draws from, of which 2 cross the head
     assert len(np.unique(states[:, 0])) == 7
-    with pytest.raises(ValueError, match="batch_size: expected at most 9"):
-        buffer.sample(10)
+    check_refused(lambda: buffer.sample(10), ValueError, "batch_size: expected at most 9")
 
 
 def test_no_kernel_of_numba_is_used(monkeypatch: pytest.MonkeyPatch) -> None:

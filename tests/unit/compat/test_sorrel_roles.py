@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import sorrel_double as double
 import torch
-from refused import Refused, each_bad, refusals
+from refused import Refused, check_refused, each_bad, refusals
 from torch.utils._pytree import tree_leaves
 
 from marlcore import ClosedError
@@ -520,8 +520,7 @@ def test_a_signal_while_models_are_handed_back_is_raised_at_the_end() -> None:
     with InTurn(env) as run:
         for learner in run.learners:
             learner._model.__class__ = Alarming
-        with pytest.raises(TimeoutError, match="limit 0"):
-            run.finish()
+        check_refused(run.finish, TimeoutError, "limit 0")
     signal.signal(signal.SIGALRM, before)
     assert len(raised) == 3 and [agent.model.memory.size for agent in env.agents] == [64, 64, 64]
 
@@ -566,8 +565,7 @@ def test_actor_and_learners_wait_for_each_other() -> None:
         second.step()
         assert run.actor.step() and run.ended == 2
         run.session._control.stop()
-        with pytest.raises(ClosedError, match="told to stop"):
-            run.actor.step()
+        check_refused(run.actor.step, ClosedError, "told to stop")
 
 
 def test_top_shows_an_experiment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -177,8 +177,7 @@ def test_a_segment_that_cannot_be_made_leaves_nothing(owner, step, tmp_path, mon
 
     monkeypatch.setattr(owner, step, fails)
     for path in (None, tmp_path / "file"):
-        with pytest.raises(OSError, match="disk on fire"):
-            Segment.create("test", DESCRIPTION, 10, path=path)
+        check_refused(partial(Segment.create, "test", DESCRIPTION, 10, path=path), OSError, "disk on fire")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -18,7 +18,7 @@ from seams import trusting
 
 import marlcore as mc
 from marlcore.kernels.inorder import PASSED
-from marlcore.memory import Event, Words
+from marlcore.memory import Event, Segment, Words
 from marlcore.queue.cursor import LOOKS, CursorLines, ReadCursor
 from marlcore.testing.rows import torn
 from marlcore.transitions import ReadPlan
@@ -381,8 +381,7 @@ def test_an_end_closes_when_no_other_thread_is_inside(end):
         closing = threading.Thread(target=first.close)
         closing.start()
         closing.join(0.1)
-        with pytest.raises(mc.LaneBusy):
-            opened()
+        check_refused(opened, mc.LaneBusy, "has a living")
         del first._inside[-1]
         closing.join()
         opened().close()
@@ -407,11 +406,9 @@ def test_a_full_lane_drops_only_what_it_would_take():
 
 def test_a_queue_has_one_reader_at_a_time():
     with make(8) as queue, mc.TrajectoryQueue.attach(queue.handle) as again:
-        with pytest.raises(ValueError):
-            queue.reader(2, length=100)  # which holds nothing
+        check_refused(lambda: queue.reader(2, length=100), ValueError, "reader: expected a queue of")  # holds nothing
         reader = queue.reader(2)
-        with pytest.raises(mc.LaneBusy, match=r"the queue has a living reader$"):
-            again.reader(2)
+        check_refused(lambda: again.reader(2), mc.LaneBusy, "the queue has a living reader")
         reader.close()
         reader.close()
         again.reader(2).close()
@@ -617,13 +614,11 @@ def test_a_forked_child_and_a_closed_queue_have_neither_end():
             lambda: queue.dropped, lambda: queue.skipped]  # fmt: skip
     fill(writer, range(3))
     assert stale_in_a_fork(*uses)
-    with pytest.raises(mc.LaneBusy):
-        queue.reader(2)
+    check_refused(lambda: queue.reader(2), mc.LaneBusy, "the queue has a living reader")
     assert reader.read().action.tolist() == [0, 1]
     queue.close()
     for use in uses:
-        with pytest.raises(mc.ClosedError):
-            use()
+        check_refused(use, mc.ClosedError, "closed")
 
 
 def test_rows_that_follow_nothing_are_read_singly():
@@ -637,13 +632,10 @@ def test_rows_that_follow_nothing_are_read_singly():
 
 @pytest.mark.parametrize("when_full", [None, "drop", ["wait"]])
 def test_a_damaged_description_is_refused(when_full):
-    from marlcore.memory import Segment
-
     with make() as queue:
         made = Mapped(queue).segment
         bad = Segment.create("bad", made.description | {"when_full": when_full}, len(made.body))
-        with pytest.raises(mc.SegmentCorrupt):
-            mc.TrajectoryQueue(bad)
+        check_refused(lambda: mc.TrajectoryQueue(bad), mc.SegmentCorrupt, "expected a queue, got another kind of segment")
 
 
 @pytest.mark.parametrize(
@@ -663,8 +655,7 @@ def test_a_readers_damaged_counters_are_told(word, value):
         words[word] = value
         if word:
             words[word + 4] = value
-        with pytest.raises(mc.SegmentCorrupt, match=r"the reader's counters contradict one another$"):
-            queue.reader(2)
+        check_refused(lambda: queue.reader(2), mc.SegmentCorrupt, "the reader's counters contradict one another")
         words[:] = whole
         with queue.reader(2) as reader:
             assert drain(reader) == [2, 3]
@@ -694,8 +685,7 @@ def test_a_held_up_reader_stays_inside_its_lane():
         fill(writer, range(16))
         counters = Mapped(queue).counters()
         counters[:] = 2**40, 2**40 + 16
-        with pytest.raises(mc.NotEnoughData, match=r"got 0$"):
-            reader.read()
+        check_refused(reader.read, mc.NotEnoughData, "got 0")
         counters[:] = 16
         assert reader.read().index.tolist() == [0, 1]
 
@@ -832,11 +822,9 @@ def test_a_newest_row_that_counts_too_much_is_told():
     with make(8) as queue, queue.writer() as writer:
         fill(writer, range(3))
         Mapped(queue).column(0)[2].view(np.uint32)[0] = 9
-        with pytest.raises(mc.SegmentCorrupt, match="counters contradict one another"):
-            len(queue)
+        check_refused(lambda: len(queue), mc.SegmentCorrupt, "counters contradict one another")
         Mapped(queue).counters()[:] = 2**62
-        with pytest.raises(mc.SegmentCorrupt, match="counters contradict one another"):
-            Mapped(queue).lanes.committed(0)
+        check_refused(lambda: Mapped(queue).lanes.committed(0), mc.SegmentCorrupt, "counters contradict one another")
 
 
 def test_damaged_counters_that_leave_nothing_are_seen():
@@ -846,8 +834,7 @@ def test_damaged_counters_that_leave_nothing_are_seen():
             writer.add(i, i, 0.0, terminated=True)
         assert drain(reader) == list(range(6))
         Mapped(queue).counters()[1] = 2**62 - 1  # reserved
-        with pytest.raises(mc.NotEnoughData):
-            reader.read()
+        check_refused(reader.read, mc.NotEnoughData, "got 0")
         assert reader.stats.lapped == 0
 
 
@@ -856,10 +843,8 @@ def test_a_reader_waits_behind_rows_called_overwritten():
     with make(16, lanes=2) as queue, queue.writer(0) as damaged, queue.writer(1) as sound, queue.reader(2) as reader:
         fill(damaged, range(6))
         Mapped(queue).counters()[1] = 100  # reserved
-        with pytest.raises(mc.NotEnoughData, match="expected 2 transitions that are whole, got 0"):
-            reader.read()
-        with pytest.raises(TimeoutError):
-            reader.read(timeout=0.01)
+        check_refused(reader.read, mc.NotEnoughData, "expected 2 transitions that are whole, got 0")
+        check_refused(lambda: reader.read(timeout=0.01), TimeoutError, "got 0")
         fill(sound, range(7))
         assert drain(reader) == list(range(6))
         assert reader.stats.lapped == 0

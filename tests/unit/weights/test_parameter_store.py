@@ -352,8 +352,7 @@ GIVEN = {"epsilon": 0.5, "mean": [1.0, 2.0], "count": 3, "done": True}
 @pytest.mark.long
 def test_later_publishes_keep_the_last_extras(extras_store, extras_publisher):
     """The first publish needs every extra; NaN and infinity are allowed."""
-    with pytest.raises(ValueError, match=r"missing \['count', 'done', 'mean'\]"):
-        extras_publisher.publish(epsilon=0.5)
+    check_refused(lambda: extras_publisher.publish(epsilon=0.5), ValueError, "missing ['count', 'done', 'mean']")
     assert extras_publisher.publish(**GIVEN) == 1
     subscriber = extras_store.subscriber(mlp())
     assert extras_publisher.publish(epsilon=np.nan, mean=[np.inf, -np.inf]) == 2
@@ -482,8 +481,7 @@ def test_closed_things_say_so(store, model):
         pass
     publisher.close()
     publisher.close()
-    with pytest.raises(mc.ClosedError, match="publisher was closed"):
-        publisher.publish()
+    check_refused(publisher.publish, mc.ClosedError, "publisher was closed")
     successor = store.publisher(model)
     store.close()
     for action in (
@@ -491,8 +489,7 @@ def test_closed_things_say_so(store, model):
         lambda: store.slot_tensor(0), lambda: store.subscriber(mlp()), lambda: store.publisher(model),
         lambda: subscriber.in_place().__enter__(),
     ):  # fmt: skip
-        with pytest.raises(mc.ClosedError):
-            action()
+        check_refused(action, mc.ClosedError, "closed")
     assert view.valid() and torch.equal(view.tensors["0.weight"], model[0].weight)
     successor.close()
 
@@ -501,8 +498,7 @@ def test_a_store_has_one_publisher_at_a_time(store, model):
     publisher = store.publisher(model)
     publisher.publish()
     with mc.ParameterStore.attach(store.handle) as attached:
-        with pytest.raises(mc.LaneBusy):
-            attached.publisher(mlp())
+        check_refused(lambda: attached.publisher(mlp()), mc.LaneBusy, "the store has a living publisher")
         publisher.close()
         with attached.publisher(mlp()) as successor:
             assert successor.version == 1 and successor.publish() == 2
@@ -514,8 +510,7 @@ def test_a_forked_child_is_refused_and_its_parent_goes_on(store, publisher, subs
     assert stale_in_a_fork(
         publisher.publish, subscriber.pull, lambda: subscriber.wait(0, 0), lambda: (publisher.close(), store.version)
     )
-    with pytest.raises(mc.LaneBusy):
-        store.publisher(mlp())
+    check_refused(lambda: store.publisher(mlp()), mc.LaneBusy, "the store has a living publisher")
     assert publisher.publish() == 2
 
 
@@ -530,8 +525,7 @@ def test_an_always_lapped_reader_errs_and_keeps_its_model():
         counters[1] += 1
         with pytest.raises(TimeoutError, match=r"lapped.*triple_buffer"):
             subscriber.pull(timeout=0.05)
-        with pytest.raises(TimeoutError):
-            subscriber.pull(timeout=0)
+        check_refused(lambda: subscriber.pull(timeout=0), TimeoutError, "lapped")
         assert_equal(before, local)
         assert subscriber.version == 0 and subscriber.extras == {}
         assert publisher.publish() == 2
@@ -542,10 +536,8 @@ def test_an_always_lapped_reader_errs_and_keeps_its_model():
 def test_damaged_counters_are_an_error_and_not_a_model(store, publisher, subscriber):
     publisher.publish()
     Mapped(store).counters()[:] = (1 << 62) + 1
-    with pytest.raises(mc.SegmentCorrupt):
-        subscriber.pull()
-    with pytest.raises(mc.SegmentCorrupt):
-        publisher.publish()
+    for call in (subscriber.pull, publisher.publish):
+        check_refused(call, mc.SegmentCorrupt, "contradict")
 
 
 PUBLISHES = """
