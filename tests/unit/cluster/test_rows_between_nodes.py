@@ -3,9 +3,11 @@
 import threading
 from concurrent.futures import Future
 from contextlib import ExitStack, closing, suppress
+from functools import partial
 
 import numpy as np
 import pytest
+from refused import check_refused
 from relayed import AGE, FRAMES, SMALL, STATES, BadLink, Home, add_some, columns_of, heads, raw, row
 from tiers import long_but
 
@@ -166,16 +168,13 @@ def test_an_epoch_that_lost_its_seat_is_refused(home, source) -> None:
         before = len(raw(here.target, 0))
         add_some(zombie, 0, 10, 10)
         assert new.drain(60.0)
-        with pytest.raises(Fenced, match="seat 0: expected the epoch 2, got 1"):
-            old.drain(60.0)
-        with pytest.raises(Fenced):
-            here.ingest.open(0, 1, 2, SMALL.to_dict())
+        for call in (partial(old.drain, 60.0), partial(here.ingest.open, 0, 1, 2, SMALL.to_dict())):
+            check_refused(call, Fenced, "seat 0: expected the epoch 2, got 1")
     assert (heads(here.target, 0)["place"] & AGE)[before] == 0
     np.testing.assert_array_equal(raw(here.target, 0)[before:, 16:], raw(heir, 0)[:, 16:])
     assert here.ingest.stats.refused == 2
     here.replace()
-    with pytest.raises(Fenced):
-        here.ingest.open(0, 1, 2, SMALL.to_dict())
+    check_refused(partial(here.ingest.open, 0, 1, 2, SMALL.to_dict()), Fenced, "seat 0: expected the epoch 2, got 1")
 
 
 def test_a_lost_lease_refuses_rows_before_its_heir_has_come(home, source) -> None:
@@ -187,8 +186,7 @@ def test_a_lost_lease_refuses_rows_before_its_heir_has_come(home, source) -> Non
         rows = here.ingest.stats.rows
         held.clear()
         add_some(there, 0, 10, 10)
-        with pytest.raises(Fenced, match="seat 0: epoch 1 has lost its lease"):
-            relay.drain(60.0)
+        check_refused(partial(relay.drain, 60.0), Fenced, "seat 0: epoch 1 has lost its lease")
     assert here.ingest.stats.rows == rows == len(raw(here.target, 0))
 
 
@@ -354,19 +352,16 @@ def test_malformed_messages_are_refused_and_change_nothing(home, source) -> None
         message(spans)[:70],
         message(spans).view(np.int64),
     ):
-        with pytest.raises(ValueError, match="expected"):
-            here.ingest.put(bad)
+        check_refused(partial(here.ingest.put, bad), ValueError, "expected")
     assert here.ingest.put(message(spans))
     assert [len(raw(here.target, lane)) for lane in range(2)] == [2, 1]
 
 
 def test_two_ingests_of_a_lane_are_refused(home) -> None:
     here = home()
-    with pytest.raises(LaneBusy):
-        Ingest(here.target, here.bookings, [range(1)])
+    check_refused(lambda: Ingest(here.target, here.bookings, [range(1)]), LaneBusy, "lane 0 has a living writer")
     here.ingest.close()
-    with pytest.raises(ClosedError):
-        here.ingest.open(0, 1, 2, SMALL.to_dict())
+    check_refused(partial(here.ingest.open, 0, 1, 2, SMALL.to_dict()), ClosedError, "closed")
     Ingest(here.target, here.bookings, [range(1)]).close()
 
 

@@ -86,8 +86,7 @@ def test_a_closing_creator_removes_the_name_alone(segment):
         segment.close()
         assert not segment.path.exists()
         assert other.body[0] == 9
-        with pytest.raises(mc.SegmentNotFound):
-            Segment.attach(segment.handle)
+        check_refused(lambda: Segment.attach(segment.handle), mc.SegmentNotFound, "no such segment")
 
 
 def test_a_forgotten_segment_cleans_up_after_itself():
@@ -339,9 +338,8 @@ def unmapped(segment, tmp_path):
     return path
 
 
-@pytest.mark.parametrize("wrong", WRONG)
-def test_a_wrong_file_is_refused(wrong, unmapped):
-    make_wrong, says = WRONG[wrong]
+@pytest.mark.parametrize(("make_wrong", "says"), WRONG.values(), ids=WRONG)
+def test_a_wrong_file_is_refused(make_wrong, says, unmapped):
     make_wrong(unmapped)
     check_refused(lambda: Segment.attach(unmapped), mc.SegmentCorrupt, says)
 

@@ -31,9 +31,9 @@ def make(capacity=64, lanes=1, when_full="wait", spec=SPEC):
     return mc.TrajectoryQueue.create(spec, capacity, lanes, when_full=when_full)
 
 
-def fill(writer, numbers):
+def fill(writer, numbers, **more):
     for number in numbers:
-        writer.add(number, number, 0.0)
+        writer.add(number, number, 0.0, **more)
 
 
 def fill_until_full(writer, number=0) -> int:
@@ -287,8 +287,7 @@ def test_an_unroll_comes_with_the_state_at_its_first_row():
 
 def test_single_transitions_of_a_spec_with_states_are_all_read():
     with mc.TrajectoryQueue.create(STATE, 40) as queue, queue.writer() as writer, queue.reader(3) as reader:
-        for i in range(31):
-            writer.add(i, i, 0.0, h=np.zeros(2))
+        fill(writer, range(31), h=np.zeros(2))
         assert drain(reader) == list(range(30))
 
 
@@ -435,10 +434,6 @@ def test_a_longer_stack_drops_rows_without_frames():
             assert queue.dropped.tolist() == [2]
 
 
-class Dies(BaseException):
-    pass
-
-
 @contextlib.contextmanager
 def dies_before(count: int):
     """The `count`-th store from now on does not take place any more."""
@@ -447,17 +442,12 @@ def dies_before(count: int):
     def counted(words, index, value):
         nonlocal count
         if count == 0:
-            raise Dies
+            raise KeyboardInterrupt
         count -= 1
         store(words, index, value)
 
     with mock.patch.object(Words, "store", counted):
         yield
-
-
-def believed(reader) -> np.ndarray:
-    """The cursor as the reader itself has it in mind, int64 [4, lanes]."""
-    return reader._cursor.now
 
 
 def reads_until_one_dies_at(queue, writers, count):
@@ -477,7 +467,7 @@ def reads_until_one_dies_at(queue, writers, count):
     with mock.patch.object(ReadCursor, "move", note_and_move), dies_before(count):
         try:
             delivered.append(reader.read().action.tolist())
-        except Dies:
+        except KeyboardInterrupt:
             died = True
     first, last = before[0], in_hand[0][0]
     lost = [100 * lane + t for lane in range(2) for t in range(first[lane], last[lane])] if died else []
@@ -501,7 +491,7 @@ def test_a_reader_stopped_at_any_store_delivers_at_most_once(survives):
             # What may be overwritten is, before anything else is read.
             ends = [fill_until_full(writer, 100 * i + 12) for i, writer in enumerate(writers)]
             delivered += reader.read().action.tolist()
-            assert (shared.load() == believed(reader)).all()
+            assert (shared.load() == reader._cursor.now).all()
             delivered += drain(reader)
             assert [fill_until_full(*at) for at in zip(writers, ends, strict=True)] == [
                 released + 16 + 100 * i for i, released in enumerate(map(shared.released, range(2)))
@@ -535,11 +525,11 @@ def test_an_interrupted_read_leaves_nothing_in_idle_lanes():
             fill(third, range(2))
             assert (reader.read().index % 3).tolist() == [1, 2]
             fill(first, range(2))
-            with contextlib.suppress(Dies), dies_before(count):
+            with contextlib.suppress(KeyboardInterrupt), dies_before(count):
                 reader.read()
             fill(third, range(2, 4))
             reader.read()
-            assert (lines(queue).load() == believed(reader)).all()
+            assert (lines(queue).load() == reader._cursor.now).all()
 
 
 def test_the_next_try_gives_the_room_of_an_interrupted_one():
@@ -548,7 +538,7 @@ def test_the_next_try_gives_the_room_of_an_interrupted_one():
         with make(8) as queue, queue.writer(timeout=0.0) as writer, queue.reader(3) as reader:
             fill(writer, range(8))
             reader.read()
-            with contextlib.suppress(Dies), dies_before(count):
+            with contextlib.suppress(KeyboardInterrupt), dies_before(count):
                 reader.read()
             drain(reader)
             assert fill_until_full(writer, 8) == 8 + 6
@@ -635,7 +625,7 @@ def test_a_damaged_description_is_refused(when_full):
     with make() as queue:
         made = Mapped(queue).segment
         bad = Segment.create("bad", made.description | {"when_full": when_full}, len(made.body))
-        check_refused(lambda: mc.TrajectoryQueue(bad), mc.SegmentCorrupt, "expected a queue, got another kind of segment")
+        check_refused(lambda: mc.TrajectoryQueue(bad), mc.SegmentCorrupt, "expected a queue, got another kind")
 
 
 @pytest.mark.parametrize(
@@ -830,8 +820,7 @@ def test_a_newest_row_that_counts_too_much_is_told():
 def test_damaged_counters_that_leave_nothing_are_seen():
     """The reader would otherwise take what it never looked at for overwritten, again and again."""
     with make(8) as queue, queue.writer() as writer, queue.reader(2) as reader:
-        for i in range(6):
-            writer.add(i, i, 0.0, terminated=True)
+        fill(writer, range(6), terminated=True)
         assert drain(reader) == list(range(6))
         Mapped(queue).counters()[1] = 2**62 - 1  # reserved
         check_refused(reader.read, mc.NotEnoughData, "got 0")

@@ -78,13 +78,8 @@ def publisher(store, model):
 
 
 @pytest.fixture
-def local():
-    return mlp()
-
-
-@pytest.fixture
-def subscriber(store, local):
-    return store.subscriber(local)
+def subscriber(store):
+    return store.subscriber(mlp())
 
 
 def addresses(model: nn.Module) -> list[int]:
@@ -375,9 +370,8 @@ WRONG_EXTRAS: dict[str, tuple[dict[str, object], type[Exception], str]] = {
 }
 
 
-@pytest.mark.parametrize("case", WRONG_EXTRAS)
-def test_a_wrong_extra_publishes_nothing(extras_store, extras_publisher, case):
-    wrong, error, says = WRONG_EXTRAS[case]
+@pytest.mark.parametrize(("wrong", "error", "says"), WRONG_EXTRAS.values(), ids=WRONG_EXTRAS)
+def test_a_wrong_extra_publishes_nothing(extras_store, extras_publisher, wrong, error, says):
     check_refused(lambda: extras_publisher.publish(**{**GIVEN, **wrong}), error, says)
     extras_publisher.publish(**GIVEN)
     check_refused(lambda: extras_publisher.publish(**{"epsilon": 0.25, **wrong}), error, says)
