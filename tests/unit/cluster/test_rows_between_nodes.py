@@ -28,8 +28,8 @@ def home():
 @pytest.fixture
 def source():
     with ExitStack() as stack:
-        yield lambda spec=SMALL, capacity=1000, lanes=2: stack.enter_context(
-            ReplayBuffer.create(spec, capacity, lanes, name="node")
+        yield lambda spec=SMALL, capacity=1000, lanes=2, kind=ReplayBuffer: stack.enter_context(
+            kind.create(spec, capacity, lanes, name="node")
         )
 
 
@@ -212,30 +212,33 @@ def test_a_queue_at_home_makes_the_nodes_writers_wait(home) -> None:
         assert (target.dropped == 0).all() and here.bookings.lost == 0 and relay.stats.rewinds
 
 
-def test_a_full_lane_does_not_keep_rows_from_another(home) -> None:
-    with TrajectoryQueue.create(SMALL, 80, 2, name="node") as there:
-        target = TrajectoryQueue.create(SMALL, 40, 2, name="home")
-        here = home(target=target, wait_seconds=0.0)
-        with here.relay(there) as relay:
-            add_some(there, 0, 0, 20)
-            add_some(there, 1, 0, 3)
-            assert not relay.drain(0.0)
-            assert len(raw(target, 1)) == len(raw(there, 1))
+@pytest.fixture
+def queues(home, source):
+    """A home whose queue holds 20 rows a lane, and a node's queue that holds 100."""
+    target = TrajectoryQueue.create(SMALL, 40, 2, name="home")
+    return home(target=target, wait_seconds=0.0), source(capacity=200, kind=TrajectoryQueue)
 
 
-def test_a_batch_comes_through_one_lane_that_does_not_hold_it(home) -> None:
+def test_a_full_lane_does_not_keep_rows_from_another(queues) -> None:
+    here, there = queues
+    add_some(there, 0, 0, 20)
+    add_some(there, 1, 0, 3)
+    with here.relay(there) as relay:
+        assert not relay.drain(0.0)
+        assert len(raw(here.target, 1)) == len(raw(there, 1))
+
+
+def test_a_batch_comes_through_one_lane_that_does_not_hold_it(queues) -> None:
     """As where one agent of a policy is left: the home's reader empties its lane for the ingest."""
-    with TrajectoryQueue.create(SMALL, 200, 2, name="node") as there:
-        target = TrajectoryQueue.create(SMALL, 40, 2, name="home")
-        here = home(target=target, wait_seconds=0.0)
-        add_some(there, 0, 0, 60)
-        with here.relay(there) as relay, target.reader(50) as reader:
-            for _ in range(10):
-                relay.drain(0.0)
-                with suppress(NotEnoughData):
-                    batch = reader.read()
-                    break
-        assert batch.action.tolist() == [*range(50)]
+    here, there = queues
+    add_some(there, 0, 0, 60)
+    with here.relay(there) as relay, here.target.reader(50) as reader:
+        for _ in range(10):
+            relay.drain(0.0)
+            with suppress(NotEnoughData):
+                batch = reader.read()
+                break
+    assert batch.action.tolist() == [*range(50)]
 
 
 def test_a_limiter_lets_in_what_its_samplers_allow(home, source) -> None:

@@ -105,15 +105,10 @@ class Scene:
 
 
 @pytest.fixture
-def config() -> SupervisionConfig:
-    return CONFIG
-
-
-@pytest.fixture
-def starting(monkeypatch: pytest.MonkeyPatch, config: SupervisionConfig) -> Iterator[Scene]:
+def starting(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
     """Its worker is not ready yet."""
     with Control.create(["actor-0"]) as control:
-        yield Scene(control, monkeypatch, config)
+        yield Scene(control, monkeypatch, getattr(request, "param", CONFIG))
 
 
 @pytest.fixture
@@ -134,7 +129,7 @@ def test_a_dead_worker_restarts_after_the_back_off(scene: Scene) -> None:
     assert (scene.notes.load(PID), scene.notes.load(RESTARTS)) == (1002, 1)
 
 
-@pytest.mark.parametrize("config", [replace(CONFIG, max_restarts=20, window=1e6)])
+@pytest.mark.parametrize("starting", [replace(CONFIG, max_restarts=20, window=1e6)], indirect=True)
 def test_each_restart_waits_twice_as_long(starting: Scene) -> None:
     assert [starting.back_off(0.5) for _ in range(8)] == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
 
