@@ -15,21 +15,19 @@ GCC = "aarch64-linux-gnu-gcc"
 EMULATOR = shutil.which("qemu-aarch64-static") or shutil.which("qemu-aarch64") or ""
 CFLAGS = [*mutants.CFLAGS, f"-I{CORE}", "-pthread"]
 
-pytestmark = pytest.mark.skipif(
-    not (shutil.which(GCC) and EMULATOR),
-    reason="a compiler for aarch64 or its emulator is not installed "
-    "(Debian: gcc-aarch64-linux-gnu, libc6-dev-arm64-cross, qemu-user-static)",
+MISSING = (
+    "a compiler for aarch64 or its emulator is not installed "
+    "(Debian: gcc-aarch64-linux-gnu, libc6-dev-arm64-cross, qemu-user-static)"
 )
+pytestmark = [pytest.mark.long, pytest.mark.skipif(not (shutil.which(GCC) and EMULATOR), reason=MISSING)]
 
 
-@pytest.mark.long
 def test_every_source_compiles_for_aarch64_without_a_warning(tmp_path: Path):
     for source in [*CORE.glob("*.c"), *(CORE / "test").glob("*.c")]:
         warnings = CRASH_FLAGS[:-1] if source.name == "crash_points.c" else CFLAGS
         mutants.compile_with([GCC, *warnings, f"-I{CORE}", "-c", str(source), "-o", str(tmp_path / "object")])
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", ["test_core", "test_transitions"])
 def test_the_tests_of_the_core_pass_on_aarch64(name: str, tmp_path: Path):
     done = run([EMULATOR, build(CORE, name, tmp_path, ["-static"], GCC)])
@@ -37,7 +35,6 @@ def test_the_tests_of_the_core_pass_on_aarch64(name: str, tmp_path: Path):
     assert done.stdout.split() == re.findall(r"TEST\((\w+)\)", (CORE / "test" / f"{name}.c").read_text())
 
 
-@pytest.mark.long
 def test_lapped_readers_accept_no_torn_row_on_aarch64(tmp_path: Path):
     stress = build(CORE, "stress_lane", tmp_path, ["-static"], GCC)
     for shape in ("--row 40 --capacity 64", "--row 40 --frame 567 --capacity 64 --append 3"):
@@ -65,7 +62,6 @@ int main(void) {
 """
 
 
-@pytest.mark.long
 def test_crash_points_make_the_system_calls_of_aarch64(tmp_path: Path):
     """The emulator knows no seccomp: what traps the calls is compiled, what makes them runs."""
     points, program = CORE / "test" / "crash_points.c", tmp_path / "calls"

@@ -31,12 +31,11 @@ SCENARIOS = {
 
 def spin_cases(kind: str) -> list[Any]:
     """Every (model, macros) of that kind, "sizes" or "mutants"."""
-    params = []
-    for model in spin_models.MODELS:
-        cases = model.sizes if kind == "sizes" else [(mutant,) for mutant in model.mutants]
-        for macros in cases:
-            params.append(pytest.param(model, macros, id=" ".join((model.name, *macros)), marks=pytest.mark.long))
-    return params
+    return [
+        pytest.param(model, macros, id=" ".join((model.name, *macros)), marks=pytest.mark.long)
+        for model in spin_models.MODELS
+        for macros in (model.sizes if kind == "sizes" else [(mutant,) for mutant in model.mutants])
+    ]
 
 
 Submit = Callable[..., Future[Any]]

@@ -1,7 +1,5 @@
 """Leases: an epoch that has ended is never heard again, silence ends a lease, and nobody else's clock counts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """A mirror follows its home store: the newest version only, never torn, over lost porters and killed mirrors."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial

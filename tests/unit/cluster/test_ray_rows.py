@@ -1,7 +1,5 @@
 """Rows over Ray: an ingest in an actor, which is killed; and what a relay is told."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable

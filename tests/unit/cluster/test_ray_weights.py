@@ -1,7 +1,5 @@
 """Weights over Ray, between nodes on this machine: the same versions, never torn, over killed porters."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

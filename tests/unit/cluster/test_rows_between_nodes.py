@@ -1,13 +1,13 @@
 """Rows between two replays: each arrives once, as it was, in order; what is lost is counted, and becomes a seam."""
 
-from __future__ import annotations
-
 import threading
 from concurrent.futures import Future
 from contextlib import ExitStack, closing, suppress
+from functools import partial
 
 import numpy as np
 import pytest
+from refused import check_refused
 from relayed import AGE, FRAMES, SMALL, STATES, BadLink, Home, add_some, columns_of, heads, raw, row
 from tiers import long_but
 
@@ -28,8 +28,8 @@ def home():
 @pytest.fixture
 def source():
     with ExitStack() as stack:
-        yield lambda spec=SMALL, capacity=1000, lanes=2: stack.enter_context(
-            ReplayBuffer.create(spec, capacity, lanes, name="node")
+        yield lambda spec=SMALL, capacity=1000, lanes=2, kind=ReplayBuffer: stack.enter_context(
+            kind.create(spec, capacity, lanes, name="node")
         )
 
 
@@ -168,16 +168,13 @@ def test_an_epoch_that_lost_its_seat_is_refused(home, source) -> None:
         before = len(raw(here.target, 0))
         add_some(zombie, 0, 10, 10)
         assert new.drain(60.0)
-        with pytest.raises(Fenced, match="seat 0: expected the epoch 2, got 1"):
-            old.drain(60.0)
-        with pytest.raises(Fenced):
-            here.ingest.open(0, 1, 2, SMALL.to_dict())
+        for call in (partial(old.drain, 60.0), partial(here.ingest.open, 0, 1, 2, SMALL.to_dict())):
+            check_refused(call, Fenced, "seat 0: expected the epoch 2, got 1")
     assert (heads(here.target, 0)["place"] & AGE)[before] == 0
     np.testing.assert_array_equal(raw(here.target, 0)[before:, 16:], raw(heir, 0)[:, 16:])
     assert here.ingest.stats.refused == 2
     here.replace()
-    with pytest.raises(Fenced):
-        here.ingest.open(0, 1, 2, SMALL.to_dict())
+    check_refused(partial(here.ingest.open, 0, 1, 2, SMALL.to_dict()), Fenced, "seat 0: expected the epoch 2, got 1")
 
 
 def test_a_lost_lease_refuses_rows_before_its_heir_has_come(home, source) -> None:
@@ -189,8 +186,7 @@ def test_a_lost_lease_refuses_rows_before_its_heir_has_come(home, source) -> Non
         rows = here.ingest.stats.rows
         held.clear()
         add_some(there, 0, 10, 10)
-        with pytest.raises(Fenced, match="seat 0: epoch 1 has lost its lease"):
-            relay.drain(60.0)
+        check_refused(partial(relay.drain, 60.0), Fenced, "seat 0: epoch 1 has lost its lease")
     assert here.ingest.stats.rows == rows == len(raw(here.target, 0))
 
 
@@ -216,30 +212,33 @@ def test_a_queue_at_home_makes_the_nodes_writers_wait(home) -> None:
         assert (target.dropped == 0).all() and here.bookings.lost == 0 and relay.stats.rewinds
 
 
-def test_a_full_lane_does_not_keep_rows_from_another(home) -> None:
-    with TrajectoryQueue.create(SMALL, 80, 2, name="node") as there:
-        target = TrajectoryQueue.create(SMALL, 40, 2, name="home")
-        here = home(target=target, wait_seconds=0.0)
-        with here.relay(there) as relay:
-            add_some(there, 0, 0, 20)
-            add_some(there, 1, 0, 3)
-            assert not relay.drain(0.0)
-            assert len(raw(target, 1)) == len(raw(there, 1))
+@pytest.fixture
+def queues(home, source):
+    """A home whose queue holds 20 rows a lane, and a node's queue that holds 100."""
+    target = TrajectoryQueue.create(SMALL, 40, 2, name="home")
+    return home(target=target, wait_seconds=0.0), source(capacity=200, kind=TrajectoryQueue)
 
 
-def test_a_batch_comes_through_one_lane_that_does_not_hold_it(home) -> None:
+def test_a_full_lane_does_not_keep_rows_from_another(queues) -> None:
+    here, there = queues
+    add_some(there, 0, 0, 20)
+    add_some(there, 1, 0, 3)
+    with here.relay(there) as relay:
+        assert not relay.drain(0.0)
+        assert len(raw(here.target, 1)) == len(raw(there, 1))
+
+
+def test_a_batch_comes_through_one_lane_that_does_not_hold_it(queues) -> None:
     """As where one agent of a policy is left: the home's reader empties its lane for the ingest."""
-    with TrajectoryQueue.create(SMALL, 200, 2, name="node") as there:
-        target = TrajectoryQueue.create(SMALL, 40, 2, name="home")
-        here = home(target=target, wait_seconds=0.0)
-        add_some(there, 0, 0, 60)
-        with here.relay(there) as relay, target.reader(50) as reader:
-            for _ in range(10):
-                relay.drain(0.0)
-                with suppress(NotEnoughData):
-                    batch = reader.read()
-                    break
-        assert batch.action.tolist() == [*range(50)]
+    here, there = queues
+    add_some(there, 0, 0, 60)
+    with here.relay(there) as relay, here.target.reader(50) as reader:
+        for _ in range(10):
+            relay.drain(0.0)
+            with suppress(NotEnoughData):
+                batch = reader.read()
+                break
+    assert batch.action.tolist() == [*range(50)]
 
 
 def test_a_limiter_lets_in_what_its_samplers_allow(home, source) -> None:
@@ -356,19 +355,16 @@ def test_malformed_messages_are_refused_and_change_nothing(home, source) -> None
         message(spans)[:70],
         message(spans).view(np.int64),
     ):
-        with pytest.raises(ValueError, match="expected"):
-            here.ingest.put(bad)
+        check_refused(partial(here.ingest.put, bad), ValueError, "expected")
     assert here.ingest.put(message(spans))
     assert [len(raw(here.target, lane)) for lane in range(2)] == [2, 1]
 
 
 def test_two_ingests_of_a_lane_are_refused(home) -> None:
     here = home()
-    with pytest.raises(LaneBusy):
-        Ingest(here.target, here.bookings, [range(1)])
+    check_refused(lambda: Ingest(here.target, here.bookings, [range(1)]), LaneBusy, "lane 0 has a living writer")
     here.ingest.close()
-    with pytest.raises(ClosedError):
-        here.ingest.open(0, 1, 2, SMALL.to_dict())
+    check_refused(partial(here.ingest.open, 0, 1, 2, SMALL.to_dict()), ClosedError, "closed")
     Ingest(here.target, here.bookings, [range(1)]).close()
 
 

@@ -120,8 +120,7 @@ def pair(size=400, obs_space=BOX, action_space=ACTIONS["discrete"], steps=(), ou
         for cls, more in zip(made, ({}, of_ours), strict=True)
     )
     for step in steps:
-        theirs.add(*step)
-        ours.add(*step)
+        feed([step], theirs, ours)
         assert (ours.pos, ours.full) == (theirs.pos, theirs.full)
     return theirs, ours
 
@@ -184,9 +183,8 @@ SAME = {  # options of the stream and of the buffers, and how they are fed
 }
 
 
-@pytest.mark.parametrize("case", SAME)
-def test_the_same_transitions_are_drawn_with(case):
-    streamed, options, add = SAME[case]
+@pytest.mark.parametrize(("streamed", "options", "add"), SAME.values(), ids=SAME)
+def test_the_same_transitions_are_drawn_with(streamed, options, add):
     add(list(stream(**streamed)), *(made := pair(**options)))
     assert set(drawn(made[1])) == everything(made[0])
 
@@ -291,8 +289,7 @@ test_refuses = refusals(REFUSED)
 def test_a_closed_replay_takes_no_more_steps():
     _, ours = pair(steps=stream(5))
     ours.replay.close()
-    with pytest.raises(ClosedError):
-        ours.add(*next(stream(1)))
+    check_refused(lambda: ours.add(*next(stream(1))), ClosedError, "closed")
 
 
 def test_reset_deletes_and_a_pickle_continues():
@@ -366,9 +363,7 @@ def test_arrays_of_a_full_buffer_hold_the_newest_steps():
 def test_subclasses_get_n_step_returns():
     made = (buffers.NStepReplayBuffer, ReplayBuffer)
     theirs, ours = (made_by(25, BOX, ACTIONS["box"], "cpu", 1, n_steps=3, gamma=0.9) for made_by in made)
-    for step in stream(40, BOX, ACTIONS["box"], envs=1):  # more than fit
-        theirs.add(*step)
-        ours.add(*step)
+    feed(stream(40, BOX, ACTIONS["box"], envs=1), theirs, ours)  # more than fit
     held = ours.observations.any(axis=(1, 2)).nonzero()[0]
     expected, got = theirs._get_samples(held), ours._get_samples(held)
     torch.testing.assert_close(got.discounts, expected.discounts * (1 - expected.dones))

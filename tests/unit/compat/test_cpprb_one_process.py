@@ -317,24 +317,21 @@ ARGUMENTS: list[tuple[dict[str, object], str]] = [
     ({"Nstep": {"size": 3, "rew": "b"}}, "Nstep['rew']: expected names of"),
     ({"Nstep": {"size": 3, "next": "b"}}, "Nstep['next']: expected names of"),
 ]
-REFUSED: dict[str, Refused] = {
-    "env_dict": (lambda: ReplayBuffer(4, 5), TypeError, "env_dict: expected a dict of fields, got 5"),
-    "mmap_prefix": (lambda: ReplayBuffer(4, DONE, mmap_prefix=5), TypeError, "mmap_prefix: expected a path, got 5"),
-    "half an index": (lambda: PrioritizedReplayBuffer(4, DONE).update_priorities([0.5], [1.0]), TypeError,
-                      "indexes: expected integers, got dtype float64"),
-    **{f"new {given}": (partial(PrioritizedReplayBuffer, **{"size": 4, "env_dict": DONE, **given}), ValueError, says)
-       for given, says in ARGUMENTS},
-    **{f"train {given}": (partial(train, None, None, None, None, **given), ValueError,
-                          "expected an integer") for given in
-       ({"max_steps": 2**64}, {"max_steps": -1}, {"max_episodes": -1}, {"n_warmups": 0.5})},
-    "no next": (lambda: ReplayBuffer(4, DONE, next_of="a").add(a=0, done=0), KeyError, "next_a: expected a value"),
-    "file": (lambda: ReplayBuffer(4, DONE).load_transitions(io.BytesIO(b"no")), ValueError,
-             "file: expected transitions saved in cpprb's format of version 1"),
-    "version": (lambda: loaded(version=2), ValueError, "cpprb's format of version 1 (ValueError('version 2'))"),
-    "file of n steps": (lambda: loaded(Nstep=True), ValueError,
-                        "file: expected transitions with Nstep False, got Nstep True"),
-    "file without a field": (lambda: loaded(data={"b": np.ones((2, 1))}), KeyError, "a: expected a value for each of"),
-}  # fmt: skip
+REFUSED: list[Refused] = [
+    (lambda: ReplayBuffer(4, 5), TypeError, "env_dict: expected a dict of fields, got 5"),
+    (lambda: ReplayBuffer(4, DONE, mmap_prefix=5), TypeError, "mmap_prefix: expected a path, got 5"),
+    (lambda: PrioritizedReplayBuffer(4, DONE).update_priorities([0.5], [1.0]), TypeError,
+        "indexes: expected integers, got dtype float64"),
+    *((partial(PrioritizedReplayBuffer, **{"size": 4, "env_dict": DONE, **given}), says) for given, says in ARGUMENTS),
+    *((partial(train, None, None, None, None, **given), "expected an integer")
+      for given in ({"max_steps": 2**64}, {"max_steps": -1}, {"max_episodes": -1}, {"n_warmups": 0.5})),
+    (lambda: ReplayBuffer(4, DONE, next_of="a").add(a=0, done=0), KeyError, "next_a: expected a value"),
+    (lambda: ReplayBuffer(4, DONE).load_transitions(io.BytesIO(b"no")),
+        "file: expected transitions saved in cpprb's format of version 1"),
+    (lambda: loaded(version=2), "cpprb's format of version 1 (ValueError('version 2'))"),
+    (lambda: loaded(Nstep=True), "file: expected transitions with Nstep False, got Nstep True"),
+    (lambda: loaded(data={"b": np.ones((2, 1))}), KeyError, "a: expected a value for each of"),
+]  # fmt: skip
 test_refuses = refusals(REFUSED)
 
 

@@ -73,8 +73,7 @@ def test_a_stopped_writer_keeps_its_lane_and_a_killed_one_not(segment, lanes, pr
     holder = program(CLAIM, args=[segment.path])
     child = int(holder.line())
     os.kill(holder.pid, signal.SIGSTOP)
-    with pytest.raises(LaneBusy):
-        claim(segment, lanes, 1)
+    check_refused(lambda: claim(segment, lanes, 1), LaneBusy, "lane 1 has a living writer")
     holder.kill()
     os.kill(child, 0)  # it lives
     claim(segment, lanes, 1).close()

@@ -20,15 +20,7 @@ import pytest
 from refused import check_refused
 from seams import patch
 
-from marlcore import (
-    ClosedError,
-    LayoutMismatch,
-    MarlcoreError,
-    SegmentCorrupt,
-    SegmentNotFound,
-    SharedMemoryFull,
-    StaleHandle,
-)
+import marlcore as mc
 from marlcore.cgroup import MemoryLimit
 from marlcore.memory import SHM_DIR, File, Segment, SegmentHandle, replace_file, sweep, try_lock
 from marlcore.memory.space import notice_spill
@@ -94,8 +86,7 @@ def test_a_closing_creator_removes_the_name_alone(segment):
         segment.close()
         assert not segment.path.exists()
         assert other.body[0] == 9
-        with pytest.raises(SegmentNotFound):
-            Segment.attach(segment.handle)
+        check_refused(lambda: Segment.attach(segment.handle), mc.SegmentNotFound, "no such segment")
 
 
 def test_a_forgotten_segment_cleans_up_after_itself():
@@ -112,7 +103,7 @@ def test_a_closed_segment_says_so_and_its_views_live(segment):
     view[:] = 3
     assert view.tolist() == [3, 3, 3, 3]
     for call in (segment.check_open, lambda: segment.lock(1)):
-        check_refused(call, ClosedError, "it was closed")
+        check_refused(call, mc.ClosedError, "it was closed")
 
 
 def test_unlink_takes_the_name_and_is_harmless_when_repeated(segment):
@@ -137,7 +128,7 @@ def test_a_handle_is_stale_when_another_took_the_name(tmp_path):
     first = Segment.create("test", DESCRIPTION, 10, path=tmp_path / "file")
     first.unlink()
     second = Segment.create("test", DESCRIPTION, 10, path=tmp_path / "file")
-    check_refused(lambda: Segment.attach(first.handle), StaleHandle, "another one took its name")
+    check_refused(lambda: Segment.attach(first.handle), mc.StaleHandle, "another one took its name")
     first.unlink()
     first.close()
     first.unlink()
@@ -160,30 +151,19 @@ def attach(handle_of: Callable[[SegmentHandle], object]) -> Callable[[Path], obj
     return call
 
 
-REFUSED: dict[str, tuple[Callable[[Path], object], type[Exception], str]] = {
-    **{
-        f"name {name!r}": (
-            create(name=name), ValueError, f"name: expected letters, digits, '_' and '.', got {name!r}"
-        )
-        for name in ("", "a/b", "../up", "a b", "a-b", "a\0b", "ä", "a\n", None)
-    },
-    "a file that exists": (
-        lambda path: create(path=path)(path), ValueError, "path: expected a file that does not exist yet"
-    ),
-    "another layout": (
-        attach(lambda handle: replace(handle, layout=handle.layout ^ 1)), LayoutMismatch, "differs from the handle's"
-    ),
-    "no file": (lambda path: Segment.attach(path.with_name("nothing")), SegmentNotFound, "no such segment"),
-    "a handle of no file": (
-        attach(lambda handle: replace(handle, path=f"{handle.path}-")), FileNotFoundError, "no such segment"
-    ),
-    "no descriptor": (lambda path: File().open("/proc/self/fd/-1", os.O_RDONLY), FileNotFoundError, "/proc/self/fd/-1"),
-}  # fmt: skip
+REFUSED: list[tuple[Callable[[Path], object], type[Exception], str]] = [
+    *((create(name=name), ValueError, f"name: expected letters, digits, '_' and '.', got {name!r}")
+      for name in ("", "a/b", "../up", "a b", "a-b", "a\0b", "ä", "a\n", None)),
+    (lambda path: create(path=path)(path), ValueError, "path: expected a file that does not exist yet"),
+    (attach(lambda handle: replace(handle, layout=handle.layout ^ 1)), mc.LayoutMismatch, "differs from the handle's"),
+    (lambda path: Segment.attach(path.with_name("nothing")), mc.SegmentNotFound, "no such segment"),
+    (attach(lambda handle: replace(handle, path=f"{handle.path}-")), FileNotFoundError, "no such segment"),
+    (lambda path: File().open("/proc/self/fd/-1", os.O_RDONLY), FileNotFoundError, "/proc/self/fd/-1"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_refuses(case, unmapped):
-    call, error, says = REFUSED[case]
+@pytest.mark.parametrize(("call", "error", "says"), REFUSED)
+def test_refuses(call, error, says, unmapped):
     content = unmapped.read_bytes()
     check_refused(lambda: call(unmapped), error, says)
     assert unmapped.read_bytes() == content
@@ -196,8 +176,7 @@ def test_a_segment_that_cannot_be_made_leaves_nothing(owner, step, tmp_path, mon
 
     monkeypatch.setattr(owner, step, fails)
     for path in (None, tmp_path / "file"):
-        with pytest.raises(OSError, match="disk on fire"):
-            Segment.create("test", DESCRIPTION, 10, path=path)
+        check_refused(partial(Segment.create, "test", DESCRIPTION, 10, path=path), OSError, "disk on fire")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -221,7 +200,7 @@ def test_a_nameless_segment_locked_by_another_is_given_up(tmp_path, replaces):
         thief.append(os.open(nameless, os.O_RDWR))
         assert try_lock(thief[0], 0, exclusive=True)
 
-    with pytest.raises(MarlcoreError, match="another process has locked the segment before it has a name"):
+    with pytest.raises(mc.MarlcoreError, match="another process has locked the segment before it has a name"):
         if replaces:
             replace_file(tmp_path / "file", {}, 10, steal)
         else:
@@ -230,27 +209,29 @@ def test_a_nameless_segment_locked_by_another_is_given_up(tmp_path, replaces):
     assert not list(tmp_path.iterdir())
 
 
+def check_full(says: str, body_bytes: int = 10, **options: object) -> None:
+    with pytest.raises(mc.SharedMemoryFull, match=says) as full:
+        Segment.create("test", DESCRIPTION, body_bytes, **options)
+    assert isinstance(full.value, MemoryError)
+
+
 def test_too_much_shared_memory_is_an_error_with_advice():
     file_system = os.statvfs("/dev/shm")
     too_much = file_system.f_blocks * file_system.f_frsize + 4096
-    with pytest.raises(SharedMemoryFull, match=rf"/dev/shm: {too_much + 4096} bytes asked for, .*--shm-size") as full:
-        Segment.create("test", DESCRIPTION, too_much)
-    assert isinstance(full.value, MemoryError)
+    check_full(rf"/dev/shm: {too_much + 4096} bytes asked for, .*--shm-size", too_much)
 
 
 def test_more_than_the_control_group_leaves_is_an_error(monkeypatch):
     """Past that limit the kernel kills."""
     monkeypatch.setattr("marlcore.cgroup.memory_limit", lambda: MemoryLimit(1 << 30, 16_383))
-    with pytest.raises(SharedMemoryFull, match=r"/dev/shm: 16384 bytes asked for, 16383 free; .*--memory"):
-        Segment.create("test", DESCRIPTION, 10_000)
+    check_full(r"/dev/shm: 16384 bytes asked for, 16383 free; .*--memory", 10_000)
 
 
 @pytest.mark.parametrize("free_is_known", [True, False])
 def test_a_full_file_system_is_an_error(small_tmpfs, monkeypatch, free_is_known):
     if not free_is_known:
         patch(monkeypatch, "memory", free_bytes=lambda directory: 1 << 40)
-    with pytest.raises(SharedMemoryFull, match=f"^{small_tmpfs}: .* bytes asked for"):
-        Segment.create("test", DESCRIPTION, 2 << 20, path=small_tmpfs / "file")
+    check_full(f"^{small_tmpfs}: .* bytes asked for", 2 << 20, path=small_tmpfs / "file")
     assert list(small_tmpfs.iterdir()) == []
     Segment.create("test", DESCRIPTION, 1 << 19, path=small_tmpfs / "file").close()
 
@@ -282,20 +263,17 @@ def test_a_segment_may_spill_into_the_temporary_directory(tmp_path, monkeypatch,
         made.unlink()
     made.close()
     for gone in (made.handle, replace(again.handle, nonce=1)):
-        with pytest.raises((SegmentNotFound, StaleHandle)):
+        with pytest.raises((mc.SegmentNotFound, mc.StaleHandle)):
             Segment.attach(gone)
     again.close()
     for path, spill in ((None, False), (SHM_DIR / "named", True)):
-        with pytest.raises(SharedMemoryFull, match=r"^/dev/shm: .* bytes asked for, 0 free; [^;]*$"):
-            Segment.create("test", DESCRIPTION, 10, path, spill=spill)
-    with pytest.raises(SharedMemoryFull, match=rf"^/dev/shm: .*; {tmp_path}: 2101248 bytes asked for, 1048576 free$"):
-        Segment.create("test", DESCRIPTION, 2 << 20, spill=True)
+        check_full(r"^/dev/shm: .* bytes asked for, 0 free; [^;]*$", path=path, spill=spill)
+    check_full(rf"^/dev/shm: .*; {tmp_path}: 2101248 bytes asked for, 1048576 free$", 2 << 20, spill=True)
 
     def fill(put):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    with pytest.raises(SharedMemoryFull, match=f"^{tmp_path}: "):
-        Segment.create("test", DESCRIPTION, 10, fill=fill, spill=True)
+    check_full(f"^{tmp_path}: ", fill=fill, spill=True)
 
 
 def rewrite(path: Path, at: int, data: bytes, checksum: bool = False) -> None:
@@ -360,16 +338,15 @@ def unmapped(segment, tmp_path):
     return path
 
 
-@pytest.mark.parametrize("wrong", WRONG)
-def test_a_wrong_file_is_refused(wrong, unmapped):
-    make_wrong, says = WRONG[wrong]
+@pytest.mark.parametrize(("make_wrong", "says"), WRONG.values(), ids=WRONG)
+def test_a_wrong_file_is_refused(make_wrong, says, unmapped):
     make_wrong(unmapped)
-    check_refused(lambda: Segment.attach(unmapped), SegmentCorrupt, says)
+    check_refused(lambda: Segment.attach(unmapped), mc.SegmentCorrupt, says)
 
 
 def test_a_file_of_another_user_is_refused(segment, monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 12_345)
-    check_refused(lambda: Segment.attach(segment.path), SegmentCorrupt, "of this user alone")
+    check_refused(lambda: Segment.attach(segment.path), mc.SegmentCorrupt, "of this user alone")
 
 
 def test_every_changed_byte_of_a_header_is_noticed(segment):
@@ -380,7 +357,7 @@ def test_every_changed_byte_of_a_header_is_noticed(segment):
         for at in range(used):
             for change in (0x01, 0x80, 0xFF):
                 os.pwrite(file.fileno(), bytes([whole[at] ^ change]), at)
-                with pytest.raises(MarlcoreError):
+                with pytest.raises(mc.MarlcoreError):
                     Segment.attach(segment.path)
             os.pwrite(file.fileno(), whole[at : at + 1], at)
     Segment.attach(segment.path).close()
@@ -404,7 +381,7 @@ def test_a_segment_under_a_sweeper_is_there_by_its_name(unmapped, monkeypatch, t
         Segment.attach(unmapped).close()
     else:
         says = "no such segment" if then == "removes it" else "another process has locked the segment to remove it"
-        check_refused(lambda: Segment.attach(unmapped), SegmentNotFound, says)
+        check_refused(lambda: Segment.attach(unmapped), mc.SegmentNotFound, says)
         os.close(sweeper)
 
 

@@ -23,19 +23,7 @@ from marlcore.algos import DQN
 from marlcore.algos.dqn import DQNTrainer
 from marlcore.envs import TreasureHunt
 from marlcore.memory import SegmentHandle
-from marlcore.processes import (
-    BEATS,
-    EPISODES,
-    PID,
-    READY,
-    RESTARTS,
-    STEPS,
-    Children,
-    Control,
-    RestartPolicy,
-    Supervisor,
-    setup_worker,
-)
+from marlcore.processes import BEATS, EPISODES, PID, READY, RESTARTS, STEPS, Children, Control, setup_worker
 from marlcore.processes import supervisor as supervision
 from marlcore.training import ActorConfig, ExplorationConfig, LearnerConfig, SupervisionConfig, read_metrics
 from marlcore.training.async_run import start_all, supervisor_of
@@ -74,7 +62,7 @@ class Scene:
         self.counters, self.notes = control.workers["actor-0"], control.notes["actor-0"]
         monkeypatch.setattr(supervision.time, "monotonic", lambda: self.now)
         children: Any = self
-        self.supervisor = Supervisor(children, control, self._start, {"actor-0": TIMEOUT}, config)
+        self.supervisor = supervision.Supervisor(children, control, self._start, {"actor-0": TIMEOUT}, config)
         self.worker = self.supervisor.workers["actor-0"]
         self.worker.start()
 
@@ -117,15 +105,10 @@ class Scene:
 
 
 @pytest.fixture
-def config() -> SupervisionConfig:
-    return CONFIG
-
-
-@pytest.fixture
-def starting(monkeypatch: pytest.MonkeyPatch, config: SupervisionConfig) -> Iterator[Scene]:
+def starting(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
     """Its worker is not ready yet."""
     with Control.create(["actor-0"]) as control:
-        yield Scene(control, monkeypatch, config)
+        yield Scene(control, monkeypatch, getattr(request, "param", CONFIG))
 
 
 @pytest.fixture
@@ -146,7 +129,7 @@ def test_a_dead_worker_restarts_after_the_back_off(scene: Scene) -> None:
     assert (scene.notes.load(PID), scene.notes.load(RESTARTS)) == (1002, 1)
 
 
-@pytest.mark.parametrize("config", [replace(CONFIG, max_restarts=20, window=1e6)])
+@pytest.mark.parametrize("starting", [replace(CONFIG, max_restarts=20, window=1e6)], indirect=True)
 def test_each_restart_waits_twice_as_long(starting: Scene) -> None:
     assert [starting.back_off(0.5) for _ in range(8)] == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
 
@@ -326,7 +309,8 @@ def test_a_worker_that_hangs_leaves_its_stacks_in_its_log(
         def start(name: str, attempt: int) -> Any:
             return children.start_worker(name, partial(hang, how, control.handle), partial(setup_worker, path))
 
-        supervisor = Supervisor(children, control, start, {"actor-0": 0.1}, RestartPolicy(max_restarts=0))
+        policy = supervision.RestartPolicy(max_restarts=0)
+        supervisor = supervision.Supervisor(children, control, start, {"actor-0": 0.1}, policy)
         supervisor.workers["actor-0"].start()
         with pytest.raises(mc.WorkerFailed, match=r"no sign of life for 0\.1 s"):
             while True:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from mapped import Mapped
-from refused import refused
+from refused import check_refused, refused
 
 from marlcore import WorkerContext, Workers
 from marlcore.errors import LaneBusy, SegmentCorrupt
@@ -87,8 +87,7 @@ def test_a_worker_dead_while_reporting_hangs_no_parent(telemetry: Telemetry, rep
 
 
 def test_a_worker_has_one_reporter(telemetry: Telemetry, reporter: Reporter) -> None:
-    with pytest.raises(LaneBusy, match="lane 0 has a living writer"):
-        telemetry.reporter("a")
+    check_refused(lambda: telemetry.reporter("a"), LaneBusy, "lane 0 has a living writer")
     reporter.close()
     telemetry.reporter("a").close()
 
@@ -123,5 +122,4 @@ def test_damaged_rows_and_counters_end_no_tail(telemetry: Telemetry, reporter: R
     counters[1] += 3 * ROWS  # as if whatever is read were overwritten at once
     assert telemetry.tail() == []
     counters[0] = 2**62
-    with pytest.raises(SegmentCorrupt):
-        telemetry.tail()
+    check_refused(telemetry.tail, SegmentCorrupt, "contradict")

@@ -18,7 +18,7 @@ from seams import trusting
 
 import marlcore as mc
 from marlcore.kernels.inorder import PASSED
-from marlcore.memory import Event, Words
+from marlcore.memory import Event, Segment, Words
 from marlcore.queue.cursor import LOOKS, CursorLines, ReadCursor
 from marlcore.testing.rows import torn
 from marlcore.transitions import ReadPlan
@@ -31,9 +31,9 @@ def make(capacity=64, lanes=1, when_full="wait", spec=SPEC):
     return mc.TrajectoryQueue.create(spec, capacity, lanes, when_full=when_full)
 
 
-def fill(writer, numbers):
+def fill(writer, numbers, **more):
     for number in numbers:
-        writer.add(number, number, 0.0)
+        writer.add(number, number, 0.0, **more)
 
 
 def fill_until_full(writer, number=0) -> int:
@@ -287,8 +287,7 @@ def test_an_unroll_comes_with_the_state_at_its_first_row():
 
 def test_single_transitions_of_a_spec_with_states_are_all_read():
     with mc.TrajectoryQueue.create(STATE, 40) as queue, queue.writer() as writer, queue.reader(3) as reader:
-        for i in range(31):
-            writer.add(i, i, 0.0, h=np.zeros(2))
+        fill(writer, range(31), h=np.zeros(2))
         assert drain(reader) == list(range(30))
 
 
@@ -381,8 +380,7 @@ def test_an_end_closes_when_no_other_thread_is_inside(end):
         closing = threading.Thread(target=first.close)
         closing.start()
         closing.join(0.1)
-        with pytest.raises(mc.LaneBusy):
-            opened()
+        check_refused(opened, mc.LaneBusy, "has a living")
         del first._inside[-1]
         closing.join()
         opened().close()
@@ -407,11 +405,9 @@ def test_a_full_lane_drops_only_what_it_would_take():
 
 def test_a_queue_has_one_reader_at_a_time():
     with make(8) as queue, mc.TrajectoryQueue.attach(queue.handle) as again:
-        with pytest.raises(ValueError):
-            queue.reader(2, length=100)  # which holds nothing
+        check_refused(lambda: queue.reader(2, length=100), ValueError, "reader: expected a queue of")  # holds nothing
         reader = queue.reader(2)
-        with pytest.raises(mc.LaneBusy, match=r"the queue has a living reader$"):
-            again.reader(2)
+        check_refused(lambda: again.reader(2), mc.LaneBusy, "the queue has a living reader")
         reader.close()
         reader.close()
         again.reader(2).close()
@@ -438,10 +434,6 @@ def test_a_longer_stack_drops_rows_without_frames():
             assert queue.dropped.tolist() == [2]
 
 
-class Dies(BaseException):
-    pass
-
-
 @contextlib.contextmanager
 def dies_before(count: int):
     """The `count`-th store from now on does not take place any more."""
@@ -450,17 +442,12 @@ def dies_before(count: int):
     def counted(words, index, value):
         nonlocal count
         if count == 0:
-            raise Dies
+            raise KeyboardInterrupt
         count -= 1
         store(words, index, value)
 
     with mock.patch.object(Words, "store", counted):
         yield
-
-
-def believed(reader) -> np.ndarray:
-    """The cursor as the reader itself has it in mind, int64 [4, lanes]."""
-    return reader._cursor.now
 
 
 def reads_until_one_dies_at(queue, writers, count):
@@ -480,7 +467,7 @@ def reads_until_one_dies_at(queue, writers, count):
     with mock.patch.object(ReadCursor, "move", note_and_move), dies_before(count):
         try:
             delivered.append(reader.read().action.tolist())
-        except Dies:
+        except KeyboardInterrupt:
             died = True
     first, last = before[0], in_hand[0][0]
     lost = [100 * lane + t for lane in range(2) for t in range(first[lane], last[lane])] if died else []
@@ -504,7 +491,7 @@ def test_a_reader_stopped_at_any_store_delivers_at_most_once(survives):
             # What may be overwritten is, before anything else is read.
             ends = [fill_until_full(writer, 100 * i + 12) for i, writer in enumerate(writers)]
             delivered += reader.read().action.tolist()
-            assert (shared.load() == believed(reader)).all()
+            assert (shared.load() == reader._cursor.now).all()
             delivered += drain(reader)
             assert [fill_until_full(*at) for at in zip(writers, ends, strict=True)] == [
                 released + 16 + 100 * i for i, released in enumerate(map(shared.released, range(2)))
@@ -538,11 +525,11 @@ def test_an_interrupted_read_leaves_nothing_in_idle_lanes():
             fill(third, range(2))
             assert (reader.read().index % 3).tolist() == [1, 2]
             fill(first, range(2))
-            with contextlib.suppress(Dies), dies_before(count):
+            with contextlib.suppress(KeyboardInterrupt), dies_before(count):
                 reader.read()
             fill(third, range(2, 4))
             reader.read()
-            assert (lines(queue).load() == believed(reader)).all()
+            assert (lines(queue).load() == reader._cursor.now).all()
 
 
 def test_the_next_try_gives_the_room_of_an_interrupted_one():
@@ -551,7 +538,7 @@ def test_the_next_try_gives_the_room_of_an_interrupted_one():
         with make(8) as queue, queue.writer(timeout=0.0) as writer, queue.reader(3) as reader:
             fill(writer, range(8))
             reader.read()
-            with contextlib.suppress(Dies), dies_before(count):
+            with contextlib.suppress(KeyboardInterrupt), dies_before(count):
                 reader.read()
             drain(reader)
             assert fill_until_full(writer, 8) == 8 + 6
@@ -617,13 +604,11 @@ def test_a_forked_child_and_a_closed_queue_have_neither_end():
             lambda: queue.dropped, lambda: queue.skipped]  # fmt: skip
     fill(writer, range(3))
     assert stale_in_a_fork(*uses)
-    with pytest.raises(mc.LaneBusy):
-        queue.reader(2)
+    check_refused(lambda: queue.reader(2), mc.LaneBusy, "the queue has a living reader")
     assert reader.read().action.tolist() == [0, 1]
     queue.close()
     for use in uses:
-        with pytest.raises(mc.ClosedError):
-            use()
+        check_refused(use, mc.ClosedError, "closed")
 
 
 def test_rows_that_follow_nothing_are_read_singly():
@@ -637,13 +622,10 @@ def test_rows_that_follow_nothing_are_read_singly():
 
 @pytest.mark.parametrize("when_full", [None, "drop", ["wait"]])
 def test_a_damaged_description_is_refused(when_full):
-    from marlcore.memory import Segment
-
     with make() as queue:
         made = Mapped(queue).segment
         bad = Segment.create("bad", made.description | {"when_full": when_full}, len(made.body))
-        with pytest.raises(mc.SegmentCorrupt):
-            mc.TrajectoryQueue(bad)
+        check_refused(lambda: mc.TrajectoryQueue(bad), mc.SegmentCorrupt, "expected a queue, got another kind")
 
 
 @pytest.mark.parametrize(
@@ -663,8 +645,7 @@ def test_a_readers_damaged_counters_are_told(word, value):
         words[word] = value
         if word:
             words[word + 4] = value
-        with pytest.raises(mc.SegmentCorrupt, match=r"the reader's counters contradict one another$"):
-            queue.reader(2)
+        check_refused(lambda: queue.reader(2), mc.SegmentCorrupt, "the reader's counters contradict one another")
         words[:] = whole
         with queue.reader(2) as reader:
             assert drain(reader) == [2, 3]
@@ -694,8 +675,7 @@ def test_a_held_up_reader_stays_inside_its_lane():
         fill(writer, range(16))
         counters = Mapped(queue).counters()
         counters[:] = 2**40, 2**40 + 16
-        with pytest.raises(mc.NotEnoughData, match=r"got 0$"):
-            reader.read()
+        check_refused(reader.read, mc.NotEnoughData, "got 0")
         counters[:] = 16
         assert reader.read().index.tolist() == [0, 1]
 
@@ -832,22 +812,18 @@ def test_a_newest_row_that_counts_too_much_is_told():
     with make(8) as queue, queue.writer() as writer:
         fill(writer, range(3))
         Mapped(queue).column(0)[2].view(np.uint32)[0] = 9
-        with pytest.raises(mc.SegmentCorrupt, match="counters contradict one another"):
-            len(queue)
+        check_refused(lambda: len(queue), mc.SegmentCorrupt, "counters contradict one another")
         Mapped(queue).counters()[:] = 2**62
-        with pytest.raises(mc.SegmentCorrupt, match="counters contradict one another"):
-            Mapped(queue).lanes.committed(0)
+        check_refused(lambda: Mapped(queue).lanes.committed(0), mc.SegmentCorrupt, "counters contradict one another")
 
 
 def test_damaged_counters_that_leave_nothing_are_seen():
     """The reader would otherwise take what it never looked at for overwritten, again and again."""
     with make(8) as queue, queue.writer() as writer, queue.reader(2) as reader:
-        for i in range(6):
-            writer.add(i, i, 0.0, terminated=True)
+        fill(writer, range(6), terminated=True)
         assert drain(reader) == list(range(6))
         Mapped(queue).counters()[1] = 2**62 - 1  # reserved
-        with pytest.raises(mc.NotEnoughData):
-            reader.read()
+        check_refused(reader.read, mc.NotEnoughData, "got 0")
         assert reader.stats.lapped == 0
 
 
@@ -856,10 +832,8 @@ def test_a_reader_waits_behind_rows_called_overwritten():
     with make(16, lanes=2) as queue, queue.writer(0) as damaged, queue.writer(1) as sound, queue.reader(2) as reader:
         fill(damaged, range(6))
         Mapped(queue).counters()[1] = 100  # reserved
-        with pytest.raises(mc.NotEnoughData, match="expected 2 transitions that are whole, got 0"):
-            reader.read()
-        with pytest.raises(TimeoutError):
-            reader.read(timeout=0.01)
+        check_refused(reader.read, mc.NotEnoughData, "expected 2 transitions that are whole, got 0")
+        check_refused(lambda: reader.read(timeout=0.01), TimeoutError, "got 0")
         fill(sound, range(7))
         assert drain(reader) == list(range(6))
         assert reader.stats.lapped == 0

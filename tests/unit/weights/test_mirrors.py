@@ -1,7 +1,5 @@
 """Mirrors of a store: rows of a home store, some of them, under the home's versions, whole or not at all."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

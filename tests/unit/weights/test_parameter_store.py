@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from functools import partial
 from itertools import product
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from filled import CYCLE, MODELS, fill, value_of, words, words_of_row
 from mapped import Mapped
 from meanwhile import Rang, soon
-from refused import Refused, check_refused, refusals, stale_in_a_fork
+from refused import Refused, check_refused, each_bad, refusals, stale_in_a_fork
 from tiers import long_but
 
 import marlcore as mc
@@ -77,13 +78,8 @@ def publisher(store, model):
 
 
 @pytest.fixture
-def local():
-    return mlp()
-
-
-@pytest.fixture
-def subscriber(store, local):
-    return store.subscriber(local)
+def subscriber(store):
+    return store.subscriber(mlp())
 
 
 def addresses(model: nn.Module) -> list[int]:
@@ -351,8 +347,7 @@ GIVEN = {"epsilon": 0.5, "mean": [1.0, 2.0], "count": 3, "done": True}
 @pytest.mark.long
 def test_later_publishes_keep_the_last_extras(extras_store, extras_publisher):
     """The first publish needs every extra; NaN and infinity are allowed."""
-    with pytest.raises(ValueError, match=r"missing \['count', 'done', 'mean'\]"):
-        extras_publisher.publish(epsilon=0.5)
+    check_refused(lambda: extras_publisher.publish(epsilon=0.5), ValueError, "missing ['count', 'done', 'mean']")
     assert extras_publisher.publish(**GIVEN) == 1
     subscriber = extras_store.subscriber(mlp())
     assert extras_publisher.publish(epsilon=np.nan, mean=[np.inf, -np.inf]) == 2
@@ -375,9 +370,8 @@ WRONG_EXTRAS: dict[str, tuple[dict[str, object], type[Exception], str]] = {
 }
 
 
-@pytest.mark.parametrize("case", WRONG_EXTRAS)
-def test_a_wrong_extra_publishes_nothing(extras_store, extras_publisher, case):
-    wrong, error, says = WRONG_EXTRAS[case]
+@pytest.mark.parametrize(("wrong", "error", "says"), WRONG_EXTRAS.values(), ids=WRONG_EXTRAS)
+def test_a_wrong_extra_publishes_nothing(extras_store, extras_publisher, wrong, error, says):
     check_refused(lambda: extras_publisher.publish(**{**GIVEN, **wrong}), error, says)
     extras_publisher.publish(**GIVEN)
     check_refused(lambda: extras_publisher.publish(**{"epsilon": 0.25, **wrong}), error, says)
@@ -387,16 +381,13 @@ def test_a_wrong_extra_publishes_nothing(extras_store, extras_publisher, case):
     assert subscriber.pull() and subscriber.extras["epsilon"] == 0.5
 
 
-def created(make=mlp, mode="double_buffer", **options):
-    return lambda: mc.ParameterStore.create(make(), mode, **options)
+def create(make=mlp, mode="double_buffer", **options):
+    return mc.ParameterStore.create(make(), mode, **options)
 
 
 def on_a_store(call):
-    def opened():
-        with mc.ParameterStore.create(mlp()) as store:
-            call(store)
-
-    return opened
+    with create() as store:
+        call(store)
 
 
 def attach_to_replay() -> None:
@@ -411,37 +402,27 @@ def partly_shared() -> nn.Module:
 
 
 NO_MEMORY = "weight: expected a tensor with memory; run the model or initialise it first"
-NO_SLOTS = "mode: expected snapshot, double_buffer, triple_buffer or a number of slots, got "
-NO_VERSION = "begins_after: expected an integer from 0 to 2305843009213693952, got "
-REFUSED: dict[str, Refused] = {
-    "partly shared": (created(partly_shared), ValueError, "0.weight, row: expected memory shared whole or not at all"),
-    "lazy": (created(lambda: nn.LazyLinear(3)), ValueError, NO_MEMORY),
-    "meta": (created(lambda: nn.Linear(2, 2, device="meta")), ValueError, NO_MEMORY),
-    "extras": (created(extras=3), TypeError, "extras: expected a dict of shapes or Fields by name, got 3"),
-    "a long name": (created(name="x" * 201), ValueError, "name: expected at most 200 characters, got 201"),
-    "no model": (created(lambda: None), TypeError, "model: expected a torch module or a mapping of arrays, got None"),
-    "an extra's name": (created(extras={"a b": ()}), ValueError, "extras: expected names that are identifiers, got"),
-    "an extra's shape": (created(extras={"a": (0,)}), ValueError, "expected a tuple of positive integers, got (0,)"),
-    "another kind": (attach_to_replay, mc.SegmentCorrupt, "expected a parameter store, got another kind of segment"),
-    "a low slot": (on_a_store(lambda store: store.slot_tensor(-1)), ValueError, "slot: expected 0 to 1, got -1"),
-    "a high slot": (on_a_store(lambda store: store.slot_tensor(2)), ValueError, "slot: expected 0 to 1, got 2"),
-    "version 0": (
-        on_a_store(lambda store: store.subscriber(mlp()).pull_version(0)), ValueError,
-        "version: expected an integer of at least 1, got 0",
-    ),
-    "weights for a module": (
-        on_a_store(lambda store: store.publisher(mlp()).publish(weights={})), TypeError,
-        "weights: expected none, since the publisher has a module, got {}",
-    ),
-    **{
-        f"mode {mode}": (created(mode=mode), ValueError, f"{NO_SLOTS}{mode!r}")
-        for mode in (0, -1, True, 2.0, 2**63, "quadruple", None)
-    },
-    **{
-        f"begins_after {after}": (created(begins_after=after), ValueError, f"{NO_VERSION}{after!r}")
-        for after in (-1, 2**62, 1.5, True, "3")
-    },
-}  # fmt: skip
+SLOTS = "snapshot, double_buffer, triple_buffer or a number of slots"
+TWINS = {"tensors": [["a", [2], "float32"]] * 2, "extras": []}
+REFUSED: list[Refused] = [
+    (partial(create, partly_shared), "0.weight, row: expected memory shared whole or not at all"),
+    (partial(create, lambda: nn.LazyLinear(3)), NO_MEMORY),
+    (partial(create, lambda: nn.Linear(2, 2, device="meta")), NO_MEMORY),
+    (partial(create, extras=3), TypeError, "extras: expected a dict of shapes or Fields by name, got 3"),
+    (partial(create, name="x" * 201), "name: expected at most 200 characters, got 201"),
+    (partial(create, lambda: None), TypeError, "model: expected a torch module or a mapping of arrays, got None"),
+    (partial(create, extras={"a b": ()}), "extras: expected names that are identifiers, got"),
+    (partial(create, extras={"a": (0,)}), "expected a tuple of positive integers, got (0,)"),
+    (partial(RowLayout.from_dict, TWINS), "tensors: expected names that differ"),
+    (attach_to_replay, mc.SegmentCorrupt, "expected a parameter store, got another kind of segment"),
+    *each_bad(lambda slot: on_a_store(lambda store: store.slot_tensor(slot)), "0 to 1", slot=[-1, 2]),
+    (partial(on_a_store, lambda store: store.subscriber(mlp()).pull_version(0)),
+        "version: expected an integer of at least 1, got 0"),
+    (partial(on_a_store, lambda store: store.publisher(mlp()).publish(weights={})), TypeError,
+        "weights: expected none, since the publisher has a module, got {}"),
+    *each_bad(create, SLOTS, mode=[0, -1, True, 2.0, 2**63, "quadruple", None]),
+    *each_bad(create, "an integer from 0 to 2305843009213693952", begins_after=[-1, 2**62, 1.5, True, "3"]),
+]  # fmt: skip
 test_refuses = refusals(REFUSED)
 
 
@@ -494,8 +475,7 @@ def test_closed_things_say_so(store, model):
         pass
     publisher.close()
     publisher.close()
-    with pytest.raises(mc.ClosedError, match="publisher was closed"):
-        publisher.publish()
+    check_refused(publisher.publish, mc.ClosedError, "publisher was closed")
     successor = store.publisher(model)
     store.close()
     for action in (
@@ -503,8 +483,7 @@ def test_closed_things_say_so(store, model):
         lambda: store.slot_tensor(0), lambda: store.subscriber(mlp()), lambda: store.publisher(model),
         lambda: subscriber.in_place().__enter__(),
     ):  # fmt: skip
-        with pytest.raises(mc.ClosedError):
-            action()
+        check_refused(action, mc.ClosedError, "closed")
     assert view.valid() and torch.equal(view.tensors["0.weight"], model[0].weight)
     successor.close()
 
@@ -513,8 +492,7 @@ def test_a_store_has_one_publisher_at_a_time(store, model):
     publisher = store.publisher(model)
     publisher.publish()
     with mc.ParameterStore.attach(store.handle) as attached:
-        with pytest.raises(mc.LaneBusy):
-            attached.publisher(mlp())
+        check_refused(lambda: attached.publisher(mlp()), mc.LaneBusy, "the store has a living publisher")
         publisher.close()
         with attached.publisher(mlp()) as successor:
             assert successor.version == 1 and successor.publish() == 2
@@ -526,8 +504,7 @@ def test_a_forked_child_is_refused_and_its_parent_goes_on(store, publisher, subs
     assert stale_in_a_fork(
         publisher.publish, subscriber.pull, lambda: subscriber.wait(0, 0), lambda: (publisher.close(), store.version)
     )
-    with pytest.raises(mc.LaneBusy):
-        store.publisher(mlp())
+    check_refused(lambda: store.publisher(mlp()), mc.LaneBusy, "the store has a living publisher")
     assert publisher.publish() == 2
 
 
@@ -542,8 +519,7 @@ def test_an_always_lapped_reader_errs_and_keeps_its_model():
         counters[1] += 1
         with pytest.raises(TimeoutError, match=r"lapped.*triple_buffer"):
             subscriber.pull(timeout=0.05)
-        with pytest.raises(TimeoutError):
-            subscriber.pull(timeout=0)
+        check_refused(lambda: subscriber.pull(timeout=0), TimeoutError, "lapped")
         assert_equal(before, local)
         assert subscriber.version == 0 and subscriber.extras == {}
         assert publisher.publish() == 2
@@ -551,18 +527,11 @@ def test_an_always_lapped_reader_errs_and_keeps_its_model():
         assert_equal(model, local)
 
 
-def test_two_tensors_of_one_name_are_refused():
-    with pytest.raises(ValueError, match="tensors: expected names that differ"):
-        RowLayout.from_dict({"tensors": [["a", [2], "float32"]] * 2, "extras": []})
-
-
 def test_damaged_counters_are_an_error_and_not_a_model(store, publisher, subscriber):
     publisher.publish()
     Mapped(store).counters()[:] = (1 << 62) + 1
-    with pytest.raises(mc.SegmentCorrupt):
-        subscriber.pull()
-    with pytest.raises(mc.SegmentCorrupt):
-        publisher.publish()
+    for call in (subscriber.pull, publisher.publish):
+        check_refused(call, mc.SegmentCorrupt, "contradict")
 
 
 PUBLISHES = """
