@@ -153,7 +153,8 @@ class _Episodes:
         self._returns = {agent: np.zeros(episodes) for agent in env.agents}
         self._lengths = {agent: np.zeros(episodes, np.int64) for agent in env.agents}
         self._winners = {agent: np.full(episodes, np.nan) for agent in env.agents}
-        self._infos: dict[str, dict[str, list[float]]] = {agent: defaultdict(list) for agent in env.agents}
+        # By agent and name, the last number of each episode, of which an agent that comes back has several ends.
+        self._infos: dict[str, dict[str, dict[int, float]]] = {agent: defaultdict(dict) for agent in env.agents}
 
     @property
     def done(self) -> bool:
@@ -182,7 +183,7 @@ class _Episodes:
         for copy, numbers in outcome.infos:
             if self._left[copy]:
                 for name, value in numbers.items():
-                    self._infos[outcome.agent][name].append(float(value))
+                    self._infos[outcome.agent][name][int(self._place[copy])] = float(value)
                 if WINNER in numbers:
                     self._winners[outcome.agent][self._place[copy]] = numbers[WINNER]
 
@@ -204,7 +205,7 @@ class _Episodes:
 
     def outcome(self) -> Evaluation:
         infos = {
-            agent: {name: sum(values) / len(values) for name, values in numbers.items()}
+            agent: {name: sum(values.values()) / len(values) for name, values in numbers.items()}
             for agent, numbers in self._infos.items()
         }
         results = {agent: self._results_of(agent) for agent in self._returns}

@@ -66,7 +66,8 @@ class Walks:
             return
         self._at += 1
         over = self._at == self._lengths
-        infos = [(copy, self.told_at_the_end(copy)) for copy in np.flatnonzero(over).tolist()]
+        before = [(copy, {"copy": -1.0}) for copy in np.flatnonzero(~over).tolist()]  # as if it came back each time
+        infos = [*before, *((copy, self.told_at_the_end(copy)) for copy in np.flatnonzero(over).tolist())]
         self._told.append(Outcome("walker", copies, copies + 1.0 * action, over, alive, turn.obs, infos))
 
     def close(self) -> None:
