@@ -46,6 +46,7 @@ class ClippedAdam(torch.optim.Adam):
 
     def __init__(self, parameters: Sequence[torch.Tensor], lr: float | None, eps: float = 1e-8) -> None:
         super().__init__(parameters, lr=1.0 if lr is None else lr, eps=eps, fused=True)
+        self._is_scheduled = lr is None
         self.tensors = list(parameters)
         sizes = [tensor.numel() for tensor in self.tensors]
         self._gradient = torch.zeros(sum(sizes), device=self.tensors[0].device)
@@ -104,7 +105,7 @@ class ClippedAdam(torch.optim.Adam):
         return _plain(torch.optim.Optimizer.state_dict)(self)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads the moments and steps alone. Raises ValueError: they are those of other parameters."""
+        """Loads moments, steps and a scheduled learning rate. Raises ValueError: they are those of other parameters."""
         saved = state_dict["state"]
         if len(saved) != len(self.tensors):
             raise ValueError(f"optimizer: expected the moments of {len(self.tensors)} tensors, got {len(saved)}")
@@ -112,3 +113,5 @@ class ClippedAdam(torch.optim.Adam):
             own = {**self.state[tensor], "step": self._step}
             for name in own:
                 load_tensor(name, own[name], saved[number][name])
+        if self._is_scheduled:
+            self.set_learning_rate(float(state_dict["param_groups"][0]["lr"]))
