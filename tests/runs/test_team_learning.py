@@ -18,7 +18,7 @@ CHOICES = [
     (mc.QMIX(learning_rate=2e-3, reward_scale=1.0), 2_500),
     (mc.QMIX(learning_rate=2e-3, reward_scale=1.0, cell="gru", units=16, length=5, burn_in=0, period=5), 2_500),
     (mc.MATD3(learning_rate=2e-3, reward_scale=1.0), 3_000),
-    (mc.MADDPG(learning_rate=2e-3, reward_scale=1.0, shared=False), 5_000),
+    (mc.MADDPG(learning_rate=1e-3, reward_scale=1.0, shared=False), 5_000),
     (mc.HAPPO(**ON_POLICY), 8_000),
     (mc.COMA(batch_size=100, minibatch_size=50, learning_rate=3e-3, reward_scale=1.0), 8_000),
 ]
