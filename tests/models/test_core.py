@@ -29,10 +29,8 @@ BUILDS = {
 """Flags of the compiler, and what runs the program."""
 
 
-QUICK_BUILDS = [("test_core", "optimized"), ("test_transitions", "optimized")]
-
-
-@pytest.mark.parametrize(("name", "kind"), long_but(QUICK_BUILDS, product(["test_core", "test_transitions"], BUILDS)))
+@pytest.mark.long
+@pytest.mark.parametrize(("name", "kind"), [*product(["test_core", "test_transitions"], BUILDS)])
 def test_c_tests_pass(name: str, kind: str, tmp_path: Path) -> None:
     """Each behaviour of the core in one thread, and wake-ups between two."""
     flags, runner = BUILDS[kind]

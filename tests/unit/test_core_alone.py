@@ -148,6 +148,7 @@ for command in {[*COMMANDS]}:
         assert re.search(pattern, text, re.S), text
 
 
+@pytest.mark.long
 def test_the_readmes_first_examples_run(tmp_path: Path) -> None:
     """Its replay, and the guide to processes of one's own, which need no library beside the core's."""
     first, *_ = programs_of(ROOT / "README.md")
