@@ -7,7 +7,6 @@ what came, and where.
 from __future__ import annotations
 
 import signal
-from copyreg import __newobj__  # type: ignore[attr-defined]
 from functools import partial
 from traceback import walk_tb
 from typing import Any
@@ -174,7 +173,7 @@ class WorkerFailed(MarlcoreError):
         self.traceback = traceback
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return __newobj__, (type(self), *self.args), vars(self)  # without `__init__`, which takes other arguments
+        return type(self).__new__, (type(self), *self.args), vars(self)  # past `__init__`, whose arguments differ
 
 
 class WorldModelFailed(WorkerFailed):

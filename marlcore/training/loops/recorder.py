@@ -33,7 +33,6 @@ class Recorder:
         self.parts = np.zeros(copies, np.int64)  # of the replay, for the episodes that begin next
         self._lanes = self.lanes[0].copy()  # of the present episodes
         self._of_algorithm = {name: field for name, field in spec.extras.items() if name not in OF_OUTCOMES}
-        self._has_extras_of_outcomes = len(self._of_algorithm) < len(spec.extras)
         self._discounted = np.zeros(copies)
         self._versions = np.zeros(copies, np.int64)  # of the weights that chose the actions
         self._version: int | None = 0  # that of all copies, if they are known to be one
